@@ -1,0 +1,109 @@
+"""The exceptions a user can meet, and the exit code of each.
+
+    CharterError                      1
+      SpecError                       2   the configuration is invalid (holds every problem found)
+      UsageError                      2   the command cannot be carried out as asked
+      InfeasibleError                 3   nothing fits
+      BudgetError                     4   over budget
+      StageError                      5   a stage failed
+      InterruptedRunError             6   interrupted, can be resumed
+      MissingExtraError               7   an extra or a tool is not installed
+      DataError                       8   data or checkpoint check failed
+        CatalogError                  8   a catalog row without source, date or confidence
+
+Every message says what was asked, what was found and what would work. Exit code 130 is Ctrl-C.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class CharterError(Exception):
+    """Base of every error Charter raises on purpose."""
+
+    exit_code = 1
+    label = "internal"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One thing wrong in a file: where it is, what it is, what would work."""
+
+    message: str
+    path: str = ""
+    file: str = ""
+    line: int | None = None
+    source_line: str = ""
+    hint: str = ""
+
+    def __str__(self) -> str:
+        where = ":".join(part for part in (self.file, str(self.line or "")) if part)
+        head = ": ".join(part for part in (where, self.path, self.message) if part)
+        quoted = f"\n  {self.line:>4} | {self.source_line}" if self.source_line and self.line else ""
+        return head + quoted + (f"\n  {self.hint}" if self.hint else "")
+
+
+class SpecError(CharterError):
+    """The configuration is invalid; `problems` holds all that was found, not only the first."""
+
+    exit_code = 2
+    label = "config"
+
+    def __init__(self, problems: Sequence[Problem] | str) -> None:
+        self.problems = (Problem(message=problems),) if isinstance(problems, str) else tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class UsageError(CharterError):
+    """The command cannot be carried out as asked."""
+
+    exit_code = 2
+    label = "usage"
+
+
+class InfeasibleError(CharterError):
+    """Nothing fits; the message names what overflows and what would fit."""
+
+    exit_code = 3
+    label = "infeasible"
+
+
+class BudgetError(CharterError):
+    """The plan or the run is over its budget."""
+
+    exit_code = 4
+    label = "budget"
+
+
+class StageError(CharterError):
+    """A stage failed."""
+
+    exit_code = 5
+    label = "stage"
+
+
+class InterruptedRunError(CharterError):
+    """The run was interrupted at a safe point and can be resumed."""
+
+    exit_code = 6
+    label = "interrupted"
+
+
+class MissingExtraError(CharterError):
+    """An optional package or tool is not installed."""
+
+    exit_code = 7
+    label = "extra"
+
+
+class DataError(CharterError):
+    """Data, an artifact or a checkpoint failed its check."""
+
+    exit_code = 8
+    label = "data"
+
+
+class CatalogError(DataError):
+    """A catalog row lacks its source, date or confidence, or contradicts itself."""
+
+    label = "catalog"

@@ -1,0 +1,72 @@
+"""How a model is spread over accelerators, and how its numbers are stored."""
+
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from typing import ClassVar
+
+
+class ZeroStage(IntEnum):
+    """What ZeRO (or FSDP) shards over the data-parallel group (Rajbhandari et al. 2020, section 5)."""
+
+    NONE = 0
+    OPTIMIZER = 1
+    GRADIENTS = 2
+    PARAMETERS = 3
+
+
+class Recompute(StrEnum):
+    """Which activations are thrown away in the forward pass and made again in the backward pass."""
+
+    NONE = "none"
+    SELECTIVE = "selective"
+    FULL = "full"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Parallel degrees and memory knobs of one training or serving job.
+
+    `tensor * pipeline * context * data = number of accelerators`; expert parallelism lies inside data parallelism.
+    """
+
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    expert: int = 1
+    sequence_parallel: bool = False
+    zero: ZeroStage = ZeroStage.NONE
+    micro_batch: int = 1
+    accumulation: int = 1
+    recompute: Recompute = Recompute.NONE
+    interleave: int = 1
+    offload_optimizer: bool = False
+    offload_parameters: bool = False
+
+    @property
+    def num_accelerators(self) -> int:
+        """Accelerators that the layout uses."""
+        return self.data * self.tensor * self.pipeline * self.context
+
+    @property
+    def label(self) -> str:
+        """A short name: `zero3 dp8 tp2 mb4 ga2 full`."""
+        parts = [f"zero{int(self.zero)}" if self.zero else "", f"dp{self.data}"]
+        for name, degree in (("tp", self.tensor), ("pp", self.pipeline), ("cp", self.context), ("ep", self.expert)):
+            parts.append(f"{name}{degree}" if degree > 1 else "")
+        parts += [f"mb{self.micro_batch}", f"ga{self.accumulation}" if self.accumulation > 1 else ""]
+        parts += [f"recompute-{self.recompute}" if self.recompute is not Recompute.NONE else ""]
+        parts += ["offload" if self.offload_optimizer else ""]
+        return " ".join(part for part in parts if part)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """Low-rank adaptation (Hu et al. 2021): which share of a model is trained."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    rank: int
+    alpha: int = 32
+    base_bits: int = 16
+    """16 for LoRA, 4 for QLoRA."""

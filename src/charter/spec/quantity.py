@@ -1,0 +1,71 @@
+"""Types that read what people write: `"14d"`, `"$25_000"`, `"80GB"`, `"150_000"`.
+
+They are plain `Annotated` aliases, so a frozen dataclass that uses them stays a plain dataclass; pydantic
+finds the marker when a file is read (`spec/load`), and nothing else needs pydantic.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import Field, dataclass, field
+from typing import Annotated, Any
+
+from charter import units
+
+
+@dataclass(frozen=True, eq=False)
+class Reads:
+    """Marks a field that `parse` reads, with the JSON Schema type and an example for editors."""
+
+    parse: Callable[[object], Any]
+    json_schema: Mapping[str, Any]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        """The schema of the field: `parse` first, then the field's own type."""
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_before_validator_function(self.parse, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> Any:
+        """What an editor may accept for the field."""
+        return dict(self.json_schema)
+
+
+def _number_or_text(example: str) -> dict[str, Any]:
+    return {"anyOf": [{"type": "number"}, {"type": "string"}], "examples": [example]}
+
+
+Bytes = Annotated[int, Reads(units.parse_bytes, _number_or_text("80GB"))]
+Seconds = Annotated[float, Reads(units.parse_seconds, _number_or_text("14d"))]
+Usd = Annotated[float, Reads(units.parse_usd, _number_or_text("$25_000"))]
+UsdPerHour = Annotated[float, Reads(units.parse_usd_per_hour, _number_or_text("$3.50/h"))]
+Count = Annotated[int, Reads(units.parse_count, _number_or_text("150_000"))]
+
+
+def _names(value: object) -> object:
+    return (value,) if isinstance(value, str) else value
+
+
+Names = Annotated[
+    tuple[str, ...],
+    Reads(_names, {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+]
+"""One name or a list of names."""
+
+EXECUTION = "execution"
+
+
+def execution(default: Any = None, *, help: str = "") -> Any:
+    """A field that says where or how, not what: it never invalidates a finished stage.
+
+    The mark is in the type (`dataclasses.field` metadata), so `artifacts/fingerprint` leaves it out by rule.
+    """
+    return field(default=default, metadata={EXECUTION: True, "help": help})
+
+
+def identity(default: Any, *, help: str = "") -> Any:
+    """A field that is part of what is computed, with a line of help for the schema and the template."""
+    return field(default=default, metadata={"help": help})
+
+
+def is_execution(item: "Field[Any]") -> bool:
+    """Whether a dataclass field is marked as execution."""
+    return bool(item.metadata.get(EXECUTION))

@@ -1,0 +1,353 @@
+"""The kinds of stage: one frozen dataclass each.
+
+A field is part of a stage's identity unless it is marked `execution()`: changing a learning rate makes a stage
+stale, changing where it runs does not. The fields that name another stage, a model or a data set are listed in
+`references`, so that the graph can be drawn and checked without knowing the kinds.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar, Literal
+
+from charter.spec.layout import Adapter
+from charter.spec.quantity import Count, Names, Seconds, execution
+
+MODEL, DATA = "model", "data"
+Schedule = Literal["constant", "linear", "cosine"]
+Dtype = Literal["fp32", "bf16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageResources:
+    """Where one stage runs; overrides the project's `resources`."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    accelerators: str | None = None
+    """`H100:8`, SkyPilot's spelling; `cpu` for none."""
+    num_nodes: int | None = None
+    use_spot: bool | None = None
+    cpus: int | None = None
+    """Processor cores: the threads of a local stage."""
+    micro_batch: int | None = None
+    zero: int | None = None
+    tensor: int | None = None
+    pipeline: int | None = None
+    recompute: Literal["none", "selective", "full"] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """What every stage has: its kind, and the execution fields that never make it stale."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+    REVISION: ClassVar[int] = 1
+    """Raised by hand when the computation of this kind changes."""
+    REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Field name -> what it must name: `model` (a model, or a stage that makes one) or `data` (likewise)."""
+    MAKES: ClassVar[str] = DATA
+    """What its output is to a later stage."""
+    RUNS: ClassVar[bool] = True
+    """Whether the native engine runs this kind yet; the others only plan."""
+
+    kind: str
+    resources: StageResources | None = execution()
+    checkpoint_every: Count = execution(100)
+    """Optimizer steps, rollouts or batches of records between checkpoints."""
+    expected_fingerprint: str | None = execution()
+    """Pin: refuse to run this stage under any other fingerprint, keep a finished one that has it."""
+    timeout: Seconds | None = execution()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimization:
+    """How weights are updated; shared by every stage that trains."""
+
+    learning_rate: float = 1e-5
+    epochs: float | None = None
+    steps: Count | None = None
+    """Optimizer steps; give either epochs or steps."""
+    global_batch: Count = 64
+    """Sequences (or pairs) per optimizer step."""
+    seq_len: Count = 1024
+    warmup_steps: Count = 0
+    schedule: Schedule = "cosine"
+    min_learning_rate_ratio: float = 0.1
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.95
+    gradient_clip: float = 1.0
+    dropout: float = 0.0
+    dtype: Dtype = "bf16"
+    """Precision of the forward and backward pass; weights and optimizer are kept in fp32."""
+    adapter: Adapter | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How text is drawn from a model."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_new_tokens: Count = 512
+    min_new_tokens: Count = 0
+    """The end-of-text token is banned before this many tokens."""
+    max_prompt_tokens: Count = 512
+    """Longer prompts are cut at the left."""
+    rollout_batch: Count = 64
+    """Sequences generated together: the fixed unit that is replayed whole after a crash."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareStage(Stage):
+    """Filter, de-duplicate and split data."""
+
+    RUNS: ClassVar[bool] = False
+    REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType({"data": DATA})
+    kind: Literal["prepare"] = "prepare"
+    data: Names
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateStage(Sampling, Stage):
+    """Sample answers, or expand a seed set of prompts."""
+
+    RUNS: ClassVar[bool] = False
+    REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType({"policy": MODEL, "prompts": DATA})
+    kind: Literal["generate"] = "generate"
+    policy: str
+    prompts: Names
+    num_prompts: Count | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainStage(Optimization, Stage):
+    """Train a language model on plain text, from scratch or onwards."""
+
+    REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType({"init": MODEL, "data": DATA})
+    MAKES: ClassVar[str] = MODEL
+    kind: Literal["pretrain"] = "pretrain"
+    init: str
+    data: Names
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftStage(Optimization, Stage):
+    """Supervised fine-tuning; the loss counts assistant turns only."""
+
+    REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType({"init": MODEL, "data": DATA})
+    MAKES: ClassVar[str] = MODEL
+    kind: Literal["sft"] = "sft"
+    init: str
+    data: Names
+
+
+JudgeFormat = Literal["multiple_choice", "yes_no"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeStage(Optimization, Stage):
+    """Fine-tune a model to answer the constitution's comparison questions as human labels do.
+
+    `multiple_choice` asks which of (A) and (B) is better, in both orders; `yes_no` asks of each answer alone
+    whether it is good under the principle, and compares the log-odds.
+    """
+
+    REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType({"init": MODEL, "pairs": DATA})
+    MAKES: ClassVar[str] = MODEL
+    kind: Literal["judge"] = "judge"
+    init: str
+    pairs: Names
+    format: JudgeFormat = "multiple_choice"
+    cross_entropy_weight: float = 0.2
+    """Weight of the plain token loss beside the pairwise Bradley-Terry loss on the log-odds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CritiqueStage(Sampling, Stage):
+    """Answer, criticise under a drawn principle, revise; as many rounds as asked (Bai et al. 2022, section 3)."""
+
+    REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType({"policy": MODEL, "critic": MODEL, "prompts": DATA})
+    kind: Literal["critique"] = "critique"
+    policy: str
+    critic: str
+    prompts: Names
+    revisions: int = 1
+    num_prompts: Count | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelStage(Sampling, Stage):
+    """AI preference labels: the judge compares two answers under a drawn principle (Bai et al. 2022, section 4).
+
+    Pairs come from `candidates` (answers that exist), from sampling `num_pairs` pairs from `policy` on `prompts`, or both.
+    The label is soft: the normalised probability of the judge's choice, averaged over both orders.
+    """
+
+    REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"judge": MODEL, "policy": MODEL, "prompts": DATA, "candidates": DATA}
+    )
+    kind: Literal["label"] = "label"
+    judge: str
+    policy: str | None = None
+    prompts: Names = ()
+    num_pairs: Count = 0
+    candidates: Names = ()
+    both_orders: bool = True
+    format: JudgeFormat = "multiple_choice"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceModelStage(Optimization, Stage):
+    """Bradley-Terry preference model on hard or soft labels."""
+
+    REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType({"init": MODEL, "data": DATA})
+    MAKES: ClassVar[str] = MODEL
+    kind: Literal["preference_model"] = "preference_model"
+    init: str
+    data: Names
+    pooling: Literal["last", "mean"] = "last"
+    """Score read at the last token, or averaged over the answer's tokens."""
+    context: Literal["full", "last_turn"] = "full"
+    """How much of the conversation the model sees before the answer."""
+    head_learning_rate_ratio: float = 1.0
+    shuffle_labels: bool = False
+    """A control: the labels are permuted among the pairs, so that they carry no signal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PpoStage(Sampling, Stage):
+    """Proximal policy optimisation against a preference model (Schulman et al. 2017; Ouyang et al. 2022)."""
+
+    REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType({"policy": MODEL, "reward": MODEL, "prompts": DATA})
+    MAKES: ClassVar[str] = MODEL
+    kind: Literal["ppo"] = "ppo"
+    policy: str
+    reward: str
+    prompts: Names
+    episodes: Count
+    """Sampled answers in all; `episodes / rollout_batch` rollouts."""
+    minibatch: Count = 32
+    ppo_epochs: int = 1
+    learning_rate: float = 1e-6
+    value_learning_rate: float = 1e-6
+    warmup_steps: Count = 0
+    schedule: Schedule = "constant"
+    min_learning_rate_ratio: float = 0.1
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.95
+    gradient_clip: float = 1.0
+    clip_ratio: float = 0.2
+    value_clip: float = 0.2
+    value_loss_weight: float = 0.5
+    entropy_weight: float = 0.0
+    gae_lambda: float = 0.95
+    discount: float = 1.0
+    kl_coefficient: float = 0.05
+    kl_target: float | None = None
+    """Nats per answer that the adaptive controller aims at (Ziegler et al. 2019); fixed coefficient when left out."""
+    kl_horizon: Count = 10_000
+    whiten_advantages: bool = True
+    reward_clip: float | None = None
+    value_warmup_rollouts: Count = 0
+    """First rollouts in which only the value model learns."""
+    seq_len: Count = 1024
+    dtype: Dtype = "bf16"
+    adapter: Adapter | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DpoStage(Optimization, Stage):
+    """Direct preference optimisation (Rafailov et al. 2023)."""
+
+    RUNS: ClassVar[bool] = False
+    REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType({"init": MODEL, "data": DATA})
+    MAKES: ClassVar[str] = MODEL
+    kind: Literal["dpo"] = "dpo"
+    init: str
+    data: Names
+    beta: float = 0.1
+
+
+Suite = Literal["perplexity", "judge_agreement", "pm_accuracy", "win_rate", "independent_check", "hhh"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalStage(Sampling, Stage):
+    """Measure what was made, on data that no stage has seen; every figure with its 95 % interval."""
+
+    REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "policy": MODEL,
+            "against": MODEL,
+            "control": MODEL,
+            "judge": MODEL,
+            "reward": MODEL,
+            "also_rewards": MODEL,
+            "pairs": DATA,
+            "prompts": DATA,
+            "independent_pairs": DATA,
+        }
+    )
+    kind: Literal["eval"] = "eval"
+    policy: str
+    against: str | None = None
+    control: str | None = None
+    """The policy trained on shuffled labels: what a gain must be larger than."""
+    judge: str | None = None
+    judge_format: JudgeFormat = "multiple_choice"
+    reward: str | None = None
+    also_rewards: Names = ()
+    """Further preference models whose accuracy is reported beside the reward's."""
+    pairs: Names = ()
+    """Held-out human preference pairs."""
+    prompts: Names = ()
+    """Held-out prompts for the policies."""
+    independent_pairs: Names = ()
+    """Human pairs that no other stage used, for a check that shares nothing with the reward."""
+    suites: tuple[Suite, ...] = ("win_rate",)
+    num_prompts: Count | None = None
+
+
+AnyStage = (
+    PrepareStage
+    | GenerateStage
+    | PretrainStage
+    | SftStage
+    | JudgeStage
+    | CritiqueStage
+    | LabelStage
+    | PreferenceModelStage
+    | PpoStage
+    | DpoStage
+    | EvalStage
+)
+
+STAGE_KINDS: Mapping[str, type[Stage]] = MappingProxyType(
+    {
+        "prepare": PrepareStage,
+        "generate": GenerateStage,
+        "pretrain": PretrainStage,
+        "sft": SftStage,
+        "judge": JudgeStage,
+        "critique": CritiqueStage,
+        "label": LabelStage,
+        "preference_model": PreferenceModelStage,
+        "ppo": PpoStage,
+        "dpo": DpoStage,
+        "eval": EvalStage,
+    }
+)
+
+
+def references(stage: Stage) -> dict[str, tuple[str, ...]]:
+    """The names that a stage reads, by role: `{"policy": ("sl_cai",), "prompts": ("red_team",)}`."""
+    found: dict[str, tuple[str, ...]] = {}
+    for role in stage.REFERENCES:
+        value = getattr(stage, role)
+        names = () if value is None else (value,) if isinstance(value, str) else tuple(value)
+        if names:
+            found[role] = names
+    return found

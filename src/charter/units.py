@@ -1,0 +1,172 @@
+"""Constants, parsing and printing of bytes, durations, money and counts.
+
+Inside Charter a size is in bytes, a time in seconds, work in flops and money in usd. Other units exist only
+here (reading what people write) and in reports (printing what people read).
+"""
+
+import math
+import re
+
+KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
+KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
+TERA = 1e12
+SECONDS_PER_HOUR = 3600.0
+SECONDS_PER_DAY = 86400.0
+HOURS_PER_MONTH = 730.0
+"""Mean hours in a month (8,760 / 12), the convention of cloud storage prices."""
+MICRO_USD_PER_USD = 1_000_000
+
+_BYTE_UNITS = {
+    "b": 1,
+    "kb": KB,
+    "mb": MB,
+    "gb": GB,
+    "tb": TB,
+    "pb": 10**15,
+    "kib": KIB,
+    "mib": MIB,
+    "gib": GIB,
+    "tib": TIB,
+    "pib": 2**50,
+}
+_SECOND_UNITS = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+_NUMBER = r"([0-9][0-9_,]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)"
+
+
+def _number(text: str) -> float:
+    return float(text.replace("_", "").replace(",", ""))
+
+
+def _match(pattern: str, text: object, what: str, example: str) -> re.Match[str]:
+    found = re.fullmatch(pattern, str(text).strip()) if isinstance(text, str) else None
+    if found is None:
+        raise ValueError(f"{text!r} is not {what}; write it like {example}")
+    return found
+
+
+def parse_bytes(value: object) -> int:
+    """Bytes of `"80GB"` (decimal), `"64GiB"` (binary) or a plain number of bytes.
+
+    >>> parse_bytes("80GB"), parse_bytes("1.5 GiB"), parse_bytes(1024)
+    (80000000000, 1610612736, 1024)
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return _whole(value, "a number of bytes")
+    found = _match(rf"{_NUMBER}\s*([kKmMgGtTpP]?i?[bB])", value, "a size", "80GB or 64GiB")
+    return _whole(_number(found[1]) * _BYTE_UNITS[found[2].lower()], "a size in whole bytes")
+
+
+def parse_seconds(value: object) -> float:
+    """Seconds of `"14d"`, `"2h30m"`, `"90s"` or a plain number of seconds.
+
+    >>> parse_seconds("14d"), parse_seconds("2h30m"), parse_seconds(45)
+    (1209600.0, 9000.0, 45.0)
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value) or value < 0:
+            raise ValueError(f"{value!r} is not a duration; write it like 14d, 2h30m or 90s")
+        return float(value)
+    part = r"[0-9][0-9_,]*(?:\.[0-9]+)?\s*(?:sec|min|[smhdw])"
+    found = _match(rf"{part}(?:\s*{part})*", value, "a duration", "14d, 2h30m or 90s")
+    pieces = re.findall(r"([0-9][0-9_,]*(?:\.[0-9]+)?)\s*(sec|min|[smhdw])", found[0])
+    return sum(_number(count) * _SECOND_UNITS[unit] for count, unit in pieces)
+
+
+def parse_usd(value: object) -> float:
+    """US dollars of `"$25_000"`, `"$1.5k"` or a plain number.
+
+    >>> parse_usd("$25_000"), parse_usd("$1.5k"), parse_usd(12)
+    (25000.0, 1500.0, 12.0)
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value) or value < 0:
+            raise ValueError(f"{value!r} is not an amount of money; write it like $25_000")
+        return float(value)
+    found = _match(rf"\$?\s*{_NUMBER}\s*([kKmM]?)", value, "an amount of money", "$25_000")
+    return _number(found[1]) * _COUNT_UNITS[found[2].lower()]
+
+
+def parse_usd_per_hour(value: object) -> float:
+    """US dollars per hour of `"$3.50/h"`, `"$3.5"` or a plain number.
+
+    >>> parse_usd_per_hour("$3.50/h"), parse_usd_per_hour(2)
+    (3.5, 2.0)
+    """
+    if isinstance(value, str):
+        value = re.sub(r"\s*/\s*(h|hr|hour)$", "", value.strip())
+    return parse_usd(value)
+
+
+def parse_count(value: object) -> int:
+    """A whole number of `"150_000"`, `"1.4T"`, `"4k"` or an int; refuses fractions.
+
+    >>> parse_count("150_000"), parse_count("1.4T"), parse_count(7)
+    (150000, 1400000000000, 7)
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return _whole(value, "a whole number")
+    found = _match(rf"{_NUMBER}\s*([kKmMbBtT]?)", value, "a whole number", "150_000 or 4k")
+    return _whole(_number(found[1]) * _COUNT_UNITS[found[2].lower()], "a whole number")
+
+
+def _whole(value: float, what: str) -> int:
+    if not math.isfinite(value) or value < 0 or abs(value - round(value)) > 1e-6:
+        raise ValueError(f"{value!r} is not {what}")
+    return round(value)
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Bytes as a reader wants them, in binary units.
+
+    >>> format_bytes(85899345920), format_bytes(512)
+    ('80.0 GiB', '512 B')
+    """
+    for unit, size in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if abs(num_bytes) >= size:
+            return f"{num_bytes / size:,.1f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration in its two largest units.
+
+    >>> format_seconds(12.34), format_seconds(5025), format_seconds(200000)
+    ('12.3 s', '1 h 24 min', '2 d 8 h')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if seconds < 3600:
+        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+    if seconds < 86400:
+        return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
+    return f"{int(seconds // 86400)} d {int(seconds % 86400 // 3600)} h"
+
+
+def format_usd(usd: float | None) -> str:
+    """Money, or `unpriced` where no price is known.
+
+    >>> format_usd(1349.4), format_usd(0.01234), format_usd(None)
+    ('$1,349', '$0.0123', 'unpriced')
+    """
+    if usd is None:
+        return "unpriced"
+    if usd == 0:
+        return "$0"
+    if abs(usd) >= 100:
+        return f"${usd:,.0f}"
+    if abs(usd) >= 1:
+        return f"${usd:,.2f}"
+    return f"${usd:.4f}"
+
+
+def format_count(count: float) -> str:
+    """A count with a magnitude letter.
+
+    >>> format_count(8_030_000_000), format_count(1_280_000), format_count(950)
+    ('8.03 B', '1.28 M', '950')
+    """
+    for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**4)):
+        if abs(count) >= size:
+            return f"{count / (10**3 if unit == 'k' else size):.3g} {unit}"
+    return f"{count:,.0f}"
