@@ -134,13 +134,18 @@ def format_seconds(seconds: float) -> str:
     >>> format_seconds(12.34), format_seconds(5025), format_seconds(200000)
     ('12.3 s', '1 h 24 min', '2 d 8 h')
     """
-    if seconds < 60:
+    if seconds < 59.95:
         return f"{seconds:.1f} s"
-    if seconds < 3600:
-        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
-    if seconds < 86400:
-        return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
-    return f"{int(seconds // 86400)} d {int(seconds % 86400 // 3600)} h"
+    for limit, large, small, per in (
+        (3600, "min", "s", 60),
+        (86400, "h", "min", 3600),
+        (float("inf"), "d", "h", 86400),
+    ):
+        small_seconds = {"s": 1, "min": 60, "h": 3600}[small]
+        rounded = round(seconds / small_seconds) * small_seconds
+        if rounded < limit:
+            return f"{rounded // per} {large} {rounded % per // small_seconds} {small}"
+    raise AssertionError("every finite duration is below the last limit")
 
 
 def format_usd(usd: float | None) -> str:

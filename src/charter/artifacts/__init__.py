@@ -1,0 +1,1 @@
+"""What runs leave behind: fingerprints, records, checkpoints, leases; durable and verified."""

@@ -1,0 +1,1 @@
+"""Facts with source and date: accelerators, prices, models."""

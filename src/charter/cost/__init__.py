@@ -1,0 +1,1 @@
+"""The usd of a job, a budget, a price: pure functions."""

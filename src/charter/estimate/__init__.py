@@ -1,0 +1,1 @@
+"""What one configuration needs: parameters, flops, bytes, seconds."""

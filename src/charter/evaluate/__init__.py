@@ -1,0 +1,1 @@
+"""Measure what was made, on data that no stage has seen."""

@@ -1,0 +1,1 @@
+"""The constitution, critique and revision, the judge and its labels."""

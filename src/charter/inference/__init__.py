@@ -1,0 +1,1 @@
+"""Generate and score text with a language model."""

@@ -1,0 +1,1 @@
+"""Starts stage processes, here or elsewhere, and says how they end."""

@@ -1,0 +1,1 @@
+"""Language models and their heads: load, save, tokenizers."""

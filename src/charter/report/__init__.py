@@ -1,0 +1,1 @@
+"""Text and HTML from plans, runs and ledgers: data in, text out."""

@@ -1,0 +1,1 @@
+"""Checkpoint intervals and the useful share of time under failures: pure functions."""

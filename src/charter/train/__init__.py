@@ -1,0 +1,1 @@
+"""The training engine: one module for each kind of stage that trains, on one resumable loop."""
