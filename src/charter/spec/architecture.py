@@ -70,8 +70,22 @@ class Architecture:
     latent_attention: LatentAttention | None = None
     rope_theta: float = 10_000.0
     norm_eps: float = 1e-5
-    model_type: Literal["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt2", "opt", "mpt",
-                        "mixtral", "qwen3_moe", "deepseek_v3", "gpt_neox", "other"] = "llama"
+    model_type: Literal[
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "gemma2",
+        "gemma3_text",
+        "gpt2",
+        "opt",
+        "mpt",
+        "mixtral",
+        "qwen3_moe",
+        "deepseek_v3",
+        "gpt_neox",
+        "other",
+    ] = "llama"
     """Hugging Face `model_type`: which class runs it; the planner only reads the sizes."""
 
     @property

@@ -26,7 +26,7 @@ class Recompute(StrEnum):
 class Layout:
     """Parallel degrees and memory knobs of one training or serving job.
 
-    `tensor * pipeline * context * data = number of accelerators`; expert parallelism lies inside data parallelism.
+    `tensor * pipeline * context * data = number of accelerators`; experts are spread inside data parallelism.
     """
 
     data: int = 1
@@ -52,7 +52,8 @@ class Layout:
     def label(self) -> str:
         """A short name: `zero3 dp8 tp2 mb4 ga2 full`."""
         parts = [f"zero{int(self.zero)}" if self.zero else "", f"dp{self.data}"]
-        for name, degree in (("tp", self.tensor), ("pp", self.pipeline), ("cp", self.context), ("ep", self.expert)):
+        degrees = (("tp", self.tensor), ("pp", self.pipeline), ("cp", self.context), ("ep", self.expert))
+        for name, degree in degrees:
             parts.append(f"{name}{degree}" if degree > 1 else "")
         parts += [f"mb{self.micro_batch}", f"ga{self.accumulation}" if self.accumulation > 1 else ""]
         parts += [f"recompute-{self.recompute}" if self.recompute is not Recompute.NONE else ""]

@@ -28,7 +28,7 @@ class ModelSpec:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     model: str | None = None
-    """Catalog name (`meta-llama/Llama-3.1-8B`), directory with `config.json`, or the path of a `config.json`."""
+    """Catalog name (`meta-llama/Llama-3.1-8B`), directory with a `config.json`, or the path of that file."""
     architecture: Architecture | None = None
     tokenizer: TokenizerSpec | None = None
     """Needed with an inline architecture that is trained from scratch."""
@@ -43,13 +43,13 @@ class DataSpec:
 
     path: str
     part: str | None = None
-    """`1/2`: the first of two halves, split by the hash of the first user turn, so that no prompt is in both."""
+    """`1/2`: the first of two halves, split by the hash of the first user turn: no prompt is in both."""
     column: Literal["chosen", "rejected", "both"] | None = None
     """Read preference rows as conversations: which answer."""
     limit: Count | None = None
     """At most so many rows, in file order, after `part`."""
     rows: Count | None = None
-    """Rows that the planner assumes while the file is not there."""
+    """Rows (after `part` and `limit`) that the planner assumes while the file is not there."""
     mean_tokens: float | None = None
     """Tokens of a row that the planner assumes instead of measuring the file."""
 
@@ -125,16 +125,28 @@ class Project:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     name: str
+    """Name of the project; part of its run's name, never of what is computed."""
     models: Mapping[str, ModelSpec]
+    """The models that stages start from or ask, by name; a text stands for `{model: ...}`."""
     pipeline: Mapping[str, AnyStage]
+    """The stages by name, in any order; every edge between them is a name."""
     data: Mapping[str, DataSpec] = field(default_factory=dict)
+    """The data sets by name; a text stands for `{path: ...}`."""
     constitution: str | None = None
+    """Path of the principles that critique, label and judge stages draw from."""
     seed: int = 0
+    """Every random draw derives from it."""
     resources: Resources = field(default_factory=Resources)
+    """Where the project may run."""
     budget: Budget | None = None
+    """How much may be spent."""
     deadline: Seconds | None = None
+    """How long the whole project may take."""
     serving: Mapping[str, Serving] = field(default_factory=dict)
+    """Where models that only answer are served, by the name of the model or stage."""
     storage: Storage = field(default_factory=Storage)
+    """Where artifacts and checkpoints are kept."""
     tracking: tuple[Literal["jsonl", "mlflow", "wandb", "tensorboard"], ...] = ("jsonl",)
+    """Where metrics are written."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """Free text per stage, shown in reports."""

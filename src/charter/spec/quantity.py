@@ -41,7 +41,9 @@ Count = Annotated[int, Reads(units.parse_count, _number_or_text("150_000"))]
 
 
 def _names(value: object) -> object:
-    return (value,) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value) if isinstance(value, list) else value
 
 
 Names = Annotated[

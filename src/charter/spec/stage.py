@@ -1,8 +1,8 @@
 """The kinds of stage: one frozen dataclass each.
 
-A field is part of a stage's identity unless it is marked `execution()`: changing a learning rate makes a stage
-stale, changing where it runs does not. The fields that name another stage, a model or a data set are listed in
-`references`, so that the graph can be drawn and checked without knowing the kinds.
+A field is part of a stage's identity unless it is marked `execution()`: changing a learning rate makes a
+stage stale, changing where it runs does not. The fields that name another stage, a model or a data set are
+listed in `REFERENCES`, so that the graph can be drawn and checked without knowing the kinds.
 """
 
 from collections.abc import Mapping
@@ -166,7 +166,7 @@ class JudgeStage(Optimization, Stage):
 
 @dataclass(frozen=True, kw_only=True)
 class CritiqueStage(Sampling, Stage):
-    """Answer, criticise under a drawn principle, revise; as many rounds as asked (Bai et al. 2022, section 3)."""
+    """Answer, criticise under a drawn principle, revise; in rounds (Bai et al. 2022, section 3)."""
 
     REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType({"policy": MODEL, "critic": MODEL, "prompts": DATA})
     kind: Literal["critique"] = "critique"
@@ -179,10 +179,11 @@ class CritiqueStage(Sampling, Stage):
 
 @dataclass(frozen=True, kw_only=True)
 class LabelStage(Sampling, Stage):
-    """AI preference labels: the judge compares two answers under a drawn principle (Bai et al. 2022, section 4).
+    """AI preference labels: the judge compares two answers under a principle (Bai et al. 2022, section 4).
 
-    Pairs come from `candidates` (answers that exist), from sampling `num_pairs` pairs from `policy` on `prompts`, or both.
-    The label is soft: the normalised probability of the judge's choice, averaged over both orders.
+    Pairs come from `candidates` (answers that exist), from sampling `num_pairs` pairs from `policy` on
+    `prompts`, or both. The label is soft: the normalised probability of the judge's choice, averaged over both
+    orders.
     """
 
     REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType(
@@ -247,13 +248,12 @@ class PpoStage(Sampling, Stage):
     discount: float = 1.0
     kl_coefficient: float = 0.05
     kl_target: float | None = None
-    """Nats per answer that the adaptive controller aims at (Ziegler et al. 2019); fixed coefficient when left out."""
+    """Nats per answer that the controller aims at (Ziegler et al. 2019); the coefficient is fixed without it."""
     kl_horizon: Count = 10_000
     whiten_advantages: bool = True
     reward_clip: float | None = None
     value_warmup_rollouts: Count = 0
     """First rollouts in which only the value model learns."""
-    seq_len: Count = 1024
     dtype: Dtype = "bf16"
     adapter: Adapter | None = None
 

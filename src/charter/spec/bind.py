@@ -1,0 +1,205 @@
+"""Plain values to frozen dataclasses, by pydantic; its errors told in Charter's words, each with its place.
+
+Pydantic is asked for one model, data set or stage at a time, and for a stage only after its `kind` is known,
+so that a wrong field is one error and not one per kind. Strict JSON mode: `true` and `"3"` are no numbers.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache
+from typing import Any, get_args, get_type_hints
+
+from charter.errors import Problem
+from charter.spec.project import DataSpec, ModelSpec, Project
+from charter.spec.stage import STAGE_KINDS, Stage
+from charter.spec.suggest import did_you_mean, nearest
+from charter.spec.yaml_source import Document, Path_, kind_of
+
+TABLES: Mapping[str, type] = {"models": ModelSpec, "data": DataSpec}
+SHORTHAND: Mapping[str, str] = {"models": "model", "data": "path"}
+"""Which field a bare text stands for: `data: {chats: chats.jsonl}`, `models: {base: openai/gpt2}`."""
+
+_EXPECTED: Mapping[str, str] = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "string_type": "a text",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "dict_type": "a mapping (`name: ...` lines)",
+    "dataclass_type": "a mapping (`key: value` lines)",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """What could be read of a document, and what was wrong with the rest."""
+
+    project: Project | None
+    """The whole project, when nothing was wrong with its types."""
+    models: Mapping[str, ModelSpec]
+    data: Mapping[str, DataSpec]
+    stages: Mapping[str, Stage]
+    problems: tuple[Problem, ...]
+
+
+def widen_shorthands(document: Document) -> None:
+    """Turn `data: {chats: chats.jsonl}` into `data: {chats: {path: chats.jsonl}}`; likewise for models."""
+    for section, key in SHORTHAND.items():
+        table = document.value.get(section)
+        for name, value in table.items() if isinstance(table, dict) else ():
+            if isinstance(value, str) and isinstance(table, dict):
+                table[name] = {key: value}
+
+
+def bind(document: Document) -> Bound:
+    """Read a document into dataclasses; collects every problem instead of stopping at the first."""
+    problems: list[Problem] = []
+    parts: dict[str, dict[str, Any]] = {}
+    for section in ("models", "data", "pipeline"):
+        parts[section] = _read_table(document, section, problems)
+    rest = {key: value for key, value in document.value.items() if key not in parts and value is not None}
+    header = _read(Project, {**rest, "models": {}, "pipeline": {}, "data": {}}, (), document, problems)
+    whole = isinstance(header, Project) and not problems
+    project = replace(header, **parts) if whole else None
+    models, data, stages = parts["models"], parts["data"], parts["pipeline"]
+    return Bound(project=project, models=models, data=data, stages=stages, problems=tuple(problems))
+
+
+def _read_table(document: Document, section: str, problems: list[Problem]) -> dict[str, Any]:
+    table = document.value.get(section)
+    if table is None:
+        if section != "data":
+            problems.append(document.problem((), f"the key {section!r} is missing", hint=_SECTION_HINTS[section]))
+        return {}
+    if not isinstance(table, dict):
+        message = f"expected a mapping (`name: ...` lines), found {kind_of(table)}"
+        problems.append(document.problem((section,), message, hint=_SECTION_HINTS[section]))
+        return {}
+    if not table and section != "data":
+        problems.append(document.problem((section,), "is empty", hint=_SECTION_HINTS[section]))
+    found: dict[str, Any] = {}
+    for name, value in table.items():
+        cls = TABLES.get(section) or _stage_class(document, name, value, problems)
+        item = None if cls is None else _read(cls, value, (section, name), document, problems)
+        if item is not None:
+            found[name] = item
+    return found
+
+
+_SECTION_HINTS = {
+    "models": "for example  models: {base: meta-llama/Llama-3.1-8B}",
+    "data": "for example  data: {chats: chats.jsonl}",
+    "pipeline": "for example  pipeline: {sft: {kind: sft, init: base, data: chats}}, or  preset: cai",
+}
+
+
+def _stage_class(document: Document, name: str, value: Any, problems: list[Problem]) -> type[Stage] | None:
+    path: Path_ = ("pipeline", name)
+    kinds = ", ".join(STAGE_KINDS)
+    if not isinstance(value, dict):
+        message = f"expected a mapping with a `kind`, found {kind_of(value)}"
+        problems.append(document.problem(path, message, hint=f"kinds: {kinds}"))
+        return None
+    if "kind" not in value:
+        guess = nearest("kind", value)
+        hint = f"did you write {guess!r} for 'kind'?" if guess else f"kinds: {kinds}"
+        problems.append(document.problem(path, "the key 'kind' is missing", hint=hint))
+        return None
+    kind = value["kind"]
+    if not isinstance(kind, str) or kind not in STAGE_KINDS:
+        hint = did_you_mean(str(kind), STAGE_KINDS)
+        problems.append(document.problem((*path, "kind"), f"no stage kind is called {kind!r}", hint=hint))
+        return None
+    return STAGE_KINDS[kind]
+
+
+@cache
+def _adapter(cls: type) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(cls)
+
+
+def _read(cls: type, value: Any, path: Path_, document: Document, problems: list[Problem]) -> Any:
+    from pydantic import ValidationError
+
+    try:
+        return _adapter(cls).validate_json(json.dumps(value), strict=True)
+    except ValidationError as error:
+        told: dict[Path_, Problem] = {}
+        missing: dict[Path_, list[str]] = {}
+        for item in error.errors(include_url=False):
+            location = (*path, *item["loc"])
+            if item["type"].startswith("missing"):
+                missing.setdefault(location[:-1], []).append(repr(location[-1]))
+                continue
+            place, problem = _tell(cls, value, path, item, document)
+            told[place] = _join(told[place], problem) if place in told else problem
+        problems.extend(told.values())
+        for place, keys in missing.items():
+            words = f"the key {keys[0]} is" if len(keys) == 1 else f"the keys {', '.join(keys)} are"
+            problems.append(document.problem(place, f"{words} missing"))
+        return None
+
+
+def _tell(cls: type, value: Any, path: Path_, item: Mapping[str, Any], document: Document) -> tuple[Path_, Problem]:
+    kind, location = item["type"], item["loc"]
+    if kind == "unexpected_keyword_argument":
+        place, key = (*path, *location), location[-1]
+        hint = did_you_mean(key, known_keys(_class_at(cls, location[:-1])))
+        return place, document.problem(place, f"unknown key {key!r}", hint=hint)
+    inner, found = _walk(value, location)
+    place = (*path, *inner)
+    if kind == "value_error":
+        return place, document.problem(place, str(item["ctx"]["error"]))
+    if kind == "literal_error":
+        allowed = item["ctx"]["expected"]
+        words = [word.strip("'") for word in allowed.replace(" or ", ", ").split(", ")]
+        guess = nearest(found, words) if isinstance(found, str) else None
+        hint = f"did you mean {guess!r}?" if guess else ""
+        return place, document.problem(place, f"expected {allowed}, found {kind_of(found)}", hint=hint)
+    expected = _EXPECTED.get(kind, item["msg"])
+    return place, document.problem(place, f"expected {expected}, found {kind_of(found)}")
+
+
+def _join(first: Problem, second: Problem) -> Problem:
+    """Two refusals of one value (each member of a union refuses it) as one."""
+    head, found = first.message.rpartition(", found ")[::2]
+    other = second.message.rpartition(", found ")[0].removeprefix("expected ")
+    if not head or not other:
+        return first
+    return replace(first, message=f"{head} or {other}, found {found}")
+
+
+def _walk(value: Any, location: tuple[str | int, ...]) -> tuple[Path_, Any]:
+    """As much of an error's location as is in the value; pydantic also puts names of union members there."""
+    path: Path_ = ()
+    for part in location:
+        inside = value if isinstance(value, dict) else dict(enumerate(value)) if isinstance(value, list) else {}
+        if part not in inside:
+            break
+        path, value = (*path, part), inside[part]
+    return path, value
+
+
+def known_keys(cls: type | None) -> list[str]:
+    """The keys that a mapping of this dataclass may have."""
+    names = [item.name for item in fields(cls)] if cls is not None and is_dataclass(cls) else []
+    return [*names, "preset"] if cls is Project else names
+
+
+def _class_at(cls: type, location: tuple[str | int, ...]) -> type | None:
+    """The dataclass that a location inside `cls` is read as."""
+    current: Any = cls
+    for part in location:
+        if isinstance(part, str) and is_dataclass(current):
+            current = _dataclass_in(get_type_hints(current).get(part))
+    return current if isinstance(current, type) else None
+
+
+def _dataclass_in(hint: Any) -> Any:
+    if isinstance(hint, type) and is_dataclass(hint):
+        return hint
+    return next((found for found in map(_dataclass_in, get_args(hint)) if found), None)

@@ -1,0 +1,178 @@
+"""Values that have the right type but cannot work: ranges, and fields of the project that contradict each other.
+
+Pure functions from a value to the problems found, so that a file's errors all come together. Stages are in
+`stage_checks`, edges between stages in `graph`.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from charter.errors import Problem
+from charter.spec.architecture import Architecture
+from charter.spec.project import DataSpec, ModelSpec, Project, Resources
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
+PART = re.compile(r"([0-9]{1,6})\s*/\s*([0-9]{1,6})")
+ACCELERATOR = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+-]*(?::[0-9]+)?")
+BYTE_ALPHABET = 256
+"""Every byte is a token of a byte-level tokenizer, before special tokens and merges."""
+
+Test = Callable[[float], bool]
+Range = tuple[Test, str]
+POSITIVE: Range = (lambda value: 0 < value < math.inf, "must be greater than 0 and finite")
+NOT_NEGATIVE: Range = (lambda value: 0 <= value < math.inf, "must be 0 or more, and finite")
+AT_LEAST_ONE: Range = (lambda value: 1 <= value < math.inf, "must be 1 or more")
+SHARE: Range = (lambda value: 0 <= value <= 1, "must be between 0 and 1")
+SHARE_BELOW_ONE: Range = (lambda value: 0 <= value < 1, "must be 0 or more and below 1")
+SHARE_ABOVE_ZERO: Range = (lambda value: 0 < value <= 1, "must be above 0 and at most 1")
+
+
+def check_ranges(value: Any, path: str, ranges: Iterable[tuple[str, Range]]) -> Iterator[Problem]:
+    """Problems of the fields that lie outside their range; fields that are not given are skipped."""
+    for name, (test, words) in ranges:
+        found = getattr(value, name)
+        if found is not None and not test(found):
+            yield Problem(message=f"{words}; found {found}", path=f"{path}.{name}" if path else name)
+
+
+def check_name(name: str, path: str) -> Iterator[Problem]:
+    """Names become directories and parts of `--set` paths, so they are kept plain."""
+    if not NAME.fullmatch(name):
+        hint = "letters, digits, _ and -, at most 64, not beginning with -"
+        yield Problem(message=f"{name!r} cannot be a name", path=path, hint=hint)
+
+
+def check_project(project: Project) -> Iterator[Problem]:
+    """Problems of the project's own fields: name, seed, execution block, what stages need from it."""
+    yield from check_name(project.name, "name")
+    if not 0 <= project.seed < 2**63:
+        yield Problem(message=f"must be from 0 to 2^63 - 1; found {project.seed}", path="seed")
+    yield from check_ranges(project, "", [("deadline", POSITIVE)])
+    yield from check_ranges(project.storage, "storage", [("keep_last", AT_LEAST_ONE)])
+    yield from _check_resources(project.resources)
+    yield from _check_serving(project)
+    for name in project.notes:
+        if name not in project.pipeline:
+            yield Problem(message=f"no stage is called {name!r}", path=f"notes.{name}")
+    asking = [name for name, stage in project.pipeline.items() if stage.kind in ("critique", "label", "judge")]
+    if asking and project.constitution is None:
+        hint = "add  constitution: constitution.yaml  (`charter init` writes one to start from)"
+        yield Problem(message=f"the key 'constitution' is missing; stage {asking[0]!r} needs it", hint=hint)
+
+
+def _check_resources(resources: Resources) -> Iterator[Problem]:
+    counts = ("num_nodes", "max_nodes", "cpus", "memory", "max_parallel_stages")
+    yield from check_ranges(resources, "resources", [(name, AT_LEAST_ONE) for name in counts])
+    yield from check_ranges(resources, "resources", [("max_hourly_cost", POSITIVE), ("price", NOT_NEGATIVE)])
+    if resources.num_nodes is not None and resources.num_nodes > resources.max_nodes:
+        message = f"asks for {resources.num_nodes} nodes, but max_nodes is {resources.max_nodes}"
+        yield Problem(message=message, path="resources.num_nodes", hint="raise resources.max_nodes")
+    if resources.infra is not None and resources.any_of:
+        hint = "put every candidate place under any_of"
+        yield Problem(message="give either infra or any_of, not both", path="resources.infra", hint=hint)
+    yield from check_accelerators(resources.accelerators, "resources.accelerators")
+    for index, place in enumerate(resources.any_of):
+        yield from check_accelerators(place.accelerators, f"resources.any_of[{index}].accelerators")
+
+
+def check_accelerators(names: Iterable[str], path: str) -> Iterator[Problem]:
+    """Accelerators are spelled `TYPE` or `TYPE:COUNT`; whether the type exists is the catalog's question."""
+    for name in names:
+        count = name.rpartition(":")[2] if ":" in name else "1"
+        if not ACCELERATOR.fullmatch(name) or int(count) < 1:
+            hint = "write it like H100:8 (8 per node), A100-80GB, or cpu"
+            yield Problem(message=f"{name!r} is not an accelerator", path=path, hint=hint)
+
+
+def _check_serving(project: Project) -> Iterator[Problem]:
+    for name, serving in project.serving.items():
+        path = f"serving.{name}"
+        if name not in project.models and name not in project.pipeline:
+            yield Problem(message=f"no model or stage is called {name!r}", path=path)
+        if serving.endpoint is not None and not re.match(r"https?://[^/\s]+", serving.endpoint):
+            message = f"{serving.endpoint!r} is not a URL"
+            hint = "write it like http://judge:8000/v1"
+            yield Problem(message=message, path=f"{path}.endpoint", hint=hint)
+
+
+def check_model(name: str, model: ModelSpec) -> Iterator[Problem]:
+    """Problems of one entry of `models`."""
+    path = f"models.{name}"
+    yield from check_name(name, path)
+    if (model.model is None) == (model.architecture is None):
+        found = "neither" if model.model is None else "both"
+        hint = "model: a catalog name or a path; architecture: the sizes of a model that is made from scratch"
+        yield Problem(message=f"give either model or architecture; found {found}", path=path, hint=hint)
+    if model.model is not None and not model.model.strip():
+        yield Problem(message="is empty; name a model", path=f"{path}.model")
+    if model.architecture is not None:
+        yield from _check_architecture(model.architecture, f"{path}.architecture")
+    if model.tokenizer is not None:
+        yield from _check_tokenizer(model, f"{path}.tokenizer")
+
+
+def _check_tokenizer(model: ModelSpec, path: str) -> Iterator[Problem]:
+    assert model.tokenizer is not None
+    size = model.tokenizer.vocab_size
+    if not model.tokenizer.train_on:
+        yield Problem(message="names no data set", path=f"{path}.train_on")
+    if size <= BYTE_ALPHABET:
+        message = f"must be greater than {BYTE_ALPHABET}, the bytes that are tokens anyway; found {size}"
+        yield Problem(message=message, path=f"{path}.vocab_size")
+    if model.architecture is None:
+        hint = "a model that is loaded brings its own tokenizer; remove this block"
+        yield Problem(message="needs an inline architecture", path=path, hint=hint)
+    elif size > model.architecture.vocab_size:
+        message = f"{size} tokens do not fit the architecture's vocab_size of {model.architecture.vocab_size}"
+        yield Problem(message=message, path=f"{path}.vocab_size")
+
+
+def _check_architecture(shape: Architecture, path: str) -> Iterator[Problem]:
+    sizes = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size")
+    more = ("vocab_size", "max_position_embeddings", "norm_parameters_per_feature", "sliding_window")
+    yield from check_ranges(shape, path, [(name, AT_LEAST_ONE) for name in (*sizes, *more)])
+    zero_allowed = ("norms_per_layer", "learned_positions", "sliding_window_layers")
+    yield from check_ranges(shape, path, [(name, NOT_NEGATIVE) for name in zero_allowed])
+    yield from check_ranges(shape, path, [("rope_theta", POSITIVE), ("norm_eps", POSITIVE)])
+    if shape.num_heads >= 1 and shape.head_dim is None and shape.hidden_size % shape.num_heads:
+        message = f"{shape.num_heads} heads do not divide hidden_size {shape.hidden_size}"
+        yield Problem(message=message, path=f"{path}.num_heads", hint="change one of them, or give head_dim")
+    if shape.kv_heads >= 1 and shape.num_heads % shape.kv_heads:
+        message = f"{shape.kv_heads} key/value heads do not divide the {shape.num_heads} query heads"
+        yield Problem(message=message, path=f"{path}.num_kv_heads")
+    if shape.mixture is not None:
+        counts = ("num_experts", "experts_per_token", "expert_intermediate_size")
+        yield from check_ranges(shape.mixture, f"{path}.mixture", [(name, AT_LEAST_ONE) for name in counts])
+        if shape.mixture.experts_per_token > shape.mixture.num_experts:
+            message = f"more than the {shape.mixture.num_experts} experts; found {shape.mixture.experts_per_token}"
+            yield Problem(message=message, path=f"{path}.mixture.experts_per_token")
+
+
+def check_data(name: str, data: DataSpec) -> Iterator[Problem]:
+    """Problems of one entry of `data`."""
+    path = f"data.{name}"
+    yield from check_name(name, path)
+    if not data.path.strip():
+        yield Problem(message="is empty; name a JSONL file", path=f"{path}.path")
+    ranges = [("limit", AT_LEAST_ONE), ("rows", AT_LEAST_ONE), ("mean_tokens", POSITIVE)]
+    yield from check_ranges(data, path, ranges)
+    if data.part is not None:
+        try:
+            parse_part(data.part)
+        except ValueError as error:
+            yield Problem(message=str(error), path=f"{path}.part")
+
+
+def parse_part(text: str) -> tuple[int, int]:
+    """The numbers of a part: `1/2` is (1, 2), the first of two.
+
+    >>> parse_part("1/2")
+    (1, 2)
+    """
+    found = PART.fullmatch(text.strip())
+    index, count = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 1 <= index <= count:
+        raise ValueError(f"{text!r} is not a part; write 1/2 and 2/2 for the two halves, 1/4 to 4/4 for quarters")
+    return index, count

@@ -1,0 +1,211 @@
+"""Data sets as values: conversations, prompts, preference pairs, texts; and what a planner needs to know of them.
+
+Every reader takes the path of a JSONL file and the `DataSpec` that selects from it: `part` first, then `limit`,
+both in rows of the file and in file order.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from charter.errors import DataError
+from charter.spec.checks import parse_part
+from charter.spec.jsonl import Row, read_rows
+from charter.spec.project import DataSpec
+from charter.spec.rows import (
+    TEXT_ROLE,
+    RowKind,
+    Turn,
+    Turns,
+    chosen_probability_of,
+    conversation_of,
+    pair_of,
+    part_of,
+    prompt_of,
+    row_kind,
+    text_of,
+)
+
+__all__ = [
+    "TEXT_ROLE",
+    "Conversation",
+    "DataFacts",
+    "Pair",
+    "Prompt",
+    "Turn",
+    "data_facts",
+    "read_conversations",
+    "read_pairs",
+    "read_prompts",
+    "read_texts",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A conversation to learn from; plain text is one turn of the role `text`."""
+
+    id: str
+    turns: Turns
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Turns to be answered; the last one is the user's."""
+
+    id: str
+    turns: Turns
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two answers to one prompt, and how probable it is that `chosen` is the better one."""
+
+    id: str
+    prompt: Turns
+    chosen: str
+    rejected: str
+    chosen_probability: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFacts:
+    """Size of a data set as the planner sees it; bytes of UTF-8 text, without templates.
+
+    A prompt is what comes before the answer, so a conversation's prompt is all but its last assistant turn. A
+    preference row has two answers: the means of responses are over answers, not rows.
+    """
+
+    rows: int
+    kind: RowKind
+    responses: int
+    mean_prompt_bytes: float
+    max_prompt_bytes: int
+    mean_response_bytes: float
+    max_response_bytes: int
+
+
+def read_conversations(path: Path, spec: DataSpec | None = None) -> tuple[Conversation, ...]:
+    """Conversations to be imitated: `messages` rows, or preference rows of which `spec.column` says which answer.
+
+    With `column: both` a preference row gives two conversations, with ids that end in `/chosen` and `/rejected`.
+    """
+    found: list[Conversation] = []
+    for row in selected_rows(path, spec):
+        kind = row_kind(row)
+        if kind == "pair":
+            if spec is None or spec.column is None:
+                row.refuse("is a preference pair; say which answer to learn with `column: chosen` (or rejected, both)")
+            found += _conversations_of_pair(row, spec.column)
+        elif kind in ("messages", "completion"):
+            _refuse_column(row, spec)
+            found.append(Conversation(row.id, conversation_of(row)))
+        else:
+            row.refuse(f"holds `{kind}` only; a conversation needs `messages`, or a preference pair and `column`")
+    return tuple(found)
+
+
+def read_prompts(path: Path, spec: DataSpec | None = None) -> tuple[Prompt, ...]:
+    """The prompts of any data set that has some; answers are left out."""
+    return tuple(Prompt(row.id, prompt_of(row)) for row in selected_rows(path, spec))
+
+
+def read_pairs(path: Path, spec: DataSpec | None = None) -> tuple[Pair, ...]:
+    """Preference pairs, with `chosen_probability` where the file has one."""
+    return tuple(Pair(row.id, *pair_of(row), chosen_probability_of(row)) for row in selected_rows(path, spec))
+
+
+def read_texts(path: Path, spec: DataSpec | None = None) -> tuple[Conversation, ...]:
+    """Anything that can be read as text, for pretraining; of a pair both answers, unless `column` names one."""
+    found: list[Conversation] = []
+    for row in selected_rows(path, spec):
+        kind = row_kind(row)
+        if kind == "pair":
+            found += _conversations_of_pair(row, (spec and spec.column) or "both")
+            continue
+        _refuse_column(row, spec)
+        if kind == "text":
+            turns = text_of(row)
+        else:
+            turns = prompt_of(row) if kind == "prompt" else conversation_of(row)
+        found.append(Conversation(row.id, turns))
+    return tuple(found)
+
+
+def data_facts(path: Path, spec: DataSpec | None = None) -> DataFacts:
+    """Rows and lengths of a data set, read as a stream, so that a large file needs no memory."""
+    rows = responses = prompt_bytes = response_bytes = max_prompt = max_response = 0
+    kind: RowKind = "text"
+    for row in selected_rows(path, spec):
+        kind = row_kind(row) if rows == 0 else kind
+        prompt, answers = _lengths(row, spec)
+        rows += 1
+        prompt_bytes += prompt
+        max_prompt = max(max_prompt, prompt)
+        responses += len(answers)
+        response_bytes += sum(answers)
+        max_response = max(max_response, *answers, 0)
+    return DataFacts(
+        rows=rows,
+        kind=kind,
+        responses=responses,
+        mean_prompt_bytes=prompt_bytes / rows,
+        max_prompt_bytes=max_prompt,
+        mean_response_bytes=response_bytes / responses if responses else 0.0,
+        max_response_bytes=max_response,
+    )
+
+
+def selected_rows(path: Path, spec: DataSpec | None = None) -> Iterator[Row]:
+    """The rows that a data set selects from its file, in file order; refuses to select none."""
+    spec = spec or DataSpec(path=str(path))
+    part, parts = (1, 1) if spec.part is None else parse_part(spec.part)
+    seen = taken = 0
+    for row in read_rows(path):
+        seen += 1
+        if spec.limit is not None and taken >= spec.limit:
+            break
+        if parts > 1 and part_of(row, parts) != part:
+            continue
+        taken += 1
+        yield row
+    if not seen:
+        raise DataError(f"{path} holds no rows; it needs at least one JSON object per line")
+    if not taken:
+        raise DataError(f"part {spec.part} of {path} holds none of its {seen} rows; use fewer parts")
+
+
+def _refuse_column(row: Row, spec: DataSpec | None) -> None:
+    if spec is not None and spec.column is not None:
+        row.refuse(f"`column: {spec.column}` chooses an answer of a preference pair, but this row is not one")
+
+
+def _conversations_of_pair(row: Row, column: str) -> list[Conversation]:
+    prompt, chosen, rejected = pair_of(row)
+    answers = {"chosen": chosen, "rejected": rejected}
+    if column != "both":
+        return [Conversation(row.id, (*prompt, Turn("assistant", answers[column])))]
+    return [Conversation(f"{row.id}/{name}", (*prompt, Turn("assistant", answer))) for name, answer in answers.items()]
+
+
+def _lengths(row: Row, spec: DataSpec | None) -> tuple[int, list[int]]:
+    """Bytes of the prompt and of each answer of a row."""
+    kind = row_kind(row)
+    if kind == "pair":
+        prompt, chosen, rejected = pair_of(row)
+        answers = {"chosen": [chosen], "rejected": [rejected]}.get((spec and spec.column) or "", [chosen, rejected])
+        return _bytes_of(prompt), [_size(answer) for answer in answers]
+    if kind == "prompt":
+        return _bytes_of(prompt_of(row)), []
+    turns = text_of(row) if kind == "text" else conversation_of(row)
+    if turns[-1].role in ("assistant", TEXT_ROLE):
+        return _bytes_of(turns[:-1]), [_size(turns[-1].content)]
+    return _bytes_of(turns), []
+
+
+def _bytes_of(turns: Turns) -> int:
+    return sum(_size(turn.content) for turn in turns)
+
+
+def _size(text: str) -> int:
+    return len(text.encode())

@@ -1,0 +1,86 @@
+"""Presets: `preset: cai` stands for a whole pipeline, written out in `templates/presets/cai.yaml`.
+
+What the user writes under `pipeline` goes over the preset field by field; `stage: null` leaves a stage out. A
+preset never brings models or data: what it needs and does not find is one clear error.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from charter.errors import Problem
+from charter.spec.suggest import did_you_mean
+from charter.spec.yaml_source import Document, parse_document
+
+PRESETS = ("cai", "rlaif", "sft-dpo")
+
+
+@cache
+def preset_text(name: str) -> str:
+    """The YAML file of a preset, comments included."""
+    return resources.files("charter.templates").joinpath("presets", f"{name}.yaml").read_text("utf-8")
+
+
+def preset_contents(name: str) -> dict[str, Any]:
+    """`summary`, `needs` and `pipeline` of a preset, read anew each time (the caller may change it)."""
+    return parse_document(preset_text(name), origin=f"preset {name}").value
+
+
+def expand_preset(document: Document) -> tuple[str | None, list[Problem]]:
+    """Replace `preset: NAME` by the pipeline that it stands for; returns the name of the preset."""
+    if "preset" not in document.value:
+        return None, []
+    name = document.value.pop("preset")
+    if name is None:
+        return None, []
+    if name not in PRESETS:
+        problem = document.problem(("preset",), f"no preset is called {name!r}", hint=did_you_mean(str(name), PRESETS))
+        document.value.setdefault("pipeline", {})
+        return None, [problem]
+    own = document.value.get("pipeline")
+    if own is not None and not isinstance(own, dict):
+        return name, []
+    document.value["pipeline"] = _merge(preset_contents(name)["pipeline"], own or {})
+    for stage in document.value["pipeline"]:
+        document.marks.setdefault(("pipeline", stage), document.mark(("preset",)))
+    return name, []
+
+
+def _merge(preset: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The preset's stages with the user's fields over them, then the user's further stages."""
+    merged: dict[str, Any] = {}
+    for name in (*preset, *(name for name in own if name not in preset)):
+        given = own.get(name, {})
+        if given is None and name in preset:
+            continue
+        base = preset.get(name, {})
+        same_kind = isinstance(given, dict) and given.get("kind", base.get("kind")) == base.get("kind")
+        merged[name] = {**base, **given} if same_kind else given
+    return merged
+
+
+def missing_needs(document: Document, name: str) -> dict[str, Problem]:
+    """Models and data that the expanded stages name and the file does not define, each with what to add."""
+    problems: dict[str, Problem] = {}
+    used = _texts(document.value.get("pipeline"))
+    for section, needs in preset_contents(name)["needs"].items():
+        table = document.value.get(section)
+        defined = table if isinstance(table, dict) else {}
+        for need, description in needs.items():
+            if need in used and need not in defined:
+                example = "meta-llama/Llama-3.1-8B" if section == "models" else f"{need}.jsonl"
+                problems[need] = document.problem(
+                    ("preset",),
+                    f"preset {name!r} needs an entry {need!r} under `{section}`: {description}",
+                    hint=f"add  {section}: {{{need}: {example}}}",
+                )
+    return problems
+
+
+def _texts(value: Any) -> set[str]:
+    """Every text inside a value."""
+    if isinstance(value, str):
+        return {value}
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return {text for item in items for text in _texts(item)}

@@ -1,0 +1,182 @@
+"""One JSONL row in any of TRL's formats, as turns: conversations, prompts, preference pairs, plain text.
+
+Formats (https://huggingface.co/docs/trl/dataset_formats): `messages`; `prompt`; `prompt` and `completion`;
+`prompt`, `chosen` and `rejected` (texts or lists of turns); `chosen` and `rejected` as whole conversations (the
+prompt is what they share); `text`. Label records add `chosen_probability`.
+"""
+
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from charter.spec.jsonl import Row, is_unicode, json_kind
+
+ROLES = ("system", "user", "assistant")
+TEXT_ROLE = "text"
+"""The role of plain text, which is not part of any conversation and gets no chat template."""
+FORMATS = "messages | prompt | prompt + completion | prompt + chosen + rejected | text"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+
+
+Turns = tuple[Turn, ...]
+RowKind = Literal["messages", "prompt", "completion", "pair", "text"]
+
+
+def row_kind(row: Row) -> RowKind:
+    """Which format a row is in."""
+    keys = row.value.keys()
+    if "chosen" in keys or "rejected" in keys:
+        missing = [key for key in ("chosen", "rejected") if key not in keys]
+        if missing:
+            row.refuse(f"a preference row needs `chosen` and `rejected`; `{missing[0]}` is missing")
+        return "pair"
+    if "messages" in keys:
+        return "messages"
+    if "prompt" in keys:
+        return "completion" if "completion" in keys else "prompt"
+    if "text" not in keys:
+        row.refuse(f"no known format: found {_keys(row) or 'no field'}; known: {FORMATS}")
+    return "text"
+
+
+def prompt_of(row: Row) -> Turns:
+    """The turns that a model is asked to answer; the last one is the user's."""
+    kind = row_kind(row)
+    if kind == "text":
+        row.refuse("holds plain `text`; a prompt needs `prompt` or `messages`")
+    if kind == "messages":
+        turns = _turns(row, "messages")
+        turns = turns[:-1] if turns[-1].role == "assistant" else turns
+    elif kind == "pair" and "prompt" not in row.value:
+        return _implicit(row)[0]
+    else:
+        turns = _prompt_field(row)
+    if not turns or turns[-1].role != "user":
+        row.refuse("the last turn of the prompt must be the user's, so that there is something to answer")
+    return turns
+
+
+def pair_of(row: Row) -> tuple[Turns, str, str]:
+    """Prompt, chosen answer and rejected answer of a preference row."""
+    if row_kind(row) != "pair":
+        row.refuse(f"is not a preference pair: needs `prompt`, `chosen` and `rejected`, found {_keys(row)}")
+    if "prompt" not in row.value:
+        return _implicit(row)
+    return prompt_of(row), _answer(row, "chosen"), _answer(row, "rejected")
+
+
+def conversation_of(row: Row) -> Turns:
+    """The turns of a row that is itself a conversation."""
+    if row_kind(row) == "completion":
+        return (*prompt_of(row), Turn("assistant", _answer(row, "completion")))
+    turns = _turns(row, "messages")
+    if not any(turn.role == "assistant" for turn in turns):
+        row.refuse("the conversation has no assistant turn, so there is nothing to learn from it")
+    return turns
+
+
+def text_of(row: Row) -> Turns:
+    """The plain text of a row, as one turn of the role `text`."""
+    return (Turn(TEXT_ROLE, _text(row, "text", row.value["text"])),)
+
+
+def chosen_probability_of(row: Row) -> float:
+    """How probable it is that the chosen answer is the better one; 1 where the label is hard."""
+    found = row.value.get("chosen_probability", 1.0)
+    valid = isinstance(found, int | float) and not isinstance(found, bool)
+    if not valid or not math.isfinite(found) or not 0 <= found <= 1:
+        row.refuse(f"`chosen_probability` must be a number from 0 to 1, found {json_kind(found)}")
+    return float(found)
+
+
+def part_of(row: Row, count: int) -> int:
+    """Which of `count` parts a row belongs to, from 1: the SHA-256 of its first user turn decides.
+
+    Rows with the same first user turn are therefore always in one part. Outer whitespace does not count.
+    """
+    key = _first_user_turn(row).strip().encode()
+    return int.from_bytes(hashlib.sha256(key).digest(), "big") % count + 1
+
+
+def _first_user_turn(row: Row) -> str:
+    kind = row_kind(row)
+    if kind == "text":
+        turns = text_of(row)
+    elif kind == "messages":
+        turns = _turns(row, "messages")
+    else:
+        turns = prompt_of(row)
+    return next((turn.content for turn in turns if turn.role == "user"), turns[0].content)
+
+
+def _keys(row: Row) -> str:
+    return ", ".join(f"`{key}`" for key in row.value)
+
+
+def _prompt_field(row: Row) -> Turns:
+    found = row.value["prompt"]
+    if isinstance(found, str):
+        return (Turn("user", _text(row, "prompt", found)),)
+    return _turns(row, "prompt")
+
+
+def _turns(row: Row, key: str) -> Turns:
+    found = row.value[key]
+    if not isinstance(found, list) or not found:
+        row.refuse(f"`{key}` must be a list of turns, found {json_kind(found)}")
+    return tuple(_turn(row, f"{key}[{index}]", item) for index, item in enumerate(found))
+
+
+def _turn(row: Row, place: str, item: Any) -> Turn:
+    if not isinstance(item, dict):
+        row.refuse(f"`{place}` must be a turn like {{role, content}}, found {json_kind(item)}")
+    role = item.get("role")
+    if role not in ROLES:
+        shown = repr(role) if isinstance(role, str) else "nothing" if role is None else json_kind(role)
+        row.refuse(f"`{place}.role` must be {', '.join(ROLES[:-1])} or {ROLES[-1]}, found {shown}")
+    if "content" not in item:
+        row.refuse(f"`{place}.content` is missing")
+    return Turn(role, _text(row, f"{place}.content", item["content"]))
+
+
+def _text(row: Row, place: str, found: Any) -> str:
+    if not isinstance(found, str) or not found.strip():
+        row.refuse(f"`{place}` must be a text that is not empty, found {json_kind(found)}")
+    if not is_unicode(found):
+        row.refuse(f"`{place}` holds half of a surrogate pair (\\ud800 to \\udfff), which is not a character")
+    return found
+
+
+def _answer(row: Row, key: str) -> str:
+    found = row.value[key]
+    if isinstance(found, str):
+        return _text(row, key, found)
+    turns = _turns(row, key)
+    if len(turns) != 1 or turns[0].role != "assistant":
+        row.refuse(f"`{key}` must be one assistant turn, found {_described(turns)}")
+    return turns[0].content
+
+
+def _described(turns: Turns) -> str:
+    return f"{len(turns)} turns" if len(turns) != 1 else f"one {turns[0].role} turn"
+
+
+def _implicit(row: Row) -> tuple[Turns, str, str]:
+    """Prompt and answers of two whole conversations that differ in the last turn only."""
+    chosen, rejected = _turns(row, "chosen"), _turns(row, "rejected")
+    for key, turns in (("chosen", chosen), ("rejected", rejected)):
+        if turns[-1].role != "assistant":
+            row.refuse(f"`{key}` must end with an assistant turn")
+    if chosen[:-1] != rejected[:-1]:
+        row.refuse("`chosen` and `rejected` differ before their last turn; give the shared `prompt` explicitly")
+    if len(chosen) < 2 or chosen[-2].role != "user":
+        row.refuse("there is no `prompt`, and `chosen` and `rejected` do not begin with one")
+    return chosen[:-1], chosen[-1].content, rejected[-1].content

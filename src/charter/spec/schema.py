@@ -1,0 +1,96 @@
+"""JSON Schema of `charter.yaml`, for editors and for `charter schema`.
+
+Pydantic makes it from the dataclasses; here it learns what it cannot know: texts instead of mappings, stages told
+apart by `kind`, presets, patterns of names, and the descriptions that stand under the fields in the source.
+"""
+
+from typing import Any
+
+from charter.spec.architecture import Architecture, LatentAttention, MixtureOfExperts
+from charter.spec.bind import SHORTHAND
+from charter.spec.checks import NAME
+from charter.spec.field_docs import field_docs
+from charter.spec.layout import Adapter
+from charter.spec.presets import PRESETS, preset_contents
+from charter.spec.project import (
+    Budget,
+    DataSpec,
+    ModelSpec,
+    Place,
+    Project,
+    Resources,
+    Serving,
+    Storage,
+    TokenizerSpec,
+)
+from charter.spec.stage import STAGE_KINDS, StageResources
+
+SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+BLOCKS: tuple[type, ...] = (
+    Project,
+    ModelSpec,
+    TokenizerSpec,
+    Architecture,
+    MixtureOfExperts,
+    LatentAttention,
+    DataSpec,
+    Resources,
+    Place,
+    Budget,
+    Storage,
+    Serving,
+    StageResources,
+    Adapter,
+)
+"""Every dataclass of the file apart from the stages."""
+
+
+def project_json_schema() -> dict[str, Any]:
+    """The JSON Schema of `charter.yaml`."""
+    from pydantic import TypeAdapter
+
+    schema: dict[str, Any] = TypeAdapter(Project).json_schema(ref_template="#/$defs/{model}")
+    definitions = schema["$defs"]
+    for cls in (*BLOCKS, *STAGE_KINDS.values()):
+        _describe(schema if cls is Project else definitions[cls.__name__], cls)
+    for cls in STAGE_KINDS.values():
+        definitions[cls.__name__]["required"] = ["kind", *definitions[cls.__name__].get("required", [])]
+    for section, key in SHORTHAND.items():
+        _allow_text(schema["properties"][section], key)
+    return {"$schema": SCHEMA_DIALECT, "title": "charter.yaml", **_with_pipeline(schema)}
+
+
+def _describe(schema: dict[str, Any], cls: type) -> None:
+    schema["description"] = (cls.__doc__ or "").split("\n\n")[0].strip()
+    for name, text in field_docs(cls).items():
+        schema["properties"][name]["description"] = text
+
+
+def _allow_text(section: dict[str, Any], key: str) -> None:
+    entry = section["additionalProperties"]
+    text = {"type": "string", "description": f"Short for {{{key}: ...}}"}
+    section["additionalProperties"] = {"anyOf": [text, entry]}
+    section["propertyNames"] = {"pattern": f"^{NAME.pattern}$"}
+
+
+def _with_pipeline(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with stages told apart by kind; under a preset a stage may give only what it changes."""
+    references = [{"$ref": f"#/$defs/{cls.__name__}"} for cls in STAGE_KINDS.values()]
+    mapping = {kind: f"#/$defs/{cls.__name__}" for kind, cls in STAGE_KINDS.items()}
+    stage = {"oneOf": references, "discriminator": {"propertyName": "kind", "mapping": mapping}}
+    properties = schema["properties"]
+    properties["name"]["pattern"] = f"^{NAME.pattern}$"
+    properties["pipeline"] = {"type": "object", "propertyNames": {"pattern": f"^{NAME.pattern}$"}}
+    properties["pipeline"]["description"] = field_docs(Project)["pipeline"]
+    properties["preset"] = {
+        "enum": list(PRESETS),
+        "description": "A pipeline by name; entries of `pipeline` go over it field by field. "
+        + " ".join(f"{name}: {preset_contents(name)['summary']}." for name in PRESETS),
+    }
+    schema["required"] = [name for name in schema["required"] if name != "pipeline"]
+    whole = {"properties": {"pipeline": {"additionalProperties": stage, "minProperties": 1}}}
+    partial = {"additionalProperties": {"type": ["object", "null"]}}
+    schema["if"] = {"required": ["preset"]}
+    schema["then"] = {"properties": {"pipeline": partial}}
+    schema["else"] = {"required": ["pipeline"], **whole}
+    return schema

@@ -1,0 +1,246 @@
+"""Values of a stage that have the right type but cannot work. Pure; see `checks` for the rest of the project."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, fields
+
+from charter.errors import Problem
+from charter.spec.checks import (
+    AT_LEAST_ONE,
+    NOT_NEGATIVE,
+    POSITIVE,
+    SHARE,
+    SHARE_ABOVE_ZERO,
+    SHARE_BELOW_ONE,
+    Range,
+    check_accelerators,
+    check_name,
+    check_ranges,
+)
+from charter.spec.layout import Adapter
+from charter.spec.stage import (
+    CritiqueStage,
+    DpoStage,
+    EvalStage,
+    JudgeStage,
+    LabelStage,
+    Optimization,
+    PpoStage,
+    PreferenceModelStage,
+    Sampling,
+    Stage,
+    StageResources,
+    references,
+)
+
+_ADAM: tuple[tuple[str, Range], ...] = (
+    ("learning_rate", POSITIVE),
+    ("warmup_steps", NOT_NEGATIVE),
+    ("min_learning_rate_ratio", SHARE),
+    ("weight_decay", NOT_NEGATIVE),
+    ("beta1", SHARE_BELOW_ONE),
+    ("beta2", SHARE_BELOW_ONE),
+    ("gradient_clip", POSITIVE),
+)
+_OPTIMIZATION: tuple[tuple[str, Range], ...] = (
+    *_ADAM,
+    ("epochs", POSITIVE),
+    ("steps", AT_LEAST_ONE),
+    ("global_batch", AT_LEAST_ONE),
+    ("seq_len", AT_LEAST_ONE),
+    ("dropout", SHARE_BELOW_ONE),
+)
+_SAMPLING: tuple[tuple[str, Range], ...] = (
+    ("temperature", NOT_NEGATIVE),
+    ("top_p", SHARE_ABOVE_ZERO),
+    ("max_new_tokens", AT_LEAST_ONE),
+    ("max_prompt_tokens", AT_LEAST_ONE),
+    ("rollout_batch", AT_LEAST_ONE),
+)
+_PPO: tuple[tuple[str, Range], ...] = (
+    *_ADAM,
+    ("temperature", POSITIVE),
+    ("value_learning_rate", POSITIVE),
+    ("episodes", AT_LEAST_ONE),
+    ("minibatch", AT_LEAST_ONE),
+    ("ppo_epochs", AT_LEAST_ONE),
+    ("clip_ratio", POSITIVE),
+    ("value_clip", POSITIVE),
+    ("value_loss_weight", NOT_NEGATIVE),
+    ("entropy_weight", NOT_NEGATIVE),
+    ("gae_lambda", SHARE),
+    ("discount", SHARE_ABOVE_ZERO),
+    ("kl_coefficient", NOT_NEGATIVE),
+    ("kl_target", POSITIVE),
+    ("kl_horizon", AT_LEAST_ONE),
+    ("reward_clip", POSITIVE),
+)
+_STAGE_RESOURCES: tuple[tuple[str, Range], ...] = (
+    ("num_nodes", AT_LEAST_ONE),
+    ("cpus", AT_LEAST_ONE),
+    ("micro_batch", AT_LEAST_ONE),
+    ("tensor", AT_LEAST_ONE),
+    ("pipeline", AT_LEAST_ONE),
+    ("zero", (lambda stage: stage in (0, 1, 2, 3), "must be 0, 1, 2 or 3")),
+)
+SUITE_NEEDS: Mapping[str, tuple[str, ...]] = {
+    "judge_agreement": ("judge", "pairs"),
+    "pm_accuracy": ("reward", "pairs"),
+    "win_rate": ("against",),
+    "independent_check": ("against", "independent_pairs", "prompts"),
+}
+"""What a suite of an eval stage cannot be measured without."""
+
+
+def check_stage(name: str, stage: Stage) -> Iterator[Problem]:
+    """Problems of one stage, apart from its edges."""
+    path = f"pipeline.{name}"
+    yield from check_name(name, path)
+    for role, names in references(stage).items():
+        if "" in names:
+            yield Problem(message="holds an empty name", path=f"{path}.{role}")
+    yield from _check_required_names(stage, path)
+    yield from check_ranges(stage, path, [("checkpoint_every", AT_LEAST_ONE), ("timeout", POSITIVE)])
+    if stage.resources is not None:
+        yield from _check_stage_resources(stage.resources, f"{path}.resources")
+    if isinstance(stage, Optimization):
+        yield from _check_optimization(stage, path)
+    if isinstance(stage, Sampling):
+        yield from _check_sampling(stage, path)
+    for cls, check in _BY_KIND.items():
+        if isinstance(stage, cls):
+            yield from check(stage, path)
+
+
+def _check_required_names(stage: Stage, path: str) -> Iterator[Problem]:
+    """A list of names that must be given must also hold one."""
+    for item in fields(stage):
+        required = item.default is MISSING and item.default_factory is MISSING
+        if required and item.name in stage.REFERENCES and getattr(stage, item.name) == ():
+            yield Problem(message="is empty; name at least one", path=f"{path}.{item.name}")
+
+
+def _check_stage_resources(resources: StageResources, path: str) -> Iterator[Problem]:
+    yield from check_ranges(resources, path, _STAGE_RESOURCES)
+    if resources.accelerators is not None:
+        yield from check_accelerators([resources.accelerators], f"{path}.accelerators")
+
+
+def _check_optimization(stage: Optimization, path: str) -> Iterator[Problem]:
+    yield from check_ranges(stage, path, _OPTIMIZATION)
+    if stage.epochs is not None and stage.steps is not None:
+        message = f"give either epochs or steps; found epochs {stage.epochs:g} and steps {stage.steps}"
+        yield Problem(message=message, path=f"{path}.steps", hint="remove one of the two")
+    if stage.steps is not None and stage.warmup_steps > stage.steps:
+        message = f"{stage.warmup_steps} warm-up steps, but the stage has only {stage.steps} steps"
+        yield Problem(message=message, path=f"{path}.warmup_steps")
+    yield from _check_adapter(stage.adapter, path)
+
+
+def _check_adapter(adapter: Adapter | None, path: str) -> Iterator[Problem]:
+    if adapter is None:
+        return
+    yield from check_ranges(adapter, f"{path}.adapter", [("rank", AT_LEAST_ONE), ("alpha", AT_LEAST_ONE)])
+    if adapter.base_bits not in (4, 8, 16):
+        message = f"must be 4 (QLoRA), 8 or 16 (LoRA); found {adapter.base_bits}"
+        yield Problem(message=message, path=f"{path}.adapter.base_bits")
+
+
+def _check_sampling(stage: Sampling, path: str) -> Iterator[Problem]:
+    yield from check_ranges(stage, path, _SAMPLING)
+    if stage.min_new_tokens > stage.max_new_tokens:
+        message = f"{stage.min_new_tokens} is more than max_new_tokens, {stage.max_new_tokens}"
+        yield Problem(message=message, path=f"{path}.min_new_tokens")
+    if getattr(stage, "num_prompts", None) is not None:
+        yield from check_ranges(stage, path, [("num_prompts", AT_LEAST_ONE)])
+
+
+def _check_judge(stage: JudgeStage, path: str) -> Iterator[Problem]:
+    yield from check_ranges(stage, path, [("cross_entropy_weight", NOT_NEGATIVE)])
+
+
+def _check_critique(stage: CritiqueStage, path: str) -> Iterator[Problem]:
+    yield from check_ranges(stage, path, [("revisions", AT_LEAST_ONE)])
+
+
+def _check_label(stage: LabelStage, path: str) -> Iterator[Problem]:
+    sampled = {"policy": stage.policy, "prompts": stage.prompts, "num_pairs": stage.num_pairs}
+    given = [name for name, value in sampled.items() if value]
+    missing = [name for name in sampled if name not in given]
+    if given and missing:
+        message = f"sampling pairs needs policy, prompts and num_pairs; {' and '.join(missing)} missing"
+        yield Problem(message=message, path=path, hint=f"add {missing[0]}, or remove {' and '.join(given)}")
+    elif not given and not stage.candidates:
+        hint = "give candidates (answers that exist), or policy, prompts and num_pairs (answers to sample)"
+        yield Problem(message="has nothing to label", path=path, hint=hint)
+
+
+def _check_preference_model(stage: PreferenceModelStage, path: str) -> Iterator[Problem]:
+    yield from check_ranges(stage, path, [("head_learning_rate_ratio", POSITIVE)])
+
+
+def _check_dpo(stage: DpoStage, path: str) -> Iterator[Problem]:
+    yield from check_ranges(stage, path, [("beta", POSITIVE)])
+
+
+def _check_eval(stage: EvalStage, path: str) -> Iterator[Problem]:
+    if not stage.suites:
+        yield Problem(message="is empty; name at least one", path=f"{path}.suites")
+    for index, suite in enumerate(stage.suites):
+        where = f"{path}.suites[{index}]"
+        if suite in stage.suites[:index]:
+            yield Problem(message=f"{suite!r} is named twice", path=where)
+        missing = [role for role in SUITE_NEEDS.get(suite, ()) if not getattr(stage, role)]
+        if missing:
+            message = f"the suite {suite!r} needs {' and '.join(missing)}"
+            yield Problem(message=message, path=where, hint=f"add {missing[0]} to the stage, or drop the suite")
+    for name in sorted(set(stage.pairs) & set(stage.independent_pairs)):
+        yield Problem(
+            message=f"{name!r} is in pairs too: the independent check would be tested on what it learnt from",
+            path=f"{path}.independent_pairs",
+            hint="name human pairs that no other stage and no other role reads",
+        )
+
+
+def _check_ppo(stage: PpoStage, path: str) -> Iterator[Problem]:
+    yield from check_ranges(stage, path, _PPO)
+    yield from _check_adapter(stage.adapter, path)
+    batch = stage.rollout_batch
+    if batch < 1 or stage.episodes < 1 or stage.minibatch < 1:
+        return
+    if stage.episodes % batch:
+        below, above = stage.episodes // batch * batch, -(-stage.episodes // batch) * batch
+        nearest = " or ".join(str(number) for number in (below, above) if number)
+        message = f"{stage.episodes} is not a multiple of rollout_batch, {batch}"
+        yield Problem(message=message, path=f"{path}.episodes", hint=f"the nearest that work: {nearest}")
+    elif stage.value_warmup_rollouts >= stage.episodes // batch:
+        message = f"the policy would never learn: there are {stage.episodes // batch} rollouts in all"
+        yield Problem(message=message, path=f"{path}.value_warmup_rollouts")
+    if batch % stage.minibatch:
+        message = f"{stage.minibatch} does not divide rollout_batch, {batch}"
+        nearest = " or ".join(str(number) for number in divisors_near(batch, stage.minibatch))
+        hint = f"the nearest that work: {nearest}"
+        yield Problem(message=message, path=f"{path}.minibatch", hint=hint)
+
+
+def divisors_near(number: int, wanted: int) -> list[int]:
+    """The divisors of a number next to one that is wanted: the nearest below, the nearest above.
+
+    Looks 10,000 to either side; beyond that it names 1 and the number itself, which always divide it.
+
+    >>> divisors_near(64, 48), divisors_near(64, 100)
+    ([32, 64], [64])
+    """
+    below = next((k for k in range(wanted - 1, max(0, wanted - 10_000), -1) if number % k == 0), 1)
+    above = next((k for k in range(wanted + 1, min(number, wanted + 10_000)) if number % k == 0), number)
+    return sorted({below, above})
+
+
+_BY_KIND: Mapping[type[Stage], Callable[..., Iterator[Problem]]] = {
+    JudgeStage: _check_judge,
+    CritiqueStage: _check_critique,
+    LabelStage: _check_label,
+    PreferenceModelStage: _check_preference_model,
+    DpoStage: _check_dpo,
+    EvalStage: _check_eval,
+    PpoStage: _check_ppo,
+}

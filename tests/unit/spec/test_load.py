@@ -1,0 +1,207 @@
+"""charter.yaml to Project: what is read, and that all errors come at once, each with its place."""
+
+import dataclasses
+import textwrap
+
+import pytest
+
+from charter.errors import SpecError
+from charter.spec.load import load_project
+from charter.spec.project import DataSpec, ModelSpec
+
+BASE = """
+name: small
+models:
+  base: meta-llama/Llama-3.1-8B
+  judge: {model: meta-llama/Llama-3.1-70B-Instruct, precision: fp8}
+constitution: constitution.yaml
+data:
+  chats: chats.jsonl
+  prompts: {path: prompts.jsonl, part: 1/2, limit: 1_000}
+pipeline:
+  sft: {kind: sft, init: base, data: chats, learning_rate: 3e-4}
+  label: {kind: label, judge: judge, policy: sft, prompts: [prompts], num_pairs: 4k}
+  pm: {kind: preference_model, init: sft, data: label, epochs: 2}
+  ppo: {kind: ppo, policy: sft, reward: pm, prompts: prompts, episodes: 6_400}
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text):
+        path = tmp_path / "charter.yaml"
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    return write
+
+
+def problems_of(path, **arguments):
+    with pytest.raises(SpecError) as caught:
+        load_project(path, **arguments)
+    return caught.value.problems
+
+
+def test_a_project_is_read(write):
+    project = load_project(write(BASE))
+    assert project.models["base"] == ModelSpec(model="meta-llama/Llama-3.1-8B")
+    assert project.data["prompts"] == DataSpec(path="prompts.jsonl", part="1/2", limit=1000)
+    assert project.pipeline["sft"].learning_rate == 3e-4
+    assert project.pipeline["sft"].data == ("chats",)
+    assert project.pipeline["label"].num_pairs == 4000
+    assert list(project.pipeline) == ["sft", "label", "pm", "ppo"]
+
+
+def test_a_directory_stands_for_the_charter_yaml_in_it(write):
+    path = write(BASE)
+    assert load_project(path.parent) == load_project(path)
+
+
+def test_what_people_write_is_read(write):
+    text = (
+        BASE
+        + "deadline: 14d\nbudget: {limit: $25_000}\nresources: {accelerators: H100:8, memory: 80GB, use_spot: auto}\n"
+    )
+    project = load_project(write(text))
+    assert project.deadline == 14 * 86400
+    assert project.budget.limit == 25_000
+    assert project.resources.accelerators == ("H100:8",)
+    assert project.resources.memory == 80 * 10**9
+    assert project.resources.use_spot == "auto"
+
+
+def test_a_training_stage_without_epochs_and_steps_gets_one_epoch(write):
+    project = load_project(write(BASE))
+    assert (project.pipeline["sft"].epochs, project.pipeline["sft"].steps) == (1.0, None)
+    assert project.pipeline["pm"].epochs == 2
+
+
+def test_an_empty_block_counts_as_left_out(write):
+    project = load_project(write(BASE + "budget:\nserving:\nresources:\n"))
+    assert project.budget is None
+    assert project.serving == {}
+
+
+def test_an_inline_architecture_is_read(write):
+    text = BASE.replace(
+        "base: meta-llama/Llama-3.1-8B",
+        "base: {architecture: {hidden_size: 64, num_layers: 2, num_heads: 4, intermediate_size: 176, vocab_size: 512},"
+        " tokenizer: {train_on: chats, vocab_size: 512}}",
+    )
+    model = load_project(write(text)).models["base"]
+    assert model.architecture.head_size == 16
+    assert model.tokenizer.train_on == ("chats",)
+
+
+EVERYTHING_WRONG = """
+nmae: x
+models:
+  base: {modl: a}
+data: {chats: {path: 3}}
+seed: true
+pipeline:
+  sft:
+    kind: sft
+    init: base
+    data: [chats, nothing]
+    learning_rat: 1e-3
+    epochs: "3"
+    global_batch: many
+    schedule: linaer
+  pm: {kind: preference_modle, init: sft, data: chats}
+  eval: {knd: eval}
+  other: 3
+"""
+
+
+def test_all_errors_come_at_once_each_with_line_and_hint(write):
+    problems = problems_of(write(EVERYTHING_WRONG))
+    found = {(problem.line, problem.path): f"{problem.message} {problem.hint}" for problem in problems}
+    expected = {
+        (2, "nmae"): "did you mean 'name'?",
+        (4, "models.base.modl"): "did you mean 'model'?",
+        (5, "data.chats.path"): "expected a text, found the number 3",
+        (6, "seed"): "expected a whole number, found true",
+        (12, "pipeline.sft.learning_rat"): "did you mean 'learning_rate'?",
+        (13, "pipeline.sft.epochs"): "expected a number, found the text '3'",
+        (14, "pipeline.sft.global_batch"): "write it like 150_000",
+        (15, "pipeline.sft.schedule"): "did you mean 'linear'?",
+        (16, "pipeline.pm.kind"): "did you mean 'preference_model'?",
+        (17, "pipeline.eval"): "did you write 'knd' for 'kind'?",
+        (18, "pipeline.other"): "expected a mapping with a `kind`",
+    }
+    for place, words in expected.items():
+        assert words in found[place], place
+    assert "the key 'name' is missing" in found[(2, "")]
+    assert len(problems) == len(expected) + 1
+
+
+def test_problems_come_in_the_order_of_the_file_and_quote_the_line(write):
+    problems = problems_of(write(EVERYTHING_WRONG))
+    assert [problem.line for problem in problems] == sorted(problem.line for problem in problems)
+    assert {problem.source_line for problem in problems if problem.line == 12} == {"    learning_rat: 1e-3"}
+
+
+def test_a_typo_in_a_name_and_a_typo_in_a_key_are_told_together(write):
+    text = BASE.replace("policy: sft, reward", "policy: sfft, reward").replace("seed", "sed") + "sed: 3\n"
+    messages = [problem.message for problem in problems_of(write(text))]
+    assert messages == ["nothing is called 'sfft'", "unknown key 'sed'"]
+
+
+def test_a_reference_to_a_stage_that_cannot_be_read_is_no_second_error(write):
+    text = BASE.replace("learning_rate: 3e-4", "learning_rte: 3e-4")
+    assert [problem.message for problem in problems_of(write(text))] == ["unknown key 'learning_rte'"]
+
+
+def test_one_wrong_field_of_a_stage_is_one_error(write):
+    text = BASE.replace("episodes: 6_400", "episodes: many")
+    (problem,) = problems_of(write(text))
+    assert problem.path == "pipeline.ppo.episodes"
+
+
+def test_missing_keys_of_one_block_are_one_error(write):
+    text = BASE.replace("{kind: sft, init: base, data: chats, learning_rate: 3e-4}", "{kind: sft}")
+    (problem,) = problems_of(write(text))
+    assert problem.message == "the keys 'init', 'data' are missing"
+
+
+@pytest.mark.parametrize("section", ["models", "pipeline"])
+def test_a_missing_section_says_how_to_write_one(write, section):
+    project = BASE.replace(f"\n{section}:", "\nnotes_:").replace("notes_:", "x:", 1)
+    messages = [f"{problem.message} {problem.hint}" for problem in problems_of(write(project))]
+    assert any(message.startswith(f"the key {section!r} is missing") for message in messages)
+
+
+@pytest.mark.parametrize("value", ["3", "[a]", "text"])
+def test_a_section_of_the_wrong_form_is_one_clear_error(write, value):
+    text = BASE.split("pipeline:")[0] + f"pipeline: {value}\n"
+    assert "expected a mapping" in problems_of(write(text))[0].message
+
+
+def test_true_is_not_a_number_anywhere(write):
+    text = BASE.replace("learning_rate: 3e-4", "learning_rate: true, global_batch: true, beta1: false")
+    paths = {problem.path for problem in problems_of(write(text))}
+    assert paths == {f"pipeline.sft.{name}" for name in ("learning_rate", "global_batch", "beta1")}
+
+
+def test_use_spot_names_all_that_it_may_be(write):
+    (problem,) = problems_of(write(BASE + "resources: {use_spot: maybe}\n"))
+    assert problem.message == "expected true or false or 'auto', found the text 'maybe'"
+
+
+def test_loading_looks_at_no_other_file(write):
+    assert load_project(write(BASE)).data["chats"].path == "chats.jsonl"
+
+
+def test_a_project_is_frozen(write):
+    project = load_project(write(BASE))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        project.seed = 3
+
+
+@pytest.mark.parametrize("name", ["a[b", "a]", "a[0]", "a.b", "[", "a[-1]", "a[\u0663]"])
+def test_a_name_that_looks_like_a_path_is_refused_as_a_name(write, name):
+    text = BASE.replace("  sft: {kind", f'  "{name}": {{kind').replace("policy: sft", f'policy: "{name}"')
+    text = text.replace("init: sft", f'init: "{name}"')
+    (problem,) = problems_of(write(text))
+    assert problem.message == f"{name!r} cannot be a name"
