@@ -1,0 +1,264 @@
+"""Accelerators: memory, peak rates and links, each with source, date and confidence.
+
+The table prints data-sheet units; here everything is in bytes, flops per second and bytes per second. What the
+loader does about the traps of data sheets:
+
+- Peak rates are dense; vendors' 2:4-sparse headlines were halved when the table was made.
+- `memory_bytes` is what the device itself reports (`memory_reported.csv`) where that is known, else the data sheet's
+  number as *decimal* GB, which is the smaller reading: a plan errs on the side of not fitting.
+- Links are printed as both directions together; here they are per direction (half).
+- A package of two devices (MI250X) is loaded as its devices: half the memory, half the rate, twice per node.
+- Network cards belong to the instance of a cloud; `scaleout_bytes_per_second_per_node` is the reference node's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from types import MappingProxyType
+
+from charter.catalog.aliases import ACCELERATOR_ALIASES, SPELLINGS, plain
+from charter.catalog.names import closest
+from charter.catalog.rows import Provenance, Row, read_table
+from charter.errors import UsageError
+from charter.units import GB, MIB, TERA
+
+DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4")
+DEVICES_PER_PACKAGE = {"MI250X-128GB": 2}
+CPU = "cpu"
+BITS_PER_BYTE = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accelerator:
+    """One accelerator as a framework sees it, or the host's processors (`kind == "cpu"`)."""
+
+    name: str
+    vendor: str
+    form_factor: str
+    kind: str
+    """`gpu`, `tpu`, `asic` or `cpu`."""
+    memory_bytes: float
+    """What the device reports; the context and buffers of the driver still come off it."""
+    memory_bytes_per_second: float
+    dense_flops_per_second: Mapping[str, float]
+    """Peak by dtype, dense: fp32, tf32, fp16, bf16, fp8, int8, fp4."""
+    scaleup_link: str
+    scaleup_bytes_per_second: float
+    """Per device and direction, inside the scale-up domain."""
+    scaleup_domain: int
+    """Devices that the fast link joins."""
+    devices_per_node: int
+    scaleout_bytes_per_second_per_node: float | None
+    tdp_watts: float | None
+    year: int
+    memory_is_reported: bool
+    provenance: Provenance
+    memory_provenance: Provenance
+    matmul_ceiling: Mapping[str, float] = field(default_factory=dict)
+    """Highest measured share of the dense peak in a matrix product, by dtype; empty where nobody measured."""
+
+    def peak_flops_per_second(self, dtype: str) -> float:
+        """Dense peak of a dtype; a dtype the device lacks runs at the next one it has (bf16 on V100 as fp16).
+
+        >>> get("H100").peak_flops_per_second("bf16") / 1e12
+        989.4
+        """
+        for name in (dtype, *_FALLBACKS.get(dtype, ())):
+            if name in self.dense_flops_per_second:
+                return self.dense_flops_per_second[name]
+        known = ", ".join(self.dense_flops_per_second)
+        raise UsageError(f"{self.name} has no known peak rate for {dtype}; it has {known}")
+
+
+_FALLBACKS = {
+    "bf16": ("fp16", "fp32"),
+    "fp16": ("bf16", "fp32"),
+    "fp8": ("bf16", "fp16", "fp32"),
+    "int4": ("bf16", "fp16", "fp32"),
+    "tf32": ("fp32", "bf16"),
+    "fp32": ("tf32", "bf16", "fp16"),
+}
+
+
+def get(name: str) -> Accelerator:
+    """The accelerator of a catalog name or of a name people write (`H100`, `A100-80GB`, `tpu-v5e`).
+
+    >>> get("H100-80GB").name, get("A100").name, get("tpu-v5e").name
+    ('H100-SXM-80GB', 'A100-SXM-40GB', 'TPU-v5e')
+    """
+    table = _by_plain_name()
+    key = plain(name)
+    key = ACCELERATOR_ALIASES.get(key, key)
+    found = table.get(plain(key))
+    if found is not None:
+        return found
+    if plain(name) == CPU:
+        raise UsageError("the processors of this machine have no catalog row; probe them and call processor()")
+    spelled = [*(item.name for item in catalog()), *SPELLINGS, CPU]
+    raise UsageError(f"no accelerator is called {name!r}{closest(name, spelled)}; `charter gpus` lists all")
+
+
+def parse_request(text: str) -> tuple[str, int]:
+    """Name and count of `H100:8` (SkyPilot's spelling); the name is resolved, `cpu` stays `cpu`.
+
+    >>> parse_request("H100:8"), parse_request("L4"), parse_request("cpu:4")
+    (('H100-SXM-80GB', 8), ('L4', 1), ('cpu', 4))
+    """
+    name, _, count = text.partition(":")
+    if count and (not count.isdecimal() or int(count) < 1):
+        raise UsageError(f"{text!r}: after the colon comes a number of accelerators, like H100:8")
+    resolved = CPU if plain(name) == CPU else get(name).name
+    return resolved, int(count or 1)
+
+
+def processor(
+    *,
+    flops_per_second: float,
+    memory_bytes_per_second: float,
+    memory_bytes: float,
+    cores: int,
+    name: str = CPU,
+    source: str = "probe of this machine",
+    as_of: str = "now",
+) -> Accelerator:
+    """The processors of a machine as one accelerator, from measured figures, so that a local run can be planned.
+
+    `flops_per_second` is a measured fp32 matrix product on all threads of the run, so its ceiling is 1.
+
+    >>> processor(flops_per_second=1e11, memory_bytes_per_second=2e10, memory_bytes=8e9, cores=2).kind
+    'cpu'
+    """
+    found = Provenance(source=source, as_of=as_of, confidence="measured here")
+    return Accelerator(
+        name=name,
+        vendor="host",
+        form_factor=f"{cores} cores",
+        kind=CPU,
+        memory_bytes=memory_bytes,
+        memory_bytes_per_second=memory_bytes_per_second,
+        dense_flops_per_second=MappingProxyType({"fp32": flops_per_second}),
+        scaleup_link="shared memory",
+        scaleup_bytes_per_second=memory_bytes_per_second / 2,
+        scaleup_domain=1,
+        devices_per_node=1,
+        scaleout_bytes_per_second_per_node=None,
+        tdp_watts=None,
+        year=0,
+        memory_is_reported=True,
+        provenance=found,
+        memory_provenance=found,
+        matmul_ceiling=MappingProxyType({"fp32": 1.0}),
+    )
+
+
+@cache
+def catalog() -> tuple[Accelerator, ...]:
+    """Every accelerator of the bundled table."""
+    reported = dict(read_table("memory_reported.csv", _reported))
+    ceilings = matmul_ceilings()
+    return read_table("accelerators.csv", lambda row: _accelerator(row, reported, ceilings))
+
+
+@cache
+def _by_plain_name() -> Mapping[str, Accelerator]:
+    return {plain(item.name): item for item in catalog()}
+
+
+def _reported(row: Row) -> tuple[str, tuple[float, Provenance]]:
+    return row.text("accelerator"), (row.positive("reported_mib") * MIB, row.provenance())
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatmulCeiling:
+    """The best measured matrix product of a device: an upper bound for any model on it."""
+
+    accelerator: str
+    dtype: str
+    flops_per_second: float
+    theoretical_flops_per_second: float
+    provenance: Provenance
+
+
+@cache
+def matmul_ceilings() -> tuple[MatmulCeiling, ...]:
+    """Measured ceilings, under the names of their source."""
+    return read_table("matmul_ceilings.csv", _ceiling)
+
+
+def _ceiling(row: Row) -> MatmulCeiling:
+    measured, theoretical = row.positive("measured_tflops"), row.positive("theoretical_tflops")
+    if measured > theoretical:
+        raise row.problem("measured_tflops", f"{measured} is above the theoretical {theoretical}")
+    return MatmulCeiling(
+        accelerator=row.text("accelerator"),
+        dtype=row.text("dtype"),
+        flops_per_second=measured * TERA,
+        theoretical_flops_per_second=theoretical * TERA,
+        provenance=row.provenance(),
+    )
+
+
+_CEILING_NAMES = {  # name in matmul_ceilings.csv -> catalog names
+    "A100-SXM": ("A100-SXM-40GB", "A100-SXM-80GB", "A800-SXM-80GB"),
+    "A100-PCIe": ("A100-PCIe-40GB", "A100-PCIe-80GB"),
+    "H100-SXM/H200": ("H100-SXM-80GB", "H800-SXM-80GB", "H200-SXM-141GB"),
+    "H100-SXM": ("H100-SXM-80GB", "H800-SXM-80GB"),
+    "H200-SXM": ("H200-SXM-141GB",),
+    "GH200": ("GH200-96GB",),
+    "B200-SXM": ("B200-SXM-180GB",),
+    "B300-SXM": ("B300-SXM-288GB",),
+    "GB200": ("GB200-NVL72-186GB",),
+    "MI300X": ("MI300X-192GB",),
+    "MI325X": ("MI325X-256GB",),
+    "MI355X": ("MI355X-288GB",),
+    "Gaudi2": ("Gaudi2-96GB",),
+    "Gaudi3": ("Gaudi3-128GB",),
+}
+
+
+def _ceilings_of(name: str, ceilings: tuple[MatmulCeiling, ...]) -> Mapping[str, float]:
+    mine = (item for item in ceilings if name in _CEILING_NAMES[item.accelerator])
+    return MappingProxyType({item.dtype: item.flops_per_second / item.theoretical_flops_per_second for item in mine})
+
+
+def _accelerator(
+    row: Row, reported: Mapping[str, tuple[float, Provenance]], ceilings: tuple[MatmulCeiling, ...]
+) -> Accelerator:
+    name = row.text("accelerator")
+    packed = DEVICES_PER_PACKAGE.get(name, 1)
+    provenance = row.provenance("source_note")
+    sheet_bytes = row.positive("memory_gb") * GB
+    memory_bytes, memory_provenance = reported.get(name, (sheet_bytes, provenance))
+    peaks = {dtype: row.positive_or_none(_PEAK_COLUMNS[dtype]) for dtype in DTYPES}
+    if not any(peaks.values()):
+        raise row.problem("bf16_tflops", "no peak rate at all")
+    scaleout = row.positive_or_none("scaleout_gbit_s_per_node")
+    return Accelerator(
+        name=name,
+        vendor=row.text("vendor"),
+        form_factor=row.text("form_factor"),
+        kind=_kind(row.text("vendor"), name),
+        memory_bytes=memory_bytes / packed,
+        memory_bytes_per_second=row.positive("mem_bw_gb_s") * GB / packed,
+        dense_flops_per_second=MappingProxyType({d: v * TERA / packed for d, v in peaks.items() if v}),
+        scaleup_link=row.text("scaleup_link"),
+        scaleup_bytes_per_second=row.positive("scaleup_gb_s_bidir") * GB / 2 / packed,
+        scaleup_domain=int(row.positive_or_none("scaleup_domain") or 1) * packed,
+        devices_per_node=int(row.positive_or_none("typical_devices_per_node") or 1) * packed,
+        scaleout_bytes_per_second_per_node=scaleout * GB / BITS_PER_BYTE if scaleout else None,
+        tdp_watts=row.positive_or_none("tdp_w"),
+        year=int(row.positive("year")),
+        memory_is_reported=name in reported,
+        provenance=provenance,
+        memory_provenance=memory_provenance,
+        matmul_ceiling=_ceilings_of(name, ceilings),
+    )
+
+
+_PEAK_COLUMNS = {dtype: f"{dtype}_{'tops' if dtype == 'int8' else 'tflops'}" for dtype in DTYPES}
+
+
+def _kind(vendor: str, name: str) -> str:
+    if name.startswith("TPU"):
+        return "tpu"
+    return "gpu" if vendor in ("NVIDIA", "AMD") else "asic"

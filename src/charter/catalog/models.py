@@ -1,0 +1,111 @@
+"""Known models: their architecture, where it is written, and the published number of parameters."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from charter.catalog.huggingface import architecture_from_config
+from charter.catalog.names import closest
+from charter.catalog.rows import DATA, Provenance
+from charter.errors import CatalogError, UsageError
+from charter.spec.architecture import Architecture, LatentAttention, MixtureOfExperts
+
+__all__ = ["CatalogModel", "architecture_from_config", "catalog", "get", "resolve"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CatalogModel:
+    """A model by name, with the source of its architecture."""
+
+    name: str
+    architecture: Architecture
+    published_parameters: int | None
+    """What the reference implementation counts; a check, never an input."""
+    aliases: tuple[str, ...]
+    note: str
+    provenance: Provenance
+
+
+def get(name: str) -> CatalogModel:
+    """The model of a catalog name; case, separators and the organisation may be left out.
+
+    >>> get("Llama-3.1-8B").name, get("gpt2").architecture.num_layers
+    ('meta-llama/Llama-3.1-8B', 12)
+    """
+    table = _by_plain_name()
+    found = table.get(_plain(name)) or table.get(_plain(name.rpartition("/")[2]))
+    if found is not None:
+        return found
+    known = [*(model.name for model in catalog()), *(model.name.rpartition("/")[2] for model in catalog())]
+    raise UsageError(
+        f"no model is called {name!r}{closest(name, known)}; give a catalog name, "
+        "or the path of a config.json or of its directory"
+    )
+
+
+def resolve(text: str) -> CatalogModel:
+    """A model by catalog name, or by the path of a Hugging Face `config.json` or of its directory."""
+    path = Path(text).expanduser()
+    if not (path.exists() or text.endswith(".json") or text.startswith((".", "/", "~"))):
+        return get(text)
+    return CatalogModel(
+        name=text,
+        architecture=architecture_from_config(path),
+        published_parameters=None,
+        aliases=(),
+        note="",
+        provenance=Provenance(source=str(path), as_of="now", confidence="read from the file"),
+    )
+
+
+@cache
+def catalog() -> tuple[CatalogModel, ...]:
+    """Every known model."""
+    file = DATA / "models.toml"
+    return read_models(file.read_text(encoding="utf-8"), file.name)
+
+
+def read_models(text: str, file: str) -> tuple[CatalogModel, ...]:
+    """Models of a TOML text in the layout of `models.toml`."""
+    return tuple(_model(block, file, number) for number, block in enumerate(tomllib.loads(text)["model"], start=1))
+
+
+def _model(block: Mapping[str, Any], file: str, number: int) -> CatalogModel:
+    for key in ("name", "source", "as_of", "confidence", "architecture"):
+        if not block.get(key):
+            raise CatalogError(f"{file}, row {number}, column {key}: is empty; every model needs it")
+    shape = dict(block["architecture"])
+    mixture, latent = shape.pop("mixture", None), shape.pop("latent_attention", None)
+    try:
+        architecture = Architecture(
+            **shape,
+            mixture=MixtureOfExperts(**mixture) if mixture else None,
+            latent_attention=LatentAttention(**latent) if latent else None,
+        )
+    except TypeError as error:
+        raise CatalogError(f"{file}, row {number}, column architecture: {error}") from None
+    return CatalogModel(
+        name=block["name"],
+        architecture=architecture,
+        published_parameters=block.get("parameters"),
+        aliases=tuple(block.get("aliases", ())),
+        note=block.get("note", ""),
+        provenance=Provenance(source=block["source"], as_of=block["as_of"], confidence=block["confidence"]),
+    )
+
+
+@cache
+def _by_plain_name() -> Mapping[str, CatalogModel]:
+    table: dict[str, CatalogModel] = {}
+    for model in catalog():
+        for name in (model.name, *model.aliases):
+            table.setdefault(_plain(name), model)
+            table.setdefault(_plain(name.rpartition("/")[2]), model)
+    return table
+
+
+def _plain(name: str) -> str:
+    return "".join(letter for letter in name.casefold() if letter.isalnum() or letter in "./")

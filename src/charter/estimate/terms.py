@@ -1,0 +1,76 @@
+"""What an estimate is made of: named terms with their formula and source, and the interval around a total."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+Z90 = 1.2815515655446004
+"""The 90th percentile of the standard normal distribution."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Term:
+    """One addend of an estimate, with what a reader needs to check it."""
+
+    name: str
+    part: str
+    """The group it is reported under (`parameters`, `activations`, `compute`, ...)."""
+    value: float
+    unit: str
+    """`bytes`, `seconds` or `flops`."""
+    formula: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """The 10th, 50th and 90th percentile of a quantity."""
+
+    p10: float
+    p50: float
+    p90: float
+
+    @classmethod
+    def around(cls, p50: float, *, sigma: float) -> Interval:
+        """A lognormal interval: `p50 * exp(-+1.2816 sigma)`.
+
+        >>> interval = Interval.around(100.0, sigma=0.2)
+        >>> round(interval.p10, 1), round(interval.p90, 1)
+        (77.4, 129.2)
+        """
+        spread = math.exp(Z90 * sigma)
+        return cls(p10=p50 / spread, p50=p50, p90=p50 * spread)
+
+    def scaled(self, factor: float) -> Interval:
+        """The interval of a fixed multiple of the quantity."""
+        return Interval(p10=self.p10 * factor, p50=self.p50 * factor, p90=self.p90 * factor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Breakdown:
+    """Terms of one quantity; every total is their sum, so parts always add up."""
+
+    terms: tuple[Term, ...]
+
+    @property
+    def total(self) -> float:
+        """Sum of all terms."""
+        return sum(term.value for term in self.terms)
+
+    def part(self, *parts: str) -> float:
+        """Sum of the terms of some parts."""
+        return sum(term.value for term in self.terms if term.part in parts)
+
+    def by_part(self) -> dict[str, float]:
+        """Sum per part, in the order in which parts appear."""
+        sums: dict[str, float] = {}
+        for term in self.terms:
+            sums[term.part] = sums.get(term.part, 0.0) + term.value
+        return sums
+
+
+def scaled_terms(terms: Iterable[Term], factor: float, note: str) -> tuple[Term, ...]:
+    """Terms times a factor, with the factor written into the formula."""
+    return tuple(replace(term, value=term.value * factor, formula=f"{note} ({term.formula})") for term in terms)

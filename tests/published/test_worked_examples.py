@@ -1,0 +1,141 @@
+"""The ten worked examples of the source texts: the printed figure by the named source formula, and ours beside it."""
+
+import pytest
+
+from charter.catalog import facts, models
+from charter.catalog.accelerators import get
+from charter.estimate.activations import layer_activations
+from charter.estimate.flops import hardware_flops_per_token, training_compute, training_flops_per_token
+from charter.estimate.memory import training_memory
+from charter.estimate.precision import ZERO_PAPER
+from charter.estimate.source_formulas import (
+    SOURCED_CLAIMS,
+    article_activation_bytes,
+    article_adam_state_bytes,
+    article_model_state_bytes,
+    training_days,
+    zero2_state_bytes,
+)
+from charter.estimate.states import model_state
+from charter.spec.layout import Layout, Recompute, ZeroStage
+from charter.units import SECONDS_PER_HOUR
+
+GB, GIB = 1e9, 2**30
+LLAMA_65B = models.get("huggyllama/llama-65b").architecture
+A100_PEAK = get("A100-80GB").peak_flops_per_second("bf16")
+LLAMA2_70B_GPU_HOURS = 1_720_320
+
+
+def achieved_flops_per_second():
+    """Llama-2 70B: 2e12 tokens in 1,720,320 A100-hours."""
+    return training_compute(70e9, 2e12) / (LLAMA2_70B_GPU_HOURS * SECONDS_PER_HOUR)
+
+
+def test_1_model_states_of_70b_as_printed_and_with_the_master_copy():
+    printed = article_adam_state_bytes(70e9)
+    assert {name: size / GB for name, size in printed.items()} == {"parameters": 140, "gradients": 140, "adam": 560}
+    ours = model_state(70e9, data_parallel=1, zero=ZeroStage.NONE, precision=ZERO_PAPER)
+    assert (ours.parameter_bytes / GB, ours.gradient_bytes / GB, ours.optimizer_bytes / GB) == (140, 140, 840)
+    assert ours.total_bytes / GB == 1120
+
+
+def test_2_activations_of_llama_65b_are_87_gb_not_gib():
+    printed = article_activation_bytes(layers=80, hidden_size=8192, tokens_in_flight=4e6, accelerators=1024)
+    assert printed / GB == pytest.approx(87.04)
+    assert printed / GIB == pytest.approx(81.06, abs=0.005)
+
+
+def test_2_a_llama_layer_keeps_more_than_a_gpt_layer():
+    """Gated MLP without dropout: 16 h + 4 x 2 x 22016 bytes per token, 37.5 h instead of 34 h."""
+    layer = layer_activations(LLAMA_65B, seq_len=2048, dropout=False)
+    constant = (layer.replicated + layer.sharded) / 8192
+    assert constant == pytest.approx(16 + 8 * 22016 / 8192)
+    ours = article_activation_bytes(
+        layers=80, hidden_size=8192, tokens_in_flight=4e6, accelerators=1024, constant=constant
+    )
+    assert ours / GB == pytest.approx(96.0, abs=0.1)
+
+
+def test_3_model_states_of_llama_65b_as_printed_and_corrected():
+    assert 2 * 65e9 / 8 / GB == 16.25
+    assert pytest.approx(7.109, abs=0.001) == 14 * 65e9 / 128 / GB
+    assert article_model_state_bytes(65e9, tensor=8, data=128) / GB == pytest.approx(23.36, abs=0.005)
+    assert zero2_state_bytes(65e9, tensor=8, data=128) / GB == pytest.approx(17.14, abs=0.005)
+    zero2 = model_state(65e9 / 8, data_parallel=128, zero=ZeroStage.GRADIENTS, precision=ZERO_PAPER)
+    assert zero2.total_bytes == pytest.approx(zero2_state_bytes(65e9, tensor=8, data=128))
+
+
+def test_4_the_run_does_not_fit_80_gb_as_printed_or_corrected():
+    activations = article_activation_bytes(layers=80, hidden_size=8192, tokens_in_flight=4e6, accelerators=1024)
+    printed = activations + article_model_state_bytes(65e9, tensor=8, data=128)
+    corrected = activations + zero2_state_bytes(65e9, tensor=8, data=128)
+    assert printed / GB == pytest.approx(110.4, abs=0.05)
+    assert corrected / GB == pytest.approx(104.2, abs=0.05)
+
+
+def llama_65b_memory(**changes):
+    """4M tokens on 1,024 A100: 2,048-token sequences, 15 or 16 per rank of DP 128, TP 8 with sequence parallelism."""
+    knobs = {"data": 128, "tensor": 8, "sequence_parallel": True, "zero": ZeroStage.GRADIENTS, "micro_batch": 16}
+    return training_memory(
+        LLAMA_65B,
+        Layout(**(knobs | changes)),
+        seq_len=2048,
+        precision=ZERO_PAPER,
+        implementation="lean",
+        accelerator=get("A100-80GB"),
+    )
+
+
+def test_4_the_planners_own_estimate_does_not_fit_and_says_what_does():
+    capacity = get("A100-80GB").memory_bytes
+    assert not llama_65b_memory().fits(capacity)
+    assert llama_65b_memory().activation_bytes / GB == pytest.approx(96.0 * 2048 * 16 * 128 / 4e6, rel=0.01)
+    assert llama_65b_memory(recompute=Recompute.FULL).fits(capacity)
+    assert llama_65b_memory(micro_batch=1, accumulation=16).fits(capacity)
+    assert llama_65b_memory(pipeline=8, data=16, micro_batch=1, accumulation=128).fits(capacity)
+
+
+def test_5_full_recomputation_costs_a_third_more():
+    once = training_compute(65e9, 1e12)
+    assert training_compute(65e9, 1e12, recompute=True) / once == pytest.approx(4 / 3)
+    exact = hardware_flops_per_token(LLAMA_65B, 2048, recompute=Recompute.FULL)
+    share = exact / training_flops_per_token(LLAMA_65B, 2048) - 1
+    assert 0.32 < share < 1 / 3  # the output projection is not recomputed
+
+
+def test_6_compute_of_llama2_70b():
+    assert training_compute(70e9, 2e12) == pytest.approx(8.4e23)
+    assert training_compute(70e9, 2e12, recompute=True) == pytest.approx(1.12e24)
+
+
+def test_7_efficiency_of_llama2_70b():
+    achieved = achieved_flops_per_second()
+    assert achieved / 1e12 == pytest.approx(135.6, abs=0.05)
+    assert achieved / A100_PEAK == pytest.approx(0.435, abs=0.0005)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "tokens", "days"), [(70e9, 2e12, 35.0), (140e9, 3.5e12, 122.5), (280e9, 5e12, 350)]
+)
+def test_8_months_on_2048_a100(parameters, tokens, days):
+    found = training_days(parameters, tokens, accelerators=2048, achieved_flops_per_second=achieved_flops_per_second())
+    assert found == pytest.approx(days, abs=0.05)
+
+
+def test_9_a_year_of_5000_a800_at_100_million_is_2_28_per_hour():
+    gpu_hours = 5000 * 365 * 24
+    assert gpu_hours / 1e6 == pytest.approx(43.8)
+    assert 100e6 / gpu_hours == pytest.approx(2.28, abs=0.005)
+
+
+def test_10_reinforcement_learning_dominates_an_alignment_cycle():
+    """DeepSpeed-Chat 13B end to end: SFT 2.5 h, reward model 0.25 h, PPO 10.8 h on 8 A100."""
+    row = next(cost for cost in facts.published_costs() if cost.run == "DeepSpeed-Chat 13B end to end")
+    assert "PPO 10.8h" in row.stage
+    hours = {"sft": 2.5, "reward": 0.25, "ppo": 10.8}
+    assert sum(hours.values()) == pytest.approx(float(row.hours), abs=0.06)
+    assert hours["ppo"] / sum(hours.values()) == pytest.approx(0.79, abs=0.01)
+
+
+def test_ranges_of_one_article_stay_claims():
+    assert {topic for topic, _ in SOURCED_CLAIMS} == {"activation checkpointing", "training stacks", "mixed precision"}

@@ -1,0 +1,174 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from charter.catalog import models
+from charter.errors import DataError
+from charter.estimate.host import host_memory
+from charter.estimate.kv_cache import kv_cache_bytes, kv_cache_bytes_per_token
+from charter.estimate.network import network_bytes_per_step
+from charter.estimate.parameters import count_parameters
+from charter.estimate.precision import FSDP_MIXED
+from charter.estimate.scaling_law import (
+    BESIROGLU_2024,
+    HOFFMANN_2022,
+    Observation,
+    chinchilla_optimal,
+    critical_batch_tokens,
+    fit,
+    kaplan_loss,
+    kaplan_loss_of_compute,
+)
+from charter.estimate.storage import checkpoint_bytes, model_checkpoint_bytes, retained_bytes
+from charter.estimate.terms import Breakdown, Interval, Term
+from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
+
+LLAMA = models.get("Llama-3.1-8B").architecture
+DEEPSEEK = models.get("DeepSeek-V3").architecture
+
+
+def test_checkpoints_take_14_bytes_per_trained_parameter():
+    """BLOOM: 2.3 TB for 176.2 B parameters is 13.1 bytes each, of which the card's rounding and format are the rest."""
+    assert checkpoint_bytes(13e9) / 1e9 == 182
+    published = 2.3e12 / count_parameters(models.get("bloom").architecture).total
+    assert published == pytest.approx(13.1, abs=0.06)
+    assert checkpoint_bytes(176.2e9) / 2.3e12 == pytest.approx(1.07, abs=0.01)
+
+
+def test_an_adapter_checkpoint_is_small():
+    assert model_checkpoint_bytes(LLAMA, adapter=Adapter(rank=16)) < 0.01 * model_checkpoint_bytes(LLAMA)
+
+
+def test_retention_counts_the_checkpoint_being_written():
+    assert retained_bytes(100, 10, keep_last=2, weights_only_kept=3) == 330
+
+
+def test_kv_cache_of_known_models():
+    assert kv_cache_bytes_per_token(LLAMA) == 2 * 32 * 8 * 128 * 2
+    assert kv_cache_bytes_per_token(models.get("Llama-2-7B").architecture) == 524_288
+    assert kv_cache_bytes_per_token(DEEPSEEK) == (512 + 64) * 61 * 2
+    assert kv_cache_bytes_per_token(DEEPSEEK, tensor=8) == kv_cache_bytes_per_token(DEEPSEEK)
+    assert kv_cache_bytes_per_token(LLAMA, tensor=16) == kv_cache_bytes_per_token(LLAMA) / 8
+
+
+def test_windowed_layers_keep_only_the_window():
+    mistral = models.get("Mistral-7B-v0.1").architecture
+    assert kv_cache_bytes(mistral, 32768) == kv_cache_bytes(mistral, 4096)
+    gemma = models.get("gemma-2-9b").architecture
+    assert kv_cache_bytes(gemma, 8192) == 0.75 * 8192 * kv_cache_bytes_per_token(gemma)
+
+
+def test_host_memory_stages_a_checkpoint_twice():
+    one_node = host_memory(LLAMA, Layout(data=8), devices_per_node=8)
+    staged = next(term for term in one_node.terms if term.name == "staging")
+    assert staged.value == 2 * 14 * count_parameters(LLAMA).total
+    two_nodes = host_memory(LLAMA, Layout(data=16), devices_per_node=8)
+    assert two_nodes.total < one_node.total
+
+
+def test_offload_moves_the_optimizer_to_the_host():
+    layout = Layout(data=8, zero=ZeroStage.PARAMETERS)
+    plain = host_memory(LLAMA, layout, devices_per_node=8).total
+    offloaded = host_memory(LLAMA, Layout(data=8, offload_optimizer=True), devices_per_node=8).total
+    assert offloaded - plain == FSDP_MIXED.optimizer_bytes * count_parameters(LLAMA).total
+
+
+def test_network_bytes_follow_the_zero_paper():
+    ddp = network_bytes_per_step(LLAMA, Layout(data=1024), seq_len=1024, precision=FSDP_MIXED).total
+    assert ddp == pytest.approx(2 * 4 * count_parameters(LLAMA).total, rel=2e-3)
+    zero3 = Layout(data=1024, zero=ZeroStage.PARAMETERS, accumulation=2)
+    sharded = network_bytes_per_step(LLAMA, zero3, seq_len=1024).total
+    assert sharded == pytest.approx(2 * (2 * 2 + 4) * count_parameters(LLAMA).total, rel=2e-3)
+
+
+def test_recomputation_repeats_tensor_parallel_traffic():
+    def tensor(recompute):
+        layout = Layout(tensor=8, recompute=recompute)
+        return network_bytes_per_step(LLAMA, layout, seq_len=1024).total
+
+    assert tensor(Recompute.FULL) == 1.5 * tensor(Recompute.NONE)
+
+
+def test_chinchilla_law_at_its_own_budget():
+    """Hoffmann et al. train 70 B parameters on 1.4 T tokens with 5.76e23 operations; approach 3 predicts 1.94."""
+    assert HOFFMANN_2022.loss(70e9, 1.4e12) == pytest.approx(1.94, abs=0.01)
+    parameters, tokens = chinchilla_optimal(5.76e23)
+    assert parameters / 1e9 == pytest.approx(70, rel=0.02)
+    assert tokens / 1e12 == pytest.approx(1.4, rel=0.02)
+
+
+@given(st.floats(1e18, 1e26))
+def test_the_optimum_spends_its_budget_and_neighbours_are_worse(budget):
+    for law in (HOFFMANN_2022, BESIROGLU_2024):
+        parameters, tokens = law.optimal(budget)
+        assert 6 * parameters * tokens == pytest.approx(budget)
+        best = law.loss(parameters, tokens)
+        assert law.loss(parameters * 1.2, tokens / 1.2) > best
+        assert law.loss(parameters / 1.2, tokens * 1.2) > best
+
+
+def test_kaplan_limits():
+    assert kaplan_loss(non_embedding_parameters=8.8e13) == 1
+    assert kaplan_loss(num_tokens=5.4e13) == 1
+    both = kaplan_loss(non_embedding_parameters=1e9, num_tokens=1e30)
+    assert both == pytest.approx(kaplan_loss(non_embedding_parameters=1e9))
+    assert kaplan_loss_of_compute(3.1e8 * 8.64e19) == 1
+    assert critical_batch_tokens(1.0) == 2e8
+    with pytest.raises(DataError, match="needs"):
+        kaplan_loss()
+
+
+def runs(law):
+    sizes, tokens = (1e7, 3e7, 1e8, 3e8), (1e9, 4e9, 2e10)
+    return [Observation(num_parameters=n, num_tokens=d, loss=law.loss(n, d)) for n in sizes for d in tokens]
+
+
+def test_a_fit_recovers_the_law_that_made_the_runs():
+    found = fit(runs(HOFFMANN_2022))
+    assert found.root_mean_square_error < 1e-6
+    assert (found.law.size_exponent, found.law.data_exponent) == (0.34, 0.28)
+    assert found.law.irreducible_loss == pytest.approx(1.69, rel=1e-3)
+    assert found.law.loss(70e9, 1.4e12) == pytest.approx(HOFFMANN_2022.loss(70e9, 1.4e12), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("observations", "message"),
+    [
+        (runs(HOFFMANN_2022)[:5], "at least 6"),
+        ([Observation(num_parameters=1e7, num_tokens=1e9 * i, loss=3) for i in range(1, 8)], "3 sizes"),
+        ([Observation(num_parameters=1e7 * i, num_tokens=2e8 * i, loss=3 / i) for i in range(1, 8)], "same tokens"),
+        ([Observation(num_parameters=1e7, num_tokens=1e9, loss=math.nan)] * 6, "above zero"),
+    ],
+)
+def test_runs_that_cannot_tell_the_terms_apart_are_refused(observations, message):
+    with pytest.raises(DataError, match=message):
+        fit(observations)
+
+
+def test_losses_that_rise_with_size_are_refused():
+    rising = [
+        Observation(num_parameters=o.num_parameters, num_tokens=o.num_tokens, loss=10 - o.loss)
+        for o in runs(HOFFMANN_2022)
+    ]
+    with pytest.raises(DataError, match="must fall"):
+        fit(rising)
+
+
+def test_intervals_are_ordered_and_scale():
+    interval = Interval.around(10.0, sigma=0.3)
+    assert interval.p10 < interval.p50 == 10 < interval.p90
+    assert interval.scaled(2).p90 == 2 * interval.p90
+    assert interval.p10 * interval.p90 == pytest.approx(100)
+
+
+def test_breakdowns_sum_by_part():
+    terms = tuple(
+        Term(name=str(i), part="a" if i % 2 else "b", value=float(i), unit="bytes", formula="i", source="test")
+        for i in range(5)
+    )
+    found = Breakdown(terms=terms)
+    assert found.total == 10
+    assert found.by_part() == {"b": 6, "a": 4}
+    assert found.part("a", "b") == 10
