@@ -1,0 +1,146 @@
+"""What an accelerator-hour costs on machines one owns."""
+
+import math
+from dataclasses import dataclass
+
+HOURS_PER_YEAR = 8760.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnedServer:
+    """One server and what it takes to run it."""
+
+    server_usd: float
+    network_adder: float
+    """Network, storage and cabling, as a share of the server's price."""
+    accelerators: int = 8
+    power_kw: float
+    load_factor: float
+    power_usage_effectiveness: float
+    usd_per_kwh: float
+    """Zero when the colocation price includes electricity."""
+    colocation_usd_per_kw_month: float
+    years: float
+    residual_share: float
+    maintenance_share_per_year: float
+    """Of the bare server's price."""
+    availability: float
+    staff_usd_per_accelerator_year: float
+    cost_of_capital: float
+
+
+def capital_recovery_factor(*, rate: float, years: float) -> float:
+    """Yearly payment per unit of capital: `r (1+r)^Y / ((1+r)^Y - 1)`; `1/Y` without interest.
+
+    >>> round(capital_recovery_factor(rate=0.08, years=4), 4)
+    0.3019
+    """
+    if rate == 0:
+        return 1 / years
+    growth = math.pow(1 + rate, years)
+    return rate * growth / (growth - 1)
+
+
+def owned_usd_per_year(server: OwnedServer) -> dict[str, float]:
+    """Yearly cost of one server by part: capital, power, colocation, maintenance, staff.
+
+    Capital is `(C - S/(1+r)^Y) x CRF(r, Y)` with C the server and its network adder and S the residual value.
+
+    >>> sum(owned_usd_per_year(H100_MID).values()) > 140_000
+    True
+    """
+    capital = server.server_usd * (1 + server.network_adder)
+    discounted_residual = server.residual_share * capital / (1 + server.cost_of_capital) ** server.years
+    recovery = capital_recovery_factor(rate=server.cost_of_capital, years=server.years)
+    drawn_kw = server.power_kw * server.load_factor * server.power_usage_effectiveness
+    return {
+        "capital": (capital - discounted_residual) * recovery,
+        "power": drawn_kw * server.usd_per_kwh * HOURS_PER_YEAR,
+        "colocation": server.power_kw * server.colocation_usd_per_kw_month * 12,
+        "maintenance": server.maintenance_share_per_year * server.server_usd,
+        "staff": server.staff_usd_per_accelerator_year * server.accelerators,
+    }
+
+
+def owned_usd_per_accelerator_hour(server: OwnedServer, *, utilisation: float = 1.0) -> float:
+    """Usd per accelerator-hour in use: yearly cost over `8760 x availability x utilisation x accelerators`.
+
+    >>> round(owned_usd_per_accelerator_hour(H100_MID), 2)
+    2.12
+    """
+    hours = HOURS_PER_YEAR * server.availability * utilisation * server.accelerators
+    return sum(owned_usd_per_year(server).values()) / hours
+
+
+def break_even_utilisation(server: OwnedServer, *, rent_usd_per_accelerator_hour: float) -> float:
+    """Share of the year an owned accelerator must work to beat renting; above 1, renting always wins.
+
+    >>> round(break_even_utilisation(H100_MID, rent_usd_per_accelerator_hour=3.99), 2)
+    0.53
+    """
+    return owned_usd_per_accelerator_hour(server) / rent_usd_per_accelerator_hour
+
+
+H100_CHEAP = OwnedServer(
+    server_usd=250_000,
+    network_adder=0.1,
+    power_kw=10.2,
+    load_factor=0.7,
+    power_usage_effectiveness=1.2,
+    usd_per_kwh=0.07,
+    colocation_usd_per_kw_month=100,
+    years=5,
+    residual_share=0.3,
+    maintenance_share_per_year=0.03,
+    availability=0.97,
+    staff_usd_per_accelerator_year=800,
+    cost_of_capital=0.06,
+)
+H100_MID = OwnedServer(
+    server_usd=300_000,
+    network_adder=0.2,
+    power_kw=10.2,
+    load_factor=0.8,
+    power_usage_effectiveness=1.3,
+    usd_per_kwh=0.09,
+    colocation_usd_per_kw_month=130,
+    years=4,
+    residual_share=0.2,
+    maintenance_share_per_year=0.05,
+    availability=0.97,
+    staff_usd_per_accelerator_year=1500,
+    cost_of_capital=0.08,
+)
+H100_COSTLY = OwnedServer(
+    server_usd=350_000,
+    network_adder=0.3,
+    power_kw=10.2,
+    load_factor=0.9,
+    power_usage_effectiveness=1.56,
+    usd_per_kwh=0.12,
+    colocation_usd_per_kw_month=200,
+    years=3,
+    residual_share=0.1,
+    maintenance_share_per_year=0.08,
+    availability=0.97,
+    staff_usd_per_accelerator_year=3000,
+    cost_of_capital=0.12,
+)
+B200_MID = OwnedServer(
+    server_usd=448_000,
+    network_adder=0.2,
+    power_kw=14.3,
+    load_factor=0.8,
+    power_usage_effectiveness=1.25,
+    usd_per_kwh=0.09,
+    colocation_usd_per_kw_month=130,
+    years=4,
+    residual_share=0.2,
+    maintenance_share_per_year=0.05,
+    availability=0.97,
+    staff_usd_per_accelerator_year=1500,
+    cost_of_capital=0.08,
+)
+"""Scenarios for 8-accelerator servers, 2025-26. Prices of servers and colocation were read on public pages
+that disagree by up to 4x; load, maintenance, staff and capital are assumptions. Replace them with your own
+quotes."""

@@ -1,0 +1,144 @@
+"""Seconds of a stage on accelerators, as named terms: every phase over all its steps.
+
+The phases of a stage follow each other (a synchronous loop); nothing overlaps between them.
+"""
+
+from dataclasses import replace
+from math import ceil
+
+from charter.catalog.accelerators import Accelerator
+from charter.estimate.collectives import all_gather_seconds, link_between
+from charter.estimate.parameters import count_parameters
+from charter.estimate.rollout import NATIVE, forward_pass_seconds, generation
+from charter.estimate.step_time import training_step
+from charter.estimate.terms import Term
+from charter.plan.fit import decoded_together, training_precision
+from charter.plan.phase import Phase, Role, Workload
+from charter.spec.layout import Layout, ZeroStage
+
+ENGINE = NATIVE
+
+
+def training_terms(work: Workload, layout: Layout, *, accelerator: Accelerator, dtype: str) -> tuple[Term, ...]:
+    """Terms of a stage that trains: its updates, and for PPO and DPO also generation and scoring on the same layout."""
+    terms: list[Term] = []
+    for phase in work.phases:
+        role = work.role(phase.role)
+        if phase.work == "train":
+            terms += _updates(role, phase, layout, accelerator, dtype)
+        elif phase.work == "generate":
+            together = decoded_together(work, phase, layout, accelerator=accelerator, dtype=dtype)
+            terms += _rollouts(role, phase, layout, together, accelerator)
+        else:
+            terms += _scoring(role, phase, phase.steps / layout.data, layout.tensor, accelerator)
+    return tuple(terms)
+
+
+def answering_terms(
+    work: Workload, *, tensor: int, replicas: int, batches: dict[str, float], accelerator: Accelerator
+) -> tuple[Term, ...]:
+    """Terms of a stage that only answers: replicas take whole batches in turn, one model after another."""
+    terms: list[Term] = []
+    for phase in work.phases:
+        if phase.role in work.remote:
+            continue
+        role, turns = work.role(phase.role), ceil(phase.steps / replicas)
+        if phase.work == "generate":
+            together = max(1, int(batches[phase.name]))
+            terms += _decoding(role, phase, turns, phase.batch, together, tensor, 1, accelerator)
+        else:
+            terms += _scoring(role, phase, turns, tensor, accelerator)
+    return tuple(terms)
+
+
+def _updates(role: Role, phase: Phase, layout: Layout, accelerator: Accelerator, dtype: str) -> list[Term]:
+    step = training_step(
+        role.architecture,
+        layout,
+        accelerator,
+        seq_len=phase.padded_tokens(layout.micro_batch),
+        dtype=dtype,
+        precision=training_precision(dtype, accelerator),
+        adapter=role.adapter,
+        head_share=0.0 if role.scalar_head else phase.logit_share,
+    )
+    return _over_steps(phase, phase.steps, step.terms)
+
+
+def _rollouts(role: Role, phase: Phase, layout: Layout, together: int, accelerator: Accelerator) -> list[Term]:
+    """The batch is split over the replicas; sharded weights are gathered once per rollout."""
+    terms = _decoding(role, phase, phase.steps, phase.batch, together, layout.tensor, layout.data, accelerator)
+    if layout.zero >= ZeroStage.PARAMETERS:
+        size = 2.0 * count_parameters(role.architecture).total / layout.tensor
+        link = link_between(accelerator, span=layout.num_accelerators)
+        gather = Term(
+            name="gather weights",
+            part="communication",
+            value=all_gather_seconds(size, layout.data, link),
+            unit="seconds",
+            formula=f"all-gather of {size / 1e9:.1f} GB over {layout.data}",
+            source="ring: Patarasuk and Yuan 2009",
+        )
+        terms += _over_steps(phase, phase.steps, (gather,))
+    return terms
+
+
+def _decoding(
+    role: Role,
+    phase: Phase,
+    turns: float,
+    sequences: float,
+    together: int,
+    tensor: int,
+    replicas: int,
+    accelerator: Accelerator,
+) -> list[Term]:
+    one = generation(
+        role.architecture,
+        accelerator,
+        sequences=sequences,
+        prompt_tokens=phase.prompt_tokens,
+        new_tokens=phase.new_tokens,
+        concurrency=together,
+        tensor=tensor,
+        replicas=replicas,
+        engine=ENGINE,
+    )
+    return _over_steps(phase, turns, one.terms)
+
+
+def _scoring(role: Role, phase: Phase, turns: float, tensor: int, accelerator: Accelerator) -> list[Term]:
+    width = phase.padded_tokens(phase.batch)
+    tokens = phase.batch * width
+    share = 0.0 if role.scalar_head else phase.logit_share
+    seconds = forward_pass_seconds(
+        role.architecture,
+        accelerator,
+        tokens=tokens,
+        seq_len=width,
+        tensor=tensor,
+        head_positions=share * tokens,
+    )
+    term = Term(
+        name="forward pass",
+        part="prefill",
+        value=seconds,
+        unit="seconds",
+        formula=f"{tokens:,.0f} tokens, {share:.3g} of the positions with logits",
+        source="roofline at the measured matmul ceiling (estimate/kernels.py)",
+    )
+    return _over_steps(phase, turns, (term,))
+
+
+def _over_steps(phase: Phase, steps: float, terms: tuple[Term, ...]) -> list[Term]:
+    """Terms of one step as terms of the phase."""
+    return [
+        replace(
+            term,
+            name=f"{phase.name}: {term.name}",
+            part=phase.name,
+            value=term.value * steps,
+            formula=f"{steps:,.6g} x ({term.formula})",
+        )
+        for term in terms
+    ]

@@ -1,0 +1,206 @@
+"""Peak bytes per accelerator of a stage under a layout, as named terms.
+
+A stage that trains keeps every role in memory (PPO, DPO) or has only one; its peak is the larger of training and
+generating. A stage that only answers loads its models one after another; its peak is the largest of them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil
+
+from charter.catalog.accelerators import Accelerator
+from charter.estimate.kv_cache import kv_cache_bytes
+from charter.estimate.memory import Head, MemoryBreakdown, inference_memory, training_memory
+from charter.estimate.precision import FP32, FSDP_MIXED, TrainingPrecision
+from charter.estimate.states import rank_parameters
+from charter.estimate.terms import Term
+from charter.plan.phase import Phase, Role, Workload
+from charter.spec.layout import Layout, ZeroStage
+
+USABLE_SHARE = 0.95
+"""Share of the reported memory that a plan may fill; judgement, beside the context that is a term of its own."""
+STATE_PARTS = ("parameters", "gradients", "optimizer")
+CONTEXT_TERMS = ("device context", "process")
+CPU = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """The fullest moment of a stage on one accelerator: terms, each with the role it belongs to."""
+
+    moment: str
+    parts: tuple[tuple[str, Term], ...] = ()
+
+    @property
+    def total_bytes(self) -> float:
+        """Sum of all terms."""
+        return sum(term.value for _, term in self.parts)
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """The terms, named by role where there is one."""
+        return tuple(replace(term, name=f"{role}: {term.name}") if role else term for role, term in self.parts)
+
+    def by_part(self) -> dict[str, float]:
+        """Sum per part, in the order in which parts appear."""
+        return MemoryBreakdown(terms=self.terms).by_part()
+
+
+def capacity_bytes(accelerator: Accelerator) -> float:
+    """Bytes of an accelerator that a plan may fill."""
+    return USABLE_SHARE * accelerator.memory_bytes
+
+
+def training_precision(dtype: str, accelerator: Accelerator) -> TrainingPrecision:
+    """How the native engine stores numbers: fp32 weights and Adam, computation in `dtype`."""
+    return FP32 if dtype == "fp32" or accelerator.kind == CPU else FSDP_MIXED
+
+
+def training_peak(work: Workload, layout: Layout, *, accelerator: Accelerator, dtype: str) -> Peak:
+    """Peak of a stage that trains, with all its roles in memory."""
+    breakdowns = {role.name: _trained(work, role, layout, accelerator, dtype) for role in work.trained}
+    resident = _resident(work, breakdowns, layout, accelerator)
+    moments = [
+        Peak(
+            moment=f"training {role}",
+            parts=(*resident, *((role, term) for term in breakdown.terms if _comes_and_goes(term))),
+        )
+        for role, breakdown in breakdowns.items()
+    ]
+    room = capacity_bytes(accelerator) - sum(term.value for _, term in resident)
+    moments += [
+        Peak(moment=phase.name, parts=(*resident, *_generation_terms(work, phase, layout, room)))
+        for phase in work.phases
+        if phase.work == "generate"
+    ]
+    return max(moments, key=lambda peak: peak.total_bytes)
+
+
+def decoded_together(work: Workload, phase: Phase, layout: Layout, *, accelerator: Accelerator, dtype: str) -> int:
+    """Sequences of a rollout that one replica decodes at once: all of its share, or as many as memory holds."""
+    breakdowns = {role.name: _trained(work, role, layout, accelerator, dtype) for role in work.trained}
+    resident = _resident(work, breakdowns, layout, accelerator)
+    room = capacity_bytes(accelerator) - sum(term.value for _, term in resident)
+    return _together(work.role(phase.role), phase, layout, room)
+
+
+def _resident(
+    work: Workload, breakdowns: Mapping[str, MemoryBreakdown], layout: Layout, accelerator: Accelerator
+) -> list[tuple[str, Term]]:
+    """State of the trained roles, weights of the frozen ones, the process: there at every moment."""
+    width = 4.0 if accelerator.kind == CPU else 2.0
+    states = [
+        (role, term) for role, breakdown in breakdowns.items() for term in breakdown.terms if term.part in STATE_PARTS
+    ]
+    frozen = [(role.name, _frozen(role, layout, width)) for role in work.roles if not role.trained]
+    context = [("", term) for term in next(iter(breakdowns.values())).terms if term.name in CONTEXT_TERMS]
+    return [*states, *frozen, *context]
+
+
+def answering_peak(
+    work: Workload, *, tensor: int, batches: dict[str, float], accelerator: Accelerator, weights: str = "bf16"
+) -> Peak:
+    """Peak of a stage that only answers: the fullest of its phases; `batches` are sequences per replica by phase."""
+    moments = [
+        Peak(
+            moment=phase.name,
+            parts=_of_role(
+                phase.role,
+                inference_memory(
+                    work.role(phase.role).architecture,
+                    batch=batches[phase.name] if phase.work == "generate" else 0.0,
+                    tokens_per_sequence=max(phase.longest_tokens, 1.0),
+                    tensor=tensor,
+                    weights=weights,
+                    prefill_tokens=max(phase.longest_tokens, 8192.0),
+                    head=_head(work.role(phase.role)),
+                    accelerator=accelerator,
+                ),
+            ),
+        )
+        for phase in work.phases
+        if phase.role not in work.remote
+    ]
+    return max(moments, key=lambda peak: peak.total_bytes, default=NOTHING_LOADED)
+
+
+NOTHING_LOADED = Peak(moment="nothing is loaded")
+
+
+def _of_role(role: str, breakdown: MemoryBreakdown) -> tuple[tuple[str, Term], ...]:
+    return tuple((role, term) for term in breakdown.terms)
+
+
+def _head(role: Role) -> Head:
+    return "scalar" if role.scalar_head else "lm"
+
+
+def _trained(work: Workload, role: Role, layout: Layout, accelerator: Accelerator, dtype: str) -> MemoryBreakdown:
+    phase = next(phase for phase in work.phases if phase.role == role.name and phase.work == "train")
+    return training_memory(
+        role.architecture,
+        layout,
+        seq_len=max(1, round(phase.longest_tokens)),
+        precision=training_precision(dtype, accelerator),
+        adapter=role.adapter,
+        head=_head(role),
+        logit_share=phase.logit_share,
+        accelerator=accelerator,
+    )
+
+
+def _comes_and_goes(term: Term) -> bool:
+    return term.part not in STATE_PARTS and term.name not in CONTEXT_TERMS
+
+
+def _frozen(role: Role, layout: Layout, width_bytes: float) -> Term:
+    rank = rank_parameters(role.architecture, layout, scalar_head=role.scalar_head)
+    shards = layout.data * layout.context if layout.zero >= ZeroStage.PARAMETERS else 1
+    return Term(
+        name="frozen weights",
+        part="parameters",
+        value=width_bytes * rank.total / shards,
+        unit="bytes",
+        formula=f"{width_bytes:g} B x {rank.total:,.0f} / {shards}",
+        source="weights only, sharded like the trained ones under ZeRO-3",
+    )
+
+
+def _gathered_bytes(role: Role, layout: Layout) -> float:
+    return 2.0 * rank_parameters(role.architecture, replace(layout, pipeline=1)).total
+
+
+def _cache_bytes(role: Role, phase: Phase, layout: Layout) -> float:
+    return kv_cache_bytes(role.architecture, phase.longest_tokens, tensor=layout.tensor)
+
+
+def _together(role: Role, phase: Phase, layout: Layout, room_bytes: float) -> int:
+    share = ceil(phase.batch / layout.data)
+    free = room_bytes - _gathered_bytes(role, layout)
+    return max(1, min(share, int(free / _cache_bytes(role, phase, layout))))
+
+
+def _generation_terms(work: Workload, phase: Phase, layout: Layout, room_bytes: float) -> list[tuple[str, Term]]:
+    """A bf16 copy of the policy, gathered for decoding, and the keys and values of what is decoded together."""
+    role = work.role(phase.role)
+    gathered, cache = _gathered_bytes(role, layout), _cache_bytes(role, phase, layout)
+    sequences = _together(role, phase, layout, room_bytes)
+    made = [
+        Term(
+            name="weights gathered for generation",
+            part="buffers",
+            value=gathered,
+            unit="bytes",
+            formula=f"2 B x {gathered / 2:,.0f}",
+            source="decoding reads every weight for every token, so shards are gathered once per rollout",
+        ),
+        Term(
+            name="keys and values",
+            part="kv_cache",
+            value=cache * sequences,
+            unit="bytes",
+            formula=f"{sequences} sequences of {phase.longest_tokens:,.0f} tokens x {cache:,.0f} B",
+            source="2 x layers x kv_heads x head_dim x bytes / TP",
+        ),
+    ]
+    return [(role.name, term) for term in made]

@@ -1,0 +1,88 @@
+"""Memory of a stage with several roles, against sums done by hand."""
+
+import pytest
+
+from charter.catalog import accelerators
+from charter.estimate.kv_cache import kv_cache_bytes
+from charter.estimate.parameters import count_parameters
+from charter.plan.fit import answering_peak, capacity_bytes, decoded_together, training_peak
+from charter.plan.phase import Counters, Phase, Role, Workload
+from charter.spec.layout import Layout, ZeroStage
+
+H100 = accelerators.get("H100")
+ZERO3 = Layout(data=8, zero=ZeroStage.PARAMETERS, micro_batch=4)
+
+
+@pytest.fixture
+def ppo(lab):
+    def make(rollout_batch=512):
+        shape = lab.LLAMA_8B
+        roles = (
+            Role(name="policy", architecture=shape, model="base", trained=True),
+            Role(name="value", architecture=shape, model="base", trained=True, scalar_head=True),
+            Role(name="reference", architecture=shape, model="base"),
+            Role(name="reward", architecture=shape, model="base", scalar_head=True),
+        )
+        common = {"steps": 10, "longest_tokens": 1024}
+        phases = (
+            Phase(
+                name="generate", work="generate", role="policy", batch=rollout_batch, prompt_tokens=512,
+                new_tokens=512, **common,
+            ),
+            Phase(name="train policy", work="train", role="policy", batch=128, prompt_tokens=1024, **common),
+            Phase(name="train value", work="train", role="value", batch=128, prompt_tokens=1024, **common),
+        )  # fmt: skip
+        return Workload(roles=roles, phases=phases, counters=Counters(), together=True)
+
+    return make
+
+
+def test_ppo_holds_four_models_sharded_over_eight(ppo, lab):
+    peak = training_peak(ppo(), ZERO3, accelerator=H100, dtype="bf16")
+    count = count_parameters(lab.LLAMA_8B)
+    lm, scalar = count.total, count.total - count.head + lab.LLAMA_8B.hidden_size
+    parts = peak.by_part()
+    assert parts["parameters"] == pytest.approx((4 * (lm + scalar) + 2 * (lm + scalar)) / 8, rel=1e-3)
+    assert parts["gradients"] == pytest.approx(4 * (lm + scalar) / 8, rel=1e-3)
+    assert parts["optimizer"] == pytest.approx(8 * (lm + scalar) / 8, rel=1e-3)
+
+
+def test_parts_of_a_peak_sum_to_it_and_name_their_role(ppo):
+    peak = training_peak(ppo(), ZERO3, accelerator=H100, dtype="bf16")
+    assert sum(term.value for term in peak.terms) == pytest.approx(peak.total_bytes)
+    assert sum(peak.by_part().values()) == pytest.approx(peak.total_bytes)
+    roles = {term.name.partition(":")[0] for term in peak.terms}
+    assert {"policy", "value", "reference", "reward"} <= roles
+
+
+def test_small_rollouts_are_decoded_whole_and_large_ones_in_waves(ppo, lab):
+    arguments = {"accelerator": H100, "dtype": "bf16"}
+    small, large = ppo(512), ppo(65_536)
+    assert decoded_together(small, small.phases[0], ZERO3, **arguments) == 512 // 8
+    held = decoded_together(large, large.phases[0], ZERO3, **arguments)
+    cache = kv_cache_bytes(lab.LLAMA_8B, 1024)
+    peak = training_peak(large, ZERO3, **arguments)
+    assert held < 65_536 // 8
+    assert peak.total_bytes <= capacity_bytes(H100) < peak.total_bytes + cache
+
+
+def test_answering_stage_needs_the_larger_of_its_models_not_their_sum(lab):
+    roles = (
+        Role(name="policy", architecture=lab.LLAMA_8B, model="a"),
+        Role(name="judge", architecture=lab.LLAMA_70B, model="b"),
+    )
+    phases = tuple(
+        Phase(name=role.name, work="score", role=role.name, steps=1, batch=8, prompt_tokens=512, longest_tokens=512)
+        for role in roles
+    )
+    work = Workload(roles=roles, phases=phases, counters=Counters())
+    peak = answering_peak(work, tensor=4, batches={}, accelerator=H100)
+    assert peak.moment == "judge"
+    assert peak.by_part()["parameters"] == pytest.approx(2 * count_parameters(lab.LLAMA_70B).total / 4, rel=1e-3)
+
+
+def test_endpoint_models_take_no_memory(lab):
+    role = Role(name="judge", architecture=lab.LLAMA_70B, model="b")
+    phase = Phase(name="judge", work="score", role="judge", steps=1, batch=8, prompt_tokens=512, longest_tokens=512)
+    work = Workload(roles=(role,), phases=(phase,), counters=Counters(), remote=("judge",))
+    assert answering_peak(work, tensor=1, batches={}, accelerator=H100).total_bytes == 0

@@ -1,0 +1,42 @@
+import pytest
+
+from charter.plan.machine import Machine, probe_machine, usable_cores, usable_memory_bytes
+
+GIB = 2**30
+
+
+def test_probe_finds_positive_figures():
+    machine = probe_machine()
+    assert machine.cores >= 1
+    assert machine.memory_bytes > 0
+    assert machine.flops_per_second > 1e8
+    assert machine.memory_bytes_per_second > 1e8
+
+
+def test_memory_limit_of_a_cgroup_counts(tmp_path):
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:       16777216 kB\nMemFree: 1 kB\n")
+    assert usable_memory_bytes(tmp_path, meminfo) == 16 * GIB
+    (tmp_path / "memory.max").write_text("max\n")
+    assert usable_memory_bytes(tmp_path, meminfo) == 16 * GIB
+    (tmp_path / "memory.max").write_text(f"{4 * GIB}\n")
+    assert usable_memory_bytes(tmp_path, meminfo) == 4 * GIB
+
+
+def test_core_quota_of_a_cgroup_counts(tmp_path):
+    free = usable_cores(tmp_path)
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert usable_cores(tmp_path) == free
+    (tmp_path / "cpu.max").write_text("100000 100000\n")
+    assert usable_cores(tmp_path) == 1
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    assert usable_cores(tmp_path) == 1
+
+
+def test_threads_divide_the_arithmetic_but_not_the_bandwidth():
+    machine = Machine(name="m", cores=4, memory_bytes=8e9, flops_per_second=4e11, memory_bytes_per_second=2e10)
+    one = machine.processor(threads=1)
+    assert one.peak_flops_per_second("fp32") == pytest.approx(1e11)
+    assert one.memory_bytes_per_second == 2e10
+    assert machine.processor().peak_flops_per_second("fp32") == pytest.approx(4e11)
+    assert machine.processor(threads=64).peak_flops_per_second("fp32") == pytest.approx(4e11)

@@ -1,0 +1,156 @@
+import pytest
+
+from charter.errors import DataError
+from charter.plan.corpus import Library
+from charter.plan.phase import padded
+from charter.plan.roles import Models
+from charter.plan.workload import workload
+from charter.spec.dataset import DataFacts
+from charter.spec.project import DataSpec, Serving
+from charter.spec.stage import (
+    CritiqueStage,
+    EvalStage,
+    JudgeStage,
+    LabelStage,
+    PpoStage,
+    PreferenceModelStage,
+    PretrainStage,
+    SftStage,
+)
+
+
+@pytest.fixture
+def work(lab):
+    """The workload of one stage, with its library."""
+
+    def make(stage, *, facts=None, **changes):
+        made = lab.project(pipeline={**lab.ALL_KINDS, "stage": stage}, **changes)
+        library = Library(project=made, facts=facts or {}, assumptions=[])
+        return workload(stage, Models(project=made, architectures={"base": lab.LLAMA_8B}), library), library
+
+    return make
+
+
+def test_sft_takes_one_pass_over_its_rows(work):
+    found, _ = work(SftStage(init="base", data=("chat",), epochs=2, global_batch=128))
+    assert found.phases[0].steps == 625  # 2 x 40,000 / 128
+    assert found.counters.tokens == 625 * 128 * 300
+
+
+def test_steps_win_over_epochs_and_rows(work):
+    found, _ = work(PretrainStage(init="base", data=("chat",), steps=10, global_batch=8, seq_len=128))
+    assert found.counters.tokens == 10 * 8 * 128
+
+
+def test_pretraining_packs_rows_into_full_sequences(work):
+    found, _ = work(PretrainStage(init="base", data=("chat",), epochs=1, global_batch=8, seq_len=1000))
+    assert found.phases[0].steps == 1500  # 40,000 x 300 / 1000 / 8
+    assert not found.phases[0].ragged
+
+
+def test_sequences_are_cut_at_seq_len(work):
+    found, _ = work(SftStage(init="base", data=("chat",), steps=1, global_batch=1, seq_len=100))
+    assert found.phases[0].prompt_tokens == 100
+
+
+def test_preference_model_reads_two_sequences_per_pair(work):
+    found, _ = work(PreferenceModelStage(init="base", data=("pairs",), epochs=1, global_batch=100))
+    assert found.counters.pairs == 40_000
+    assert found.phases[0].sequences == 80_000
+    assert found.phases[0].unit == 2
+
+
+def test_preference_model_on_labels_counts_sampled_pairs(work):
+    found, _ = work(PreferenceModelStage(init="base", data=("label", "pairs"), epochs=1, global_batch=50))
+    assert found.counters.pairs == 50_000  # 10,000 labelled + 40,000 given
+
+
+def test_critique_generates_an_answer_and_two_texts_per_revision(work):
+    found, _ = work(CritiqueStage(policy="base", critic="base", prompts=("prompts",), revisions=4, max_new_tokens=100))
+    assert found.counters.generated_tokens == 20_000 * 100 * (1 + 2 * 4)
+    assert found.counters.records == 80_000
+
+
+def test_both_orders_double_the_questions_to_the_judge(work):
+    def questions(both):
+        stage = LabelStage(judge="base", policy="base", prompts=("prompts",), num_pairs=6400, both_orders=both)
+        return next(phase for phase in work(stage)[0].phases if phase.role == "judge").sequences
+
+    assert questions(True) == 2 * questions(False) == 12_800
+
+
+def test_labelling_given_pairs_samples_nothing(work):
+    found, _ = work(LabelStage(judge="base", candidates=("pairs",)))
+    assert {phase.work for phase in found.phases} == {"score"}
+    assert found.counters.pairs == 40_000
+
+
+def test_multiple_choice_question_holds_both_answers(work):
+    def tokens(form):
+        return work(JudgeStage(init="base", pairs=("pairs",), format=form, seq_len=4096))[0].phases[0].prompt_tokens
+
+    assert tokens("multiple_choice") - tokens("yes_no") == 150
+
+
+def test_ppo_generates_scores_four_times_and_trains_two_models(work):
+    stage = PpoStage(
+        policy="base", reward="pm", prompts=("prompts",), episodes=1024, rollout_batch=256, minibatch=64, ppo_epochs=2
+    )
+    found, _ = work(stage)
+    assert [role.name for role in found.trained] == ["policy", "value"]
+    kinds = [phase.work for phase in found.phases]
+    assert [kinds.count(kind) for kind in ("generate", "score", "train")] == [1, 4, 2]
+    assert found.phases[-1].steps == 4 * 4 * 2
+    assert found.counters.episodes == 1024
+    assert found.together
+
+
+def test_eval_compares_every_policy_with_the_others(work):
+    stage = EvalStage(policy="ppo", against="sl_cai", judge="judge", prompts=("prompts",), num_prompts=640)
+    found, _ = work(stage)
+    assert found.counters.generated_tokens == 2 * 640 * 512
+    assert next(phase for phase in found.phases if phase.role == "judge").sequences == 2 * 640
+
+
+def test_judge_behind_an_endpoint_is_not_planned(work):
+    stage = LabelStage(judge="base", candidates=("pairs",))
+    found, _ = work(stage, serving={"base": Serving(endpoint="http://judge:8000/v1")})
+    assert found.remote == ("judge",)
+
+
+def test_missing_file_without_declaration_says_what_to_declare(work):
+    with pytest.raises(DataError, match=r"(?s)data\.chat: chat\.jsonl is not there.*declare mean_tokens.*rows: 40_000"):
+        work(SftStage(init="base", data=("chat",)), data={"chat": DataSpec(path="chat.jsonl", rows=7)})
+
+
+def test_measured_file_wins_over_the_declaration(work):
+    facts = DataFacts(
+        rows=10,
+        kind="conversation",
+        responses=10,
+        mean_prompt_bytes=197.0,
+        max_prompt_bytes=300,
+        mean_response_bytes=197.0,
+        max_response_bytes=300,
+    )
+    found, library = work(SftStage(init="base", data=("chat",), global_batch=1), facts={"chat": facts}, data={
+        "chat": DataSpec(path="chat.jsonl", rows=999)
+    })  # fmt: skip
+    assert found.phases[0].sequences == 10
+    assert found.phases[0].prompt_tokens == pytest.approx(394 / 3.94)
+    assert any("bytes per token" in item.name for item in library.assumptions)
+
+
+def test_declared_sizes_are_listed_as_assumptions(work):
+    _, library = work(SftStage(init="base", data=("chat",)))
+    named = {item.name: item.value for item in library.assumptions}
+    assert named["data.chat.rows"] == 40_000
+    assert named["data.chat.mean_tokens"] == 300
+
+
+def test_padding_grows_with_the_batch_up_to_the_cut_off():
+    # Measured on the shipped dialogues, uncut: ratios 2.5, 3.1, 4.0, 4.7 for 8, 16, 32, 64 rows.
+    for rows, ratio in ((8, 2.5), (16, 3.1), (32, 4.0), (64, 4.7)):
+        assert padded(100, rows, longest=1e9) / 100 == pytest.approx(ratio, rel=0.1)
+    assert padded(100, 64, longest=150) == 150
+    assert padded(100, 1, longest=150) == 100

@@ -1,0 +1,83 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from charter.resilience.checkpoint import checkpoint_bytes, transfer_seconds
+from charter.resilience.failures import LLAMA3_H100, META_RSC1_A100, mean_between_failures_seconds
+from charter.resilience.goodput import ettr_renewal, ettr_small_loss
+from charter.resilience.spares import spare_nodes
+
+# stall s, persist min, detection and restart min, interval min | simulated, small-loss (Meta), renewal
+# (reference on resilience, section 2.5, M = 3.09 h; ETTR by simulation lies between the two forms).
+ASYNC_ROWS = [
+    (2, 3, 9, 3.5, 0.920, 0.917, 0.922),
+    (2, 15, 9, 15, 0.842, 0.828, 0.853),
+    (2, 15, 9, 30, 0.809, 0.789, 0.825),
+    (10, 3, 40, 7.9, 0.769, 0.731, 0.781),
+]
+
+
+@pytest.mark.parametrize(("stall", "persist", "restart", "interval", "simulated", "small_loss", "renewal"), ASYNC_ROWS)
+def test_ettr_forms_match_and_bracket_the_simulation(stall, persist, restart, interval, simulated, small_loss, renewal):
+    mean = 3.09 * 3600
+    upper = ettr_renewal(
+        interval_seconds=interval * 60,
+        stall_seconds=stall,
+        mean_between_failures_seconds=mean,
+        restart_seconds=restart * 60,
+        persist_seconds=persist * 60,
+    )
+    lower = ettr_small_loss(
+        interval_seconds=interval * 60,
+        save_seconds=stall,
+        mean_between_failures_seconds=mean,
+        restart_seconds=(restart + persist) * 60,
+    )
+    assert upper == pytest.approx(renewal, abs=0.0015)
+    assert lower == pytest.approx(small_loss, abs=0.0015)
+    assert lower <= simulated <= upper
+
+
+# nodes, failures per 1,000 node-days, repair days | spares for 99 % (reference, section 2.6)
+SPARES = [
+    (8, 6.5, 3, 2),
+    (64, 2.34, 3, 3),
+    (128, 6.5, 3, 7),
+    (128, 15.6, 1, 6),
+    (128, 15.6, 4, 15),
+    (2048, 3.79, 2, 25),
+    (2048, 6.5, 3, 55),
+]
+
+
+@pytest.mark.parametrize(("nodes", "rate", "repair", "spares"), SPARES)
+def test_spares_match_the_reference_rows(nodes, rate, repair, spares):
+    assert spare_nodes(num_nodes=nodes, failures_per_node_day=rate / 1000, repair_days=repair) == spares
+
+
+def test_llama3_job_fails_every_three_hours():
+    mean = mean_between_failures_seconds(num_nodes=2048, failures_per_node_day=LLAMA3_H100.per_node_day)
+    assert mean / 3600 == pytest.approx(3.09, abs=0.005)
+
+
+def test_meta_rate_gives_its_own_projection_at_16384_gpus():
+    mean = mean_between_failures_seconds(num_nodes=2048, failures_per_node_day=META_RSC1_A100.per_node_day)
+    assert mean / 3600 == pytest.approx(1.80, abs=0.01)
+
+
+def test_rates_of_independent_causes_add():
+    both = mean_between_failures_seconds(num_nodes=24, failures_per_node_day=0.1, preemptions_per_hour=0.4)
+    assert both == pytest.approx(3600 / 0.5)
+
+
+def test_checkpoint_bytes_are_near_bloom_and_linear():
+    # BLOOM: 2.3 TB for 176.2 B parameters, 13.1 bytes per parameter; 14 with a master copy of every weight.
+    assert checkpoint_bytes(176.2e9) == pytest.approx(2.3e12, rel=0.08)
+    assert checkpoint_bytes(2e9) == 2 * checkpoint_bytes(1e9)
+
+
+@given(size=st.floats(1e6, 1e13), writers=st.integers(1, 512))
+def test_more_writers_never_slow_a_save_and_the_store_is_a_floor(size, writers):
+    seconds = transfer_seconds(size, bytes_per_second_per_writer=1e9, num_writers=writers, store_bytes_per_second=2e10)
+    assert seconds <= transfer_seconds(size, bytes_per_second_per_writer=1e9)
+    assert seconds >= size / 2e10
