@@ -1,0 +1,82 @@
+"""Faults on request, for tests that crash a real run at a chosen place.
+
+Without these variables nothing happens:
+
+    CHARTER_FAULT_AT=12:before     SIGKILL before (or `after`) durable action 12 of the process;
+                                   `12:enospc` lets that action fail as a full disk does
+    CHARTER_FAULT_LOG=FILE         one line per durable action, so that a test can count them
+    CHARTER_KILL=ppo:checkpoint:40:after[:all]
+                                   SIGKILL at a named boundary: stage, point (start, step, checkpoint,
+                                   outputs, record), step, before or after; `all` kills the supervisor and
+                                   the stage server first
+
+A fault fires in the first attempt that a supervisor makes of a stage, so that its restart can be watched.
+"""
+
+import errno
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, NoReturn
+
+When = Literal["before", "after"]
+ATTEMPT = "CHARTER_ATTEMPT"
+SUPERVISOR_PID = "CHARTER_SUPERVISOR_PID"
+_count = 0
+
+
+@contextmanager
+def durable_action(name: str) -> Iterator[None]:
+    """Count one durable action, and crash before or after it when asked to."""
+    global _count
+    _count += 1
+    number = _count
+    if log := os.environ.get("CHARTER_FAULT_LOG"):
+        with open(log, "a", encoding="utf-8") as file:
+            file.write(f"{os.getpid()} {number} {name}\n")
+    _crash_at(number, "before")
+    yield
+    _crash_at(number, "after")
+
+
+def boundary(stage: str, point: str, step: int, when: When) -> None:
+    """Crash at a named boundary of a stage when asked to."""
+    wanted = os.environ.get("CHARTER_KILL")
+    if not wanted or os.environ.get(ATTEMPT, "1") != "1":
+        return
+    parts = wanted.split(":")
+    if parts[:4] == [stage, point, str(step), when]:
+        kill_everything() if parts[4:] == ["all"] else _kill_self()
+
+
+def kill_everything() -> NoReturn:
+    """SIGKILL the supervisor, the stage server and this process, as a power cut of the machine would."""
+    for pid in (int(os.environ.get(SUPERVISOR_PID, "0")), os.getppid()):
+        if pid > 1:
+            os.kill(pid, signal.SIGKILL)
+    _kill_self()
+
+
+def reset_count() -> None:
+    """Start counting durable actions anew (in a forked stage process)."""
+    global _count
+    _count = 0
+
+
+def _crash_at(number: int, when: When) -> None:
+    wanted = os.environ.get("CHARTER_FAULT_AT")
+    if not wanted or os.environ.get(ATTEMPT, "1") != "1":
+        return
+    at, _, what = wanted.partition(":")
+    if int(at) != number:
+        return
+    if what == "enospc" and when == "before":
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    if what == when:
+        _kill_self()
+
+
+def _kill_self() -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("SIGKILL cannot be survived")

@@ -1,0 +1,124 @@
+"""What a stage process is told: the job, one JSON file in its stage directory."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from charter.artifacts import durable
+from charter.errors import DataError
+from charter.spec.project import DataSpec, ModelSpec
+from charter.spec.stage import MODEL, STAGE_KINDS, Stage
+
+JOB_FILE = "job.json"
+SCHEMA = "charter.job/1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobInput:
+    """One thing that a stage reads."""
+
+    name: str
+    role: str
+    source: Literal["stage", "model", "data"]
+    path: str | None
+    """Absolute: the `outputs` directory of a stage, a model's directory, a data file.
+
+    None for an inline architecture.
+    """
+    fingerprint: str
+    stage_kind: str | None = None
+    """The kind of the stage that made it."""
+    model: ModelSpec | None = None
+    data: DataSpec | None = None
+
+    def location(self) -> Path:
+        """The model directory or data file itself; a catalog model without weights here is refused."""
+        if self.path is None:
+            named = self.model.model if self.model else self.name
+            raise DataError(
+                f"model {self.name!r} ({named}) has no weights on this machine; give `model:` the path of a "
+                "Hugging Face directory, or an inline architecture with a tokenizer"
+            )
+        if self.stage_kind is None:
+            return Path(self.path)
+        made = STAGE_KINDS[self.stage_kind].MAKES
+        return Path(self.path) / ("model" if made == MODEL else "records.jsonl")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Everything a stage process needs.
+
+    `inputs` is keyed by role (the field of the stage's spec). A model whose tokenizer is to be trained adds
+    the role `tokenizer` with the data sets to train it on.
+    """
+
+    run: str
+    stage: str
+    kind: str
+    fingerprint: str
+    seed: int
+    """The project's seed; every draw is `draw_seed(job.seed, purpose, ...)`."""
+    spec: Stage
+    inputs: Mapping[str, tuple[JobInput, ...]]
+    constitution: str | None
+    """Absolute path."""
+    frozen: Mapping[str, str | int]
+    """What the bits depend on, fixed when the stage first starts: `threads`, `device`, library versions."""
+    keep_last: int
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    """The canonical payload that the fingerprint is the hash of."""
+
+    def only(self, role: str) -> JobInput:
+        """The single input of a role."""
+        found = self.inputs.get(role, ())
+        if len(found) != 1:
+            raise DataError(f"stage {self.stage} has {len(found)} inputs for {role}, where exactly one is needed")
+        return found[0]
+
+
+def write_job(stage_dir: Path, job: Job) -> None:
+    """Write `job.json`."""
+    durable.write_json(stage_dir / JOB_FILE, job_to_json(job))
+
+
+def read_job(stage_dir: Path) -> Job:
+    """Read `job.json`; a DataError names what is wrong with it."""
+    content = durable.read_json(stage_dir / JOB_FILE)
+    try:
+        return job_from_json(content)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{stage_dir / JOB_FILE} is not a job of this version of Charter: {error}") from None
+
+
+def job_to_json(job: Job) -> dict[str, Any]:
+    """A job as plain JSON types."""
+    plain = {item.name: getattr(job, item.name) for item in fields(job)}
+    plain["schema"] = SCHEMA
+    plain["spec"] = _adapter(type(job.spec)).dump_python(job.spec, mode="json")
+    plain["inputs"] = {role: [_dump_input(item) for item in items] for role, items in job.inputs.items()}
+    plain["frozen"] = dict(job.frozen)
+    plain["identity"] = dict(job.identity)
+    return plain
+
+
+def job_from_json(content: Mapping[str, Any]) -> Job:
+    """The job that `job_to_json` wrote."""
+    values = {key: value for key, value in content.items() if key != "schema"}
+    values["spec"] = _adapter(STAGE_KINDS[values["kind"]]).validate_python(values["spec"])
+    adapter = _adapter(JobInput)
+    values["inputs"] = {
+        role: tuple(adapter.validate_python(item) for item in items) for role, items in values["inputs"].items()
+    }
+    return Job(**values)
+
+
+def _dump_input(item: JobInput) -> Any:
+    return _adapter(JobInput).dump_python(item, mode="json")
+
+
+def _adapter(kind: type) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)

@@ -1,0 +1,175 @@
+"""Who holds a directory: a lock that the kernel frees with its holder, and a file that says who that is."""
+
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from charter.artifacts import durable
+from charter.errors import DataError, UsageError
+
+STALE_AFTER_SECONDS = 30.0
+"""A holder on another host that has not touched its lease for so long is taken to be dead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """One process, named so that a reused pid or a rebooted machine is not mistaken for it."""
+
+    pid: int
+    start_ticks: int
+    """Start time in clock ticks since boot (/proc/PID/stat, field 22); 0 where the system does not say."""
+    host: str
+    since: float
+    """Unix time."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it ran on this machine since its last boot."""
+        return self.host == host_id()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether that very process still runs on this machine."""
+        if not self.is_here:
+            return False
+        try:
+            return start_ticks(self.pid) == self.start_ticks
+        except ProcessLookupError:
+            return False
+
+    def __str__(self) -> str:
+        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.since))
+        return f"pid {self.pid} on {self.host.split('/')[0]} since {since}"
+
+
+class Lease:
+    """An exclusive hold on a directory, from construction to `release` or to the end of the process."""
+
+    def __init__(self, directory: Path, *, lock_name: str, what: str) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._file = directory / "lease.json"
+        self._lock = (directory / lock_name).open("a")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.close()
+            raise _held(what, read_holder(self._file), directory) from None
+        previous = read_holder(self._file)
+        if previous is not None and not previous.is_here and _touched_within(self._file, STALE_AFTER_SECONDS):
+            self._lock.close()
+            raise _held(what, previous, directory)
+        durable.write_json(self._file, asdict(this_process()))
+
+    def touch(self) -> None:
+        """Say that the holder lives, for those who see only the file (another host)."""
+        with contextlib.suppress(OSError):
+            os.utime(self._file)
+
+    def release(self) -> None:
+        """Give the directory back."""
+        self._file.unlink(missing_ok=True)
+        self._lock.close()
+
+    def __enter__(self) -> "Lease":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:
+        self.release()
+
+
+def this_process() -> Holder:
+    """This process as a holder."""
+    return Holder(pid=os.getpid(), start_ticks=start_ticks(os.getpid()), host=host_id(), since=time.time())
+
+
+def announce(directory: Path) -> None:
+    """Say that this process is about to start one that will take the lease; it holds nothing by that."""
+    durable.write_hint(directory / "lease.json", asdict(this_process()))
+
+
+def read_holder(path: Path) -> Holder | None:
+    """The holder that a lease file names, None when there is none or it cannot be read."""
+    try:
+        content: Mapping[str, Any] = durable.read_json(path)
+        return Holder(**content)
+    except (DataError, TypeError):
+        return None
+
+
+def stop_orphan(directory: Path, *, wait_seconds: float = 10.0) -> Holder | None:
+    """End a process that still holds a directory whose supervisor is dead.
+
+    Says which, None when there was none.
+    """
+    holder = read_holder(directory / "lease.json")
+    if holder is None or not holder.is_alive or holder.pid == os.getpid():
+        return None
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(holder.pid, signal.SIGKILL)
+    if not ends_within(holder, wait_seconds):
+        raise DataError(f"{directory} is still held by {holder}, which SIGKILL did not end; stop it by hand")
+    return holder
+
+
+def ends_within(holder: Holder, seconds: float) -> bool:
+    """Wait for a process of this machine to end; whether it did."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not holder.is_alive:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def start_ticks(pid: int) -> int:
+    """When a process started, in clock ticks since boot.
+
+    Raises ProcessLookupError for a process that has ended.
+    """
+    if not os.path.isdir("/proc/self"):
+        os.kill(pid, 0)
+        return 0
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            after_name = file.read().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        raise ProcessLookupError(pid) from None
+    if after_name[0] in "ZX":
+        raise ProcessLookupError(pid)
+    return int(after_name[19])
+
+
+def host_id() -> str:
+    """Host name and boot id: another boot of the same host is another place."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
+    except OSError:
+        boot = ""
+    return f"{socket.gethostname()}/{boot}"
+
+
+def _touched_within(path: Path, seconds: float) -> bool:
+    """Compared with the clock of the file system, not ours: two hosts' clocks may differ."""
+    probe = path.with_name(f"{durable.TEMPORARY}clock-{os.getpid()}")
+    probe.touch()
+    try:
+        return probe.stat().st_mtime - path.stat().st_mtime < seconds
+    finally:
+        probe.unlink()
+
+
+def _held(what: str, holder: Holder | None, directory: Path) -> UsageError:
+    who = str(holder) if holder else "a process that has not said who it is yet"
+    return UsageError(
+        f"{what} is in use: {directory} is held by {who}\n"
+        "  wait for it, watch it with `charter status`, or end it with `charter stop`"
+    )

@@ -1,0 +1,122 @@
+import errno
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from charter.artifacts import durable, faults
+from charter.errors import DataError
+
+
+def leftovers(directory: Path) -> list[str]:
+    return [path.name for path in directory.iterdir() if path.name.startswith((".tmp-", ".gc-"))]
+
+
+def test_a_replaced_file_holds_the_new_content_and_leaves_nothing_beside_it(tmp_path):
+    durable.write_file(tmp_path / "a.txt", "old")
+    durable.write_file(tmp_path / "a.txt", "new")
+    assert (tmp_path / "a.txt").read_text() == "new"
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_a_published_directory_has_the_sha256_of_every_file_in_its_manifest(tmp_path):
+    def write(out: Path) -> None:
+        (out / "sub").mkdir()
+        (out / "sub" / "w.bin").write_bytes(b"weights")
+
+    facts = durable.publish_dir(
+        tmp_path / "x" / "step", write, manifest=lambda files: {"files": {n: f.sha256 for n, f in files.items()}}
+    )
+    assert facts["sub/w.bin"].sha256 == hashlib.sha256(b"weights").hexdigest()
+    assert facts["sub/w.bin"].bytes == 7
+    manifest = json.loads((tmp_path / "x" / "step" / "manifest.json").read_text())
+    assert manifest == {"files": {"sub/w.bin": hashlib.sha256(b"weights").hexdigest()}}
+
+
+def test_private_modes_of_libraries_become_the_usual_ones(tmp_path):
+    def write(out: Path) -> None:
+        (out / "model.safetensors").write_bytes(b"x")
+        (out / "model.safetensors").chmod(0o600)
+
+    before = os.umask(0o022)
+    try:
+        durable.publish_dir(tmp_path / "outputs", write)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "outputs" / "model.safetensors").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_writer_that_fails_publishes_nothing_and_leaves_nothing(tmp_path):
+    def write(out: Path) -> None:
+        (out / "half").write_text("x")
+        raise RuntimeError("defect")
+
+    with pytest.raises(RuntimeError, match="defect"):
+        durable.publish_dir(tmp_path / "outputs", write)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    ],
+)
+def test_a_full_disk_is_a_data_error_with_bytes_needed_and_free(tmp_path, error):
+    def write(out: Path) -> None:
+        (out / "half").write_bytes(b"x" * 4096)
+        raise error
+
+    with pytest.raises(DataError, match=r"disk full: .*outputs needs 4.0 KiB or more, .* are free") as caught:
+        durable.publish_dir(tmp_path / "outputs", write)
+    assert caught.value.exit_code == 8
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_directory_that_cannot_fit_is_refused_before_it_is_written(tmp_path):
+    written = []
+    with pytest.raises(DataError, match="disk full"):
+        durable.publish_dir(tmp_path / "outputs", written.append, expected_bytes=2**62)
+    assert written == []
+
+
+def test_a_full_disk_leaves_the_old_file_intact(tmp_path, monkeypatch):
+    durable.write_file(tmp_path / "a.txt", "old")
+    faults.reset_count()
+    monkeypatch.setenv("CHARTER_FAULT_AT", "1:enospc")
+    with pytest.raises(DataError, match="disk full"):
+        durable.write_file(tmp_path / "a.txt", "new")
+    assert (tmp_path / "a.txt").read_text() == "old"
+    assert leftovers(tmp_path) == []
+
+
+def test_lines_are_appended_whole(tmp_path):
+    durable.append_line(tmp_path / "m.jsonl", {"step": 1})
+    durable.append_line(tmp_path / "m.jsonl", {"step": 2}, sync=True)
+    assert (tmp_path / "m.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+def test_sweep_removes_what_crashes_left_and_nothing_else(tmp_path):
+    (tmp_path / ".tmp-step-1").mkdir()
+    (tmp_path / ".tmp-step-1" / "half").write_text("x")
+    (tmp_path / ".gc-step-0").mkdir()
+    (tmp_path / "step-2").mkdir()
+    durable.sweep(tmp_path)
+    assert os.listdir(tmp_path) == ["step-2"]
+
+
+def test_things_moved_aside_never_overwrite_each_other(tmp_path):
+    for content in ("first", "second"):
+        (tmp_path / "record.json").write_text(content)
+        durable.move_aside(tmp_path / "record.json", "damaged")
+    assert (tmp_path / "record.json.damaged-1").read_text() == "first"
+    assert (tmp_path / "record.json.damaged-2").read_text() == "second"
+
+
+def test_json_that_is_not_json_is_named(tmp_path):
+    (tmp_path / "record.json").write_text('{"half": ')
+    with pytest.raises(DataError, match=r"record\.json is not valid JSON"):
+        durable.read_json(tmp_path / "record.json")

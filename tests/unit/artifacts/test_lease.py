@@ -1,0 +1,99 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+
+import pytest
+
+from charter.artifacts import durable, lease
+from charter.artifacts.lease import Holder, Lease, host_id, read_holder, start_ticks, stop_orphan, this_process
+from charter.errors import UsageError
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from charter.artifacts.lease import Lease
+lease = Lease(Path(sys.argv[1]), lock_name="run.lock", what="the project")
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def take(directory):
+    return Lease(directory, lock_name="run.lock", what="the project")
+
+
+def test_a_second_live_holder_is_refused_with_pid_host_and_time(tmp_path, holder):
+    with pytest.raises(
+        UsageError, match=rf"the project is in use(.|\n)*pid {holder.pid} on \S+ since 20\d\d-"
+    ) as caught:
+        take(tmp_path)
+    assert caught.value.exit_code == 2
+
+
+def test_a_holder_that_was_killed_is_succeeded_at_once(tmp_path, holder):
+    holder.kill()
+    holder.wait()
+    with take(tmp_path):
+        assert read_holder(tmp_path / "lease.json").pid == os.getpid()
+
+
+def test_a_released_lease_leaves_no_holder(tmp_path):
+    take(tmp_path).release()
+    assert read_holder(tmp_path / "lease.json") is None
+    take(tmp_path).release()
+
+
+def test_a_reused_pid_is_not_the_holder():
+    me = this_process()
+    assert me.is_alive
+    assert not Holder(**{**asdict(me), "start_ticks": me.start_ticks - 1}).is_alive
+    assert not Holder(**{**asdict(me), "host": "elsewhere/boot"}).is_alive
+
+
+def test_a_zombie_counts_as_ended():
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    while True:
+        try:
+            start_ticks(process.pid)
+        except ProcessLookupError:
+            break
+        time.sleep(0.01)
+    process.wait()
+
+
+def test_an_orphan_is_ended_before_its_directory_is_taken(tmp_path, holder):
+    stopped = stop_orphan(tmp_path)
+    assert stopped.pid == holder.pid
+    assert holder.wait() == -signal.SIGKILL
+    assert stop_orphan(tmp_path) is None
+
+
+def test_a_process_that_only_has_the_orphans_pid_is_left_alone(tmp_path, holder):
+    named = read_holder(tmp_path / "lease.json")
+    durable.write_json(tmp_path / "lease.json", {**asdict(named), "start_ticks": 1})
+    assert stop_orphan(tmp_path) is None
+    assert holder.poll() is None
+
+
+def test_a_live_holder_on_another_host_is_respected_until_it_is_silent(tmp_path, monkeypatch):
+    other = Holder(pid=1, start_ticks=1, host="other/boot", since=0.0)
+    durable.write_json(tmp_path / "lease.json", asdict(other))
+    with pytest.raises(UsageError, match="pid 1 on other"):
+        take(tmp_path)
+    os.utime(tmp_path / "lease.json", (0, 0))
+    with take(tmp_path):
+        assert read_holder(tmp_path / "lease.json").host == host_id()
+    assert lease.STALE_AFTER_SECONDS > 2
