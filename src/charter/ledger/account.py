@@ -1,0 +1,192 @@
+"""What attempts cost, how much of it was kept, and the totals: pure, in whole micro-USD and milliseconds.
+
+Rounding rule: the cost of an attempt is rounded once, to the nearest micro-USD, halves to even. Everything
+else is a sum or a difference of such integers, so parts add up to their total exactly.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+
+from charter.ledger.attempt import Attempt
+
+MILLISECONDS_PER_HOUR = 3_600_000
+COUNTERS = ("tokens", "pairs", "episodes", "records")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accounted:
+    """An attempt with its cost, divided into what was kept and what was lost."""
+
+    attempt: Attempt
+    cost_micro_usd: int | None
+    lost_milliseconds: int
+    """Time of steps that a later attempt has to do, or had to do, again."""
+    lost_micro_usd: int | None
+
+    @property
+    def useful_milliseconds(self) -> int:
+        """Time whose result was kept."""
+        return self.attempt.duration_milliseconds - self.lost_milliseconds
+
+    @property
+    def useful_micro_usd(self) -> int | None:
+        """Money whose result was kept."""
+        if self.cost_micro_usd is None or self.lost_micro_usd is None:
+            return None
+        return self.cost_micro_usd - self.lost_micro_usd
+
+
+@dataclass(frozen=True, kw_only=True)
+class Totals:
+    """Sums over attempts; two of them add up field by field."""
+
+    attempts: int = 0
+    milliseconds: int = 0
+    billed_unit_milliseconds: int = 0
+    """Time multiplied by the number of accelerators."""
+    useful_milliseconds: int = 0
+    lost_to_kills_milliseconds: int = 0
+    lost_to_failures_milliseconds: int = 0
+    micro_usd: int = 0
+    """Cost of the attempts that have a price."""
+    lost_to_kills_micro_usd: int = 0
+    lost_to_failures_micro_usd: int = 0
+    priced_milliseconds: int = 0
+    """Time that `micro_usd` stands for; less than `milliseconds` when some attempts have no price."""
+    priced_attempts: int = 0
+    tokens: int = 0
+    pairs: int = 0
+    episodes: int = 0
+    records: int = 0
+    useful_tokens: int = 0
+    useful_pairs: int = 0
+    useful_episodes: int = 0
+    useful_records: int = 0
+
+    def __add__(self, other: "Totals") -> "Totals":
+        return Totals(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
+    @property
+    def fully_priced(self) -> bool:
+        """Whether every attempt has a price (true of no attempts at all)."""
+        return self.priced_attempts == self.attempts
+
+
+def divide_half_even(numerator: int, denominator: int) -> int:
+    """The quotient of two whole numbers, rounded to nearest, halves to even; exact for any size.
+
+    >>> divide_half_even(5, 2), divide_half_even(7, 2), divide_half_even(8, 3)
+    (2, 4, 3)
+    """
+    quotient, remainder = divmod(numerator, denominator)
+    return quotient + (2 * remainder > denominator or (2 * remainder == denominator and quotient % 2 == 1))
+
+
+def cost_micro_usd(*, milliseconds: int, count: int, price_micro_usd_per_hour: int) -> int:
+    """Cost of `count` units for a time: price x count x time / 3,600,000 ms, in micro-USD, rounded once.
+
+    >>> cost_micro_usd(milliseconds=1_800_000, count=8, price_micro_usd_per_hour=2_500_000)
+    10000000
+    """
+    return divide_half_even(price_micro_usd_per_hour * count * milliseconds, MILLISECONDS_PER_HOUR)
+
+
+def lost_milliseconds(attempt: Attempt, *, kept_step: int) -> int:
+    """Time spent on the steps after `kept_step`, taking every step of the attempt as equally long.
+
+    Start-up time is spread over the steps with the rest. An attempt that made no step is lost whole.
+
+    An attempt of 10 s from step 0 to step 10, continued from step 8, lost 2 s.
+    """
+    steps = attempt.last_step - attempt.first_step
+    if steps <= 0:
+        return attempt.duration_milliseconds
+    lost_steps = attempt.last_step - min(max(kept_step, attempt.first_step), attempt.last_step)
+    return divide_half_even(attempt.duration_milliseconds * lost_steps, steps)
+
+
+def account(attempts: Iterable[Attempt]) -> tuple[Accounted, ...]:
+    """Every attempt with its cost and its lost part, in the order given.
+
+    What an attempt lost is known when the next attempt at the same stage and fingerprint starts: all steps
+    after that one's first step. Before that, a killed or failed attempt counts as lost after its last known
+    checkpoint, and an interrupted one (it stopped at a checkpoint) as kept. Attempts under a fingerprint that
+    was given up are lost unless they finished.
+    """
+    ordered = tuple(attempts)
+    by_stage: dict[tuple[str, str], list[Attempt]] = defaultdict(list)
+    for attempt in ordered:
+        by_stage[attempt.run, attempt.stage].append(attempt)
+    lost: dict[int, int] = {}
+    for group in by_stage.values():
+        group.sort(key=lambda attempt: attempt.number)
+        for index, attempt in enumerate(group):
+            lost[attempt.attempt_id] = _lost(attempt, later=group[index + 1 :])
+    return tuple(_accounted(attempt, lost[attempt.attempt_id]) for attempt in ordered)
+
+
+def _lost(attempt: Attempt, *, later: Sequence[Attempt]) -> int:
+    if attempt.outcome in ("done", "running"):
+        return 0
+    successor = next((other for other in later if other.fingerprint == attempt.fingerprint), None)
+    if successor is not None:
+        return lost_milliseconds(attempt, kept_step=successor.first_step)
+    if later:
+        return attempt.duration_milliseconds
+    if attempt.kept_step is not None:
+        return lost_milliseconds(attempt, kept_step=attempt.kept_step)
+    kept = attempt.last_step if attempt.outcome == "interrupted" else attempt.first_step
+    return lost_milliseconds(attempt, kept_step=kept)
+
+
+def _accounted(attempt: Attempt, lost: int) -> Accounted:
+    price = attempt.price_micro_usd_per_hour
+    if price is None:
+        return Accounted(attempt=attempt, cost_micro_usd=None, lost_milliseconds=lost, lost_micro_usd=None)
+    cost = cost_micro_usd(
+        milliseconds=attempt.duration_milliseconds, count=attempt.count, price_micro_usd_per_hour=price
+    )
+    duration = attempt.duration_milliseconds
+    lost_money = divide_half_even(cost * lost, duration) if duration else 0
+    return Accounted(attempt=attempt, cost_micro_usd=cost, lost_milliseconds=lost, lost_micro_usd=lost_money)
+
+
+def totals_of(accounted: Iterable[Accounted]) -> Totals:
+    """The sums over some attempts."""
+    return sum((_one(item) for item in accounted), Totals())
+
+
+def stage_totals(accounted: Iterable[Accounted]) -> dict[str, Totals]:
+    """The sums by stage, stages in the order of their first attempt."""
+    found: dict[str, Totals] = {}
+    for item in accounted:
+        found[item.attempt.stage] = found.get(item.attempt.stage, Totals()) + _one(item)
+    return found
+
+
+def _one(item: Accounted) -> Totals:
+    attempt, priced = item.attempt, item.cost_micro_usd is not None
+    duration = attempt.duration_milliseconds
+    failed = attempt.outcome == "failed"
+    lost, lost_money = item.lost_milliseconds, item.lost_micro_usd or 0
+    counts = {name: getattr(attempt, name) for name in COUNTERS}
+    useful = {
+        f"useful_{name}": divide_half_even(count * item.useful_milliseconds, duration) if duration else count
+        for name, count in counts.items()
+    }
+    return Totals(
+        attempts=1,
+        milliseconds=duration,
+        billed_unit_milliseconds=duration * attempt.count,
+        useful_milliseconds=item.useful_milliseconds,
+        lost_to_kills_milliseconds=0 if failed else lost,
+        lost_to_failures_milliseconds=lost if failed else 0,
+        micro_usd=item.cost_micro_usd or 0,
+        lost_to_kills_micro_usd=0 if failed else lost_money,
+        lost_to_failures_micro_usd=lost_money if failed else 0,
+        priced_milliseconds=duration if priced else 0,
+        priced_attempts=int(priced),
+        **counts,
+        **useful,
+    )

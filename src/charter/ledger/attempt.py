@@ -1,0 +1,88 @@
+"""One attempt at one stage, as a frozen value, and how long it took under clocks that may jump."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Outcome = Literal["running", "done", "failed", "interrupted", "killed"]
+Clock = Literal["monotonic", "wall", "wall_backwards"]
+OUTCOMES: tuple[Outcome, ...] = ("running", "done", "failed", "interrupted", "killed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One start of one stage: what it ran on, how long, how far, and at which price.
+
+    Counts (`tokens`, `pairs`, `episodes`, `records`) are what this attempt processed, kept or not.
+    """
+
+    attempt_id: int
+    run: str
+    stage: str
+    kind: str
+    number: int
+    """1 for the first attempt at this stage in this run."""
+    fingerprint: str
+    accelerator: str
+    count: int
+    """Billed units: accelerators, or 1 for a machine that is priced as a whole."""
+    infra: str
+    market: str
+    started_at: float
+    """Unix seconds by the wall clock; for display and for the charge period."""
+    duration_milliseconds: int
+    """By the monotonic clock where the caller gave one; up to the last heartbeat while running."""
+    clock: Clock
+    """Which clock the duration is from; `wall_backwards`: the clock was set back, the duration stood."""
+    last_heartbeat: float
+    first_step: int
+    last_step: int
+    outcome: Outcome
+    kept_step: int | None = None
+    """Last step known to be in a durable checkpoint, when the caller told."""
+    tokens: int = 0
+    pairs: int = 0
+    episodes: int = 0
+    records: int = 0
+    price_micro_usd_per_hour: int | None = None
+    """Of one billed unit; None where no price is known."""
+    price_source: str | None = None
+    price_as_of: str | None = None
+    host: str = ""
+    pid: int = 0
+    note: str = ""
+
+    @property
+    def ended_at(self) -> float | None:
+        """Unix seconds of the end, never before the start; None while running."""
+        return None if self.outcome == "running" else self.started_at + self.duration_milliseconds / 1000
+
+    @property
+    def seconds(self) -> float:
+        """How long the attempt has run."""
+        return self.duration_milliseconds / 1000
+
+
+def elapsed(
+    *,
+    started_at: float,
+    at: float,
+    started_monotonic: float | None,
+    monotonic: float | None,
+    so_far_milliseconds: int,
+) -> tuple[int, Clock]:
+    """Whole milliseconds since the start, and the clock that says so; never less than was known before.
+
+    The monotonic clock wins where both readings exist and are in order (they are from one process). Otherwise
+    the wall clock decides; when it has been set back, the duration stands still and says so.
+
+    >>> elapsed(started_at=100, at=40, started_monotonic=5, monotonic=7.5, so_far_milliseconds=0)
+    (2500, 'monotonic')
+    >>> elapsed(started_at=100, at=40, started_monotonic=None, monotonic=None, so_far_milliseconds=1200)
+    (1200, 'wall_backwards')
+    """
+    if started_monotonic is not None and monotonic is not None and monotonic >= started_monotonic:
+        return max(round((monotonic - started_monotonic) * 1000), so_far_milliseconds), "monotonic"
+    since_start = round((at - started_at) * 1000)
+    if since_start < so_far_milliseconds:
+        return so_far_milliseconds, "wall_backwards"
+    return since_start, "wall"
