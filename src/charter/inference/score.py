@@ -1,0 +1,126 @@
+"""Log-probabilities of given tokens, and scores of given answers.
+
+Legend: B sequences, T tokens, V vocabulary.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from charter.errors import DataError
+from charter.inference.generate import pad_left
+from charter.models.chat import encode_answer, encode_prompt
+from charter.models.language_model import LanguageModel
+from charter.models.preference import PreferenceModel, pool
+from charter.models.runtime import precision
+from charter.spec.dataset import Turn
+
+
+def token_log_probabilities(logits_BTV: Tensor, ids_BT: Tensor) -> Tensor:
+    """log p(token t) given the tokens before it, for t >= 1, as [B, T-1], in fp32."""
+    logits_BTV = logits_BTV[:, :-1].float()
+    chosen = logits_BTV.gather(-1, ids_BT[:, 1:, None]).squeeze(-1)
+    return chosen - torch.logsumexp(logits_BTV, -1)
+
+
+def first_token_ids(tokenizer: object, choices: Sequence[str]) -> tuple[int, ...]:
+    """The first token of each choice; choices that begin alike cannot be told apart and are refused."""
+    ids = tuple(tokenizer(choice, add_special_tokens=False)["input_ids"][0] for choice in choices)  # type: ignore[operator]
+    if len(set(ids)) != len(ids):
+        raise DataError(f"this tokenizer writes {', '.join(map(repr, choices))} with the same first token")
+    return ids
+
+
+def next_token_log_probabilities(
+    language_model: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    choices: Sequence[int],
+    *,
+    dtype: str = "fp32",
+) -> Tensor:
+    """log p of each choice as the next token after each prompt, as [B, len(choices)], differentiable."""
+    device = next(language_model.model.parameters()).device
+    ids, mask = (item.to(device) for item in pad_left(prompts, padding=language_model.padding_id))
+    with precision(dtype, device):
+        logits = language_model.model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=(mask.cumsum(1) - 1).clamp_min(0),
+            use_cache=False,
+            logits_to_keep=1,
+        ).logits[:, -1]
+    return torch.log_softmax(logits.float(), -1)[:, list(choices)]
+
+
+def encode_scored(
+    model: PreferenceModel, turns: Sequence[Turn], answer: str, *, max_tokens: int
+) -> tuple[list[int], int]:
+    """The ids that a preference model reads for an answer, and how many of them are the answer.
+
+    The answer keeps at most 3/4 of the tokens; the context is cut at the left to what is left.
+    """
+    seen = turns[-1:] if model.settings["context"] == "last_turn" else turns
+    answer_ids = encode_answer(model.tokenizer, seen, answer, max_tokens=max_tokens * 3 // 4)
+    context = encode_prompt(model.tokenizer, seen, max_tokens=max_tokens - len(answer_ids))
+    return context + answer_ids, len(answer_ids)
+
+
+def pad_right(
+    rows: Sequence[Sequence[int]], answer_lengths: Sequence[int], *, padding: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Ids, mask and answer mask, padded at the right.
+
+    >>> ids, mask, answer = pad_right([[5, 6, 7], [8]], [2, 1], padding=0)
+    >>> ids.tolist(), answer.tolist()
+    ([[5, 6, 7], [8, 0, 0]], [[False, True, True], [True, False, False]])
+    """
+    width = max(len(row) for row in rows)
+    ids = torch.full((len(rows), width), padding, dtype=torch.long)
+    mask = torch.zeros((len(rows), width), dtype=torch.long)
+    answer = torch.zeros((len(rows), width), dtype=torch.bool)
+    for index, (row, length) in enumerate(zip(rows, answer_lengths, strict=True)):
+        ids[index, : len(row)] = torch.tensor(row)
+        mask[index, : len(row)] = 1
+        answer[index, len(row) - length : len(row)] = True
+    return ids, mask, answer
+
+
+def score_rows(
+    model: PreferenceModel,
+    rows: Sequence[Sequence[int]],
+    answer_lengths: Sequence[int],
+    *,
+    dtype: str = "fp32",
+) -> Tensor:
+    """Raw preference scores of encoded answers, one per row, differentiable."""
+    device = next(model.scalar.parameters()).device
+    padded = pad_right(rows, answer_lengths, padding=model.language_model.padding_id)
+    ids, mask, answer = (item.to(device) for item in padded)
+    with precision(dtype, device):
+        values_BT = model.scalar(ids, mask)
+    return pool(values_BT, answer, pooling=model.settings["pooling"])
+
+
+@torch.no_grad()
+def score_answers(
+    model: PreferenceModel,
+    conversations: Sequence[tuple[Sequence[Turn], str]],
+    *,
+    batch: int = 64,
+    dtype: str = "fp32",
+) -> Tensor:
+    """Normalised rewards of answers, one per conversation."""
+    model.scalar.eval()
+    limit = int(model.settings["seq_len"])
+    encoded = [encode_scored(model, turns, answer, max_tokens=limit) for turns, answer in conversations]
+    scores = [
+        score_rows(
+            model,
+            [row for row, _ in encoded[i : i + batch]],
+            [n for _, n in encoded[i : i + batch]],
+            dtype=dtype,
+        )
+        for i in range(0, len(encoded), batch)
+    ]
+    return model.normalise(torch.cat(scores)) if scores else torch.zeros(0)

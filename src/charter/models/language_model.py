@@ -1,0 +1,114 @@
+"""Language models: Hugging Face classes, made from an architecture or loaded from a directory."""
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from charter.errors import DataError
+from charter.models.runtime import seeded
+from charter.models.tokenizer import load_tokenizer
+from charter.spec.architecture import Architecture
+
+
+@dataclass
+class LanguageModel:
+    """A causal language model with its tokenizer; weights in fp32."""
+
+    model: Any
+    tokenizer: Any
+
+    @property
+    def end_id(self) -> int:
+        """The end-of-turn token: generation stops there."""
+        return int(self.tokenizer.eos_token_id)
+
+    @property
+    def padding_id(self) -> int:
+        """The padding token."""
+        return int(self.tokenizer.pad_token_id)
+
+    def save(self, path: Path) -> None:
+        """Write config, weights (safetensors) and tokenizer."""
+        path.mkdir(parents=True, exist_ok=True)
+        self.model.save_pretrained(str(path), safe_serialization=True)
+        self.tokenizer.save_pretrained(str(path))
+
+
+def new_language_model(architecture: Architecture, tokenizer: Any, *, seed: int) -> LanguageModel:
+    """A Llama-style model with fresh weights that only `seed` decides."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    if architecture.model_type != "llama":
+        raise DataError(
+            f"training from scratch is for llama-style architectures, not {architecture.model_type!r}; "
+            "leave model_type out, or start from a directory of weights"
+        )
+    if len(tokenizer) > architecture.vocab_size:
+        raise DataError(f"the tokenizer has {len(tokenizer)} tokens, the model only {architecture.vocab_size}")
+    config = LlamaConfig(
+        vocab_size=architecture.vocab_size,
+        hidden_size=architecture.hidden_size,
+        intermediate_size=architecture.intermediate_size,
+        num_hidden_layers=architecture.num_layers,
+        num_attention_heads=architecture.num_heads,
+        num_key_value_heads=architecture.kv_heads,
+        head_dim=architecture.head_size,
+        max_position_embeddings=architecture.max_position_embeddings,
+        tie_word_embeddings=architecture.tied_embeddings,
+        rms_norm_eps=architecture.norm_eps,
+        attention_bias=architecture.attention_bias,
+        mlp_bias=architecture.mlp_bias,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        attn_implementation="sdpa",
+    )
+    with seeded(seed):
+        model = LlamaForCausalLM(config)
+    return LanguageModel(model=model.float(), tokenizer=tokenizer)
+
+
+def check_model_directory(path: Path) -> None:
+    """Refuse a path that is not a Hugging Face model directory, saying what is missing."""
+    if not path.is_dir():
+        raise DataError(f"{path}: no such model directory; give the directory that holds config.json")
+    if not (path / "config.json").exists():
+        found = ", ".join(sorted(item.name for item in path.iterdir())[:8]) or "nothing"
+        raise DataError(f"{path}: no config.json here (found {found}); give a Hugging Face model directory")
+    try:
+        json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path / 'config.json'}: not valid JSON: {error}") from None
+
+
+def load_language_model(path: Path) -> LanguageModel:
+    """Load weights and tokenizer; a partial load (missing or unexpected weights) is refused."""
+    from transformers import AutoModelForCausalLM
+
+    check_model_directory(path)
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            str(path),
+            local_files_only=True,
+            dtype=torch.float32,
+            attn_implementation="sdpa",
+            output_loading_info=True,
+        )
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot load the weights: {error}") from None
+    wrong = sorted(report["missing_keys"]) + sorted(report["unexpected_keys"])
+    if wrong:
+        raise DataError(f"{path}: weights do not match config.json: {', '.join(wrong[:5])}")
+    return LanguageModel(model=model, tokenizer=load_tokenizer(path))
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """Copy the tokenizer files of one model directory to another."""
+    target.mkdir(parents=True, exist_ok=True)
+    for item in sorted(source.iterdir()):
+        if item.name.startswith(("tokenizer", "special_tokens", "chat_template", "vocab", "merges")):
+            shutil.copy2(item, target / item.name)

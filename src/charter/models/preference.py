@@ -1,0 +1,93 @@
+"""Preference and value models: a language model's body with a scalar head.
+
+Legend: B sequences, T tokens, H hidden size.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from charter.errors import DataError
+from charter.models.language_model import LanguageModel, check_model_directory, load_language_model
+
+HEAD_FILE, HEAD_WEIGHTS = "charter_head.json", "charter_head.safetensors"
+
+
+class ScalarModel(nn.Module):
+    """The body of a language model with one number per token on top."""
+
+    def __init__(self, language_model: LanguageModel, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.body = language_model.model.get_decoder()
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(language_model.model.config.hidden_size, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, ids_BT: Tensor, mask_BT: Tensor, position_ids_BT: Tensor | None = None) -> Tensor:
+        """The head's value at every token, in fp32."""
+        hidden_BTH = self.body(
+            input_ids=ids_BT, attention_mask=mask_BT, position_ids=position_ids_BT, use_cache=False
+        ).last_hidden_state
+        values_BT: Tensor = self.head(self.dropout(hidden_BTH)).squeeze(-1).float()
+        return values_BT
+
+
+def pool(values_BT: Tensor, answer_mask_BT: Tensor, *, pooling: str) -> Tensor:
+    """One score per sequence: the value at the answer's last token, or its mean over the answer.
+
+    >>> values = torch.tensor([[1.0, 2.0, 4.0, 0.0]]); mask = torch.tensor([[0, 1, 1, 0]]).bool()
+    >>> pool(values, mask, pooling="last").item(), pool(values, mask, pooling="mean").item()
+    (4.0, 3.0)
+    """
+    if pooling == "mean":
+        weights_BT = answer_mask_BT.float()
+        return (values_BT * weights_BT).sum(1) / weights_BT.sum(1).clamp_min(1)
+    positions_T = torch.arange(values_BT.shape[1], device=values_BT.device)
+    last_B = torch.where(answer_mask_BT, positions_T, -1).amax(1).clamp_min(0)
+    return values_BT.gather(1, last_B[:, None]).squeeze(1)
+
+
+class PreferenceModel:
+    """A scalar model with what its scores mean: pooling, context, and the normalisation of its rewards."""
+
+    def __init__(self, scalar: ScalarModel, language_model: LanguageModel, settings: dict[str, Any]) -> None:
+        self.scalar = scalar
+        self.language_model = language_model
+        self.settings = settings
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the body."""
+        return self.language_model.tokenizer
+
+    def normalise(self, score: Tensor) -> Tensor:
+        """Scores shifted and scaled to mean 0 and deviation 1 on the model's own training pairs."""
+        normalised: Tensor = (score - self.settings["score_mean"]) / self.settings["score_deviation"]
+        return normalised
+
+    def save(self, path: Path) -> None:
+        """Write body, tokenizer, head and settings."""
+        from safetensors.torch import save_file
+
+        self.language_model.save(path)
+        head = {name: value.detach().cpu().contiguous() for name, value in self.scalar.head.state_dict().items()}
+        save_file(head, str(path / HEAD_WEIGHTS))
+        (path / HEAD_FILE).write_text(json.dumps(self.settings, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def load_preference_model(path: Path) -> PreferenceModel:
+    """Load body and head; a language model without a head is refused."""
+    from safetensors.torch import load_file
+
+    check_model_directory(path)
+    if not (path / HEAD_FILE).exists():
+        raise DataError(f"{path}: not a preference model (no {HEAD_FILE}); name a preference_model stage")
+    language_model = load_language_model(path)
+    scalar = ScalarModel(language_model)
+    scalar.head.load_state_dict(load_file(str(path / HEAD_WEIGHTS)))
+    settings = json.loads((path / HEAD_FILE).read_text(encoding="utf-8"))
+    return PreferenceModel(scalar, language_model, settings)
