@@ -1,0 +1,75 @@
+"""What a stage reads, by role: models, prompts and pairs, from data files or from other stages' outputs."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from charter.artifacts.job import Job, JobInput
+from charter.errors import DataError
+from charter.feedback.constitution import Constitution, load_constitution
+from charter.models.language_model import LanguageModel, load_language_model
+from charter.models.preference import PreferenceModel, load_preference_model
+from charter.spec.dataset import Pair, Prompt, read_pairs, read_prompts
+
+_Row = TypeVar("_Row", Prompt, Pair)
+
+
+def load_role(job: Job, role: str, device: torch.device) -> LanguageModel:
+    """The language model of a role, on the device."""
+    loaded = load_language_model(job.only(role).location())
+    loaded.model.to(device).eval()
+    return loaded
+
+
+def load_scorer(item: JobInput, device: torch.device) -> PreferenceModel:
+    """A preference model, on the device."""
+    loaded = load_preference_model(item.location())
+    loaded.scalar.to(device).eval()
+    return loaded
+
+
+def role_constitution(job: Job) -> Constitution:
+    """The project's constitution; a stage that needs one and has none is refused."""
+    if job.constitution is None:
+        raise DataError(
+            f"stage {job.stage} needs a constitution: add `constitution: constitution.yaml` to charter.yaml; "
+            "`charter init` writes an example"
+        )
+    return load_constitution(Path(job.constitution))
+
+
+def role_prompts(job: Job, role: str, *, limit: int | None) -> tuple[Prompt, ...]:
+    """The prompts of a role in file order, at most `limit` of them; a shortage is said in the stage's log.
+
+    It is no error: late in a pipeline that would cost more than it saves, and every result states its own count.
+    """
+    found = [row for item in job.inputs.get(role, ()) for row in read_prompts(item.location(), item.data)]
+    _require(job, role, len(found))
+    if limit is not None and len(found) < limit:
+        print(f"{job.stage}: {limit} {role} were asked for, {len(found)} are there; all of them are used", flush=True)
+    return with_unique_ids(found[:limit])
+
+
+def role_pairs(job: Job, role: str) -> tuple[Pair, ...]:
+    """The preference pairs of a role in file order."""
+    found = [row for item in job.inputs.get(role, ()) for row in read_pairs(item.location(), item.data)]
+    _require(job, role, len(found))
+    return with_unique_ids(found)
+
+
+def with_unique_ids(rows: Sequence[_Row]) -> tuple[_Row, ...]:
+    """Rows with ids made unique by a counter: every draw hangs on the id, so no two rows may share one."""
+    seen: dict[str, int] = {}
+    unique: list[_Row] = []
+    for row in rows:
+        seen[row.id] = seen.get(row.id, 0) + 1
+        unique.append(row if seen[row.id] == 1 else replace(row, id=f"{row.id}#{seen[row.id]}"))
+    return tuple(unique)
+
+
+def _require(job: Job, role: str, found: int) -> None:
+    if not found:
+        raise DataError(f"stage {job.stage} needs `{role}`; name a data set or a stage that makes one")

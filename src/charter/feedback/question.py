@@ -1,0 +1,61 @@
+"""A judge question that knows its parts, so that a long one is shortened where it hurts least."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from charter.errors import DataError
+
+WORDING, CONVERSATION, ANSWER = "wording", "conversation", "answer"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a question, and what it is: wording stays whole, conversation and answers may be cut."""
+
+    text: str
+    role: str = WORDING
+
+
+class Question(str):
+    """A question as text, with the parts it was put together from."""
+
+    parts: tuple[Part, ...]
+
+    def __new__(cls, *parts: Part) -> "Question":
+        """The text of all parts in a row."""
+        question = super().__new__(cls, "".join(part.text for part in parts))
+        question.parts = parts
+        return question
+
+
+def shortened(lengths: Sequence[int], roles: Sequence[str], *, max_tokens: int) -> list[int]:
+    """How many tokens of each part to keep so that the sum fits.
+
+    The conversation gives way first. If the answers alone are too long, the longest ones are cut to one common
+    length, so that neither answer is favoured.
+
+    >>> shortened([5, 100, 10, 20], [WORDING, CONVERSATION, ANSWER, ANSWER], max_tokens=65)
+    [5, 30, 10, 20]
+    >>> shortened([5, 100, 10, 20], [WORDING, CONVERSATION, ANSWER, ANSWER], max_tokens=27)
+    [5, 0, 10, 12]
+    """
+    free = max_tokens - sum(length for length, role in zip(lengths, roles, strict=True) if role == WORDING)
+    if free < 1:
+        raise DataError(
+            f"a judge question may have {max_tokens} tokens, and its wording alone takes {max_tokens - free}; "
+            "use a judge with a longer context or a shorter principle"
+        )
+    answers = _levelled([n for n, role in zip(lengths, roles, strict=True) if role == ANSWER], total=free)
+    conversations = [n for n, role in zip(lengths, roles, strict=True) if role == CONVERSATION]
+    others = {ANSWER: iter(answers), CONVERSATION: iter(_levelled(conversations, total=free - sum(answers)))}
+    return [n if role == WORDING else next(others[role]) for n, role in zip(lengths, roles, strict=True)]
+
+
+def _levelled(lengths: Sequence[int], *, total: int) -> list[int]:
+    """Lengths cut to one level so that their sum is at most `total`; short ones stay as they are."""
+    kept = list(lengths)
+    left = total
+    for rank, index in enumerate(sorted(range(len(lengths)), key=lambda i: lengths[i])):
+        kept[index] = min(lengths[index], left // (len(lengths) - rank))
+        left -= kept[index]
+    return kept

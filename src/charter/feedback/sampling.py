@@ -1,0 +1,60 @@
+"""Sample answers to conversations: from turns to text, with one seed per answer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from charter.errors import DataError
+from charter.inference.generate import Answers, SamplingSettings, answer_texts, generate
+from charter.models.chat import encode_prompt
+from charter.models.language_model import LanguageModel
+from charter.spec.dataset import Turn
+from charter.spec.stage import Sampling
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Answers to one batch of conversations."""
+
+    texts: tuple[str, ...]
+    answers: Answers
+
+    @property
+    def tokens(self) -> int:
+        """Tokens generated, end tokens included."""
+        return int(self.answers.answer_mask_BR.sum())
+
+
+def sampling_settings(spec: Sampling) -> SamplingSettings:
+    """A stage's sampling fields as the generator reads them."""
+    return SamplingSettings(
+        max_new_tokens=spec.max_new_tokens,
+        min_new_tokens=spec.min_new_tokens,
+        temperature=spec.temperature,
+        top_p=spec.top_p,
+    )
+
+
+def check_context(language_model: LanguageModel, spec: Sampling, *, role: str) -> None:
+    """Refuse prompts and answers that together are longer than the model was built for."""
+    limit = getattr(language_model.model.config, "max_position_embeddings", None)
+    asked = spec.max_prompt_tokens + spec.max_new_tokens
+    if limit is not None and asked > limit:
+        raise DataError(
+            f"{role} takes {limit} tokens; max_prompt_tokens {spec.max_prompt_tokens} + max_new_tokens "
+            f"{spec.max_new_tokens} = {asked}: lower one of them"
+        )
+
+
+def sample(
+    language_model: LanguageModel, conversations: Sequence[Sequence[Turn]], *, seeds: Sequence[int], spec: Sampling
+) -> Sampled:
+    """One answer per conversation; prompts are cut at the left to `max_prompt_tokens`.
+
+    The batch is padded to its longest prompt, so its shape is a function of the batch alone and a replay of the
+    whole batch is exact.
+    """
+    prompts = [
+        encode_prompt(language_model.tokenizer, turns, max_tokens=spec.max_prompt_tokens) for turns in conversations
+    ]
+    answers = generate(language_model, prompts, seeds=seeds, settings=sampling_settings(spec))
+    return Sampled(tuple(answer_texts(language_model, answers)), answers)
