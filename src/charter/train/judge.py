@@ -1,0 +1,77 @@
+"""Fine-tune a judge on human preference pairs, prompted with the constitution as it will be when it labels."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as functional
+
+from charter.artifacts.stage_dir import StageDir
+from charter.artifacts.stage_process import stage_main
+from charter.errors import DataError
+from charter.feedback.constitution import Constitution, Principle, load_constitution
+from charter.feedback.judge import (
+    CHOICES,
+    YES_NO,
+    Comparison,
+    log_odds,
+    multiple_choice_text,
+    yes_no_text,
+)
+from charter.models.language_model import LanguageModel
+from charter.models.runtime import configure
+from charter.spec.dataset import Pair, read_pairs
+from charter.spec.stage import JudgeStage
+from charter.train.models import starting_model
+from charter.train.schedule import total_steps
+from charter.train.supervised import BatchLoss, SupervisedRun, make_optimizer
+
+
+def judge_loss(judge: LanguageModel, pairs: Sequence[tuple[Pair, Principle]], spec: JudgeStage) -> BatchLoss:
+    """Bradley-Terry loss on the judge's log-odds, plus a share of the plain loss on the right choice's token.
+
+    Both formats ask two questions per pair; the right choice is known for each.
+    """
+    texts: list[str] = []
+    right: list[int] = []
+    for pair, principle in pairs:
+        if spec.format == YES_NO:
+            texts += [yes_no_text(pair.prompt, answer, principle) for answer in (pair.chosen, pair.rejected)]
+            right += [0, 1]
+        else:
+            item = Comparison(turns=pair.prompt, first=pair.chosen, second=pair.rejected, principle=principle)
+            texts += [multiple_choice_text(item, swapped=swapped) for swapped in (False, True)]
+            right += [0, 1]
+    odds_B, both_B2 = log_odds(judge, texts, CHOICES[spec.format], max_tokens=spec.seq_len, dtype=spec.dtype)
+    first, second = odds_B.view(-1, 2).unbind(1)
+    margin = first - second
+    choice = -both_B2.gather(1, torch.tensor(right, device=both_B2.device)[:, None]).view(-1, 2).mean(1)
+    loss = (-functional.logsigmoid(margin) + spec.cross_entropy_weight * choice).sum()
+    return BatchLoss(loss, float(len(pairs)), {"accuracy": float((margin > 0).sum())})
+
+
+def run(stage: StageDir) -> None:
+    """Train to the target step and publish the judge."""
+    job, spec = stage.job, stage.job.spec
+    assert isinstance(spec, JudgeStage)
+    if job.constitution is None:
+        raise DataError("a judge needs `constitution:` in charter.yaml; `charter init` writes an example")
+    constitution: Constitution = load_constitution(Path(job.constitution))
+    device = configure(job.frozen)
+    judge = starting_model(job)
+    judge.model.to(device)
+    pairs = [pair for item in job.inputs["pairs"] for pair in read_pairs(item.location(), item.data)]
+
+    def loss_of(rows: Sequence[int], step: int) -> BatchLoss:
+        batch = [(pairs[row], constitution.draw(job.seed, job.stage, pairs[row].id, step)) for row in rows]
+        return judge_loss(judge, batch, spec)
+
+    target = total_steps(epochs=spec.epochs, steps=spec.steps, rows=len(pairs), global_batch=spec.global_batch)
+    optimizer = make_optimizer([(list(judge.model.parameters()), spec.learning_rate)], spec)
+    judge.tokenizer.model_max_length = spec.seq_len
+    SupervisedRun(stage, judge.model, optimizer, spec, len(pairs), target, {"pairs": 1}, loss_of).train()
+    stage.publish_outputs(lambda directory: judge.save(directory / "model"), step=target, target_step=target)
+
+
+if __name__ == "__main__":
+    stage_main(run)

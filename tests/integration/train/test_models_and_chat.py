@@ -1,0 +1,101 @@
+"""What a model reads, and that saving and loading changes nothing."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tiny  # noqa: E402
+
+from charter.errors import DataError  # noqa: E402
+from charter.inference.score import score_rows  # noqa: E402
+from charter.models.chat import encode_answer, encode_conversation, encode_prompt  # noqa: E402
+from charter.models.language_model import load_language_model  # noqa: E402
+from charter.models.preference import PreferenceModel, ScalarModel, load_preference_model, pool  # noqa: E402
+from charter.spec.dataset import Turn  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny.language_model()
+
+
+def test_only_assistant_turns_and_their_end_token_are_counted(model):
+    turns = (Turn("user", "tea?"), Turn("assistant", "yes"), Turn("user", "rain?"), Turn("assistant", "no"))
+    encoded = encode_conversation(model.tokenizer, turns, max_tokens=100)
+    counted = [token for token, keep in zip(encoded.ids, encoded.is_answer, strict=True) if keep]
+    assert model.tokenizer.decode(counted) == "yes<|endoftext|>no<|endoftext|>"
+    whole = model.tokenizer.decode(encoded.ids)
+    assert whole == "<|user|>tea?<|assistant|>yes<|endoftext|><|user|>rain?<|assistant|>no<|endoftext|>"
+
+
+def test_a_long_conversation_loses_its_beginning_not_its_answer(model):
+    turns = (Turn("user", "tea " * 60), Turn("assistant", "yes"))
+    encoded = encode_conversation(model.tokenizer, turns, max_tokens=8)
+    assert len(encoded.ids) == 8
+    assert model.tokenizer.decode(encoded.ids).endswith("<|assistant|>yes<|endoftext|>")
+
+
+def test_prompt_and_answer_join_to_the_conversation(model):
+    turns = (Turn("user", "Where is the map?"),)
+    joined = encode_prompt(model.tokenizer, turns) + encode_answer(model.tokenizer, turns, "Here.")
+    assert (
+        tuple(joined) == encode_conversation(model.tokenizer, (*turns, Turn("assistant", "Here.")), max_tokens=100).ids
+    )
+
+
+def test_saved_and_loaded_weights_are_the_same_bits(model, tmp_path):
+    model.save(tmp_path / "model")
+    loaded = load_language_model(tmp_path / "model")
+    before, after = model.model.state_dict(), loaded.model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_directory_without_config_is_refused_with_what_was_found(tmp_path):
+    (tmp_path / "weights.bin").write_text("x")
+    with pytest.raises(DataError, match=r"no config\.json here \(found weights\.bin\)"):
+        load_language_model(tmp_path)
+
+
+def test_missing_weights_are_refused_not_made_up(model, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    model.save(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = next(key for key in tensors if "mlp" in key)
+    save_file({key: value for key, value in tensors.items() if key != name}, tmp_path / "model.safetensors")
+    with pytest.raises(DataError, match="weights do not match"):
+        load_language_model(tmp_path)
+
+
+def test_preference_model_survives_saving(model, tmp_path):
+    scalar = ScalarModel(model)
+    torch.nn.init.normal_(scalar.head.weight)
+    settings = {"pooling": "mean", "context": "full", "seq_len": 64, "score_mean": 1.0, "score_deviation": 2.0}
+    PreferenceModel(scalar, model, settings).save(tmp_path)
+    loaded = load_preference_model(tmp_path)
+    rows, lengths = [[5, 6, 7, 8], [9, 10, 11]], [2, 1]
+    with torch.no_grad():
+        before = score_rows(PreferenceModel(scalar.eval(), model, settings), rows, lengths)
+        after = score_rows(PreferenceModel(loaded.scalar.eval(), loaded.language_model, loaded.settings), rows, lengths)
+    assert torch.equal(before, after)
+    assert loaded.settings == settings
+
+
+def test_pooling_reads_the_answer_only():
+    values = torch.tensor([[9.0, 1.0, 3.0, 9.0]])
+    mask = torch.tensor([[False, True, True, False]])
+    assert pool(values, mask, pooling="last").item() == 3.0
+    assert pool(values, mask, pooling="mean").item() == 2.0
+
+
+def test_padding_does_not_change_a_score(model):
+    scalar = ScalarModel(model).eval()
+    torch.nn.init.normal_(scalar.head.weight)
+    reward = PreferenceModel(scalar, model, {"pooling": "last", "context": "full", "seq_len": 64})
+    with torch.no_grad():
+        alone = score_rows(reward, [[5, 6, 7]], [2])
+        beside = score_rows(reward, [[5, 6, 7], [8] * 12], [2, 3])
+    assert beside[0].item() == pytest.approx(alone[0].item(), abs=1e-5)
