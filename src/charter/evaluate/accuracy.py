@@ -1,0 +1,126 @@
+"""Suites on pairs that humans labelled: the judge's agreement, preference models and simple baselines beside them."""
+
+import json
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+from charter.artifacts.draws import draw_seed
+from charter.evaluate import bag_of_words
+from charter.evaluate.bag_of_words import win_of
+from charter.evaluate.bench import Bench
+from charter.evaluate.figures import Figure, difference, mean, proportion
+from charter.feedback.judge import MULTIPLE_CHOICE, Verdict
+from charter.spec.dataset import Pair, Turn
+
+HELD_OUT = "held-out human pairs"
+FOLDS = 5
+HHH_FILE = "hhh_mini.jsonl"
+
+
+def judge_agreement(bench: Bench) -> list[Figure]:
+    """How often the judge prefers what humans chose."""
+    verdicts = bench.verdicts([(pair.id, pair.prompt, pair.chosen, pair.rejected) for pair in bench.pairs])
+    wins = _verdict_wins(verdicts)
+    shorter = shorter_wins(bench.pairs)
+    seed = bench.seed("judge_agreement")
+    found = [
+        proportion("judge_agreement.judge", "Judge agrees with the human label", wins, note=HELD_OUT),
+        proportion("judge_agreement.shorter_answer", "Baseline: the shorter answer wins", shorter, note=HELD_OUT),
+        difference("judge_agreement.over_shorter", "Judge less the shorter-answer baseline", wins, shorter, seed=seed),
+    ]
+    if bench.spec.judge_format == MULTIPLE_CHOICE:
+        agree = [float(verdict.orders_agree) for verdict in verdicts]
+        found.append(proportion("judge_agreement.orders_agree", "Same verdict in both orders", agree))
+        bias = [first_option_share(verdict) for verdict in verdicts]
+        found.append(mean("judge_agreement.first_option", "Option (A) preferred", bias, unit="share"))
+    return found
+
+
+def pm_accuracy(bench: Bench) -> list[Figure]:
+    """How often each preference model ranks the chosen answer higher, beside baselines on the same pairs."""
+    pairs = [(pair.prompt, pair.chosen, pair.rejected) for pair in bench.pairs]
+    reward_name = bench.job.only("reward").name
+    words, words_note = baseline_words(bench)
+    shorter = shorter_wins(bench.pairs)
+    found = []
+    for name, scorer in bench.scorers.items():
+        wins = bench.ranked(scorer, pairs)
+        is_reward = name == reward_name
+        key = "reward" if is_reward else f"also.{name}"
+        label = "Preference model that rewards the policy" if is_reward else f"Preference model {name}"
+        found.append(proportion(f"pm_accuracy.{key}", label, wins, note=HELD_OUT))
+        found.append(_over(bench, key, label, wins, words))
+    found.append(proportion("pm_accuracy.shorter_answer", "Baseline: the shorter answer wins", shorter, note=HELD_OUT))
+    found.append(proportion("pm_accuracy.bag_of_words", "Baseline: bag of words", words, note=words_note))
+    return found
+
+
+def hhh(bench: Bench) -> list[Figure]:
+    """Preference models and judge on 24 pairs written for Charter: helpful, honest, harmless, other."""
+    rows = hhh_rows()
+    note = "24 pairs written for Charter; a smoke test, not a benchmark"
+    turns = [(Turn("user", row["prompt"]),) for row in rows]
+    found = []
+    reward_name = bench.job.only("reward").name if bench.has("reward") else None
+    for name, scorer in bench.scorers.items():
+        wins = bench.ranked(scorer, [(t, row["better"], row["worse"]) for t, row in zip(turns, rows, strict=True)])
+        key = "reward" if name == reward_name else f"also.{name}"
+        found.append(proportion(f"hhh.{key}", f"Preference model {name} on HHH pairs", wins, note=note))
+    if bench.has("judge"):
+        asked = [(row["id"], t, row["better"], row["worse"]) for t, row in zip(turns, rows, strict=True)]
+        wins = _verdict_wins(bench.verdicts(asked))
+        found.append(proportion("hhh.judge", "Judge on HHH pairs", wins, note=note))
+    shorter = [win_of(-len(row["better"]), -len(row["worse"])) for row in rows]
+    found.append(proportion("hhh.shorter_answer", "Baseline: the shorter answer wins", shorter, note=note))
+    return found
+
+
+def hhh_rows() -> list[dict[str, Any]]:
+    """The pairs that ship with Charter (original texts, CC0-1.0)."""
+    text = files("charter.templates").joinpath("data", HHH_FILE).read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def shorter_wins(pairs: Sequence[Pair]) -> list[float]:
+    """The baseline that prefers the answer with fewer characters."""
+    return [win_of(-len(pair.chosen), -len(pair.rejected)) for pair in pairs]
+
+
+def baseline_words(bench: Bench) -> tuple[list[float], str]:
+    """The bag-of-words baseline on the held-out pairs, and what it was trained on."""
+    if bench.has("independent_pairs"):
+        wins = bench.proxy.wins([pair.chosen for pair in bench.pairs], [pair.rejected for pair in bench.pairs])
+        return wins, f"{HELD_OUT}; trained on {len(bench.independent_pairs)} independent human pairs"
+    return cross_validated(bench.pairs, seed=bench.seed("folds")), f"{HELD_OUT}; {FOLDS}-fold cross-validation on them"
+
+
+def cross_validated(pairs: Sequence[Pair], *, seed: int) -> list[float]:
+    """Bag of words trained on the other folds; a pair's fold hangs on its id."""
+    fold = [draw_seed(seed, pair.id) % FOLDS for pair in pairs]
+    wins = [0.5] * len(pairs)
+    for number in sorted(set(fold)):
+        rest = [(pair.chosen, pair.rejected) for pair, mine in zip(pairs, fold, strict=True) if mine != number]
+        if not rest:
+            continue
+        model = bag_of_words.train(rest)
+        held = [index for index, mine in enumerate(fold) if mine == number]
+        found = model.wins([pairs[index].chosen for index in held], [pairs[index].rejected for index in held])
+        for index, win in zip(held, found, strict=True):
+            wins[index] = win
+    return wins
+
+
+def first_option_share(verdict: Verdict) -> float:
+    """Share of the orders asked in which option (A) won; 1/2 when the judge has no position bias."""
+    as_shown = [value if order == 0 else -value for order, value in enumerate(verdict.log_odds)]
+    return sum(win_of(value, 0) for value in as_shown) / len(as_shown)
+
+
+def _verdict_wins(verdicts: Sequence[Verdict]) -> list[float]:
+    return [win_of(verdict.probability_first, 0.5) for verdict in verdicts]
+
+
+def _over(bench: Bench, key: str, label: str, wins: Sequence[float], words: Sequence[float]) -> Figure:
+    seed = bench.seed("pm_accuracy", key)
+    return difference(f"pm_accuracy.{key}_over_words", f"{label}, less bag of words", wins, words, seed=seed)

@@ -1,0 +1,95 @@
+"""What the figures of one eval stage allow to be said, and what they do not."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from charter.evaluate.figures import Figure
+
+MIN_ROWS = 30
+"""Below so many rows no interval here is trusted enough to carry a claim."""
+STANDING = (
+    "That the policy follows the constitution: no figure here measures that.",
+    "That its answers are coherent, helpful or safer: no human and no strong model read them.",
+    "Anything about another training seed: the intervals cover the choice of prompts and pairs only, and every model "
+    "was trained once.",
+)
+"""True of every run of these suites."""
+DISTILLED = "That the AI feedback is zero-shot: the judge was fine-tuned on human labels and passes them on."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claims:
+    """Sentences for beside the figures."""
+
+    may: tuple[str, ...]
+    may_not: tuple[str, ...]
+
+
+def claims_of(figures: Sequence[Figure], *, judge_learnt_from_humans: bool) -> Claims:
+    """Derive the claims: a statement is allowed only when its whole 95 % interval is on the right side."""
+    found = {figure.key: figure for figure in figures}
+    may: list[str] = []
+    may_not: list[str] = []
+    for key, threshold, claim in STATEMENTS:
+        if key in found:
+            _judge_statement(found[key], threshold, claim, may, may_not)
+    may_not += _about_the_reward(found)
+    if judge_learnt_from_humans:
+        may_not.append(DISTILLED)
+    return Claims(may=tuple(may), may_not=(*may_not, *STANDING))
+
+
+STATEMENTS = (
+    (
+        "independent_check.difference",
+        0.0,
+        "the AI labels move the policy towards an independently trained proxy of human preference, at equal length, "
+        "beyond a control trained on shuffled labels",
+    ),
+    ("judge_agreement.judge", 0.5, "the judge agrees with held-out human labels more often than chance"),
+    ("judge_agreement.over_shorter", 0.0, "the judge agrees with humans more often than the shorter-answer rule"),
+    ("pm_accuracy.reward", 0.5, "the preference model ranks held-out human pairs better than chance"),
+    (
+        "pm_accuracy.reward_over_words",
+        0.0,
+        "the preference model is better than a bag of words on held-out pairs",
+    ),
+)
+"""Figure, what its interval must lie above, and what may be said then."""
+
+
+def _judge_statement(figure: Figure, threshold: float, claim: str, may: list[str], may_not: list[str]) -> None:
+    sentence = f"{claim[0].upper()}{claim[1:]} ({_measured(figure)})"
+    if figure.n < MIN_ROWS:
+        may_not.append(f"Not shown, too few rows: {claim} ({_measured(figure)}).")
+    elif figure.low > threshold:
+        may.append(f"{sentence}.")
+    else:
+        side = "lies below" if figure.high < threshold else "includes"
+        may_not.append(f"Not shown, the interval {side} {_share(threshold)}: {claim} ({_measured(figure)}).")
+
+
+def _about_the_reward(found: Mapping[str, Figure]) -> list[str]:
+    """Why a higher reward alone says nothing, with the control's figure where there is one."""
+    if "win_rate.policy" not in found:
+        return []
+    measured = f"policy {_measured(found['win_rate.policy'])}"
+    if "win_rate.control" in found:
+        measured += f"; control on shuffled labels {_measured(found['win_rate.control'])}"
+    text = f"That a higher reward shows better answers: the reward is what the policy was trained on ({measured})."
+    if "independent_check.difference" in found:
+        return [text]
+    return [text, "That the AI labels themselves had an effect: no control on shuffled labels was measured."]
+
+
+def _measured(figure: Figure) -> str:
+    return f"{_share(figure.value)}, 95 % interval {_share(figure.low)} to {_share(figure.high)}, n = {figure.n}"
+
+
+def _share(value: float) -> str:
+    """A share in percent.
+
+    >>> _share(0.6154)
+    '61.5 %'
+    """
+    return f"{100 * value:.1f} %"

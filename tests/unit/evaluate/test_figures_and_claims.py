@@ -1,0 +1,65 @@
+from dataclasses import replace
+
+import pytest
+
+from charter.evaluate.claims import DISTILLED, STANDING, claims_of
+from charter.evaluate.figures import Figure, difference, mean, proportion
+
+
+def figure(key, value, low, high, n=256):
+    return Figure(key=key, label="", value=value, low=low, high=high, n=n, unit="share", method="")
+
+
+DIFFERENCE = figure("independent_check.difference", 0.2, 0.1, 0.3)
+
+
+def test_a_tie_counts_one_half_and_the_standard_error_is_stated():
+    found = proportion("k", "l", [1.0, 0.5, 0.0, 1.0], note="held out")
+    assert found.value == 0.625
+    assert found.note == "standard error 24.2 points; 1 ties counted as one half; held out"
+
+
+def test_figures_are_rounded_to_six_decimals():
+    found = mean("k", "l", [1 / 3, 2 / 3, 1 / 3], unit="nats")
+    assert found.value == 0.444444
+    assert str(difference("k", "l", [1.0, 0.0], [1.0, 0.0], seed=1).low) == "0.0"
+
+
+def test_the_main_claim_may_be_made_when_the_interval_is_above_zero():
+    claims = claims_of([DIFFERENCE], judge_learnt_from_humans=True)
+    assert any("at equal length" in claim and "20.0 %" in claim for claim in claims.may)
+    assert not any("at equal length" in claim for claim in claims.may_not)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "n", "words"),
+    [
+        (-0.01, 0.3, 256, "includes"),
+        (-0.3, -0.1, 256, "lies below"),
+        (0.1, 0.3, 29, "too few rows"),
+        (0.0, 0.3, 256, "includes"),
+    ],
+)
+def test_the_main_claim_is_said_not_to_be_shown_otherwise(low, high, n, words):
+    claims = claims_of([replace(DIFFERENCE, low=low, high=high, n=n)], judge_learnt_from_humans=True)
+    assert not any("at equal length" in claim for claim in claims.may)
+    assert any("at equal length" in claim and words in claim for claim in claims.may_not)
+
+
+def test_a_higher_reward_alone_is_never_a_claim():
+    claims = claims_of([figure("win_rate.policy", 0.99, 0.97, 1.0)], judge_learnt_from_humans=False)
+    assert claims.may == ()
+    assert any("no control" in claim for claim in claims.may_not)
+
+
+def test_what_no_run_may_claim_is_always_said():
+    claims = claims_of([], judge_learnt_from_humans=True)
+    assert set(STANDING) | {DISTILLED} <= set(claims.may_not)
+    assert DISTILLED not in claims_of([], judge_learnt_from_humans=False).may_not
+
+
+def test_a_preference_model_no_better_than_a_bag_of_words_is_said_to_be_so():
+    claims = claims_of(
+        [figure("pm_accuracy.reward_over_words", 0.01, -0.05, 0.07, n=208)], judge_learnt_from_humans=True
+    )
+    assert any("better than a bag of words" in claim for claim in claims.may_not)
