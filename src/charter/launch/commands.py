@@ -1,0 +1,28 @@
+"""Which module runs which kind of stage."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+STAGE_MODULES: Mapping[str, str] = MappingProxyType(
+    {
+        "pretrain": "charter.train.pretrain",
+        "sft": "charter.train.sft",
+        "judge": "charter.train.judge",
+        "critique": "charter.feedback.critique",
+        "label": "charter.feedback.label",
+        "preference_model": "charter.train.preference_model",
+        "ppo": "charter.train.ppo",
+        "eval": "charter.evaluate.run",
+    }
+)
+
+
+def stage_command(module: str, stage_dir: Path) -> list[str]:
+    """The command of a stage as a process of its own, the same on every engine.
+
+    >>> stage_command("charter.train.sft", Path("D"))[1:]
+    ['-m', 'charter.train.sft', '--stage-dir', 'D']
+    """
+    return [sys.executable, "-m", module, "--stage-dir", str(stage_dir)]

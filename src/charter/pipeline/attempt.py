@@ -1,0 +1,141 @@
+"""One attempt at one stage while it runs: its process, its progress, its line in the ledger."""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from charter.artifacts.lease import host_id
+from charter.artifacts.stage_dir import METRICS
+from charter.launch.engine import StageHandle
+from charter.ledger import Ledger, Outcome
+from charter.pipeline.graph import PlannedStage
+from charter.pipeline.staleness import checkpoint_step, read_progress
+from charter.spec.project import Project
+from charter.units import MICRO_USD_PER_USD
+
+COUNTERS = ("tokens", "pairs", "episodes", "records")
+
+
+@dataclass(kw_only=True)
+class RunningAttempt:
+    """What the supervisor remembers of an attempt."""
+
+    stage: PlannedStage
+    handle: StageHandle
+    number: int
+    ledger_id: int
+    first_step: int
+    started: float = field(default_factory=time.monotonic)
+    started_at: float = field(default_factory=time.time)
+    stop_asked: float | None = None
+    """Monotonic time of the request to stop."""
+    timed_out: bool = False
+    last_heartbeat: float = 0.0
+    last_shown: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """How long it has run."""
+        return time.monotonic() - self.started
+
+    def progress(self) -> dict[str, Any]:
+        """What this attempt has reported; what an earlier one has left behind does not count."""
+        found = read_progress(self.stage.directory)
+        return found if found.get("updated_at", 0) >= self.started_at and found.get("pid") == self.handle.pid else {}
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM, once."""
+        if self.stop_asked is None:
+            self.stop_asked = time.monotonic()
+            self.handle.stop()
+
+
+def begin_attempt(
+    ledger: Ledger, project: Project, stage: PlannedStage, *, first_step: int, device: str, pid: int
+) -> int:
+    """Write the intent into the ledger before the attempt spends anything."""
+    price = price_micro_usd_per_hour(project)
+    return ledger.begin(
+        run=project.name,
+        stage=stage.name,
+        kind=stage.spec.kind,
+        fingerprint=stage.asked_fingerprint,
+        at=time.time(),
+        monotonic=time.monotonic(),
+        accelerator=device,
+        first_step=first_step,
+        price_micro_usd_per_hour=price,
+        price_source=None if price is None else "resources.price in charter.yaml",
+        host=host_id().partition("/")[0],
+        pid=pid,
+    )
+
+
+def heartbeat(ledger: Ledger, attempt: RunningAttempt) -> None:
+    """Write into the ledger that an attempt lives and how far it is."""
+    ledger.heartbeat(attempt.ledger_id, at=time.time(), monotonic=time.monotonic(), **_so_far(attempt))
+
+
+def end_attempt(ledger: Ledger, attempt: RunningAttempt, outcome: Outcome, *, note: str = "") -> None:
+    """Write into the ledger how an attempt ended."""
+    ledger.end(
+        attempt.ledger_id,
+        at=time.time(),
+        monotonic=time.monotonic(),
+        outcome=outcome,
+        note=note,
+        **_in_all(attempt),
+    )
+
+
+def price_micro_usd_per_hour(project: Project) -> int | None:
+    """Price of one stage slot of this machine per hour, None where the file gives none.
+
+    The machine's price is shared evenly by the stages that may run side by side, so that two at once do not
+    bill the machine twice.
+    """
+    if project.resources.price is None:
+        return None
+    return round(project.resources.price * MICRO_USD_PER_USD / max(1, project.resources.max_parallel_stages))
+
+
+def last_step(attempt: RunningAttempt) -> int:
+    """The last step that an ended attempt reported; its first step when it reported none."""
+    return max((int(line.get("step", 0)) for line in _metrics(attempt)), default=attempt.first_step)
+
+
+def _metrics(attempt: RunningAttempt) -> list[dict[str, Any]]:
+    """The metrics lines of an attempt; every step has one, where `progress.json` is written twice a second."""
+    found = []
+    path = attempt.stage.directory / METRICS
+    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(line, dict) and line.get("time", 0) >= attempt.started_at:
+            found.append(line)
+    return found
+
+
+def _in_all(attempt: RunningAttempt) -> dict[str, Any]:
+    """What an ended attempt did, to the last step that it reported."""
+    lines = _metrics(attempt)
+    counted = {name for line in lines for name in COUNTERS if name in line}
+    return {
+        "step": last_step(attempt),
+        "kept_step": checkpoint_step(attempt.stage.directory),
+        **{name: sum(int(line.get(name, 0)) for line in lines) for name in sorted(counted)},
+    }
+
+
+def _so_far(attempt: RunningAttempt) -> dict[str, Any]:
+    progress = attempt.progress()
+    counters = progress.get("counters", {})
+    return {
+        "step": max(int(progress.get("step", 0)), attempt.first_step),
+        "kept_step": checkpoint_step(attempt.stage.directory),
+        **{name: int(counters[name]) for name in COUNTERS if name in counters},
+    }

@@ -1,0 +1,41 @@
+"""What the run has cost against what it may cost."""
+
+from charter.errors import BudgetError
+from charter.ledger import Ledger
+from charter.pipeline.events import Events
+from charter.spec.project import Project
+from charter.units import MICRO_USD_PER_USD, format_usd
+
+
+def spent_usd(project: Project, ledger: Ledger) -> float | None:
+    """Cost of all attempts so far, running ones up to their last heartbeat; None when nothing has a price."""
+    totals = ledger.totals(run=project.name)
+    return totals.micro_usd / MICRO_USD_PER_USD if totals.priced_attempts else None
+
+
+def limit_passed(project: Project, spent: float | None) -> bool:
+    """Whether more is spent than the file allows."""
+    return project.budget is not None and spent is not None and spent > project.budget.limit
+
+
+def stops_at_limit(project: Project) -> bool:
+    """Whether the file asks to stop at the limit, not only to warn."""
+    return project.budget is not None and project.budget.on_exceed == "checkpoint_and_stop"
+
+
+def budget_error(project: Project, spent: float | None) -> BudgetError:
+    """The error that ends a run at its limit."""
+    assert project.budget is not None
+    return BudgetError(
+        f"{project.name} has cost {format_usd(spent)}, over its limit of {format_usd(project.budget.limit)}\n"
+        "  everything done so far is kept; raise budget.limit, or set budget.on_exceed: warn, and run again"
+    )
+
+
+def check_budget(project: Project, ledger: Ledger, events: Events) -> None:
+    """Refuse to start when the limit is already passed; warn when the file only asks for that."""
+    spent = spent_usd(project, ledger)
+    if limit_passed(project, spent) and stops_at_limit(project):
+        raise budget_error(project, spent)
+    if project.budget is not None and project.resources.price is None:
+        events.emit("budget_unpriced", message="the budget cannot be watched: resources.price is not set")

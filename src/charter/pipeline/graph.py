@@ -1,0 +1,160 @@
+"""The pipeline as work: every stage with its identity, its directory and what it reads."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from charter.artifacts.fingerprint import fingerprint, stage_identity
+from charter.artifacts.job import Job, JobInput
+from charter.artifacts.record import OUTPUTS
+from charter.pipeline.accept import Kept, kept_record, read_acceptances
+from charter.pipeline.hashes import FileHashes
+from charter.pipeline.inputs import Inputs
+from charter.pipeline.paths import run_dir, stage_dir
+from charter.spec.graph import execution_order, inputs_of
+from charter.spec.project import Project
+from charter.spec.stage import EvalStage, Stage
+
+_READS_CONSTITUTION = frozenset({"judge", "critique", "label"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedStage:
+    """One stage of a project as it stands now."""
+
+    name: str
+    spec: Stage
+    identity: Mapping[str, Any]
+    """What the file asks for."""
+    asked_fingerprint: str
+    """The hash of `identity`."""
+    kept: Kept | None
+    """The finished record of another fingerprint that is kept in its place, by `charter accept` or by a pin."""
+    directory: Path
+    inputs: Mapping[str, tuple[JobInput, ...]]
+    constitution: str | None
+
+    @property
+    def fingerprint(self) -> str:
+        """What later stages build on: the kept one, or the one that is asked for."""
+        return self.kept.fingerprint if self.kept else self.asked_fingerprint
+
+    @property
+    def stage_inputs(self) -> tuple[str, ...]:
+        """The stages that it reads from, each once."""
+        items = (item for items in self.inputs.values() for item in items if item.source == "stage")
+        return tuple(dict.fromkeys(item.name for item in items))
+
+    @property
+    def outside_inputs(self) -> tuple[str, ...]:
+        """The models and data sets that it reads, and `constitution` if it does."""
+        items = (item for items in self.inputs.values() for item in items if item.source != "stage")
+        names = tuple(dict.fromkeys(item.name for item in items))
+        return (*names, "constitution") if self.constitution else names
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """All stages in execution order, and what was resolved on the way."""
+
+    project: Project
+    root: Path
+    stages: Mapping[str, PlannedStage]
+    inputs: Inputs
+
+
+def build_pipeline(project: Project, root: Path) -> Pipeline:
+    """Resolve every input and compute every fingerprint.
+
+    Nothing is started and nothing written but the hash cache.
+    """
+    root = root.resolve()
+    hashes = FileHashes(run_dir(root) / "hashes.json")
+    inputs = Inputs(project, root, hashes)
+    acceptances = read_acceptances(run_dir(root))
+    stages: dict[str, PlannedStage] = {}
+    for name in execution_order(project):
+        stages[name] = _plan(project, root, name, inputs, stages, acceptances)
+    hashes.save()
+    return Pipeline(project=project, root=root, stages=stages, inputs=inputs)
+
+
+def job_of(stage: PlannedStage, project: Project, frozen: Mapping[str, str | int]) -> Job:
+    """What the stage process is told."""
+    return Job(
+        run=project.name,
+        stage=stage.name,
+        kind=stage.spec.kind,
+        fingerprint=stage.asked_fingerprint,
+        seed=project.seed,
+        spec=stage.spec,
+        inputs=stage.inputs,
+        constitution=stage.constitution,
+        frozen=frozen,
+        keep_last=project.storage.keep_last,
+        identity=stage.identity,
+    )
+
+
+def _plan(
+    project: Project,
+    root: Path,
+    name: str,
+    inputs: Inputs,
+    before: Mapping[str, PlannedStage],
+    acceptances: Mapping[str, Any],
+) -> PlannedStage:
+    spec = project.pipeline[name]
+    found = {
+        role: tuple(_input(project, inputs, before, item, role) for item in names)
+        for role, names in inputs_of(project, name).items()
+    }
+    path, constitution = inputs.constitution() if _reads_constitution(spec) else (None, None)
+    identity = stage_identity(
+        spec,
+        name=name,
+        inputs={role: [item.fingerprint for item in items] for role, items in found.items()},
+        seed=project.seed,
+        constitution=constitution,
+    )
+    asked = fingerprint(identity)
+    kept = kept_record(root, name, asked=asked, pin=spec.expected_fingerprint, acceptances=acceptances)
+    return PlannedStage(
+        name=name,
+        spec=spec,
+        identity=identity,
+        asked_fingerprint=asked,
+        kept=kept,
+        directory=stage_dir(root, name, kept.fingerprint if kept else asked),
+        inputs={**found, **_tokenizer_inputs(project, inputs, found)},
+        constitution=path,
+    )
+
+
+def _input(project: Project, inputs: Inputs, before: Mapping[str, PlannedStage], name: str, role: str) -> JobInput:
+    if name in before:
+        source = before[name]
+        return JobInput(
+            name=name,
+            role=role,
+            source="stage",
+            path=str(source.directory / OUTPUTS),
+            fingerprint=source.fingerprint,
+            stage_kind=source.spec.kind,
+        )
+    return inputs.model(name, role) if name in project.models else inputs.data(name, role)
+
+
+def _tokenizer_inputs(
+    project: Project, inputs: Inputs, found: Mapping[str, tuple[JobInput, ...]]
+) -> dict[str, tuple[JobInput, ...]]:
+    """Data to train a tokenizer on, where a model asks for one; its fingerprint is part of the model's."""
+    models = [item.model for items in found.values() for item in items if item.model is not None]
+    names = [name for model in models if model.tokenizer is not None for name in model.tokenizer.train_on]
+    items = tuple(inputs.data(name, "tokenizer") for name in dict.fromkeys(names))
+    return {"tokenizer": items} if items else {}
+
+
+def _reads_constitution(spec: Stage) -> bool:
+    return spec.kind in _READS_CONSTITUTION or (isinstance(spec, EvalStage) and spec.judge is not None)

@@ -1,0 +1,129 @@
+"""What stages read from outside the pipeline, and its fingerprints.
+
+Data by content, models by files or architecture.
+"""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from charter.artifacts.fingerprint import canonical, fingerprint
+from charter.artifacts.job import JobInput
+from charter.errors import DataError, Problem
+from charter.pipeline.hashes import FileHashes
+from charter.pipeline.paths import constitution_path
+from charter.spec.project import DataSpec, ModelSpec, Project
+
+MISSING = "missing"
+"""Fingerprint of what cannot be read; a stage with such an input does not start."""
+_MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
+_NOT_IDENTITY = {"path", "rows", "mean_tokens"}
+"""Fields of a data set that say where it is, or what the planner assumes of it."""
+
+
+class Inputs:
+    """Resolves models, data sets and the constitution of a project; collects what is wrong in `problems`."""
+
+    def __init__(self, project: Project, root: Path, hashes: FileHashes) -> None:
+        self._project = project
+        self._root = root
+        self._hashes = hashes
+        self._fingerprints: dict[str, str] = {}
+        self.problems: dict[str, list[Problem]] = {}
+        """By the name of the model or data set, so that only what a stage needs stops it."""
+
+    def data(self, name: str, role: str) -> JobInput:
+        """A data set as an input."""
+        spec = self._project.data[name]
+        found = self._once(name, lambda: self._data_fingerprint(name, spec))
+        return JobInput(
+            name=name, role=role, source="data", path=str(self._path(spec.path)), fingerprint=found, data=spec
+        )
+
+    def model(self, name: str, role: str) -> JobInput:
+        """A model as an input; an inline architecture has no path."""
+        spec = self._project.models[name]
+        found = self._once(name, lambda: self._model_fingerprint(name, spec))
+        path = None if spec.model is None else str(_model_directory(self._path(spec.model)))
+        return JobInput(name=name, role=role, source="model", path=path, fingerprint=found, model=spec)
+
+    def constitution(self) -> tuple[str | None, str | None]:
+        """Path and fingerprint of the constitution.
+
+        Of its content, so that a comment in it changes nothing.
+        """
+        path = constitution_path(self._project, self._root)
+        if path is None:
+            return None, None
+        return str(path), self._once("constitution", lambda: self._constitution_fingerprint(path))
+
+    def _once(self, name: str, compute: Any) -> str:
+        if name not in self._fingerprints:
+            self._fingerprints[name] = compute()
+        return self._fingerprints[name]
+
+    def _path(self, written: str) -> Path:
+        return (self._root / Path(written).expanduser()).resolve()
+
+    def _problem(self, name: str, message: str, *, path: str, hint: str) -> str:
+        self.problems.setdefault(name, []).append(Problem(message=message, path=path, hint=hint))
+        return MISSING
+
+    def _data_fingerprint(self, name: str, spec: DataSpec) -> str:
+        path = self._path(spec.path)
+        if not path.is_file():
+            hint = f"put the file there, or correct the path; paths are relative to {self._root}"
+            return self._problem(name, f"no file {path}", path=f"data.{name}.path", hint=hint)
+        how = {item.name: getattr(spec, item.name) for item in fields(spec) if item.name not in _NOT_IDENTITY}
+        how = {key: value for key, value in how.items() if value is not None}
+        return fingerprint({"schema": "charter.data/1", "sha256": self._hashes.sha256(path), "how": how})
+
+    def _model_fingerprint(self, name: str, spec: ModelSpec) -> str:
+        payload: dict[str, Any] = {"schema": "charter.model/1", "precision": spec.precision}
+        if spec.architecture is not None:
+            payload["architecture"] = canonical(spec.architecture)
+        if spec.tokenizer is not None:
+            sources = [self.data(data, "tokenizer").fingerprint for data in spec.tokenizer.train_on]
+            payload["tokenizer"] = {"vocab_size": spec.tokenizer.vocab_size, "train_on": sources}
+        if spec.model is not None:
+            directory = _model_directory(self._path(spec.model))
+            if (problem := _model_problem(spec.model, directory)) is not None:
+                return self._problem(name, problem[0], path=f"models.{name}.model", hint=problem[1])
+            payload["files"] = {path.name: self._hashes.sha256(path) for path in _model_files(directory)}
+        return fingerprint(payload)
+
+    def _constitution_fingerprint(self, path: Path) -> str:
+        from charter.feedback.constitution import load_constitution
+
+        try:
+            return fingerprint({"schema": "charter.constitution-content/1", "content": load_constitution(path)})
+        except DataError as error:
+            return self._problem("constitution", str(error), path="constitution", hint="")
+
+    def problems_of(self, names: Sequence[str]) -> list[Problem]:
+        """The problems of these models and data sets (and of `constitution`)."""
+        return [problem for name in dict.fromkeys(names) for problem in self.problems.get(name, ())]
+
+
+def _model_directory(path: Path) -> Path:
+    return path.parent if path.name == "config.json" else path
+
+
+def _model_files(directory: Path) -> list[Path]:
+    return sorted({path for pattern in _MODEL_FILES for path in directory.glob(pattern) if path.is_file()})
+
+
+def _model_problem(written: str, directory: Path) -> tuple[str, str] | None:
+    """What keeps a model from being loaded, and what would work."""
+    if not directory.is_dir():
+        return (
+            f"no directory {directory}, so {written!r} has no weights on this machine",
+            "a catalog name can be planned; to run it, give the path of a Hugging Face directory, "
+            "or an inline architecture with a tokenizer",
+        )
+    if not (directory / "config.json").is_file():
+        return f"{directory} has no config.json", "give a directory as Hugging Face's save_pretrained writes it"
+    if not list(directory.glob("*.safetensors")):
+        return f"{directory} has no *.safetensors file", "only safetensors weights are read, never pickled ones"
+    return None

@@ -1,0 +1,41 @@
+"""Where things lie in a project's run directory."""
+
+import re
+from pathlib import Path
+
+from charter.spec.project import Project
+
+RUN = "run"
+
+
+def run_dir(root: Path) -> Path:
+    """The run directory of a project directory."""
+    return root / RUN
+
+
+def stages_dir(root: Path) -> Path:
+    """Holds one directory per stage and fingerprint."""
+    return root / RUN / "stages"
+
+
+def stage_dir(root: Path, name: str, fingerprint: str) -> Path:
+    """The directory of a stage under one fingerprint."""
+    return stages_dir(root) / f"{name}-{fingerprint[:8]}"
+
+
+def earlier_stage_dirs(root: Path, name: str) -> list[Path]:
+    """All directories of a stage of that name, the one started last first."""
+    pattern = re.compile(rf"{re.escape(name)}-[0-9a-f]{{8}}")
+    if not stages_dir(root).is_dir():
+        return []
+    found = [path for path in stages_dir(root).iterdir() if pattern.fullmatch(path.name)]
+    return sorted((path for path in found if (path / "job.json").exists()), key=_started_at, reverse=True)
+
+
+def _started_at(path: Path) -> float:
+    return (path / "job.json").stat().st_mtime
+
+
+def constitution_path(project: Project, root: Path) -> Path | None:
+    """The constitution file of a project."""
+    return None if project.constitution is None else (root / project.constitution).resolve()

@@ -1,0 +1,116 @@
+"""Everything that can be checked before a run starts, all problems at once."""
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from charter.artifacts.stage_process import PIP_COMMAND
+from charter.errors import CharterError, DataError, MissingExtraError, Problem, SpecError
+from charter.pipeline.graph import Pipeline, PlannedStage
+
+RUN_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "sqlalchemy")
+_PAIR_ROLES = frozenset({("judge", "pairs"), ("preference_model", "data"), ("label", "candidates")})
+_TEXT_ROLES = frozenset({"tokenizer"})
+_PROMPT_ROLES = frozenset({"prompts"})
+
+
+def check_before_start(pipeline: Pipeline, todo: Sequence[PlannedStage], *, modules: Mapping[str, str]) -> None:
+    """Raise one error with everything that would stop these stages.
+
+    Configuration, pins, files and their content.
+    """
+    config = [*_unsupported(pipeline, modules), *_adapters(todo), *_pins(todo)]
+    names = [name for stage in todo for name in stage.outside_inputs]
+    names += [item.name for stage in todo for item in stage.inputs.get("tokenizer", ())]
+    data = pipeline.inputs.problems_of(names)
+    data += _unreadable(pipeline, todo, skip={problem.path for problem in data})
+    if config:
+        raise SpecError([*config, *data])
+    if data:
+        raise DataError("\n".join(str(problem) for problem in data))
+
+
+def check_packages(packages: Sequence[str] = RUN_PACKAGES) -> None:
+    """Raise when a package that stages need is not installed."""
+    if missing := [name for name in packages if find_spec(name) is None]:
+        raise MissingExtraError(f"running stages needs {', '.join(missing)}: {PIP_COMMAND} (planning works without it)")
+
+
+def _unsupported(pipeline: Pipeline, modules: Mapping[str, str]) -> list[Problem]:
+    """Stages of kinds that can be planned but not run yet; the whole pipeline is refused, done or not."""
+    return [
+        Problem(
+            path=f"pipeline.{stage.name}",
+            message=f"stages of kind {stage.spec.kind} cannot be run by this version of Charter",
+            hint="`charter plan` plans the pipeline as it is; to run the rest, remove the stage",
+        )
+        for stage in pipeline.stages.values()
+        if not stage.spec.RUNS or stage.spec.kind not in modules
+    ]
+
+
+def _adapters(todo: Sequence[PlannedStage]) -> list[Problem]:
+    """Adapters are planned, and not trained yet; training all weights instead would be another result."""
+    return [
+        Problem(
+            path=f"pipeline.{stage.name}.adapter",
+            message="this version of Charter plans low-rank adapters but does not train them",
+            hint="remove `adapter` to train all weights; `charter plan` shows what that needs",
+        )
+        for stage in todo
+        if getattr(stage.spec, "adapter", None) is not None
+    ]
+
+
+def _pins(todo: Sequence[PlannedStage]) -> list[Problem]:
+    found = []
+    for stage in todo:
+        pin = stage.spec.expected_fingerprint
+        if pin is not None and not (stage.kept or (len(pin) >= 8 and stage.asked_fingerprint.startswith(pin))):
+            found.append(
+                Problem(
+                    path=f"pipeline.{stage.name}.expected_fingerprint",
+                    message=f"expected {pin}, but the stage as written has {stage.asked_fingerprint}, "
+                    "and no finished result has the expected one",
+                    hint="restore what was changed, or remove the pin",
+                )
+            )
+    return found
+
+
+def _unreadable(pipeline: Pipeline, todo: Sequence[PlannedStage], *, skip: set[str]) -> list[Problem]:
+    """Data files that do not hold what the stages read from them; each file and way of reading once."""
+    found: dict[tuple[str, str], Problem] = {}
+    seen: set[tuple[str, str]] = set()
+    for stage in todo:
+        for role, items in stage.inputs.items():
+            for item in items:
+                way = _way(stage.spec.kind, role)
+                key = (item.name, way)
+                if item.source != "data" or item.data is None or item.path is None or key in seen:
+                    continue
+                seen.add(key)
+                if f"data.{item.name}.path" in skip:
+                    continue
+                try:
+                    _read(Path(item.path), way, item.data)
+                except CharterError as error:
+                    found[key] = Problem(path=f"data.{item.name} (read by {stage.name})", message=str(error))
+    return list(found.values())
+
+
+def _way(kind: str, role: str) -> str:
+    """How a stage reads a data set: as pairs, prompts, texts or conversations."""
+    if (kind, role) in _PAIR_ROLES or (kind == "eval" and role in ("pairs", "independent_pairs")):
+        return "pairs"
+    if role in _PROMPT_ROLES:
+        return "prompts"
+    return "texts" if role in _TEXT_ROLES or kind == "pretrain" else "conversations"
+
+
+def _read(path: Path, way: str, spec: object) -> None:
+    from charter.spec import dataset
+
+    rows: Sequence[object] = getattr(dataset, f"read_{way}")(path, spec)
+    if not rows:
+        raise DataError(f"{path} holds no {way}; the stage would have nothing to work on")

@@ -1,0 +1,96 @@
+"""Makes a stage's directory ready for an attempt.
+
+No orphan in it, nothing damaged in it, and its job written.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from charter.artifacts import durable
+from charter.artifacts.job import JOB_FILE, read_job, write_job
+from charter.artifacts.lease import announce, stop_orphan
+from charter.artifacts.record import OUTPUTS, RECORD_FILE, damaged_output, read_record
+from charter.errors import DataError
+from charter.pipeline.graph import PlannedStage, job_of
+from charter.pipeline.staleness import checkpoint_step
+from charter.spec.project import Project
+
+KEEPS_ITS_VALUE = frozenset({"threads"})
+"""What a resume can reproduce on another machine: it uses the frozen value. The rest must be as it was."""
+RESHARDED = "resharded"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A stage directory that an attempt may start in, and what is worth telling."""
+
+    first_step: int
+    notes: tuple[str, ...]
+
+
+def prepare(stage: PlannedStage, project: Project, here: Mapping[str, str | int], *, reshard: bool) -> Prepared:
+    """Write the job of a stage; the values that its bits depend on stay as frozen at its first start."""
+    directory = stage.directory
+    directory.mkdir(parents=True, exist_ok=True)
+    notes = []
+    if (orphan := stop_orphan(directory)) is not None:
+        notes.append(f"stopped the orphan {orphan}")
+    notes += _set_damage_aside(directory)
+    step = checkpoint_step(directory)
+    frozen = _frozen(stage, here, step=step, reshard=reshard)
+    write_job(directory, job_of(stage, project, frozen))
+    announce(directory)
+    return Prepared(first_step=step, notes=tuple(notes))
+
+
+def drift(stage: PlannedStage, here: Mapping[str, str | int]) -> list[str]:
+    """How this machine differs from what a stage with a checkpoint was started on, in words.
+
+    Empty when it may go on.
+    """
+    if not (stage.directory / JOB_FILE).exists() or checkpoint_step(stage.directory) == 0:
+        return []
+    frozen = read_job(stage.directory).frozen
+    return [
+        f"{name} {frozen[name]} -> {value}"
+        for name, value in here.items()
+        if name in frozen and name not in KEEPS_ITS_VALUE and frozen[name] != value
+    ]
+
+
+def _frozen(stage: PlannedStage, here: Mapping[str, str | int], *, step: int, reshard: bool) -> Mapping[str, str | int]:
+    if step == 0:
+        return here
+    changed = drift(stage, here)
+    frozen = read_job(stage.directory).frozen
+    if not changed and not reshard:
+        return {**here, **frozen}
+    if not reshard:
+        raise drift_error(stage, changed)
+    told = f"at step {step}: {', '.join(changed) or 'resources of the file'}; no longer bit-identical"
+    earlier = [str(frozen[RESHARDED])] if RESHARDED in frozen else []
+    return {**here, RESHARDED: "; ".join([*earlier, told])}
+
+
+def drift_error(stage: PlannedStage, changed: list[str]) -> DataError:
+    """The refusal to go on with a started stage where its bits would change."""
+    return DataError(
+        f"stage {stage.name} was started under other conditions: {', '.join(changed)}\n"
+        "  going on would not give the bits of an undisturbed run; restore them, or go on with --reshard "
+        "(the record will say that it is no longer bit-identical)"
+    )
+
+
+def _set_damage_aside(directory: Path) -> list[str]:
+    """Move a record whose outputs are damaged out of the way, so that the stage can publish again."""
+    record = read_record(directory)
+    if record is None:
+        return []
+    damage = damaged_output(directory, record, thorough=True)
+    if damage is None:
+        return []
+    kept = [durable.move_aside(directory / RECORD_FILE, "damaged").name]
+    if (directory / OUTPUTS).exists():
+        kept.append(durable.move_aside(directory / OUTPUTS, "damaged").name)
+    return [f"outputs damaged ({damage}); kept as {', '.join(kept)}"]

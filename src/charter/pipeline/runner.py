@@ -1,0 +1,163 @@
+"""Runs a project.
+
+Skips what is done, starts what is ready, restarts what fell over, stops when asked or out of budget.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from charter.artifacts.lease import Lease
+from charter.errors import CharterError, UsageError
+from charter.launch.commands import STAGE_MODULES
+from charter.launch.local import local_engine, stage_environment
+from charter.launch.machine import frozen_values
+from charter.ledger import Ledger
+from charter.pipeline.budget import check_budget
+from charter.pipeline.events import Events, Listener
+from charter.pipeline.graph import Pipeline, PlannedStage, build_pipeline
+from charter.pipeline.paths import run_dir
+from charter.pipeline.planned import write_plan
+from charter.pipeline.preflight import check_before_start, check_packages
+from charter.pipeline.prepare import drift, drift_error
+from charter.pipeline.signals import StopSignals
+from charter.pipeline.staleness import Verdict, assess
+from charter.pipeline.supervisor import Supervisor
+from charter.spec.project import Project
+
+LEDGER_FILE = "ledger.sqlite"
+Frozen = Callable[[Project, PlannedStage], Mapping[str, str | int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How a run is carried out; none of it changes what is computed."""
+
+    only: tuple[str, ...] = ()
+    """Run these stages and what they need; all when empty."""
+    reshard: bool = False
+    modules: Mapping[str, str] = field(default_factory=lambda: STAGE_MODULES)
+    packages: tuple[str, ...] | None = None
+    """Packages that must be installed; those of the run extra when None."""
+    keep_plan: bool = True
+    """Write the planner's view of now into `plan.json`."""
+    stop_grace_seconds: float = 120.0
+    """How long a stage may take to reach a safe point before it is killed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What a run would do, and why."""
+
+    pipeline: Pipeline
+    verdicts: Mapping[str, Verdict]
+    todo: tuple[PlannedStage, ...]
+
+
+def find_work(project: Project, root: Path, options: RunOptions) -> Work:
+    """What has to run, and why; nothing is started."""
+    pipeline = build_pipeline(project, root)
+    wanted = _wanted(pipeline, options.only)
+    verdicts = {name: assess(stage, pipeline.root) for name, stage in pipeline.stages.items()}
+    todo = tuple(stage for stage in pipeline.stages.values() if stage.name in wanted and not verdicts[stage.name].done)
+    return Work(pipeline=pipeline, verdicts=verdicts, todo=todo)
+
+
+def check_work(work: Work, options: RunOptions) -> None:
+    """Raise, with all problems at once, when what has to run cannot run."""
+    check_before_start(work.pipeline, work.todo, modules=options.modules)
+    if not work.todo:
+        return
+    if options.packages is None:
+        check_packages()
+    else:
+        check_packages(options.packages)
+    if options.reshard:
+        return
+    for stage in work.todo:
+        if changed := drift(stage, frozen_values(work.pipeline.project, stage.spec)):
+            raise drift_error(stage, changed)
+
+
+def run_project(
+    project: Project, root: Path, options: RunOptions | None = None, listeners: Sequence[Listener] = ()
+) -> Work:
+    """Run or resume a project; returns what was found to do when all of it is done, raises otherwise."""
+    options = options or RunOptions()
+    where = run_dir(root.resolve())
+    with StopSignals() as signals, Lease(where, lock_name="run.lock", what="the project") as lease:
+        work = find_work(project, root, options)
+        check_work(work, options)
+        events = Events(where, listeners)
+        _tell_start(work, events)
+        if work.todo:
+            _run(work, options, events, signals, lease)
+        events.emit("run_done", run=project.name)
+    return work
+
+
+def _run(work: Work, options: RunOptions, events: Events, signals: StopSignals, lease: Lease) -> None:
+    project, where = work.pipeline.project, run_dir(work.pipeline.root)
+    slots = max(1, project.resources.max_parallel_stages)
+    threads = max(int(frozen_values(project, stage.spec)["threads"]) for stage in work.todo)
+    modules = sorted({options.modules[stage.spec.kind] for stage in work.todo})
+    with Ledger.open(where / LEDGER_FILE) as ledger:
+        for attempt in ledger.close_abandoned(now=time.time(), run=project.name):
+            events.emit("attempt_abandoned", stage=attempt.stage, number=attempt.number, step=attempt.last_step)
+        check_budget(project, ledger, events)
+        engine = local_engine(
+            preload=modules, server_log=where / "stage_server.log", environment=stage_environment(threads=threads)
+        )
+        supervisor = Supervisor(
+            work.pipeline,
+            ledger=ledger,
+            engine=engine,
+            events=events,
+            modules=options.modules,
+            reshard=options.reshard,
+            slots=slots,
+            stop_grace_seconds=options.stop_grace_seconds,
+        )
+        try:
+            if options.keep_plan and (problem := write_plan(project, work.pipeline.root)) is not None:
+                events.emit("plan_failed", message=problem)
+            supervisor.run(work.todo, done=_done(work), signals=signals, tick=lease.touch)
+        except CharterError as error:
+            events.emit("run_stopped", run=project.name, label=error.label, message=str(error))
+            raise
+        finally:
+            engine.close()
+            supervisor.close()
+
+
+def _tell_start(work: Work, events: Events) -> None:
+    project = work.pipeline.project
+    events.emit(
+        "run_started",
+        run=project.name,
+        pid=os.getpid(),
+        todo=[stage.name for stage in work.todo],
+        price_usd_per_hour=project.resources.price,
+    )
+    todo = {stage.name for stage in work.todo}
+    for name, verdict in work.verdicts.items():
+        if verdict.done or name in todo:
+            event = "stage_skipped" if verdict.done else "stage_pending"
+            events.emit(event, stage=name, kind=work.pipeline.stages[name].spec.kind, why=verdict.why)
+
+
+def _done(work: Work) -> set[str]:
+    return {name for name, verdict in work.verdicts.items() if verdict.done}
+
+
+def _wanted(pipeline: Pipeline, only: Sequence[str]) -> set[str]:
+    """The stages that are asked for and everything they need."""
+    if unknown := [name for name in only if name not in pipeline.stages]:
+        raise UsageError(f"no stage is called {unknown[0]!r}; the stages are {', '.join(pipeline.stages)}")
+    wanted = set(only or pipeline.stages)
+    for name in reversed(tuple(pipeline.stages)):
+        if name in wanted:
+            wanted.update(pipeline.stages[name].stage_inputs)
+    return wanted

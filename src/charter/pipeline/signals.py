@@ -1,0 +1,39 @@
+"""Ctrl-C and SIGTERM as requests that the supervisor reads when it is ready for them."""
+
+import signal
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class StopSignals:
+    """Counts requests to stop while the context is open; the handlers of before come back after it."""
+
+    def __init__(self) -> None:
+        self.interrupts = 0
+        self.terminations = 0
+        self._before: dict[int, Any] = {}
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody has asked to stop."""
+        return bool(self.interrupts or self.terminations)
+
+    @property
+    def impatient(self) -> bool:
+        """Whether Ctrl-C came twice: do not wait for a checkpoint."""
+        return self.interrupts > 1
+
+    def __enter__(self) -> "StopSignals":
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._seen)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _seen(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            self.interrupts += 1
+        else:
+            self.terminations += 1

@@ -1,0 +1,57 @@
+"""The state of every stage, in the shape that machines read (`charter status --json`)."""
+
+from pathlib import Path
+from typing import Any
+
+from charter.pipeline.graph import build_pipeline
+from charter.pipeline.paths import run_dir
+from charter.pipeline.staleness import assess
+from charter.spec.project import Project
+
+LEDGER_FILE = "ledger.sqlite"
+
+
+def status_of(project: Project, root: Path, *, thorough: bool = False) -> dict[str, Any]:
+    """The run's name, and for every stage its state, step, attempts, fingerprint, outputs and why it is so.
+
+    `outputs` maps paths relative to the stage's `outputs` directory to their SHA-256, and is empty until the
+    stage is done.
+    """
+    pipeline = build_pipeline(project, root)
+    attempts = _attempts(project, pipeline.root)
+    stages = []
+    for name, stage in pipeline.stages.items():
+        verdict = assess(stage, pipeline.root, thorough=thorough)
+        why = verdict.why
+        if missing := pipeline.inputs.problems_of(stage.outside_inputs):
+            why = "; ".join([why, *(f"{problem.path}: {problem.message}" for problem in missing)])
+        stages.append(
+            {
+                "name": name,
+                "kind": stage.spec.kind,
+                "state": verdict.state,
+                "step": verdict.step,
+                "target_step": verdict.target_step,
+                "attempts": attempts.get(stage.fingerprint + name, 0),
+                "fingerprint": stage.fingerprint,
+                "outputs": dict(verdict.outputs),
+                "why": why,
+                "directory": str(stage.directory),
+            }
+        )
+    return {"run": project.name, "stages": stages}
+
+
+def _attempts(project: Project, root: Path) -> dict[str, int]:
+    """Attempts by fingerprint and stage; none when there is no ledger yet."""
+    path = run_dir(root) / LEDGER_FILE
+    if not path.exists():
+        return {}
+    from charter.ledger import Ledger
+
+    counts: dict[str, int] = {}
+    with Ledger.open(path, create=False) as ledger:
+        for attempt in ledger.attempts(run=project.name):
+            key = attempt.fingerprint + attempt.stage
+            counts[key] = counts.get(key, 0) + 1
+    return counts

@@ -1,0 +1,55 @@
+from charter.launch.commands import STAGE_MODULES, stage_command
+from charter.launch.local import stage_environment
+from charter.launch.machine import cpu_capability, frozen_values, installed_version, stage_device, stage_threads
+from charter.spec.project import Project, Resources
+from charter.spec.stage import SftStage, StageResources
+
+STAGE = SftStage(init="b", data=("d",))
+
+
+def project(**resources):
+    return Project(name="p", models={}, pipeline={"s": STAGE}, resources=Resources(**resources))
+
+
+def test_threads_come_from_the_stage_then_the_project_then_the_machine(monkeypatch):
+    monkeypatch.setattr("charter.launch.machine.usable_cores", lambda: 8)
+    own = SftStage(init="b", data=("d",), resources=StageResources(cpus=3))
+    assert stage_threads(project(cpus=2), own) == 3
+    assert stage_threads(project(cpus=2), STAGE) == 2
+    assert stage_threads(project(), STAGE) == 8
+    assert stage_threads(project(max_parallel_stages=3), STAGE) == 2
+    assert stage_threads(project(max_parallel_stages=99), STAGE) == 1
+
+
+def test_a_file_that_asks_for_the_processor_gets_it():
+    assert stage_device(project(accelerators=("cpu",)), STAGE) == "cpu"
+
+
+def test_the_instruction_set_is_read_from_the_flags(tmp_path, monkeypatch):
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
+    info = tmp_path / "cpuinfo"
+    for flags, expected in (
+        ("sse2 avx2 fma avx512f avx512dq avx512bw avx512vl", "avx512"),
+        ("sse2 avx2 fma", "avx2"),
+        ("sse2", "default"),
+    ):
+        info.write_text(f"processor : 0\nflags : {flags}\n")
+        assert cpu_capability(info) == expected
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "AVX2")
+    assert cpu_capability(info) == "avx2"
+
+
+def test_what_bits_depend_on_is_frozen_without_importing_torch():
+    frozen = frozen_values(project(), STAGE)
+    assert set(frozen) == {"threads", "device", "cpu_capability", "torch", "transformers"}
+    assert installed_version("no-such-package") == "absent"
+
+
+def test_stages_do_not_spin_while_idle_and_have_explicit_threads():
+    environment = stage_environment(threads=3)
+    assert (environment["OMP_WAIT_POLICY"], environment["OMP_NUM_THREADS"]) == ("PASSIVE", "3")
+
+
+def test_a_stage_is_a_module_and_a_directory(tmp_path):
+    command = stage_command(STAGE_MODULES["ppo"], tmp_path)
+    assert command[1:] == ["-m", "charter.train.ppo", "--stage-dir", str(tmp_path)]

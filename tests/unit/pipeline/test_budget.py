@@ -1,0 +1,63 @@
+import time
+
+import pytest
+
+from charter.errors import BudgetError
+from charter.ledger import Ledger
+from charter.pipeline.attempt import price_micro_usd_per_hour
+from charter.pipeline.budget import check_budget, limit_passed, spent_usd, stops_at_limit
+from charter.pipeline.events import Events
+from charter.spec.project import Budget, Project, Resources
+
+
+def project(limit=None, on_exceed="checkpoint_and_stop", **resources):
+    budget = None if limit is None else Budget(limit=limit, on_exceed=on_exceed)
+    return Project(name="p", models={}, pipeline={}, budget=budget, resources=Resources(**resources))
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    with Ledger.open(tmp_path / "ledger.sqlite") as opened:
+        yield opened
+
+
+def spend(ledger, *, hours, price_usd):
+    price = None if price_usd is None else round(price_usd * 1e6)
+    now = time.time()
+    attempt = ledger.begin(
+        run="p", stage="s", kind="sft", fingerprint="f", at=now, monotonic=0.0, price_micro_usd_per_hour=price
+    )
+    ledger.end(attempt, at=now, monotonic=hours * 3600, outcome="done")
+
+
+def test_what_was_spent_is_the_sum_over_attempts(ledger):
+    spend(ledger, hours=2, price_usd=3)
+    spend(ledger, hours=1, price_usd=4)
+    assert spent_usd(project(), ledger) == 10.0
+
+
+def test_without_a_price_nothing_is_known_and_no_limit_is_passed(ledger):
+    spend(ledger, hours=2, price_usd=None)
+    assert spent_usd(project(limit=1), ledger) is None
+    assert not limit_passed(project(limit=1), None)
+
+
+def test_a_run_does_not_start_over_its_limit(ledger, tmp_path):
+    spend(ledger, hours=2, price_usd=3)
+    events = Events(tmp_path, [])
+    check_budget(project(limit=6), ledger, events)
+    with pytest.raises(BudgetError, match=r"p has cost \$6.00, over its limit of \$5.00"):
+        check_budget(project(limit=5), ledger, events)
+    check_budget(project(limit=5, on_exceed="warn"), ledger, events)
+
+
+def test_only_the_asked_for_policy_stops():
+    assert stops_at_limit(project(limit=1))
+    assert not stops_at_limit(project(limit=1, on_exceed="warn"))
+    assert not stops_at_limit(project())
+
+
+def test_stages_side_by_side_do_not_bill_the_machine_twice():
+    assert price_micro_usd_per_hour(project(price=3.0)) == 3_000_000
+    assert price_micro_usd_per_hour(project(price=3.0, max_parallel_stages=2)) == 1_500_000
+    assert price_micro_usd_per_hour(project()) is None

@@ -1,0 +1,71 @@
+from dataclasses import replace
+
+import pytest
+
+from charter.errors import DataError, MissingExtraError, SpecError
+from charter.launch.commands import STAGE_MODULES
+from charter.pipeline.graph import build_pipeline
+from charter.pipeline.preflight import check_before_start, check_packages
+from charter.spec.project import DataSpec, ModelSpec, Project
+from charter.spec.stage import STAGE_KINDS, DpoStage, PreferenceModelStage, SftStage
+
+ROW = '{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}\n'
+
+
+@pytest.fixture
+def project(tmp_path):
+    (tmp_path / "chat.jsonl").write_text(ROW)
+    model = tmp_path / "hf"
+    model.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (model / name).write_text("{}")
+    return Project(
+        name="p",
+        models={"base": ModelSpec(model="hf")},
+        data={"chat": DataSpec(path="chat.jsonl"), "pairs": DataSpec(path="pairs.jsonl")},
+        pipeline={"sft": SftStage(init="base", data=("chat",), steps=1)},
+    )
+
+
+def check(project, root):
+    pipeline = build_pipeline(project, root)
+    check_before_start(pipeline, list(pipeline.stages.values()), modules=STAGE_MODULES)
+
+
+def test_a_sound_project_passes(project, tmp_path):
+    check(project, tmp_path)
+
+
+def test_every_kind_that_runs_has_its_module():
+    assert set(STAGE_MODULES) == {kind for kind, stage in STAGE_KINDS.items() if stage.RUNS}
+
+
+def test_kinds_that_only_plan_are_refused_with_what_still_works(project, tmp_path):
+    other = replace(project, pipeline={"d": DpoStage(init="base", data=("chat",), steps=1)})
+    with pytest.raises(SpecError, match=r"pipeline.d: stages of kind dpo cannot be run(.|\n)*charter plan"):
+        check(other, tmp_path)
+
+
+def test_all_problems_are_said_at_once(project, tmp_path):
+    (tmp_path / "chat.jsonl").write_text(ROW + "{broken\n")
+    (tmp_path / "hf" / "config.json").unlink()
+    pm = PreferenceModelStage(init="base", data=("pairs",), steps=1)
+    with pytest.raises(DataError) as caught:
+        check(replace(project, pipeline={**project.pipeline, "pm": pm}), tmp_path)
+    message = str(caught.value)
+    assert "no file" in message
+    assert "pairs.jsonl" in message
+    assert "has no config.json" in message
+    assert "chat.jsonl:2" in message
+
+
+def test_files_of_stages_that_need_not_run_are_not_looked_at(project, tmp_path):
+    (tmp_path / "chat.jsonl").write_text("{broken\n")
+    pipeline = build_pipeline(project, tmp_path)
+    check_before_start(pipeline, [], modules=STAGE_MODULES)
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it():
+    with pytest.raises(MissingExtraError, match=r'no_such_package: pip install "charter-plan\[run\]"') as caught:
+        check_packages(["json", "no_such_package"])
+    assert caught.value.exit_code == 7
