@@ -1,0 +1,1 @@
+"""Style, script and chart library of the HTML report."""

@@ -1,0 +1,152 @@
+"""The cost report for a terminal: plan against actual, waste, cost per unit, budget."""
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from charter.report.amounts import Amount
+from charter.report.cost import budget_json, unit_costs
+from charter.report.overview import Overview, StageView, lost
+from charter.units import format_count, format_seconds, format_usd
+
+STATE_STYLES = {"done": "green", "running": "cyan", "failed": "red", "interrupted": "yellow", "pending": "dim"}
+UNIT_LABELS = {"tokens": "M tokens", "pairs": "pair", "episodes": "episode", "records": "record"}
+
+
+def print_cost(view: Overview, console: Console) -> None:
+    """Print the cost report."""
+    console.print(f"[bold]{escape(view.project)}[/bold]  {state_text(view.state)}", highlight=False)
+    console.print()
+    console.print(plan_against_actual(view))
+    console.print()
+    print_waste(view, console)
+    units = unit_table(view)
+    if units.row_count:
+        console.print()
+        console.print(units)
+    console.print()
+    print_budget(view, console)
+
+
+def state_text(state: str) -> str:
+    """A state with its colour, as rich markup."""
+    return f"[{STATE_STYLES[state]}]{state}[/]"
+
+
+def plan_against_actual(view: Overview) -> Table:
+    """Planned and actual time and cost by stage, with their ratio, and the totals."""
+    table = _table("Plan against actual")
+    table.add_column("Stage")
+    table.add_column("State")
+    table.add_column("Planned (p50 - p90)", justify="right")
+    table.add_column("Actual", justify="right")
+    table.add_column("x plan", justify="right")
+    if view.priced:
+        table.add_column("Planned", justify="right")
+        table.add_column("Cost", justify="right")
+        table.add_column("x plan", justify="right")
+    for stage in view.stages:
+        table.add_row(*_stage_cells(stage, priced=view.priced))
+    table.add_section()
+    cells: list[str | Text] = [Text("total", style="bold"), "", _range(view.plan.p50, view.plan.p90)]
+    cells += [format_seconds(view.actual.seconds), ""]
+    if view.priced:
+        cells += [format_usd(view.plan.p50.usd), format_usd(view.actual.usd), ""]
+    table.add_row(*cells)
+    if view.state != "done":
+        forecast = view.forecast
+        cells = [Text("forecast", style="bold"), "", "", _range(forecast.p50, forecast.p90), ""]
+        table.add_row(*cells, *(("", format_usd(forecast.p50.usd), "") if view.priced else ()))
+    return table
+
+
+def print_waste(view: Overview, console: Console) -> None:
+    """Say in a line or two what was spent for nothing."""
+    kills, failures = lost(view.totals, "kills"), lost(view.totals, "failures")
+    if not kills.milliseconds and not failures.milliseconds:
+        if view.totals.attempts:
+            console.print("Nothing was lost to kills or failures.", highlight=False)
+        return
+    for amount, what in ((kills, "steps done again after a kill"), (failures, "failed attempts")):
+        if amount.milliseconds:
+            share = amount.milliseconds / max(1, view.totals.milliseconds)
+            cost = f", {format_usd(amount.usd)}" if amount.usd is not None else ""
+            text = f"Lost to {what}: {format_seconds(amount.seconds)}{cost} ({100 * share:.1f} %)"
+            console.print(text, style="yellow", highlight=False)
+
+
+def unit_table(view: Overview) -> Table:
+    """What one kept token, pair, episode or record cost, by stage."""
+    table = _table("Per unit that was kept")
+    for name in ("Stage", "Unit"):
+        table.add_column(name)
+    for name in ("Kept", "Rate", "Cost per unit"):
+        table.add_column(name, justify="right")
+    for stage in view.stages:
+        for name, unit in unit_costs(stage.totals, stage.actual).items():
+            size = 1_000_000 if name == "tokens" else 1
+            usd = unit["usd_each"]
+            seconds = unit["seconds_each"] or 0
+            table.add_row(
+                Text(stage.name),
+                UNIT_LABELS[name],
+                format_count(unit["count"] or 0),
+                f"{_rate(1 / seconds)} {name}/s" if seconds else "",
+                format_usd(None if usd is None else usd * size),
+            )
+    return table
+
+
+def print_budget(view: Overview, console: Console) -> None:
+    """Say where the budget stands."""
+    budget = budget_json(view)
+    if budget is None:
+        if not view.priced:
+            console.print("Unpriced: set resources.price in charter.yaml to see costs.", style="dim")
+        return
+    style = {"ok": "green", "warn": "yellow", "exceeded": "bold red", "unpriced": "dim"}[budget["state"]]
+    text = (
+        f"Budget {format_usd(budget['limit_usd'])}: spent {format_usd(budget['spent_usd'])}, "
+        f"forecast {format_usd(budget['forecast_usd'])} (p90 {format_usd(budget['forecast_usd_p90'])})"
+        f"  {budget['state']}"
+    )
+    console.print(text, style=style, highlight=False)
+
+
+def _stage_cells(stage: StageView, *, priced: bool) -> list[str | Text]:
+    plan, ran = stage.plan, stage.totals.attempts > 0
+    cells: list[str | Text] = [
+        Text(stage.name),
+        Text.from_markup(state_text(stage.state) + _progress(stage)),
+        _range(plan.p50, plan.p90) if plan else "not planned",
+        format_seconds(stage.actual.seconds) if ran else "",
+        f"{stage.time_ratio:.2f}" if stage.time_ratio is not None else "",
+    ]
+    if priced:
+        cells += [
+            format_usd(plan.p50.usd) if plan else "",
+            format_usd(stage.actual.usd) if ran else "",
+            f"{stage.cost_ratio:.2f}" if stage.cost_ratio is not None else "",
+        ]
+    return cells
+
+
+def _progress(stage: StageView) -> str:
+    if stage.state in ("done", "pending") or not stage.target_step:
+        return ""
+    return f" {100 * (stage.step or 0) / stage.target_step:.0f} %"
+
+
+def _rate(per_second: float) -> str:
+    return format_count(per_second) if per_second >= 1000 else f"{per_second:.3g}"
+
+
+def _range(low: Amount, high: Amount) -> str:
+    if not low.milliseconds and not high.milliseconds:
+        return ""
+    return f"{format_seconds(low.seconds)} - {format_seconds(high.seconds)}"
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))

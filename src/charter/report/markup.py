@@ -1,0 +1,71 @@
+"""Small pieces of HTML. Everything that comes from a run goes through `esc` or `script_json`."""
+
+import html
+import json
+from collections.abc import Iterable, Sequence
+
+
+class Markup(str):
+    """Text that is HTML already; `esc` leaves it alone."""
+
+    __slots__ = ()
+
+
+def esc(value: object) -> str:
+    """`value` as text that is safe between tags and inside quoted attributes.
+
+    >>> esc('<script>"')
+    '&lt;script&gt;&quot;'
+    """
+    return value if isinstance(value, Markup) else html.escape(str(value), quote=True)
+
+
+def script_json(value: object) -> str:
+    """`value` as JSON that is safe inside a <script> element: no character there can end it.
+
+    >>> script_json("</script>")
+    '"\\\\u003c/script\\\\u003e"'
+    """
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def join(parts: Iterable[str]) -> Markup:
+    """Pieces of HTML one after another."""
+    return Markup("".join(parts))
+
+
+def section(title: str, *parts: str, note: str = "") -> Markup:
+    """A titled section; nothing when all its parts are empty."""
+    body = "".join(parts)
+    if not body:
+        return Markup("")
+    remark = f'<p class="note">{esc(note)}</p>' if note else ""
+    anchor = "".join(letter if letter.isalnum() else "-" for letter in title.lower())
+    return Markup(f'<section id="{esc(anchor)}"><h2>{esc(title)}</h2>{remark}{body}</section>')
+
+
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[object]], *, numeric: Sequence[int] = (), foot: Sequence[object] = ()
+) -> Markup:
+    """A table that scrolls sideways by itself; `numeric` columns are set to the right."""
+    classes = [' class="num"' if column in numeric else "" for column in range(len(head))]
+
+    def line(cells: Sequence[object], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}{c}>{esc(v)}</{tag}>" for v, c in zip(cells, classes, strict=True)) + "</tr>"
+
+    body = "".join(line(row, "td") for row in rows)
+    footer = f"<tfoot>{line(foot, 'td')}</tfoot>" if foot else ""
+    header = "<tr>" + "".join(f'<th scope="col"{c}>{esc(v)}</th>' for v, c in zip(head, classes, strict=True)) + "</tr>"
+    return Markup(f'<div class="scroll"><table><thead>{header}</thead><tbody>{body}</tbody>{footer}</table></div>')
+
+
+def chart(kind: str, *, label: str, height: int, caption: str = "", index: int | None = None) -> Markup:
+    """A place for a chart that the page's script draws; without a script it is not shown."""
+    which = "" if index is None else f' data-index="{index}"'
+    text = f"<figcaption>{esc(caption)}</figcaption>" if caption else ""
+    return Markup(
+        f'<figure class="chart" data-chart="{esc(kind)}"{which}>'
+        f'<div class="canvas" style="height:{height}px"><canvas role="img" aria-label="{esc(label)}"></canvas></div>'
+        f"{text}</figure>"
+    )

@@ -1,0 +1,142 @@
+"""Reading a run directory for a report: the edge between files and the pure part."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from charter.errors import CharterError, DataError, UsageError
+from charter.ledger.account import Accounted
+from charter.ledger.store import Ledger
+from charter.tracking.jsonl import Point, read_metrics
+
+RUN, STAGES = "run", "stages"
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageFiles:
+    """What one stage has written so far."""
+
+    name: str
+    record: Json | None = None
+    progress: Json | None = None
+    failure: Json | None = None
+    results: Json | None = None
+    """`outputs/results.json` of an evaluation."""
+    metrics: tuple[Point, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFiles:
+    """All that a report needs, read once."""
+
+    project: str
+    plan: Json | None
+    stages: Mapping[str, StageFiles] = field(default_factory=dict)
+    accounted: tuple[Accounted, ...] = ()
+    budget_limit_usd: float | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    """What could not be read, in words."""
+
+
+def read_run(project_dir: Path, *, plan: Json | None = None, with_metrics: bool = True) -> RunFiles:
+    """Read the run in `project_dir`; `plan` is used where no run has left one.
+
+    Raises UsageError when there is neither a plan nor a run, DataError when a file is broken.
+    """
+    run_dir = project_dir / RUN
+    kept_plan = _json_of(run_dir / "plan.json")
+    accounted = _read_ledger(run_dir / "ledger.sqlite")
+    if kept_plan is None and plan is None and not accounted:
+        raise UsageError(
+            f"there is no run in {project_dir} (no {RUN}/plan.json and no {RUN}/ledger.sqlite); "
+            "start one with: charter run, or give the project's directory with -C"
+        )
+    latest = {item.attempt.stage: item.attempt.fingerprint for item in accounted}
+    stages = _read_stages(run_dir / STAGES, latest, with_metrics=with_metrics)
+    name, limit, notes = _project_facts(project_dir)
+    if name is None:
+        name = accounted[-1].attempt.run if accounted else project_dir.resolve().name
+    return RunFiles(
+        project=name,
+        plan=kept_plan or plan,
+        stages=stages,
+        accounted=accounted,
+        budget_limit_usd=limit,
+        versions=_versions(stages),
+        notes=notes,
+    )
+
+
+def _read_ledger(path: Path) -> tuple[Accounted, ...]:
+    if not path.exists():
+        return ()
+    with Ledger.open(path, create=False) as ledger:
+        return ledger.accounted()
+
+
+def _read_stages(directory: Path, latest: Mapping[str, str], *, with_metrics: bool) -> dict[str, StageFiles]:
+    """The directory of each stage that counts: that of its last attempt, else the newest."""
+    candidates: dict[str, list[Path]] = {}
+    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
+        name, dash, mark = path.name.rpartition("-")
+        if path.is_dir() and dash and mark.isalnum() and len(mark) == 8:
+            candidates.setdefault(name, []).append(path)
+    found = {}
+    for name, paths in candidates.items():
+        wanted = latest.get(name, "")[:8]
+        chosen = max(paths, key=lambda path: (path.name.endswith(f"-{wanted}"), os.stat(path).st_mtime))
+        found[name] = _read_stage(name, chosen, with_metrics=with_metrics)
+    return found
+
+
+def _read_stage(name: str, path: Path, *, with_metrics: bool) -> StageFiles:
+    record = _json_of(path / "record.json")
+    return StageFiles(
+        name=name,
+        record=record,
+        progress=_json_of(path / "progress.json"),
+        failure=_json_of(path / "failure.json"),
+        results=_json_of(path / "outputs" / "results.json"),
+        metrics=read_metrics(path / "metrics.jsonl") if with_metrics else (),
+    )
+
+
+def _project_facts(project_dir: Path) -> tuple[str | None, float | None, tuple[str, ...]]:
+    """Name and budget from `charter.yaml`; a file that no longer loads does not stop a report of what was run."""
+    path = project_dir / "charter.yaml"
+    if not path.exists():
+        return None, None, ()
+    try:
+        from charter.spec.load import load_project
+
+        project = load_project(path)
+    except CharterError as error:
+        return None, None, (f"charter.yaml does not load, so the budget is not shown: {error}",)
+    return project.name, project.budget.limit if project.budget else None, ()
+
+
+def _versions(stages: Mapping[str, StageFiles]) -> dict[str, str]:
+    """Versions by name over all records; several of one name are joined."""
+    found: dict[str, list[str]] = {}
+    for stage in stages.values():
+        for name, version in (stage.record or {}).get("versions", {}).items():
+            if str(version) not in found.setdefault(name, []):
+                found[name].append(str(version))
+    return {name: ", ".join(versions) for name, versions in sorted(found.items())}
+
+
+def _json_of(path: Path) -> Json | None:
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise DataError(f"{path} is not JSON ({error}); move it away and run `charter run` again") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path} should hold one JSON object, found {type(content).__name__}")
+    return content

@@ -1,0 +1,89 @@
+"""The end of a run in a terminal: what was measured, what it may and may not claim, plan against actual."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from charter.report.cost_text import plan_against_actual, print_budget, print_waste, state_text
+from charter.report.overview import overview
+from charter.report.read import RunFiles, read_run
+
+
+def print_summary(project_dir: Path, console: Console) -> None:
+    """Print figures with their 95 % intervals, claims, and plan against actual by stage, of one project."""
+    run = read_run(project_dir, with_metrics=False)
+    view = overview(run)
+    console.print(f"[bold]{escape(view.project)}[/bold]  {state_text(view.state)}", highlight=False)
+    for name, results in all_results(run):
+        console.print()
+        console.print(figures_table(name, results.get("figures", [])))
+        console.print("How each was measured stands in the table of `charter report`.", style="dim")
+        print_claims(results.get("claims", {}), console)
+    console.print()
+    console.print(plan_against_actual(view))
+    console.print()
+    print_waste(view, console)
+    print_budget(view, console)
+
+
+def all_results(run: RunFiles) -> list[tuple[str, Mapping[str, Any]]]:
+    """The results of every evaluation stage that has some."""
+    return [(name, files.results) for name, files in run.stages.items() if files.results]
+
+
+def figures_table(stage: str, figures: Sequence[Mapping[str, Any]]) -> Table:
+    """Measured figures, each with its interval and the number of cases behind it."""
+    table = Table(
+        title=f"Results of {escape(stage)}, on held-out data", title_justify="left", title_style="bold", box=None,
+        pad_edge=False, padding=(0, 2, 0, 0),
+    )  # fmt: skip
+    table.add_column("Figure")
+    table.add_column("Value", justify="right", style="bold")
+    table.add_column("95 % interval", justify="right")
+    table.add_column("n", justify="right")
+    for figure in figures:
+        unit = str(figure.get("unit") or "")
+        table.add_row(
+            Text(str(figure.get("label") or figure.get("key") or "")),
+            figure_text(figure.get("value"), unit, with_unit=True),
+            interval_text(figure),
+            f"{figure['n']:,}" if isinstance(figure.get("n"), int) else "",
+        )
+    return table
+
+
+def interval_text(figure: Mapping[str, Any]) -> str:
+    """`50.9 to 64.3`, or nothing where no interval was computed."""
+    low, high, unit = figure.get("low"), figure.get("high"), str(figure.get("unit") or "")
+    if low is None or high is None:
+        return ""
+    return f"{figure_text(low, unit)} to {figure_text(high, unit)}"
+
+
+def figure_text(value: float | None, unit: str, *, with_unit: bool = False) -> str:
+    """A figure as people read it; shares as per cent.
+
+    >>> figure_text(0.577, "share", with_unit=True), figure_text(2.8, "nats", with_unit=True)
+    ('57.7 %', '2.80 nats')
+    """
+    if value is None:
+        return "not measured"
+    if unit == "share":
+        return f"{100 * value:.1f}" + (" %" if with_unit else "")
+    digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2 if abs(value) >= 1 else 3
+    return f"{value:,.{digits}f}" + (f" {unit}" if with_unit and unit else "")
+
+
+def print_claims(claims: Mapping[str, Any], console: Console) -> None:
+    """Print what the run may and may not claim, where the evaluation says."""
+    for key, title, mark in (("may", "This run may claim", "+"), ("may_not", "It may not claim", "-")):
+        sentences = claims.get(key) or []
+        if sentences:
+            console.print(f"\n{title}", style="bold")
+        for sentence in sentences:
+            console.print(Text(f"  {mark} {sentence}"))

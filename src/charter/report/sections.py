@@ -1,0 +1,267 @@
+"""The sections of the HTML report, one function each: values in, markup out."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from charter.ledger.account import Accounted
+from charter.report.amounts import NO_SPREAD
+from charter.report.cost import unit_costs
+from charter.report.cost_text import UNIT_LABELS
+from charter.report.heading import pill
+from charter.report.markup import Markup, chart, esc, section, table
+from charter.report.overview import Overview, StageView, lost
+from charter.report.read import RunFiles
+from charter.report.results import all_results, figure_text, interval_text
+from charter.units import format_bytes, format_count, format_seconds, format_usd
+
+ROW = 30
+"""Pixels of one row of a horizontal chart."""
+
+
+def results(run: RunFiles, panels: list[dict[str, Any]]) -> Markup:
+    """Measured figures with their intervals, and what they may be taken for."""
+    parts: list[str] = []
+    for _, found in all_results(run):
+        parts.append(_claims(found.get("claims") or {}))
+    for index, panel in enumerate(panels):
+        label = f"Figures in {panel['unit'] or 'their own unit'} with 95 % intervals"
+        height = ROW * len(panel["rows"]) + (46 if panel["mark"] == 0.5 else 66)
+        parts.append(chart("results", label=label, height=height, index=index))
+    for _, found in all_results(run):
+        rows = [_figure_row(figure) for figure in found.get("figures", [])]
+        head = ("Figure", "Value", "95 % interval", "n", "Method", "Note")
+        parts.append(table(head, rows, numeric=(1, 2, 3)))
+    return section(
+        "Results",
+        *parts,
+        note="Measured on held-out data. A dot is the figure, its line the 95 % interval; dashed: no effect.",
+    )
+
+
+def _claims(claims: Mapping[str, Any]) -> str:
+    columns = ""
+    for key, title in (("may", "This run may claim"), ("may_not", "It may not claim")):
+        items = "".join(f"<li>{esc(sentence)}</li>" for sentence in claims.get(key) or [])
+        columns += f'<div class="{key}"><h3>{title}</h3><ul>{items}</ul></div>' if items else ""
+    return f'<div class="claims">{columns}</div>' if columns else ""
+
+
+def _figure_row(figure: Mapping[str, Any]) -> tuple[object, ...]:
+    unit, number = str(figure.get("unit") or ""), figure.get("n")
+    value = Markup(f"<strong>{esc(figure_text(figure.get('value'), unit, with_unit=True))}</strong>")
+    label = figure.get("label") or figure.get("key") or ""
+    shown = f"{number:,}" if isinstance(number, int) else ""
+    return (label, value, interval_text(figure), shown, figure.get("method") or "", figure.get("note") or "")
+
+
+def stage_table(view: Overview) -> Markup:
+    """Every stage: state, hardware, planned and actual time and cost; before a run, what is planned."""
+    if not view.totals.attempts:
+        return _planned_table(view)
+    head = ["Stage", "Kind", "State", "Runs on", "Attempts", "Planned p50", "p90", "Actual", "x plan"]
+    head += ["Planned cost", "Cost"] if view.priced else []
+    rows = [_stage_row(view, stage) for stage in view.stages]
+    total: list[object] = [Markup("<strong>Total</strong>"), "", "", "", view.totals.attempts]
+    total += [format_seconds(amount.seconds) for amount in (view.plan.p50, view.plan.p90, view.actual)]
+    total += ["", format_usd(view.plan.p50.usd), format_usd(view.actual.usd)] if view.priced else [""]
+    return section("Stages", table(head, rows, numeric=range(4, len(head)), foot=total))
+
+
+def _planned_table(view: Overview) -> Markup:
+    head = ("Stage", "Kind", "Runs on", "Where", "Layout", "Time p50", "p90", "Cost p50", "p90")
+    rows = []
+    for stage in view.stages:
+        plan, spread = stage.planned_stage, stage.plan or NO_SPREAD
+        where = " ".join(str(plan[key]) for key in ("infra", "region", "market") if plan.get(key))
+        amounts = (format_seconds(spread.p50.seconds), format_seconds(spread.p90.seconds))
+        costs = (format_usd(spread.p50.usd), format_usd(spread.p90.usd))
+        row = (stage_name(view, stage.name), stage.kind, _hardware(stage), where, _layout(plan.get("layout") or {}))
+        rows.append((*row, *amounts, *costs))
+    total: list[object] = [Markup("<strong>Total</strong>"), "", "", "", ""]
+    total += [format_seconds(view.plan.p50.seconds), format_seconds(view.plan.p90.seconds)]
+    total += [format_usd(view.plan.p50.usd), format_usd(view.plan.p90.usd)]
+    return section("Stages", table(head, rows, numeric=range(5, 9), foot=total))
+
+
+def _hardware(stage: StageView) -> Markup | str:
+    plan = stage.planned_stage
+    if not plan.get("accelerator"):
+        return ""
+    number = f"{int(plan['count'])} x " if plan.get("count") else ""
+    return Markup(f'<span class="stage">{number}{esc(plan["accelerator"])}</span>')
+
+
+def _layout(layout: Mapping[str, Any]) -> str:
+    """The layout's own short name, else the parts of it that differ from the plainest one."""
+    if layout.get("label"):
+        return str(layout["label"])
+    plain = (None, 0, 1, False, "", "none")
+    parts = ((name, value) for name, value in layout.items() if not isinstance(value, dict | list))
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in parts if value not in plain)
+
+
+def stage_name(view: Overview, name: str) -> Markup:
+    """A stage's name behind a dot in its colour."""
+    names = [stage.name for stage in view.stages]
+    colour = f"s{names.index(name) % 12}" if name in names else "other"
+    return Markup(f'<span class="stage"><span class="dot {colour}"></span>{esc(name)}</span>')
+
+
+def _stage_row(view: Overview, stage: StageView) -> list[object]:
+    plan, ran = stage.plan, stage.totals.attempts > 0
+    state = pill(stage.state)
+    if stage.state in ("running", "interrupted", "failed") and stage.target_step:
+        state = Markup(f"{state} <small>{stage.step or 0} / {stage.target_step}</small>")
+    row: list[object] = [
+        stage_name(view, stage.name),
+        stage.kind,
+        state,
+        _hardware(stage),
+        stage.totals.attempts or "",
+        format_seconds(plan.p50.seconds) if plan else "",
+        format_seconds(plan.p90.seconds) if plan else "",
+        format_seconds(stage.actual.seconds) if ran else "",
+        f"{stage.time_ratio:.2f}" if stage.time_ratio is not None else "",
+    ]
+    if view.priced:
+        row += [format_usd(plan.p50.usd) if plan else "", format_usd(stage.actual.usd) if ran else ""]
+    return row
+
+
+def spending(view: Overview, charts: Mapping[str, Any]) -> Markup:
+    """Where time and money went: allocation, waste, plan against actual, cost per unit."""
+    share = charts["allocation"]
+    what = "Cost" if share["unit"] == "usd" else "Time (no price is set)"
+    title = f"{'Planned ' + what.lower() if share['planned'] else what} by stage"
+    parts = [
+        chart("allocation", label=title, height=ROW * len(share["rows"]) + 16, caption=title) if share["rows"] else ""
+    ]
+    if charts["against"] and view.totals.attempts:
+        caption = "Planned time (p10 to p90, ring at p50) and actual time (diamond; hollow while unfinished)"
+        height = ROW * len(charts["against"]) + 56
+        parts.append(chart("against", label=caption, height=height, caption=caption))
+    return section(
+        "Where it went" if view.totals.attempts else "Where it goes", _grid(parts), _waste(view), _units(view)
+    )
+
+
+def _grid(parts: list[str | Markup]) -> Markup:
+    shown = [part for part in parts if part]
+    return Markup(f'<div class="grid">{"".join(shown)}</div>') if shown else Markup("")
+
+
+def _waste(view: Overview) -> str:
+    sentences = []
+    for cause, words in (("kills", "steps done again after a kill"), ("failures", "failed attempts")):
+        amount = lost(view.totals, "kills" if cause == "kills" else "failures")
+        if amount.milliseconds:
+            money = f" ({format_usd(amount.usd)})" if amount.usd is not None else ""
+            sentences.append(f"{format_seconds(amount.seconds)}{money} to {words}")
+    return f"<p>Lost: {esc(', '.join(sentences))}.</p>" if sentences else ""
+
+
+def _units(view: Overview) -> str:
+    rows = []
+    for stage in view.stages:
+        for name, unit in unit_costs(stage.totals, stage.actual).items():
+            usd, seconds = unit["usd_each"], unit["seconds_each"] or 0
+            size = 1_000_000 if name == "tokens" else 1
+            cost = format_usd(None if usd is None else usd * size)
+            rate = f"{1 / seconds:,.4g} {name}/s" if seconds else ""
+            cells = (format_count(unit["count"] or 0), rate, cost)
+            rows.append((stage_name(view, stage.name), UNIT_LABELS[name], *cells))
+    head = ("Stage", "Unit", "Kept", "Rate", "Cost per unit")
+    shown = table(head, rows, numeric=(2, 3, 4)) if rows else ""
+    return f"<details><summary>Cost and rate per unit</summary>{shown}</details>" if shown else ""
+
+
+def timeline(charts: Mapping[str, Any]) -> Markup:
+    """Every attempt on a common axis of time."""
+    rows = charts["timeline"]["rows"]
+    if not rows:
+        return Markup("")
+    cut = charts["timeline"]["cut_seconds"]
+    note = "One bar per attempt; killed and failed ones are hatched."
+    if cut:
+        note += f" Pauses of {format_seconds(cut)} in all are cut out."
+    stages = len({row["stage"] for row in rows})
+    return section("Timeline", chart("timeline", label="Timeline of attempts", height=ROW * stages + 50), note=note)
+
+
+def curves(view: Overview, charts: Mapping[str, Any]) -> Markup:
+    """Loss, reward, KL and the rest over steps, in small multiples."""
+    found = charts["curves"]
+    cells = [
+        chart(
+            "curve",
+            label=f"{curve['metric']} of stage {curve['stage']} by step",
+            height=170,
+            caption=f"{curve['stage']}: {curve['metric'].replace('_', ' ')}"
+            + (f" (mean of {curve['mean_of']} steps)" if curve["mean_of"] > 1 else ""),
+            index=index,
+        )
+        for index, curve in enumerate(found)
+    ]
+    if not found:
+        return Markup("")
+    head = ("Stage", "Metric", "First", "Last", "Lowest", "Highest")
+    rows = [_curve_row(view, curve) for curve in found]
+    numbers = f"<details><summary>As numbers</summary>{table(head, rows, numeric=(2, 3, 4, 5))}</details>"
+    return section("Curves", Markup(f'<div class="multiples">{"".join(cells)}</div>'), numbers)
+
+
+def _curve_row(view: Overview, curve: Mapping[str, Any]) -> tuple[object, ...]:
+    values = [value for _, value in curve["points"]]
+    ends = (values[0], values[-1], min(values), max(values))
+    return (stage_name(view, curve["stage"]), curve["metric"].replace("_", " "), *(f"{end:.4g}" for end in ends))
+
+
+def memory(view: Overview, charts: Mapping[str, Any]) -> Markup:
+    """Planned peak memory by term, against the capacity."""
+    found = charts["memory"]
+    if not found["rows"]:
+        return Markup("")
+    head = ("Stage", "Peak", "Capacity", "Full", "Largest terms")
+    rows = []
+    for row in found["rows"]:
+        peak, capacity = sum(row["terms"].values()), row["capacity"]
+        largest = sorted(row["terms"].items(), key=lambda term: -term[1])[:3]
+        words = ", ".join(f"{name} {format_bytes(value)}" for name, value in largest)
+        full = f"{100 * peak / capacity:.0f} %" if capacity else ""
+        limit = format_bytes(capacity) if capacity else ""
+        rows.append((stage_name(view, row["stage"]), format_bytes(peak), limit, full, words))
+    drawn = chart("memory", label="Planned peak memory by term", height=ROW * len(rows) + 90)
+    note = "Planned peak per accelerator (on a local machine: of its memory). The line is the capacity."
+    return section("Memory", drawn, table(head, rows, numeric=(1, 2, 3)), note=note)
+
+
+def ledger(view: Overview, accounted: tuple[Accounted, ...]) -> Markup:
+    """Every attempt, as the ledger has it."""
+    head = ["Stage", "No.", "Started (UTC)", "Time", "Outcome", "Steps", "Ran on", "Price / h", "Cost", "Lost"]
+    rows = [_attempt_row(view, item) for item in accounted]
+    if not rows:
+        return Markup("")
+    foot: list[object] = [Markup("<strong>Total</strong>"), "", "", format_seconds(view.actual.seconds), "", "", "", ""]
+    wasted = view.totals.milliseconds - view.totals.useful_milliseconds
+    foot += [format_usd(view.actual.usd), format_seconds(wasted / 1000)]
+    return section("Ledger", table(head, rows, numeric=(1, 3, 5, 7, 8, 9), foot=foot))
+
+
+def _attempt_row(view: Overview, item: Accounted) -> list[object]:
+    attempt = item.attempt
+    started = datetime.fromtimestamp(attempt.started_at, tz=UTC).strftime("%Y-%m-%d %H:%M:%S")
+    price = attempt.price_micro_usd_per_hour
+    note = Markup(f"<br><small>{esc(attempt.note)}</small>") if attempt.outcome == "failed" and attempt.note else ""
+    return [
+        stage_name(view, attempt.stage),
+        attempt.number,
+        started,
+        format_seconds(attempt.seconds),
+        Markup(f"{pill(attempt.outcome)}{note}"),
+        f"{attempt.first_step} to {attempt.last_step}",
+        f"{attempt.count} x {attempt.accelerator}, {attempt.infra}",
+        format_usd(None if price is None else price / 1e6),
+        format_usd(None if item.cost_micro_usd is None else item.cost_micro_usd / 1e6),
+        format_seconds(item.lost_milliseconds / 1000) if item.lost_milliseconds else "",
+    ]

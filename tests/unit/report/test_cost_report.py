@@ -1,0 +1,164 @@
+"""The cost report: parts add up, forecasts follow the rule, nothing is priced without a price."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from charter.errors import DataError, UsageError
+from charter.report.amounts import NOTHING, Amount, planned
+from charter.report.cost import budget_state, cost_json
+from charter.report.cost_text import print_cost
+from charter.report.overview import overview
+from charter.report.read import RunFiles, StageFiles, read_run
+
+EXACT = ("milliseconds", "micro_usd")
+
+
+def cost_of(path):
+    run = read_run(path)
+    return cost_json(overview(run), run.accounted)
+
+
+@pytest.mark.parametrize("which", ["finished", "running"])
+def test_attempts_add_up_to_stages_and_stages_to_the_total(which, request):
+    found = cost_of(request.getfixturevalue(which))
+    for unit in EXACT:
+        actual = found["actual"][unit]
+        assert actual > 0
+        assert sum(stage["actual"][unit] or 0 for stage in found["stages"]) == actual
+        assert sum(attempt[unit] for attempt in found["attempts"]) == actual
+        for part in ("planned", "forecast"):
+            for suffix in ("", "_p10", "_p90"):
+                assert sum(stage[part][unit + suffix] or 0 for stage in found["stages"]) == found[part][unit + suffix]
+        lost = found["actual"]["lost_to_kills"][unit] + found["actual"]["lost_to_failures"][unit]
+        assert lost == sum(attempt["lost"][unit] for attempt in found["attempts"]) > 0
+
+
+def test_usd_and_seconds_are_the_whole_units_in_other_words(finished):
+    for attempt in cost_of(finished)["attempts"]:
+        assert attempt["usd"] * 1e6 == pytest.approx(attempt["micro_usd"], abs=1e-6)
+        assert attempt["seconds"] * 1e3 == pytest.approx(attempt["milliseconds"], abs=1e-6)
+
+
+def test_the_forecast_of_a_finished_run_is_what_it_cost(finished):
+    found = cost_of(finished)
+    assert found["state"] == "done"
+    assert [found["forecast"][unit] for unit in EXACT] == [found["actual"][unit] for unit in EXACT]
+    assert found["forecast"]["milliseconds_p90"] == found["actual"]["milliseconds"]
+
+
+def test_the_forecast_adds_what_the_plan_has_left_to_what_was_spent(running):
+    stages = {stage["name"]: stage for stage in cost_of(running)["stages"]}
+    ppo, evaluation = stages["ppo"], stages["eval"]
+    assert (ppo["state"], ppo["step"], ppo["target_step"]) == ("running", 40, 99)
+    left = round(ppo["planned"]["milliseconds_p90"] * (59 / 99))
+    assert ppo["forecast"]["milliseconds_p90"] == ppo["actual"]["milliseconds"] + left
+    assert evaluation["state"] == "pending"
+    assert evaluation["forecast"]["milliseconds"] == evaluation["planned"]["milliseconds"]
+
+
+def test_without_a_price_times_are_shown_and_costs_are_null(unpriced):
+    found = cost_of(unpriced)
+    assert found["actual"]["usd"] is None
+    assert found["planned"]["usd"] is None
+    assert found["actual"]["unpriced_seconds"] == pytest.approx(found["actual"]["seconds"])
+    assert {attempt["usd"] for attempt in found["attempts"]} == {None}
+
+
+def test_units_count_what_was_kept_and_carry_the_whole_cost(finished):
+    ppo = next(stage for stage in cost_of(finished)["stages"] if stage["name"] == "ppo")
+    assert ppo["units"]["episodes"]["usd_each"] == pytest.approx(
+        ppo["actual"]["usd"] / ppo["units"]["episodes"]["count"]
+    )
+
+
+def test_a_ratio_is_given_only_when_the_stage_is_finished(running):
+    ratios = {stage["name"]: stage["ratio"]["seconds"] for stage in cost_of(running)["stages"]}
+    assert ratios["ppo"] is None
+    assert ratios["eval"] is None
+    assert ratios["sft"] == pytest.approx(8.1 / 9.0)
+
+
+def test_a_stage_that_is_in_no_plan_is_still_accounted(finished):
+    run = read_run(finished)
+    bare = RunFiles(project="p", plan=None, stages=run.stages, accounted=run.accounted)
+    found = cost_json(overview(bare), bare.accounted)
+    assert found["actual"]["micro_usd"] == cost_of(finished)["actual"]["micro_usd"]
+    assert {stage["planned"] for stage in found["stages"]} == {None}
+
+
+@pytest.mark.parametrize(
+    ("limit", "spent", "forecast", "state"),
+    [
+        (100, 10.0, 60.0, "ok"),
+        (100, 80.0, 90.0, "warn"),
+        (100, 10.0, 101.0, "warn"),
+        (100, 100.5, 100.5, "exceeded"),
+        (100, None, None, "unpriced"),
+    ],
+)
+def test_a_budget_warns_before_it_is_exceeded(limit, spent, forecast, state):
+    assert budget_state(limit, spent, forecast) == state
+
+
+def test_amounts_without_a_price_do_not_hide_those_with_one():
+    priced = Amount(milliseconds=1, micro_usd=5)
+    assert (NOTHING + priced).micro_usd == 5
+    assert (NOTHING + NOTHING).micro_usd is None
+
+
+def test_a_plan_with_empty_prices_is_unpriced_not_free():
+    stage = {"seconds": {"p10": 1, "p50": 2, "p90": 3}, "usd": {"p10": None, "p50": None, "p90": None}}
+    assert planned(stage).p50 == Amount(milliseconds=2000, micro_usd=None)
+
+
+@pytest.mark.parametrize(
+    ("files", "outcome", "state"),
+    [
+        (StageFiles(name="s"), None, "pending"),
+        (StageFiles(name="s"), "running", "running"),
+        (StageFiles(name="s"), "killed", "interrupted"),
+        (StageFiles(name="s"), "failed", "failed"),
+        (StageFiles(name="s", record={"step": 1}), "killed", "done"),
+    ],
+)
+def test_the_state_of_a_stage_follows_from_its_record_and_last_attempt(files, outcome, state):
+    from charter.report.overview import _stage_state
+
+    assert _stage_state(files, outcome) == state
+
+
+def test_the_terminal_shows_plan_actual_waste_and_units(running):
+    output = io.StringIO()
+    print_cost(overview(read_run(running)), Console(file=output, width=120))
+    text = output.getvalue()
+    for words in ("Plan against actual", "forecast", "Lost to steps done again after a kill", "M tokens", "episode"):
+        assert words in text
+    assert "unpriced" not in text
+
+
+def test_the_terminal_says_unpriced(unpriced):
+    output = io.StringIO()
+    print_cost(overview(read_run(unpriced)), Console(file=output, width=120))
+    assert "resources.price" in output.getvalue()
+
+
+def test_a_directory_without_a_run_is_said(tmp_path):
+    with pytest.raises(UsageError, match="charter run"):
+        read_run(tmp_path)
+
+
+def test_a_broken_plan_is_named(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "plan.json").write_text('{"stages": [')
+    with pytest.raises(DataError, match=r"plan\.json is not JSON"):
+        read_run(tmp_path)
+
+
+def test_the_directory_of_the_last_attempts_fingerprint_counts(fixture_run, tmp_path):
+    run = fixture_run.write_run(tmp_path)
+    other = run / "run" / "stages" / "ppo-ffffffff"
+    other.mkdir()
+    (other / "progress.json").write_text('{"step": 1, "target_step": 2}')
+    assert read_run(run).stages["ppo"].record is not None
