@@ -3,11 +3,28 @@
 Command modules import what they need inside the command, so that `charter --help` stays quick.
 """
 
+import os
 import sys
 from typing import NoReturn
 
 import typer
 
+from charter.cli.accept import accept
+from charter.cli.cost import cost_app
+from charter.cli.doctor import doctor
+from charter.cli.env import env
+from charter.cli.gpus import gpus
+from charter.cli.init import init_command
+from charter.cli.logs import logs
+from charter.cli.mem import mem
+from charter.cli.plan import plan
+from charter.cli.prices import prices
+from charter.cli.report import report
+from charter.cli.run import resume, run
+from charter.cli.schema import schema_command
+from charter.cli.status import status
+from charter.cli.stop import stop
+from charter.cli.validate_config import check_command
 from charter.errors import CharterError
 
 app = typer.Typer(
@@ -18,16 +35,39 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("init")(init_command)
+app.command("plan")(plan)
+app.command("mem")(mem)
+app.command("gpus")(gpus)
+app.command("prices")(prices)
+app.command("check")(check_command)
+app.command("schema")(schema_command)
+app.command("run")(run)
+app.command("resume")(resume)
+app.command("status")(status)
+app.command("logs")(logs)
+app.command("stop")(stop)
+app.add_typer(cost_app, name="cost")
+app.command("report")(report)
+app.command("accept")(accept)
+app.command("doctor")(doctor)
+app.command("env")(env)
 
 
 def entry() -> NoReturn:
-    """Run the command line; turn Charter's errors into one clear message and a documented exit code."""
+    """Run the command line; turn every error into one clear message and a documented exit code."""
     try:
-        status = app(standalone_mode=False)
+        app()
     except CharterError as error:
         print(f"error[{error.label}]: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    sys.exit(status if isinstance(status, int) else 0)
+    except Exception as error:
+        if os.environ.get("CHARTER_DEBUG"):
+            raise
+        print(f"error[internal]: {type(error).__name__}: {error}", file=sys.stderr)
+        print("  this is a defect of Charter; CHARTER_DEBUG=1 shows where it happened", file=sys.stderr)
+        sys.exit(1)
+    sys.exit(0)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,38 @@
+"""`charter env`: versions for a bug report."""
+
+from charter.cli.common import JsonOption, print_json
+
+PACKAGES = (
+    "charter-plan",
+    "typer",
+    "pydantic",
+    "numpy",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "sqlalchemy",
+)
+
+
+def env(json_: JsonOption = False) -> None:
+    """Print versions for a bug report; holds no path, name or key."""
+    import platform
+
+    from charter.launch.machine import cpu_capability, installed_version
+    from charter.plan.machine import usable_cores, usable_memory_bytes
+    from charter.units import format_bytes
+
+    found = {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cores": str(usable_cores()),
+        "memory": format_bytes(usable_memory_bytes()),
+        "cpu capability": cpu_capability(),
+        **{name: installed_version(name) for name in PACKAGES},
+    }
+    if json_:
+        print_json(found)
+        return
+    for name, value in found.items():
+        print(f"{name:<16} {value}")

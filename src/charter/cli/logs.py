@@ -1,0 +1,47 @@
+"""`charter logs`: what a stage's process has printed."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from charter.cli.common import DirOption, open_project
+
+FOLLOW_SECONDS = 0.5
+
+
+def logs(
+    stage: Annotated[str, typer.Argument(help="Name of the stage.", show_default=False)],
+    directory: DirOption = Path("."),
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on printing until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="Last lines to print; 0 for all.")] = 100,
+) -> None:
+    """Print the log of a stage."""
+    from charter.errors import UsageError
+    from charter.pipeline.graph import build_pipeline
+
+    project, root = open_project(directory)
+    pipeline = build_pipeline(project, root)
+    if stage not in pipeline.stages:
+        raise UsageError(f"no stage is called {stage!r}; the stages are {', '.join(pipeline.stages)}")
+    path = pipeline.stages[stage].directory / "log.txt"
+    if not path.exists():
+        raise UsageError(f"stage {stage} has not run yet as it is written now, so there is no {path}")
+    text = path.read_text(encoding="utf-8", errors="replace")
+    sys.stdout.writelines(text.splitlines(keepends=True)[-lines:])
+    if follow:
+        _follow(path)
+
+
+def _follow(path: Path) -> None:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        file.seek(0, 2)
+        try:
+            while True:
+                sys.stdout.write(file.read())
+                sys.stdout.flush()
+                time.sleep(FOLLOW_SECONDS)
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None

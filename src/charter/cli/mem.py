@@ -1,0 +1,234 @@
+"""`charter mem`: what a model needs on an accelerator, term by term, and what would make it fit."""
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from charter.cli.common import JsonOption, print_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from charter.catalog.accelerators import Accelerator
+    from charter.catalog.models import CatalogModel
+    from charter.estimate.fitting import Alternative
+    from charter.estimate.memory import MemoryBreakdown
+    from charter.spec.architecture import Architecture
+    from charter.spec.layout import Layout
+
+Mode = Literal["train", "lora", "qlora", "infer"]
+Weights = Literal["fp32", "bf16", "fp8", "int8", "int4"]
+PrecisionName = Literal["fsdp", "zero", "megatron", "fp32", "bf16"]
+
+
+def mem(
+    model: Annotated[str, typer.Argument(help="Catalog name, path of a config.json, or its directory.")],
+    accelerator: Annotated[
+        str, typer.Option("--accelerator", "-a", help="Type and number, H100-80GB:8; cpu for this machine.")
+    ],
+    mode: Annotated[Mode, typer.Option("--mode", help="What the job does.")] = "train",
+    zero: Annotated[int, typer.Option("--zero", min=0, max=3, help="ZeRO stage (3 = FSDP).")] = 3,
+    tensor: Annotated[int, typer.Option("--tensor", min=1, help="Tensor-parallel degree.")] = 1,
+    pipeline: Annotated[int, typer.Option("--pipeline", min=1, help="Pipeline stages.")] = 1,
+    context: Annotated[int, typer.Option("--context", min=1, help="Context-parallel degree.")] = 1,
+    expert: Annotated[int, typer.Option("--expert", min=1, help="Expert-parallel degree.")] = 1,
+    micro_batch: Annotated[int, typer.Option("--micro-batch", min=1, help="Sequences per rank and pass.")] = 1,
+    accumulation: Annotated[int, typer.Option("--accumulation", min=1, help="Micro-batches per step.")] = 1,
+    seq_len: Annotated[int, typer.Option("--seq-len", min=1, help="Tokens per sequence.")] = 4096,
+    recompute: Annotated[
+        Literal["none", "selective", "full"], typer.Option("--recompute", help="Activation recomputation.")
+    ] = "none",
+    sequence_parallel: Annotated[bool, typer.Option("--sequence-parallel", help="With --tensor.")] = False,
+    offload_optimizer: Annotated[bool, typer.Option("--offload-optimizer", help="Into host memory.")] = False,
+    precision: Annotated[
+        PrecisionName,
+        typer.Option("--precision", help="Bytes per parameter: fsdp 4+4+8, zero 2+2+12, megatron 2+4+12, ..."),
+    ] = "fsdp",
+    rank: Annotated[int, typer.Option("--rank", min=1, help="Adapter rank (lora, qlora).")] = 16,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Sequences held at once (infer).")] = 1,
+    weights: Annotated[Weights, typer.Option("--weights", help="Stored weights (infer).")] = "bf16",
+    json_: JsonOption = False,
+) -> None:
+    """Memory of a model on an accelerator, term by term; exit code 3 when it does not fit."""
+    from charter.catalog import models
+    from charter.estimate.fitting import inference_alternatives, training_alternatives
+    from charter.spec.layout import Layout, Recompute, ZeroStage
+
+    found = models.resolve(model)
+    device, count = _device(accelerator)
+    _check_degrees(found, count, tensor=tensor, pipeline=pipeline, context=context, expert=expert)
+    layout = Layout(
+        data=count // (tensor * pipeline * context),
+        tensor=tensor,
+        pipeline=pipeline,
+        context=context,
+        expert=expert,
+        zero=ZeroStage(0 if mode == "infer" else zero),
+        micro_batch=micro_batch,
+        accumulation=accumulation,
+        sequence_parallel=sequence_parallel,
+        recompute=Recompute(recompute),
+        offload_optimizer=offload_optimizer,
+    )
+    capacity = device.memory_bytes
+    changes: tuple[Alternative, ...] = ()
+    if mode == "infer":
+        memory = _inference(found.architecture, device, layout, batch=batch, seq_len=seq_len, weights=weights)
+        if not memory.fits(capacity):
+            changes = inference_alternatives(
+                lambda wider, stored: _inference(
+                    found.architecture, device, wider, batch=batch, seq_len=seq_len, weights=stored
+                ),
+                layout,
+                weights,
+                capacity,
+            )
+    else:
+        judge = _training(found.architecture, device, seq_len=seq_len, precision=precision, mode=mode, rank=rank)
+        memory = judge(layout)
+        if not memory.fits(capacity):
+            changes = training_alternatives(layout, judge, capacity)
+    report = _report(found, device, count, mode, layout, memory, changes)
+    if json_:
+        print_json(report)
+    else:
+        _print(found, device, report, memory)
+    if not report["fits"]:
+        raise typer.Exit(3)
+
+
+def _device(text: str) -> "tuple[Accelerator, int]":
+    from charter.catalog.accelerators import CPU, get, parse_request
+
+    name, count = parse_request(text)
+    if name != CPU:
+        return get(name), count
+    from charter.plan.machine import probe_machine
+
+    return probe_machine().processor(), 1
+
+
+def _check_degrees(model: "CatalogModel", count: int, *, tensor: int, pipeline: int, context: int, expert: int) -> None:
+    from charter.errors import UsageError
+
+    shape = model.architecture
+    degrees = tensor * pipeline * context
+    if count % degrees:
+        raise UsageError(
+            f"{count} accelerators cannot be split into tensor {tensor} x pipeline {pipeline} x context {context} "
+            f"= {degrees}; ask for a multiple of {degrees}, like --accelerator TYPE:{degrees}"
+        )
+    if pipeline > shape.num_layers:
+        raise UsageError(f"{pipeline} pipeline stages for {shape.num_layers} layers; at most {shape.num_layers}")
+    if shape.num_heads % tensor:
+        raise UsageError(f"tensor {tensor} does not divide the {shape.num_heads} attention heads of {model.name}")
+    if expert > 1 and (shape.mixture is None or shape.mixture.num_experts % expert or count // degrees % expert):
+        experts = shape.mixture.num_experts if shape.mixture else 0
+        raise UsageError(
+            f"expert {expert} must divide both the experts of {model.name} ({experts}) "
+            f"and its data-parallel degree ({count // degrees})"
+        )
+
+
+def _training(
+    shape: "Architecture", device: "Accelerator", *, seq_len: int, precision: str, mode: str, rank: int
+) -> "Callable[[Layout], MemoryBreakdown]":
+    """Memory of a training layout, with everything but the layout fixed."""
+    from functools import partial
+
+    from charter.estimate import precision as kinds
+    from charter.estimate.memory import training_memory
+    from charter.spec.layout import Adapter
+
+    chosen = {
+        "fsdp": kinds.FSDP_MIXED,
+        "zero": kinds.ZERO_PAPER,
+        "megatron": kinds.MEGATRON,
+        "fp32": kinds.FP32,
+        "bf16": kinds.PURE_BF16,
+    }[precision]
+    adapter = None if mode == "train" else Adapter(rank=rank, base_bits=4 if mode == "qlora" else 16)
+    return partial(training_memory, shape, seq_len=seq_len, precision=chosen, adapter=adapter, accelerator=device)
+
+
+def _inference(
+    shape: "Architecture", device: "Accelerator", layout: "Layout", *, batch: int, seq_len: int, weights: str
+) -> "MemoryBreakdown":
+    from charter.estimate.memory import inference_memory
+
+    return inference_memory(
+        shape,
+        batch=batch,
+        tokens_per_sequence=seq_len,
+        tensor=layout.tensor,
+        pipeline=layout.pipeline,
+        weights=weights,
+        accelerator=device,
+    )
+
+
+def _report(
+    model: "CatalogModel",
+    device: "Accelerator",
+    count: int,
+    mode: str,
+    layout: "Layout",
+    memory: "MemoryBreakdown",
+    changes: "tuple[Alternative, ...]",
+) -> dict[str, Any]:
+    from charter.estimate.parameters import count_parameters
+
+    parameters = count_parameters(model.architecture)
+    return {
+        "model": model.name,
+        "parameters": parameters.total,
+        "active_parameters": parameters.active,
+        "model_source": model.provenance.source,
+        "model_confidence": model.provenance.confidence,
+        "accelerator": device.name,
+        "count": count,
+        "mode": mode,
+        "layout": layout.label,
+        "pipeline_stage": memory.stage,
+        "terms": [
+            {"name": t.name, "part": t.part, "bytes": t.value, "formula": t.formula, "source": t.source}
+            for t in memory.terms
+        ],
+        "breakdown": memory.by_part(),
+        "peak_bytes": memory.total_bytes,
+        "capacity_bytes": device.memory_bytes,
+        "capacity_source": device.memory_provenance.source,
+        "fits": memory.fits(device.memory_bytes),
+        "would_fit": [{"change": item.change, "count": item.count, "peak_bytes": item.total_bytes} for item in changes],
+    }
+
+
+def _print(model: "CatalogModel", device: "Accelerator", report: dict[str, Any], memory: "MemoryBreakdown") -> None:
+    from charter.cli.tables import console, plain_table
+    from charter.units import format_bytes, format_count
+
+    out = console()
+    stage = "" if memory.stage == "only" else f", {memory.stage} pipeline stage (the fullest)"
+    parameters = format_count(report["parameters"])
+    origin = f"{model.provenance.source}; {model.provenance.confidence}"
+    out.print(f"{model.name}, {parameters} parameters ({origin})")
+    out.print(f"{report['mode']} on {report['count']} x {device.name}, {report['layout']}{stage}", style="bold")
+    table = plain_table(("per accelerator", "left"), ("GiB", "right"), ("", "right"), ("formula", "wrap"))
+    sources: dict[str, int] = {}
+    for term in memory.terms:
+        number = sources.setdefault(term.source, len(sources) + 1)
+        share = f"{term.value / memory.total_bytes:.0%}"
+        table.add_row(term.name, f"{term.value / 2**30:.2f}", share, f"{term.formula} [{number}]")
+    table.add_section()
+    free = device.memory_bytes - memory.total_bytes
+    verdict = f"fits, {format_bytes(free)} free" if free >= 0 else f"does not fit, {format_bytes(-free)} too much"
+    capacity = f"of {device.memory_bytes / 2**30:.2f} GiB: {verdict}"
+    table.add_row("total", f"{memory.total_bytes / 2**30:.2f}", "", capacity, style="bold")
+    out.print(table)
+    out.print("\n".join(f"[{number}] {source}" for source, number in sources.items()), style="dim")
+    out.print(f"capacity: {device.memory_provenance.source}", style="dim")
+    if free < 0:
+        largest = max(memory.terms, key=lambda term: term.value)
+        out.print(f"The largest term is {largest.name} ({format_bytes(largest.value)}).")
+        lines = [f"  {item['change']}: {format_bytes(item['peak_bytes'])}" for item in report["would_fit"]]
+        out.print("Would fit:\n" + "\n".join(lines) if lines else "Nothing that was tried fits.")

@@ -1,0 +1,63 @@
+"""`charter report`: a plan or a run as one self-contained HTML file, or as text."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from charter.cli.common import DirOption, open_project, project_root
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def report(
+    directory: DirOption = Path("."),
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="HTML file to write; report.html in the project if left out."),
+    ] = None,
+    text: Annotated[
+        bool, typer.Option("--text", help="Print results and plan against actual here; write no file.")
+    ] = False,
+) -> None:
+    """Write a self-contained HTML report of the run, or of the plan before the first run."""
+    root = project_root(directory)
+    if text:
+        _print(root)
+        return
+    from charter.artifacts.durable import write_file
+    from charter.report.html import report_html
+    from charter.report.read import read_run
+
+    run = read_run(root, plan=_plan_before_the_first_run(directory))
+    path = output or root / "report.html"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, report_html(run, now=time.time()))
+    typer.echo(f"Wrote {path}")
+
+
+def _print(root: Path) -> None:
+    from charter.report.results import print_summary
+
+    print_summary(root, text_console())
+
+
+def text_console() -> "Console":
+    """The terminal; 120 columns where the output goes to a file or a pipe, so that tables do not break."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=120)
+
+
+def _plan_before_the_first_run(directory: Path) -> dict[str, Any] | None:
+    """A plan made now, where no run has left one; None where there is one, or no charter.yaml to plan."""
+    root = project_root(directory)
+    if (root / "run" / "plan.json").exists() or not (root / "charter.yaml").exists():
+        return None
+    from charter.plan.project_plan import plan_project
+
+    project, root = open_project(directory)
+    return dict(plan_project(project, root).to_json())

@@ -1,0 +1,112 @@
+"""`charter run` and `charter resume`: run a project, or go on with it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from charter.cli.common import DirOption, SetOption, VerifyOption, open_project, wants_live_display
+
+if TYPE_CHECKING:
+    from charter.pipeline.runner import RunOptions, Work
+    from charter.spec.project import Project
+
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before spending.")]
+EventsOption = Annotated[bool, typer.Option("--json-events", help="Print progress as JSON lines on stdout.")]
+ReshardOption = Annotated[
+    bool, typer.Option("--reshard", help="Go on although threads, device or versions changed; not bit-identical.")
+]
+
+
+def run(
+    project: Annotated[
+        Path | None, typer.Argument(help="Project directory or charter.yaml; -C is the same.", show_default=False)
+    ] = None,
+    directory: DirOption = Path("."),
+    yes: YesOption = False,
+    json_events: EventsOption = False,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="STAGE", help="Run this stage and what it needs; repeatable.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check, say what would run and why; start nothing.")
+    ] = False,
+    set_: SetOption = None,
+    template: Annotated[
+        str | None, typer.Option("--template", help="Write this template into the directory first.")
+    ] = None,
+    reshard: ReshardOption = False,
+) -> None:
+    """Run or resume a project on this machine; skips what is done."""
+    from charter.pipeline.runner import RunOptions
+
+    where = project or directory
+    if template is not None:
+        _write_template(template, where)
+    loaded, root = open_project(where, set_)
+    options = RunOptions(only=tuple(only or ()), reshard=reshard)
+    if dry_run:
+        _show_work(loaded, root, options)
+        return
+    _confirm(loaded, yes=yes)
+    run_and_show(loaded, root, options, json_events=json_events)
+
+
+def resume(
+    directory: DirOption = Path("."),
+    json_events: EventsOption = False,
+    verify: VerifyOption = False,
+    reshard: ReshardOption = False,
+) -> None:
+    """Continue an interrupted run from its last complete checkpoints (as `charter run` does)."""
+    from charter.pipeline.runner import RunOptions
+    from charter.pipeline.status import status_of
+
+    loaded, root = open_project(directory)
+    if verify:
+        status_of(loaded, root, thorough=True)
+    run_and_show(loaded, root, RunOptions(reshard=reshard), json_events=json_events)
+
+
+def run_and_show(project: "Project", root: Path, options: "RunOptions", *, json_events: bool) -> None:
+    """Run a project and show its events as they come."""
+    from charter.cli.run_view import view
+    from charter.pipeline.runner import run_project
+
+    with view(as_json=json_events, live=wants_live_display()) as show:
+        work = run_project(project, root, options, [show])
+    if not json_events:
+        print(_summary(work, root))
+
+
+def _summary(work: "Work", root: Path) -> str:
+    if not work.todo:
+        count = len(work.verdicts)
+        return f"nothing to be done: all {count} stages are done and their outputs verified"
+    return f"done; {len(work.todo)} of {len(work.verdicts)} stages ran; results are in {root / 'run' / 'stages'}"
+
+
+def _show_work(project: "Project", root: Path, options: "RunOptions") -> None:
+    from charter.pipeline.runner import check_work, find_work
+
+    work = find_work(project, root, options)
+    running = {stage.name for stage in work.todo}
+    for name, verdict in work.verdicts.items():
+        print(f"{name:<16} {'would run' if name in running else 'stays':<10} {verdict.why}")
+    check_work(work, options)
+
+
+def _confirm(project: "Project", *, yes: bool) -> None:
+    """Ask before a priced run that somebody started by hand."""
+    import sys
+
+    if yes or project.resources.price is None or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return
+    if not typer.confirm(f"This machine is priced at ${project.resources.price:g} per hour. Start?", default=True):
+        raise typer.Exit(2)
+
+
+def _write_template(name: str, directory: Path) -> None:
+    from charter.templates.shipped import find_template, write_template
+
+    write_template(find_template(name), directory)

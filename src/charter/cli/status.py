@@ -1,0 +1,50 @@
+"""`charter status`: where every stage is, how far, and why."""
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from charter.cli.common import DirOption, JsonOption, SetOption, VerifyOption, open_project, print_json
+
+WATCH_SECONDS = 2.0
+_MARKS = {"done": "✔", "running": "▶", "failed": "✘", "interrupted": "‖", "pending": "·"}
+
+
+def status(
+    directory: DirOption = Path("."),
+    json_: JsonOption = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again every two seconds until Ctrl-C.")] = False,
+    verify: VerifyOption = False,
+    set_: SetOption = None,
+) -> None:
+    """Where every stage is, how far, and why."""
+    from charter.pipeline.status import status_of
+
+    while True:
+        project, root = open_project(directory, set_)
+        found = status_of(project, root, thorough=verify)
+        if json_:
+            print_json(found)
+        else:
+            _print(found)
+        if not watch:
+            return
+        try:
+            time.sleep(WATCH_SECONDS)
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+
+
+def _print(found: dict[str, Any]) -> None:
+    width = max((len(stage["name"]) for stage in found["stages"]), default=0)
+    print(found["run"])
+    for stage in found["stages"]:
+        steps = f"{stage['step']}/{stage['target_step']}" if stage["target_step"] else "-"
+        attempts = f"{stage['attempts']} attempt{'' if stage['attempts'] == 1 else 's'}"
+        mark = _MARKS[stage["state"]]
+        print(
+            f"  {mark} {stage['name']:<{width}}  {stage['kind']:<16} {stage['state']:<11} {steps:>11}  "
+            f"{attempts:<11} {stage['why']}"
+        )

@@ -1,0 +1,31 @@
+"""`charter check`: read charter.yaml, tell every error in it, print it expanded."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def check_command(
+    config: Annotated[
+        Path, typer.Argument(help="charter.yaml, or the directory it lies in.", show_default=False)
+    ] = Path("charter.yaml"),
+    expand: Annotated[
+        bool, typer.Option("--expand", help="Print the whole project: presets expanded, defaults written out.")
+    ] = False,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="Replace one value: pipeline.ppo.episodes=640.", metavar="A.B=C")
+    ] = None,
+) -> None:
+    """Check charter.yaml: every error at once, each with its line."""
+    import os
+
+    from charter.spec.expand import project_yaml
+    from charter.spec.graph import execution_order
+    from charter.spec.load import load_project
+
+    project = load_project(config, overrides=overrides or (), env=os.environ)
+    if expand:
+        typer.echo(project_yaml(project), nl=False)
+    else:
+        typer.echo(f"{config}: no errors; {project.name} runs {' -> '.join(execution_order(project))}")

@@ -1,0 +1,105 @@
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from charter.cli.main import app
+from charter.errors import DataError, UsageError
+
+run = CliRunner().invoke
+
+
+def ok(*args, code=0):
+    result = run(app, list(args))
+    assert result.exit_code == code, result.output + repr(result.exception)
+    return result.stdout
+
+
+def test_mem_prints_terms_that_add_up():
+    report = json.loads(ok("mem", "Llama-3.1-8B", "--accelerator", "H100-80GB:8", "--json"))
+    assert report["fits"] is True
+    assert report["parameters"] == 8_030_261_248
+    assert report["layout"] == "zero3 dp8 mb1"
+    assert sum(term["bytes"] for term in report["terms"]) == pytest.approx(report["peak_bytes"])
+    assert all(term["formula"] and term["source"] for term in report["terms"])
+
+
+def test_mem_says_what_does_not_fit_and_what_would():
+    text = ok("mem", "Llama-3.1-8B", "-a", "H100", code=3)
+    assert "does not fit" in text
+    assert "The largest term is optimizer" in text
+    assert re.search(r"2 accelerators, ZeRO stage 3, full recomputation: [\d.]+ GiB", text)
+
+
+def test_mem_of_serving_offers_smaller_weights():
+    report = json.loads(ok("mem", "Llama-3.1-70B", "-a", "H100", "--mode", "infer", "--json", code=3))
+    assert [item["change"] for item in report["would_fit"]] == [
+        "weights in fp8",
+        "weights in int4",
+        "tensor parallel 2",
+    ]
+    assert ok("mem", "Llama-3.1-70B", "-a", "H100:2", "--mode", "infer", "--tensor", "2")
+
+
+def test_mem_of_adapters():
+    lora, qlora = (
+        json.loads(ok("mem", "Llama-3.1-8B", "-a", "H100", "--mode", mode, "--seq-len", "1024", "--json"))
+        for mode in ("lora", "qlora")
+    )
+    assert qlora["breakdown"]["parameters"] < 0.5 * lora["breakdown"]["parameters"]
+
+
+def test_mem_reads_a_config_file(tmp_path):
+    config = {
+        "model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for path in (tmp_path, tmp_path / "config.json"):
+        assert json.loads(ok("mem", str(path), "-a", "T4", "--seq-len", "512", "--json"))["parameters"] == 124_439_808
+
+
+@pytest.mark.parametrize(
+    ("args", "error", "message"),
+    [
+        (["mem", "Llama-3.1-9B", "-a", "H100"], UsageError, "did you mean"),
+        (["mem", "gpt2", "-a", "H1000"], UsageError, "did you mean"),
+        (["mem", "gpt2", "-a", "H100:8", "--tensor", "3"], UsageError, "multiple of 3"),
+        (["mem", "gpt2", "-a", "H100:8", "--tensor", "8"], UsageError, "12 attention heads"),
+        (["mem", "gpt2", "-a", "H100:16", "--pipeline", "16"], UsageError, "at most 12"),
+        (["mem", "gpt2", "-a", "H100:8", "--expert", "8"], UsageError, "experts"),
+        (["mem", "./nowhere", "-a", "H100"], DataError, "no such file"),
+        (["prices", "H100", "--cloud", "lamda"], UsageError, "did you mean lambda"),
+        (["prices", "TPU7x"], UsageError, "no price is known"),
+        (["gpus", "H10O"], UsageError, "did you mean"),
+    ],
+)
+def test_what_cannot_be_done_is_said(args, error, message):
+    result = run(app, args)
+    assert isinstance(result.exception, error)
+    assert message in str(result.exception)
+
+
+def test_gpus_lists_all_and_shows_one():
+    report = json.loads(ok("gpus", "--json"))
+    assert len(report["accelerators"]) == 43
+    assert all(item["source"] and item["confidence"] and item["as_of"] for item in report["accelerators"])
+    assert "A100-SXM-80GB" in ok("gpus")
+    assert "data sheet" in ok("gpus")
+    one = ok("gpus", "H100")
+    assert "989.4" in one
+    assert "from memory" in one
+
+
+def test_prices_carry_date_and_confidence():
+    report = json.loads(ok("prices", "H100", "--json"))
+    assert {offer["accelerator"] for offer in report["offers"]} == {"H100-SXM-80GB"}
+    assert all(offer["as_of"] and offer["confidence"] and offer["source"] for offer in report["offers"])
+    text = ok("prices", "T4")
+    assert "from memory" in text
+    assert "not live prices" in text
+
+
+def test_older_prices_show_on_request():
+    latest, history = (json.loads(ok("prices", "H100", "--json", *more))["offers"] for more in ([], ["--history"]))
+    assert len(history) > len(latest)

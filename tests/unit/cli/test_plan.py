@@ -1,0 +1,105 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+WIDE = {**os.environ, "COLUMNS": "160"}
+FILE = """
+name: demo
+models:
+  base: {model: meta-llama/Llama-3.1-8B}
+data:
+  chat: {path: chat.jsonl, rows: 40_000, mean_tokens: 300}
+pipeline:
+  helpful: {kind: sft, init: base, data: [chat], global_batch: 128, seq_len: 2048}
+resources: {infra: aws, accelerators: [H100:8], max_nodes: 2}
+budget: {limit: $500}
+"""
+
+
+def charter(*arguments, cwd):
+    command = [sys.executable, "-m", "charter.cli.main", "plan", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False, env=WIDE)
+
+
+@pytest.fixture
+def demo(tmp_path):
+    (tmp_path / "charter.yaml").write_text(FILE)
+    return tmp_path
+
+
+def test_json_is_one_object_on_stdout(demo):
+    done = charter("--json", cwd=demo)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["stages"][0]["name"] == "helpful"
+
+
+def test_table_shows_stage_hardware_range_and_price_date(demo):
+    done = charter(cwd=demo)
+    assert done.returncode == 0, done.stderr
+    for part in ("helpful", "H100", "total", "Budget $500", "as of", "Why not", "charter plan --explain helpful"):
+        assert part in done.stdout
+
+
+def test_explain_prints_terms_with_formula_and_source(demo):
+    done = charter("--explain", "helpful", cwd=demo)
+    assert done.returncode == 0, done.stderr
+    for part in ("optimizer", "matrix products", "Not taken", "Assumptions", "Daly"):
+        assert part in done.stdout
+
+
+def test_explain_of_an_unknown_stage_names_the_stages(demo):
+    done = charter("--explain", "helpfull", cwd=demo)
+    assert done.returncode == 2
+    assert "this project has helpful" in done.stderr
+
+
+def test_exit_code_3_when_nothing_fits(demo):
+    done = charter("--set", "resources.accelerators=[T4:1]", "--set", "resources.infra=gcp", cwd=demo)
+    assert done.returncode == 3
+    assert "error[infeasible]" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_exit_code_4_only_when_asked(demo):
+    assert charter("--set", "budget.limit=1", cwd=demo).returncode == 0
+    done = charter("--set", "budget.limit=1", "--fail-over-budget", cwd=demo)
+    assert done.returncode == 4
+    assert "error[budget]" in done.stderr
+
+
+def test_exit_code_2_without_a_project(tmp_path):
+    done = charter(cwd=tmp_path)
+    assert done.returncode == 2
+    assert "charter init" in done.stderr
+
+
+def test_exit_code_8_for_data_that_nobody_declared(demo):
+    (demo / "charter.yaml").write_text(FILE.replace(", rows: 40_000, mean_tokens: 300", ""))
+    done = charter(cwd=demo)
+    assert done.returncode == 8
+    assert "declare rows and mean_tokens" in done.stderr
+
+
+def test_output_writes_the_same_json(demo):
+    done = charter("--json", "--output", "plan.json", cwd=demo)
+    assert json.loads((demo / "plan.json").read_text()) == json.loads(done.stdout)
+
+
+def test_template_needs_no_project(tmp_path):
+    done = charter("--template", "cai-8b", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["name"] == "cai-8b"
+
+
+def test_planning_imports_no_torch(demo):
+    program = (
+        "import sys; from pathlib import Path; from charter.spec.load import load_project;"
+        "from charter.plan.project_plan import plan_project; d = Path('.');"
+        "plan_project(load_project(d), d).to_json();"
+        "print(sorted({'torch', 'transformers', 'scipy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=demo, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
