@@ -1,0 +1,68 @@
+# make demo, make test: everything from a fresh clone, with Python 3.11, make and pip only. `make help` lists the rest.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+BIN := .venv/bin
+# A stamp is older than the files that decide what is installed: only then is anything installed again.
+INSTALLED_FROM := pyproject.toml constraints.txt tools/setup.sh
+RUN_READY := .venv/.ready-run
+DEV_READY := .venv/.ready-dev
+
+.PHONY: help demo demo-clean test test-system test-engines chaos check lint format types imports docs constraints clean
+
+help:  ## this list
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 15
+
+$(RUN_READY): $(INSTALLED_FROM)
+	@bash tools/setup.sh run
+	@touch $@
+
+$(DEV_READY): $(INSTALLED_FROM)
+	@bash tools/setup.sh run,dev
+	@touch $@ $(RUN_READY)
+
+demo: $(RUN_READY)  ## the whole pipeline on real text, on this machine; a second time it only says that all is done
+	@bash tools/demo.sh demo
+
+demo-clean:  ## forget the demo's run
+	rm -rf demo
+
+test: $(DEV_READY)  ## unit, published, golden, doctest and integration suites
+	@$(BIN)/python tools/suites.py test
+
+test-system: $(DEV_READY)  ## what needs apt packages
+	@$(BIN)/python tools/suites.py system
+
+test-engines: $(DEV_READY)  ## what needs other engines (verl, OpenRLHF, NeMo-RL, TRL, vLLM) in environments of their own
+	@$(BIN)/python tools/suites.py engines
+
+chaos: $(DEV_READY)  ## the full matrix of kills and faults
+	@$(BIN)/python tools/suites.py chaos
+
+check:  ## what CI does: lint, types, imports, test, test-system
+	@bash .ci/run
+
+lint: $(DEV_READY)  ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(DEV_READY)  ## ruff: rewrite
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(DEV_READY)  ## mypy --strict on the package and the tools
+	$(BIN)/mypy
+	$(BIN)/mypy tools
+
+imports: $(DEV_READY)  ## the layers of the house
+	$(BIN)/lint-imports
+
+docs: $(DEV_READY)  ## write the generated pages: the map in CONTRIBUTING.md, the command line in docs/reference/cli.md
+	$(BIN)/python tools/module_map.py
+	$(BIN)/python tools/cli_reference.py
+	$(BIN)/python tools/yaml_reference.py
+
+constraints: $(DEV_READY)  ## pin in constraints.txt what .venv holds now
+	$(BIN)/python tools/constraints.py > constraints.txt.new && mv constraints.txt.new constraints.txt
+
+clean:  ## caches and .venv
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build

@@ -1,0 +1,63 @@
+"""Print constraints.txt: what Charter needs, directly or not, at the versions that are installed."""
+
+import re
+import tomllib
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parent.parent
+HEAD = """\
+# The versions that CI uses, and that `make demo` and `make test` install. pyproject.toml says what Charter
+# accepts; this file says what was tested. Regenerate after a deliberate upgrade: `make constraints`.
+# tools/setup.sh decides which build of torch is installed (CPU, or the default one).
+"""
+
+
+def normal(name: str) -> str:
+    """A package's name as indexes compare it (PEP 503).
+
+    >>> normal("Typing_Extensions")
+    'typing-extensions'
+    """
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def declared() -> list[Requirement]:
+    """What pyproject.toml asks for: the core, every extra, and the build backend."""
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project = pyproject["project"]
+    extras = [line for extra in project["optional-dependencies"].values() for line in extra]
+    return [Requirement(line) for line in (*project["dependencies"], *extras, *pyproject["build-system"]["requires"])]
+
+
+def closure() -> dict[str, Distribution]:
+    """The installed packages that the declared ones reach."""
+    installed = {normal(found.name): found for found in distributions()}
+    reached: dict[str, Distribution] = {}
+    waiting = declared()
+    while waiting:
+        wanted = waiting.pop()
+        name = normal(wanted.name)
+        if name in reached or name not in installed:
+            continue
+        reached[name] = installed[name]
+        for line in installed[name].requires or ():
+            needed = Requirement(line)
+            extras = ("", *wanted.extras)
+            if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in extras):
+                waiting.append(needed)
+    return reached
+
+
+def main() -> None:
+    """Print the file."""
+    print(HEAD, end="")
+    for name, found in sorted(closure().items()):
+        # `+cpu` names a build, not a version: any build of the version will do.
+        print(f"{name}=={found.version.split('+')[0]}")
+
+
+if __name__ == "__main__":
+    main()
