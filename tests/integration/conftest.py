@@ -1,0 +1,127 @@
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+CHARTER_YAML = """\
+name: count
+models:
+  base:
+    architecture: {hidden_size: 8, num_layers: 1, num_heads: 1, intermediate_size: 8, vocab_size: 300}
+    tokenizer: {train_on: chat, vocab_size: 300}
+data: {chat: chat.jsonl, other: other.jsonl}
+pipeline:
+  a: {kind: pretrain, init: base, data: chat, steps: 6, checkpoint_every: 2}
+  b: {kind: sft, init: a, data: chat, steps: 6, checkpoint_every: 2}
+  c: {kind: sft, init: a, data: other, steps: 6, checkpoint_every: 2}
+"""
+ROW = '{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}\n'
+
+
+@dataclass
+class Finished:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.out.splitlines() if line.startswith("{")]
+
+    def names(self, event: str) -> list[str]:
+        return [entry["stage"] for entry in self.events if entry["event"] == event]
+
+    def only(self, event: str) -> dict[str, Any]:
+        (found,) = [entry for entry in self.events if entry["event"] == event]
+        return found
+
+
+@dataclass
+class Workplace:
+    """A small project whose stages are counting stages, and ways to run, edit and kill it."""
+
+    root: Path
+    running: list["subprocess.Popen[str]"] = field(default_factory=list)
+
+    def start(self, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
+        process = subprocess.Popen(
+            [sys.executable, str(HERE / "counting_run.py"), str(self.root), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(HERE), **environment},
+            start_new_session=True,
+        )
+        self.running.append(process)
+        return process
+
+    def run(self, *arguments: str, timeout: float = 60.0, **environment: str) -> Finished:
+        return self.wait(self.start(*arguments, **environment), timeout=timeout)
+
+    def wait(self, process: "subprocess.Popen[str]", *, timeout: float = 60.0) -> Finished:
+        out, err = process.communicate(timeout=timeout)
+        return Finished(process.returncode, out, err)
+
+    def charter(self, *arguments: str, **environment: str) -> Finished:
+        command = [sys.executable, "-m", "charter.cli.main", *arguments, "-C", str(self.root)]
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
+        return Finished(done.returncode, done.stdout, done.stderr)
+
+    def status(self) -> dict[str, dict[str, Any]]:
+        done = self.charter("status", "--json")
+        assert done.code == 0, done.err
+        return {stage["name"]: stage for stage in json.loads(done.out)["stages"]}
+
+    def outputs(self) -> dict[str, dict[str, str]]:
+        return {name: stage["outputs"] for name, stage in self.status().items()}
+
+    def edit(self, old: str, new: str) -> None:
+        path = self.root / "charter.yaml"
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+
+    def stage_dir(self, name: str) -> Path:
+        (found,) = (self.root / "run" / "stages").glob(f"{name}-????????")
+        return found
+
+    def wait_for(self, condition: Callable[[], object], *, seconds: float = 30.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "it did not happen in time"
+            time.sleep(0.01)
+
+
+def make_workplace(root: Path) -> Workplace:
+    root.mkdir(exist_ok=True)
+    (root / "charter.yaml").write_text(CHARTER_YAML)
+    (root / "chat.jsonl").write_text(ROW)
+    (root / "other.jsonl").write_text(ROW.replace("hello", "good day"))
+    return Workplace(root)
+
+
+@pytest.fixture
+def work(tmp_path):
+    place = make_workplace(tmp_path / "project")
+    yield place
+    for process in place.running:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory):
+    """The outputs of a run that nothing happened to."""
+    place = make_workplace(tmp_path_factory.mktemp("undisturbed") / "project")
+    done = place.run()
+    assert done.code == 0, done.err
+    return place.outputs()

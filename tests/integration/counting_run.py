@@ -1,0 +1,42 @@
+"""`charter run` with every stage replaced by the counting stage: `python counting_run.py DIR [--reshard]`."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from charter.errors import CharterError
+from charter.launch.commands import STAGE_MODULES
+from charter.pipeline.runner import RunOptions, run_project
+from charter.spec.load import load_project
+
+MODULES = dict.fromkeys(STAGE_MODULES, "counting_stage")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--reshard", action="store_true")
+    parser.add_argument("--only", action="append", default=[])
+    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--grace", type=float, default=30.0)
+    arguments = parser.parse_args()
+    options = RunOptions(
+        only=tuple(arguments.only),
+        reshard=arguments.reshard,
+        modules=MODULES,
+        packages=(),
+        keep_plan=False,
+        stop_grace_seconds=arguments.grace,
+    )
+    try:
+        project = load_project(arguments.directory, overrides=arguments.set)
+        run_project(project, arguments.directory, options, [lambda event: print(json.dumps(event), flush=True)])
+    except CharterError as error:
+        print(f"error[{error.label}]: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

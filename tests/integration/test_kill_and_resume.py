@@ -1,0 +1,123 @@
+"""SIGKILL of everything at chosen boundaries of real training stages; the final weights are the undisturbed ones.
+
+One undisturbed run of cai-smoke is the reference. For each boundary the stage and all that hangs on it are taken
+out of a copy, the run is killed there (supervisor, stage server and stage), and the same command is run again.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+STEPS = 20
+BOUNDARIES = {
+    "between two checkpoints": "step:7:after",
+    "before a checkpoint is published": "checkpoint:10:before",
+    "after a checkpoint is published": "checkpoint:15:after",
+    "after the outputs, before the record": f"outputs:{STEPS}:after",
+}
+CASES = [(stage, name) for stage in ("sft", "pm", "ppo") for name in BOUNDARIES]
+
+
+def charter(*arguments: str, kill: str | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("CHARTER_")}
+    if kill:
+        environment["CHARTER_KILL"] = kill
+    return subprocess.run(
+        [sys.executable, "-m", "charter.cli.main", *arguments], capture_output=True, text=True, env=environment
+    )
+
+
+def stages_of(project: Path) -> dict[str, dict]:
+    done = charter("status", "-C", str(project), "--json")
+    assert done.returncode == 0, done.stderr
+    return {stage["name"]: stage for stage in json.loads(done.stdout)["stages"]}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Path:
+    project = tmp_path_factory.mktemp("undisturbed") / "project"
+    assert charter("init", "--template", "cai-smoke", str(project)).returncode == 0
+    done = charter("run", "-C", str(project), "--yes")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return project
+
+
+def test_the_whole_pipeline_is_done_and_a_second_run_does_nothing(undisturbed):
+    before = stages_of(undisturbed)
+    assert {stage["state"] for stage in before.values()} == {"done"}
+    again = charter("run", "-C", str(undisturbed), "--yes")
+    assert again.returncode == 0
+    assert "nothing" in (again.stdout + again.stderr).lower()
+    after = stages_of(undisturbed)
+    assert {name: stage["attempts"] for name, stage in after.items()} == dict.fromkeys(before, 1)
+
+
+def test_another_directory_gives_the_same_hashes(undisturbed, tmp_path):
+    """Outputs hold no path, name, run id or time: the same spec and seed give the same bytes elsewhere."""
+    elsewhere = tmp_path / "elsewhere"
+    charter("init", "--template", "cai-smoke", str(elsewhere))
+    done = charter("run", "-C", str(elsewhere), "--yes", "--only", "label")
+    assert done.returncode == 0, done.stdout + done.stderr
+    reference, found = stages_of(undisturbed), stages_of(elsewhere)
+    for name in ("pretrain", "sft", "judge", "critique", "sl_cai", "label"):
+        assert found[name]["outputs"] == reference[name]["outputs"], name
+
+
+@pytest.mark.parametrize(("stage", "boundary"), CASES)
+def test_killed_at_a_boundary_the_weights_are_the_same(undisturbed, tmp_path, stage, boundary):
+    project = tmp_path / "project"
+    shutil.copytree(undisturbed, project)
+    for directory in (project / "run" / "stages").iterdir():
+        if directory.name.rpartition("-")[0] == stage:
+            shutil.rmtree(directory)
+    killed = charter("run", "-C", str(project), "--yes", "--only", stage, kill=f"{stage}:{BOUNDARIES[boundary]}:all")
+    assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+    assert stages_of(project)[stage]["state"] == "interrupted"
+    resumed = charter("run", "-C", str(project), "--yes", "--only", stage)
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    found, reference = stages_of(project)[stage], stages_of(undisturbed)[stage]
+    assert found["state"] == "done"
+    assert found["attempts"] == reference["attempts"] + 2
+    assert found["outputs"] == reference["outputs"]
+
+
+@pytest.mark.parametrize("stage", ["judge", "critique", "label", "eval"])
+def test_the_other_stages_survive_a_kill_too(undisturbed, tmp_path, stage):
+    project = tmp_path / "project"
+    shutil.copytree(undisturbed, project)
+    for directory in (project / "run" / "stages").iterdir():
+        if directory.name.rpartition("-")[0] == stage:
+            shutil.rmtree(directory)
+    step = {"judge": 5, "critique": 1, "label": 2, "eval": 2}[stage]
+    kill = f"{stage}:checkpoint:{step}:after:all"
+    assert charter("run", "-C", str(project), "--yes", "--only", stage, kill=kill).returncode == -signal.SIGKILL
+    resumed = charter("run", "-C", str(project), "--yes", "--only", stage)
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert stages_of(project)[stage]["outputs"] == stages_of(undisturbed)[stage]["outputs"]
+
+
+def test_a_changed_learning_rate_reruns_that_stage_and_what_hangs_on_it(undisturbed):
+    shown = charter("run", "-C", str(undisturbed), "--dry-run", "--set", "pipeline.pm.learning_rate=1e-4")
+    text = shown.stdout + shown.stderr
+    stale = stages_stale_in(text)
+    assert stale == {"pm", "ppo", "eval"}
+    assert "learning_rate" in text
+    assert "0.0001" in text or "1e-4" in text or "1e-04" in text
+
+
+def test_a_changed_price_reruns_nothing(undisturbed):
+    shown = charter("run", "-C", str(undisturbed), "--dry-run", "--set", "resources.price=3.5")
+    assert stages_stale_in(shown.stdout + shown.stderr) == set()
+
+
+def stages_stale_in(text: str) -> set[str]:
+    return {line.split()[0] for line in text.splitlines() if "to run" in line}
