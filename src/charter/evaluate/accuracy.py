@@ -29,6 +29,11 @@ def judge_agreement(bench: Bench) -> list[Figure]:
         proportion("judge_agreement.shorter_answer", "Baseline: the shorter answer wins", shorter, note=HELD_OUT),
         difference("judge_agreement.over_shorter", "Judge less the shorter-answer baseline", wins, shorter, seed=seed),
     ]
+    if bench.has("independent_pairs"):
+        others = [(pair.id, pair.prompt, pair.chosen, pair.rejected) for pair in bench.independent_pairs]
+        more = wins + _verdict_wins(bench.verdicts(others))
+        label, note = "The same on the independent pairs too", "held-out and independent pairs; the judge saw neither"
+        found.append(proportion("judge_agreement.all_unseen", label, more, note=note))
     if bench.spec.judge_format == MULTIPLE_CHOICE:
         agree = [float(verdict.orders_agree) for verdict in verdicts]
         found.append(proportion("judge_agreement.orders_agree", "Same verdict in both orders", agree))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from charter.evaluate.bag_of_words import win_of
 from charter.evaluate.bench import Bench
 from charter.evaluate.figures import Figure, difference, mean, proportion
 
@@ -9,24 +10,33 @@ REWARD_UNIT = "deviations"
 
 
 def win_rate(bench: Bench) -> list[Figure]:
-    """Policy against the model it started from, by its own reward; and how far it moved."""
+    """Policy and control against the model they started from, by the policy's reward; and how far they moved."""
     base = bench.rewards("against")
-    note = "by the model that rewarded it; a control on shuffled labels rises too"
-    found = [mean("win_rate.reward_against", "Mean reward before", base, unit=REWARD_UNIT)]
+    found = [mean("win_rate.reward_against", "Reward of the model before", base, unit=REWARD_UNIT)]
     for role in ("policy", "control"):
         if not bench.has(role):
             continue
         mine = bench.rewards(role)
-        wins = [0.5 if a == b else float(a > b) for a, b in zip(mine, base, strict=True)]
+        label, gain = f"{role.title()} preferred to the model before, by the reward", f"Reward gained by the {role}"
         seed = bench.seed("win_rate", role)
-        gain = f"Reward gained by {role}"
         found += [
-            proportion(f"win_rate.{role}", f"Answers of {role} that score above those of against", wins, note=note),
-            mean(f"win_rate.reward_{role}", f"Mean reward of {role}", mine, unit=REWARD_UNIT),
+            mean(f"win_rate.reward_{role}", f"Reward of the {role}", mine, unit=REWARD_UNIT),
             difference(f"win_rate.gain_{role}", gain, mine, base, seed=seed, unit=REWARD_UNIT),
+            proportion(f"win_rate.{role}", label, _wins(mine, base), note="by the model that rewarded the policy"),
             _divergence(bench, role),
         ]
-    return found
+    return found + (_control_by_its_own_reward(bench) if bench.has("control_reward") else [])
+
+
+def _control_by_its_own_reward(bench: Bench) -> list[Figure]:
+    """The control by the model that rewarded it: what a reward without signal rises to."""
+    mine, base = (bench.rewards(role, scorer_role="control_reward") for role in ("control", "against"))
+    label = "Control preferred to the model before, by its own reward"
+    return [proportion("win_rate.control_own", label, _wins(mine, base), note="its reward learnt shuffled labels")]
+
+
+def _wins(mine: Sequence[float], base: Sequence[float]) -> list[float]:
+    return [win_of(a, b) for a, b in zip(mine, base, strict=True)]
 
 
 def _divergence(bench: Bench, role: str) -> Figure:
@@ -34,7 +44,7 @@ def _divergence(bench: Bench, role: str) -> Figure:
     note = "sum over tokens of the divergence of the distributions sampled from"
     note += "; top_p is left out of them" if bench.spec.top_p < 1 else ""
     values = bench.divergences(role, "against")
-    return mean(f"win_rate.kl_{role}", f"KL of {role} against the model before", values, unit="nats/answer", note=note)
+    return mean(f"win_rate.kl_{role}", f"KL of the {role} from the model before", values, unit="nats/answer", note=note)
 
 
 def independent_check(bench: Bench) -> list[Figure]:
@@ -54,15 +64,17 @@ def independent_check(bench: Bench) -> list[Figure]:
     if bench.has("pairs"):
         wins = bench.proxy.wins([pair.chosen for pair in bench.pairs], [pair.rejected for pair in bench.pairs])
         trained = f"trained on {len(bench.independent_pairs)} independent human pairs"
-        found.append(proportion("independent_check.proxy", "The check itself on held-out pairs", wins, note=trained))
+        found.append(
+            proportion("independent_check.proxy", "The check itself, on held-out human pairs", wins, note=trained)
+        )
     if not rows[0]:
         return found
     outcome = {role: bench.proxy.wins(texts[role], texts["against"]) for role in roles if role != "against"}
     for role, wins in outcome.items():
-        label = f"Answers of {role} that the check prefers to those of against"
+        label = f"{role.title()} preferred to the model before, by the check"
         found.append(proportion(f"independent_check.{role}", label, wins, note=note))
     if "control" in outcome:
-        label, seed = "Policy less control", bench.seed("independent_check")
+        label, seed = "Policy less control, by the check", bench.seed("independent_check")
         key = "independent_check.difference"
         found.append(difference(key, label, outcome["policy"], outcome["control"], seed=seed, note=note))
     return found

@@ -26,7 +26,7 @@ from charter.spec.dataset import Pair, Prompt, Turn
 from charter.spec.stage import EvalStage
 
 MAX_LOGITS = 2**26
-REWARD_ROLES = ("reward", "also_rewards")
+REWARD_ROLES = ("reward", "also_rewards", "control_reward")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class Bench:
         if shared := [pair.id for pair in found if pair.prompt in held_out]:
             raise DataError(
                 f"stage {self.job.stage}: {len(shared)} of {len(found)} independent_pairs share their conversation "
-                f"with `pairs` (the first: {shared[0]}); the check would be tested on what it learnt from; use other pairs"
+                f"with `pairs` (the first: {shared[0]}); the check would be tested on what it learnt from"
             )
         return found
 
@@ -103,11 +103,6 @@ class Bench:
         items = [item for role in REWARD_ROLES for item in self.job.inputs.get(role, ())]
         return {item.name: load_scorer(item, self.device) for item in items}
 
-    @property
-    def reward(self) -> PreferenceModel:
-        """The preference model that the policy was trained against."""
-        return self.scorers[self.job.only("reward").name]
-
     def answers(self, role: str) -> RoleAnswers:
         """One answer per held-out prompt; the draws of a prompt are the same for every model."""
         if role not in self._answers:
@@ -129,10 +124,11 @@ class Bench:
         texts = tuple(text for batch in batches for text in batch.texts)
         return RoleAnswers(texts=texts, tokens=tuple(rows), batches=tuple(batches))
 
-    def rewards(self, role: str) -> list[float]:
-        """The reward model's score of a role's answers, in deviations of its training pairs."""
+    def rewards(self, role: str, *, scorer_role: str = "reward") -> list[float]:
+        """A preference model's score of a role's answers, in deviations of that model's training pairs."""
         answered = zip(self.prompts, self.answers(role).texts, strict=True)
-        return _numbers(score_answers(self.reward, [(prompt.turns, text) for prompt, text in answered]))
+        scorer = self.scorers[self.job.only(scorer_role).name]
+        return _numbers(score_answers(scorer, [(prompt.turns, text) for prompt, text in answered]))
 
     @torch.no_grad()
     def divergences(self, role: str, reference: str) -> list[float]:

@@ -11,6 +11,27 @@ DECIMALS = 6
 """Figures are rounded to six decimals, half to even, so that the last bits of a sum do not show."""
 
 
+HEADLINES = frozenset(
+    {
+        "judge_agreement.judge",
+        "judge_agreement.all_unseen",
+        "judge_agreement.shorter_answer",
+        "pm_accuracy.reward",
+        "pm_accuracy.bag_of_words",
+        "win_rate.reward_against",
+        "win_rate.reward_policy",
+        "win_rate.policy",
+        "win_rate.kl_policy",
+        "win_rate.control_own",
+        "win_rate.kl_control",
+        "independent_check.policy",
+        "independent_check.control",
+        "independent_check.difference",
+    }
+)
+"""The figures that a summary shows; the report has them all."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Figure:
     """A value with its 95 % interval, and what it was measured on."""
@@ -27,6 +48,13 @@ class Figure:
     method: str
     """How the interval was made."""
     note: str = ""
+
+    @property
+    def headline(self) -> bool:
+        """Whether the figure belongs in a summary."""
+        return (
+            self.key in HEADLINES or (self.key.startswith("pm_accuracy.also.") and not self.key.endswith("_over_words"))
+        )
 
 
 def proportion(key: str, label: str, wins: Sequence[float], *, note: str = "") -> Figure:

@@ -64,7 +64,7 @@ def results_json(figures: Sequence[Figure], *, judge_learnt_from_humans: bool) -
     claims = claims_of(figures, judge_learnt_from_humans=judge_learnt_from_humans)
     return {
         "schema": SCHEMA,
-        "figures": _dump(figures),
+        "figures": [asdict(figure) | {"headline": figure.headline} for figure in figures],
         "claims": {"may": list(claims.may), "may_not": list(claims.may_not)},
     }
 

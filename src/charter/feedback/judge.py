@@ -3,7 +3,7 @@
 `multiple_choice` shows both answers, as (A) and (B), and reads log p(A) - log p(B) after "The better answer is (".
 `yes_no` shows one answer at a time and reads log p(Yes) - log p(No); the comparison is the difference. It has no
 order, so both orders agree by construction; small models learn it where they fail at the first
-(docs/decisions/0008-judge-formats.md).
+(docs/decisions/0009-judge-formats.md).
 """
 
 import hashlib

@@ -121,11 +121,13 @@ def evaluate(stage: EvalStage, models: Models, library: Library) -> Workload:
     both = (compared, pairs)
     if stage.judge is not None:
         roles.append(models.role("judge", stage.judge))
-        lengths = [question_tokens(part, stage.judge_format, library) for part in both]
-        phases += [_read("judge", part, tokens, stage) for part, tokens in zip(both, lengths, strict=True)]
-    for index, name in enumerate(name for name in (stage.reward, *stage.also_rewards) if name is not None):
+        asked = [pairs, library.corpus(stage.independent_pairs, roles[0].architecture)]
+        lengths = [question_tokens(part, stage.judge_format, library) for part in asked]
+        phases += [_read("judge", part, tokens, stage) for part, tokens in zip(asked, lengths, strict=True)]
+    scorers = [name for name in (stage.reward, *stage.also_rewards, stage.control_reward) if name is not None]
+    for index, name in enumerate(dict.fromkeys(scorers)):
         roles.append(models.role(f"reward {index + 1}", name, scalar=True))
-        parts = both if name == stage.reward else (pairs,)
+        parts = both if name in (stage.reward, stage.control_reward) else (pairs,)
         phases += [_read(f"reward {index + 1}", part, part.row_tokens, stage) for part in parts]
     if "perplexity" in stage.suites:
         phases.append(_read("policy", pairs, pairs.row_tokens, stage))

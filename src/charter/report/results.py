@@ -21,8 +21,11 @@ def print_summary(project_dir: Path, console: Console) -> None:
     console.print(f"[bold]{escape(view.project)}[/bold]  {state_text(view.state)}", highlight=False)
     for name, results in all_results(run):
         console.print()
-        console.print(figures_table(name, results.get("figures", [])))
-        console.print("How each was measured stands in the table of `charter report`.", style="dim")
+        figures = results.get("figures", [])
+        shown = [figure for figure in figures if figure.get("headline")] or figures
+        console.print(figures_table(name, shown))
+        more = f"{len(figures) - len(shown)} more figures, and how" if len(shown) < len(figures) else "How"
+        console.print(f"{more} each was measured: in the page that `charter report` writes.", style="dim")
         print_claims(results.get("claims", {}), console)
     console.print()
     console.print(plan_against_actual(view))
@@ -46,8 +49,12 @@ def figures_table(stage: str, figures: Sequence[Mapping[str, Any]]) -> Table:
     table.add_column("Value", justify="right", style="bold")
     table.add_column("95 % interval", justify="right")
     table.add_column("n", justify="right")
+    suite = None
     for figure in figures:
         unit = str(figure.get("unit") or "")
+        if suite is not None and suite != _suite(figure):
+            table.add_row()
+        suite = _suite(figure)
         table.add_row(
             Text(str(figure.get("label") or figure.get("key") or "")),
             figure_text(figure.get("value"), unit, with_unit=True),
@@ -55,6 +62,10 @@ def figures_table(stage: str, figures: Sequence[Mapping[str, Any]]) -> Table:
             f"{figure['n']:,}" if isinstance(figure.get("n"), int) else "",
         )
     return table
+
+
+def _suite(figure: Mapping[str, Any]) -> str:
+    return str(figure.get("key") or "").partition(".")[0]
 
 
 def interval_text(figure: Mapping[str, Any]) -> str:

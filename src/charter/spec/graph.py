@@ -7,7 +7,7 @@ from charter.spec.project import Project
 from charter.spec.stage import MODEL, Stage, references
 from charter.spec.suggest import did_you_mean
 
-PREFERENCE_MODEL_ROLES = frozenset({"reward", "also_rewards"})
+PREFERENCE_MODEL_ROLES = frozenset({"reward", "also_rewards", "control_reward"})
 """Roles that need a score, which only a preference model gives."""
 MAKES_PAIRS = frozenset({"label", "prepare"})
 MAKES_TEXTS = frozenset({"critique", "generate", "prepare"})

@@ -285,6 +285,7 @@ class EvalStage(Sampling, Stage):
             "control": MODEL,
             "judge": MODEL,
             "reward": MODEL,
+            "control_reward": MODEL,
             "also_rewards": MODEL,
             "pairs": DATA,
             "prompts": DATA,
@@ -296,6 +297,8 @@ class EvalStage(Sampling, Stage):
     against: str | None = None
     control: str | None = None
     """The policy trained on shuffled labels: what a gain must be larger than."""
+    control_reward: str | None = None
+    """The preference model that the control was trained against: its reward rises too, without any signal."""
     judge: str | None = None
     judge_format: JudgeFormat = "multiple_choice"
     reward: str | None = None

@@ -105,11 +105,13 @@ def test_ppo_generates_scores_four_times_and_trains_two_models(work):
     assert found.together
 
 
-def test_eval_compares_every_policy_with_the_others(work):
-    stage = EvalStage(policy="ppo", against="sl_cai", judge="judge", prompts=("prompts",), num_prompts=640)
+def test_eval_answers_with_every_policy_and_asks_the_judge_about_human_pairs(work):
+    stage = EvalStage(
+        policy="ppo", against="sl_cai", judge="judge", prompts=("prompts",), pairs=("pairs",), num_prompts=640
+    )
     found, _ = work(stage)
     assert found.counters.generated_tokens == 2 * 640 * 512
-    assert next(phase for phase in found.phases if phase.role == "judge").sequences == 2 * 640
+    assert next(phase for phase in found.phases if phase.role == "judge").sequences == 2 * 40_000
 
 
 def test_judge_behind_an_endpoint_is_not_planned(work):
