@@ -52,8 +52,8 @@ class Figure:
     @property
     def headline(self) -> bool:
         """Whether the figure belongs in a summary."""
-        return (
-            self.key in HEADLINES or (self.key.startswith("pm_accuracy.also.") and not self.key.endswith("_over_words"))
+        return self.key in HEADLINES or (
+            self.key.startswith("pm_accuracy.also.") and not self.key.endswith("_over_words")
         )
 
 

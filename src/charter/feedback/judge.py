@@ -1,9 +1,10 @@
 """The judge: a language model that compares two answers under a principle, by the log-probability of its choice.
 
 `multiple_choice` shows both answers, as (A) and (B), and reads log p(A) - log p(B) after "The better answer is (".
-`yes_no` shows one answer at a time and reads log p(Yes) - log p(No); the comparison is the difference. It has no
-order, so both orders agree by construction; small models learn it where they fail at the first
-(docs/decisions/0009-judge-formats.md).
+`yes_no` shows one answer at a time and reads log p(Y) - log p(N); the comparison is the difference. It has no order,
+so both orders agree by construction; small models learn it where they fail at the first.
+`yes_no_mean` asks before the answer and reads the same log-odds after every token of the answer; the mean is its
+score. Only a judge that was fine-tuned so can answer it (docs/decisions/0009-judge-formats.md).
 """
 
 import hashlib
@@ -21,8 +22,8 @@ from charter.inference.score import first_token_ids, next_token_log_probabilitie
 from charter.models.language_model import LanguageModel
 from charter.spec.dataset import Turn
 
-MULTIPLE_CHOICE, YES_NO = "multiple_choice", "yes_no"
-CHOICES = {MULTIPLE_CHOICE: ("A", "B"), YES_NO: ("Y", "N")}
+MULTIPLE_CHOICE, YES_NO, YES_NO_MEAN = "multiple_choice", "yes_no", "yes_no_mean"
+CHOICES = {MULTIPLE_CHOICE: ("A", "B"), YES_NO: ("Y", "N"), YES_NO_MEAN: ("Y", "N")}
 
 QUESTIONS_AT_ONCE = 16
 
@@ -67,15 +68,33 @@ def yes_no_text(turns: Sequence[Turn], answer: str, principle: Principle) -> Que
     )
 
 
+def yes_no_mean_text(turns: Sequence[Turn], answer: str, principle: Principle) -> Question:
+    """The question about one answer, asked before it; read from the first token of the answer on."""
+    return Question(
+        Part(f"{principle.compare} Judge this answer, good (Y) or not (N).\n"),
+        Part(_conversation(turns[-1:]), CONVERSATION),
+        Part("\nAssistant:"),
+        Part(f" {answer}", ANSWER),
+        Part("\nGood (Y or N): ("),
+        read_from=3,
+    )
+
+
+def one_answer_text(format: str, turns: Sequence[Turn], answer: str, principle: Principle) -> Question:
+    """The question about one answer in a format that asks of each answer alone."""
+    make = yes_no_mean_text if format == YES_NO_MEAN else yes_no_text
+    return make(turns, answer, principle)
+
+
 def template_fingerprint(format: str) -> str:
     """Hash of a format's wording: a label records it, so that labels asked differently can be told apart."""
     principle = Principle(id="", critique="", revision="", compare="{principle}")
     turns = (Turn("user", "{user}"), Turn("assistant", "{assistant}"), Turn("user", "{user}"))
     item = Comparison(turns=turns, first="{first}", second="{second}", principle=principle)
-    if format == YES_NO:
-        text: str = yes_no_text(item.turns, item.first, item.principle)
+    if format == MULTIPLE_CHOICE:
+        text: str = multiple_choice_text(item, swapped=False)
     else:
-        text = multiple_choice_text(item, swapped=False)
+        text = one_answer_text(format, item.turns, item.first, item.principle)
     return hashlib.sha256(f"{text}{CHOICES[format]}".encode()).hexdigest()[:16]
 
 
@@ -96,28 +115,39 @@ def encode_question(judge: LanguageModel, text: str, *, max_tokens: int) -> list
     A question that is too long loses the beginning of its conversation first, then the ends of its answers; the
     principle and the wording around it always stay.
     """
+    return _encode(judge, text, max_tokens=max_tokens)[0]
+
+
+def _encode(judge: LanguageModel, text: str, *, max_tokens: int) -> tuple[list[int], int]:
+    """The ids of a question, and after how many of its last tokens the choice is read."""
 
     def ids_of(piece: str) -> list[int]:
         found: list[int] = judge.tokenizer(piece, add_special_tokens=False)["input_ids"]
         return found
 
-    ids = ids_of(text)
-    if len(ids) <= max_tokens or not isinstance(text, Question):
-        return ids[-max_tokens:]
+    if not isinstance(text, Question):
+        return ids_of(text)[-max_tokens:], 1
+    if text.read_from is None and len(ids := ids_of(text)) <= max_tokens:
+        return ids, 1
     pieces = [ids_of(part.text) for part in text.parts]
     lengths = shortened([len(piece) for piece in pieces], [part.role for part in text.parts], max_tokens=max_tokens)
     kept: list[int] = []
     for part, piece, length in zip(text.parts, pieces, lengths, strict=True):
         kept += piece[len(piece) - length :] if part.role == CONVERSATION else piece[:length]
-    return kept
+    return kept, 1 if text.read_from is None else sum(lengths[text.read_from :])
 
 
 def log_odds(
     judge: LanguageModel, texts: Sequence[str], choices: tuple[str, str], *, max_tokens: int, dtype: str
 ) -> tuple[Tensor, Tensor]:
-    """log p(first choice) - log p(second) for each question, and both log-probabilities [B, 2]; differentiable."""
-    prompts = [encode_question(judge, text, max_tokens=max_tokens) for text in texts]
-    both_B2 = next_token_log_probabilities(judge, prompts, first_token_ids(judge.tokenizer, choices), dtype=dtype)
+    """log p(first choice) - log p(second) for each question, and both log-probabilities [B, 2]; differentiable.
+
+    Means over the places where the question is read: the end, or every token from the answer on.
+    """
+    encoded = [_encode(judge, text, max_tokens=max_tokens) for text in texts]
+    prompts, read = [ids for ids, _ in encoded], [count for _, count in encoded]
+    ids = first_token_ids(judge.tokenizer, choices)
+    both_B2 = next_token_log_probabilities(judge, prompts, ids, read=read, dtype=dtype)
     return both_B2[:, 0] - both_B2[:, 1], both_B2
 
 
@@ -158,9 +188,13 @@ def compare(
     def odds_of(texts: Sequence[str]) -> list[float]:
         return _odds_by_length(judge, texts, CHOICES[format], max_tokens=max_tokens, dtype=dtype)
 
-    if format == YES_NO:
+    if format != MULTIPLE_CHOICE:
         odds = odds_of(
-            [yes_no_text(item.turns, a, item.principle) for item in items for a in (item.first, item.second)]
+            [
+                one_answer_text(format, item.turns, answer, item.principle)
+                for item in items
+                for answer in (item.first, item.second)
+            ]
         )
         return [_verdict([first - second]) for first, second in zip(odds[::2], odds[1::2], strict=True)]
     straight = odds_of([multiple_choice_text(item, swapped=False) for item in items])

@@ -20,11 +20,14 @@ class Question(str):
     """A question as text, with the parts it was put together from."""
 
     parts: tuple[Part, ...]
+    read_from: int | None
+    """The part from whose first token on the choice is read; None: only after the last token."""
 
-    def __new__(cls, *parts: Part) -> "Question":
+    def __new__(cls, *parts: Part, read_from: int | None = None) -> "Question":
         """The text of all parts in a row."""
         question = super().__new__(cls, "".join(part.text for part in parts))
         question.parts = parts
+        question.read_from = read_from
         return question
 
 

@@ -37,20 +37,28 @@ def next_token_log_probabilities(
     prompts: Sequence[Sequence[int]],
     choices: Sequence[int],
     *,
+    read: Sequence[int] | None = None,
     dtype: str = "fp32",
 ) -> Tensor:
-    """log p of each choice as the next token after each prompt, as [B, len(choices)], differentiable."""
+    """log p of each choice as the next token after each prompt, as [B, len(choices)], differentiable.
+
+    With `read`, the mean of these over the last `read[b]` positions of prompt b.
+    """
     device = next(language_model.model.parameters()).device
+    counts_B1 = torch.tensor([1] * len(prompts) if read is None else list(read), device=device)[:, None]
+    width = int(counts_B1.max())
     ids, mask = (item.to(device) for item in pad_left(prompts, padding=language_model.padding_id))
     with precision(dtype, device):
-        logits = language_model.model(
+        logits_BWV = language_model.model(
             input_ids=ids,
             attention_mask=mask,
             position_ids=(mask.cumsum(1) - 1).clamp_min(0),
             use_cache=False,
-            logits_to_keep=1,
-        ).logits[:, -1]
-    return torch.log_softmax(logits.float(), -1)[:, list(choices)]
+            logits_to_keep=width,
+        ).logits
+    chosen_BWC = torch.log_softmax(logits_BWV.float(), -1)[:, :, list(choices)]
+    is_read_BW = torch.arange(width, device=device) >= width - counts_B1
+    return (chosen_BWC * is_read_BW[:, :, None]).sum(1) / counts_B1
 
 
 def encode_scored(

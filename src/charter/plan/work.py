@@ -95,7 +95,7 @@ def question_tokens(pairs: Corpus, format: str, library: Library) -> float:
 
 def questions_per_pair(format: str, both_orders: bool) -> int:
     """Two answers asked apart, or both orders of one question, double the questions."""
-    return 2 if format == "yes_no" or both_orders else 1
+    return 2 if format != "multiple_choice" or both_orders else 1
 
 
 def assume_padding(library: Library) -> None:

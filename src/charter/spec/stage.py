@@ -79,6 +79,7 @@ class Optimization:
     beta2: float = 0.95
     gradient_clip: float = 1.0
     dropout: float = 0.0
+    """Share of token embeddings and attention weights dropped; in a preference model, of the head's input."""
     dtype: Dtype = "bf16"
     """Precision of the forward and backward pass; weights and optimizer are kept in fp32."""
     adapter: Adapter | None = None
@@ -143,7 +144,7 @@ class SftStage(Optimization, Stage):
     data: Names
 
 
-JudgeFormat = Literal["multiple_choice", "yes_no"]
+JudgeFormat = Literal["multiple_choice", "yes_no", "yes_no_mean"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +152,8 @@ class JudgeStage(Optimization, Stage):
     """Fine-tune a model to answer the constitution's comparison questions as human labels do.
 
     `multiple_choice` asks which of (A) and (B) is better, in both orders; `yes_no` asks of each answer alone
-    whether it is good under the principle, and compares the log-odds.
+    whether it is good under the principle, and compares the log-odds; `yes_no_mean` reads them after every token of
+    the answer and averages, for judges too small to gather an answer at its end.
     """
 
     REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType({"init": MODEL, "pairs": DATA})

@@ -12,12 +12,13 @@ from charter.errors import DataError
 from charter.feedback.constitution import Constitution, Principle, load_constitution
 from charter.feedback.judge import (
     CHOICES,
-    YES_NO,
+    MULTIPLE_CHOICE,
     Comparison,
     log_odds,
     multiple_choice_text,
-    yes_no_text,
+    one_answer_text,
 )
+from charter.models.dropout import set_dropout
 from charter.models.language_model import LanguageModel
 from charter.models.runtime import configure
 from charter.spec.dataset import Pair, read_pairs
@@ -30,18 +31,18 @@ from charter.train.supervised import BatchLoss, SupervisedRun, make_optimizer
 def judge_loss(judge: LanguageModel, pairs: Sequence[tuple[Pair, Principle]], spec: JudgeStage) -> BatchLoss:
     """Bradley-Terry loss on the judge's log-odds, plus a share of the plain loss on the right choice's token.
 
-    Both formats ask two questions per pair; the right choice is known for each.
+    All formats ask two questions per pair; the right choice is known for each.
     """
     texts: list[str] = []
     right: list[int] = []
     for pair, principle in pairs:
-        if spec.format == YES_NO:
-            texts += [yes_no_text(pair.prompt, answer, principle) for answer in (pair.chosen, pair.rejected)]
-            right += [0, 1]
-        else:
+        if spec.format == MULTIPLE_CHOICE:
             item = Comparison(turns=pair.prompt, first=pair.chosen, second=pair.rejected, principle=principle)
             texts += [multiple_choice_text(item, swapped=swapped) for swapped in (False, True)]
-            right += [0, 1]
+        else:
+            answers = (pair.chosen, pair.rejected)
+            texts += [one_answer_text(spec.format, pair.prompt, answer, principle) for answer in answers]
+        right += [0, 1]
     odds_B, both_B2 = log_odds(judge, texts, CHOICES[spec.format], max_tokens=spec.seq_len, dtype=spec.dtype)
     first, second = odds_B.view(-1, 2).unbind(1)
     margin = first - second
@@ -60,6 +61,7 @@ def run(stage: StageDir) -> None:
     device = configure(job.frozen)
     judge = starting_model(job)
     judge.model.to(device)
+    set_dropout(judge.model, spec.dropout)
     pairs = [pair for item in job.inputs["pairs"] for pair in read_pairs(item.location(), item.data)]
 
     def loss_of(rows: Sequence[int], step: int) -> BatchLoss:

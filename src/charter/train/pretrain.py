@@ -10,6 +10,7 @@ from charter.artifacts.job import Job
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
 from charter.errors import DataError
+from charter.models.dropout import set_dropout
 from charter.models.language_model import LanguageModel
 from charter.models.runtime import configure, precision
 from charter.spec.dataset import read_texts
@@ -55,6 +56,7 @@ def run(stage: StageDir) -> None:
     device = configure(job.frozen)
     model = starting_model(job)
     model.model.to(device)
+    set_dropout(model.model, spec.dropout)
     rows_NT = packed_rows(job, model.tokenizer, seq_len=spec.seq_len)
     everything_T = torch.ones(spec.seq_len, dtype=torch.bool)
 

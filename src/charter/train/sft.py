@@ -10,6 +10,7 @@ from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
 from charter.errors import DataError
 from charter.models.chat import Encoded, encode_conversation
+from charter.models.dropout import set_dropout
 from charter.models.language_model import LanguageModel
 from charter.models.runtime import configure
 from charter.spec.dataset import read_conversations
@@ -53,6 +54,7 @@ def run(stage: StageDir) -> None:
     device = configure(job.frozen)
     model = starting_model(job)
     model.model.to(device)
+    set_dropout(model.model, spec.dropout)
     data = encoded_conversations(job, model, seq_len=spec.seq_len)
 
     def loss_of(rows: Sequence[int], step: int) -> BatchLoss:

@@ -80,14 +80,14 @@ def prompt_rows():
     ]
 
 
-def pair_rows(count=10):
+def pair_rows(count=10, *, opening="Tell me about"):
     rows = []
     for index in range(count):
         topic = TOPICS[index % len(TOPICS)]
         rows.append(
             {
                 "id": f"pair{index}",
-                "prompt": [{"role": "user", "content": f"Tell me about {topic}."}],
+                "prompt": [{"role": "user", "content": f"{opening} {topic}."}],
                 "chosen": [{"role": "assistant", "content": f"Here is what I know about {topic} and {index}."}],
                 "rejected": [{"role": "assistant", "content": f"It is good, {topic}. " * (1 + index % 3)}],
             }

@@ -28,13 +28,13 @@ class Killed(BaseException):
     """Stands for a SIGKILL between two instructions."""
 
 
-def eval_stage(workshop, name, *, suites=ALL_SUITES, models=None, **changes):
+def eval_stage(workshop, name, *, suites=ALL_SUITES, models=None, independent=None, **changes):
     fields = {"max_new_tokens": 8, "min_new_tokens": 8, "max_prompt_tokens": 60, "rollout_batch": 4, **changes}
     spec = EvalStage(policy="p", suites=suites, **fields)
     data = {
         "pairs": workshop.data("pairs", pair_rows()),
         "prompts": workshop.data("prompts", prompt_rows()),
-        "independent_pairs": workshop.data("independent", pair_rows(30)),
+        "independent_pairs": workshop.data("independent", independent or pair_rows(30, opening="What about")),
     }
     models = {**MODELS, "also_rewards": ("also",)} if models is None else models
     return workshop.stage(name, spec, data=data, **models)
@@ -57,7 +57,18 @@ def test_every_figure_lies_in_its_interval_and_says_how_it_was_made(whole):
     assert content["schema"] == "charter.results/1"
     assert {key.split(".")[0] for key in figures} == set(ALL_SUITES)
     for figure in figures.values():
-        assert set(figure) == {"key", "label", "value", "low", "high", "n", "unit", "method", "note"}
+        assert set(figure) == {
+            "key",
+            "label",
+            "value",
+            "low",
+            "high",
+            "n",
+            "unit",
+            "method",
+            "note",
+            "headline",
+        }
         assert figure["low"] <= figure["value"] <= figure["high"]
         assert figure["n"] >= 10
         assert figure["method"]
@@ -92,6 +103,12 @@ def test_the_figures_that_the_issue_asks_for_are_there(whole):
     assert figures["win_rate.gain_policy"]["value"] == pytest.approx(gain, abs=2e-6)
     difference = figures["independent_check.policy"]["value"] - figures["independent_check.control"]["value"]
     assert figures["independent_check.difference"]["value"] == pytest.approx(difference, abs=2e-6)
+
+
+def test_pairs_that_are_held_out_and_independent_at_once_are_refused(workshop):
+    stage = eval_stage(workshop, "leak", suites=("independent_check",), independent=pair_rows(30))
+    with pytest.raises(DataError, match="30 of 30 independent_pairs share their conversation"):
+        evaluate.run(stage)
 
 
 def test_a_second_run_gives_the_same_bytes_without_texts_or_paths(workshop, whole):

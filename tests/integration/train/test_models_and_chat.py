@@ -7,8 +7,11 @@ torch = pytest.importorskip("torch")
 import tiny  # noqa: E402
 
 from charter.errors import DataError  # noqa: E402
+from charter.feedback.constitution import Principle  # noqa: E402
+from charter.feedback.judge import CHOICES, YES_NO_MEAN, log_odds, yes_no_mean_text  # noqa: E402
 from charter.inference.score import score_rows  # noqa: E402
 from charter.models.chat import encode_answer, encode_conversation, encode_prompt  # noqa: E402
+from charter.models.dropout import set_dropout  # noqa: E402
 from charter.models.language_model import load_language_model  # noqa: E402
 from charter.models.preference import PreferenceModel, ScalarModel, load_preference_model, pool  # noqa: E402
 from charter.spec.dataset import Turn  # noqa: E402
@@ -99,3 +102,40 @@ def test_padding_does_not_change_a_score(model):
         alone = score_rows(reward, [[5, 6, 7]], [2])
         beside = score_rows(reward, [[5, 6, 7], [8] * 12], [2, 3])
     assert beside[0].item() == pytest.approx(alone[0].item(), abs=1e-5)
+
+
+def test_the_mean_format_reads_the_choice_after_every_token_of_the_answer(model):
+    principle = Principle(id="x", critique="", revision="", compare="Which is kinder?")
+    question = yes_no_mean_text((Turn("user", "tea?"),), "Read a book about tea.", principle)
+    odds, _ = log_odds(model, [question], CHOICES[YES_NO_MEAN], max_tokens=200, dtype="fp32")
+
+    def ids(text):
+        return model.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    pieces = [ids(part.text) for part in question.parts]
+    whole = [token for piece in pieces for token in piece]
+    read = sum(len(piece) for piece in pieces[3:])
+    yes, no = (ids(choice)[0] for choice in CHOICES[YES_NO_MEAN])
+    with torch.no_grad():
+        logits = model.model(input_ids=torch.tensor([whole])).logits[0, -read:]
+    assert odds.item() == pytest.approx((logits[:, yes] - logits[:, no]).mean().item(), abs=1e-5)
+    assert read > len(ids(" Read a book about tea."))
+
+
+def test_questions_of_other_lengths_beside_it_do_not_change_a_mean(model):
+    principle = Principle(id="x", critique="", revision="", compare="Which is kinder?")
+    texts = [yes_no_mean_text((Turn("user", "tea?"),), answer, principle) for answer in ("Yes.", "Read a book. " * 5)]
+    settings = {"max_tokens": 200, "dtype": "fp32"}
+    together, _ = log_odds(model, texts, CHOICES[YES_NO_MEAN], **settings)
+    alone = [log_odds(model, [text], CHOICES[YES_NO_MEAN], **settings)[0].item() for text in texts]
+    assert together.tolist() == pytest.approx(alone, abs=1e-5)
+
+
+def test_dropout_changes_training_and_not_evaluation():
+    dropped = tiny.language_model()
+    plain = tiny.language_model()
+    set_dropout(dropped.model, 0.5)
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        assert torch.equal(dropped.model.eval()(input_ids=ids).logits, plain.model.eval()(input_ids=ids).logits)
+        assert not torch.equal(dropped.model.train()(input_ids=ids).logits, plain.model(input_ids=ids).logits)
