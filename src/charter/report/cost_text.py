@@ -11,7 +11,8 @@ from charter.report.overview import Overview, StageView, lost
 from charter.units import format_count, format_seconds, format_usd
 
 STATE_STYLES = {"done": "green", "running": "cyan", "failed": "red", "interrupted": "yellow", "pending": "dim"}
-UNIT_LABELS = {"tokens": "M tokens", "pairs": "pair", "episodes": "episode", "records": "record"}
+UNIT_LABELS = {"tokens": "tokens", "pairs": "pairs", "episodes": "episodes", "records": "records"}
+PER_MILLION = " per M"
 
 
 def print_cost(view: Overview, console: Console) -> None:
@@ -93,7 +94,7 @@ def unit_table(view: Overview) -> Table:
                 UNIT_LABELS[name],
                 format_count(unit["count"] or 0),
                 f"{_rate(1 / seconds)} {name}/s" if seconds else "",
-                format_usd(None if usd is None else usd * size),
+                format_usd(None if usd is None else usd * size) + (PER_MILLION if usd is not None and size > 1 else ""),
             )
     return table
 

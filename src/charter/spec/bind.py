@@ -5,7 +5,7 @@ so that a wrong field is one error and not one per kind. Strict JSON mode: `true
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from typing import Any, get_args, get_type_hints
@@ -82,10 +82,25 @@ def _read_table(document: Document, section: str, problems: list[Problem]) -> di
     found: dict[str, Any] = {}
     for name, value in table.items():
         cls = TABLES.get(section) or _stage_class(document, name, value, problems)
+        before = len(problems)
         item = None if cls is None else _read(cls, value, (section, name), document, problems)
+        if item is None and cls is not None and section == "pipeline":
+            item = _rest_of(cls, value, document, problems[before:])
         if item is not None:
             found[name] = item
     return found
+
+
+def _rest_of(cls: type, value: Mapping[str, Any], document: Document, told: Sequence[Problem]) -> Any:
+    """The stage without the keys that were wrong, so that the rest of it is checked in the same go.
+
+    None where a wrong key names something else or is required: what would be missing is no second error.
+    """
+    wrong = {part for problem in told for part in problem.path.split(".")[2:3]}
+    if wrong & set(getattr(cls, "REFERENCES", ())):
+        return None
+    rest = {key: item for key, item in value.items() if key not in wrong}
+    return _read(cls, rest, (), document, [])
 
 
 _SECTION_HINTS = {

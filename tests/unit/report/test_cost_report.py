@@ -133,7 +133,7 @@ def test_the_terminal_shows_plan_actual_waste_and_units(running):
     output = io.StringIO()
     print_cost(overview(read_run(running)), Console(file=output, width=120))
     text = output.getvalue()
-    for words in ("Plan against actual", "forecast", "Lost to steps done again after a kill", "M tokens", "episode"):
+    for words in ("Plan against actual", "forecast", "Lost to steps done again after a kill", "tokens", "episode"):
         assert words in text
     assert "unpriced" not in text
 

@@ -122,6 +122,7 @@ def test_all_errors_come_at_once_each_with_line_and_hint(write):
         (4, "models.base.modl"): "did you mean 'model'?",
         (5, "data.chats.path"): "expected a text, found the number 3",
         (6, "seed"): "expected a whole number, found true",
+        (11, "pipeline.sft.data[1]"): "add 'nothing' under `data`",
         (12, "pipeline.sft.learning_rat"): "did you mean 'learning_rate'?",
         (13, "pipeline.sft.epochs"): "expected a number, found the text '3'",
         (14, "pipeline.sft.global_batch"): "write it like 150_000",
@@ -151,6 +152,11 @@ def test_a_typo_in_a_name_and_a_typo_in_a_key_are_told_together(write):
 def test_a_reference_to_a_stage_that_cannot_be_read_is_no_second_error(write):
     text = BASE.replace("learning_rate: 3e-4", "learning_rte: 3e-4")
     assert [problem.message for problem in problems_of(write(text))] == ["unknown key 'learning_rte'"]
+
+
+def test_the_rest_of_a_stage_with_a_wrong_field_is_checked_too(write):
+    text = BASE.replace("policy: sft, reward", "policy: sfft, clip_ratio: much, reward")
+    assert {problem.path for problem in problems_of(write(text))} == {"pipeline.ppo.policy", "pipeline.ppo.clip_ratio"}
 
 
 def test_one_wrong_field_of_a_stage_is_one_error(write):
