@@ -120,4 +120,4 @@ def test_a_changed_price_reruns_nothing(undisturbed):
 
 
 def stages_stale_in(text: str) -> set[str]:
-    return {line.split()[0] for line in text.splitlines() if "to run" in line}
+    return {line.split()[0] for line in text.splitlines() if " would run " in line}

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-
 ATTENTION_DROPOUT = "attention_dropout"
 """What Hugging Face's attention modules call it."""
 

@@ -6,18 +6,21 @@ Reading files and timing loops happen here and nowhere else in the planner; ever
 import os
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from charter.catalog.accelerators import Accelerator, processor
-from charter.plan.cpu_constants import BF16_SPEEDUP, BF16_WITHOUT_INSTRUCTIONS
+from charter.plan.cpu_constants import BF16_SPEEDUP, BF16_WITHOUT_INSTRUCTIONS, FURTHER_THREAD_GAIN
 
 PROBE_SIZE, PROBE_REPEATS = 64, 20
 """Rows and columns of the probed matrix product: small enough that the library stays on one thread. Threads that wait
 for each other on a busy machine would be measured instead of the processor."""
-PROBE_COPY_BYTES = 64 * 2**20
+PROBE_COPY_BYTES = 32 * 2**20
+PROBED_CORES = 16
+"""At most so many cores are probed together; more add nothing but memory and time."""
 SOURCE = "probe of this machine (matrix product and copy with numpy)"
 
 
@@ -30,21 +33,22 @@ class Machine:
     memory_bytes: float
     """Physical memory, or the limit of the cgroup if that is lower."""
     flops_per_second: float
-    """fp32 matrix products, measured on one core and multiplied by the cores."""
+    """fp32 matrix products of one core while all are busy, multiplied by the cores."""
     memory_bytes_per_second: float
-    """Measured copy, reads and writes counted."""
+    """Copy of one core while all cores copy, reads and writes counted, multiplied by the cores."""
     bf16_speedup: float = BF16_WITHOUT_INSTRUCTIONS
     """Matrix products in bf16 over fp32, by the processor's instruction set."""
     gpu_name: str | None = None
     gpu_count: int = 0
 
     def processor(self, *, threads: int | None = None) -> Accelerator:
-        """So many cores (all, when left out) as one accelerator of kind `cpu`; bandwidth is shared, not divided."""
+        """So many cores (all, when left out) as one accelerator of kind `cpu`, while other stages use the rest."""
         used = self.cores if threads is None else min(threads, self.cores)
-        rate = self.flops_per_second * used / self.cores
+        first_threads = 1 + FURTHER_THREAD_GAIN * (used - 1)
+        rate = self.flops_per_second * first_threads / self.cores
         made = processor(
             flops_per_second=rate,
-            memory_bytes_per_second=self.memory_bytes_per_second,
+            memory_bytes_per_second=self.memory_bytes_per_second * first_threads / self.cores,
             memory_bytes=self.memory_bytes,
             cores=used,
             source=SOURCE,
@@ -61,7 +65,7 @@ def probe_machine(*, cpu_info: Path = Path("/proc/cpuinfo"), cgroup: Path = Path
         cores=cores,
         memory_bytes=usable_memory_bytes(cgroup),
         flops_per_second=_matmul_flops_per_second(cores),
-        memory_bytes_per_second=_copy_bytes_per_second(),
+        memory_bytes_per_second=_copy_bytes_per_second(cores),
         bf16_speedup=_bf16_speedup(cpu_info),
         gpu_name=gpu_name,
         gpu_count=gpu_count,
@@ -110,36 +114,54 @@ def _bf16_speedup(cpu_info: Path) -> float:
 
 
 def _matmul_flops_per_second(cores: int) -> float:
-    """Operations per CPU second of one thread, times the cores: what all of them reach when nothing else runs."""
+    """Operations per CPU second of one core while all of them multiply, times the cores."""
     import numpy
 
-    left = numpy.ones((PROBE_SIZE, PROBE_SIZE), dtype=numpy.float32)
-    right = left.copy()
+    def products() -> Callable[[], object]:
+        stack = numpy.ones((PROBE_REPEATS, PROBE_SIZE, PROBE_SIZE), dtype=numpy.float32)
+        result = numpy.empty_like(stack)
+        return lambda: numpy.matmul(stack, stack, out=result)
 
-    def products() -> None:
-        for _ in range(PROBE_REPEATS):
-            left @ right
-
-    return cores * PROBE_REPEATS * 2 * PROBE_SIZE**3 / _best_cpu_seconds(products)
+    return cores * PROBE_REPEATS * 2 * PROBE_SIZE**3 / _best_cpu_seconds(products, min(cores, PROBED_CORES))
 
 
-def _copy_bytes_per_second() -> float:
+def _copy_bytes_per_second(cores: int) -> float:
     import numpy
 
-    source = numpy.ones(PROBE_COPY_BYTES // 4, dtype=numpy.float32)
-    target = numpy.empty_like(source)
-    return 2 * PROBE_COPY_BYTES / _best_cpu_seconds(lambda: numpy.copyto(target, source))
+    def copies() -> Callable[[], object]:
+        source = numpy.ones(PROBE_COPY_BYTES // 4, dtype=numpy.float32)
+        target = numpy.empty_like(source)
+        return lambda: numpy.copyto(target, source)
+
+    return cores * 2 * PROBE_COPY_BYTES / _best_cpu_seconds(copies, min(cores, PROBED_CORES))
 
 
-def _best_cpu_seconds(action: Callable[[], object], *, budget_seconds: float = 0.1) -> float:
-    """CPU seconds of the quickest run: other programs on the machine slow the wall clock, hardly this."""
+def _best_cpu_seconds(make: Callable[[], Callable[[], object]], cores: int, *, budget_seconds: float = 0.1) -> float:
+    """CPU seconds of the quickest run on one core while the same runs on the others.
+
+    CPU time and not wall time: other programs on the machine slow the clock on the wall, hardly this. numpy
+    lets go of Python's lock in both probes, so that threads do run side by side.
+    """
+    finished = threading.Event()
+    others = [threading.Thread(target=_repeat, args=(make(), finished), daemon=True) for _ in range(cores - 1)]
+    for thread in others:
+        thread.start()
+    action = make()
     action()
     best, end = float("inf"), time.perf_counter() + budget_seconds
     while time.perf_counter() < end or best == float("inf"):
         start = time.thread_time()
         action()
         best = min(best, time.thread_time() - start)
+    finished.set()
+    for thread in others:
+        thread.join()
     return max(best, 1e-9)
+
+
+def _repeat(action: Callable[[], object], finished: threading.Event) -> None:
+    while not finished.is_set():
+        action()
 
 
 def _nvidia() -> tuple[str | None, int]:

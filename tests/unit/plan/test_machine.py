@@ -33,10 +33,12 @@ def test_core_quota_of_a_cgroup_counts(tmp_path):
     assert usable_cores(tmp_path) == 1
 
 
-def test_threads_divide_the_arithmetic_but_not_the_bandwidth():
+def test_a_thread_gets_its_share_of_the_machine_and_further_threads_add_less_than_the_first():
     machine = Machine(name="m", cores=4, memory_bytes=8e9, flops_per_second=4e11, memory_bytes_per_second=2e10)
-    one = machine.processor(threads=1)
+    one, two = machine.processor(threads=1), machine.processor(threads=2)
     assert one.peak_flops_per_second("fp32") == pytest.approx(1e11)
-    assert one.memory_bytes_per_second == 2e10
-    assert machine.processor().peak_flops_per_second("fp32") == pytest.approx(4e11)
-    assert machine.processor(threads=64).peak_flops_per_second("fp32") == pytest.approx(4e11)
+    assert one.memory_bytes_per_second == pytest.approx(0.5e10)
+    assert two.peak_flops_per_second("fp32") == pytest.approx(1.3e11)
+    assert two.memory_bytes_per_second == pytest.approx(0.65e10)
+    assert machine.processor(threads=64).dense_flops_per_second == machine.processor().dense_flops_per_second
+    assert machine.processor().peak_flops_per_second("fp32") == pytest.approx(1.9e11)
