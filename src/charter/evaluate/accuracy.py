@@ -32,7 +32,7 @@ def judge_agreement(bench: Bench) -> list[Figure]:
     if bench.has("independent_pairs"):
         others = [(pair.id, pair.prompt, pair.chosen, pair.rejected) for pair in bench.independent_pairs]
         more = wins + _verdict_wins(bench.verdicts(others))
-        label, note = "The same on the independent pairs too", "held-out and independent pairs; the judge saw neither"
+        label, note = "Judge agrees, independent pairs too", "held-out and independent pairs; the judge saw neither"
         found.append(proportion("judge_agreement.all_unseen", label, more, note=note))
     if bench.spec.judge_format == MULTIPLE_CHOICE:
         agree = [float(verdict.orders_agree) for verdict in verdicts]

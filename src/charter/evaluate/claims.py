@@ -74,8 +74,8 @@ def _about_the_reward(found: Mapping[str, Figure]) -> list[str]:
     if "win_rate.policy" not in found:
         return []
     measured = f"policy {_measured(found['win_rate.policy'])}"
-    if "win_rate.control" in found:
-        measured += f"; control on shuffled labels {_measured(found['win_rate.control'])}"
+    if "win_rate.control_own" in found:
+        measured += f"; a control by its own reward, on shuffled labels: {_measured(found['win_rate.control_own'])}"
     text = f"That a higher reward shows better answers: the reward is what the policy was trained on ({measured})."
     if "independent_check.difference" in found:
         return [text]

@@ -25,7 +25,7 @@ def print_summary(project_dir: Path, console: Console) -> None:
         shown = [figure for figure in figures if figure.get("headline")] or figures
         console.print(figures_table(name, shown))
         more = f"{len(figures) - len(shown)} more figures, and how" if len(shown) < len(figures) else "How"
-        console.print(f"{more} each was measured: in the page that `charter report` writes.", style="dim")
+        console.print(f"{more} each was measured: in the page of `charter report`.", style="dim", highlight=False)
         print_claims(results.get("claims", {}), console)
     console.print()
     console.print(plan_against_actual(view))
@@ -96,5 +96,7 @@ def print_claims(claims: Mapping[str, Any], console: Console) -> None:
         sentences = claims.get(key) or []
         if sentences:
             console.print(f"\n{title}", style="bold")
-        for sentence in sentences:
-            console.print(Text(f"  {mark} {sentence}"))
+            lines = Table.grid(padding=(0, 1, 0, 0))
+            for sentence in sentences:
+                lines.add_row(f"  {mark}", Text(str(sentence)))
+            console.print(lines)

@@ -48,7 +48,7 @@ def judge_loss(judge: LanguageModel, pairs: Sequence[tuple[Pair, Principle]], sp
     margin = first - second
     choice = -both_B2.gather(1, torch.tensor(right, device=both_B2.device)[:, None]).view(-1, 2).mean(1)
     loss = (-functional.logsigmoid(margin) + spec.cross_entropy_weight * choice).sum()
-    return BatchLoss(loss, float(len(pairs)), {"accuracy": float((margin > 0).sum())})
+    return BatchLoss(loss, float(len(pairs)), {"accuracy": float((margin > 0).sum())}, {"pairs": len(pairs)})
 
 
 def run(stage: StageDir) -> None:
@@ -71,7 +71,7 @@ def run(stage: StageDir) -> None:
     target = total_steps(epochs=spec.epochs, steps=spec.steps, rows=len(pairs), global_batch=spec.global_batch)
     optimizer = make_optimizer([(list(judge.model.parameters()), spec.learning_rate)], spec)
     judge.tokenizer.model_max_length = spec.seq_len
-    SupervisedRun(stage, judge.model, optimizer, spec, len(pairs), target, {"pairs": 1}, loss_of).train()
+    SupervisedRun(stage, judge.model, optimizer, spec, len(pairs), target, loss_of).train()
     stage.publish_outputs(lambda directory: judge.save(directory / "model"), step=target, target_step=target)
 
 

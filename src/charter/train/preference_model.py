@@ -52,7 +52,9 @@ def pair_loss(model: PreferenceModel, pairs: Sequence[Pair], *, dtype: str) -> B
     margin = chosen - rejected
     label = torch.tensor([pair.chosen_probability for pair in pairs], device=margin.device)
     right = ((margin > 0) == (label >= 0.5)).sum()
-    return BatchLoss(bradley_terry(margin, label).sum(), float(len(pairs)), {"accuracy": float(right)})
+    return BatchLoss(
+        bradley_terry(margin, label).sum(), float(len(pairs)), {"accuracy": float(right)}, {"pairs": len(pairs)}
+    )
 
 
 @torch.no_grad()
@@ -97,7 +99,7 @@ def run(stage: StageDir) -> None:
         (list(scalar.head.parameters()), head_rate),
     ]
     optimizer = make_optimizer(groups, spec)
-    SupervisedRun(stage, scalar, optimizer, spec, len(pairs), target, {"pairs": 1}, loss_of).train()
+    SupervisedRun(stage, scalar, optimizer, spec, len(pairs), target, loss_of).train()
     mean, deviation = score_statistics(model, pairs, dtype=spec.dtype)
     settings |= {"score_mean": mean, "score_deviation": deviation}
     stage.publish_outputs(lambda directory: model.save(directory / "model"), step=target, target_step=target)

@@ -46,7 +46,7 @@ def language_loss(
     with precision(dtype, device):
         logits_BTV = model.model(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False).logits
     loss = summed_cross_entropy(logits_BTV, ids_BT, counted_BT)
-    return BatchLoss(loss, float(counted_BT[:, 1:].sum()), {})
+    return BatchLoss(loss, float(counted_BT[:, 1:].sum()), {}, {"tokens": int(mask_BT.sum())})
 
 
 def run(stage: StageDir) -> None:
@@ -67,7 +67,7 @@ def run(stage: StageDir) -> None:
 
     target = total_steps(epochs=spec.epochs, steps=spec.steps, rows=len(rows_NT), global_batch=spec.global_batch)
     optimizer = make_optimizer([(list(model.model.parameters()), spec.learning_rate)], spec)
-    SupervisedRun(stage, model.model, optimizer, spec, len(rows_NT), target, {"tokens": spec.seq_len}, loss_of).train()
+    SupervisedRun(stage, model.model, optimizer, spec, len(rows_NT), target, loss_of).train()
     stage.publish_outputs(lambda directory: model.save(directory / "model"), step=target, target_step=target)
 
 

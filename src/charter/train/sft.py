@@ -63,8 +63,7 @@ def run(stage: StageDir) -> None:
 
     target = total_steps(epochs=spec.epochs, steps=spec.steps, rows=len(data), global_batch=spec.global_batch)
     optimizer = make_optimizer([(list(model.model.parameters()), spec.learning_rate)], spec)
-    mean_tokens = round(sum(len(row.ids) for row in data) / len(data))
-    SupervisedRun(stage, model.model, optimizer, spec, len(data), target, {"tokens": mean_tokens}, loss_of).train()
+    SupervisedRun(stage, model.model, optimizer, spec, len(data), target, loss_of).train()
     stage.publish_outputs(lambda directory: model.save(directory / "model"), step=target, target_step=target)
 
 

@@ -1,7 +1,7 @@
 """The loop of every stage that trains one model on fixed data: step, accumulate, clip, log, checkpoint."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -43,11 +43,13 @@ class TrainingSettings(OptimizerSettings, Protocol):
 
 @dataclass
 class BatchLoss:
-    """What one micro-batch contributes: a summed loss, its number of terms, and sums to report."""
+    """What one micro-batch contributes: a summed loss, its number of terms, sums to report, and the work done."""
 
     loss_sum: Tensor
     terms: float
     sums: Mapping[str, float]
+    counters: Mapping[str, int]
+    """Tokens read, or pairs compared: what the ledger counts."""
 
 
 def make_optimizer(
@@ -82,14 +84,14 @@ class SupervisedRun:
     settings: TrainingSettings
     rows: int
     target_step: int
-    counts_per_row: Mapping[str, int]
     loss_of: Callable[[Sequence[int], int], BatchLoss]
     """(rows of the micro-batch, step) -> its loss."""
-    _reported_step: int = 0
+    _counters: dict[str, int] = field(default_factory=dict)
+    """Work since the last report."""
 
     def train(self) -> None:
         """Run to the target step, from the newest verified checkpoint if there is one."""
-        step = self._reported_step = self._resume()
+        step = self._resume()
         while step < self.target_step:
             metrics = self._step(step)
             step += 1
@@ -121,6 +123,8 @@ class SupervisedRun:
             sums["loss"] += result.loss_sum.item()
             for name, value in result.sums.items():
                 sums[name] = sums.get(name, 0.0) + value
+            for name, count in result.counters.items():
+                self._counters[name] = self._counters.get(name, 0) + count
         self._update(terms, step, sums["loss"])
         rate = self.optimizer.param_groups[0]["lr"]
         return {name: value / max(terms, 1.0) for name, value in sums.items()} | {"learning_rate": rate}
@@ -143,10 +147,8 @@ class SupervisedRun:
     def _report(self, step: int, metrics: dict[str, float]) -> None:
         every = max(1, self.target_step // LOGGED_POINTS)
         if step % every == 0 or step == self.target_step:
-            rows = self.settings.global_batch * (step - self._reported_step)
-            counters = {name: count * rows for name, count in self.counts_per_row.items()}
-            self._reported_step = step
-            self.stage.report(step, self.target_step, "step", metrics, counters)
+            self.stage.report(step, self.target_step, "step", metrics, self._counters)
+            self._counters = {}
 
     def _save(self, directory: Path) -> None:
         save_state(directory, {"module": self.module.state_dict(), "optimizer": self.optimizer.state_dict()})

@@ -1,6 +1,7 @@
 """The training loop and PPO on a very small real model."""
 
 import copy
+import json
 
 import pytest
 
@@ -45,7 +46,6 @@ def preference_run(path, *, micro_batch=0, steps=12, dropout=0.0):
         spec,
         len(data),
         steps,
-        {"pairs": 1},
         lambda rows, step: pair_loss(reward, [data[row] for row in rows], dtype="fp32"),
     )
 
@@ -75,10 +75,19 @@ def test_accumulated_micro_batches_give_the_whole_batch_gradient(tmp_path):
     assert torch.allclose(whole, parts, atol=1e-6)
 
 
+def test_the_work_done_is_counted_exactly(tmp_path):
+    run = preference_run(tmp_path, steps=5)
+    run.train()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert sum(line["pairs"] for line in lines) == 5 * 8
+
+
 def test_a_loss_that_is_not_finite_stops_the_stage_before_the_weights_change(tmp_path):
     run = preference_run(tmp_path)
     before = weights(run.module).clone()
-    run.loss_of = lambda rows, step: BatchLoss(sum(p.sum() for p in run.module.parameters()) * float("nan"), 1.0, {})
+    run.loss_of = lambda rows, step: BatchLoss(
+        sum(p.sum() for p in run.module.parameters()) * float("nan"), 1.0, {}, {}
+    )
     with pytest.raises(StageError, match="not finite"):
         run.train()
     assert torch.equal(before, weights(run.module))
@@ -89,7 +98,10 @@ def test_a_stopped_loop_with_dropout_continues_bit_for_bit(tmp_path, stop_at):
     undisturbed = preference_run(tmp_path / "a", dropout=0.3)
     undisturbed.train()
     first = preference_run(tmp_path / "b", dropout=0.3)
-    first.stage._should_stop = lambda: first._reported_step >= stop_at
+    done = []
+    report = first.stage.report
+    first.stage.report = lambda *arguments: (done.append(1), report(*arguments))
+    first.stage._should_stop = lambda: len(done) >= stop_at
     with pytest.raises(Exception, match=f"stopped at step {stop_at} of 12"):
         first.train()
     torch.manual_seed(999)
