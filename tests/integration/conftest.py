@@ -51,6 +51,9 @@ class Workplace:
     root: Path
     running: list["subprocess.Popen[str]"] = field(default_factory=list)
 
+    def is_running(self, pid: int) -> bool:
+        return is_running(pid)
+
     def start(self, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
         process = subprocess.Popen(
             [sys.executable, str(HERE / "counting_run.py"), str(self.root), *arguments],
@@ -98,6 +101,15 @@ class Workplace:
         while not condition():
             assert time.monotonic() < deadline, "it did not happen in time"
             time.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process still runs; one that has ended and waits for its parent's notice (a zombie) does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
 
 
 def make_workplace(root: Path) -> Workplace:

@@ -59,14 +59,5 @@ def test_a_stopped_process_that_comes_back_cannot_write_into_a_taken_directory(w
     os.kill(process.pid, signal.SIGKILL)
     work.wait(process)
     assert work.run().code == 0
-    assert not is_running(pid)
+    assert not work.is_running(pid)
     assert work.outputs() == undisturbed
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process still runs; one that has ended and waits for its parent's notice (a zombie) does not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"

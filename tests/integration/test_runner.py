@@ -231,7 +231,7 @@ def test_a_dead_supervisor_leaves_no_process_behind(work):
     pid = json.loads((work.stage_dir("a") / "lease.json").read_text())["pid"]
     os.kill(process.pid, signal.SIGKILL)
     work.wait(process)
-    work.wait_for(lambda: not Path(f"/proc/{pid}").exists())
+    work.wait_for(lambda: not work.is_running(pid))
 
 
 def test_a_killed_stage_server_is_replaced(work, undisturbed):

@@ -5,6 +5,7 @@ Reading files and timing loops happen here and nowhere else in the planner; ever
 
 import os
 import shutil
+import statistics
 import subprocess
 import threading
 import time
@@ -15,7 +16,7 @@ from pathlib import Path
 from charter.catalog.accelerators import Accelerator, processor
 from charter.plan.cpu_constants import BF16_SPEEDUP, BF16_WITHOUT_INSTRUCTIONS, FURTHER_THREAD_GAIN
 
-PROBE_SIZE, PROBE_REPEATS = 64, 20
+PROBE_SIZE, PROBE_REPEATS, PROBE_LEAST_RUNS = 64, 20, 3
 """Rows and columns of the probed matrix product: small enough that the library stays on one thread. Threads that wait
 for each other on a busy machine would be measured instead of the processor."""
 PROBE_COPY_BYTES = 32 * 2**20
@@ -122,7 +123,7 @@ def _matmul_flops_per_second(cores: int) -> float:
         result = numpy.empty_like(stack)
         return lambda: numpy.matmul(stack, stack, out=result)
 
-    return cores * PROBE_REPEATS * 2 * PROBE_SIZE**3 / _best_cpu_seconds(products, min(cores, PROBED_CORES))
+    return cores * PROBE_REPEATS * 2 * PROBE_SIZE**3 / _usual_cpu_seconds(products, min(cores, PROBED_CORES))
 
 
 def _copy_bytes_per_second(cores: int) -> float:
@@ -133,33 +134,36 @@ def _copy_bytes_per_second(cores: int) -> float:
         target = numpy.empty_like(source)
         return lambda: numpy.copyto(target, source)
 
-    return cores * 2 * PROBE_COPY_BYTES / _best_cpu_seconds(copies, min(cores, PROBED_CORES))
+    return cores * 2 * PROBE_COPY_BYTES / _usual_cpu_seconds(copies, min(cores, PROBED_CORES))
 
 
-def _best_cpu_seconds(make: Callable[[], Callable[[], object]], cores: int, *, budget_seconds: float = 0.1) -> float:
-    """CPU seconds of the quickest run on one core while the same runs on the others.
+def _usual_cpu_seconds(make: Callable[[], Callable[[], object]], cores: int, *, budget_seconds: float = 0.1) -> float:
+    """Median CPU seconds of an action on one core while the same action runs on the others.
 
     CPU time and not wall time: other programs on the machine slow the clock on the wall, hardly this. numpy
     lets go of Python's lock in both probes, so that threads do run side by side.
     """
-    finished = threading.Event()
-    others = [threading.Thread(target=_repeat, args=(make(), finished), daemon=True) for _ in range(cores - 1)]
+    finished, ready = threading.Event(), threading.Barrier(cores)
+    others = [threading.Thread(target=_repeat, args=(make(), ready, finished), daemon=True) for _ in range(cores - 1)]
     for thread in others:
         thread.start()
     action = make()
     action()
-    best, end = float("inf"), time.perf_counter() + budget_seconds
-    while time.perf_counter() < end or best == float("inf"):
+    ready.wait()
+    found, end = list[float](), time.perf_counter() + budget_seconds
+    while time.perf_counter() < end or len(found) < PROBE_LEAST_RUNS:
         start = time.thread_time()
         action()
-        best = min(best, time.thread_time() - start)
+        found.append(time.thread_time() - start)
     finished.set()
     for thread in others:
         thread.join()
-    return max(best, 1e-9)
+    return max(statistics.median(found), 1e-9)
 
 
-def _repeat(action: Callable[[], object], finished: threading.Event) -> None:
+def _repeat(action: Callable[[], object], ready: threading.Barrier, finished: threading.Event) -> None:
+    action()
+    ready.wait()
     while not finished.is_set():
         action()
 
