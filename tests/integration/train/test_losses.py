@@ -115,7 +115,7 @@ def test_gae_ignores_padding_behind_the_answer():
         torch.tensor([[0.0, 1.0]]), torch.tensor([[0.3, 0.4]]), mask[:, :2], discount=0.99, gae_lambda=0.95
     )
     padded, _ = generalised_advantages(
-        torch.tensor([[0.0, 1.0, 0.0]]), torch.tensor([[0.3, 0.4, 9.0]]), mask, discount=0.99, gae_lambda=0.95
+        torch.tensor([[0.0, 1.0, 7.0]]), torch.tensor([[0.3, 0.4, 9.0]]), mask, discount=0.99, gae_lambda=0.95
     )
     assert padded[0, :2].tolist() == pytest.approx(short[0].tolist())
     assert padded[0, 2].item() == 0.0

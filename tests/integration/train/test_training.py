@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.torch
 SETTINGS = {"pooling": "mean", "context": "full", "seq_len": 64, "score_mean": 0.0, "score_deviation": 1.0}
 
 
-def preference_run(path, *, micro_batch=0, steps=12, dropout=0.0):
+def preference_run(path, *, micro_batch=0, steps=12, dropout=0.0, gradient_clip=1.0):
     spec = PreferenceModelStage(
         init="m",
         data=("d",),
@@ -31,6 +32,7 @@ def preference_run(path, *, micro_batch=0, steps=12, dropout=0.0):
         dropout=dropout,
         dtype="fp32",
         schedule="constant",
+        gradient_clip=gradient_clip,
     )
     model = tiny.language_model()
     scalar = ScalarModel(model, dropout=dropout)
@@ -73,6 +75,13 @@ def test_accumulated_micro_batches_give_the_whole_batch_gradient(tmp_path):
     parts = gradient(preference_run(tmp_path / "b", micro_batch=2))
     assert whole.norm() > 0.01
     assert torch.allclose(whole, parts, atol=1e-6)
+    mean_loss = preference_run(tmp_path / "c", gradient_clip=1e9)
+    unclipped = gradient(mean_loss)
+    mean_loss.optimizer.zero_grad()
+    result = mean_loss.loss_of(range(8), 0)
+    (result.loss_sum / result.terms).backward()
+    wanted = torch.cat([p.grad.flatten() for p in mean_loss.module.parameters()])
+    assert torch.allclose(unclipped, wanted, atol=1e-6)
 
 
 def test_the_work_done_is_counted_exactly(tmp_path):
@@ -111,15 +120,16 @@ def test_a_stopped_loop_with_dropout_continues_bit_for_bit(tmp_path, stop_at):
 
 
 def test_shuffled_labels_keep_texts_and_label_values_but_lose_the_link():
-    data = [pair for pair in tiny.pairs() for _ in range(1)]
+    data = [replace(pair, chosen_probability=0.5 + i / 20) for i, pair in enumerate(tiny.pairs())]
     mixed = shuffled(data, seed=3)
-    texts = [{pair.chosen, pair.rejected} for pair in mixed]
-    assert texts == [{pair.chosen, pair.rejected} for pair in data]
 
-    def first_label(pair):
-        return pair.chosen_probability if pair.chosen < pair.rejected else 1 - pair.chosen_probability
+    def label_of_first(pair):
+        return round(pair.chosen_probability if pair.chosen < pair.rejected else 1 - pair.chosen_probability, 6)
 
-    assert sorted(round(first_label(pair), 6) for pair in mixed) == sorted(round(first_label(pair), 6) for pair in data)
+    assert [{pair.chosen, pair.rejected} for pair in mixed] == [{pair.chosen, pair.rejected} for pair in data]
+    before, after = [label_of_first(pair) for pair in data], [label_of_first(pair) for pair in mixed]
+    assert sorted(before) == sorted(after)
+    assert sum(a == b for a, b in zip(before, after, strict=True)) < len(data) / 2
 
 
 def ppo_run(path, **changes):
@@ -176,6 +186,15 @@ def test_value_warm_up_leaves_the_policy_alone(tmp_path):
     run.train()
     assert torch.equal(policy, weights(run.policy.model))
     assert not torch.equal(value, weights(run.value))
+
+
+def test_every_rollout_draws_anew(tmp_path):
+    run = ppo_run(tmp_path)
+    run.prompts = run.prompts[:1]
+    first, again, second = run._rollout(0), run._rollout(0), run._rollout(1)
+    assert torch.equal(first.sequences.ids_BT, again.sequences.ids_BT)
+    assert not torch.equal(first.sequences.ids_BT, second.sequences.ids_BT)
+    assert len({tuple(row) for row in first.sequences.ids_BT.tolist()}) > 1
 
 
 def test_a_policy_changed_between_rollout_and_update_is_noticed(tmp_path):
