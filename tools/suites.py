@@ -70,12 +70,11 @@ GROUPS: dict[str, tuple[Suite, ...]] = {
     ),
     "system": (),
     "engines": (),
-    "chaos": (),
+    "chaos": (Suite(name="random kills", arguments=("tests/chaos",), budget_seconds=900),),
 }
 EMPTY = {
     "system": "will hold what needs apt packages (Slurm, PostgreSQL)",
     "engines": "will hold the adapters to other engines, each in an environment of its own",
-    "chaos": "will hold the full matrix of kills and faults; CI runs a sample of it in tests/integration",
 }
 
 

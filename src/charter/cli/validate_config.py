@@ -23,9 +23,15 @@ def check_command(
     from charter.spec.expand import project_yaml
     from charter.spec.graph import execution_order
     from charter.spec.load import load_project
+    from charter.spec.stage_checks import check_runnable
 
     project = load_project(config, overrides=overrides or (), env=os.environ)
     if expand:
         typer.echo(project_yaml(project), nl=False)
-    else:
-        typer.echo(f"{config}: no errors; {project.name} runs {' -> '.join(execution_order(project))}")
+        return
+    typer.echo(f"{config}: no errors; {project.name} runs {' -> '.join(execution_order(project))}")
+    lacking = [problem for name, stage in project.pipeline.items() for problem in check_runnable(name, stage)]
+    if lacking:
+        typer.echo("It can be planned; to run it, mend this first:")
+    for problem in lacking:
+        typer.echo(f"  {problem}")

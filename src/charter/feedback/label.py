@@ -187,11 +187,11 @@ def summary(totals: Mapping[str, float], *, format: str, both_orders: bool) -> d
     return found
 
 
-def sampled_items(prompts: Sequence[Prompt], num_pairs: int) -> list[Item]:
-    """`num_pairs` pairs to be sampled: prompts in file order, taken round again with new draws when they run out."""
+def sampled_items(prompts: Sequence[Prompt], pairs: int) -> list[Item]:
+    """`pairs` pairs to be sampled: prompts in file order, taken round again with new draws when they run out."""
     return [
         Item(id=f"{prompts[k % len(prompts)].id}/pair-{k // len(prompts) + 1}", turns=prompts[k % len(prompts)].turns)
-        for k in range(num_pairs)
+        for k in range(pairs)
     ]
 
 
@@ -201,10 +201,10 @@ def label_batches(job: Job, spec: LabelStage) -> list[Sequence[Item]]:
     if job.inputs.get("candidates"):
         pairs = role_pairs(job, "candidates")
         candidates = [Item(id=pair.id, turns=pair.prompt, answers=(pair.chosen, pair.rejected)) for pair in pairs]
-    if spec.num_pairs:
-        sampled = sampled_items(role_prompts(job, "prompts", limit=None), spec.num_pairs)
+    if spec.pairs:
+        sampled = sampled_items(role_prompts(job, "prompts", limit=None), spec.pairs)
     if not candidates and not sampled:
-        raise DataError(f"stage {job.stage} has nothing to label: give `candidates`, or `num_pairs` with `policy`")
+        raise DataError(f"stage {job.stage} has nothing to label: give `candidates`, or `pairs` with `policy`")
     if sampled and spec.temperature == 0:
         raise DataError(f"stage {job.stage}: at temperature 0 both answers of a pair are the same; raise temperature")
     return in_batches(candidates, spec.rollout_batch) + in_batches(sampled, spec.rollout_batch)
@@ -216,7 +216,7 @@ def run(stage: StageDir) -> None:
     assert isinstance(spec, LabelStage)
     device = configure(job.frozen)
     batches = label_batches(job, spec)
-    policy = load_role(job, "policy", device) if spec.num_pairs else None
+    policy = load_role(job, "policy", device) if spec.pairs else None
     if policy is not None:
         check_context(policy, spec, role="policy")
     labeller = Labeller(

@@ -7,6 +7,7 @@ from pathlib import Path
 from charter.artifacts.stage_process import PIP_COMMAND
 from charter.errors import CharterError, DataError, MissingExtraError, Problem, SpecError
 from charter.pipeline.graph import Pipeline, PlannedStage
+from charter.spec.stage_checks import check_runnable
 
 RUN_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "sqlalchemy")
 _PAIR_ROLES = frozenset({("judge", "pairs"), ("preference_model", "data"), ("label", "candidates")})
@@ -20,6 +21,7 @@ def check_before_start(pipeline: Pipeline, todo: Sequence[PlannedStage], *, modu
     Configuration, pins, files and their content.
     """
     config = [*_unsupported(pipeline, modules), *_adapters(todo), *_pins(todo)]
+    config += [problem for stage in todo for problem in check_runnable(stage.name, stage.spec)]
     names = [name for stage in todo for name in stage.outside_inputs]
     names += [item.name for stage in todo for item in stage.inputs.get("tokenizer", ())]
     data = pipeline.inputs.problems_of(names)

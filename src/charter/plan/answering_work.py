@@ -53,12 +53,12 @@ def label(stage: LabelStage, models: Models, library: Library) -> Workload:
     roles: tuple[Role, ...] = (judge,)
     phases: tuple[Phase, ...] = ()
     made = NOTHING
-    if stage.num_pairs and stage.policy is not None:
+    if stage.pairs and stage.policy is not None:
         policy = models.role("policy", stage.policy)
         source = library.prompts(stage.prompts, policy.architecture)
         prompt = min(source.prompt_tokens, stage.max_prompt_tokens)
-        made = Corpus(rows=stage.num_pairs, prompt_tokens=prompt, response_tokens=stage.max_new_tokens)
-        phases = (answers("sample pairs", "policy", 2.0 * stage.num_pairs, stage, prompt),)
+        made = Corpus(rows=stage.pairs, prompt_tokens=prompt, response_tokens=stage.max_new_tokens)
+        phases = (answers("sample pairs", "policy", 2.0 * stage.pairs, stage, prompt),)
         roles = (policy, judge)
         assume_length(library)
     per_pair = questions_per_pair(stage.format, stage.both_orders)

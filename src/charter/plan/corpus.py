@@ -140,15 +140,15 @@ class Library:
     def _labelled(self, stage: LabelStage, architecture: Architecture) -> Corpus:
         existing = self.corpus(stage.candidates, architecture)
         prompts = self.prompts(stage.prompts, architecture)
-        rows = existing.rows + stage.num_pairs
+        rows = existing.rows + stage.pairs
         if not rows:
             return existing
         prompt_tokens = min(prompts.prompt_tokens, stage.max_prompt_tokens)
         return Corpus(
             rows=rows,
             texts=2 * rows,
-            prompt_tokens=(existing.rows * existing.prompt_tokens + stage.num_pairs * prompt_tokens) / rows,
-            response_tokens=(existing.rows * existing.response_tokens + stage.num_pairs * stage.max_new_tokens) / rows,
+            prompt_tokens=(existing.rows * existing.prompt_tokens + stage.pairs * prompt_tokens) / rows,
+            response_tokens=(existing.rows * existing.response_tokens + stage.pairs * stage.max_new_tokens) / rows,
         )
 
 

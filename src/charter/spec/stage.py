@@ -183,7 +183,7 @@ class CritiqueStage(Sampling, Stage):
 class LabelStage(Sampling, Stage):
     """AI preference labels: the judge compares two answers under a principle (Bai et al. 2022, section 4).
 
-    Pairs come from `candidates` (answers that exist), from sampling `num_pairs` pairs from `policy` on
+    Pairs come from `candidates` (answers that exist), from sampling `pairs` pairs from `policy` on
     `prompts`, or both. The label is soft: the normalised probability of the judge's choice, averaged over both
     orders.
     """
@@ -195,7 +195,7 @@ class LabelStage(Sampling, Stage):
     judge: str
     policy: str | None = None
     prompts: Names = ()
-    num_pairs: Count = 0
+    pairs: Count = 0
     candidates: Names = ()
     both_orders: bool = True
     format: JudgeFormat = "multiple_choice"

@@ -85,7 +85,8 @@ _STAGE_RESOURCES: tuple[tuple[str, Range], ...] = (
 SUITE_NEEDS: Mapping[str, tuple[str, ...]] = {
     "judge_agreement": ("judge", "pairs"),
     "pm_accuracy": ("reward", "pairs"),
-    "win_rate": ("against",),
+    "win_rate": ("against", "reward", "prompts"),
+    "perplexity": ("pairs",),
     "independent_check": ("against", "independent_pairs", "prompts"),
 }
 """What a suite of an eval stage cannot be measured without."""
@@ -163,14 +164,14 @@ def _check_critique(stage: CritiqueStage, path: str) -> Iterator[Problem]:
 
 
 def _check_label(stage: LabelStage, path: str) -> Iterator[Problem]:
-    sampled = {"policy": stage.policy, "prompts": stage.prompts, "num_pairs": stage.num_pairs}
+    sampled = {"policy": stage.policy, "prompts": stage.prompts, "pairs": stage.pairs}
     given = [name for name, value in sampled.items() if value]
     missing = [name for name in sampled if name not in given]
     if given and missing:
-        message = f"sampling pairs needs policy, prompts and num_pairs; {' and '.join(missing)} missing"
+        message = f"sampling pairs needs policy, prompts and pairs; {' and '.join(missing)} missing"
         yield Problem(message=message, path=path, hint=f"add {missing[0]}, or remove {' and '.join(given)}")
     elif not given and not stage.candidates:
-        hint = "give candidates (answers that exist), or policy, prompts and num_pairs (answers to sample)"
+        hint = "give candidates (answers that exist), or policy, prompts and pairs (answers to sample)"
         yield Problem(message="has nothing to label", path=path, hint=hint)
 
 
@@ -189,16 +190,26 @@ def _check_eval(stage: EvalStage, path: str) -> Iterator[Problem]:
         where = f"{path}.suites[{index}]"
         if suite in stage.suites[:index]:
             yield Problem(message=f"{suite!r} is named twice", path=where)
-        missing = [role for role in SUITE_NEEDS.get(suite, ()) if not getattr(stage, role)]
-        if missing:
-            message = f"the suite {suite!r} needs {' and '.join(missing)}"
-            yield Problem(message=message, path=where, hint=f"add {missing[0]} to the stage, or drop the suite")
     for name in sorted(set(stage.pairs) & set(stage.independent_pairs)):
         yield Problem(
             message=f"{name!r} is in pairs too: the independent check would be tested on what it learnt from",
             path=f"{path}.independent_pairs",
             hint="name human pairs that no other stage and no other role reads",
         )
+
+
+def check_runnable(name: str, stage: Stage) -> Iterator[Problem]:
+    """What a stage lacks to be run; a plan can be made without it."""
+    if not isinstance(stage, EvalStage):
+        return
+    for index, suite in enumerate(stage.suites):
+        missing = [role for role in SUITE_NEEDS.get(suite, ()) if not getattr(stage, role)]
+        if missing:
+            yield Problem(
+                message=f"the suite {suite!r} needs {' and '.join(missing)}",
+                path=f"pipeline.{name}.suites[{index}]",
+                hint=f"add {missing[0]} to the stage, or drop the suite",
+            )
 
 
 def _check_ppo(stage: PpoStage, path: str) -> Iterator[Problem]:

@@ -46,7 +46,7 @@ def label_stage(workshop, name, rows=None, **changes):
     """Labels of candidates, and of pairs sampled from the policy."""
     data = {"candidates": workshop.data(f"{name}-pairs", pair_rows() if rows is None else rows)}
     data["prompts"] = workshop.data("prompts", prompt_rows())
-    spec = label_spec(**{"policy": "p", "prompts": ("d",), "num_pairs": 6, "candidates": ("c",), **changes})
+    spec = label_spec(**{"policy": "p", "prompts": ("d",), "pairs": 6, "candidates": ("c",), **changes})
     return workshop.stage(name, spec, data=data, policy="policy", judge="judge")
 
 
@@ -145,7 +145,7 @@ def test_labels_are_soft_and_name_the_likelier_answer(workshop):
 def test_the_human_label_does_not_leak(workshop):
     """Chosen and rejected of the source change places: every byte of the labels stays."""
     swapped = [{**row, "chosen": row["rejected"], "rejected": row["chosen"]} for row in pair_rows()]
-    only = {"policy": None, "prompts": (), "num_pairs": 0}
+    only = {"policy": None, "prompts": (), "pairs": 0}
     one, other = run_label(workshop, "one", **only), run_label(workshop, "other", swapped, **only)
     assert published(one) == published(other)
     humans = {row["id"]: row["chosen"] for row in pair_rows()}
@@ -154,7 +154,7 @@ def test_the_human_label_does_not_leak(workshop):
 
 
 def test_a_source_probability_does_not_leak_either(workshop):
-    only = {"policy": None, "prompts": (), "num_pairs": 0}
+    only = {"policy": None, "prompts": (), "pairs": 0}
     soft = [{**row, "chosen_probability": 0.6} for row in pair_rows()]
     assert published(run_label(workshop, "hard", **only)) == published(run_label(workshop, "soft", soft, **only))
 
@@ -165,7 +165,7 @@ def test_identical_and_empty_answers_are_set_aside_and_counted(workshop, monkeyp
     empty = type(real_pairs[0])("empty", real_pairs[0].prompt, "It is.", " ")
     real_pairs = (same, empty, *real_pairs)
     monkeypatch.setattr(label, "role_pairs", lambda job, role: real_pairs)
-    stage = run_label(workshop, "label", policy=None, prompts=(), num_pairs=0)
+    stage = run_label(workshop, "label", policy=None, prompts=(), pairs=0)
     dropped = {row["id"]: row["reason"] for row in rows_of(stage, "set_aside.jsonl")}
     assert dropped == {"same": "identical answers", "empty": "empty answer"}
     summary = json.loads((stage.outputs / "summary.json").read_text())
@@ -183,7 +183,7 @@ def test_sampled_pairs_that_are_alike_are_drawn_again(workshop, monkeypatch):
         return type(found)(texts, found.answers)
 
     monkeypatch.setattr(label, "sample", alike_at_first)
-    stage = run_label(workshop, "label", num_pairs=4, candidates=())
+    stage = run_label(workshop, "label", pairs=4, candidates=())
     rows = rows_of(stage)
     assert len(calls) >= 3
     assert all(row["chosen"] != row["rejected"] for row in rows)
@@ -273,7 +273,7 @@ def test_sigkill_at_a_boundary_changes_no_byte_of_the_labels(workshop, kill):
 
 def test_the_draws_of_a_pair_hang_on_its_id_alone(workshop):
     """Labels of a subset are the labels of the whole, whatever else is labelled."""
-    only = {"policy": None, "prompts": (), "num_pairs": 0}
+    only = {"policy": None, "prompts": (), "pairs": 0}
     whole = {row["id"]: row for row in rows_of(run_label(workshop, "whole", **only))}
     few = rows_of(run_label(workshop, "few", pair_rows()[4:8], **only))
     assert all(row["principle"] == whole[row["id"]]["principle"] for row in few)

@@ -46,7 +46,7 @@ ALL_KINDS = {
     "generate": GenerateStage(policy="sft", prompts=("prompts",)),
     "critique": CritiqueStage(policy="sft", critic="sft", prompts=("prompts",), revisions=2),
     "sl_cai": SftStage(init="sft", data=("critique", "generate")),
-    "label": LabelStage(judge="judge", policy="sl_cai", prompts=("prompts",), num_pairs=10_000),
+    "label": LabelStage(judge="judge", policy="sl_cai", prompts=("prompts",), pairs=10_000),
     "pm": PreferenceModelStage(init="sft", data=("label", "pairs")),
     "dpo": DpoStage(init="sl_cai", data=("label",)),
     "ppo": PpoStage(policy="sl_cai", reward="pm", prompts=("prompts",), episodes=65_536, rollout_batch=512),

@@ -73,7 +73,7 @@ def test_critique_generates_an_answer_and_two_texts_per_revision(work):
 
 def test_both_orders_double_the_questions_to_the_judge(work):
     def questions(both):
-        stage = LabelStage(judge="base", policy="base", prompts=("prompts",), num_pairs=6400, both_orders=both)
+        stage = LabelStage(judge="base", policy="base", prompts=("prompts",), pairs=6400, both_orders=both)
         return next(phase for phase in work(stage)[0].phases if phase.role == "judge").sequences
 
     assert questions(True) == 2 * questions(False) == 12_800

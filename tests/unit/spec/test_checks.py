@@ -21,12 +21,12 @@ from charter.spec.stage import (
     SftStage,
     StageResources,
 )
-from charter.spec.stage_checks import check_stage, divisors_near
+from charter.spec.stage_checks import check_runnable, check_stage, divisors_near
 
 SFT = SftStage(init="base", data=("chats",), epochs=1)
 JUDGE = JudgeStage(init="base", pairs=("pairs",))
 CRITIQUE = CritiqueStage(policy="base", critic="base", prompts=("prompts",))
-LABEL = LabelStage(judge="base", policy="base", prompts=("prompts",), num_pairs=8)
+LABEL = LabelStage(judge="base", policy="base", prompts=("prompts",), pairs=8)
 PM = PreferenceModelStage(init="base", data=("pairs",))
 PPO = PpoStage(policy="base", reward="pm", prompts=("prompts",), episodes=640)
 DPO = DpoStage(init="base", data=("pairs",))
@@ -168,16 +168,16 @@ def test_value_warm_up_leaves_rollouts_for_the_policy():
 def test_labels_need_answers_that_exist_or_all_that_sampling_takes():
     assert "has nothing to label" in told(check_stage("s", LabelStage(judge="base")))["pipeline.s"]
     assert told(check_stage("s", LabelStage(judge="base", candidates=("pairs",)))) == {}
-    found = told(check_stage("s", replace(LABEL, num_pairs=0)))["pipeline.s"]
-    assert "num_pairs missing" in found
-    found = told(check_stage("s", LabelStage(judge="base", candidates=("pairs",), num_pairs=3)))["pipeline.s"]
+    found = told(check_stage("s", replace(LABEL, pairs=0)))["pipeline.s"]
+    assert "pairs missing" in found
+    found = told(check_stage("s", LabelStage(judge="base", candidates=("pairs",), pairs=3)))["pipeline.s"]
     assert "policy and prompts missing" in found
 
 
 SUITES = {
     "judge_agreement": {"judge": "base", "pairs": ("pairs",)},
     "pm_accuracy": {"reward": "pm", "pairs": ("pairs",)},
-    "win_rate": {"against": "base"},
+    "win_rate": {"against": "base", "reward": "pm", "prompts": ("prompts",)},
     "independent_check": {"against": "base", "independent_pairs": ("pairs",), "prompts": ("prompts",)},
 }
 
@@ -185,9 +185,9 @@ SUITES = {
 @pytest.mark.parametrize("suite", SUITES)
 def test_a_suite_says_what_it_needs(suite):
     bare = EvalStage(policy="ppo", suites=(suite,))
-    found = told(check_stage("s", bare))["pipeline.s.suites[0]"]
+    found = told(check_runnable("s", bare))["pipeline.s.suites[0]"]
     assert all(role in found for role in SUITES[suite])
-    assert told(check_stage("s", replace(bare, **SUITES[suite]))) == {}
+    assert told(check_runnable("s", replace(bare, **SUITES[suite]))) == {}
 
 
 def test_suites_are_named_once_and_at_least_one():

@@ -33,7 +33,7 @@ def whole():
     return project(
         ppo=PpoStage(policy="sl_cai", reward="pm", prompts=("prompts",), episodes=64),
         pm=PreferenceModelStage(init="base", data=("label", "pairs")),
-        label=LabelStage(judge="base", policy="sl_cai", prompts=("prompts",), num_pairs=4),
+        label=LabelStage(judge="base", policy="sl_cai", prompts=("prompts",), pairs=4),
         sl_cai=sft(data=("critique", "chats")),
         critique=CritiqueStage(policy="helpful", critic="helpful", prompts=("prompts",)),
         helpful=sft(),

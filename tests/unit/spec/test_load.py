@@ -20,7 +20,7 @@ data:
   prompts: {path: prompts.jsonl, part: 1/2, limit: 1_000}
 pipeline:
   sft: {kind: sft, init: base, data: chats, learning_rate: 3e-4}
-  label: {kind: label, judge: judge, policy: sft, prompts: [prompts], num_pairs: 4k}
+  label: {kind: label, judge: judge, policy: sft, prompts: [prompts], pairs: 4k}
   pm: {kind: preference_model, init: sft, data: label, epochs: 2}
   ppo: {kind: ppo, policy: sft, reward: pm, prompts: prompts, episodes: 6_400}
 """
@@ -48,7 +48,7 @@ def test_a_project_is_read(write):
     assert project.data["prompts"] == DataSpec(path="prompts.jsonl", part="1/2", limit=1000)
     assert project.pipeline["sft"].learning_rate == 3e-4
     assert project.pipeline["sft"].data == ("chats",)
-    assert project.pipeline["label"].num_pairs == 4000
+    assert project.pipeline["label"].pairs == 4000
     assert list(project.pipeline) == ["sft", "label", "pm", "ppo"]
 
 
