@@ -188,6 +188,21 @@ def test_value_warm_up_leaves_the_policy_alone(tmp_path):
     assert not torch.equal(value, weights(run.value))
 
 
+def test_rewards_are_clipped_at_the_limit(tmp_path):
+    free, held = ppo_run(tmp_path / "a"), ppo_run(tmp_path / "b", reward_clip=0.01)
+    assert free._rollout(0).score_B.abs().max() > 0.01
+    assert held._rollout(0).score_B.abs().max() <= 0.01
+
+
+def test_an_entropy_bonus_keeps_the_policy_more_random(tmp_path):
+    plain, bonus = ppo_run(tmp_path / "a"), ppo_run(tmp_path / "b", entropy_weight=10.0)
+    for run in (plain, bonus):
+        for step in range(3):
+            metrics, _ = run._step(step)
+        run.last_entropy = metrics["entropy"]
+    assert bonus.last_entropy > plain.last_entropy
+
+
 def test_every_rollout_draws_anew(tmp_path):
     run = ppo_run(tmp_path)
     run.prompts = run.prompts[:1]

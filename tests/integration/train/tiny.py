@@ -36,9 +36,9 @@ def pairs() -> list[Pair]:
     ]
 
 
-def stage_dir(path: Path, spec, inputs: dict[str, Path] | None = None, **changes) -> StageDir:
+def stage_dir(path: Path, spec, inputs: dict[str, Path] | None = None, *, kinds=None, **changes) -> StageDir:
     """A stage directory with its job; `inputs` maps a role to the directory of a stage that made it."""
-    kinds = {"reward": "preference_model", "judge": "judge", "data": "label", "pairs": "label", "prompts": "critique"}
+    known = {"reward": "preference_model", "judge": "judge", "data": "label", "pairs": "label", "prompts": "critique"}
     found = {
         role: (
             JobInput(
@@ -47,7 +47,7 @@ def stage_dir(path: Path, spec, inputs: dict[str, Path] | None = None, **changes
                 source="stage",
                 path=str(where),
                 fingerprint="0" * 64,
-                stage_kind=kinds.get(role, "sft"),
+                stage_kind=(known | (kinds or {})).get(role, "sft"),
             ),
         )
         for role, where in (inputs or {}).items()
