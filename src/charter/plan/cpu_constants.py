@@ -24,9 +24,11 @@ BF16_SPEEDUP = 3.0
 BF16_WITHOUT_INSTRUCTIONS = 0.5
 """The same where it has none: every product is converted. Judgement."""
 FURTHER_THREAD_GAIN = 0.3
-"""What each thread after the first adds, as a share of the first: small operations stay on one thread. Judgement within
-what was measured on a two-core virtual machine (benchmarks/thread_gain.py, training step of 1.28 M parameters on 8 x 128
-tokens): 0.14 to 0.46 at three earlier times, 0.58 in fp32 and bf16 on a quiet machine."""
+"""What each thread after the first adds, as a share of the first: small operations stay on one thread.
+
+Judgement within what was measured on a two-core virtual machine (benchmarks/thread_gain.py: training step of 1.28 M
+parameters on 8 x 128 tokens): 0.14 to 0.46 at three earlier times, 0.58 in fp32 and bf16 on a quiet machine.
+"""
 ACTIVATION_PASSES = 8.0
 """Times that every kept activation is read or written in a forward pass."""
 BACKWARD_PASSES = 1.5
