@@ -25,6 +25,8 @@ WHERE: Mapping[str, str] = {
     "Architecture": "`models.NAME.architecture`",
     "MixtureOfExperts": "`models.NAME.architecture.mixture`",
     "LatentAttention": "`models.NAME.architecture.latent_attention`",
+    "StateSpace": "`models.NAME.architecture.state_space`",
+    "Encoder": "`models.NAME.architecture.encoder`",
     "DataSpec": "An entry of `data`",
     "Resources": "`resources`",
     "Place": "An entry of `resources.any_of`",

@@ -7,7 +7,7 @@ loader does about the traps of data sheets:
 - `memory_bytes` is what the device itself reports (`memory_reported.csv`) where that is known, else the data sheet's
   number as *decimal* GB, which is the smaller reading: a plan errs on the side of not fitting.
 - Links are printed as both directions together; here they are per direction (half).
-- A package of two devices (MI250X) is loaded as its devices: half the memory, half the rate, twice per node.
+- A package of two devices (MI250, MI250X) is loaded as its devices: half the memory, half the rate, twice per node.
 - Network cards belong to the instance of a cloud; `scaleout_bytes_per_second_per_node` is the reference node's.
 """
 
@@ -23,7 +23,7 @@ from charter.errors import UsageError
 from charter.units import GB, MIB, TERA
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4")
-DEVICES_PER_PACKAGE = {"MI250X-128GB": 2}
+DEVICES_PER_PACKAGE = {"MI250-128GB": 2, "MI250X-128GB": 2}
 CPU = "cpu"
 BITS_PER_BYTE = 8
 

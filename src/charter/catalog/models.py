@@ -1,7 +1,7 @@
 """Known models: their architecture, where it is written, and the published number of parameters."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,7 +11,7 @@ from charter.catalog.huggingface import architecture_from_config
 from charter.catalog.names import closest
 from charter.catalog.rows import DATA, Provenance
 from charter.errors import CatalogError, UsageError
-from charter.spec.architecture import Architecture, LatentAttention, MixtureOfExperts
+from charter.spec.architecture import Architecture, Encoder, LatentAttention, MixtureOfExperts, StateSpace
 
 __all__ = ["CatalogModel", "architecture_from_config", "catalog", "get", "resolve"]
 
@@ -78,13 +78,9 @@ def _model(block: Mapping[str, Any], file: str, number: int) -> CatalogModel:
         if not block.get(key):
             raise CatalogError(f"{file}, row {number}, column {key}: is empty; every model needs it")
     shape = dict(block["architecture"])
-    mixture, latent = shape.pop("mixture", None), shape.pop("latent_attention", None)
     try:
-        architecture = Architecture(
-            **shape,
-            mixture=MixtureOfExperts(**mixture) if mixture else None,
-            latent_attention=LatentAttention(**latent) if latent else None,
-        )
+        parts = {key: kind(**shape.pop(key)) for key, kind in _PARTS.items() if key in shape}
+        architecture = Architecture(**shape, **parts)
     except TypeError as error:
         raise CatalogError(f"{file}, row {number}, column architecture: {error}") from None
     return CatalogModel(
@@ -95,6 +91,14 @@ def _model(block: Mapping[str, Any], file: str, number: int) -> CatalogModel:
         note=block.get("note", ""),
         provenance=Provenance(source=block["source"], as_of=block["as_of"], confidence=block["confidence"]),
     )
+
+
+_PARTS: Mapping[str, Callable[..., Any]] = {
+    "mixture": MixtureOfExperts,
+    "latent_attention": LatentAttention,
+    "state_space": StateSpace,
+    "encoder": Encoder,
+}
 
 
 @cache

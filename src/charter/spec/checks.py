@@ -4,37 +4,19 @@ Pure functions from a value to the problems found, so that a file's errors all c
 `stage_checks`, edges between stages in `graph`.
 """
 
-import math
 import re
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from charter.errors import Problem
-from charter.spec.architecture import Architecture
+from charter.spec.architecture_checks import check_architecture
 from charter.spec.project import DataSpec, ModelSpec, Project, Resources
+from charter.spec.ranges import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, check_ranges
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 PART = re.compile(r"([0-9]{1,6})\s*/\s*([0-9]{1,6})")
 ACCELERATOR = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+-]*(?::[0-9]+)?")
 BYTE_ALPHABET = 256
 """Every byte is a token of a byte-level tokenizer, before special tokens and merges."""
-
-Test = Callable[[float], bool]
-Range = tuple[Test, str]
-POSITIVE: Range = (lambda value: 0 < value < math.inf, "must be greater than 0 and finite")
-NOT_NEGATIVE: Range = (lambda value: 0 <= value < math.inf, "must be 0 or more, and finite")
-AT_LEAST_ONE: Range = (lambda value: 1 <= value < math.inf, "must be 1 or more")
-SHARE: Range = (lambda value: 0 <= value <= 1, "must be between 0 and 1")
-SHARE_BELOW_ONE: Range = (lambda value: 0 <= value < 1, "must be 0 or more and below 1")
-SHARE_ABOVE_ZERO: Range = (lambda value: 0 < value <= 1, "must be above 0 and at most 1")
-
-
-def check_ranges(value: Any, path: str, ranges: Iterable[tuple[str, Range]]) -> Iterator[Problem]:
-    """Problems of the fields that lie outside their range; fields that are not given are skipped."""
-    for name, (test, words) in ranges:
-        found = getattr(value, name)
-        if found is not None and not test(found):
-            yield Problem(message=f"{words}; found {found}", path=f"{path}.{name}" if path else name)
 
 
 def check_name(name: str, path: str) -> Iterator[Problem]:
@@ -108,7 +90,7 @@ def check_model(name: str, model: ModelSpec) -> Iterator[Problem]:
     if model.model is not None and not model.model.strip():
         yield Problem(message="is empty; name a model", path=f"{path}.model")
     if model.architecture is not None:
-        yield from _check_architecture(model.architecture, f"{path}.architecture")
+        yield from check_architecture(model.architecture, f"{path}.architecture")
     if model.tokenizer is not None:
         yield from _check_tokenizer(model, f"{path}.tokenizer")
 
@@ -127,27 +109,6 @@ def _check_tokenizer(model: ModelSpec, path: str) -> Iterator[Problem]:
     elif size > model.architecture.vocab_size:
         message = f"{size} tokens do not fit the architecture's vocab_size of {model.architecture.vocab_size}"
         yield Problem(message=message, path=f"{path}.vocab_size")
-
-
-def _check_architecture(shape: Architecture, path: str) -> Iterator[Problem]:
-    sizes = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size")
-    more = ("vocab_size", "max_position_embeddings", "norm_parameters_per_feature", "sliding_window")
-    yield from check_ranges(shape, path, [(name, AT_LEAST_ONE) for name in (*sizes, *more)])
-    zero_allowed = ("norms_per_layer", "learned_positions", "sliding_window_layers")
-    yield from check_ranges(shape, path, [(name, NOT_NEGATIVE) for name in zero_allowed])
-    yield from check_ranges(shape, path, [("rope_theta", POSITIVE), ("norm_eps", POSITIVE)])
-    if shape.num_heads >= 1 and shape.head_dim is None and shape.hidden_size % shape.num_heads:
-        message = f"{shape.num_heads} heads do not divide hidden_size {shape.hidden_size}"
-        yield Problem(message=message, path=f"{path}.num_heads", hint="change one of them, or give head_dim")
-    if shape.kv_heads >= 1 and shape.num_heads % shape.kv_heads:
-        message = f"{shape.kv_heads} key/value heads do not divide the {shape.num_heads} query heads"
-        yield Problem(message=message, path=f"{path}.num_kv_heads")
-    if shape.mixture is not None:
-        counts = ("num_experts", "experts_per_token", "expert_intermediate_size")
-        yield from check_ranges(shape.mixture, f"{path}.mixture", [(name, AT_LEAST_ONE) for name in counts])
-        if shape.mixture.experts_per_token > shape.mixture.num_experts:
-            message = f"more than the {shape.mixture.num_experts} experts; found {shape.mixture.experts_per_token}"
-            yield Problem(message=message, path=f"{path}.mixture.experts_per_token")
 
 
 def check_data(name: str, data: DataSpec) -> Iterator[Problem]:

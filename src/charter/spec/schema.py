@@ -6,7 +6,7 @@ apart by `kind`, presets, patterns of names, and the descriptions that stand und
 
 from typing import Any
 
-from charter.spec.architecture import Architecture, LatentAttention, MixtureOfExperts
+from charter.spec.architecture import Architecture, Encoder, LatentAttention, MixtureOfExperts, StateSpace
 from charter.spec.bind import SHORTHAND
 from charter.spec.checks import NAME
 from charter.spec.field_docs import field_docs
@@ -33,6 +33,8 @@ BLOCKS: tuple[type, ...] = (
     Architecture,
     MixtureOfExperts,
     LatentAttention,
+    StateSpace,
+    Encoder,
     DataSpec,
     Resources,
     Place,

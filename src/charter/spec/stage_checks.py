@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields
 
 from charter.errors import Problem
-from charter.spec.checks import (
+from charter.spec.checks import check_accelerators, check_name
+from charter.spec.layout import Adapter
+from charter.spec.ranges import (
     AT_LEAST_ONE,
     NOT_NEGATIVE,
     POSITIVE,
@@ -12,11 +14,8 @@ from charter.spec.checks import (
     SHARE_ABOVE_ZERO,
     SHARE_BELOW_ONE,
     Range,
-    check_accelerators,
-    check_name,
     check_ranges,
 )
-from charter.spec.layout import Adapter
 from charter.spec.stage import (
     CritiqueStage,
     DpoStage,

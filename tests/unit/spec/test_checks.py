@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charter.spec.architecture import Architecture, MixtureOfExperts
+from charter.spec.architecture import Architecture, MixtureOfExperts, StateSpace
 from charter.spec.checks import check_accelerators, check_data, check_model, check_project, parse_part
 from charter.spec.layout import Adapter
 from charter.spec.project import Budget, DataSpec, ModelSpec, Place, Project, Resources, Serving, Storage, TokenizerSpec
@@ -325,3 +325,20 @@ def test_accelerators_in_the_usual_spelling_are_accepted(name):
 @pytest.mark.parametrize("name", ["", ":8", "H100:", "H100:-1", "H100:0", "8xH100:a"])
 def test_other_spellings_of_accelerators_are_refused(name):
     assert "write it like H100:8" in told(check_accelerators([name], "x"))["x"]
+
+
+def test_hybrid_layers_have_to_add_up():
+    shape = Architecture(
+        hidden_size=64,
+        num_layers=4,
+        num_heads=4,
+        intermediate_size=128,
+        vocab_size=512,
+        num_attention_layers=3,
+        sliding_window_layers=5,
+        state_space=StateSpace(num_layers=2, inner_size=0, state_size=16),
+    )
+    found = {problem.path: problem.message for problem in check_model("m", ModelSpec(architecture=shape))}
+    assert "5 layers" in found["models.m.architecture.num_attention_layers"]
+    assert "of 4 in all" in found["models.m.architecture.sliding_window_layers"]
+    assert "1 or more" in found["models.m.architecture.state_space.inner_size"]

@@ -1,0 +1,136 @@
+"""Readers of `config.json`, family by family; counts against the real classes are an integration test."""
+
+import json
+
+import pytest
+
+from charter.catalog import models
+from charter.catalog.huggingface import architecture_from_mapping
+from charter.errors import DataError
+
+SHAPE = {
+    "hidden_size": 256,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "intermediate_size": 704,
+    "vocab_size": 512,
+}
+MAMBA = {"mamba_n_heads": 8, "mamba_d_state": 64}
+HYBRID = {"mamba_num_heads": 8, "mamba_head_dim": 64, "ssm_state_size": 64, "n_groups": 2, "conv_kernel": 4}
+
+
+def read(kind, **more):
+    return architecture_from_mapping({"model_type": kind, **SHAPE, **more})
+
+
+def test_a_pattern_of_blocks_is_counted():
+    shape = read("nemotron_h", **HYBRID, hybrid_override_pattern="M-M*-MM-")
+    assert (shape.num_layers, shape.state_space_layers, shape.attention_layers, shape.mlp_layers) == (8, 4, 1, 3)
+    assert not shape.gated_mlp
+
+
+@pytest.mark.parametrize("words", [["mamba", "moe", "attention"], ["linear_attention", "moe", "full_attention"]])
+def test_blocks_may_be_words_of_either_kind(words):
+    more = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    shape = read("nemotron_h", **HYBRID, **more, layers_block_type=words)
+    assert (shape.state_space_layers, shape.moe_layers, shape.attention_layers) == (1, 1, 1)
+
+
+def test_a_pattern_with_an_unknown_block_is_refused():
+    with pytest.raises(DataError, match="blocks of kind X are not modelled"):
+        read("nemotron_h", **HYBRID, hybrid_override_pattern="MX")
+
+
+def test_a_hybrid_without_a_pattern_is_refused():
+    with pytest.raises(DataError, match="hybrid_override_pattern"):
+        read("nemotron_h", **HYBRID)
+
+
+def test_bamba_names_its_attention_layers():
+    shape = read("bamba", **MAMBA, attn_layer_indices=[1, 5])
+    assert (shape.attention_layers, shape.state_space_layers, shape.mlp_layers) == (2, 6, 8)
+
+
+def test_granite_4_without_experts_is_dense():
+    shape = read("granitemoehybrid", **MAMBA, num_local_experts=0, shared_intermediate_size=1024)
+    assert shape.mixture is None
+    assert shape.intermediate_size == 1024
+    assert shape.attention_layers == 0
+
+
+def test_jamba_has_attention_and_experts_by_period():
+    shape = read("jamba")
+    assert (shape.attention_layers, shape.state_space_layers, shape.moe_layers) == (1, 7, 4)
+    assert shape.state_space.kind == "mamba1"
+
+
+def test_maverick_interleaves_dense_layers():
+    shape = read(
+        "llama4_text",
+        intermediate_size_mlp=1024,
+        num_local_experts=4,
+        num_experts_per_tok=1,
+        interleave_moe_layer_step=2,
+        attention_chunk_size=128,
+    )
+    assert (shape.moe_layers, shape.chunked_layers, shape.attention_chunk) == (4, 6, 128)
+    assert shape.intermediate_size == 1024
+
+
+def test_every_other_layer_of_gpt_oss_has_a_window():
+    shape = read("gpt_oss", num_local_experts=4, num_experts_per_tok=2, sliding_window=128)
+    assert (shape.sliding_window, shape.sliding_window_layers) == (128, 4)
+
+
+@pytest.mark.parametrize(("new", "norms", "kv_heads"), [(False, 1, 1), (True, 2, 8)])
+def test_falcon_has_one_key_head_or_groups(new, norms, kv_heads):
+    shape = read("falcon", new_decoder_architecture=new)
+    assert (shape.norms_per_layer, shape.kv_heads) == (norms, kv_heads)
+
+
+def test_a_partial_decoder_takes_the_defaults_of_its_class():
+    vision = {"model_type": "clip_vision_model", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    vision |= {"intermediate_size": 128, "image_size": 56, "patch_size": 14}
+    config = {"model_type": "llava", "vision_config": vision, "text_config": {"model_type": "llama", "vocab_size": 9}}
+    shape = architecture_from_mapping(config)
+    assert (shape.hidden_size, shape.num_layers, shape.vocab_size) == (4096, 32, 9)
+    assert (shape.encoder.tokens_per_sample, shape.encoder.output_tokens_per_sample) == (17, 16)
+
+
+def test_flat_files_of_qwen2_vl_are_read():
+    vision = {"depth": 2, "embed_dim": 64, "num_heads": 4, "patch_size": 14, "in_chans": 3}
+    shape = read("qwen2_vl", vision_config=vision, tie_word_embeddings=True)
+    assert shape.tied_embeddings
+    assert shape.encoder.num_layers == 2
+    assert (shape.attention_bias, shape.output_bias) == (True, False)
+
+
+@pytest.mark.parametrize(("kind", "why"), [("mllama", "cross-attention"), ("zamba2", "share weights")])
+def test_what_cannot_be_modelled_says_why(kind, why):
+    with pytest.raises(DataError, match=why):
+        read(kind, text_config=SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [("phi", {"qk_layernorm": True}), ("stablelm", {"qk_layernorm": True}), ("qwen3_next", {"mlp_only_layers": [0]})],
+)
+def test_variants_that_would_be_counted_wrong_are_refused(kind, more):
+    with pytest.raises(DataError, match="not modelled"):
+        read(kind, max_position_embeddings=64, **more)
+
+
+def test_parts_of_a_catalog_block_with_a_wrong_key_are_refused():
+    keys = {"name": "a/b", "source": "paper", "as_of": "2026", "confidence": "seen"}
+    text = "[[model]]\n" + "\n".join(f"{key} = {json.dumps(value)}" for key, value in keys.items())
+    text += "\n[model.architecture]\nhidden_size = 8\n[model.architecture.state_space]\nlayers = 2\n"
+    with pytest.raises(Exception, match="layers"):
+        models.read_models(text, "mine.toml")
+
+
+def test_aliases_belong_to_one_model():
+    seen = {}
+    for model in models.catalog():
+        for alias in model.aliases:
+            assert seen.setdefault(alias.casefold(), model.name) == model.name, alias
