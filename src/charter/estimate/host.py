@@ -12,6 +12,8 @@ PROCESS_BYTES = 4.0 * GIB
 """Per rank: interpreter, torch, driver mappings, pinned buffers. Assumption."""
 LOADER_BYTES = 2.0 * GIB
 """Per rank: data-loading workers. Assumption."""
+PINNED_BYTES = 1.0 * GIB
+"""Per rank that offloads: two page-locked buffers through which state passes to and from the device. Assumption."""
 SYSTEM_BYTES = 8.0 * GIB
 """Operating system, page cache that cannot shrink, agents. Assumption."""
 
@@ -42,11 +44,13 @@ def host_memory(
     staging *= staged_checkpoint
     offload = precision.optimizer_bytes * trained * share * layout.offload_optimizer
     offload += precision.parameter_bytes * count.total * share * layout.offload_parameters
+    pinned = ranks * PINNED_BYTES * (layout.offload_optimizer or layout.offload_parameters)
     larger = "staging" if staging > loading else "loading"
     return Breakdown(
         terms=(
             _bytes(larger, max(staging, loading), "max(2 B x N, 2 x checkpoint of the node's ranks)", "host.py"),
             _bytes("offload", offload, "optimizer and weights moved off the device", "Rajbhandari et al. 2021"),
+            _bytes("pinned buffers", pinned, f"{ranks} ranks x 1 GiB where they offload", "assumption (host.py)"),
             _bytes("processes", ranks * PROCESS_BYTES, f"{ranks} ranks x 4 GiB", "assumption (host.py)"),
             _bytes("data loading", ranks * LOADER_BYTES, f"{ranks} ranks x 2 GiB", "assumption (host.py)"),
             _bytes("system", SYSTEM_BYTES, "8 GiB", "assumption (host.py)"),

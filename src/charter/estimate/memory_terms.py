@@ -1,251 +1,251 @@
-"""The terms of a memory estimate: one function per group, each naming its formula and its source."""
+"""The terms of a training step's memory, over arrays of layouts: each names its formula and its source."""
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from charter.catalog.accelerators import Accelerator
+import numpy as np
+
 from charter.estimate.activations import SOURCE as ACTIVATION_SOURCE
-from charter.estimate.activations import Implementation, in_flight_microbatches, layer_activations
-from charter.estimate.parameters import adapter_parameters, count_parameters, num_moe_layers
-from charter.estimate.precision import WEIGHT_BYTES, TrainingPrecision
-from charter.estimate.states import ModelState, RankParameters, layers_of_stage, model_state
-from charter.estimate.terms import Term
-from charter.spec.architecture import Architecture
-from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
-from charter.units import GIB, MIB
+from charter.estimate.activations import in_flight
+from charter.estimate.arrays import Array, array
+from charter.estimate.layouts import Layouts
+from charter.estimate.memory_constants import TrainingMemoryConstants
+from charter.estimate.memory_shape import MemoryShape
+from charter.estimate.states import RankColumns, Stage
+from charter.estimate.terms import Term, TermColumn
+from charter.spec.layout import Recompute
+from charter.units import GIB
 
-Head = Literal["lm", "scalar"]
-CrossEntropy = Literal["eager", "fused", "chunked"]
-LOSS_BYTES: dict[str, float | None] = {"eager": 12.0, "fused": 4.0, "chunked": None}
-"""Bytes per logit at the peak, besides the logit itself. eager: log-probabilities and the gradients of both in fp32,
-4 + 4 + 4 (torch cross_entropy on upcast logits: what its autograd nodes hold at the start of the backward pass);
-fused: one fp32 array; chunked: the logits never exist whole."""
-CONTEXT_BYTES = 1.0 * GIB
-"""Driver context, libraries, handles: 0.5-1.5 GiB (middle of the usual range)."""
-COMMUNICATOR_BYTES = 256 * MIB
-"""Buffers of one NCCL communicator: assumption, not measured."""
-ALLOCATOR_SLACK = 0.06
-"""Share of the transient bytes lost to fragmentation. Assumption: reserved exceeds allocated by up to 20 %
-(docs/concepts/memory.md), a few per cent with expandable segments."""
 CPU_PROCESS_BYTES = 0.6 * GIB
 """Resident size of a process that imported torch and transformers: assumption."""
+ZERO_SOURCE = "Rajbhandari et al. 2020, figure 1"
+ASSUMED = "assumption (memory_constants.py), moved by calibration"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingJob:
-    """What a training step holds in memory, besides the layout: the shape of the batch and how numbers are kept."""
+class ExplainedColumn(TermColumn):
+    """A column whose formula can be filled with the numbers of one configuration."""
 
-    architecture: Architecture
-    layout: Layout
-    seq_len: int
-    precision: TrainingPrecision
-    adapter: Adapter | None
-    head: Head
-    fused_attention: bool
-    cross_entropy: CrossEntropy
-    logit_share: float
-    dropout: float
-    implementation: Implementation
-    accelerator: Accelerator | None
+    numbers: Mapping[str, Array] = field(default_factory=dict)
+
+    def at(self, index: int | tuple[int, ...] = ()) -> Term:
+        """The addend of one configuration, its formula with numbers."""
+        if index == () and not self.values.shape:
+            value = float(self.values)
+            filled = {name: float(number) for name, number in self.numbers.items()}
+        else:
+            shape = self.values.shape
+            value = float(self.values[index])
+            filled = {name: float(np.broadcast_to(number, shape)[index]) for name, number in self.numbers.items()}
+        formula = self.formula.format(**filled)
+        return Term(name=self.name, part=self.part, value=value, unit=self.unit, formula=formula, source=self.source)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """One pipeline stage of many layouts: what most terms need."""
+
+    shape: MemoryShape
+    layouts: Layouts
+    constants: TrainingMemoryConstants
+    parameters: RankColumns
+    stage: Stage
 
     @property
-    def tokens(self) -> float:
+    def tokens(self) -> Array:
         """Tokens of a micro-batch on one rank."""
-        return self.layout.micro_batch * self.seq_len / self.layout.context
+        return array(self.layouts.micro_batch * self.shape.seq_len / self.layouts.context)
 
     @property
-    def group(self) -> int:
+    def group(self) -> Array:
         """Ranks over which ZeRO shards."""
-        return self.layout.data * self.layout.context
+        return array(self.layouts.data * self.layouts.context)
+
+    @property
+    def gathers(self) -> Array:
+        """1 where weights are gathered before use."""
+        return array(((self.layouts.zero >= 3) & (self.group > 1)) | (self.layouts.offload_parameters > 0))
+
+    @property
+    def held(self) -> Array:
+        """Micro-batches in flight."""
+        index = {"first": array(0.0), "middle": array(1.0), "last": self.layouts.pipeline - 1}[self.stage]
+        index = np.minimum(index, self.layouts.pipeline - 1)
+        return in_flight(self.layouts.pipeline, self.layouts.interleave, self.layouts.accumulation, index)
+
+    def sharded(self, dense: Array, experts: Array, stage: int) -> Array:
+        """Parameters a rank owns of something that ZeRO shards from `stage` on."""
+        on = self.layouts.zero >= stage
+        expert_group = np.maximum(1.0, np.floor(self.group / self.layouts.expert))
+        return array(dense / np.where(on, self.group, 1.0) + experts / np.where(on, expert_group, 1.0))
 
 
-def _bytes(name: str, part: str, value: float, formula: str, source: str) -> Term:
-    return Term(name=name, part=part, value=value, unit="bytes", formula=formula, source=source)
+def column(name: str, part: str, values: Array, formula: str, source: str, **numbers: Array) -> ExplainedColumn:
+    """A column in bytes."""
+    return ExplainedColumn(
+        name=name, part=part, values=array(values), unit="bytes", formula=formula, source=source, numbers=numbers
+    )
 
 
-def state_terms(job: TrainingJob, rank: RankParameters) -> list[Term]:
-    """Weights, gradients and optimizer state of a rank."""
-    layout, precision, group = job.layout, job.precision, job.group
-    expert_group = max(1, group // layout.expert)
-    if job.adapter:
-        return _adapter_state_terms(job, rank, job.adapter)
-    dense = model_state(rank.dense, data_parallel=group, zero=layout.zero, precision=precision)
-    routed = model_state(rank.experts, data_parallel=expert_group, zero=layout.zero, precision=precision)
-    state = _offloaded(_sum(dense, routed), layout)
-    over = f"N_rank {rank.total:,.0f}, ZeRO-{int(layout.zero)} over {group}"
-    source = f"{precision.source}; ZeRO: Rajbhandari et al. 2020, figure 1"
-    return [
-        bytes_term("weights", "parameters", state.parameter_bytes, f"{precision.parameter_bytes:g} B x {over}", source),
-        bytes_term("gradients", "gradients", state.gradient_bytes, f"{precision.gradient_bytes:g} B x {over}", source),
-        bytes_term(
-            "optimizer", "optimizer", state.optimizer_bytes, f"{precision.optimizer_bytes:g} B x {over}", source
+def trained_parameters(rank: Rank) -> tuple[Array, Array]:
+    """Trained parameters of a rank before ZeRO shards them: dense ones and routed experts."""
+    s, p = rank.shape, rank.parameters
+    small = s.adapter_parameters * p.layers / s.model.layers / rank.layouts.tensor + s.trained_ends * p.end_unit
+    return array(np.where(s.adapter > 0, small, p.dense)), array(np.where(s.adapter > 0, 0.0, p.experts))
+
+
+def state_columns(rank: Rank) -> dict[str, ExplainedColumn]:
+    """Weights, gradients and optimizer state; with adapters a frozen base and a small trained part."""
+    s, lay, states = rank.shape, rank.layouts, rank.constants.states
+    dense, experts = trained_parameters(rank)
+    owned = {stage: rank.sharded(dense, experts, stage) for stage in (1, 2, 3)}
+    total = array(dense + experts)
+    device = {"parameters": 1 - lay.offload_parameters, "optimizer": 1 - lay.offload_optimizer}
+    over = "N_rank {total:,.0f}, ZeRO-{zero:.0f} over {group:.0f}"
+    numbers = {"total": total, "zero": lay.zero, "group": rank.group}
+    source = f"{s.source or 'bytes per parameter of the stack'}; ZeRO: {ZERO_SOURCE}"
+    base = _frozen_base(rank) * device["parameters"] * states
+    return {
+        "base": base_column(rank, base),
+        "weights": column(
+            "weights",
+            "parameters",
+            s.parameter_bytes * owned[3] * device["parameters"] * states,
+            "{size:g} B x " + over,
+            source,
+            size=s.parameter_bytes,
+            **numbers,
         ),
-    ]
+        "gradients": column(
+            "gradients",
+            "gradients",
+            s.gradient_bytes * owned[2] * states,
+            "{size:g} B x " + over,
+            source,
+            size=s.gradient_bytes,
+            **numbers,
+        ),
+        "optimizer": column(
+            "optimizer",
+            "optimizer",
+            s.optimizer_bytes * owned[1] * device["optimizer"] * states,
+            "{size:g} B x " + over,
+            source,
+            size=s.optimizer_bytes,
+            **numbers,
+        ),
+    }
 
 
-def _sum(one: ModelState, other: ModelState) -> ModelState:
-    return ModelState(
-        parameter_bytes=one.parameter_bytes + other.parameter_bytes,
-        gradient_bytes=one.gradient_bytes + other.gradient_bytes,
-        optimizer_bytes=one.optimizer_bytes + other.optimizer_bytes,
+def base_column(rank: Rank, values: Array) -> ExplainedColumn:
+    """The frozen base of adapters."""
+    s, p = rank.shape, rank.parameters
+    return column(
+        "frozen base",
+        "parameters",
+        values,
+        "{size:.3g} B x {matrices:,.0f} + 2 B x {rest:,.0f}, over {shards:.0f}",
+        "Hu et al. 2021; Dettmers et al. 2023 (nf4: 4.127 bits with double quantisation, embeddings in 16)",
+        size=s.base_bytes,
+        matrices=p.matrices,
+        rest=array(p.total - p.matrices),
+        shards=_base_shards(rank),
     )
 
 
-def _offloaded(state: ModelState, layout: Layout) -> ModelState:
-    """Offloaded state lives in host memory (estimate.host counts it there)."""
-    return ModelState(
-        parameter_bytes=0.0 if layout.offload_parameters else state.parameter_bytes,
-        gradient_bytes=state.gradient_bytes,
-        optimizer_bytes=0.0 if layout.offload_optimizer else state.optimizer_bytes,
-    )
+def _base_shards(rank: Rank) -> Array:
+    return array(np.where(rank.layouts.zero >= 3, rank.group, 1.0))
 
 
-def _adapter_state_terms(job: TrainingJob, rank: RankParameters, adapter: Adapter) -> list[Term]:
-    """A frozen base (16-bit, or 4-bit in the layers) and a small trained part."""
-    layout, precision = job.layout, job.precision
-    share = rank.layers / job.architecture.num_layers
-    trained = adapter_parameters(job.architecture, adapter) * share / layout.tensor
-    quantised = _matrices_of_layers(job, rank)
-    rest = rank.total - quantised
-    base_bytes = 2.0 if adapter.base_bits == 16 else WEIGHT_BYTES["nf4"]
-    base = (base_bytes * quantised + 2.0 * rest) / (job.group if layout.zero >= ZeroStage.PARAMETERS else 1)
-    state = _offloaded(model_state(trained, data_parallel=job.group, zero=layout.zero, precision=precision), layout)
-    source = "Hu et al. 2021" if adapter.base_bits == 16 else "Dettmers et al. 2023 (4.127 bits, embeddings in 16)"
-    small = f"{trained:,.0f} adapter parameters, ZeRO-{int(layout.zero)}"
-    shape = f"{base_bytes:.3g} B x {quantised:,.0f} + 2 B x {rest:,.0f}"
-    weights, gradients, moments = (
-        f"{size:g} B x {small}"
-        for size in (precision.parameter_bytes, precision.gradient_bytes, precision.optimizer_bytes)
-    )
-    return [
-        bytes_term("frozen base", "parameters", 0.0 if layout.offload_parameters else base, shape, source),
-        bytes_term("adapter weights", "parameters", state.parameter_bytes, weights, precision.source),
-        bytes_term("gradients", "gradients", state.gradient_bytes, gradients, precision.source),
-        bytes_term("optimizer", "optimizer", state.optimizer_bytes, moments, precision.source),
-    ]
+def _frozen_base(rank: Rank) -> Array:
+    s, p = rank.shape, rank.parameters
+    head = s.quantises_head * s.model.head_beside_embedding / rank.layouts.tensor * (s.base_bytes < 2)
+    matrices = p.matrices + head
+    whole = s.base_bytes * matrices + 2.0 * (p.total - matrices)
+    return array(np.where(s.adapter > 0, whole / _base_shards(rank), 0.0))
 
 
-def _matrices_of_layers(job: TrainingJob, rank: RankParameters) -> float:
-    """Parameters of the linear layers of the blocks on a rank: what 4-bit storage quantises."""
-    count = count_parameters(job.architecture)
-    share = rank.layers / job.architecture.num_layers
-    matrices = count.layers - count.norms - count.experts
-    return share * (matrices + count.experts / job.layout.expert) / job.layout.tensor
+def activation_columns(rank: Rank) -> dict[str, ExplainedColumn]:
+    """What the forward pass keeps on a pipeline stage, and one layer while its backward pass runs."""
+    s, lay, layers = rank.shape, rank.layouts, rank.parameters.layers
+    full = lay.recomputes(Recompute.FULL)
+    eager = s.keeps_scores * (lay.recompute == 0)
+    sequence = np.where(lay.sequence_parallel > 0, lay.tensor, 1.0)
+    sharded = np.where(lay.context > 1, s.sharded_ring, s.sharded)
+    kept = s.replicated / sequence + (sharded + eager * s.scores) / lay.tensor
+    inputs = s.compute_bytes * s.hidden / sequence
+    on_device = rank.constants.activations * rank.tokens * layers * rank.held * (1 - s.offload_activations)
+    again = full * s.recompute_share
+    one = s.live_replicated / sequence + (s.live_sharded + s.keeps_scores * s.live_scores) / lay.tensor
+    gradients = s.backward_replicated / sequence + (s.backward_sharded + s.keeps_scores * s.live_scores) / lay.tensor
+    live = np.where((again > 0) | (s.offload_activations > 0), 1.0, 0.0)
+    shape = "{tokens:,.0f} tokens x {layers:.0f} layers x {held:.4g} micro-batches in flight"
+    numbers = {"tokens": rank.tokens, "layers": layers, "held": rank.held}
+    encoder = s.encoder_bytes * lay.micro_batch * (rank.stage == "first") * rank.held
+    return {
+        "kept": column(
+            "kept activations",
+            "activations",
+            kept * on_device * (1 - again),
+            "{kept:,.0f} B per token and layer x " + shape,
+            ACTIVATION_SOURCE,
+            kept=array(kept),
+            **numbers,
+        ),
+        "inputs": column(
+            "layer inputs",
+            "activations",
+            inputs * on_device * again,
+            "{inputs:,.0f} B per token and layer x " + shape,
+            "Korthikanti et al. 2022, table 2 (2 s b h per layer)",
+            inputs=array(inputs),
+            **numbers,
+        ),
+        "encoder": column(
+            "encoder activations",
+            "activations",
+            array(encoder),
+            "{encoder:,.0f} B per sequence",
+            "the list of a plain layer, per token of the encoder",
+            encoder=s.encoder_bytes,
+        ),
+        "live": column(
+            "one live layer",
+            "activations",
+            live * one * rank.tokens * rank.constants.activations,
+            "{one:,.0f} B per token x {tokens:,.0f} tokens",
+            ACTIVATION_SOURCE,
+            one=array(one),
+            tokens=rank.tokens,
+        ),
+        "backward": column(
+            "gradients of one layer",
+            "activations",
+            gradients * rank.tokens * rank.constants.activations,
+            "{gradients:,.0f} B per token x {tokens:,.0f} tokens",
+            "inner values of the widest part of a layer, while its backward pass runs",
+            gradients=array(gradients),
+            tokens=rank.tokens,
+        ),
+    }
 
 
-def activation_terms(job: TrainingJob, stage: int) -> list[Term]:
-    """What the forward pass keeps on a pipeline stage."""
-    layers = layers_of_stage(job.architecture, job.layout, stage)
-    kept, live, checkpoint = _activations_per_token(job)
-    held = in_flight_microbatches(job.layout, stage=stage)
-    shape = f"{job.tokens:,.0f} tokens x {layers} layers x {held:.4g} micro-batches in flight"
-    if job.layout.recompute is not Recompute.FULL:
-        formula = f"{kept:,.0f} B per token and layer x {shape}"
-        value = kept * job.tokens * layers * held
-        return [bytes_term("kept activations", "activations", value, formula, ACTIVATION_SOURCE)]
-    inputs = checkpoint * job.tokens * layers * held
-    formula = f"{checkpoint:,.0f} B per token and layer x {shape}"
-    table = "Korthikanti et al. 2022, table 2 (2 s b h per layer)"
-    one_layer = f"{live:,.0f} B per token x {job.tokens:,.0f} tokens"
-    return [
-        bytes_term("layer inputs", "activations", inputs, formula, table),
-        bytes_term("one live layer", "activations", live * job.tokens, one_layer, ACTIVATION_SOURCE),
-    ]
-
-
-def _activations_per_token(job: TrainingJob) -> tuple[float, float, float]:
-    """Bytes per token: kept by an average layer, by the largest layer, and by a recomputed layer."""
-    moe_share = num_moe_layers(job.architecture) / job.architecture.num_layers
-    kept = live = checkpoint = 0.0
-    for moe_layer, share in ((False, 1 - moe_share), (True, moe_share)):
-        if not share:
-            continue
-        layer = layer_activations(
-            job.architecture,
-            seq_len=job.seq_len,
-            dropout=job.dropout > 0,
-            bytes_per_value=job.precision.compute_bytes,
-            moe_layer=moe_layer,
-            implementation=job.implementation,
-        )
-        per_token = layer.bytes_per_token(job.layout, fused_attention=job.fused_attention)
-        whole = layer.bytes_per_token(
-            replace(job.layout, recompute=Recompute.NONE), fused_attention=job.fused_attention
-        )
-        kept += share * per_token
-        live = max(live, whole)
-        checkpoint += share * layer.checkpoint_bytes_per_token(job.layout)
-    return kept, live, checkpoint
-
-
-def logit_terms(job: TrainingJob) -> list[Term]:
+def logit_columns(rank: Rank) -> dict[str, ExplainedColumn]:
     """Logits, probabilities and their gradients on the stage that has the output projection."""
-    positions = job.tokens * job.logit_share
-    size = LOSS_BYTES[job.cross_entropy]
-    per_logit = 0.0 if size is None else job.precision.compute_bytes + size
-    vocabulary = job.architecture.vocab_size
-    value = per_logit * positions * vocabulary / job.layout.tensor
-    formula = f"{per_logit:g} B x {positions:,.0f} positions x vocabulary {vocabulary:,} / TP {job.layout.tensor}"
-    return [bytes_term("logits and loss", "logits", value, formula, f"{job.cross_entropy} cross-entropy")]
-
-
-def buffer_terms(job: TrainingJob, rank: RankParameters) -> list[Term]:
-    """Gathered or cast weights, and gradients before their reduction."""
-    precision, unit = job.precision, rank.largest_unit
-    value = precision.compute_bytes
-    gathers = job.layout.zero >= ZeroStage.PARAMETERS and job.group > 1
-    terms = []
-    if gathers or job.layout.offload_parameters:
-        gathered = 2 * rank.layer_unit + rank.end_unit
-        formula = f"{value:g} B x (2 layers x {rank.layer_unit:,.0f} + embedding and head {rank.end_unit:,.0f})"
-        terms.append(
-            bytes_term(
-                "gathered weights",
-                "buffers",
-                value * gathered,
-                formula,
-                "FSDP2: one layer in use, one prefetched, the root unit",
-            )
+    s, lay = rank.shape, rank.layouts
+    positions = np.minimum(rank.tokens * s.loss_share, s.loss_rows)
+    has_head = (lay.pipeline == 1) | (rank.stage == "last")
+    value = s.loss_bytes * positions * s.vocabulary / lay.tensor * has_head * rank.constants.logits
+    return {
+        "logits": column(
+            "logits and loss",
+            "logits",
+            array(value),
+            "{per_logit:g} B x {positions:,.0f} positions x vocabulary {vocabulary:,.0f} / TP {tensor:.0f}",
+            "bytes per logit of the cross-entropy in use (memory_profile.py)",
+            per_logit=s.loss_bytes,
+            positions=array(positions),
+            vocabulary=s.vocabulary,
+            tensor=lay.tensor,
         )
-    if job.adapter:
-        if job.adapter.base_bits == 4:
-            formula = f"{value:g} B x largest unit {unit:,.0f}"
-            terms.append(bytes_term("dequantised weights", "buffers", value * unit, formula, "bitsandbytes, one unit"))
-        return terms
-    if gathers:
-        formula = f"{precision.gradient_bytes:g} B x largest unit {unit:,.0f}"
-        size = precision.gradient_bytes * unit
-        terms.append(bytes_term("unreduced gradients", "buffers", size, formula, "one unit before its reduction"))
-    elif precision.parameter_bytes > value:
-        formula = f"{value:g} B x {rank.total:,.0f}"
-        terms.append(bytes_term("16-bit copies", "buffers", value * rank.total, formula, "autocast caches its casts"))
-    return terms
-
-
-def overhead_terms(layout: Layout, terms: list[Term], accelerator: Accelerator | None) -> list[Term]:
-    """Allocator slack, driver context and communicators; a plain process on a processor."""
-    transient = sum(term.value for term in terms if term.part in ("activations", "logits", "buffers"))
-    slack = f"{ALLOCATOR_SLACK:.0%} of activations, logits and buffers"
-    assumed = "assumption (memory_terms.py)"
-    found = [bytes_term("allocator slack", "overhead", ALLOCATOR_SLACK * transient, slack, assumed)]
-    if accelerator is not None and accelerator.kind == "cpu":
-        formula = "resident size with torch and transformers imported"
-        return [*found, bytes_term("process", "overhead", CPU_PROCESS_BYTES, formula, assumed)]
-    found.append(
-        bytes_term(
-            "device context",
-            "overhead",
-            CONTEXT_BYTES,
-            "0.5-1.5 GiB",
-            "0.5-1.5 GiB seen in practice; docs/concepts/memory.md",
-        )
-    )
-    degrees = (layout.data * layout.context, layout.tensor, layout.pipeline, layout.expert)
-    groups = sum(degree > 1 for degree in degrees)
-    formula = f"256 MiB x {groups} communicators"
-    return [*found, bytes_term("communicators", "overhead", groups * COMMUNICATOR_BYTES, formula, assumed)]
-
-
-def bytes_term(name: str, part: str, value: float, formula: str, source: str) -> Term:
-    """A term in bytes."""
-    return Term(name=name, part=part, value=value, unit="bytes", formula=formula, source=source)
+    }

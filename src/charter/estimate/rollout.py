@@ -1,46 +1,35 @@
-"""Seconds to generate text and to score it: prefill, decode by memory bandwidth, and plain forward passes."""
+"""Seconds to generate text and to score it, for one configuration: named terms over the formulas of `serving`."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from charter.catalog.accelerators import Accelerator
-from charter.estimate.collectives import all_reduce_seconds, link_between
-from charter.estimate.flops import score_width
-from charter.estimate.kernels import (
-    OPS_PER_LAYER_FORWARD,
-    SECONDS_PER_OP,
-    attention_flops_per_second,
-    experts_used,
-    forward_seconds,
-    matmul_flops_per_second,
-    memory_bytes_per_second,
-)
-from charter.estimate.kv_cache import kv_cache_bytes
-from charter.estimate.parameters import count_parameters
-from charter.estimate.precision import WEIGHT_BYTES
+from charter.estimate.arrays import array
+from charter.estimate.decode import decode_terms, issue_of, prefill_terms, rollout_terms
+from charter.estimate.engines import NATIVE, SERVER, Engine
+from charter.estimate.response_lengths import Drain, ResponseLengths
+from charter.estimate.serving import Issue, Pass, pass_terms
+from charter.estimate.serving_constants import ServingConstants
+from charter.estimate.serving_device import ServingDevice
+from charter.estimate.serving_model import ServedModel
 from charter.estimate.step_time import BASE_SIGMA, UNUSUAL_SIGMA
-from charter.estimate.terms import Breakdown, Interval, Term
+from charter.estimate.terms import Breakdown, Interval, Term, TermTable
+from charter.estimate.weight_format import weight_format
 from charter.spec.architecture import Architecture
 
-GRAPH_SECONDS_PER_STEP = 1.5e-3
-"""Scheduling and graph launch of one decode step in a serving engine; assumption, to be calibrated."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Engine:
-    """How a generation engine issues work."""
-
-    name: str
-    eager: bool
-    """Every operation is issued from Python at every step."""
-    continuous: bool
-    """A finished sequence makes room at once; otherwise the batch waits for its longest answer."""
-
-
-NATIVE = Engine(name="native torch", eager=True, continuous=False)
-SERVER = Engine(name="serving engine (vLLM-like)", eager=False, continuous=True)
+__all__ = [
+    "NATIVE",
+    "SERVER",
+    "Engine",
+    "GenerationTime",
+    "decode_step",
+    "forward_pass_seconds",
+    "generation",
+    "rollout",
+    "weights_read",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,13 +67,16 @@ def generation(
     replicas: int = 1,
     weights: str = "bf16",
     engine: Engine = SERVER,
+    cached_prompt_tokens: float = 0.0,
+    constants: ServingConstants | None = None,
 ) -> GenerationTime:
     """Answer `sequences` prompts of `prompt_tokens` with `new_tokens` each, on `replicas` groups of `tensor` devices.
 
-    Prefill: a forward pass over the prompts. Decode: per step the weights and the cached keys and values are read
-    once; `t >= max(bytes / bandwidth, 2 N batch / flops rate)`. Without continuous batching each batch runs to its
-    longest answer. Source: roofline; Chen 2022 ("Transformer inference arithmetic"). `concurrency` must fit in
-    memory (`memory.largest_batch`). Speculative decoding and prefix caching are not modelled.
+    Prefill: a forward pass over the prompts, less a prefix of `cached_prompt_tokens` that a former request left in the
+    cache (a critique round reads what the answer round has read). Decode: per step the weights and the cached keys and
+    values are read once; `t >= max(bytes / bandwidth, 2 N batch / flops rate)`. Without continuous batching each batch
+    runs to its longest answer. Source: roofline; Chen 2022 ("Transformer inference arithmetic"). `concurrency` must fit
+    in memory (`memory.largest_batch`). Speculative decoding is not modelled.
 
     >>> from charter.catalog import accelerators, models
     >>> llama, a100 = models.get("Llama-3.1-8B").architecture, accelerators.get("A100-80GB")
@@ -97,8 +89,15 @@ def generation(
     steps = new_tokens if engine.continuous else (longest_new_tokens or new_tokens)
     waves = per_replica / batch if engine.continuous else math.ceil(per_replica / batch)
     waves = max(waves, 1.0)
-    prefill = forward_pass_seconds(
-        architecture, accelerator, tokens=per_replica * prompt_tokens, seq_len=prompt_tokens, tensor=tensor
+    model, group, issue = _columns(architecture, accelerator, tensor, weights, engine)
+    first = prefill_terms(
+        model,
+        group,
+        issue,
+        constants or ServingConstants(),
+        sequences=array(batch),
+        prompt=array(max(prompt_tokens, 1.0)),
+        cached=cached_prompt_tokens,
     )
     step = decode_step(
         architecture,
@@ -108,27 +107,72 @@ def generation(
         tensor=tensor,
         weights=weights,
         engine=engine,
+        constants=constants,
     )
-    terms = [_seconds("prefill", "prefill", prefill, f"{per_replica * prompt_tokens:,.0f} prompt tokens", "roofline")]
-    terms += [
-        _seconds(
-            term.name,
-            term.part,
-            term.value * steps * waves,
-            f"{waves:.4g} waves x {steps:,.0f} steps x {term.formula}",
-            term.source,
+    rounds = per_replica / batch
+    prefill = f"{rounds:.4g} batches x {batch} prompts of {prompt_tokens:,.0f} tokens x"
+    terms = _scaled(first.at(), rounds, prefill)
+    terms += _scaled(step.terms, steps * waves, f"{waves:.4g} waves x {steps:,.0f} steps x")
+    return _generation_time(terms, sequences, prompt_tokens, new_tokens, batch, engine, accelerator)
+
+
+def rollout(
+    architecture: Architecture,
+    accelerator: Accelerator,
+    *,
+    sequences: float,
+    prompt_tokens: float,
+    lengths: ResponseLengths,
+    concurrency: int = 256,
+    tensor: int = 1,
+    replicas: int = 1,
+    weights: str = "bf16",
+    engine: Engine = SERVER,
+    constants: ServingConstants | None = None,
+) -> GenerationTime:
+    """All prompts wait at the start; the engine stays full while any wait, then drains until the last answer ends.
+
+    An engine without continuous batching starts each batch anew and waits for the longest of it every time.
+
+    >>> from charter.catalog import accelerators, models
+    >>> llama, h100 = models.get("Llama-3.1-8B").architecture, accelerators.get("H100")
+    >>> work = {"sequences": 256, "prompt_tokens": 200, "concurrency": 256}
+    >>> even = rollout(llama, h100, lengths=ResponseLengths.fixed(500), **work).total
+    >>> long_tail = rollout(llama, h100, lengths=ResponseLengths(mean=500, limit=4000, spread=1.0), **work).total
+    >>> 1.5 < long_tail / even < 5
+    True
+    """
+    per_replica = math.ceil(sequences / replicas)
+    batch = max(1, min(concurrency, per_replica))
+    if not engine.continuous:
+        return generation(
+            architecture,
+            accelerator,
+            sequences=sequences,
+            prompt_tokens=prompt_tokens,
+            new_tokens=lengths.mean,
+            longest_new_tokens=lengths.longest_of(batch),
+            concurrency=batch,
+            tensor=tensor,
+            replicas=replicas,
+            weights=weights,
+            engine=engine,
+            constants=constants,
         )
-        for term in step.terms
-    ]
-    unusual = UNUSUAL_SIGMA if engine.eager or accelerator.kind == "cpu" else 0.0
-    return GenerationTime(
-        terms=tuple(term for term in terms if term.value),
-        sequences=sequences,
-        generated_tokens=sequences * new_tokens,
-        prompt_tokens=sequences * prompt_tokens,
-        concurrency=batch,
-        sigma=math.hypot(BASE_SIGMA, unusual),
+    model, group, issue = _columns(architecture, accelerator, tensor, weights, engine)
+    drain = Drain.of([lengths], [batch])
+    table = rollout_terms(
+        model,
+        group,
+        issue,
+        constants or ServingConstants(),
+        sequences=array(per_replica),
+        limit=array(batch),
+        prompt=array(max(prompt_tokens, 1.0)),
+        mean_tokens=array(lengths.mean),
+        drain=Drain(steps=drain.steps[0], alive=drain.alive[0], position=drain.position[0]),
     )
+    return _generation_time(list(table.at()), sequences, prompt_tokens, lengths.mean, batch, engine, accelerator)
 
 
 def decode_step(
@@ -140,51 +184,21 @@ def decode_step(
     tensor: int = 1,
     weights: str = "bf16",
     engine: Engine = SERVER,
+    constants: ServingConstants | None = None,
 ) -> Breakdown:
     """Seconds of one decode step of `batch` sequences that hold `context` tokens each."""
-    a, stream = architecture, memory_bytes_per_second(accelerator)
-    read = WEIGHT_BYTES[weights] * weights_read(a, batch) / tensor
-    flops = 2 * count_parameters(a).active * batch / tensor
-    matmul = flops / matmul_flops_per_second(accelerator, "bf16")
-    value = 4.0 if accelerator.kind == "cpu" else 2.0
-    cache = batch * kv_cache_bytes(a, context, bytes_per_value=value, tensor=tensor)
-    scores = 2.0 * a.num_layers * score_width(a) * context * batch / tensor
-    keys = max(cache / stream, scores / attention_flops_per_second(accelerator))
-    reduce = all_reduce_seconds(2.0 * batch * a.hidden_size, tensor, link_between(accelerator, span=tensor))
-    weight_time, formula = (
-        max(read / stream, matmul),
-        f"max({read / 1e9:.3g} GB / bandwidth, {flops / 1e9:.3g} GFLOP / rate)",
+    model, group, issue = _columns(architecture, accelerator, tensor, weights, engine)
+    table = decode_terms(
+        model, group, issue, constants or ServingConstants(), sequences=array(batch), context=array(context)
     )
-    host = a.num_layers * OPS_PER_LAYER_FORWARD * SECONDS_PER_OP
-    busy = weight_time + keys + 2 * a.num_layers * reduce
-    waits = host if accelerator.kind == "cpu" else max(0.0, host - busy)
-    launch = waits if engine.eager else GRAPH_SECONDS_PER_STEP
-    return Breakdown(
-        terms=(
-            _seconds("decode, weights", "decode", weight_time, formula, "roofline: weights read once per step"),
-            _seconds(
-                "decode, keys and values", "decode", keys, f"{cache / 1e9:.3g} GB of cache / bandwidth", "roofline"
-            ),
-            _seconds(
-                "decode, tensor parallel",
-                "communication",
-                2 * a.num_layers * reduce,
-                "2 all-reduces per layer",
-                "Shoeybi et al. 2019",
-            ),
-            _seconds("decode, issue", "launch", launch, engine.name, "assumption (rollout.py)"),
-        )
-    )
+    return Breakdown(terms=table.at())
 
 
 def weights_read(architecture: Architecture, batch: float) -> float:
     """Parameters read in one decode step: all but the embedding table and the experts that no token reaches."""
-    count = count_parameters(architecture)
-    read = count.total - count.experts - (0 if architecture.tied_embeddings else count.embedding)
-    if architecture.mixture and count.experts:
-        read_share = experts_used(architecture, batch) / architecture.mixture.num_experts
-        return read + count.experts * read_share
-    return float(read)
+    model = ServedModel.of(architecture)
+    reached = model.one_expert * model.experts_reached(array(batch))
+    return float(model.passed_weights + model.head_weights + reached)
 
 
 def forward_pass_seconds(
@@ -196,28 +210,52 @@ def forward_pass_seconds(
     tensor: int = 1,
     head_positions: float = 0.0,
     dtype: str = "bf16",
+    engine: Engine = NATIVE,
+    constants: ServingConstants | None = None,
 ) -> float:
     """Seconds of a forward pass without gradients over `tokens` tokens: prefill, scoring, log-probabilities.
 
     `head_positions` is the number of positions whose logits are needed (all for log-probabilities, 0 for a reward).
     """
-    cpu = accelerator.kind == "cpu"
-    found = forward_seconds(
-        architecture,
-        accelerator,
-        tokens=tokens,
-        seq_len=seq_len,
-        layers=architecture.num_layers,
-        tensor=tensor,
-        head_positions=head_positions,
-        dtype="fp32" if cpu else dtype,
-        value_bytes=4.0 if cpu else 2.0,
+    sequences = tokens / max(seq_len, 1.0)
+    model, group, issue = _columns(architecture, accelerator, tensor, dtype, engine)
+    work = Pass(
+        sequences=array(sequences),
+        tokens=array(max(seq_len, 1.0)),
+        before=array(0.0),
+        logits=array(head_positions / max(sequences, 1e-30)),
+        decode=False,
     )
-    size = 2.0 * tokens * architecture.hidden_size
-    reduce = all_reduce_seconds(size, tensor, link_between(accelerator, span=tensor))
-    busy = found.busy + 2 * architecture.num_layers * reduce
-    return busy + found.launch if cpu else max(busy, found.launch)
+    table: TermTable = pass_terms(model, group, issue, work, constants or ServingConstants())
+    return float(table.total)
 
 
-def _seconds(name: str, part: str, value: float, formula: str, source: str) -> Term:
-    return Term(name=name, part=part, value=value, unit="seconds", formula=formula, source=source)
+def _columns(
+    architecture: Architecture, accelerator: Accelerator, tensor: int, weights: str, engine: Engine
+) -> tuple[ServedModel, ServingDevice, Issue]:
+    group = ServingDevice.of(accelerator, weights=weight_format(weights), tensor=tensor)
+    return ServedModel.of(architecture), group, issue_of(engine)
+
+
+def _scaled(terms: tuple[Term, ...], factor: float, label: str) -> list[Term]:
+    return [replace(term, value=term.value * factor, formula=f"{label} ({term.formula})") for term in terms]
+
+
+def _generation_time(
+    terms: list[Term],
+    sequences: float,
+    prompt_tokens: float,
+    new_tokens: float,
+    batch: int,
+    engine: Engine,
+    accelerator: Accelerator,
+) -> GenerationTime:
+    unusual = UNUSUAL_SIGMA if engine.eager or accelerator.kind == "cpu" else 0.0
+    return GenerationTime(
+        terms=tuple(term for term in terms if term.value),
+        sequences=sequences,
+        generated_tokens=sequences * new_tokens,
+        prompt_tokens=sequences * prompt_tokens,
+        concurrency=batch,
+        sigma=math.hypot(BASE_SIGMA, unusual),
+    )

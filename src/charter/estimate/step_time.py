@@ -1,26 +1,47 @@
-"""Seconds of one optimizer step, term by term, with an interval."""
+"""Seconds of one optimizer step of one configuration, term by term, with an interval."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from charter.catalog.accelerators import Accelerator
+from charter.estimate.arrays import array
+from charter.estimate.device_columns import DeviceColumns
 from charter.estimate.flops import training_flops_per_token
+from charter.estimate.layouts import Layouts
+from charter.estimate.micro_batch import StepInputs
+from charter.estimate.model_columns import ModelColumns
 from charter.estimate.precision import FSDP_MIXED, TrainingPrecision
+from charter.estimate.stack_profiles import PROFILES, StackProfile
+from charter.estimate.step_job import StackColumns, StepJob
+from charter.estimate.step_seconds import step_table
+from charter.estimate.step_work import step_work
 from charter.estimate.terms import Breakdown, Interval, Term
-from charter.estimate.training_pass import TrainingPass, seconds_term
+from charter.estimate.training_constants import TrainingConstants
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter, Layout
 
-UNMODELLED_SHARE = 0.08
-"""Data loading, stragglers, clocks below their boost: judgement, from the gap between microbenchmarks and runs."""
 BASE_SIGMA = 0.22
 """Median absolute error of 15 % as a lognormal: 0.15 / 0.674. Source: docs/concepts/memory.md (constants per
 generation land within 11-15 % on ordinary large runs; re-measurement noise has a median of 3.6 %)."""
 UNMEASURED_SIGMA, UNUSUAL_SIGMA = 0.15, 0.30
 """Added in quadrature: a device without a measured ceiling; launch-bound steps, deep pipelines, long context,
 processors (the cases in which docs/concepts/memory.md reports errors of 2x). Judgement."""
+DTYPE_BITS = {
+    "fp32": 32.0,
+    "tf32": 19.0,
+    "bf16": 16.0,
+    "fp16": 16.0,
+    "fp8": 8.0,
+    "mxfp8": 8.0,
+    "nvfp4": 4.0,
+    "fp4": 4.0,
+}
+"""Of the operands of matrix products."""
+BLOCK_SCALED = ("mxfp8", "nvfp4", "fp4")
+CLIPPING_BYTES = 8.0
+"""Per owned parameter beside Adam's states: the norm of the gradients, and the gradients scaled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +83,14 @@ def training_step(
     adapter: Adapter | None = None,
     head_share: float = 1.0,
     causal: bool = True,
+    stack: StackProfile | None = None,
+    constants: TrainingConstants | None = None,
 ) -> StepTime:
     """Seconds of `layout.accumulation` micro-batches of `layout.micro_batch` sequences per rank, and the update.
 
-    `head_share` is the share of positions with logits (0 for a scalar head). The slowest pipeline stage sets the
-    pace; with m micro-batches, p stages and v chunks the step takes `m + (p - 1) / v` times its pass (Narayanan et
-    al. 2021, section 2.2).
+    `head_share` is the share of positions with logits (0 for a scalar head). Without a `stack` it is the native engine
+    (Hugging Face layers under PyTorch FSDP), on TPUs MaxText; without `constants` their priors. With m
+    micro-batches, p stages and v chunks the step takes `m + (p - 1) / v` passes (Narayanan et al. 2021, section 2.2).
 
     >>> from charter.catalog import accelerators, models
     >>> from charter.spec.layout import Recompute, ZeroStage
@@ -77,27 +100,30 @@ def training_step(
     >>> 0.25 < step.model_flops_utilisation < 0.5
     True
     """
-    one_pass = TrainingPass.of(
-        architecture, layout, accelerator, seq_len, dtype, precision, adapter, head_share, causal
+    kept = replace(
+        stack or native_profile(accelerator),
+        gradient_bytes=precision.gradient_bytes,
+        update_bytes=2 * precision.state_bytes + CLIPPING_BYTES,
     )
-    micro = layout.accumulation
-    terms = [*one_pass.compute_terms(micro), *one_pass.communication_terms(micro)]
-    work = sum(term.value for term in terms)
-    if layout.pipeline > 1:
-        bubble = work / micro * (layout.pipeline - 1) / layout.interleave
-        formula = f"(p - 1) / v = {(layout.pipeline - 1) / layout.interleave:.3g} passes of {work / micro:.3g} s"
-        terms.append(seconds_term("pipeline bubble", "bubble", bubble, formula, "Narayanan et al. 2021, section 2.2"))
-    terms += one_pass.update_terms(micro)
-    shown = "data loading, stragglers, clocks (judgement)"
-    terms.append(
-        seconds_term("unmodelled", "overhead", UNMODELLED_SHARE * work, f"{UNMODELLED_SHARE:.0%} of work", shown)
+    job = step_job(
+        layout, seq_len=seq_len, dtype=dtype, precision=precision, adapter=adapter, head_share=head_share, causal=causal
     )
-    tokens = layout.micro_batch * seq_len * micro * layout.data
+    model, device, profile = ModelColumns.of(architecture), DeviceColumns.of(accelerator), StackColumns.of(kept)
+    given = StepInputs(
+        model=model,
+        device=device,
+        job=job,
+        stack=profile,
+        work=step_work(model, device, job, profile),
+        constants=constants or TrainingConstants(),
+    )
+    terms = step_table(given).at()
+    tokens = layout.micro_batch * seq_len * layout.accumulation * layout.data
     flops = training_flops_per_token(
         architecture, seq_len, causal=causal, head_share=head_share, frozen_base=adapter is not None
     )
     return StepTime(
-        terms=tuple(term for term in terms if term.value),
+        terms=terms,
         tokens=tokens,
         model_flops=flops * tokens,
         num_accelerators=layout.num_accelerators,
@@ -106,9 +132,39 @@ def training_step(
     )
 
 
-def _sigma(accelerator: Accelerator, dtype: str, layout: Layout, terms: list[Term]) -> float:
+def native_profile(accelerator: Accelerator) -> StackProfile:
+    """What runs where nobody says otherwise: Hugging Face layers under PyTorch FSDP, or MaxText on TPUs."""
+    return PROFILES["maxtext" if accelerator.kind == "tpu" else "native"]
+
+
+def step_job(
+    layout: Layout,
+    *,
+    seq_len: float,
+    dtype: str,
+    precision: TrainingPrecision,
+    adapter: Adapter | None,
+    head_share: float,
+    causal: bool,
+) -> StepJob:
+    """One training step as columns without dimensions."""
+    return StepJob(
+        layouts=Layouts.of(layout),
+        seq=array(seq_len),
+        causal=array(causal),
+        head_share=array(head_share),
+        bits=array(DTYPE_BITS.get(dtype, 16.0)),
+        block_scaled=array(dtype in BLOCK_SCALED),
+        value_bytes=array(precision.compute_bytes),
+        frozen=array(adapter is not None),
+        adapter_rank=array(adapter.rank if adapter else 0.0),
+        base_bits=array(adapter.base_bits if adapter else 16.0),
+    )
+
+
+def _sigma(accelerator: Accelerator, dtype: str, layout: Layout, terms: tuple[Term, ...]) -> float:
     total = sum(term.value for term in terms)
-    launch = sum(term.value for term in terms if term.part == "launch")
+    launch = sum(term.value for term in terms if term.part == "launch" or term.name == "per step")
     unusual = accelerator.kind == "cpu" or layout.pipeline >= 16 or launch > 0.3 * total
     unmeasured = dtype not in accelerator.matmul_ceiling and accelerator.kind != "cpu"
     return math.hypot(BASE_SIGMA, UNMEASURED_SIGMA * unmeasured, UNUSUAL_SIGMA * unusual)

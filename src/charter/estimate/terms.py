@@ -6,6 +6,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from charter.estimate.arrays import Array, array
+
 Z90 = 1.2815515655446004
 """The 90th percentile of the standard normal distribution."""
 
@@ -74,3 +78,44 @@ class Breakdown:
 def scaled_terms(terms: Iterable[Term], factor: float, note: str) -> tuple[Term, ...]:
     """Terms times a factor, with the factor written into the formula."""
     return tuple(replace(term, value=term.value * factor, formula=f"{note} ({term.formula})") for term in terms)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TermColumn:
+    """One addend of many estimates at once; the formula is written in symbols, since the numbers differ."""
+
+    name: str
+    part: str
+    values: Array
+    unit: str
+    formula: str
+    source: str
+
+    def at(self, index: int | tuple[int, ...] = ()) -> Term:
+        """The addend of one configuration."""
+        value = float(np.broadcast_to(self.values, self.values.shape)[index])
+        return Term(
+            name=self.name, part=self.part, value=value, unit=self.unit, formula=self.formula, source=self.source
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TermTable:
+    """Addends of many estimates; their sum is the estimate of each."""
+
+    columns: tuple[TermColumn, ...]
+
+    @property
+    def total(self) -> Array:
+        """Sum of all addends, per configuration."""
+        return array(sum((column.values for column in self.columns), start=np.float64(0.0)))
+
+    def part(self, *parts: str) -> Array:
+        """Sum of the addends of some parts."""
+        return array(sum((column.values for column in self.columns if column.part in parts), start=np.float64(0.0)))
+
+    def at(self, index: int | tuple[int, ...] = ()) -> tuple[Term, ...]:
+        """The addends of one configuration that are not zero."""
+        shape = np.broadcast_shapes(*(column.values.shape for column in self.columns)) if self.columns else ()
+        whole = (replace(column, values=np.broadcast_to(column.values, shape)) for column in self.columns)
+        return tuple(term for column in whole if (term := column.at(index)).value)

@@ -1,0 +1,78 @@
+"""Feedback from an endpoint: what it costs per token, and how long its rate limits make it take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from charter.errors import UsageError
+
+MILLION = 1e6
+SECONDS_PER_MINUTE = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApiPrice:
+    """Price and limits of one endpoint, as its page prints them."""
+
+    input_usd_per_million: float
+    output_usd_per_million: float
+    cached_input_usd_per_million: float | None = None
+    """Of prompt tokens the endpoint has seen before; the full price when left out."""
+    batch_discount: float = 0.0
+    """Share taken off when answers may take a day."""
+    requests_per_minute: float | None = None
+    input_tokens_per_minute: float | None = None
+    output_tokens_per_minute: float | None = None
+    concurrency: float = 64.0
+    """Requests in flight at once."""
+    tokens_per_second: float = 60.0
+    """Of one answer as it streams; judgement where nobody measured it."""
+    first_token_seconds: float = 1.0
+
+    def __post_init__(self) -> None:
+        if min(self.input_usd_per_million, self.output_usd_per_million) < 0 or not 0 <= self.batch_discount < 1:
+            raise UsageError("an API price is not negative, and a batch discount is a share below 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApiJudgement:
+    """What a number of requests takes."""
+
+    seconds: float
+    usd: float
+    bound_by: str
+    """`requests per minute`, `input tokens per minute`, `output tokens per minute` or `concurrency`."""
+
+
+def api_judgement(
+    price: ApiPrice,
+    *,
+    requests: float,
+    input_tokens: float,
+    output_tokens: float,
+    cached_share: float = 0.0,
+) -> ApiJudgement:
+    """Seconds and dollars of `requests` requests of `input_tokens` and `output_tokens` tokens each.
+
+    Seconds: the slowest of the four limits, `requests / rpm`, `tokens / tpm`, and `requests x answer time /
+    concurrency`. `cached_share` of the prompt is a prefix seen before. Retries after refused requests are not counted.
+
+    >>> price = ApiPrice(input_usd_per_million=3.0, output_usd_per_million=15.0, requests_per_minute=1000)
+    >>> found = api_judgement(price, requests=100_000, input_tokens=1000, output_tokens=10)
+    >>> round(found.usd), round(found.seconds / 60), found.bound_by
+    (315, 100, 'requests per minute')
+    """
+    cached = price.cached_input_usd_per_million
+    cached_price = price.input_usd_per_million if cached is None else cached
+    per_input = cached_share * cached_price + (1 - cached_share) * price.input_usd_per_million
+    usd = requests * (input_tokens * per_input + output_tokens * price.output_usd_per_million) / MILLION
+    answer = price.first_token_seconds + output_tokens / price.tokens_per_second
+    limits = {
+        "requests per minute": (requests, price.requests_per_minute),
+        "input tokens per minute": (requests * input_tokens, price.input_tokens_per_minute),
+        "output tokens per minute": (requests * output_tokens, price.output_tokens_per_minute),
+    }
+    times = {name: SECONDS_PER_MINUTE * amount / rate for name, (amount, rate) in limits.items() if rate}
+    times["concurrency"] = answer * requests / min(price.concurrency, max(requests, 1.0))
+    bound_by = max(times, key=lambda name: times[name])
+    return ApiJudgement(seconds=times[bound_by], usd=usd * (1 - price.batch_discount), bound_by=bound_by)

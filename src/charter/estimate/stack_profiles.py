@@ -1,0 +1,222 @@
+"""How training stacks differ: operations they issue, kernels they fuse, traffic they hide.
+
+None of the figures was counted in a profile or in a stack's source. They are estimates from memory of how each stack
+works, and these were then set while looking at residuals of the calibration file: operations of `huggingface` (QFT
+rows), `host` of old Megatron (VTR), `elementwise` of old Megatron (KOR, MLM) and Composer (FND), attention of Composer
+(FND), `tensor_exposed` of Megatron-Core (MLM), 16-bit gradients and `adapted_share` of NeMo (NEM), `fused_experts` and
+`local_expert_ops` (MBR). Leaving such a source out of a fit does not test what was set on it. They multiply the fitted
+constants (`training_constants.py`). A stack that nobody measured takes the profile of its family.
+"""
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackProfile:
+    """One software stack as far as a step's time depends on it."""
+
+    name: str
+    family: str
+    """The stack whose fitted constants serve while nothing was measured of this one."""
+    forward_ops: float
+    """Operations issued per dense layer, forward; backward issues `backward_ops`."""
+    backward_ops: float
+    expert_ops: float = 100.0
+    """More per layer with experts, forward (router, permutation, dispatch); backward as many."""
+    local_expert_ops: float = 8.0
+    """More per expert on the rank, forward (casts and products of each); backward 1.75 times as many."""
+    fused_experts: float = 1.0
+    """Time of grouped products, casts and permutation in block-scaled formats against separate kernels."""
+    adapter_ops: float = 4.5
+    """More per adapted matrix, forward (dropout, two products, scale, add, cast)."""
+    adapted_share: float = 1.0
+    """Share of the matrices that usually have an adapter (all linear layers in PEFT; attention in NeMo)."""
+    gather_ops: float = 6.0
+    """More per layer and pass where weights are gathered (ZeRO-3, FSDP): hooks, copies, stream events."""
+    collective_ops: float = 4.0
+    """Host time of one tensor-parallel collective, in operations."""
+    elementwise: float = 1.0
+    """Memory traffic of norms, activations and residuals against fully fused kernels."""
+    logit_bytes: float = 18.0
+    """Bytes moved per logit, forward and backward, beside the product itself."""
+    update_bytes: float = 34.0
+    """Bytes moved per owned parameter by clipping and Adam."""
+    step_multiple: float = 1.0
+    """Of the seconds per step."""
+    attention: str = "recent"
+    """`recent` (cuDNN, FlashAttention-3 on Hopper), `flash2`, `unfused`, `compiled` (TPU kernels)."""
+    gradient_bytes: float = 2.0
+    """Of one gradient on the wire."""
+    accumulate_bytes: float = 0.0
+    """Moved per parameter and micro-batch to add gradients to a 32-bit buffer."""
+    tensor_exposed: float = 1.0
+    expert_exposed: float = 1.0
+    send_exposed: float = 0.3
+    data_hidden: float = 1.0
+    """Multiple of the constant; 0 where nothing of the data-parallel traffic hides."""
+    unmodelled: float = 1.0
+    host: float = 1.0
+    """Multiple of the host time per operation; 0 where the whole step is one compiled program."""
+
+
+_MEGATRON_OLD = StackProfile(
+    name="megatron-2022",
+    family="megatron-2021",
+    forward_ops=42.0,
+    backward_ops=60.0,
+    elementwise=1.1,
+    logit_bytes=26.0,
+    attention="unfused",
+    data_hidden=0.0,
+    send_exposed=1.0,
+    host=1.8,
+)
+_MEGATRON_NEW = StackProfile(
+    name="megatron-lm",
+    family="megatron-core",
+    forward_ops=30.0,
+    backward_ops=40.0,
+    elementwise=1.0,
+    logit_bytes=16.0,
+    gradient_bytes=4.0,
+    accumulate_bytes=8.0,
+    adapted_share=0.25,
+)
+_MEGATRON_CORE = replace(_MEGATRON_NEW, name="megatron-core", family="nemo", tensor_exposed=0.6)
+"""Its published runs overlap tensor-parallel traffic (`--tp-comm-overlap`; from memory); plain scripts do not."""
+_NEMO = replace(
+    _MEGATRON_CORE, name="nemo", family="megatron-core", gradient_bytes=2.0, accumulate_bytes=4.0, adapted_share=0.12
+)
+"""The recipes of NeMo and Megatron-Bridge keep gradients in 16 bits (`grad_reduce_in_fp32=False`, `grad_sync_dtype:
+bf16`; from memory, not read)."""
+
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        replace(_MEGATRON_OLD, name="megatron-2020", elementwise=1.8),
+        replace(_MEGATRON_OLD, name="megatron-2021", family="megatron-2022"),
+        _MEGATRON_OLD,
+        replace(_MEGATRON_OLD, name="megatron-deepspeed", step_multiple=4.0),
+        _MEGATRON_NEW,
+        _MEGATRON_CORE,
+        _NEMO,
+        replace(_NEMO, name="megatron-bridge", family="nemo"),
+        replace(_NEMO, name="megatron-bridge-2026", family="megatron-bridge", fused_experts=0.5),
+        StackProfile(
+            name="composer",
+            family="fsdp",
+            forward_ops=36.0,
+            backward_ops=60.0,
+            elementwise=1.3,
+            logit_bytes=26.0,
+            update_bytes=44.0,
+            attention="flash1",
+        ),
+        StackProfile(
+            name="fsdp",
+            family="generic",
+            forward_ops=36.0,
+            backward_ops=60.0,
+            elementwise=1.5,
+            logit_bytes=28.0,
+            update_bytes=44.0,
+            attention="flash2",
+        ),
+        StackProfile(
+            name="torchtitan",
+            family="fsdp",
+            forward_ops=24.0,
+            backward_ops=36.0,
+            elementwise=1.25,
+            logit_bytes=24.0,
+            update_bytes=36.0,
+            gradient_bytes=4.0,
+            attention="flash2",
+        ),
+        StackProfile(
+            name="deepspeed-zero",
+            family="generic",
+            host=1.3,
+            forward_ops=45.0,
+            backward_ops=75.0,
+            gather_ops=140.0,
+            elementwise=2.0,
+            logit_bytes=34.0,
+            step_multiple=3.0,
+            attention="flash2",
+            data_hidden=0.7,
+        ),
+        StackProfile(
+            name="huggingface",
+            family="deepspeed-zero",
+            host=1.5,
+            forward_ops=45.0,
+            backward_ops=75.0,
+            gather_ops=140.0,
+            elementwise=2.3,
+            logit_bytes=36.0,
+            update_bytes=50.0,
+            step_multiple=3.0,
+            attention="flash2",
+            data_hidden=0.7,
+        ),
+        StackProfile(
+            name="native",
+            family="huggingface",
+            forward_ops=45.0,
+            backward_ops=75.0,
+            elementwise=2.3,
+            logit_bytes=36.0,
+            update_bytes=44.0,
+            attention="flash2",
+        ),
+        StackProfile(
+            name="unsloth",
+            family="huggingface",
+            forward_ops=30.0,
+            backward_ops=45.0,
+            adapter_ops=3.0,
+            elementwise=1.3,
+            logit_bytes=14.0,
+            step_multiple=2.0,
+            attention="flash2",
+        ),
+        StackProfile(
+            name="litgpt",
+            family="fsdp",
+            forward_ops=40.0,
+            backward_ops=60.0,
+            elementwise=2.0,
+            logit_bytes=32.0,
+            update_bytes=44.0,
+            attention="flash2",
+        ),
+        StackProfile(
+            name="maxtext",
+            family="generic",
+            forward_ops=0.0,
+            backward_ops=0.0,
+            expert_ops=0.0,
+            local_expert_ops=0.0,
+            gather_ops=0.0,
+            collective_ops=0.0,
+            elementwise=1.0,
+            logit_bytes=16.0,
+            attention="compiled",
+            tensor_exposed=0.6,
+            step_multiple=0.3,
+            host=0.0,
+        ),
+        StackProfile(
+            name="generic",
+            family="fsdp",
+            forward_ops=38.0,
+            backward_ops=60.0,
+            elementwise=1.6,
+            logit_bytes=28.0,
+            update_bytes=40.0,
+            attention="flash2",
+        ),
+    )
+}
+"""By name; where the figures come from stands at the head of the file."""
