@@ -10,6 +10,7 @@ from typing import NoReturn
 import typer
 
 from charter.cli.accept import accept
+from charter.cli.calibrate import calibrate
 from charter.cli.cost import cost_app
 from charter.cli.doctor import doctor
 from charter.cli.env import env
@@ -24,6 +25,7 @@ from charter.cli.run import resume, run
 from charter.cli.schema import schema_command
 from charter.cli.status import status
 from charter.cli.stop import stop
+from charter.cli.validate import validate
 from charter.cli.validate_config import check_command
 from charter.errors import CharterError
 
@@ -41,6 +43,8 @@ app.command("mem")(mem)
 app.command("gpus")(gpus)
 app.command("prices")(prices)
 app.command("check")(check_command)
+app.command("validate")(validate)
+app.command("calibrate")(calibrate)
 app.command("schema")(schema_command)
 app.command("run")(run)
 app.command("resume")(resume)

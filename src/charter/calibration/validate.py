@@ -1,0 +1,238 @@
+"""Predict every row of a file of measurements: value and interval in the row's own unit, or why it is refused."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+import numpy as np
+
+from charter.calibration.bundle import Bundle, QuantityFit, bundled, bundled_measurements
+from charter.calibration.fit import Fitted
+from charter.calibration.interval import Knowledge, group_of, scatter_factor
+from charter.calibration.measurement import Measurement, Refusal
+from charter.calibration.memory import out_of_memory
+from charter.calibration.quantities import QUANTITIES, quantity_of
+from charter.calibration.quantity import Quantity
+from charter.calibration.score import Case, Scored, calibrated, cases_of, fitted_to, predict, spread_over
+from charter.errors import CharterError
+
+OOM = "oom"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """One row of a file, predicted or refused."""
+
+    row: Measurement
+    predicted: float | bool | None = None
+    p10: float | bool | None = None
+    p90: float | bool | None = None
+    refused: str | None = None
+    quantity: str = ""
+    stack: str = ""
+    knowledge: str = ""
+    used: bool = False
+    """Whether the row calibrated its stack; such rows do not count in the summaries."""
+
+    @property
+    def error(self) -> float | None:
+        """Predicted over measured, less one."""
+        if self.predicted is None or self.row.metric == OOM or not self.row.value:
+            return None
+        return float(self.predicted) / self.row.value - 1
+
+    @property
+    def covered(self) -> bool:
+        """Whether the measured value lies in the interval."""
+        return self.p10 is not None and self.p90 is not None and self.p10 <= self.row.value <= self.p90
+
+
+def validate(
+    rows: Sequence[Measurement],
+    *,
+    calibrate_rows: int = 0,
+    leave_out: Sequence[str] = (),
+    in_sample: bool = False,
+    bundle: Bundle | None = None,
+    progress: Callable[[str], None] = lambda name: None,
+) -> tuple[Verdict, ...]:
+    """Predict every row once, in the order of the file.
+
+    A source whose rows the calibration was fitted to is predicted without them (unless `in_sample`); `leave_out` names
+    further source prefixes to refit without. `calibrate_rows` first moves the constants of each stack to fit that many
+    rows of each source.
+    """
+    known = {**bundled().quantities, **(bundle.quantities if bundle else {})}
+    fitted_rows = set() if in_sample else {(row.id, row.value) for row in bundled_measurements()}
+    found: dict[int, Verdict] = {}
+    numbers = {id(row): number for number, row in enumerate(rows)}
+    for quantity in QUANTITIES:
+        progress(quantity.name)
+        mine = [row for row in rows if quantity_of(row) is quantity and row.metric != OOM]
+        cases, refused = safe_cases(quantity, mine)
+        for row, reason in refused:
+            found[numbers[id(row)]] = Verdict(row=row, refused=reason, quantity=quantity.name)
+        for prefix in sorted({case.row.prefix for case in cases}):
+            own = [case for case in cases if case.row.prefix == prefix]
+            itself = (prefix,) if any((case.row.id, case.row.value) in fitted_rows for case in own) else ()
+            fit = known[quantity.name]
+            start = without(quantity, fit, tuple(sorted({*leave_out, *itself})))
+            source = prefix in fit.sources and prefix not in (*leave_out, *itself)
+            for verdict in _verdicts(quantity, fit, own, start, calibrate_rows, known_source=source):
+                found[numbers[id(verdict.row)]] = verdict
+    for number, row in enumerate(rows):
+        if number not in found:
+            found[number] = _verdict_on_memory(row) if row.metric == OOM else _nobody(row)
+    return tuple(found[number] for number in range(len(rows)))
+
+
+def safe_cases(quantity: Quantity, rows: Sequence[Measurement]) -> tuple[list[Case], list[tuple[Measurement, str]]]:
+    """Cases of rows; a row that breaks the reader of its configuration is refused, not the file."""
+    made: list[Case] = []
+    refused: list[tuple[Measurement, str]] = []
+    for row in rows:
+        try:
+            cases, reasons = cases_of(quantity, [row])
+            if row.value <= 0:
+                raise Refusal(f"measured value {row.value:g} is not positive")
+            values = predict(quantity, cases, Fitted()) if cases else np.ones(1)
+            if not np.all(np.isfinite(values) & (values > 0)):
+                raise Refusal("the configuration has no finite prediction")
+        except Refusal as refusal:
+            refused.append((row, refusal.reason))
+        except (CharterError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+            refused.append((row, f"the configuration cannot be read: {error}"))
+        else:
+            made += cases
+            refused += reasons
+    return made, refused
+
+
+def without(quantity: Quantity, fit: QuantityFit, leave_out: tuple[str, ...]) -> Fitted:
+    """Constants fitted without some sources; refitted where that was not prepared."""
+    absent = tuple(prefix for prefix in leave_out if prefix in fit.sources)
+    if not absent:
+        return fit.fitted
+    if len(absent) == 1 and absent[0] in fit.without:
+        return fit.without[absent[0]]
+    cases, _ = cases_of(quantity, bundled_measurements())
+    return fitted_to(quantity, [case for case in cases if case.row.prefix not in absent])
+
+
+def _verdicts(
+    quantity: Quantity, fit: QuantityFit, own: Sequence[Case], start: Fitted, few: int, *, known_source: bool
+) -> list[Verdict]:
+    used = set(spread_over(own, few)) if few else set()
+    fitted = calibrated(quantity, [own[index] for index in sorted(used)], start) if used else start
+    values = predict(quantity, own, fitted)
+    scored = [
+        Scored(row=case.row, stack=case.stack, predicted=float(value), used=index in used)
+        for index, (case, value) in enumerate(zip(own, values, strict=True))
+    ]
+    made = []
+    for item in scored:
+        knowledge = _knowledge(item, start, calibrated=bool(used), source=known_source)
+        group = group_of(item.row)
+        width = fit.spread.half_width(group, knowledge)
+        factor = scatter_factor(scored, width) if used else 1.0
+        interval = fit.spread.interval(item.predicted, group, knowledge, factor=factor)
+        made.append(
+            Verdict(
+                row=item.row,
+                predicted=item.predicted,
+                p10=interval.p10,
+                p90=interval.p90,
+                quantity=quantity.name,
+                stack=item.stack,
+                knowledge=knowledge,
+                used=item.used,
+            )
+        )
+    return made
+
+
+def _knowledge(item: Scored, start: Fitted, *, calibrated: bool, source: bool) -> Knowledge:
+    if source and item.stack in start.stacks:
+        return "source"
+    if calibrated:
+        return "calibrated"
+    return "seen" if item.stack in start.stacks else "unseen"
+
+
+def _verdict_on_memory(row: Measurement) -> Verdict:
+    """Whether a run would have run out of memory; p10 and p90 are the verdicts at the ends of the interval."""
+    try:
+        if row.problems:
+            raise Refusal("; ".join(row.problems))
+        judged = out_of_memory(row)
+    except Refusal as refusal:
+        return Verdict(row=row, refused=refusal.reason, quantity=OOM)
+    except (CharterError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        return Verdict(row=row, refused=f"the configuration cannot be read: {error}", quantity=OOM)
+    return Verdict(row=row, predicted=judged.verdict, p10=judged.p10, p90=judged.p90, quantity=OOM, stack=judged.stack)
+
+
+def _nobody(row: Measurement) -> Verdict:
+    reason = f"nothing predicts {row.metric} of kind {row.kind}"
+    return Verdict(row=row, refused="; ".join(row.problems) or reason)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """Errors of a group of verdicts, one vote per configuration."""
+
+    rows: int
+    refused: int
+    configurations: int
+    median_error: float | None
+    p90_error: float | None
+    bias: float | None
+    coverage: float | None
+    width: float | None
+    """Median of p90 / p10."""
+    reasons: Mapping[str, int] = field(default_factory=dict)
+    said_fits_was_oom: int = 0
+    said_oom_ran: int = 0
+    oom_rows: int = 0
+
+
+def score(verdicts: Sequence[Verdict]) -> Score:
+    """Summary of a group; rows that calibrated do not vote."""
+    votes: dict[str, list[Verdict]] = {}
+    reasons: dict[str, int] = {}
+    for item in verdicts:
+        if item.refused is not None:
+            reasons[item.refused] = reasons.get(item.refused, 0) + 1
+        elif item.error is not None and not item.used:
+            votes.setdefault(f"{item.row.config_id or item.row.id} {item.row.metric}", []).append(item)
+    errors = [median(error for item in vote if (error := item.error) is not None) for vote in votes.values()]
+    covered = [sum(item.covered for item in vote) / len(vote) for vote in votes.values()]
+    widths = [float(item.p90 or 1) / float(item.p10 or 1) for vote in votes.values() for item in vote]
+    verdict_rows = [item for item in verdicts if item.row.metric == OOM and item.refused is None]
+    return Score(
+        rows=len(verdicts),
+        refused=sum(reasons.values()),
+        configurations=len(votes),
+        median_error=float(np.median(np.abs(errors))) if errors else None,
+        p90_error=float(np.quantile(np.abs(errors), 0.9)) if errors else None,
+        bias=float(np.median(errors)) if errors else None,
+        coverage=float(np.mean(covered)) if errors else None,
+        width=float(np.median(widths)) if errors else None,
+        reasons=reasons,
+        said_fits_was_oom=sum(bool(item.row.value) and not item.predicted for item in verdict_rows),
+        said_oom_ran=sum(not item.row.value and bool(item.predicted) for item in verdict_rows),
+        oom_rows=len(verdict_rows),
+    )
+
+
+def grouped(verdicts: Sequence[Verdict], by: str) -> dict[str, Score]:
+    """Scores by `source`, `kind` (what was measured of what) or `gpu`, in alphabetical order."""
+    keys: dict[str, Callable[[Verdict], str]] = {
+        "source": lambda item: f"{item.row.prefix} {item.row.kind} {item.row.metric}",
+        "kind": lambda item: group_of(item.row),
+        "gpu": lambda item: item.row.gpu,
+    }
+    groups: dict[str, list[Verdict]] = {}
+    for item in verdicts:
+        groups.setdefault(keys[by](item), []).append(item)
+    return {name: score(groups[name]) for name in sorted(groups)}

@@ -1,0 +1,162 @@
+"""`charter validate`: predictions beside a file of measurements, row by row and per source."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from charter.cli.common import JsonOption, print_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from charter.calibration.validate import Score, Verdict
+
+
+def validate(
+    file: Annotated[Path, typer.Argument(help="CSV of measurements (docs/reference/measurements.md).")],
+    calibrate_rows: Annotated[
+        int,
+        typer.Option("--calibrate-rows", min=0, metavar="K", help="First fit each source's stacks on K of its rows."),
+    ] = 0,
+    leave_out: Annotated[
+        str, typer.Option("--leave-out", metavar="KOR,MLM", help="Refit without the sources of these id prefixes.")
+    ] = "",
+    by: Annotated[
+        Literal["source", "kind", "gpu"], typer.Option("--by", help="How the summary is grouped.")
+    ] = "source",
+    calibration: Annotated[
+        Path | None, typer.Option("--calibration", help="Constants of `charter calibrate` instead of the shipped ones.")
+    ] = None,
+    in_sample: Annotated[
+        bool, typer.Option("--in-sample", help="Keep a source's own rows in the fit that predicts it.")
+    ] = False,
+    worst: Annotated[int, typer.Option("--worst", min=0, help="List the rows that are furthest off.")] = 0,
+    json_: JsonOption = False,
+) -> None:
+    """Check the planner against measured runs: error, bias and coverage per source; refusals with their reason."""
+    from charter.calibration.bundle import load
+    from charter.calibration.measurement import read_measurements
+    from charter.calibration.validate import grouped
+    from charter.calibration.validate import validate as predict
+
+    rows = read_measurements(file)
+    prefixes = tuple(part.strip().upper()[:3] for part in leave_out.split(",") if part.strip())
+    verdicts = predict(
+        rows,
+        calibrate_rows=calibrate_rows,
+        leave_out=prefixes,
+        in_sample=in_sample,
+        bundle=load(calibration) if calibration else None,
+    )
+    groups = grouped(verdicts, by)
+    if json_:
+        print_json(_report(verdicts, groups, by))
+        return
+    _print(file, verdicts, groups, by)
+    if worst:
+        _print_worst(verdicts, worst)
+
+
+def _report(verdicts: "Sequence[Verdict]", groups: "Mapping[str, Score]", by: str) -> dict[str, Any]:
+    from charter.calibration.validate import score
+
+    prefixes = sorted({item.row.prefix for item in verdicts})
+    return {
+        "rows": [_row(item) for item in verdicts],
+        "sources": {
+            prefix: _score(score([item for item in verdicts if item.row.prefix == prefix])) for prefix in prefixes
+        },
+        "groups": {"by": by} | {name: _score(found) for name, found in groups.items()},
+        "total": _score(score(verdicts)),
+    }
+
+
+def _row(item: "Verdict") -> dict[str, Any]:
+    measured: float | bool = bool(item.row.value) if item.row.metric == "oom" else item.row.value
+    return {
+        "id": item.row.id,
+        "metric": item.row.metric,
+        "unit": item.row.unit,
+        "measured": measured,
+        "predicted": item.predicted,
+        "p10": item.p10,
+        "p90": item.p90,
+        "refused": item.refused,
+        "stack": item.stack,
+        "knowledge": item.knowledge,
+        "calibrated_on": item.used,
+    }
+
+
+def _score(found: "Score") -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return asdict(found)
+
+
+def _print(file: Path, verdicts: "Sequence[Verdict]", groups: "Mapping[str, Score]", by: str) -> None:
+    from charter.calibration.validate import score
+    from charter.cli.tables import console, plain_table
+
+    out = console()
+    total = score(verdicts)
+    out.print(f"{file}: {total.rows} rows, {total.refused} refused, {total.configurations} configurations predicted")
+    headings = [(by, "left"), *((name, "right") for name in _COLUMNS)]
+    table = plain_table(*headings)
+    for name, found in groups.items():
+        table.add_row(name, *_cells(found))
+    table.add_section()
+    table.add_row("all", *_cells(total), style="bold")
+    out.print(table)
+    out.print(
+        "error: |predicted / measured - 1|, one vote per configuration; bias: its signed median; "
+        "inside: share between p10 and p90"
+    )
+    for reason, count in sorted(total.reasons.items(), key=lambda item: -item[1]):
+        out.print(f"refused {count}: {reason}", style="dim")
+
+
+_COLUMNS = (
+    "rows",
+    "refused",
+    "configs",
+    "median error",
+    "p90 error",
+    "bias",
+    "inside",
+    "p90/p10",
+    "OOM missed",
+    "OOM too many",
+)
+
+
+def _cells(found: "Score") -> list[str]:
+    def share(value: float | None, sign: str = "") -> str:
+        return "" if value is None else f"{value:{sign}.1%}"
+
+    return [
+        str(found.rows),
+        str(found.refused or ""),
+        str(found.configurations or ""),
+        share(found.median_error),
+        share(found.p90_error),
+        share(found.bias, "+"),
+        share(found.coverage),
+        "" if found.width is None else f"{found.width:.2f}",
+        str(found.said_fits_was_oom) if found.oom_rows else "",
+        str(found.said_oom_ran) if found.oom_rows else "",
+    ]
+
+
+def _print_worst(verdicts: "Sequence[Verdict]", count: int) -> None:
+    from charter.cli.tables import console, plain_table
+
+    table = plain_table(
+        ("row", "left"), ("error", "right"), ("measured", "right"), ("predicted", "right"), ("what", "wrap")
+    )
+    known = [item for item in verdicts if item.error is not None]
+    for item in sorted(known, key=lambda item: -abs(item.error or 0.0))[:count]:
+        what = f"{item.row.model}, {item.row.gpus or ''} x {item.row.gpu}, {item.row.framework}, {item.row.metric}"
+        table.add_row(item.row.id, f"{item.error:+.0%}", f"{item.row.value:g}", f"{item.predicted:.4g}", what)
+    console().print(table)

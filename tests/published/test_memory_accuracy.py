@@ -1,0 +1,65 @@
+"""How far memory is from published rows its constants were not fitted to; the thresholds are the project's targets."""
+
+from functools import cache
+
+import pytest
+
+from charter.calibration.bundle import bundled_measurements
+from charter.calibration.memory import INFERENCE_MEMORY, TRAINING_MEMORY, out_of_memory
+from charter.calibration.score import by, cases_of, leave_source_out, summary
+
+QUANTITIES = {"training": TRAINING_MEMORY, "inference": INFERENCE_MEMORY}
+
+
+@cache
+def left_out(name, rows=0):
+    cases, refused = cases_of(QUANTITIES[name], bundled_measurements())
+    assert not refused
+    return by(leave_source_out(QUANTITIES[name], cases, rows=rows), lambda item: f"{item.row.prefix} {item.row.kind}")
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "worst", "after_five"),
+    [
+        ("training", "SMX pretrain", 0.03, 0.03),
+        ("training", "BSC pretrain", 0.20, 0.04),
+        ("training", "LGT lora", 0.15, 0.08),
+        ("training", "QFT lora", 0.15, 0.10),
+        ("training", "QFT sft", 0.15, 0.10),
+        ("inference", "LGT inference", 0.08, 0.05),
+        ("inference", "QFT inference", 0.08, 0.05),
+        ("inference", "QW3 inference", 0.08, 0.05),
+    ],
+)
+def test_sources_left_out_of_the_fit_are_predicted(name, source, worst, after_five):
+    assert summary(left_out(name)[source]).median_error <= worst
+    assert summary(left_out(name, 5)[source]).median_error <= after_five
+
+
+def test_b200_rows_are_never_under_by_more_than_two_per_cent():
+    errors = [item.error for item in left_out("training")["SMX pretrain"]]
+    assert min(errors) > -0.02
+    assert max(errors) < 0.03
+
+
+def test_no_run_that_ran_out_of_memory_is_said_to_fit():
+    missed = [row.id for row in bundled_measurements() if row.metric == "oom" and not out_of_memory(row).verdict]
+    assert not missed
+
+
+def test_few_runs_that_ran_are_said_to_run_out():
+    """Every row that measured a time or a memory ran."""
+    ran = [
+        row
+        for row in bundled_measurements()
+        if row.metric != "oom" and (row.kind in ("pretrain", "sft", "lora", "rm", "ppo") or "mem" in row.metric)
+    ]
+    wrong = [row.id for row in ran if row.gpu and out_of_memory(row).verdict]
+    assert len(wrong) <= 0.05 * len(ran), wrong
+
+
+def test_the_verdict_at_the_safe_end_is_never_milder():
+    for row in bundled_measurements():
+        if row.metric == "oom":
+            judged = out_of_memory(row)
+            assert judged.p10 <= judged.verdict <= judged.p90

@@ -1,0 +1,57 @@
+"""How far the time of a training step is from the bundled measurements, each source left out of its own fit.
+
+A guard against regressions, not an out-of-sample figure: priors and profiles were set with every source in sight.
+"""
+
+from statistics import mean, median
+
+import numpy as np
+import pytest
+
+from charter.calibration.bundle import MEASUREMENTS
+from charter.calibration.measurement import read_measurements
+from charter.calibration.score import by, cases_of, fitted_to, leave_source_out, scored, summary
+from charter.calibration.training_time import QUANTITY
+
+
+@pytest.fixture(scope="module")
+def cases():
+    return cases_of(QUANTITY, read_measurements(MEASUREMENTS))
+
+
+def medians(rows, *, moe: bool) -> dict[str, float]:
+    kept = [item for item in rows if bool(item.row.n_experts) == moe]
+    return {name: summary(items).median_error for name, items in by(kept, lambda item: item.row.prefix).items()}
+
+
+def test_nothing_is_refused(cases):
+    made, refused = cases
+    assert len(made) > 700
+    assert len(refused) <= 0.1 * len(made)
+
+
+def test_dense_and_moe_steps_of_a_source_never_seen(cases):
+    """Targets of the issue: dense 14 %, mixtures 25 %, small steps of vTrain 20 %."""
+    rows = leave_source_out(QUANTITY, cases[0])
+    dense, moe = medians(rows, moe=False), medians(rows, moe=True)
+    assert mean(dense.values()) <= 0.14
+    assert mean(moe.values()) <= 0.25
+    small = [abs(item.error) for item in rows if item.row.prefix == "VTR"]
+    assert median(small) <= 0.20
+    assert all(abs(item.log_error) < np.log(3) for item in rows)
+
+
+def test_five_rows_of_a_source_calibrate_it(cases):
+    """Targets of the issue: dense 8 % with a bias of at most 4 %, mixtures 12 %."""
+    rows = [item for item in leave_source_out(QUANTITY, cases[0], rows=5) if not item.used]
+    assert mean(medians(rows, moe=False).values()) <= 0.08
+    assert mean(medians(rows, moe=True).values()) <= 0.12
+    sources = by([item for item in rows if not item.row.n_experts], lambda item: item.row.prefix)
+    assert abs(mean(summary(items).bias for items in sources.values())) <= 0.04
+
+
+def test_ten_rows_calibrate_steps_that_launching_bounds(cases):
+    """vTrain, median; the mean is higher, and calculon's 38.9 % is a mean. The target is 9 % after ten rows."""
+    own = [case for case in cases[0] if case.row.prefix == "VTR"]
+    fitted = fitted_to(QUANTITY, [case for case in cases[0] if case.row.prefix != "VTR"])
+    assert summary(scored(QUANTITY, own, fitted, rows=10)).median_error <= 0.09
