@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 Mode = Literal["train", "lora", "qlora", "infer"]
 Weights = Literal["fp32", "bf16", "fp8", "int8", "int4"]
 PrecisionName = Literal["fsdp", "zero", "megatron", "fp32", "bf16"]
+StackName = Literal[
+    "native", "fsdp", "deepspeed", "megatron", "huggingface", "unsloth", "torchtune", "torchtitan", "litgpt", "composer"
+]
 
 
 def mem(
@@ -44,6 +47,9 @@ def mem(
         PrecisionName,
         typer.Option("--precision", help="Bytes per parameter: fsdp 4+4+8, zero 2+2+12, megatron 2+4+12, ..."),
     ] = "fsdp",
+    stack: Annotated[
+        StackName, typer.Option("--stack", help="Whose code trains: what its layers, loss and optimizer step keep.")
+    ] = "native",
     rank: Annotated[int, typer.Option("--rank", min=1, help="Adapter rank (lora, qlora).")] = 16,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Sequences held at once (infer).")] = 1,
     weights: Annotated[Weights, typer.Option("--weights", help="Stored weights (infer).")] = "bf16",
@@ -84,7 +90,9 @@ def mem(
                 capacity,
             )
     else:
-        judge = _training(found.architecture, device, seq_len=seq_len, precision=precision, mode=mode, rank=rank)
+        judge = _training(
+            found.architecture, device, seq_len=seq_len, precision=precision, stack=stack, mode=mode, rank=rank
+        )
         memory = judge(layout)
         if not memory.fits(capacity):
             changes = training_alternatives(layout, judge, capacity)
@@ -131,13 +139,14 @@ def _check_degrees(model: "CatalogModel", count: int, *, tensor: int, pipeline: 
 
 
 def _training(
-    shape: "Architecture", device: "Accelerator", *, seq_len: int, precision: str, mode: str, rank: int
+    shape: "Architecture", device: "Accelerator", *, seq_len: int, precision: str, stack: str, mode: str, rank: int
 ) -> "Callable[[Layout], MemoryBreakdown]":
     """Memory of a training layout, with everything but the layout fixed."""
     from functools import partial
 
     from charter.estimate import precision as kinds
     from charter.estimate.memory import training_memory
+    from charter.estimate.memory_profile import PROFILES
     from charter.spec.layout import Adapter
 
     chosen = {
@@ -148,7 +157,15 @@ def _training(
         "bf16": kinds.PURE_BF16,
     }[precision]
     adapter = None if mode == "train" else Adapter(rank=rank, base_bits=4 if mode == "qlora" else 16)
-    return partial(training_memory, shape, seq_len=seq_len, precision=chosen, adapter=adapter, accelerator=device)
+    return partial(
+        training_memory,
+        shape,
+        seq_len=seq_len,
+        precision=chosen,
+        adapter=adapter,
+        accelerator=device,
+        profile=PROFILES[stack],
+    )
 
 
 def _inference(
@@ -190,15 +207,20 @@ def _report(
         "mode": mode,
         "layout": layout.label,
         "pipeline_stage": memory.stage,
+        "phase": memory.phase,
+        "phases": memory.phase_bytes,
         "terms": [
             {"name": t.name, "part": t.part, "bytes": t.value, "formula": t.formula, "source": t.source}
             for t in memory.terms
         ],
         "breakdown": memory.by_part(),
         "peak_bytes": memory.total_bytes,
+        "interval": {"p10": memory.p10, "p50": memory.p50, "p90": memory.p90},
+        "largest_term": memory.largest_term.name,
         "capacity_bytes": device.memory_bytes,
         "capacity_source": device.memory_provenance.source,
         "fits": memory.fits(device.memory_bytes),
+        "surely_fits": memory.surely_fits(device.memory_bytes),
         "would_fit": [{"change": item.change, "count": item.count, "peak_bytes": item.total_bytes} for item in changes],
     }
 
@@ -225,10 +247,15 @@ def _print(model: "CatalogModel", device: "Accelerator", report: dict[str, Any],
     capacity = f"of {device.memory_bytes / 2**30:.2f} GiB: {verdict}"
     table.add_row("total", f"{memory.total_bytes / 2**30:.2f}", "", capacity, style="bold")
     out.print(table)
+    phases = ", ".join(f"{phase} {size / 2**30:.2f}" for phase, size in memory.phase_bytes.items())
+    out.print(f"fullest in {memory.phase}; GiB by phase: {phases}")
+    spread = memory.interval
+    doubt = "" if free < 0 or memory.surely_fits(device.memory_bytes) else "; it may not fit: p90 is above the capacity"
+    out.print(f"p10 {spread.p10 / 2**30:.2f}, p50 {spread.p50 / 2**30:.2f}, p90 {spread.p90 / 2**30:.2f} GiB{doubt}")
     out.print("\n".join(f"[{number}] {source}" for source, number in sources.items()), style="dim")
     out.print(f"capacity: {device.memory_provenance.source}", style="dim")
     if free < 0:
-        largest = max(memory.terms, key=lambda term: term.value)
+        largest = memory.largest_term
         out.print(f"The largest term is {largest.name} ({format_bytes(largest.value)}).")
         lines = [f"  {item['change']}: {format_bytes(item['peak_bytes'])}" for item in report["would_fit"]]
         out.print("Would fit:\n" + "\n".join(lines) if lines else "Nothing that was tried fits.")

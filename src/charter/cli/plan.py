@@ -10,6 +10,7 @@ from charter.cli.common import JsonOption, SetOption, open_project, print_json
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from charter.plan.knowledge import Knowledge
     from charter.plan.plan import Plan
     from charter.spec.project import Project
 
@@ -34,6 +35,14 @@ def plan(
         bool, typer.Option("--expand", help="Print the project with presets expanded, and stop.")
     ] = False,
     overrides: SetOption = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            "--calibration",
+            help="Constants and paces of `charter calibrate`; calibration.json of the project if it is there.",
+            show_default=False,
+        ),
+    ] = None,
     fail_over_budget: Annotated[
         bool, typer.Option("--fail-over-budget", help="Exit with 4 when the budget is exceeded at p90.")
     ] = False,
@@ -53,12 +62,21 @@ def plan(
         return
     from charter.plan.project_plan import plan_project
 
-    made = plan_project(project, root)
+    made = plan_project(project, root, knowledge=_knowledge(calibration))
     if output is not None:
         _write(made, output)
     _show(made, as_json=as_json, explain=explain)
     if fail_over_budget:
         _check_budget(made)
+
+
+def _knowledge(calibration: Path | None) -> "Knowledge | None":
+    if calibration is None:
+        return None
+    from charter.calibration.bundle import load
+    from charter.plan.knowledge import Knowledge
+
+    return Knowledge.of(load(calibration))
 
 
 def _project(path: Path, template: str | None, overrides: list[str] | None) -> "tuple[Project, Path]":

@@ -13,29 +13,38 @@ from charter.estimate.rollout import NATIVE, forward_pass_seconds, generation
 from charter.estimate.step_time import training_step
 from charter.estimate.terms import Term
 from charter.plan.fit import decoded_together, training_precision
+from charter.plan.knowledge import Knowledge
 from charter.plan.phase import Phase, Role, Workload
 from charter.spec.layout import Layout, ZeroStage
 
 ENGINE = NATIVE
 
 
-def training_terms(work: Workload, layout: Layout, *, accelerator: Accelerator, dtype: str) -> tuple[Term, ...]:
+def training_terms(
+    work: Workload, layout: Layout, *, accelerator: Accelerator, dtype: str, knowledge: Knowledge
+) -> tuple[Term, ...]:
     """Terms of a stage that trains: its updates, and for PPO and DPO also generation and scoring on the same layout."""
     terms: list[Term] = []
     for phase in work.phases:
         role = work.role(phase.role)
         if phase.work == "train":
-            terms += _updates(role, phase, layout, accelerator, dtype)
+            terms += _updates(role, phase, layout, accelerator, dtype, knowledge)
         elif phase.work == "generate":
-            together = decoded_together(work, phase, layout, accelerator=accelerator, dtype=dtype)
-            terms += _rollouts(role, phase, layout, together, accelerator)
+            together = decoded_together(work, phase, layout, accelerator=accelerator, dtype=dtype, knowledge=knowledge)
+            terms += _rollouts(role, phase, layout, together, accelerator, knowledge)
         else:
-            terms += _scoring(role, phase, phase.steps / layout.data, layout.tensor, accelerator)
+            terms += _scoring(role, phase, phase.steps / layout.data, layout.tensor, accelerator, knowledge)
     return tuple(terms)
 
 
 def answering_terms(
-    work: Workload, *, tensor: int, replicas: int, batches: dict[str, float], accelerator: Accelerator
+    work: Workload,
+    *,
+    tensor: int,
+    replicas: int,
+    batches: dict[str, float],
+    accelerator: Accelerator,
+    knowledge: Knowledge,
 ) -> tuple[Term, ...]:
     """Terms of a stage that only answers: replicas take whole batches in turn, one model after another."""
     terms: list[Term] = []
@@ -45,13 +54,15 @@ def answering_terms(
         role, turns = work.role(phase.role), ceil(phase.steps / replicas)
         if phase.work == "generate":
             together = max(1, int(batches[phase.name]))
-            terms += _decoding(role, phase, turns, phase.batch, together, tensor, 1, accelerator)
+            terms += _decoding(role, phase, turns, phase.batch, together, tensor, 1, accelerator, knowledge)
         else:
-            terms += _scoring(role, phase, turns, tensor, accelerator)
+            terms += _scoring(role, phase, turns, tensor, accelerator, knowledge)
     return tuple(terms)
 
 
-def _updates(role: Role, phase: Phase, layout: Layout, accelerator: Accelerator, dtype: str) -> list[Term]:
+def _updates(
+    role: Role, phase: Phase, layout: Layout, accelerator: Accelerator, dtype: str, knowledge: Knowledge
+) -> list[Term]:
     step = training_step(
         role.architecture,
         layout,
@@ -61,16 +72,21 @@ def _updates(role: Role, phase: Phase, layout: Layout, accelerator: Accelerator,
         precision=training_precision(dtype, accelerator),
         adapter=role.adapter,
         head_share=0.0 if role.scalar_head else phase.logit_share,
+        constants=knowledge.training,
     )
     return _over_steps(phase, phase.steps, step.terms)
 
 
-def _rollouts(role: Role, phase: Phase, layout: Layout, together: int, accelerator: Accelerator) -> list[Term]:
+def _rollouts(
+    role: Role, phase: Phase, layout: Layout, together: int, accelerator: Accelerator, knowledge: Knowledge
+) -> list[Term]:
     """The batch is split over the replicas; sharded weights are gathered once per rollout."""
-    terms = _decoding(role, phase, phase.steps, phase.batch, together, layout.tensor, layout.data, accelerator)
+    terms = _decoding(
+        role, phase, phase.steps, phase.batch, together, layout.tensor, layout.data, accelerator, knowledge
+    )
     if layout.zero >= ZeroStage.PARAMETERS:
         size = 2.0 * count_parameters(role.architecture).total / layout.tensor
-        link = link_between(accelerator, span=layout.num_accelerators)
+        link = link_between(accelerator, span=layout.num_accelerators, stride=layout.tensor)
         gather = Term(
             name="gather weights",
             part="communication",
@@ -92,6 +108,7 @@ def _decoding(
     tensor: int,
     replicas: int,
     accelerator: Accelerator,
+    knowledge: Knowledge,
 ) -> list[Term]:
     one = generation(
         role.architecture,
@@ -103,11 +120,14 @@ def _decoding(
         tensor=tensor,
         replicas=replicas,
         engine=ENGINE,
+        constants=knowledge.serving,
     )
     return _over_steps(phase, turns, one.terms)
 
 
-def _scoring(role: Role, phase: Phase, turns: float, tensor: int, accelerator: Accelerator) -> list[Term]:
+def _scoring(
+    role: Role, phase: Phase, turns: float, tensor: int, accelerator: Accelerator, knowledge: Knowledge
+) -> list[Term]:
     width = phase.padded_tokens(phase.batch)
     tokens = phase.batch * width
     share = 0.0 if role.scalar_head else phase.logit_share
@@ -118,6 +138,7 @@ def _scoring(role: Role, phase: Phase, turns: float, tensor: int, accelerator: A
         seq_len=width,
         tensor=tensor,
         head_positions=share * tokens,
+        constants=knowledge.serving,
     )
     term = Term(
         name="forward pass",

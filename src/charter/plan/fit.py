@@ -10,17 +10,20 @@ from math import ceil
 
 from charter.catalog.accelerators import Accelerator
 from charter.estimate.kv_cache import kv_cache_bytes
-from charter.estimate.memory import Head, MemoryBreakdown, inference_memory, training_memory
+from charter.estimate.memory import Head, MemoryBreakdown, inference_memory, job_memory
+from charter.estimate.memory_profile import NATIVE
+from charter.estimate.memory_shape import AdapterUse, MemoryJob
 from charter.estimate.precision import FP32, FSDP_MIXED, TrainingPrecision
 from charter.estimate.states import rank_parameters
 from charter.estimate.terms import Term
+from charter.plan.knowledge import Knowledge
 from charter.plan.phase import Phase, Role, Workload
 from charter.spec.layout import Layout, ZeroStage
 
-USABLE_SHARE = 0.95
-"""Share of the reported memory that a plan may fill; judgement, beside the context that is a term of its own."""
 STATE_PARTS = ("parameters", "gradients", "optimizer")
-CONTEXT_TERMS = ("device context", "process")
+FULL_STATE = "optimizer step"
+"""The phase in which weights, gradients and optimizer state all exist; between roles they are counted as staying."""
+CONTEXT_TERMS = ("device context", "process", "communicators")
 CPU = "cpu"
 
 
@@ -46,28 +49,26 @@ class Peak:
         return MemoryBreakdown(terms=self.terms).by_part()
 
 
-def capacity_bytes(accelerator: Accelerator) -> float:
-    """Bytes of an accelerator that a plan may fill."""
-    return USABLE_SHARE * accelerator.memory_bytes
-
-
 def training_precision(dtype: str, accelerator: Accelerator) -> TrainingPrecision:
     """How the native engine stores numbers: fp32 weights and Adam, computation in `dtype`."""
     return FP32 if dtype == "fp32" or accelerator.kind == CPU else FSDP_MIXED
 
 
-def training_peak(work: Workload, layout: Layout, *, accelerator: Accelerator, dtype: str) -> Peak:
+def training_peak(
+    work: Workload, layout: Layout, *, accelerator: Accelerator, dtype: str, knowledge: Knowledge
+) -> Peak:
     """Peak of a stage that trains, with all its roles in memory."""
-    breakdowns = {role.name: _trained(work, role, layout, accelerator, dtype) for role in work.trained}
+    breakdowns = {role.name: _trained(work, role, layout, accelerator, dtype, knowledge) for role in work.trained}
     resident = _resident(work, breakdowns, layout, accelerator)
     moments = [
         Peak(
-            moment=f"training {role}",
-            parts=(*resident, *((role, term) for term in breakdown.terms if _comes_and_goes(term))),
+            moment=f"training {role} ({phase})",
+            parts=(*resident, *((role, term) for term in terms if _comes_and_goes(term))),
         )
         for role, breakdown in breakdowns.items()
+        for phase, terms in breakdown.phases.items()
     ]
-    room = capacity_bytes(accelerator) - sum(term.value for _, term in resident)
+    room = knowledge.usable_bytes(accelerator) - sum(term.value for _, term in resident)
     moments += [
         Peak(moment=phase.name, parts=(*resident, *_generation_terms(work, phase, layout, room)))
         for phase in work.phases
@@ -76,11 +77,13 @@ def training_peak(work: Workload, layout: Layout, *, accelerator: Accelerator, d
     return max(moments, key=lambda peak: peak.total_bytes)
 
 
-def decoded_together(work: Workload, phase: Phase, layout: Layout, *, accelerator: Accelerator, dtype: str) -> int:
+def decoded_together(
+    work: Workload, phase: Phase, layout: Layout, *, accelerator: Accelerator, dtype: str, knowledge: Knowledge
+) -> int:
     """Sequences of a rollout that one replica decodes at once: all of its share, or as many as memory holds."""
-    breakdowns = {role.name: _trained(work, role, layout, accelerator, dtype) for role in work.trained}
+    breakdowns = {role.name: _trained(work, role, layout, accelerator, dtype, knowledge) for role in work.trained}
     resident = _resident(work, breakdowns, layout, accelerator)
-    room = capacity_bytes(accelerator) - sum(term.value for _, term in resident)
+    room = knowledge.usable_bytes(accelerator) - sum(term.value for _, term in resident)
     return _together(work.role(phase.role), phase, layout, room)
 
 
@@ -90,7 +93,10 @@ def _resident(
     """State of the trained roles, weights of the frozen ones, the process: there at every moment."""
     width = 4.0 if accelerator.kind == CPU else 2.0
     states = [
-        (role, term) for role, breakdown in breakdowns.items() for term in breakdown.terms if term.part in STATE_PARTS
+        (role, term)
+        for role, breakdown in breakdowns.items()
+        for term in breakdown.phases[FULL_STATE]
+        if term.part in STATE_PARTS
     ]
     frozen = [(role.name, _frozen(role, layout, width)) for role in work.roles if not role.trained]
     context = [("", term) for term in next(iter(breakdowns.values())).terms if term.name in CONTEXT_TERMS]
@@ -98,7 +104,13 @@ def _resident(
 
 
 def answering_peak(
-    work: Workload, *, tensor: int, batches: dict[str, float], accelerator: Accelerator, weights: str = "bf16"
+    work: Workload,
+    *,
+    tensor: int,
+    batches: dict[str, float],
+    accelerator: Accelerator,
+    knowledge: Knowledge,
+    weights: str = "bf16",
 ) -> Peak:
     """Peak of a stage that only answers: the fullest of its phases; `batches` are sequences per replica by phase."""
     moments = [
@@ -115,6 +127,7 @@ def answering_peak(
                     prefill_tokens=max(phase.longest_tokens, 8192.0),
                     head=_head(work.role(phase.role)),
                     accelerator=accelerator,
+                    constants=knowledge.inference_memory,
                 ),
             ),
         )
@@ -135,14 +148,21 @@ def _head(role: Role) -> Head:
     return "scalar" if role.scalar_head else "lm"
 
 
-def _trained(work: Workload, role: Role, layout: Layout, accelerator: Accelerator, dtype: str) -> MemoryBreakdown:
+def _trained(
+    work: Workload, role: Role, layout: Layout, accelerator: Accelerator, dtype: str, knowledge: Knowledge
+) -> MemoryBreakdown:
+    return job_memory(training_job(work, role, accelerator, dtype), layout, knowledge.training_memory)
+
+
+def training_job(work: Workload, role: Role, accelerator: Accelerator, dtype: str) -> MemoryJob:
+    """The training of one role as the memory model sees it."""
     phase = next(phase for phase in work.phases if phase.role == role.name and phase.work == "train")
-    return training_memory(
-        role.architecture,
-        layout,
+    return MemoryJob(
+        architecture=role.architecture,
         seq_len=max(1, round(phase.longest_tokens)),
         precision=training_precision(dtype, accelerator),
-        adapter=role.adapter,
+        profile=NATIVE,
+        adapter=AdapterUse.of(role.adapter) if role.adapter else None,
         head=_head(role),
         logit_share=phase.logit_share,
         accelerator=accelerator,
@@ -151,6 +171,11 @@ def _trained(work: Workload, role: Role, layout: Layout, accelerator: Accelerato
 
 def _comes_and_goes(term: Term) -> bool:
     return term.part not in STATE_PARTS and term.name not in CONTEXT_TERMS
+
+
+def frozen_bytes(role: Role, layout: Layout, width_bytes: float) -> float:
+    """Weights of a frozen role on one rank."""
+    return _frozen(role, layout, width_bytes).value
 
 
 def _frozen(role: Role, layout: Layout, width_bytes: float) -> Term:
@@ -178,6 +203,11 @@ def _together(role: Role, phase: Phase, layout: Layout, room_bytes: float) -> in
     share = ceil(phase.batch / layout.data)
     free = room_bytes - _gathered_bytes(role, layout)
     return max(1, min(share, int(free / _cache_bytes(role, phase, layout))))
+
+
+def generation_bytes(work: Workload, phase: Phase, layout: Layout, room_bytes: float) -> float:
+    """Gathered weights, keys and values of a generating phase on one rank."""
+    return sum(term.value for _, term in _generation_terms(work, phase, layout, room_bytes))
 
 
 def _generation_terms(work: Workload, phase: Phase, layout: Layout, room_bytes: float) -> list[tuple[str, Term]]:

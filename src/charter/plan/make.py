@@ -7,6 +7,7 @@ from charter.plan.assess import KEPT_DAYS, checkpoint_bytes, stage_plan
 from charter.plan.assumption import Assumption
 from charter.plan.corpus import Library
 from charter.plan.infeasible import infeasible
+from charter.plan.knowledge import Knowledge, shipped
 from charter.plan.machine import Machine
 from charter.plan.option import Option, Rejected, pick
 from charter.plan.phase import Workload
@@ -47,18 +48,22 @@ def make_plan(
     architectures: Mapping[str, Architecture],
     data_facts: Mapping[str, DataFacts],
     machine: Machine | None = None,
+    knowledge: Knowledge | None = None,
 ) -> Plan:
     """Place, time and price every stage: the cheapest that fits, sped up where the deadline asks for it.
 
     `architectures` of every entry of `models`, `data_facts` of every data set that is there; `machine` is needed for
-    local plans. Raises `InfeasibleError` when a stage fits nowhere.
+    local plans; `knowledge` is the shipped calibration unless given. Raises `InfeasibleError` when a stage fits
+    nowhere.
     """
+    known = knowledge or shipped()
     library = Library(project=project, facts=data_facts, assumptions=[])
     models = Models(project=project, architectures=architectures)
     candidates = [
-        _candidates(name, project, models=models, library=library, machine=machine) for name in execution_order(project)
+        _candidates(name, project, models=models, library=library, machine=machine, knowledge=known)
+        for name in execution_order(project)
     ]
-    plan = _assemble(project, candidates, library)
+    plan = _assemble(project, candidates, library, known)
     for _ in range(8 * len(candidates)):
         if plan.deadline_seconds is None or plan.seconds.p90 <= plan.deadline_seconds:
             break
@@ -66,12 +71,12 @@ def make_plan(
         if faster is None:
             break
         candidates = faster
-        plan = _assemble(project, candidates, library)
+        plan = _assemble(project, candidates, library, known)
     return plan
 
 
 def _candidates(
-    name: str, project: Project, *, models: Models, library: Library, machine: Machine | None
+    name: str, project: Project, *, models: Models, library: Library, machine: Machine | None, knowledge: Knowledge
 ) -> Candidates:
     stage = project.pipeline[name]
     work = workload(stage, models, library)
@@ -87,6 +92,7 @@ def _candidates(
         dtype=getattr(stage, "dtype", "bf16"),
         checkpoint_bytes=checkpoint_bytes(work),
         use_spot=_spot(project, stage),
+        knowledge=knowledge,
     )
     found = search(question, where)
     if not found.options:
@@ -106,7 +112,7 @@ def _spot(project: Project, stage: Stage) -> bool | str:
     return project.resources.use_spot if own is None else own
 
 
-def _assemble(project: Project, candidates: list[Candidates], library: Library) -> Plan:
+def _assemble(project: Project, candidates: list[Candidates], library: Library, knowledge: Knowledge) -> Plan:
     stages: list[StagePlan] = []
     assumptions = list(library.assumptions)
     for item in candidates:
@@ -121,7 +127,7 @@ def _assemble(project: Project, candidates: list[Candidates], library: Library) 
         )
         stages.append(made)
         spot = item.chosen.price.market == "spot"
-        _extend(assumptions, risk_assumptions(item.chosen.place, spot=spot))
+        _extend(assumptions, risk_assumptions(item.chosen.place, spot=spot, knowledge=knowledge))
         _extend(assumptions, (_price_assumption(item.chosen), *((storage,) if storage else ())))
     if any(stage.usd is not None for stage in stages):
         _extend(assumptions, (Assumption(name="days that results are kept", value=KEPT_DAYS, source="judgement"),))

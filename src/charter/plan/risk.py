@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from charter.plan.assumption import Assumption
+from charter.plan.knowledge import LOCAL_SIGMA, LOCAL_SIGMA_SOURCE, TRAINING, Knowledge
 from charter.plan.place import LOCAL, Place
 from charter.resilience.checkpoint import transfer_seconds
 from charter.resilience.expected_time import (
@@ -24,9 +25,7 @@ SPOT_UP_HOURS = 2.75
 SPOT_AVAILABILITY = 0.65
 SPOT_SOURCE = "median of ten public AWS traces of 2022-23 (V100); none is public for A100 or H100"
 
-EFFICIENCY_SIGMA = 0.20
 LENGTH_SIGMA = 0.25
-LOCAL_SIGMA = 0.30
 PRICE_SIGMA = 0.05
 SIGMA_SOURCE = "judgement (standard deviation of the logarithm), until the ledger has enough runs to measure it"
 
@@ -102,17 +101,16 @@ def _interruptions(place: Place, num_nodes: int, spot: bool) -> Interruptions:
     )
 
 
-def time_sigmas(place: Place, *, generates: bool, fixed_length: bool) -> tuple[float, ...]:
+def time_sigmas(efficiency: float, *, generates: bool, fixed_length: bool) -> tuple[float, ...]:
     """Standard deviations of the logarithm of a stage's time, one per independent cause."""
-    efficiency = LOCAL_SIGMA if place.infra == LOCAL else EFFICIENCY_SIGMA
     return (efficiency, LENGTH_SIGMA) if generates and not fixed_length else (efficiency,)
 
 
-def risk_assumptions(place: Place, *, spot: bool) -> tuple[Assumption, ...]:
+def risk_assumptions(place: Place, *, spot: bool, knowledge: Knowledge) -> tuple[Assumption, ...]:
     """What the range and the overhead rest on."""
     if place.infra == LOCAL:
         return (
-            Assumption(name="sigma of local time", value=LOCAL_SIGMA, source=SIGMA_SOURCE),
+            Assumption(name="sigma of local time", value=LOCAL_SIGMA, source=LOCAL_SIGMA_SOURCE),
             Assumption(
                 name="start of a local stage, seconds",
                 value=LOCAL_START_SECONDS,
@@ -121,7 +119,12 @@ def risk_assumptions(place: Place, *, spot: bool) -> tuple[Assumption, ...]:
         )
     rate = failure_rate(place)
     made = [
-        Assumption(name="sigma of efficiency", value=EFFICIENCY_SIGMA, source=SIGMA_SOURCE),
+        Assumption(
+            name="half-width of the 80 % interval of a training step, logarithm",
+            value=round(knowledge.half_width(TRAINING, "training dense"), 3),
+            source=f"sources left out of the fit: {knowledge.source}",
+            as_of=knowledge.as_of,
+        ),
         Assumption(name="sigma of answer length", value=LENGTH_SIGMA, source=SIGMA_SOURCE),
         Assumption(name="sigma of price", value=PRICE_SIGMA, source=SIGMA_SOURCE),
         Assumption(name="failures per node and day", value=rate.per_node_day, source=rate.source),

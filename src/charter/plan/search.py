@@ -1,13 +1,15 @@
 """The ways to run one stage: every place, node count, layout and market that fits; and why the others do not."""
 
-from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from charter.catalog.accelerators import Accelerator
 from charter.estimate.terms import Term
 from charter.plan import accelerator_time
 from charter.plan.cpu_time import cpu_phase_terms
-from charter.plan.fit import NOTHING_LOADED, Peak, answering_peak, capacity_bytes, training_peak
+from charter.plan.fit import NOTHING_LOADED, Peak, answering_peak, training_peak
+from charter.plan.fit_many import training_totals
+from charter.plan.knowledge import Knowledge
 from charter.plan.layouts import Family, families, levels
 from charter.plan.option import Option, Rejected
 from charter.plan.phase import Phase, Workload
@@ -28,6 +30,7 @@ class Question:
     dtype: str
     checkpoint_bytes: float
     use_spot: bool | str
+    knowledge: Knowledge
 
     @property
     def fixed(self) -> StageResources | None:
@@ -110,13 +113,15 @@ def _on_processors(question: Question, place: Place) -> tuple[Option | None, _Mi
         batch = question.training.batch
         micro = min(batch, fixed.micro_batch) if fixed and fixed.micro_batch else batch
         layout = Layout(micro_batch=micro, accumulation=-(-batch // micro))
-        peak = training_peak(work, layout, accelerator=machine, dtype=question.dtype)
+        peak = training_peak(work, layout, accelerator=machine, dtype=question.dtype, knowledge=question.knowledge)
         label = layout.label.removeprefix("dp1 ")
     else:
         batches = {phase.name: float(phase.batch) for phase in work.phases}
         layout, label = Layout(micro_batch=max(phase.batch for phase in work.phases)), "one process"
-        peak = answering_peak(work, tensor=1, batches=batches, accelerator=machine, weights="fp32")
-    capacity = capacity_bytes(machine)
+        peak = answering_peak(
+            work, tensor=1, batches=batches, accelerator=machine, knowledge=question.knowledge, weights="fp32"
+        )
+    capacity = question.knowledge.usable_bytes(machine)
     if peak.total_bytes > capacity:
         return None, _Missed(
             rejected=(Rejected(option=place.label, reason=does_not_fit(peak, capacity)),), peaks=((peak, capacity),)
@@ -138,27 +143,31 @@ def _on_processors(question: Question, place: Place) -> tuple[Option | None, _Mi
 
 def _training(question: Question, place: Place, num_nodes: int) -> tuple[Option | None, _Missed]:
     """The fastest layout that fits, pipelines only when nothing fits without; else the best of every ZeRO stage."""
-    missed: dict[str, tuple[Peak, str]] = {}
-    capacity = capacity_bytes(place.accelerator)
+    missed: dict[str, tuple[float, Layout]] = {}
+    capacity = question.knowledge.usable_bytes(place.accelerator)
     fitting: list[Option] = []
     for pipelines in (False, True):
-        for family in _families(question, place, num_nodes, pipelines=pipelines):
-            found = _largest_fitting(question, place, family, missed, capacity)
-            if found is None:
-                continue
-            layout, peak = found
+        families_ = tuple(_families(question, place, num_nodes, pipelines=pipelines))
+        for layout in _fitting(question, place, families_, missed, capacity):
             terms = accelerator_time.training_terms(
-                question.work, layout, accelerator=place.accelerator, dtype=question.dtype
+                question.work,
+                layout,
+                accelerator=place.accelerator,
+                dtype=question.dtype,
+                knowledge=question.knowledge,
             )
+            peak = _peak(question, place, layout)
             fitting.append(_option(question, place, num_nodes, layout, layout.label, peak, terms))
         if fitting:
             break
     label = f"{num_nodes} x {place.hardware}" if num_nodes > 1 else place.hardware
-    rejected = tuple(
-        Rejected(option=f"{label} {layout}", reason=does_not_fit(peak, capacity)) for peak, layout in missed.values()
+    peaks = [(_peak(question, place, layout), layout.label) for _, layout in missed.values()]
+    return _simplest(fitting), _Missed(
+        rejected=tuple(
+            Rejected(option=f"{label} {layout}", reason=does_not_fit(peak, capacity)) for peak, layout in peaks
+        ),
+        peaks=tuple((peak, capacity) for peak, _ in peaks),
     )
-    peaks = tuple((peak, capacity) for peak, _ in missed.values())
-    return _simplest(fitting), _Missed(rejected=rejected, peaks=peaks)
 
 
 ALIKE = 1.05
@@ -191,45 +200,70 @@ def _families(question: Question, place: Place, num_nodes: int, *, pipelines: bo
     )
 
 
-def _largest_fitting(
-    question: Question, place: Place, family: Family, missed: dict[str, tuple[Peak, str]], capacity: float
-) -> tuple[Layout, Peak] | None:
-    """The layout with the least recomputation, then the largest micro-batch, that fits."""
+def _fitting(
+    question: Question,
+    place: Place,
+    found: tuple[Family, ...],
+    missed: dict[str, tuple[float, Layout]],
+    capacity: float,
+) -> Iterator[Layout]:
+    """Of every family the layout with the least recomputation, then the largest micro-batch, that fits.
 
-    def peak_of(layout: Layout) -> Peak:
-        return training_peak(question.work, layout, accelerator=place.accelerator, dtype=question.dtype)
-
+    Of the families in which nothing fits, the leanest of each ZeRO stage is noted in `missed`.
+    """
     batch, unit = question.training.batch, question.training.unit
-    smallest: tuple[Peak, str] | None = None
-    for level in levels(family, batch=batch, unit=unit, fixed=question.fixed):
-        least = peak_of(level[-1])
-        if least.total_bytes <= capacity:
-            index = bisect_left(level[:-1], 1, key=lambda layout: int(peak_of(layout).total_bytes <= capacity))
-            return level[index], peak_of(level[index])
-        if smallest is None or least.total_bytes < smallest[0].total_bytes:
-            smallest = (least, level[-1].label)
-    zero = f"zero{int(family.zero)}"
-    if smallest is not None and (zero not in missed or smallest[0].total_bytes < missed[zero][0].total_bytes):
-        missed[zero] = smallest
-    return None
+    tried = [(family, tuple(levels(family, batch=batch, unit=unit, fixed=question.fixed))) for family in found]
+    layouts = [layout for _, steps in tried for level in steps for layout in level]
+    if not layouts:
+        return
+    totals = iter(
+        training_totals(
+            question.work,
+            layouts,
+            accelerator=place.accelerator,
+            dtype=question.dtype,
+            knowledge=question.knowledge,
+        ).tolist()
+    )
+    for family, steps in tried:
+        sized = [(next(totals), layout) for level in steps for layout in level]
+        fits = next((layout for size, layout in sized if size <= capacity), None)
+        if fits is not None:
+            yield fits
+            continue
+        zero, least = f"zero{int(family.zero)}", min(sized, key=lambda item: item[0])
+        if zero not in missed or least[0] < missed[zero][0]:
+            missed[zero] = least
+
+
+def _peak(question: Question, place: Place, layout: Layout) -> Peak:
+    return training_peak(
+        question.work, layout, accelerator=place.accelerator, dtype=question.dtype, knowledge=question.knowledge
+    )
 
 
 def _answering(question: Question, place: Place, num_nodes: int) -> tuple[Option | None, _Missed]:
     """Replicas of every model, each over the fewest accelerators of a node that hold it; then wider if faster."""
-    work, capacity = question.work, capacity_bytes(place.accelerator)
+    work, known = question.work, question.knowledge
+    capacity = known.usable_bytes(place.accelerator)
     best: Option | None = None
     smallest: tuple[Peak, int] | None = None
     tensor = 1
     while tensor <= place.per_node:
         replicas = num_nodes * place.per_node // tensor
         batches = {phase.name: float(phase.batch) for phase in work.phases}
-        peak = answering_peak(work, tensor=tensor, batches=batches, accelerator=place.accelerator)
+        peak = answering_peak(work, tensor=tensor, batches=batches, accelerator=place.accelerator, knowledge=known)
         while peak.total_bytes > capacity and max(batches.values()) > 1:
             batches = {name: max(1.0, batch / 2) for name, batch in batches.items()}
-            peak = answering_peak(work, tensor=tensor, batches=batches, accelerator=place.accelerator)
+            peak = answering_peak(work, tensor=tensor, batches=batches, accelerator=place.accelerator, knowledge=known)
         if peak.total_bytes <= capacity:
             terms = accelerator_time.answering_terms(
-                work, tensor=tensor, replicas=replicas, batches=batches, accelerator=place.accelerator
+                work,
+                tensor=tensor,
+                replicas=replicas,
+                batches=batches,
+                accelerator=place.accelerator,
+                knowledge=known,
             )
             layout = Layout(data=replicas, tensor=tensor, micro_batch=round(max(batches.values())))
             made = _option(question, place, num_nodes, layout, f"serve tp{tensor} x{replicas}", peak, terms)
@@ -254,8 +288,11 @@ def _option(
     peak: Peak,
     terms: tuple[Term, ...],
 ) -> Option:
+    terms = _at_measured_pace(question, place.accelerator, terms)
     useful = sum(term.value for term in terms)
     generates, fixed_length = question.time_sigmas_of
+    moe = any(role.architecture.mixture is not None for role in question.work.roles)
+    sigma = question.knowledge.time_sigma(question.stage, place.accelerator, moe=moe)
     return Option(
         place=place,
         num_nodes=num_nodes,
@@ -263,13 +300,29 @@ def _option(
         layout_label=label,
         price=place.price,
         peak=peak,
-        capacity_bytes=capacity_bytes(place.accelerator),
+        capacity_bytes=question.knowledge.usable_bytes(place.accelerator),
         time_terms=terms,
         overhead=overhead(
             useful, place=place, num_nodes=num_nodes, spot=False, checkpoint_bytes=question.checkpoint_bytes
         ),
-        time_sigmas=time_sigmas(place, generates=generates, fixed_length=fixed_length),
+        time_sigmas=time_sigmas(sigma, generates=generates, fixed_length=fixed_length),
     )
+
+
+def _at_measured_pace(question: Question, accelerator: Accelerator, terms: tuple[Term, ...]) -> tuple[Term, ...]:
+    """The terms, and one that brings their sum to the pace that a run of this kind was measured at."""
+    pace = question.knowledge.pace(accelerator, question.stage.kind)
+    if pace is None:
+        return terms
+    correction = Term(
+        name="measured pace",
+        part="measured pace",
+        value=(pace.factor - 1) * sum(term.value for term in terms),
+        unit="seconds",
+        formula=f"({pace.factor:.3f} - 1) x the estimate; measured on {pace.steps} steps",
+        source=pace.source,
+    )
+    return (*terms, correction)
 
 
 def _markets(question: Question, option: Option) -> list[Option]:

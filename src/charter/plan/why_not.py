@@ -9,10 +9,12 @@ PARTS_NAMED = 4
 
 
 def does_not_fit(peak: Peak, capacity_bytes: float) -> str:
-    """`needs 96.2 GiB of 74.4 usable: optimizer 48.2, parameters 24.1, ...`."""
+    """`needs 96.2 GiB of 74.4 usable: optimizer 48.2, parameters 24.1, ...; largest: policy: optimizer 48.2`."""
     parts = sorted(peak.by_part().items(), key=lambda item: -item[1])[:PARTS_NAMED]
     named = ", ".join(f"{name.replace('_', ' ')} {value / GIB:.1f}" for name, value in parts)
-    return f"needs {peak.total_bytes / GIB:.1f} GiB of {capacity_bytes / GIB:.1f} usable: {named}"
+    largest = largest_term(peak)
+    tensor = f"largest: {largest.name} {largest.value / GIB:.1f}"
+    return f"needs {peak.total_bytes / GIB:.1f} GiB of {capacity_bytes / GIB:.1f} usable: {named}; {tensor}"
 
 
 def largest_term(peak: Peak) -> Term:

@@ -82,7 +82,7 @@ def test_what_cannot_be_done_is_said(args, error, message):
 
 def test_gpus_lists_all_and_shows_one():
     report = json.loads(ok("gpus", "--json"))
-    assert len(report["accelerators"]) == 43
+    assert len(report["accelerators"]) == 78
     assert all(item["source"] and item["confidence"] and item["as_of"] for item in report["accelerators"])
     assert "A100-SXM-80GB" in ok("gpus")
     assert "data sheet" in ok("gpus")

@@ -5,11 +5,14 @@ import pytest
 from charter.catalog import accelerators
 from charter.estimate.kv_cache import kv_cache_bytes
 from charter.estimate.parameters import count_parameters
-from charter.plan.fit import answering_peak, capacity_bytes, decoded_together, training_peak
+from charter.plan.fit import answering_peak, decoded_together, training_peak
+from charter.plan.fit_many import training_totals
+from charter.plan.knowledge import shipped
 from charter.plan.phase import Counters, Phase, Role, Workload
-from charter.spec.layout import Layout, ZeroStage
+from charter.spec.layout import Layout, Recompute, ZeroStage
 
 H100 = accelerators.get("H100")
+KNOWN = shipped()
 ZERO3 = Layout(data=8, zero=ZeroStage.PARAMETERS, micro_batch=4)
 
 
@@ -38,7 +41,7 @@ def ppo(lab):
 
 
 def test_ppo_holds_four_models_sharded_over_eight(ppo, lab):
-    peak = training_peak(ppo(), ZERO3, accelerator=H100, dtype="bf16")
+    peak = training_peak(ppo(), ZERO3, accelerator=H100, dtype="bf16", knowledge=KNOWN)
     count = count_parameters(lab.LLAMA_8B)
     lm, scalar = count.total, count.total - count.head + lab.LLAMA_8B.hidden_size
     parts = peak.by_part()
@@ -48,7 +51,7 @@ def test_ppo_holds_four_models_sharded_over_eight(ppo, lab):
 
 
 def test_parts_of_a_peak_sum_to_it_and_name_their_role(ppo):
-    peak = training_peak(ppo(), ZERO3, accelerator=H100, dtype="bf16")
+    peak = training_peak(ppo(), ZERO3, accelerator=H100, dtype="bf16", knowledge=KNOWN)
     assert sum(term.value for term in peak.terms) == pytest.approx(peak.total_bytes)
     assert sum(peak.by_part().values()) == pytest.approx(peak.total_bytes)
     roles = {term.name.partition(":")[0] for term in peak.terms}
@@ -56,14 +59,14 @@ def test_parts_of_a_peak_sum_to_it_and_name_their_role(ppo):
 
 
 def test_small_rollouts_are_decoded_whole_and_large_ones_in_waves(ppo, lab):
-    arguments = {"accelerator": H100, "dtype": "bf16"}
+    arguments = {"accelerator": H100, "dtype": "bf16", "knowledge": KNOWN}
     small, large = ppo(512), ppo(65_536)
     assert decoded_together(small, small.phases[0], ZERO3, **arguments) == 512 // 8
     held = decoded_together(large, large.phases[0], ZERO3, **arguments)
     cache = kv_cache_bytes(lab.LLAMA_8B, 1024)
     peak = training_peak(large, ZERO3, **arguments)
     assert held < 65_536 // 8
-    assert peak.total_bytes <= capacity_bytes(H100) < peak.total_bytes + cache
+    assert peak.total_bytes <= KNOWN.usable_bytes(H100) < peak.total_bytes + cache
 
 
 def test_answering_stage_needs_the_larger_of_its_models_not_their_sum(lab):
@@ -76,7 +79,7 @@ def test_answering_stage_needs_the_larger_of_its_models_not_their_sum(lab):
         for role in roles
     )
     work = Workload(roles=roles, phases=phases, counters=Counters())
-    peak = answering_peak(work, tensor=4, batches={}, accelerator=H100)
+    peak = answering_peak(work, tensor=4, batches={}, accelerator=H100, knowledge=KNOWN)
     assert peak.moment == "judge"
     assert peak.by_part()["parameters"] == pytest.approx(2 * count_parameters(lab.LLAMA_70B).total / 4, rel=1e-3)
 
@@ -85,4 +88,20 @@ def test_endpoint_models_take_no_memory(lab):
     role = Role(name="judge", architecture=lab.LLAMA_70B, model="b")
     phase = Phase(name="judge", work="score", role="judge", steps=1, batch=8, prompt_tokens=512, longest_tokens=512)
     work = Workload(roles=(role,), phases=(phase,), counters=Counters(), remote=("judge",))
-    assert answering_peak(work, tensor=1, batches={}, accelerator=H100).total_bytes == 0
+    assert answering_peak(work, tensor=1, batches={}, accelerator=H100, knowledge=KNOWN).total_bytes == 0
+
+
+@pytest.mark.parametrize("pipeline", [1, 2])
+def test_many_layouts_at_once_are_the_layouts_one_by_one(ppo, lab, pipeline):
+    work = ppo(65_536)
+    alone = Workload(roles=work.roles[:1], phases=work.phases[1:2], counters=Counters())
+    layouts = [
+        Layout(data=data, tensor=tensor, pipeline=pipeline, zero=zero, micro_batch=micro, recompute=recompute)
+        for data, tensor, micro in ((8, 1, 1), (4, 2, 4), (16, 8, 2))
+        for zero in ZeroStage
+        for recompute in Recompute
+    ]
+    arguments = {"accelerator": H100, "dtype": "bf16", "knowledge": KNOWN}
+    for tried in (work, alone) if pipeline == 1 else (alone,):
+        single = [training_peak(tried, layout, **arguments).total_bytes for layout in layouts]
+        assert training_totals(tried, layouts, **arguments) == pytest.approx(single, rel=1e-9)

@@ -9,6 +9,7 @@ from charter.catalog import accelerators, models
 from charter.cost.money import micro_usd
 from charter.errors import InfeasibleError
 from charter.plan.fit import training_peak
+from charter.plan.knowledge import shipped
 from charter.plan.phase import Counters, Phase, Role, Workload
 from charter.spec.layout import Layout, ZeroStage
 from charter.spec.project import Budget, Place, Resources, Serving
@@ -196,7 +197,7 @@ def test_more_data_parallelism_never_raises_memory(zero, tensor, micro, data):
 
     def total(degree):
         layout = Layout(data=degree, tensor=tensor, zero=zero, micro_batch=micro)
-        return training_peak(work, layout, accelerator=h100, dtype="bf16").total_bytes
+        return training_peak(work, layout, accelerator=h100, dtype="bf16", knowledge=shipped()).total_bytes
 
     assert total(2 * data) <= total(data) * (1 + 1e-9)
 
@@ -209,7 +210,11 @@ def test_each_zero_stage_and_each_smaller_micro_batch_never_needs_more(tensor, m
 
     def state(zero):
         peak = training_peak(
-            work, Layout(data=8, tensor=tensor, zero=zero, micro_batch=micro), accelerator=h100, dtype="bf16"
+            work,
+            Layout(data=8, tensor=tensor, zero=zero, micro_batch=micro),
+            accelerator=h100,
+            dtype="bf16",
+            knowledge=shipped(),
         )
         return sum(peak.by_part().get(part, 0.0) for part in ("parameters", "gradients", "optimizer"))
 
@@ -218,7 +223,7 @@ def test_each_zero_stage_and_each_smaller_micro_batch_never_needs_more(tensor, m
 
     def total(size):
         layout = Layout(data=8, tensor=tensor, zero=ZeroStage.PARAMETERS, micro_batch=size)
-        return training_peak(work, layout, accelerator=h100, dtype="bf16").total_bytes
+        return training_peak(work, layout, accelerator=h100, dtype="bf16", knowledge=shipped()).total_bytes
 
     assert total(micro) <= total(micro + 1)
 

@@ -1,0 +1,112 @@
+"""What the planner knows beside formulas: fitted constants, how far they may be off, and paces measured on a run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from math import exp
+from typing import TypeVar
+
+from charter.calibration.bundle import Bundle, QuantityFit, bundled
+from charter.calibration.interval import Knowledge as Situation
+from charter.calibration.interval import Spread
+from charter.calibration.pace import Pace
+from charter.catalog.accelerators import CPU, Accelerator
+from charter.estimate.constants import moved
+from charter.estimate.memory_constants import InferenceMemoryConstants, TrainingMemoryConstants
+from charter.estimate.serving_constants import ServingConstants
+from charter.estimate.training_constants import TrainingConstants
+from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, PretrainStage, SftStage, Stage
+
+TRAINING, SERVING = "training step time", "generation"
+TRAINING_MEMORY, INFERENCE_MEMORY = "training-memory", "inference-memory"
+NATIVE_STACKS = {
+    TRAINING: "huggingface",
+    SERVING: "transformers",
+    TRAINING_MEMORY: "native",
+    INFERENCE_MEMORY: "transformers",
+}
+"""Whose constants the native engine takes: Hugging Face layers and decoding, and a memory list of its own."""
+Z90 = 1.2815515655446004
+LOCAL_SIGMA = 0.30
+LOCAL_SIGMA_SOURCE = "judgement (standard deviation of the logarithm); measured paces replace it"
+CPU_USABLE_SHARE = 0.95
+"""Share of the machine's memory that a local plan may fill; judgement."""
+Constants = TypeVar("Constants")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knowledge:
+    """Constants of the stack that will run, and the widths of its intervals."""
+
+    training: TrainingConstants = field(default_factory=TrainingConstants)
+    serving: ServingConstants = field(default_factory=ServingConstants)
+    training_memory: TrainingMemoryConstants = field(default_factory=TrainingMemoryConstants)
+    inference_memory: InferenceMemoryConstants = field(default_factory=InferenceMemoryConstants)
+    spreads: Mapping[str, Spread] = field(default_factory=dict)
+    situations: Mapping[str, Situation] = field(default_factory=dict)
+    paces: tuple[Pace, ...] = ()
+    source: str = "priors of the constants"
+    as_of: str = ""
+
+    @classmethod
+    def of(cls, bundle: Bundle) -> "Knowledge":
+        """Constants of a calibration; what it lacks comes from the shipped one."""
+        fits = {**bundled().quantities, **bundle.quantities}
+        return cls(
+            training=_constants(TrainingConstants, fits, TRAINING),
+            serving=_constants(ServingConstants, fits, SERVING),
+            training_memory=_constants(TrainingMemoryConstants, fits, TRAINING_MEMORY),
+            inference_memory=_constants(InferenceMemoryConstants, fits, INFERENCE_MEMORY),
+            spreads={name: fit.spread for name, fit in fits.items()},
+            situations={name: _situation(fits[name], stack) for name, stack in NATIVE_STACKS.items()},
+            paces=bundle.paces,
+            source=bundle.source,
+            as_of=bundle.as_of,
+        )
+
+    def half_width(self, quantity: str, group: str) -> float:
+        """Half-width of the 80 % interval of a quantity, in logarithms."""
+        spread = self.spreads.get(quantity, Spread(half_widths={}))
+        return spread.half_width(group, self.situations.get(quantity, "unseen"))
+
+    def usable_bytes(self, accelerator: Accelerator) -> float:
+        """Bytes that an estimate may reach so that its 90th percentile still fits the device."""
+        if accelerator.kind == CPU:
+            return CPU_USABLE_SHARE * accelerator.memory_bytes
+        return accelerator.memory_bytes * exp(-self.half_width(TRAINING_MEMORY, "training memory"))
+
+    def pace(self, accelerator: Accelerator, kind: str) -> Pace | None:
+        """What a stage of this kind was measured to take on this accelerator, over what was estimated."""
+        return next((pace for pace in self.paces if (pace.accelerator, pace.kind) == (accelerator.name, kind)), None)
+
+    def time_sigma(self, stage: Stage, accelerator: Accelerator, *, moe: bool) -> float:
+        """Standard deviation of the logarithm of a stage's working time."""
+        quantity, group = time_group(stage, moe=moe)
+        if self.pace(accelerator, stage.kind) is not None:
+            return self.spreads[quantity].half_width(group, "calibrated") / Z90 if self.spreads else LOCAL_SIGMA / 2
+        return LOCAL_SIGMA if accelerator.kind == CPU else self.half_width(quantity, group) / Z90
+
+
+def time_group(stage: Stage, *, moe: bool) -> tuple[str, str]:
+    """The quantity and the group of measurements whose errors a stage's time shares."""
+    if isinstance(stage, PpoStage):
+        return "rl step", "rl time"
+    if isinstance(stage, SftStage | PretrainStage | PreferenceModelStage | DpoStage):
+        adapter = stage.adapter is not None
+        return TRAINING, "training moe" if moe else "training adapter" if adapter else "training dense"
+    return SERVING, "inference time"
+
+
+@cache
+def shipped() -> Knowledge:
+    """What the published measurements taught."""
+    return Knowledge.of(bundled())
+
+
+def _constants(kind: type[Constants], fits: Mapping[str, QuantityFit], quantity: str) -> Constants:
+    fit = fits.get(quantity)
+    return moved(kind(), fit.fitted.shift(NATIVE_STACKS[quantity])) if fit else kind()
+
+
+def _situation(fit: QuantityFit, stack: str) -> Situation:
+    return "seen" if stack in fit.measured_stacks else "unseen"
