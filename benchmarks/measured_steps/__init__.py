@@ -1,0 +1,1 @@
+"""What `benchmarks/measure_steps.py` measures (grid), how (child processes), and the rows it writes."""
