@@ -28,8 +28,8 @@ ENVIRONMENT = ROOT / ".venv-peers"
 sys.path.insert(0, str(ROOT / "src"))
 
 from charter.calibration.bundle import MEASUREMENTS, bundled, bundled_measurements  # noqa: E402
-from charter.calibration.measurement import Measurement, read_measurements  # noqa: E402
 from charter.calibration.quantities import TRAINING_TIME  # noqa: E402
+from charter.calibration.rows.measurement import Measurement, read_measurements  # noqa: E402
 from charter.calibration.score import Case, calibrated, cases_of, predict  # noqa: E402
 from charter.calibration.validate import Verdict, score, validate, without  # noqa: E402
 

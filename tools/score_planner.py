@@ -1,9 +1,9 @@
 """Print how far a quantity of the planner is from measurements, each source left out of its own fit.
 
-.venv/bin/python tools/score_planner.py training_time:QUANTITY FILE.csv [--rows 5] [--worst 20] [--in-sample]
+.venv/bin/python tools/score_planner.py training_time:TRAINING_TIME FILE.csv [--rows 5] [--worst 20] [--in-sample]
 
-The first argument is a module of `charter.calibration` and a name in it. For work on the physics; users have
-`charter validate`, which reads the shipped constants instead of fitting.
+The first argument is a module of `charter.calibration.predictions` and a name in it. For work on the physics; users
+have `charter validate`, which reads the shipped constants instead of fitting.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from charter.calibration.fit import Fitted
-from charter.calibration.measurement import read_measurements
+from charter.calibration.rows.measurement import read_measurements
 from charter.calibration.score import Scored, by, cases_of, fitted_to, leave_source_out, scored, summary
 
 KEYS: dict[str, Callable[[Scored], str]] = {
@@ -34,8 +34,8 @@ def main() -> None:
     parser.add_argument("--in-sample", action="store_true")
     parser.add_argument("--unfitted", action="store_true", help="the priors alone")
     options = parser.parse_args()
-    module, _, name = options.quantity.removeprefix("charter.calibration.").partition(":")
-    quantity = getattr(importlib.import_module(f"charter.calibration.{module}"), name)
+    module, _, name = options.quantity.removeprefix("charter.calibration.predictions.").partition(":")
+    quantity = getattr(importlib.import_module(f"charter.calibration.predictions.{module}"), name)
     cases, refused = cases_of(quantity, read_measurements(options.file))
     if options.kind:
         cases = [case for case in cases if case.row.kind in options.kind.split(",")]

@@ -10,8 +10,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from charter.calibration.measurement import Measurement, Refusal
-from charter.calibration.row_accelerator import accelerator_of
+from charter.calibration.rows.accelerator import accelerator_of
+from charter.calibration.rows.measurement import Measurement, Refusal
 from charter.units import GB
 
 from .grid import AMP, PURE, Case

@@ -8,9 +8,9 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from charter.estimate.activations import layer_activations  # noqa: E402
-from charter.estimate.kept_bytes import ALL_MATRICES  # noqa: E402
-from charter.estimate.memory import training_memory  # noqa: E402
+from charter.estimate.memory.activations import layer_activations  # noqa: E402
+from charter.estimate.memory.kept_bytes import ALL_MATRICES  # noqa: E402
+from charter.estimate.memory.peak import training_memory  # noqa: E402
 from charter.spec.architecture import Architecture, MixtureOfExperts  # noqa: E402
 from charter.spec.layout import Layout, Recompute  # noqa: E402
 

@@ -10,9 +10,9 @@ transformers = pytest.importorskip("transformers")
 
 from charter.catalog import models  # noqa: E402
 from charter.catalog.models import architecture_from_config  # noqa: E402
-from charter.estimate.activations import layer_activations  # noqa: E402
-from charter.estimate.flops import forward_flops_per_token  # noqa: E402
-from charter.estimate.parameters import count_parameters  # noqa: E402
+from charter.estimate.memory.activations import layer_activations  # noqa: E402
+from charter.estimate.shapes.flops import forward_flops_per_token  # noqa: E402
+from charter.estimate.shapes.parameters import count_parameters  # noqa: E402
 from charter.spec.architecture import Architecture  # noqa: E402
 from charter.spec.layout import Layout  # noqa: E402
 

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 t = pytest.importorskip("transformers")
 
 from charter.catalog.models import architecture_from_config  # noqa: E402
-from charter.estimate.parameters import count_parameters  # noqa: E402
+from charter.estimate.shapes.parameters import count_parameters  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -5,11 +5,11 @@ import pytest
 
 from charter.catalog.accelerators import get
 from charter.estimate.arrays import array
-from charter.estimate.device_columns import DeviceColumns
-from charter.estimate.matmuls import TILES, shape_share
-from charter.estimate.pipeline_bubble import bubble_seconds, slowest_stage
 from charter.estimate.source_formulas import pipeline_bubble_fraction
-from charter.estimate.topology import Group
+from charter.estimate.training.device_columns import DeviceColumns
+from charter.estimate.training.matmuls import TILES, shape_share
+from charter.estimate.training.pipeline_bubble import bubble_seconds, slowest_stage
+from charter.estimate.training.topology import Group
 
 
 def group(size: float, near: float | None = None, up: float = 100.0, out: float = 10.0) -> Group:

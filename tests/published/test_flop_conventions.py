@@ -3,7 +3,7 @@
 import pytest
 
 from charter.catalog import models
-from charter.estimate.flops import forward_flops_per_token, hardware_flops_per_token, training_flops_per_token
+from charter.estimate.shapes.flops import forward_flops_per_token, hardware_flops_per_token, training_flops_per_token
 from charter.estimate.source_formulas import korthikanti_model_flops, narayanan_iteration_flops
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Recompute

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from charter.estimate.activations import in_flight_microbatches, layer_activations
+from charter.estimate.memory.activations import in_flight_microbatches, layer_activations
 from charter.estimate.precision import MEGATRON
 from charter.estimate.source_formulas import (
     korthikanti_first_stage_factor,

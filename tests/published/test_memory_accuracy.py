@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 
 from charter.calibration.bundle import bundled_measurements
-from charter.calibration.memory import INFERENCE_MEMORY, TRAINING_MEMORY, out_of_memory
+from charter.calibration.predictions.memory import INFERENCE_MEMORY, TRAINING_MEMORY, out_of_memory
 from charter.calibration.score import by, cases_of, leave_source_out, summary
 
 QUANTITIES = {"training": TRAINING_MEMORY, "inference": INFERENCE_MEMORY}

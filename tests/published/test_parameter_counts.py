@@ -3,7 +3,7 @@
 import pytest
 
 from charter.catalog import models
-from charter.estimate.parameters import count_parameters
+from charter.estimate.shapes.parameters import count_parameters
 
 # What the reference implementations count (model cards, safetensors headers); exact.
 PUBLISHED = {

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from charter.calibration.bundle import bundled_measurements
-from charter.calibration.generation import GENERATION
-from charter.calibration.measurement import Measurement, Refusal
-from charter.calibration.rl_step import RL_STEP
-from charter.calibration.run_facts import amount, tokens_of, usd_per_accelerator_hour
-from charter.calibration.run_total import RUN_TOTAL
+from charter.calibration.predictions.generation import GENERATION
+from charter.calibration.predictions.rl_step import RL_STEP
+from charter.calibration.predictions.run_facts import amount, tokens_of, usd_per_accelerator_hour
+from charter.calibration.predictions.run_total import RUN_TOTAL
+from charter.calibration.rows.measurement import Measurement, Refusal
 from charter.calibration.score import by, cases_of, leave_source_out, summary
 from charter.catalog import accelerators
 

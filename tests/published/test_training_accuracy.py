@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from charter.calibration.bundle import MEASUREMENTS
-from charter.calibration.measurement import read_measurements
+from charter.calibration.predictions.training_time import TRAINING_TIME
+from charter.calibration.rows.measurement import read_measurements
 from charter.calibration.score import by, cases_of, fitted_to, leave_source_out, scored, summary
-from charter.calibration.training_time import QUANTITY
 
 
 @pytest.fixture(scope="module")
 def cases():
-    return cases_of(QUANTITY, read_measurements(MEASUREMENTS))
+    return cases_of(TRAINING_TIME, read_measurements(MEASUREMENTS))
 
 
 def medians(rows, *, moe: bool) -> dict[str, float]:
@@ -32,7 +32,7 @@ def test_nothing_is_refused(cases):
 
 def test_dense_and_moe_steps_of_a_source_never_seen(cases):
     """Targets of the issue: dense 14 %, mixtures 25 %, small steps of vTrain 20 %."""
-    rows = leave_source_out(QUANTITY, cases[0])
+    rows = leave_source_out(TRAINING_TIME, cases[0])
     dense, moe = medians(rows, moe=False), medians(rows, moe=True)
     assert mean(dense.values()) <= 0.14
     assert mean(moe.values()) <= 0.25
@@ -43,7 +43,7 @@ def test_dense_and_moe_steps_of_a_source_never_seen(cases):
 
 def test_five_rows_of_a_source_calibrate_it(cases):
     """Targets of the issue: dense 8 % with a bias of at most 4 %, mixtures 12 %."""
-    rows = [item for item in leave_source_out(QUANTITY, cases[0], rows=5) if not item.used]
+    rows = [item for item in leave_source_out(TRAINING_TIME, cases[0], rows=5) if not item.used]
     assert mean(medians(rows, moe=False).values()) <= 0.08
     assert mean(medians(rows, moe=True).values()) <= 0.12
     sources = by([item for item in rows if not item.row.n_experts], lambda item: item.row.prefix)
@@ -53,5 +53,5 @@ def test_five_rows_of_a_source_calibrate_it(cases):
 def test_ten_rows_calibrate_steps_that_launching_bounds(cases):
     """vTrain, median; the mean is higher, and calculon's 38.9 % is a mean. The target is 9 % after ten rows."""
     own = [case for case in cases[0] if case.row.prefix == "VTR"]
-    fitted = fitted_to(QUANTITY, [case for case in cases[0] if case.row.prefix != "VTR"])
-    assert summary(scored(QUANTITY, own, fitted, rows=10)).median_error <= 0.09
+    fitted = fitted_to(TRAINING_TIME, [case for case in cases[0] if case.row.prefix != "VTR"])
+    assert summary(scored(TRAINING_TIME, own, fitted, rows=10)).median_error <= 0.09

@@ -4,10 +4,11 @@ import pytest
 
 from charter.catalog import facts, models
 from charter.catalog.accelerators import get
-from charter.estimate.activations import layer_activations
-from charter.estimate.flops import hardware_flops_per_token, training_compute, training_flops_per_token
-from charter.estimate.memory import training_memory
+from charter.estimate.memory.activations import layer_activations
+from charter.estimate.memory.peak import training_memory
+from charter.estimate.memory.states import model_state
 from charter.estimate.precision import ZERO_PAPER
+from charter.estimate.shapes.flops import hardware_flops_per_token, training_compute, training_flops_per_token
 from charter.estimate.source_formulas import (
     SOURCED_CLAIMS,
     article_activation_bytes,
@@ -16,7 +17,6 @@ from charter.estimate.source_formulas import (
     training_days,
     zero2_state_bytes,
 )
-from charter.estimate.states import model_state
 from charter.spec.layout import Layout, Recompute, ZeroStage
 from charter.units import SECONDS_PER_HOUR
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from charter.estimate.network import zero_traffic_elements
+from charter.estimate.memory.states import model_state
+from charter.estimate.node.network import zero_traffic_elements
 from charter.estimate.precision import ZERO_PAPER
-from charter.estimate.states import model_state
 from charter.spec.layout import ZeroStage
 
 FIGURE_1_GB = {

@@ -10,9 +10,9 @@ from typing import Any
 
 from charter.calibration.fit import Fitted
 from charter.calibration.interval import Knowledge, Spread, spreads
-from charter.calibration.measurement import Measurement, read_measurements
 from charter.calibration.pace import Pace
 from charter.calibration.quantity import Quantity
+from charter.calibration.rows.measurement import Measurement, read_measurements
 from charter.calibration.score import Case, Scored, by, cases_of, fitted_to, scored, summary
 from charter.errors import DataError
 

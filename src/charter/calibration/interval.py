@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from charter.calibration.measurement import Measurement
+from charter.calibration.rows.measurement import Measurement
 from charter.calibration.score import Scored
 from charter.estimate.terms import Interval
 

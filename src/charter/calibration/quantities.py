@@ -1,12 +1,12 @@
 """Every quantity that Charter predicts and can be checked against measurements."""
 
-from charter.calibration.generation import GENERATION
-from charter.calibration.measurement import Measurement
-from charter.calibration.memory import INFERENCE_MEMORY, TRAINING_MEMORY
+from charter.calibration.predictions.generation import GENERATION
+from charter.calibration.predictions.memory import INFERENCE_MEMORY, TRAINING_MEMORY
+from charter.calibration.predictions.rl_step import RL_STEP
+from charter.calibration.predictions.run_total import RUN_TOTAL
+from charter.calibration.predictions.training_time import TRAINING_TIME
 from charter.calibration.quantity import Quantity
-from charter.calibration.rl_step import RL_STEP
-from charter.calibration.run_total import RUN_TOTAL
-from charter.calibration.training_time import QUANTITY as TRAINING_TIME
+from charter.calibration.rows.measurement import Measurement
 
 QUANTITIES: tuple[Quantity, ...] = (TRAINING_TIME, TRAINING_MEMORY, INFERENCE_MEMORY, GENERATION, RL_STEP, RUN_TOTAL)
 

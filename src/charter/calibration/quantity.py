@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from charter.calibration.measurement import Measurement
+from charter.calibration.rows.measurement import Measurement
 from charter.estimate.arrays import Array
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from charter.calibration.fit import Fitted, fit
-from charter.calibration.measurement import Measurement, Refusal
 from charter.calibration.quantity import Quantity
+from charter.calibration.rows.measurement import Measurement, Refusal
 from charter.estimate.arrays import Array, array
 
 FitStep = Callable[[Quantity, Sequence["Case"]], Fitted]

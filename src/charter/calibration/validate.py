@@ -9,10 +9,10 @@ import numpy as np
 from charter.calibration.bundle import Bundle, QuantityFit, bundled, bundled_measurements
 from charter.calibration.fit import Fitted
 from charter.calibration.interval import Knowledge, group_of, scatter_factor
-from charter.calibration.measurement import Measurement, Refusal
-from charter.calibration.memory import out_of_memory
+from charter.calibration.predictions.memory import out_of_memory
 from charter.calibration.quantities import QUANTITIES, quantity_of
 from charter.calibration.quantity import Quantity
+from charter.calibration.rows.measurement import Measurement, Refusal
 from charter.calibration.score import Case, Scored, calibrated, cases_of, fitted_to, predict, spread_over
 from charter.errors import CharterError
 

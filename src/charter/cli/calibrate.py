@@ -59,8 +59,8 @@ def _fitted(file: Path, alone: bool) -> "Bundle":
     from datetime import date
 
     from charter.calibration.bundle import MEASUREMENTS, make
-    from charter.calibration.measurement import read_measurements
     from charter.calibration.quantities import QUANTITIES
+    from charter.calibration.rows.measurement import read_measurements
 
     rows = read_measurements(file)
     more = () if alone or file.resolve() == MEASUREMENTS.resolve() else read_measurements(MEASUREMENTS)

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
     from charter.catalog.accelerators import Accelerator
     from charter.catalog.models import CatalogModel
-    from charter.estimate.fitting import Alternative
-    from charter.estimate.memory import MemoryBreakdown
+    from charter.estimate.memory.fitting import Alternative
+    from charter.estimate.memory.peak import MemoryBreakdown
     from charter.spec.architecture import Architecture
     from charter.spec.layout import Layout
 
@@ -57,7 +57,7 @@ def mem(
 ) -> None:
     """Memory of a model on an accelerator, term by term; exit code 3 when it does not fit."""
     from charter.catalog import models
-    from charter.estimate.fitting import inference_alternatives, training_alternatives
+    from charter.estimate.memory.fitting import inference_alternatives, training_alternatives
     from charter.spec.layout import Layout, Recompute, ZeroStage
 
     found = models.resolve(model)
@@ -145,8 +145,8 @@ def _training(
     from functools import partial
 
     from charter.estimate import precision as kinds
-    from charter.estimate.memory import training_memory
-    from charter.estimate.memory_profile import PROFILES
+    from charter.estimate.memory.peak import training_memory
+    from charter.estimate.memory.profile import PROFILES
     from charter.spec.layout import Adapter
 
     chosen = {
@@ -171,7 +171,7 @@ def _training(
 def _inference(
     shape: "Architecture", device: "Accelerator", layout: "Layout", *, batch: int, seq_len: int, weights: str
 ) -> "MemoryBreakdown":
-    from charter.estimate.memory import inference_memory
+    from charter.estimate.memory.peak import inference_memory
 
     return inference_memory(
         shape,
@@ -193,7 +193,7 @@ def _report(
     memory: "MemoryBreakdown",
     changes: "tuple[Alternative, ...]",
 ) -> dict[str, Any]:
-    from charter.estimate.parameters import count_parameters
+    from charter.estimate.shapes.parameters import count_parameters
 
     parameters = count_parameters(model.architecture)
     return {

@@ -36,7 +36,7 @@ def validate(
 ) -> None:
     """Check the planner against measured runs: error, bias and coverage per source; refusals with their reason."""
     from charter.calibration.bundle import load
-    from charter.calibration.measurement import read_measurements
+    from charter.calibration.rows.measurement import read_measurements
     from charter.calibration.validate import grouped
     from charter.calibration.validate import validate as predict
 

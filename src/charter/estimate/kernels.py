@@ -7,9 +7,9 @@ attention has a lower ceiling of its own; everything else moves memory; and each
 from dataclasses import dataclass
 
 from charter.catalog.accelerators import Accelerator
-from charter.estimate.activations import layer_activations
-from charter.estimate.flops import attended_positions, score_width
-from charter.estimate.parameters import attention_parameters, mlp_parameters, num_moe_layers
+from charter.estimate.memory.activations import layer_activations
+from charter.estimate.shapes.flops import attended_positions, score_width
+from charter.estimate.shapes.parameters import attention_parameters, mlp_parameters, num_moe_layers
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout
 

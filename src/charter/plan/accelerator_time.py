@@ -8,10 +8,10 @@ from math import ceil
 
 from charter.catalog.accelerators import Accelerator
 from charter.estimate.collectives import all_gather_seconds, link_between
-from charter.estimate.parameters import count_parameters
-from charter.estimate.rollout import NATIVE, forward_pass_seconds, generation
-from charter.estimate.step_time import training_step
+from charter.estimate.serving.rollout import NATIVE, forward_pass_seconds, generation
+from charter.estimate.shapes.parameters import count_parameters
 from charter.estimate.terms import Term
+from charter.estimate.training.step_time import training_step
 from charter.plan.fit import decoded_together, training_precision
 from charter.plan.knowledge import Knowledge
 from charter.plan.phase import Phase, Role, Workload

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from charter.catalog.facts import storage_prices
 from charter.cost.interval import exactly
 from charter.cost.storage import StorageTier, StoredBytes, storage_usd
-from charter.estimate.parameters import count_parameters
-from charter.estimate.storage import model_checkpoint_bytes, retained_bytes, weights_bytes
+from charter.estimate.node.storage import model_checkpoint_bytes, retained_bytes, weights_bytes
+from charter.estimate.shapes.parameters import count_parameters
 from charter.estimate.terms import Interval, Term
 from charter.plan.assumption import Assumption
 from charter.plan.option import Option, Rejected

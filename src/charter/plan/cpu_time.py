@@ -6,9 +6,9 @@ approach the matrix-product rate and the estimate with them.
 """
 
 from charter.catalog.accelerators import Accelerator
-from charter.estimate.activations import layer_activations
-from charter.estimate.flops import forward_flops_per_token
-from charter.estimate.parameters import count_parameters
+from charter.estimate.memory.activations import layer_activations
+from charter.estimate.shapes.flops import forward_flops_per_token
+from charter.estimate.shapes.parameters import count_parameters
 from charter.estimate.terms import Term
 from charter.plan.cpu_constants import (
     ACTIVATION_PASSES,

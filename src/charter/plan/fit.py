@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from charter.catalog.accelerators import Accelerator
-from charter.estimate.kv_cache import kv_cache_bytes
-from charter.estimate.memory import Head, MemoryBreakdown, inference_memory, job_memory
-from charter.estimate.memory_profile import NATIVE
-from charter.estimate.memory_shape import AdapterUse, MemoryJob
+from charter.estimate.memory.peak import Head, MemoryBreakdown, inference_memory, job_memory
+from charter.estimate.memory.profile import NATIVE
+from charter.estimate.memory.shape import AdapterUse, MemoryJob
+from charter.estimate.memory.states import rank_parameters
 from charter.estimate.precision import FP32, FSDP_MIXED, TrainingPrecision
-from charter.estimate.states import rank_parameters
+from charter.estimate.shapes.kv_cache import kv_cache_bytes
 from charter.estimate.terms import Term
 from charter.plan.knowledge import Knowledge
 from charter.plan.phase import Phase, Role, Workload

@@ -7,8 +7,8 @@ import numpy as np
 from charter.catalog.accelerators import Accelerator
 from charter.estimate.arrays import Array, array
 from charter.estimate.layouts import Layouts
-from charter.estimate.memory_shape import MemoryShape
-from charter.estimate.memory_table import MemoryTable, StageTable, training_memory_table
+from charter.estimate.memory.shape import MemoryShape
+from charter.estimate.memory.table import MemoryTable, StageTable, training_memory_table
 from charter.plan import fit
 from charter.plan.knowledge import Knowledge
 from charter.plan.phase import Role, Workload

@@ -12,9 +12,9 @@ from charter.calibration.interval import Spread
 from charter.calibration.pace import Pace
 from charter.catalog.accelerators import CPU, Accelerator
 from charter.estimate.constants import moved
-from charter.estimate.memory_constants import InferenceMemoryConstants, TrainingMemoryConstants
-from charter.estimate.serving_constants import ServingConstants
-from charter.estimate.training_constants import TrainingConstants
+from charter.estimate.memory.constants import InferenceMemoryConstants, TrainingMemoryConstants
+from charter.estimate.serving.constants import ServingConstants
+from charter.estimate.training.constants import TrainingConstants
 from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, PretrainStage, SftStage, Stage
 
 TRAINING, SERVING = "training step time", "generation"

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.calibration.interval import CHOSEN_BY_EYE, Spread, group_of, half_width, scatter_factor, spreads
-from charter.calibration.measurement import Measurement
+from charter.calibration.rows.measurement import Measurement
 from charter.calibration.score import Scored
 
 

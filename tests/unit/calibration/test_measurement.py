@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from charter.calibration.bundle import bundled_measurements
-from charter.calibration.measurement import read_measurements
+from charter.calibration.rows.measurement import read_measurements
 from charter.errors import DataError
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from charter.calibration.inference_cases import inference_case
-from charter.calibration.measurement import Measurement
-from charter.calibration.memory_cases import training_case
-from charter.calibration.memory_stacks import probe_of, profile_of
+from charter.calibration.predictions.inference_cases import inference_case
+from charter.calibration.predictions.memory_cases import training_case
+from charter.calibration.predictions.memory_stacks import probe_of, profile_of
+from charter.calibration.rows.measurement import Measurement
 from charter.spec.layout import Recompute, ZeroStage
 
 

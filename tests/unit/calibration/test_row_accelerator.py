@@ -2,8 +2,8 @@
 
 import pytest
 
-from charter.calibration.measurement import Measurement, Refusal
-from charter.calibration.row_accelerator import accelerator_of
+from charter.calibration.rows.accelerator import accelerator_of
+from charter.calibration.rows.measurement import Measurement, Refusal
 
 
 def found(gpu, memory=None):

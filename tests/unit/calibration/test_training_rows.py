@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 
 from charter.calibration.fit import Fitted
-from charter.calibration.interconnect import node_network, scaleup_domain
-from charter.calibration.measurement import Measurement, Refusal
+from charter.calibration.predictions.stacks import FAMILIES, stack_name
+from charter.calibration.predictions.training_cases import training_case
+from charter.calibration.predictions.training_gaps import recompute_of
+from charter.calibration.predictions.training_time import TRAINING_TIME
+from charter.calibration.rows.interconnect import node_network, scaleup_domain
+from charter.calibration.rows.measurement import Measurement, Refusal
 from charter.calibration.score import cases_of, predict
-from charter.calibration.stacks import FAMILIES, stack_name
-from charter.calibration.training_cases import training_case
-from charter.calibration.training_gaps import recompute_of
-from charter.calibration.training_time import QUANTITY
-from charter.estimate.stack_profiles import PROFILES
+from charter.estimate.training.stack_profiles import PROFILES
 from charter.spec.layout import Recompute, ZeroStage
 
 LLAMA = {"model": "Llama-3.1-8B", "seq": 4096, "gpu": "H100", "gpus": 8}
@@ -156,8 +156,8 @@ def test_every_metric_is_predicted_in_its_unit():
         row(metric=metric, gpus=8, gbs=8, mbs=1)
         for metric in ("step_time_s", "tokens_per_s_per_gpu", "tokens_per_s_total")
     ]
-    cases, refused = cases_of(QUANTITY, rows)
-    seconds, each, total = predict(QUANTITY, cases, Fitted())
+    cases, refused = cases_of(TRAINING_TIME, rows)
+    seconds, each, total = predict(TRAINING_TIME, cases, Fitted())
     assert not refused
     assert total == pytest.approx(8 * 4096 / seconds)
     assert each == pytest.approx(total / 8)
@@ -169,9 +169,9 @@ def test_an_unseen_stack_on_an_unseen_device_is_never_absurd():
         for framework in ("torchtitan", "MaxText", "NeMo", "DeepSpeed", "Unsloth", "HF Trainer", "unheard of"):
             for gpus in (1, 8, 512):
                 cases, refused = cases_of(
-                    QUANTITY, [row(gpu=gpu, framework=framework, gpus=gpus, metric="tokens_per_s_per_gpu", seq=2048)]
+                    TRAINING_TIME, [row(gpu=gpu, framework=framework, gpus=gpus, metric="tokens_per_s_per_gpu", seq=2048)]
                 )
                 assert not refused
-                rate = float(predict(QUANTITY, cases, Fitted())[0])
+                rate = float(predict(TRAINING_TIME, cases, Fitted())[0])
                 share = 6 * 8e9 * rate / cases[0].case.accelerator.peak_flops_per_second("bf16")
                 assert 0.03 < share < 0.75, (gpu, framework, gpus, share)

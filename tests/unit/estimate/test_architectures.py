@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.catalog import models
-from charter.estimate.encoder import encoder_flops_per_sample, encoder_parameters
-from charter.estimate.flops import attended_positions, forward_flops_per_token, training_flops_per_token
-from charter.estimate.kv_cache import kv_cache_bytes, kv_cache_bytes_per_token
-from charter.estimate.parameters import adapter_parameters, count_parameters
-from charter.estimate.state_space import recurrent_state_bytes, scan_flops_per_token, state_space_parameters
+from charter.estimate.shapes.encoder import encoder_flops_per_sample, encoder_parameters
+from charter.estimate.shapes.flops import attended_positions, forward_flops_per_token, training_flops_per_token
+from charter.estimate.shapes.kv_cache import kv_cache_bytes, kv_cache_bytes_per_token
+from charter.estimate.shapes.parameters import adapter_parameters, count_parameters
+from charter.estimate.shapes.state_space import recurrent_state_bytes, scan_flops_per_token, state_space_parameters
 from charter.spec.architecture import Architecture, StateSpace
 from charter.spec.layout import Adapter
 

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from charter.catalog import accelerators, models
 from charter.estimate.arrays import array
 from charter.estimate.constants import describe, moved
-from charter.estimate.decode import answer_terms, issue_of
-from charter.estimate.engines import LITGPT, NATIVE, SERVER, SGLANG, TENSORRT, TRANSFORMERS, engine_named
-from charter.estimate.parameters import count_parameters
-from charter.estimate.response_lengths import Drain, ResponseLengths
-from charter.estimate.rollout import decode_step, forward_pass_seconds, generation, rollout, weights_read
-from charter.estimate.serving_constants import ServingConstants
-from charter.estimate.serving_device import ServingDevice
-from charter.estimate.serving_model import ServedModel
-from charter.estimate.weight_format import weight_format
+from charter.estimate.serving.constants import ServingConstants
+from charter.estimate.serving.decode import answer_terms, issue_of
+from charter.estimate.serving.device import ServingDevice
+from charter.estimate.serving.engines import LITGPT, NATIVE, SERVER, SGLANG, TENSORRT, TRANSFORMERS, engine_named
+from charter.estimate.serving.model import ServedModel
+from charter.estimate.serving.response_lengths import Drain, ResponseLengths
+from charter.estimate.serving.rollout import decode_step, forward_pass_seconds, generation, rollout, weights_read
+from charter.estimate.serving.weight_format import weight_format
+from charter.estimate.shapes.parameters import count_parameters
 
 LLAMA = models.get("Llama-3.1-8B").architecture
 LLAMA70 = models.get("Llama-3.1-70B").architecture

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from charter.catalog import models
 from charter.estimate.layouts import Layouts
-from charter.estimate.memory import job_memory, training_memory
-from charter.estimate.memory_profile import DEEPSPEED, MEGATRON_STACK, PROFILES
-from charter.estimate.memory_shape import AdapterUse, MemoryJob, MemoryShape
-from charter.estimate.memory_table import PHASES, training_memory_table
-from charter.estimate.parameters import count_parameters
+from charter.estimate.memory.peak import job_memory, training_memory
+from charter.estimate.memory.profile import DEEPSPEED, MEGATRON_STACK, PROFILES
+from charter.estimate.memory.shape import AdapterUse, MemoryJob, MemoryShape
+from charter.estimate.memory.table import PHASES, training_memory_table
 from charter.estimate.precision import MEGATRON, ZERO_PAPER
+from charter.estimate.shapes.parameters import count_parameters
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, Recompute, ZeroStage
 

@@ -6,10 +6,9 @@ from hypothesis import strategies as st
 
 from charter.catalog import models
 from charter.errors import DataError
-from charter.estimate.host import host_memory
-from charter.estimate.kv_cache import kv_cache_bytes, kv_cache_bytes_per_token
-from charter.estimate.network import network_bytes_per_step
-from charter.estimate.parameters import count_parameters
+from charter.estimate.node.host import host_memory
+from charter.estimate.node.network import network_bytes_per_step
+from charter.estimate.node.storage import checkpoint_bytes, model_checkpoint_bytes, retained_bytes
 from charter.estimate.precision import FSDP_MIXED
 from charter.estimate.scaling_law import (
     BESIROGLU_2024,
@@ -21,7 +20,8 @@ from charter.estimate.scaling_law import (
     kaplan_loss,
     kaplan_loss_of_compute,
 )
-from charter.estimate.storage import checkpoint_bytes, model_checkpoint_bytes, retained_bytes
+from charter.estimate.shapes.kv_cache import kv_cache_bytes, kv_cache_bytes_per_token
+from charter.estimate.shapes.parameters import count_parameters
 from charter.estimate.terms import Breakdown, Interval, Term
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
 

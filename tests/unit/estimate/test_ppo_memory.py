@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from charter.catalog import accelerators, models
-from charter.estimate.parameters import count_parameters
-from charter.estimate.ppo_memory import PpoJob, PpoRole, ppo_memory
+from charter.estimate.memory.ppo import PpoJob, PpoRole, ppo_memory
+from charter.estimate.shapes.parameters import count_parameters
 from charter.spec.layout import Layout, ZeroStage
 
 SHAPE = models.get("Llama-3.1-8B").architecture

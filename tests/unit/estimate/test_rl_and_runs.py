@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.errors import UsageError
-from charter.estimate.api_judge import ApiPrice, api_judgement
 from charter.estimate.arrays import array
 from charter.estimate.constants import describe
-from charter.estimate.rl_algorithms import DAPO, DPO, GRPO, PPO, RLOO, algorithm_named, rl_stack_named
-from charter.estimate.rl_step import RlConstants, RlPhases, rl_step_terms
-from charter.estimate.run_total import Run, RunConstants, run_hours, run_terms, run_usd
+from charter.estimate.runs.rl_algorithms import DAPO, DPO, GRPO, PPO, RLOO, algorithm_named, rl_stack_named
+from charter.estimate.runs.rl_step import RlConstants, RlPhases, rl_step_terms
+from charter.estimate.runs.run_total import Run, RunConstants, run_hours, run_terms, run_usd
+from charter.estimate.serving.api_judge import ApiPrice, api_judgement
 
 SYNC = RlPhases(
     generate=array(40.0),

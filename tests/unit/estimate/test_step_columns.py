@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 from charter.catalog import accelerators, models
 from charter.estimate.arrays import array
 from charter.estimate.constants import describe, moved
-from charter.estimate.device_columns import DeviceColumns
 from charter.estimate.layouts import Layouts
-from charter.estimate.micro_batch import StepInputs
-from charter.estimate.model_columns import EXPERT_PRODUCTS, PRODUCTS, ModelColumns
-from charter.estimate.parameters import count_parameters
-from charter.estimate.stack_profiles import PROFILES
-from charter.estimate.step_job import StackColumns, StepJob
-from charter.estimate.step_seconds import step_seconds, step_table
-from charter.estimate.step_time import training_step
-from charter.estimate.step_work import step_work
-from charter.estimate.training_constants import TrainingConstants
+from charter.estimate.shapes.parameters import count_parameters
+from charter.estimate.training.constants import TrainingConstants
+from charter.estimate.training.device_columns import DeviceColumns
+from charter.estimate.training.micro_batch import StepInputs
+from charter.estimate.training.model_columns import EXPERT_PRODUCTS, PRODUCTS, ModelColumns
+from charter.estimate.training.stack_profiles import PROFILES
+from charter.estimate.training.step_job import StackColumns, StepJob
+from charter.estimate.training.step_seconds import step_seconds, step_table
+from charter.estimate.training.step_time import training_step
+from charter.estimate.training.step_work import step_work
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
 
 LLAMA = models.get("Llama-3.1-8B").architecture

@@ -13,9 +13,9 @@ from charter.estimate.collectives import (
     reduce_scatter_seconds,
 )
 from charter.estimate.kernels import matmul_flops_per_second
-from charter.estimate.rollout import forward_pass_seconds
+from charter.estimate.serving.rollout import forward_pass_seconds
 from charter.estimate.source_formulas import pipeline_bubble_fraction
-from charter.estimate.step_time import training_step
+from charter.estimate.training.step_time import training_step
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
 
@@ -134,7 +134,7 @@ def test_context_parallelism_halves_the_work_and_passes_keys_round():
 
 def test_latent_attention_counts_its_own_head_widths():
     deepseek = models.get("DeepSeek-V3").architecture
-    from charter.estimate.flops import score_width
+    from charter.estimate.shapes.flops import score_width
 
     assert score_width(deepseek) == 128 * (128 + 64 + 128)
     assert score_width(LLAMA) == 2 * 4096

@@ -3,8 +3,8 @@
 import pytest
 
 from charter.catalog import accelerators
-from charter.estimate.kv_cache import kv_cache_bytes
-from charter.estimate.parameters import count_parameters
+from charter.estimate.shapes.kv_cache import kv_cache_bytes
+from charter.estimate.shapes.parameters import count_parameters
 from charter.plan.fit import answering_peak, decoded_together, training_peak
 from charter.plan.fit_many import training_totals
 from charter.plan.knowledge import shipped

@@ -1,0 +1,135 @@
+"""Which memory profile a printed framework is, and how a source like it reads memory."""
+
+import re
+from dataclasses import replace
+
+from charter.calibration.rows.measurement import Measurement
+from charter.estimate.memory.profile import (
+    COMPOSER,
+    DEEPSPEED,
+    FSDP,
+    HUGGINGFACE,
+    LITGPT,
+    MEGATRON_DEEPSPEED,
+    MEGATRON_STACK,
+    TORCHTITAN,
+    TORCHTUNE,
+    UNSLOTH,
+    MemoryProfile,
+)
+from charter.estimate.precision import FP32, FSDP_MIXED, MEGATRON, PURE_BF16, ZERO_PAPER, TrainingPrecision
+from charter.units import GB, GIB, MIB
+
+_BY_WORD: tuple[tuple[str, MemoryProfile], ...] = (
+    (r"lit-?gpt|lightning", LITGPT),
+    (r"unsloth", UNSLOTH),
+    (r"torchtune", TORCHTUNE),
+    (r"torchtitan|maxtext|levanter|nanotron", TORCHTITAN),
+    (r"megatron[- ]?deepspeed|gpt-neox", MEGATRON_DEEPSPEED),
+    (r"megatron|nemo(?![- ]?rl)|simumax", MEGATRON_STACK),
+    (r"nemo[- ]?rl|verl|areal|roll\b", FSDP),
+    (r"deepspeed|openrlhf|trlx|colossal", DEEPSPEED),
+    (r"composer|foundry", COMPOSER),
+    (r"fsdp|olmo", FSDP),
+    (r"trainer|trl|peft|axolotl|llama-?factory|transformers|hugging|accelerate|swift|xtuner|firefly", HUGGINGFACE),
+)
+
+
+def profile_of(row: Measurement) -> MemoryProfile:
+    """The nearest profile: by words in the framework, else by how the row shards.
+
+    >>> profile_of(Measurement(id="X-1", metric="peak_mem_gb", value=1.0, framework="Axolotl 0.8")).name
+    'huggingface'
+    >>> profile_of(Measurement(id="X-1", metric="peak_mem_gb", value=1.0, framework="in-house", shard="zero3")).name
+    'deepspeed'
+    """
+    text = row.framework.lower()
+    shard = row.shard.lower()
+    parallel = (row.tp or 1) > 1 or (row.pp or 1) > 1
+    found = next((profile for words, profile in _BY_WORD if re.search(words, text)), None)
+    if found is HUGGINGFACE and shard.startswith("zero"):
+        return DEEPSPEED
+    if found is HUGGINGFACE and "fsdp" in shard:
+        return FSDP
+    if found is DEEPSPEED and parallel:
+        return MEGATRON_DEEPSPEED
+    if found is DEEPSPEED and not shard and (row.gpus or 1) == 1 and row.adapter in ("lora", "adapter"):
+        return HUGGINGFACE
+    if found is not None:
+        return found
+    if parallel or "dist" in shard:
+        return MEGATRON_STACK
+    if shard.startswith("zero"):
+        return DEEPSPEED
+    return FSDP if "fsdp" in shard or (row.gpus or 1) > 8 else HUGGINGFACE
+
+
+def precision_of(row: Measurement, profile: MemoryProfile) -> TrainingPrecision:
+    """Bytes per trained parameter, with the optimizer that the notes name.
+
+    Copies of embedding and head that are trained beside adapters keep the 16-bit type of the model (`modules_to_save`).
+    Blank: Megatron keeps fp32 gradients and a master copy, DeepSpeed 16-bit gradients, torchtune, litgpt and Unsloth
+    everything in 16 bits, the rest fp32 weights under autocast.
+    """
+    dtype, text = row.dtype.lower(), f"{row.notes} {row.framework}".lower()
+    sixteen = (
+        profile.name in ("torchtune", "litgpt", "unsloth"),
+        re.search(r"bf16-true|16-true|pure", dtype),
+        re.search(r"\(emb\)|modules_to_save", text),
+        row.adapter == "qlora" and not row.framework,
+    )
+    if profile.name == "megatron":
+        base = MEGATRON
+    elif profile.name in ("deepspeed", "megatron-deepspeed"):
+        base = ZERO_PAPER
+    else:
+        base = PURE_BF16 if any(sixteen) else FSDP_MIXED
+    if re.search(r"fp32|float32|32-true", dtype) and "16" not in dtype:
+        base = FP32
+    moments = 8 if base is not PURE_BF16 else 4
+    kept = _moment_bytes(text, profile, moments)
+    return base if kept == moments else replace(base, optimizer_bytes=base.optimizer_bytes - moments + kept)
+
+
+def _moment_bytes(text: str, profile: MemoryProfile, usual: int) -> float:
+    if re.search(r"paged", text):
+        return 0.0
+    if re.search(r"8-?bit (adam|optim)|adam\w*[_ -]?8-?bit|bnb.?adam", text) or profile.name == "unsloth":
+        return 2.0
+    if re.search(r"adafactor|galore|\bapollo|\bbadam|\blomo|optimizer in backward", text):
+        return 0.05
+    if re.search(r"\bsgd\b", text):
+        return 0.0
+    if re.search(r"\blion\b", text):
+        return usual / 2
+    return float(usual)
+
+
+def unit_bytes(row: Measurement, profile_name: str) -> float:
+    """Bytes of the row's unit: GiB and MiB, which tools print as GB and MB; litgpt divides by 1e9 and says GB."""
+    if row.metric.endswith("_mb"):
+        return MIB
+    decimal = re.search(r"1e9|10\^9|decimal", f"{row.unit} {row.notes}".lower())
+    if (profile_name == "litgpt" or decimal) and "gib" not in row.metric:
+        return GB
+    return GIB
+
+
+def probe_of(row: Measurement, profile_name: str) -> tuple[bool, bool]:
+    """Whether a figure counts reserved memory, and whether it counts the context.
+
+    By words of unit and notes (allocated, reserved, nvidia-smi); else litgpt, torchtune and SimuMax read torch's
+    allocated peak, Unsloth the reserved one, and the rest `nvidia-smi`.
+    """
+    text = f"{row.unit} {row.notes}".lower()
+    if re.search(r"nvidia-smi|nvml|gpustat", text):
+        return True, True
+    if re.search(r"reserved", text):
+        return True, False
+    if re.search(r"allocated|maxmemalloc|max_alloc", text):
+        return False, False
+    if profile_name in ("litgpt", "torchtune", "torchtitan"):
+        return False, False
+    if profile_name == "unsloth":
+        return True, False
+    return True, True

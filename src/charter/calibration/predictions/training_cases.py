@@ -1,0 +1,168 @@
+"""The configuration behind a measured training step: every blank cell filled by a rule that fits any source."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from charter.calibration.predictions.stacks import profile_of
+from charter.calibration.predictions.training_gaps import Job, parallel_layout, with_batches, with_recompute
+from charter.calibration.rows.accelerator import accelerator_of
+from charter.calibration.rows.architecture import architecture_of
+from charter.calibration.rows.interconnect import node_network, scaleup_domain
+from charter.calibration.rows.measurement import Measurement, Refusal
+from charter.catalog.accelerators import Accelerator
+from charter.estimate.training.stack_profiles import StackProfile
+from charter.spec.architecture import Architecture
+from charter.spec.layout import Layout
+from charter.units import GB
+
+EVERYWHERE = 1e9
+"""Ranks of a shard group that spans all data-parallel ranks."""
+LEAST_CLUSTER_NETWORK = 100 * GB / 8
+"""Bytes per second of a node: 100 Gbit/s, a common cloud default."""
+SPREAD = 0.6
+"""Of the longest of b sequences over their mean, per unit of ln b: an exponential tail would give 1; judgement."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingCase:
+    """One measured training step, ready for the planner."""
+
+    architecture: Architecture
+    accelerator: Accelerator
+    profile: StackProfile
+    layout: Layout
+    seq: float
+    """Tokens computed per sequence."""
+    metric: str
+    tokens: float
+    """Tokens of a step as the source counts them."""
+    bits: float = 16.0
+    value_bytes: float = 2.0
+    block_scaled: bool = False
+    autocast: bool = False
+    frozen: bool = False
+    adapter_rank: float = 0.0
+    base_bits: float = 16.0
+    shard_group: float = EVERYWHERE
+    keeps_gathered: bool = False
+    module_recompute: float = 0.0
+    recompute_share: float = 1.0
+    head_share: float = 1.0
+    compression: float = 1.0
+    mtp: bool = False
+    network_bytes_per_second: float | None = None
+    """Of a node."""
+    node: int | None = None
+    domain: int | None = None
+
+
+def training_case(row: Measurement) -> TrainingCase:
+    """Every gap of a row filled; raises Refusal where that would be a guess at the size of the job itself."""
+    architecture, accelerator, seq = architecture_of(row), accelerator_of(row), _sequence(row)
+    job = Job(row=row, architecture=architecture, accelerator=accelerator, profile=profile_of(row), seq=seq)
+    bits, block_scaled = _bits(row.dtype)
+    layout = with_batches(job, parallel_layout(job))
+    layout, modules, share = with_recompute(job, layout, eight_bit=bits < 16)
+    sequences = layout.micro_batch * layout.accumulation * layout.data
+    pairs = 2 if row.kind == "rm" else 1
+    computed, counted = _lengths(job, layout.micro_batch)
+    adapter = _adapter(row)
+    return TrainingCase(
+        architecture=architecture,
+        accelerator=accelerator,
+        profile=_profile(job),
+        layout=replace(layout, micro_batch=layout.micro_batch * pairs),
+        seq=computed,
+        metric=row.metric,
+        tokens=sequences * pairs * counted,
+        bits=bits,
+        value_bytes=4.0 if bits > 16 else 2.0,
+        block_scaled=block_scaled,
+        autocast="amp" in row.dtype.casefold(),
+        frozen=adapter != "full",
+        adapter_rank=float(row.lora_rank or 16) if adapter != "full" else 0.0,
+        base_bits={"qlora": 4.0, "8bit": 8.0}.get(adapter, 16.0),
+        shard_group=_shard_group(row, accelerator),
+        keeps_gathered="grad_op" in row.shard,
+        module_recompute=modules,
+        recompute_share=share,
+        head_share=0.0 if row.kind == "rm" else 1.0,
+        compression=0.5 if "++" in row.shard or "++" in row.framework else 1.0,
+        mtp=bool(architecture.num_mtp_layers) and row.kind == "pretrain" and "w/o mtp" not in row.notes.casefold(),
+        network_bytes_per_second=_network(row, accelerator),
+        node=row.gpus_per_node,
+        domain=scaleup_domain(row.interconnect, row.gpu),
+    )
+
+
+def _network(row: Measurement, accelerator: Accelerator) -> float | None:
+    """Of a node, as printed; a cluster that does not say has no workstation's network card."""
+    found = node_network(row.interconnect, row.gpus_per_node or accelerator.devices_per_node)
+    known = accelerator.scaleout_bytes_per_second_per_node
+    return found or (LEAST_CLUSTER_NETWORK if known and known < LEAST_CLUSTER_NETWORK else None)
+
+
+def _sequence(row: Measurement) -> float:
+    seq = row.seq or row.mean_len
+    if not seq:
+        raise Refusal("the row gives no sequence length (seq and mean_len are blank)")
+    return float(seq)
+
+
+def _lengths(job: Job, micro_batch: int) -> tuple[float, float]:
+    """Tokens computed and tokens counted per sequence.
+
+    Packed or padded to the limit: the limit. Where batches are padded to their longest answer, the longest of b
+    lengths is about `1 + 0.6 ln b` means, and the source counts real tokens.
+    """
+    mean, seq = job.row.mean_len, job.seq
+    packed = "pack" in job.row.notes.casefold() or job.megatron or job.row.kind == "pretrain"
+    if not mean or mean >= seq or packed:
+        return seq, seq
+    return min(seq, mean * (1 + SPREAD * math.log(max(micro_batch, 1)))), mean
+
+
+def _profile(job: Job) -> StackProfile:
+    """The stack's profile with what the row says of kernels and of gradients on the wire."""
+    profile, dtype = job.profile, job.row.dtype.casefold()
+    if job.row.flash == 0:
+        profile = replace(profile, attention="unfused")
+    elif job.row.flash == 1 and profile.attention == "unfused":
+        profile = replace(profile, attention="flash2")
+    if "pure" in dtype:
+        return replace(profile, gradient_bytes=2.0)
+    if "amp" in dtype and profile.name in ("composer", "fsdp", "litgpt"):
+        return replace(profile, gradient_bytes=4.0)
+    return profile
+
+
+def _bits(dtype: str) -> tuple[float, bool]:
+    """Bits of the operands of products, and whether blocks of them share a scale."""
+    text = dtype.casefold()
+    if "fp4" in text and "nf4" not in text and "bnb" not in text:
+        return 4.0, True
+    if any(word in text for word in ("fp8", "float8", "e4m3", "f8")) or text == "int8":
+        return 8.0, any(word in text for word in ("mx", "alt", "block"))
+    if "tf32" in text:
+        return 19.0, False
+    if "fp32" in text or "float32" in text:
+        return 32.0, False
+    return 16.0, False
+
+
+def _adapter(row: Measurement) -> str:
+    text, dtype = row.adapter.casefold(), row.dtype.casefold()
+    lora = any(word in text for word in ("lora", "adapter", "dora")) or (not text and row.kind == "lora")
+    if "qlora" in text or (lora and any(word in dtype for word in ("int4", "nf4", "4bit", "4-bit", "fp4"))):
+        return "qlora"
+    if lora and any(word in dtype for word in ("int8", "8bit", "8-bit")):
+        return "8bit"
+    return "lora" if lora else "full"
+
+
+def _shard_group(row: Measurement, accelerator: Accelerator) -> float:
+    if any(word in row.shard.casefold() for word in ("hybrid", "hsdp")):
+        return float(row.gpus_per_node or accelerator.devices_per_node)
+    return EVERYWHERE

@@ -1,0 +1,86 @@
+"""The accelerator of a measured row, from its printed name and memory."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from charter.calibration.rows.measurement import Measurement, Refusal
+from charter.catalog import accelerators
+from charter.catalog.accelerators import DEVICES_PER_PACKAGE, Accelerator
+from charter.catalog.aliases import plain
+from charter.errors import UsageError
+from charter.units import GB
+
+NEAR = 0.15
+"""Relative difference in memory up to which two figures mean the same device (192 and 180 GB of a B200)."""
+
+
+def accelerator_of(row: Measurement) -> Accelerator:
+    """The accelerator a row was measured on; `mem_gb` chooses among variants. Raises Refusal for unknown ones.
+
+    >>> row = Measurement(id="X-1", metric="step_time_s", value=1.0, gpu="A100", mem_gb=80)
+    >>> accelerator_of(row).name
+    'A100-SXM-80GB'
+    """
+    if not row.gpu:
+        raise Refusal("the row does not say which accelerator it ran on (gpu is blank)")
+    memory = row.mem_gb or _memory_in_name(row.gpu)
+    for name in _spellings(row.gpu, memory):
+        try:
+            found = accelerators.get(name)
+        except UsageError:
+            continue
+        return _with_memory(found, _by_memory(row.gpu, memory), memory)
+    near = _by_memory(row.gpu, memory)
+    if near is not None:
+        return near
+    known = ", ".join(item.name for item in accelerators.catalog())
+    raise Refusal(f"no accelerator of the catalog is called {row.gpu!r}; known are {known}")
+
+
+def _spellings(name: str, memory: float | None) -> tuple[str, ...]:
+    """What to look up, the most exact first: with the memory, as printed, without trailing memory or count."""
+    stem = re.sub(r"[-_ ]*\d+(?:\.\d+)?\s*(?:GB|GiB|G)\b", "", name, flags=re.IGNORECASE).strip()
+    stem = re.sub(r"^\d+\s*x\s*", "", stem, flags=re.IGNORECASE)
+    stem = re.sub(r"^(TPU[- ]?v\d+\w*)-\d+$", r"\1", stem, flags=re.IGNORECASE)
+    sized = (f"{stem}-{memory:g}GB",) if memory else ()
+    return (*sized, name, stem)
+
+
+def _with_memory(found: Accelerator, near: Accelerator | None, memory: float | None) -> Accelerator:
+    """The device with the memory the row states: another variant, or the same rates with that memory.
+
+    Packages of two devices and TPU chips of two cores print the memory of either, so theirs stays.
+    """
+    if memory is None or found.kind == "tpu" or found.name in DEVICES_PER_PACKAGE:
+        return found
+    if abs(found.memory_bytes / (memory * GB) - 1) < NEAR:
+        return found
+    return near or replace(found, memory_bytes=memory * GB, memory_is_reported=False)
+
+
+def _memory_in_name(name: str) -> float | None:
+    found = re.search(r"(\d+(?:\.\d+)?)\s*(?:GB|GiB)\b", name, flags=re.IGNORECASE)
+    return float(found[1]) if found else None
+
+
+_ANONYMOUS: Mapping[str, str] = {"24": "RTX3090", "40": "A100-SXM-40GB", "48": "RTX-A6000", "80": "A100-SXM-80GB"}
+"""What a source most likely means that names a memory size alone."""
+
+
+def _by_memory(name: str, memory: float | None) -> Accelerator | None:
+    """A device known by its memory alone (`48GB GPU`), or the variant of the name whose memory is near."""
+    if memory is None:
+        return None
+    if re.fullmatch(r"(\d+(gb|gib))?(gpu|gpus|accelerator)?", plain(name)):
+        chosen = _ANONYMOUS.get(f"{memory:g}")
+        return accelerators.get(chosen) if chosen else None
+    stem = plain(re.sub(r"[-_ ]*\d+(?:\.\d+)?\s*(?:GB|GiB|G)\b", "", name, flags=re.IGNORECASE))
+    alike = [item for item in accelerators.catalog() if _is_variant(plain(item.name), stem)]
+    near = [item for item in alike if abs(item.memory_bytes / (memory * GB) - 1) < NEAR]
+    return near[0] if near else None
+
+
+def _is_variant(name: str, stem: str) -> bool:
+    """Whether a catalog name is the stem with more behind it, and not a longer number (H20, H200)."""
+    return name.startswith(stem) and not name[len(stem) : len(stem) + 1].isdigit()

@@ -1,0 +1,154 @@
+"""The architecture of a measured row: its own columns first, then the catalog model of its name, then its size."""
+
+from dataclasses import replace
+from typing import Any
+
+from charter.calibration.rows.hybrids import hybrid_architecture
+from charter.calibration.rows.measurement import Measurement, Refusal
+from charter.calibration.rows.model_names import is_sparse_name, layers_in_name, model_named, size_in_name
+from charter.calibration.rows.shapes import architecture_of_size, fit_to_size, plain_architecture
+from charter.spec.architecture import Architecture, LatentAttention, MixtureOfExperts
+
+CHUNK = 8192
+"""Chunk of rows that say `chunked` (column `attention` of `docs/reference/measurements.md`)."""
+CHUNKED_SHARE = 0.75
+"""Layers that see only their chunk, of a model nobody knows: three of four, as in Llama 4."""
+WINDOW = 4096
+WINDOWED_SHARE = 0.5
+"""Window and its layers, of a model nobody knows: as in Gemma 2."""
+
+
+def architecture_of(row: Measurement) -> Architecture:
+    """The architecture a row was measured on.
+
+    Columns of the row win; what they leave open comes from the catalog model of the row's name, then from the size
+    (`params_b`, or the size in the name). What stays open after that (gated MLP, biases, position table) is chosen so
+    that the parameters come closest to `params_b`. Raises Refusal where neither name, columns nor size say enough.
+
+    >>> row = Measurement(id="X-1", metric="step_time_s", value=1.0, model="llama3_70b-12layers", layers=12)
+    >>> architecture_of(row).num_layers, architecture_of(row).kv_heads
+    (12, 8)
+    """
+    known = _known(row)
+    if known is None and (row.hidden is None or row.layers is None):
+        known = _of_size(row)
+    base = plain_architecture(row) if known is None else known
+    shape = _with_columns(base, row)
+    shape = _with_attention(shape, row, known)
+    shape = _with_mixture(shape, row)
+    shape = _with_state_space(shape, row)
+    return fit_to_size(shape, row, known=known is not None)
+
+
+def _known(row: Measurement) -> Architecture | None:
+    """The catalog model of the row's name, unless the row's columns say that it is another one."""
+    found = model_named(row.model)
+    if found is None:
+        return None
+    shape = found.architecture
+    for column, own in ((row.hidden, shape.hidden_size), (row.ffn, shape.intermediate_size)):
+        if column is not None and column != own:
+            return None
+    return shape
+
+
+def _of_size(row: Measurement) -> Architecture:
+    size = row.params_b or size_in_name(row.model)
+    if not size:
+        raise Refusal(
+            f"the model {row.model!r} is not in the catalog, and the row gives neither its shape "
+            "(hidden, layers) nor its size (params_b)"
+        )
+    if is_sparse_name(row.model):
+        raise Refusal(
+            f"the model {row.model!r} is not in the catalog; it has experts, so its size alone does not tell "
+            "its work (hidden, layers, n_experts, n_active_experts and expert_ffn would)"
+        )
+    return architecture_of_size(size, row.model)
+
+
+def _with_columns(base: Architecture, row: Measurement) -> Architecture:
+    """Sizes of the row over those of the base; layers of a kind are scaled with the number of layers."""
+    own: dict[str, Any] = {
+        "hidden_size": row.hidden,
+        "num_heads": row.heads,
+        "num_kv_heads": row.kv_heads,
+        "head_dim": row.head_dim if base.latent_attention is None else None,
+        "intermediate_size": row.ffn,
+        "vocab_size": row.vocab,
+        "tied_embeddings": None if row.tied_embeddings is None else bool(row.tied_embeddings),
+    }
+    if base.learned_positions and row.seq and row.seq > base.learned_positions:
+        own["learned_positions"] = row.seq
+    shape = replace(base, **{name: value for name, value in own.items() if value is not None})
+    layers = row.layers or layers_in_name(row.model)
+    return shape if layers is None or layers == base.num_layers else _with_layers(shape, layers)
+
+
+def _with_layers(shape: Architecture, layers: int) -> Architecture:
+    def scaled(count: int) -> int:
+        return round(count * layers / shape.num_layers)
+
+    mixture, space = shape.mixture, shape.state_space
+    if mixture and mixture.num_moe_layers is not None:
+        mixture = replace(mixture, num_moe_layers=scaled(mixture.num_moe_layers))
+    if space:
+        space = replace(space, num_layers=scaled(space.num_layers))
+    return replace(
+        shape,
+        num_layers=layers,
+        mixture=mixture,
+        state_space=space,
+        sliding_window_layers=scaled(shape.sliding_window_layers),
+        chunked_layers=scaled(shape.chunked_layers),
+        num_attention_layers=None if shape.num_attention_layers is None else scaled(shape.num_attention_layers),
+        num_mlp_layers=None if shape.num_mlp_layers is None else scaled(shape.num_mlp_layers),
+    )
+
+
+def _with_attention(shape: Architecture, row: Measurement, known: Architecture | None) -> Architecture:
+    """What the column `attention` adds to a model that the catalog does not describe."""
+    kind = row.attention.casefold()
+    if kind == "mqa" and row.kv_heads is None and known is None:
+        return replace(shape, num_kv_heads=1)
+    if kind == "gqa" and row.kv_heads is None and known is None:
+        return replace(shape, num_kv_heads=min(8, shape.num_heads))
+    if kind == "mla" and shape.latent_attention is None:
+        return replace(shape, latent_attention=_latent(shape), head_dim=None)
+    if kind == "chunked" and shape.attention_chunk is None:
+        return replace(shape, attention_chunk=CHUNK, chunked_layers=round(CHUNKED_SHARE * shape.attention_layers))
+    if kind == "sliding" and shape.sliding_window is None:
+        layers = round(WINDOWED_SHARE * shape.attention_layers)
+        return replace(shape, sliding_window=WINDOW, sliding_window_layers=layers)
+    return shape
+
+
+def _latent(shape: Architecture) -> LatentAttention:
+    """The ranks of DeepSeek-V2 and V3; small models project queries directly (V2-Lite)."""
+    rank = 1536 if shape.hidden_size >= 4096 else None
+    return LatentAttention(
+        kv_lora_rank=512, q_lora_rank=rank, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128
+    )
+
+
+def _with_mixture(shape: Architecture, row: Measurement) -> Architecture:
+    if not row.n_experts:
+        return shape
+    known = shape.mixture
+    width = row.expert_ffn or (known.expert_intermediate_size if known else shape.intermediate_size)
+    base = known or MixtureOfExperts(num_experts=row.n_experts, experts_per_token=1, expert_intermediate_size=width)
+    own: dict[str, Any] = {
+        "num_experts": row.n_experts,
+        "experts_per_token": row.n_active_experts,
+        "num_shared_experts": row.n_shared_experts,
+        "num_dense_layers": row.dense_first_layers,
+        "expert_intermediate_size": width,
+    }
+    return replace(shape, mixture=replace(base, **{name: value for name, value in own.items() if value is not None}))
+
+
+def _with_state_space(shape: Architecture, row: Measurement) -> Architecture:
+    """The mixers of a hybrid that the catalog does not know."""
+    if row.attention.casefold() != "hybrid-mamba" or shape.state_space is not None:
+        return shape
+    return hybrid_architecture(shape, row.params_b, depth_is_known=row.layers is not None)

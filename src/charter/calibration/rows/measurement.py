@@ -1,0 +1,166 @@
+"""One measured run: a row of a table of published measurements, with typed cells.
+
+Blank means that the source does not say. Columns are those of `docs/reference/measurements.md`.
+"""
+
+import csv
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_type_hints
+
+from charter.errors import DataError
+
+
+class Refusal(Exception):
+    """A row that cannot be predicted, and why."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """A measured configuration and quantity; every attribute is a column, None where the cell is blank."""
+
+    id: str
+    metric: str
+    value: float
+    unit: str = ""
+    source: str = ""
+    kind: str = "pretrain"
+    """pretrain, sft, lora, rm, ppo, inference or run_total."""
+    model: str = ""
+    params_b: float | None = None
+    hidden: int | None = None
+    layers: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    ffn: int | None = None
+    vocab: int | None = None
+    moe: str = ""
+    seq: int | None = None
+    gpu: str = ""
+    mem_gb: float | None = None
+    gpus: int | None = None
+    gpus_per_node: int | None = None
+    interconnect: str = ""
+    framework: str = ""
+    dtype: str = ""
+    tp: int | None = None
+    pp: int | None = None
+    vpp: int | None = None
+    cp: int | None = None
+    ep: int | None = None
+    dp: int | None = None
+    shard: str = ""
+    mbs: float | None = None
+    gbs: float | None = None
+    recompute: str = ""
+    flash: int | None = None
+    isl: float | None = None
+    osl: float | None = None
+    notes: str = ""
+    head_dim: int | None = None
+    expert_ffn: int | None = None
+    n_experts: int | None = None
+    n_active_experts: int | None = None
+    n_shared_experts: int | None = None
+    dense_first_layers: int | None = None
+    attention: str = ""
+    tied_embeddings: int | None = None
+    adapter: str = ""
+    lora_rank: int | None = None
+    mean_len: float | None = None
+    offload: str = ""
+    critic_params_b: float | None = None
+    reward_params_b: float | None = None
+    samples_per_step: float | None = None
+    gen_tp: int | None = None
+    gen_dp: int | None = None
+    rl_mode: str = ""
+    n_generations: float | None = None
+    seqpar: int | None = None
+    config_id: str = ""
+    weight: float = 1.0
+    problems: tuple[str, ...] = ()
+    """Cells that could not be read; a row that has any is refused, with them as the reason."""
+
+    @property
+    def prefix(self) -> str:
+        """The source family: what stands before the first dash of the id, in capitals of at most three letters.
+
+        >>> Measurement(id="KOR-0001", metric="step_time_s", value=1.0).prefix
+        'KOR'
+        """
+        return self.id.partition("-")[0][:3].upper()
+
+
+_TYPES = get_type_hints(Measurement)
+_COLUMNS = tuple(field.name for field in fields(Measurement) if field.name != "problems")
+_NEEDED = ("id", "metric", "value")
+
+
+def read_measurements(path: Path) -> tuple[Measurement, ...]:
+    """Rows of a CSV file in the layout of the calibration file, or in that of the classic table of training steps.
+
+    Raises DataError with every bad cell of the file at once.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read as text ({error})") from error
+    table = csv.DictReader(text.splitlines())
+    columns = set(table.fieldnames or ())
+    if {"id", "metric", "value"} <= columns:
+        return parse(table, str(path))
+    if {"id", "model_hidden", "measured_step_s"} <= columns:
+        from charter.calibration.rows.classic import from_classic
+
+        return parse((row for cells in table for row in from_classic(cells)), str(path))
+    raise DataError(
+        f"{path}: expected columns id, metric, value, ... (or id, model_hidden, measured_step_s, ...), "
+        f"found {', '.join(sorted(columns)) or 'none'}"
+    )
+
+
+def parse(rows: Iterable[Mapping[str, Any]], file: str) -> tuple[Measurement, ...]:
+    """Typed rows. A row without id, metric or value is an error (all of a file at once); other bad cells go with it."""
+    made, errors = [], []
+    for number, cells in enumerate(rows, start=2):
+        values: dict[str, Any] = {}
+        problems = []
+        for column in _COLUMNS:
+            try:
+                value = _cell(column, cells.get(column))
+            except ValueError as error:
+                problems.append(f"line {number}, column {column}: {error}")
+                continue
+            if value is not None:
+                values[column] = value
+        missing = [column for column in _NEEDED if column not in values]
+        if missing:
+            errors += problems or [f"line {number}: {', '.join(missing)} missing"]
+        else:
+            made.append(Measurement(**values, problems=tuple(problems)))
+    if errors:
+        raise DataError("\n".join(f"{file}, {error}" for error in errors))
+    return tuple(made)
+
+
+def _cell(column: str, text: Any) -> Any:
+    stripped = str(text if text is not None else "").strip()
+    if not stripped:
+        return None
+    kind = _TYPES[column]
+    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    if str in kinds:
+        return stripped
+    number = float(stripped)
+    if int not in kinds:
+        return number
+    if number != int(number):
+        raise ValueError(f"{stripped!r} is not a whole number")
+    return int(number)

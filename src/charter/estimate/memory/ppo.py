@@ -1,0 +1,268 @@
+"""Memory of one PPO step: what each role holds on each device in each phase, under three placements.
+
+Colocated: every device holds every role all the time. Split: training, scoring and generation have devices of their
+own. Offloaded: every role lives on every device, but only the one at work is there; the rest waits in host memory
+(OpenRLHF, verl, DeepSpeed-Chat's hybrid engine differ in what they move; this is the most that can be moved).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from charter.catalog.accelerators import Accelerator
+from charter.estimate.memory.breakdown import MemoryBreakdown
+from charter.estimate.memory.inference import InferenceJob, job_inference_memory
+from charter.estimate.memory.peak import training_memory
+from charter.estimate.memory.profile import NATIVE, MemoryProfile
+from charter.estimate.memory.shape import Head
+from charter.estimate.memory.states import rank_parameters
+from charter.estimate.precision import FSDP_MIXED, TrainingPrecision
+from charter.estimate.terms import Term
+from charter.spec.architecture import Architecture
+from charter.spec.layout import Adapter, Layout, ZeroStage
+
+Placement = Literal["colocated", "split", "offloaded"]
+STATE = ("parameters", "gradients", "optimizer")
+FIXED = ("device context", "communicators", "process")
+FULL_STATE = "optimizer step"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PpoRole:
+    """One model of a PPO step. A policy and a value model are trained; reference and reward only score."""
+
+    name: str
+    architecture: Architecture
+    trained: bool = False
+    scalar_head: bool = False
+    adapter: Adapter | None = None
+
+    @property
+    def head(self) -> Head:
+        """What it computes per position."""
+        return "scalar" if self.scalar_head else "lm"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PpoMemory:
+    """Terms by role, per group of devices and phase."""
+
+    groups: Mapping[str, Mapping[str, tuple[tuple[str, Term], ...]]]
+    """Group of devices -> phase -> (role, term)."""
+    host_bytes: float
+    """Bytes per device that wait in host memory."""
+
+    def phase_bytes(self, group: str) -> dict[str, float]:
+        """Bytes of a device of a group, per phase."""
+        return {phase: sum(term.value for _, term in parts) for phase, parts in self.groups[group].items()}
+
+    def peak(self, group: str) -> tuple[str, float]:
+        """The fullest phase of a group, and its bytes."""
+        return max(self.phase_bytes(group).items(), key=lambda item: item[1])
+
+    def by_role(self, group: str, phase: str) -> dict[str, float]:
+        """Bytes of each role in a phase."""
+        found: dict[str, float] = {}
+        for role, term in self.groups[group][phase]:
+            found[role] = found.get(role, 0.0) + term.value
+        return found
+
+    @property
+    def peak_bytes(self) -> float:
+        """Bytes of the fullest device of all."""
+        return max(self.peak(group)[1] for group in self.groups)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PpoJob:
+    """A PPO step: roles, how they are trained and scored, and how the policy generates."""
+
+    roles: tuple[PpoRole, ...]
+    layout: Layout
+    seq_len: int
+    rollout_sequences: float
+    """Sequences that one replica of the generator decodes at once."""
+    placement: Placement = "colocated"
+    generation_tensor: int = 1
+    scoring_layout: Layout | None = None
+    """Layout of the frozen roles where it differs from the trained ones'."""
+    precision: TrainingPrecision = FSDP_MIXED
+    profile: MemoryProfile = NATIVE
+    accelerator: Accelerator | None = None
+
+    @property
+    def policy(self) -> PpoRole:
+        """The role that generates: the first trained one."""
+        return next(role for role in self.roles if role.trained)
+
+
+def ppo_memory(job: PpoJob) -> PpoMemory:
+    """What every role holds per device and phase.
+
+    >>> from dataclasses import replace
+    >>> from charter.catalog import models
+    >>> small = models.get("Qwen/Qwen3-0.6B").architecture
+    >>> roles = (PpoRole(name="policy", architecture=small, trained=True),
+    ...          PpoRole(name="value", architecture=small, trained=True, scalar_head=True),
+    ...          PpoRole(name="reference", architecture=small),
+    ...          PpoRole(name="reward", architecture=small, scalar_head=True))
+    >>> job = PpoJob(roles=roles, layout=Layout(data=8), seq_len=1024, rollout_sequences=16)
+    >>> together, away = ppo_memory(job), ppo_memory(replace(job, placement="offloaded"))
+    >>> away.peak_bytes < together.peak_bytes and away.host_bytes > 0
+    True
+    >>> sorted(ppo_memory(replace(job, placement="split")).groups)
+    ['generation', 'scoring', 'training']
+    """
+    trained = {role.name: _training(job, role) for role in job.roles if role.trained}
+    states = {name: _state(breakdown) for name, breakdown in trained.items()}
+    frozen = {role.name: (_frozen(job, role),) for role in job.roles if not role.trained}
+    fixed = [("", term) for term in next(iter(trained.values())).terms if term.name in FIXED]
+    resident = {**states, **frozen}
+    phases = {**_generating(job), **_scoring(job), **_training_phases(trained)}
+    if job.placement == "split":
+        groups = {
+            "training": _filled(_of(resident, trained), fixed, _named(phases, trained)),
+            "scoring": _filled(_of(resident, frozen), fixed, _named(phases, frozen)),
+            "generation": _filled([], fixed, {"generate": phases["generate"]}),
+        }
+        return PpoMemory(groups=groups, host_bytes=0.0)
+    if job.placement == "colocated":
+        return PpoMemory(groups={"all": _filled(_of(resident, resident), fixed, phases)}, host_bytes=0.0)
+    return _offloaded(resident, fixed, phases)
+
+
+def _offloaded(
+    resident: Mapping[str, Sequence[Term]],
+    fixed: list[tuple[str, Term]],
+    phases: Mapping[str, tuple[tuple[str, Term], ...]],
+) -> PpoMemory:
+    """Only the role at work is on the device; generation needs none of the training state."""
+    made = {}
+    waiting = 0.0
+    everything = sum(term.value for terms in resident.values() for term in terms)
+    for phase, parts in phases.items():
+        at_work = {} if phase == "generate" else {role: resident[role] for role in {role for role, _ in parts}}
+        made[phase] = (*_of(resident, at_work), *fixed, *parts)
+        waiting = max(waiting, everything - sum(term.value for terms in at_work.values() for term in terms))
+    return PpoMemory(groups={"all": made}, host_bytes=waiting)
+
+
+def _training(job: PpoJob, role: PpoRole) -> MemoryBreakdown:
+    return training_memory(
+        role.architecture,
+        job.layout,
+        seq_len=job.seq_len,
+        precision=job.precision,
+        adapter=role.adapter,
+        head=role.head,
+        profile=job.profile,
+        accelerator=job.accelerator,
+    )
+
+
+def _state(breakdown: MemoryBreakdown) -> tuple[Term, ...]:
+    return tuple(term for term in breakdown.phases[FULL_STATE] if term.part in STATE)
+
+
+def _training_phases(trained: Mapping[str, MemoryBreakdown]) -> dict[str, tuple[tuple[str, Term], ...]]:
+    """For each trained role, what comes and goes at its fullest phase."""
+    found = {}
+    for name, breakdown in trained.items():
+        phases = [
+            tuple((name, term) for term in terms if term.part not in STATE and term.name not in FIXED)
+            for terms in breakdown.phases.values()
+        ]
+        found[f"train {name}"] = max(phases, key=lambda parts: sum(term.value for _, term in parts))
+    return found
+
+
+def _frozen(job: PpoJob, role: PpoRole) -> Term:
+    """16-bit weights of a frozen role, sharded like the trained ones under ZeRO-3."""
+    layout = job.scoring_layout or job.layout
+    rank = rank_parameters(role.architecture, layout, scalar_head=role.scalar_head)
+    shards = layout.data * layout.context if layout.zero >= ZeroStage.PARAMETERS else 1
+    return Term(
+        name="frozen weights",
+        part="parameters",
+        value=2.0 * rank.total / shards,
+        unit="bytes",
+        formula=f"2 B x {rank.total:,.0f} / {shards}",
+        source="weights only, sharded like the trained ones under ZeRO-3",
+    )
+
+
+def _scoring(job: PpoJob) -> dict[str, tuple[tuple[str, Term], ...]]:
+    """One forward pass of a micro-batch through each frozen role."""
+    layout = job.scoring_layout or job.layout
+    found = {}
+    for role in job.roles:
+        if role.trained:
+            continue
+        tokens = float(layout.micro_batch * job.seq_len)
+        made = job_inference_memory(
+            InferenceJob(
+                architecture=role.architecture,
+                batch=0.0,
+                tokens_per_sequence=0.0,
+                prefill_tokens=tokens,
+                tensor=layout.tensor,
+                head=role.head,
+                accelerator=job.accelerator,
+            )
+        )
+        parts = [(role.name, term) for term in made.phases["prefill"] if term.part == "activations"]
+        if role.head == "lm":
+            parts.append((role.name, _scored_logits(role, layout, tokens)))
+        found[f"score with {role.name}"] = tuple(parts)
+    return found
+
+
+def _scored_logits(role: PpoRole, layout: Layout, tokens: float) -> Term:
+    size = 6.0 * tokens * role.architecture.vocab_size / layout.tensor
+    return Term(
+        name="logits",
+        part="logits",
+        value=size,
+        unit="bytes",
+        formula=f"6 B x {tokens:,.0f} positions x vocabulary / TP {layout.tensor}",
+        source="16-bit logits and fp32 log-probabilities of every position",
+    )
+
+
+def _generating(job: PpoJob) -> dict[str, tuple[tuple[str, Term], ...]]:
+    """The generator's own copy of the policy's weights, and keys and values of what is decoded together."""
+    made = job_inference_memory(
+        InferenceJob(
+            architecture=job.policy.architecture,
+            batch=job.rollout_sequences,
+            tokens_per_sequence=float(job.seq_len),
+            prompt_tokens=float(job.seq_len),
+            tensor=job.generation_tensor,
+            accelerator=job.accelerator,
+        )
+    )
+    parts = tuple(("generator", term) for term in made.phases["decode"] if term.name not in FIXED)
+    return {"generate": parts}
+
+
+def _of(resident: Mapping[str, Sequence[Term]], roles: Mapping[str, object]) -> list[tuple[str, Term]]:
+    return [(name, term) for name in resident if name in roles for term in resident[name]]
+
+
+def _named(
+    phases: Mapping[str, tuple[tuple[str, Term], ...]], roles: Mapping[str, object]
+) -> dict[str, tuple[tuple[str, Term], ...]]:
+    def mine() -> Iterator[tuple[str, tuple[tuple[str, Term], ...]]]:
+        for phase, parts in phases.items():
+            if phase != "generate" and all(role in roles for role, _ in parts):
+                yield phase, parts
+
+    return dict(mine())
+
+
+def _filled(
+    resident: list[tuple[str, Term]],
+    fixed: list[tuple[str, Term]],
+    phases: Mapping[str, tuple[tuple[str, Term], ...]],
+) -> dict[str, tuple[tuple[str, Term], ...]]:
+    return {phase: (*resident, *fixed, *parts) for phase, parts in phases.items()}

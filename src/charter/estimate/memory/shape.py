@@ -1,0 +1,255 @@
+"""What a training step holds in memory besides the layout: one job, or many as arrays, ready for the formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+
+from charter.estimate.arrays import Array, array
+from charter.estimate.memory.activations import LayerActivations, kept_by_layer
+from charter.estimate.memory.constants import context_factor
+from charter.estimate.memory.job import LINEAR, AdapterUse, Head, MemoryJob
+from charter.estimate.memory.kept_bytes import ALL_MATRICES, LayerKind, Matrices, layer_mix
+from charter.estimate.memory.profile import LOSS_BYTES, LOSS_CHUNK
+from charter.estimate.memory.states import ModelColumns
+from charter.estimate.shapes.parameters import adapter_parameters
+from charter.spec.architecture import Architecture, Encoder
+from charter.spec.layout import Adapter
+
+__all__ = ["LINEAR", "AdapterUse", "Head", "MemoryJob", "MemoryShape"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryShape:
+    """The numbers of a job that the formulas need; arrays without dimensions, or one value per job."""
+
+    model: ModelColumns
+    hidden: Array
+    vocabulary: Array
+    seq_len: Array
+    replicated: Array
+    sharded: Array
+    sharded_ring: Array
+    """The same where context parallelism passes keys and values around."""
+    scores: Array
+    live_replicated: Array
+    live_sharded: Array
+    live_scores: Array
+    backward_replicated: Array
+    backward_sharded: Array
+    encoder_bytes: Array
+    keeps_scores: Array
+    loss_bytes: Array
+    loss_share: Array
+    loss_rows: Array
+    parameter_bytes: Array
+    gradient_bytes: Array
+    optimizer_bytes: Array
+    compute_bytes: Array
+    adapter: Array
+    adapter_parameters: Array
+    trained_ends: Array
+    base_bytes: Array
+    quantises_head: Array
+    persistent_gradients: Array
+    step_bytes: Array
+    step_parameters: Array
+    bucket_elements: Array
+    live_parameters: Array
+    ddp_buckets: Array
+    stage_outputs: Array
+    flat_step: Array
+    dequantised_copies: Array
+    workspace: Array
+    recompute_share: Array
+    offload_activations: Array
+    first_layers: Array
+    last_layers: Array
+    """0 where the split is even."""
+    fp8_copies: Array
+    """Bytes of 8-bit copies per parameter of a layer's matrices."""
+    cpu: Array
+    context_factor: Array
+    reserved: Array
+    context: Array
+    source: str = field(default="", compare=False)
+
+    @classmethod
+    def of(cls, job: MemoryJob) -> MemoryShape:
+        """The numbers of one job."""
+        a, profile, precision, adapter = job.architecture, job.profile, job.precision, job.adapter
+        keeps = _kept_matrices(job)
+        kinds = [(_kind(job, kind), count) for kind, count in layer_mix(a)]
+        layers = [(kept_by_layer(a, kind, keeps), count) for kind, count in kinds]
+        rings = [(kept_by_layer(a, replace(kind, ring=True), keeps), count) for kind, count in kinds]
+        extra = _adapter_activations(job)
+        backward = [_backward(a, kind) for kind, _ in kinds]
+        loss = LOSS_BYTES[job.cross_entropy or profile.cross_entropy]
+        chunked = (job.cross_entropy or profile.cross_entropy) == "chunked"
+        stays = profile.gathers_stay_frozen and adapter is not None
+        numbers = {
+            "hidden": a.hidden_size,
+            "vocabulary": a.vocab_size,
+            "seq_len": job.seq_len,
+            "replicated": _mean(layers, "replicated") + extra.replicated,
+            "sharded": _mean(layers, "sharded") + extra.sharded,
+            "sharded_ring": _mean(rings, "sharded") + extra.sharded,
+            "scores": _mean(layers, "scores"),
+            "live_replicated": _largest(layers).replicated + extra.replicated,
+            "live_sharded": _largest(layers).sharded + extra.sharded,
+            "live_scores": max(kept.scores for kept, _ in layers),
+            "backward_replicated": 2 * precision.compute_bytes * a.hidden_size,
+            "backward_sharded": max(backward),
+            "encoder_bytes": _encoder_bytes(a.encoder, job) if a.encoder and adapter is None else 0.0,
+            "keeps_scores": not job.fused_attention,
+            "loss_bytes": (precision.compute_bytes + loss) * (job.head == "lm"),
+            "loss_share": job.logit_share,
+            "loss_rows": LOSS_CHUNK if chunked else np.inf,
+            "parameter_bytes": precision.parameter_bytes,
+            "gradient_bytes": precision.gradient_bytes,
+            "optimizer_bytes": precision.optimizer_bytes,
+            "compute_bytes": precision.compute_bytes,
+            "adapter": adapter is not None,
+            "adapter_parameters": _adapter_size(a, adapter) if adapter else 0.0,
+            "trained_ends": adapter is not None and adapter.trains_ends,
+            "base_bytes": adapter.base_bytes if adapter else 2.0,
+            "quantises_head": adapter is not None and adapter.quantises_head,
+            "persistent_gradients": profile.persistent_gradients,
+            "step_bytes": profile.step_bytes * _step_share(job),
+            "step_parameters": profile.step_parameters,
+            "bucket_elements": profile.bucket_elements,
+            "live_parameters": np.inf if stays else profile.live_parameters,
+            "ddp_buckets": profile.ddp_buckets,
+            "stage_outputs": profile.stage_outputs,
+            "flat_step": profile.flat_step,
+            "dequantised_copies": profile.dequantised_copies,
+            "workspace": profile.workspace,
+            "recompute_share": job.recompute_share,
+            "offload_activations": job.offload_activations,
+            "first_layers": job.end_layers[0] if job.end_layers else 0,
+            "last_layers": job.end_layers[1] if job.end_layers else 0,
+            "fp8_copies": job.fp8_copies,
+            "cpu": job.accelerator is not None and job.accelerator.kind == "cpu",
+            "context_factor": context_factor(job.accelerator.name) if job.accelerator else 1.0,
+            "reserved": job.reserved,
+            "context": job.context,
+        }
+        columns: dict[str, Any] = {name: array(value) for name, value in numbers.items()}
+        model = ModelColumns.of(a, scalar_head=job.head == "scalar")
+        return cls(model=model, source=precision.source, **columns)
+
+    @classmethod
+    def stacked(cls, shapes: Sequence[MemoryShape]) -> MemoryShape:
+        """Many jobs, one per configuration."""
+        columns: dict[str, Any] = {
+            item.name: array([getattr(one, item.name) for one in shapes])
+            for item in fields(cls)
+            if item.name not in ("model", "source")
+        }
+        return cls(model=ModelColumns.stacked([one.model for one in shapes]), **columns)
+
+
+def _kind(job: MemoryJob, kind: LayerKind) -> LayerKind:
+    return replace(
+        kind,
+        seq_len=job.seq_len,
+        value_bytes=job.precision.compute_bytes,
+        dropout=job.dropout,
+        implementation=job.profile.implementation,
+        fp8=job.fp8,
+    )
+
+
+def _step_share(job: MemoryJob) -> float:
+    """Temporaries of the optimizer step have the type of its moments: half as large where those have 16 bits.
+
+    Not with adapters: there the little that is trained was seen to take what fp32 moments would.
+    """
+    return min(1.0, job.precision.optimizer_bytes / 8) if job.adapter is None else 1.0
+
+
+def _kept_matrices(job: MemoryJob) -> Matrices:
+    """Groups of matrices whose inputs are kept."""
+    adapter = job.adapter
+    if adapter is None:
+        return ALL_MATRICES
+    if adapter.base_bytes < 2 and job.profile.quantised_keeps_inputs:
+        return LINEAR
+    return adapter.groups
+
+
+def _adapter_size(a: Architecture, adapter: AdapterUse) -> float:
+    if adapter.trained is not None:
+        return adapter.trained
+    whole = float(adapter_parameters(a, Adapter(rank=adapter.rank)))
+    if adapter.targets >= LINEAR:
+        return whole
+    width, keys = a.num_heads * a.head_size, a.kv_heads * a.head_size
+    inner = a.intermediate_size if a.mixture is None else a.mixture.expert_intermediate_size
+    sides = {
+        "q": a.hidden_size + width,
+        "v": a.hidden_size + keys,
+        "k": a.hidden_size + keys,
+        "out": a.hidden_size + width,
+        "up": (1 + a.gated_mlp) * (a.hidden_size + inner),
+        "down": a.hidden_size + inner,
+    }
+    groups = {"qkv": ("q", "v", "k")} | {name: (name,) for name in sides}
+    chosen = {side for target in adapter.targets for side in groups.get(target, ())}
+    return float(adapter.rank * a.num_layers * sum(sides[side] for side in chosen))
+
+
+def _adapter_activations(job: MemoryJob) -> LayerActivations:
+    """What the adapters of one layer keep: their narrow values, dropped-out inputs, scaled outputs."""
+    a, adapter, value = job.architecture, job.adapter, job.precision.compute_bytes
+    if adapter is None:
+        return LayerActivations(replicated=0.0, sharded=0.0, scores=0.0, layer_input=0.0)
+    joint = job.profile.implementation in ("megatron", "litgpt")
+    width, inner = float(a.num_heads * a.head_size), float(a.intermediate_size)
+    gates = 1 + a.gated_mlp
+    inputs = {
+        "qkv": a.hidden_size * (1.0 if joint else 3.0),
+        "out": width,
+        "up": a.hidden_size * (1.0 if joint else float(gates)),
+        "down": inner,
+    }
+    outputs = {
+        "qkv": width + 2 * a.kv_heads * a.head_size,
+        "out": a.hidden_size,
+        "up": gates * inner,
+        "down": a.hidden_size,
+    }
+    chosen = [name for name in inputs if name in adapter.groups]
+    dropped = (value + 1) * adapter.dropout * sum(inputs[name] for name in chosen)
+    scaled = value * adapter.scaled_outputs * sum(outputs.values())
+    narrow = value * adapter.rank * len(chosen) * 1.5
+    return LayerActivations(replicated=dropped + narrow, sharded=scaled, scores=0.0, layer_input=0.0)
+
+
+def _backward(a: Architecture, kind: LayerKind) -> float:
+    """Gradients of the widest part of a layer while its backward pass runs: inner values of MLP, or of attention."""
+    mixer = (2 * a.num_heads + 2 * a.kv_heads) * a.head_size if kind.mixer == "attention" else 0
+    if kind.mixer == "state_space" and a.state_space:
+        mixer = 3 * a.state_space.inner_size
+    inner = a.intermediate_size if kind.mlp == "dense" else 0
+    if kind.mlp == "experts" and a.mixture:
+        inner = a.mixture.expert_intermediate_size * a.mixture.experts_per_token + a.mixture.shared_width
+    return kind.value_bytes * max(mixer, (2 + a.gated_mlp) * inner)
+
+
+def _encoder_bytes(encoder: Encoder, job: MemoryJob) -> float:
+    """Kept by a trained encoder per sequence (one picture each): the list of a plain layer, 16 h and 2 f per token."""
+    e, value = encoder, job.precision.compute_bytes
+    inner = (4 if e.gated_mlp else 2) * e.intermediate_size
+    return value * e.num_layers * e.tokens_per_sample * (8 * e.hidden_size + inner)
+
+
+def _mean(layers: list[tuple[LayerActivations, float]], name: str) -> float:
+    return sum(float(getattr(kept, name)) * count for kept, count in layers) / sum(count for _, count in layers)
+
+
+def _largest(layers: list[tuple[LayerActivations, float]]) -> LayerActivations:
+    return max((kept for kept, _ in layers), key=lambda kept: kept.replicated + kept.sharded)

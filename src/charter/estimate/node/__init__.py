@@ -1,0 +1,1 @@
+"""What surrounds the accelerators: system memory, disks, bytes over the wire."""

@@ -1,0 +1,62 @@
+"""System memory per node: loading, offloading, checkpoint staging, data loading."""
+
+from charter.estimate.node.storage import checkpoint_bytes
+from charter.estimate.precision import FSDP_MIXED, TrainingPrecision
+from charter.estimate.shapes.parameters import adapter_parameters, count_parameters
+from charter.estimate.terms import Breakdown, Term
+from charter.spec.architecture import Architecture
+from charter.spec.layout import Adapter, Layout
+from charter.units import GIB
+
+PROCESS_BYTES = 4.0 * GIB
+"""Per rank: interpreter, torch, driver mappings, pinned buffers. Assumption."""
+LOADER_BYTES = 2.0 * GIB
+"""Per rank: data-loading workers. Assumption."""
+PINNED_BYTES = 1.0 * GIB
+"""Per rank that offloads: two page-locked buffers through which state passes to and from the device. Assumption."""
+SYSTEM_BYTES = 8.0 * GIB
+"""Operating system, page cache that cannot shrink, agents. Assumption."""
+
+
+def host_memory(
+    architecture: Architecture,
+    layout: Layout,
+    *,
+    devices_per_node: int,
+    precision: TrainingPrecision = FSDP_MIXED,
+    adapter: Adapter | None = None,
+    staged_checkpoint: bool = True,
+    load_copies: int = 1,
+) -> Breakdown:
+    """Bytes of system memory that one node needs at its peak.
+
+    Loading holds `load_copies` 16-bit copies of the whole model (1 with lazy safetensors and rank-0 broadcast, one
+    per rank without); staging a checkpoint asynchronously holds the node's share twice (the copy being written and
+    the snapshot being taken); offloaded state lives here. Loading and staging do not happen together: the larger
+    counts.
+    """
+    count = count_parameters(architecture)
+    trained = adapter_parameters(architecture, adapter) if adapter else count.total
+    ranks = min(devices_per_node, layout.num_accelerators)
+    share = ranks / layout.num_accelerators
+    loading = 2.0 * count.total * load_copies
+    staging = 2.0 * checkpoint_bytes(0 if adapter else count.total, trained_parameters=trained) * share
+    staging *= staged_checkpoint
+    offload = precision.optimizer_bytes * trained * share * layout.offload_optimizer
+    offload += precision.parameter_bytes * count.total * share * layout.offload_parameters
+    pinned = ranks * PINNED_BYTES * (layout.offload_optimizer or layout.offload_parameters)
+    larger = "staging" if staging > loading else "loading"
+    return Breakdown(
+        terms=(
+            _bytes(larger, max(staging, loading), "max(2 B x N, 2 x checkpoint of the node's ranks)", "host.py"),
+            _bytes("offload", offload, "optimizer and weights moved off the device", "Rajbhandari et al. 2021"),
+            _bytes("pinned buffers", pinned, f"{ranks} ranks x 1 GiB where they offload", "assumption (host.py)"),
+            _bytes("processes", ranks * PROCESS_BYTES, f"{ranks} ranks x 4 GiB", "assumption (host.py)"),
+            _bytes("data loading", ranks * LOADER_BYTES, f"{ranks} ranks x 2 GiB", "assumption (host.py)"),
+            _bytes("system", SYSTEM_BYTES, "8 GiB", "assumption (host.py)"),
+        )
+    )
+
+
+def _bytes(name: str, value: float, formula: str, source: str) -> Term:
+    return Term(name=name, part="host", value=value, unit="bytes", formula=formula, source=source)

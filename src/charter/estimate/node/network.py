@@ -1,0 +1,60 @@
+"""Bytes over the wire per optimizer step and rank."""
+
+from charter.estimate.memory.states import rank_parameters
+from charter.estimate.precision import FSDP_MIXED, TrainingPrecision
+from charter.estimate.shapes.parameters import adapter_parameters, num_moe_layers
+from charter.estimate.terms import Breakdown, Term
+from charter.spec.architecture import Architecture
+from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
+
+
+def zero_traffic_elements(num_parameters: float, zero: ZeroStage) -> float:
+    """Elements each rank sends per step: `2 N` for stages 0-2, `3 N` for stage 3 (large groups).
+
+    Source: Rajbhandari et al. 2020, section 7. Per micro-batch with stage 3 and accumulation.
+
+    >>> zero_traffic_elements(1e9, ZeroStage.PARAMETERS) / zero_traffic_elements(1e9, ZeroStage.NONE)
+    1.5
+    """
+    return (3.0 if zero >= ZeroStage.PARAMETERS else 2.0) * num_parameters
+
+
+def network_bytes_per_step(
+    architecture: Architecture,
+    layout: Layout,
+    *,
+    seq_len: float,
+    precision: TrainingPrecision = FSDP_MIXED,
+    adapter: Adapter | None = None,
+) -> Breakdown:
+    """Bytes one rank of the first stage sends per optimizer step, by kind of parallelism."""
+    a, micro = architecture, layout.accumulation
+    rank = rank_parameters(a, layout)
+    group = layout.data * layout.context
+    ring = (group - 1) / group
+    tokens = layout.micro_batch * seq_len / layout.context
+    message = tokens * a.hidden_size * precision.compute_bytes
+    trained = adapter_parameters(a, adapter) / (layout.tensor * layout.pipeline) if adapter else rank.total
+    if layout.zero >= ZeroStage.PARAMETERS:
+        data = micro * ring * (2 * precision.compute_bytes * rank.total + precision.gradient_bytes * trained)
+    else:
+        data = 2 * ring * precision.gradient_bytes * trained
+    reduces = rank.layers * (6 if layout.recompute is Recompute.FULL else 4) * micro
+    tensor = reduces * 2 * (layout.tensor - 1) / layout.tensor * message
+    sends = 2 * micro * layout.interleave * message / layout.tensor if layout.pipeline > 1 else 0.0
+    routed = num_moe_layers(a) / a.num_layers * rank.layers * (a.mixture.experts_per_token if a.mixture else 0)
+    expert = 4 * micro * routed * message * (layout.expert - 1) / layout.expert
+    return Breakdown(
+        terms=(
+            _bytes(
+                "data parallel", data, f"ZeRO-{int(layout.zero)} over {group}", "Rajbhandari et al. 2020, section 7"
+            ),
+            _bytes("tensor parallel", tensor, f"{reduces} all-reduces of b s h", "Shoeybi et al. 2019, section 3"),
+            _bytes("pipeline parallel", sends, "2 sends of b s h / TP per micro-batch", "Narayanan et al. 2021"),
+            _bytes("expert parallel", expert, "4 all-to-alls per routed layer", "GShard, arXiv:2006.16668"),
+        )
+    )
+
+
+def _bytes(name: str, value: float, formula: str, source: str) -> Term:
+    return Term(name=name, part="network", value=value, unit="bytes", formula=formula, source=source)

@@ -1,0 +1,62 @@
+"""Bytes on disk: checkpoints, weights, text."""
+
+from charter.estimate.shapes.parameters import adapter_parameters, count_parameters
+from charter.spec.architecture import Architecture
+from charter.spec.layout import Adapter
+
+WEIGHT_BYTES_SAVED = 2.0
+OPTIMIZER_BYTES_SAVED = 12.0
+"""fp32 master copy and two moments. With fp32 weights the master is the weight: the same 14 bytes less 2."""
+TOKEN_TEXT_BYTES = 4.2
+"""Bytes of English text per token of a 32k-128k vocabulary: rule of thumb, from memory."""
+
+
+def checkpoint_bytes(
+    num_parameters: float,
+    *,
+    trained_parameters: float | None = None,
+    weight_bytes: float = WEIGHT_BYTES_SAVED,
+    optimizer_bytes: float = OPTIMIZER_BYTES_SAVED,
+) -> float:
+    """Bytes of a checkpoint that training can resume from: `2 N + 12 N_trained`, 14 bytes per trained parameter.
+
+    Check: BLOOM's 2.3 TB for 176.2 B parameters is 13.1 bytes per parameter (its model card). Data position and random
+    state are counters, a few hundred bytes, and not counted.
+
+    >>> checkpoint_bytes(13e9) / 1e9
+    182.0
+    """
+    trained = num_parameters if trained_parameters is None else trained_parameters
+    return weight_bytes * num_parameters + optimizer_bytes * trained
+
+
+def model_checkpoint_bytes(architecture: Architecture, *, adapter: Adapter | None = None) -> float:
+    """Bytes of one training checkpoint of a model; with an adapter only the adapter is saved."""
+    if adapter:
+        return checkpoint_bytes(adapter_parameters(architecture, adapter))
+    return checkpoint_bytes(count_parameters(architecture).total)
+
+
+def weights_bytes(architecture: Architecture, *, bytes_per_parameter: float = WEIGHT_BYTES_SAVED) -> float:
+    """Bytes of the weights alone.
+
+    >>> from charter.catalog import models
+    >>> round(weights_bytes(models.get("bloom").architecture) / 1e9)
+    352
+    """
+    return bytes_per_parameter * count_parameters(architecture).total
+
+
+def retained_bytes(
+    full_checkpoint_bytes: float, weights_only_bytes: float, *, keep_last: int, weights_only_kept: int = 1
+) -> float:
+    """Bytes kept under a retention policy: the last full checkpoints and some weights-only ones.
+
+    One more full checkpoint exists while it is being written (written, verified, renamed, then the oldest removed).
+    """
+    return (keep_last + 1) * full_checkpoint_bytes + weights_only_kept * weights_only_bytes
+
+
+def text_bytes(num_tokens: float) -> float:
+    """Bytes of JSONL text that holds so many tokens."""
+    return TOKEN_TEXT_BYTES * num_tokens

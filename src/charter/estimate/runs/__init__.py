@@ -1,0 +1,1 @@
+"""Seconds of whole things: a step of reinforcement learning, a run with its start, evaluation and failures."""

@@ -1,0 +1,261 @@
+"""Seconds to generate text and to score it, for one configuration: named terms over the formulas of `serving`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from charter.catalog.accelerators import Accelerator
+from charter.estimate.arrays import array
+from charter.estimate.serving.constants import ServingConstants
+from charter.estimate.serving.decode import decode_terms, issue_of, prefill_terms, rollout_terms
+from charter.estimate.serving.device import ServingDevice
+from charter.estimate.serving.engines import NATIVE, SERVER, Engine
+from charter.estimate.serving.model import ServedModel
+from charter.estimate.serving.passes import Issue, Pass, pass_terms
+from charter.estimate.serving.response_lengths import Drain, ResponseLengths
+from charter.estimate.serving.weight_format import weight_format
+from charter.estimate.terms import Breakdown, Interval, Term, TermTable
+from charter.estimate.training.step_time import BASE_SIGMA, UNUSUAL_SIGMA
+from charter.spec.architecture import Architecture
+
+__all__ = [
+    "NATIVE",
+    "SERVER",
+    "Engine",
+    "GenerationTime",
+    "decode_step",
+    "forward_pass_seconds",
+    "generation",
+    "rollout",
+    "weights_read",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationTime(Breakdown):
+    """Seconds to answer all prompts; `total` is the median."""
+
+    sequences: float
+    generated_tokens: float
+    prompt_tokens: float
+    concurrency: int
+    """Sequences decoded together on one replica."""
+    sigma: float
+
+    @property
+    def seconds(self) -> Interval:
+        """10th, 50th and 90th percentile."""
+        return Interval.around(self.total, sigma=self.sigma)
+
+    @property
+    def generated_tokens_per_second(self) -> float:
+        """Generated tokens per second over all replicas."""
+        return self.generated_tokens / self.total if self.total else math.inf
+
+
+def generation(
+    architecture: Architecture,
+    accelerator: Accelerator,
+    *,
+    sequences: float,
+    prompt_tokens: float,
+    new_tokens: float,
+    longest_new_tokens: float | None = None,
+    concurrency: int = 64,
+    tensor: int = 1,
+    replicas: int = 1,
+    weights: str = "bf16",
+    engine: Engine = SERVER,
+    cached_prompt_tokens: float = 0.0,
+    constants: ServingConstants | None = None,
+) -> GenerationTime:
+    """Answer `sequences` prompts of `prompt_tokens` with `new_tokens` each, on `replicas` groups of `tensor` devices.
+
+    Prefill: a forward pass over the prompts, less a prefix of `cached_prompt_tokens` that a former request left in the
+    cache (a critique round reads what the answer round has read). Decode: per step the weights and the cached keys and
+    values are read once; `t >= max(bytes / bandwidth, 2 N batch / flops rate)`. Without continuous batching each batch
+    runs to its longest answer. Source: roofline; Chen 2022 ("Transformer inference arithmetic"). `concurrency` must fit
+    in memory (`memory.largest_batch`). Speculative decoding is not modelled.
+
+    >>> from charter.catalog import accelerators, models
+    >>> llama, a100 = models.get("Llama-3.1-8B").architecture, accelerators.get("A100-80GB")
+    >>> one = generation(llama, a100, sequences=1, prompt_tokens=1, new_tokens=100, concurrency=1)
+    >>> 50 < one.generated_tokens_per_second < 125  # 16 GB of weights at 2 TB/s would be 127
+    True
+    """
+    per_replica = math.ceil(sequences / replicas)
+    batch = max(1, min(concurrency, per_replica))
+    steps = new_tokens if engine.continuous else (longest_new_tokens or new_tokens)
+    waves = per_replica / batch if engine.continuous else math.ceil(per_replica / batch)
+    waves = max(waves, 1.0)
+    model, group, issue = _columns(architecture, accelerator, tensor, weights, engine)
+    first = prefill_terms(
+        model,
+        group,
+        issue,
+        constants or ServingConstants(),
+        sequences=array(batch),
+        prompt=array(max(prompt_tokens, 1.0)),
+        cached=cached_prompt_tokens,
+    )
+    step = decode_step(
+        architecture,
+        accelerator,
+        batch=batch,
+        context=prompt_tokens + steps / 2,
+        tensor=tensor,
+        weights=weights,
+        engine=engine,
+        constants=constants,
+    )
+    rounds = per_replica / batch
+    prefill = f"{rounds:.4g} batches x {batch} prompts of {prompt_tokens:,.0f} tokens x"
+    terms = _scaled(first.at(), rounds, prefill)
+    terms += _scaled(step.terms, steps * waves, f"{waves:.4g} waves x {steps:,.0f} steps x")
+    return _generation_time(terms, sequences, prompt_tokens, new_tokens, batch, engine, accelerator)
+
+
+def rollout(
+    architecture: Architecture,
+    accelerator: Accelerator,
+    *,
+    sequences: float,
+    prompt_tokens: float,
+    lengths: ResponseLengths,
+    concurrency: int = 256,
+    tensor: int = 1,
+    replicas: int = 1,
+    weights: str = "bf16",
+    engine: Engine = SERVER,
+    constants: ServingConstants | None = None,
+) -> GenerationTime:
+    """All prompts wait at the start; the engine stays full while any wait, then drains until the last answer ends.
+
+    An engine without continuous batching starts each batch anew and waits for the longest of it every time.
+
+    >>> from charter.catalog import accelerators, models
+    >>> llama, h100 = models.get("Llama-3.1-8B").architecture, accelerators.get("H100")
+    >>> work = {"sequences": 256, "prompt_tokens": 200, "concurrency": 256}
+    >>> even = rollout(llama, h100, lengths=ResponseLengths.fixed(500), **work).total
+    >>> long_tail = rollout(llama, h100, lengths=ResponseLengths(mean=500, limit=4000, spread=1.0), **work).total
+    >>> 1.5 < long_tail / even < 5
+    True
+    """
+    per_replica = math.ceil(sequences / replicas)
+    batch = max(1, min(concurrency, per_replica))
+    if not engine.continuous:
+        return generation(
+            architecture,
+            accelerator,
+            sequences=sequences,
+            prompt_tokens=prompt_tokens,
+            new_tokens=lengths.mean,
+            longest_new_tokens=lengths.longest_of(batch),
+            concurrency=batch,
+            tensor=tensor,
+            replicas=replicas,
+            weights=weights,
+            engine=engine,
+            constants=constants,
+        )
+    model, group, issue = _columns(architecture, accelerator, tensor, weights, engine)
+    drain = Drain.of([lengths], [batch])
+    table = rollout_terms(
+        model,
+        group,
+        issue,
+        constants or ServingConstants(),
+        sequences=array(per_replica),
+        limit=array(batch),
+        prompt=array(max(prompt_tokens, 1.0)),
+        mean_tokens=array(lengths.mean),
+        drain=Drain(steps=drain.steps[0], alive=drain.alive[0], position=drain.position[0]),
+    )
+    return _generation_time(list(table.at()), sequences, prompt_tokens, lengths.mean, batch, engine, accelerator)
+
+
+def decode_step(
+    architecture: Architecture,
+    accelerator: Accelerator,
+    *,
+    batch: float,
+    context: float,
+    tensor: int = 1,
+    weights: str = "bf16",
+    engine: Engine = SERVER,
+    constants: ServingConstants | None = None,
+) -> Breakdown:
+    """Seconds of one decode step of `batch` sequences that hold `context` tokens each."""
+    model, group, issue = _columns(architecture, accelerator, tensor, weights, engine)
+    table = decode_terms(
+        model, group, issue, constants or ServingConstants(), sequences=array(batch), context=array(context)
+    )
+    return Breakdown(terms=table.at())
+
+
+def weights_read(architecture: Architecture, batch: float) -> float:
+    """Parameters read in one decode step: all but the embedding table and the experts that no token reaches."""
+    model = ServedModel.of(architecture)
+    reached = model.one_expert * model.experts_reached(array(batch))
+    return float(model.passed_weights + model.head_weights + reached)
+
+
+def forward_pass_seconds(
+    architecture: Architecture,
+    accelerator: Accelerator,
+    *,
+    tokens: float,
+    seq_len: float,
+    tensor: int = 1,
+    head_positions: float = 0.0,
+    dtype: str = "bf16",
+    engine: Engine = NATIVE,
+    constants: ServingConstants | None = None,
+) -> float:
+    """Seconds of a forward pass without gradients over `tokens` tokens: prefill, scoring, log-probabilities.
+
+    `head_positions` is the number of positions whose logits are needed (all for log-probabilities, 0 for a reward).
+    """
+    sequences = tokens / max(seq_len, 1.0)
+    model, group, issue = _columns(architecture, accelerator, tensor, dtype, engine)
+    work = Pass(
+        sequences=array(sequences),
+        tokens=array(max(seq_len, 1.0)),
+        before=array(0.0),
+        logits=array(head_positions / max(sequences, 1e-30)),
+        decode=False,
+    )
+    table: TermTable = pass_terms(model, group, issue, work, constants or ServingConstants())
+    return float(table.total)
+
+
+def _columns(
+    architecture: Architecture, accelerator: Accelerator, tensor: int, weights: str, engine: Engine
+) -> tuple[ServedModel, ServingDevice, Issue]:
+    group = ServingDevice.of(accelerator, weights=weight_format(weights), tensor=tensor)
+    return ServedModel.of(architecture), group, issue_of(engine)
+
+
+def _scaled(terms: tuple[Term, ...], factor: float, label: str) -> list[Term]:
+    return [replace(term, value=term.value * factor, formula=f"{label} ({term.formula})") for term in terms]
+
+
+def _generation_time(
+    terms: list[Term],
+    sequences: float,
+    prompt_tokens: float,
+    new_tokens: float,
+    batch: int,
+    engine: Engine,
+    accelerator: Accelerator,
+) -> GenerationTime:
+    unusual = UNUSUAL_SIGMA if engine.eager or accelerator.kind == "cpu" else 0.0
+    return GenerationTime(
+        terms=tuple(term for term in terms if term.value),
+        sequences=sequences,
+        generated_tokens=sequences * new_tokens,
+        prompt_tokens=sequences * prompt_tokens,
+        concurrency=batch,
+        sigma=math.hypot(BASE_SIGMA, unusual),
+    )

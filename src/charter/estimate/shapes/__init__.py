@@ -1,0 +1,1 @@
+"""What an architecture holds and does: parameters, operations, caches, layer by layer."""

@@ -1,0 +1,1 @@
+"""Seconds of a training step: operations, memory traffic, launches, collectives, pipeline, update."""
