@@ -121,3 +121,27 @@ def test_a_changed_price_reruns_nothing(undisturbed):
 
 def stages_stale_in(text: str) -> set[str]:
     return {line.split()[0] for line in text.splitlines() if " would run " in line}
+
+
+def test_the_steps_of_a_run_calibrate_the_plan_of_the_next(undisturbed, tmp_path):
+    """The pace of each kind of stage brings the plan to what was measured, on this machine as it is now."""
+    project = tmp_path / "project"
+    shutil.copytree(undisturbed, project)
+    done = charter("calibrate", "-C", str(project), "--json")
+    assert done.returncode == 0, done.stderr
+    paces = {pace["kind"]: pace for pace in json.loads(done.stdout)["paces"]}
+    assert {"pretrain", "sft", "preference_model", "ppo"} <= set(paces)
+    assert all(pace["accelerator"] == "cpu" and pace["steps"] > 0 for pace in paces.values())
+    assert (project / "calibration.json").is_file()
+    planned = json.loads(charter("plan", "-C", str(project), "--json").stdout)
+    sft = next(stage for stage in planned["stages"] if stage["name"] == "sft")
+    assert "measured pace" in sft["breakdown"]["seconds"]
+    status = charter("status", "-C", str(project), "--json")
+    assert {stage["state"] for stage in json.loads(status.stdout)["stages"]} == {"done"}, "a calibration is no input"
+
+
+def test_a_project_that_never_ran_has_no_pace(tmp_path):
+    charter("init", "--template", "cai-smoke", str(tmp_path / "new"))
+    refused = charter("calibrate", "-C", str(tmp_path / "new"))
+    assert refused.returncode == 2
+    assert "has logged two steps" in refused.stderr

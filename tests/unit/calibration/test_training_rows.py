@@ -169,7 +169,8 @@ def test_an_unseen_stack_on_an_unseen_device_is_never_absurd():
         for framework in ("torchtitan", "MaxText", "NeMo", "DeepSpeed", "Unsloth", "HF Trainer", "unheard of"):
             for gpus in (1, 8, 512):
                 cases, refused = cases_of(
-                    TRAINING_TIME, [row(gpu=gpu, framework=framework, gpus=gpus, metric="tokens_per_s_per_gpu", seq=2048)]
+                    TRAINING_TIME,
+                    [row(gpu=gpu, framework=framework, gpus=gpus, metric="tokens_per_s_per_gpu", seq=2048)],
                 )
                 assert not refused
                 rate = float(predict(TRAINING_TIME, cases, Fitted())[0])
