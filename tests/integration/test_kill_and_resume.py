@@ -144,4 +144,4 @@ def test_a_project_that_never_ran_has_no_pace(tmp_path):
     charter("init", "--template", "cai-smoke", str(tmp_path / "new"))
     refused = charter("calibrate", "-C", str(tmp_path / "new"))
     assert refused.returncode == 2
-    assert "has logged two steps" in refused.stderr
+    assert "has logged three steps" in refused.stderr

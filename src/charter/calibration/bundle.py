@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,15 @@ from charter.calibration.interval import Knowledge, Spread, spreads
 from charter.calibration.pace import Pace
 from charter.calibration.quantity import Quantity
 from charter.calibration.rows.measurement import Measurement, read_measurements
-from charter.calibration.score import Case, Scored, by, cases_of, fitted_to, scored, summary
+from charter.calibration.score import Case, Scored, by, calibrated, cases_of, fitted_to, scored, summary
 from charter.errors import DataError
 
 DATA = Path(__file__).parent / "data"
 MEASUREMENTS = DATA / "measurements.csv"
 FITTED = DATA / "fitted.json"
 FEW_ROWS = 5
+FEWEST_SOURCES = 2
+"""Below, leaving a source out says nothing, and the widest interval stands."""
 FOLDS = 5
 
 
@@ -34,6 +36,8 @@ class QuantityFit:
     """Rows of each source."""
     measured_stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Stack -> sources it was measured in."""
+    calibrated_stacks: tuple[str, ...] = ()
+    """Stacks whose constants were moved to a user's own rows."""
     left_out: Mapping[str, float] = field(default_factory=dict)
     """Median error of each source, predicted without it."""
 
@@ -62,6 +66,40 @@ def make(quantities: Sequence[Quantity], rows: Sequence[Measurement], *, source:
     )
 
 
+def extend(
+    bundle: Bundle, quantities: Sequence[Quantity], rows: Sequence[Measurement], *, source: str, as_of: str
+) -> Bundle:
+    """The bundle with the constants of the stacks in `rows` moved to fit them, from where the published rows put them.
+
+    What the rows do not speak for stays. The interval of such a stack is that of a source calibrated on a few rows.
+    """
+    found = dict(bundle.quantities)
+    for quantity in quantities:
+        cases, _ = cases_of(quantity, rows)
+        if cases:
+            known = found[quantity.name]
+            own = {case.stack for case in cases}
+            found[quantity.name] = replace(
+                known,
+                fitted=calibrated(quantity, cases, known.fitted),
+                calibrated_stacks=tuple(sorted({*known.calibrated_stacks, *own})),
+                sources={**known.sources, **_counts(cases)},
+                left_out={**known.left_out, **_errors(quantity, cases, known.fitted)},
+            )
+    return Bundle(quantities=found, source=source, as_of=as_of, sha256=fingerprint(rows), paces=bundle.paces)
+
+
+def _counts(cases: Sequence[Case]) -> dict[str, int]:
+    prefixes = [case.row.prefix for case in cases]
+    return {prefix: prefixes.count(prefix) for prefix in sorted(set(prefixes))}
+
+
+def _errors(quantity: Quantity, cases: Sequence[Case], fitted: Fitted) -> dict[str, float]:
+    """Median error of each source with the constants from before."""
+    groups = by(scored(quantity, cases, fitted), lambda item: item.row.prefix)
+    return {prefix: round(summary(items).median_error, 4) for prefix, items in groups.items()}
+
+
 def fingerprint(rows: Sequence[Measurement]) -> str:
     """SHA-256 of the rows' ids and values: which measurements a fit has seen."""
     return hashlib.sha256("\n".join(f"{row.id} {row.value!r}" for row in rows).encode()).hexdigest()
@@ -82,7 +120,7 @@ def fit_quantity(quantity: Quantity, rows: Iterable[Measurement]) -> QuantityFit
     return QuantityFit(
         fitted=fitted_to(quantity, cases),
         without=without,
-        spread=spreads(found),
+        spread=spreads(found) if len(prefixes) >= FEWEST_SOURCES else Spread(half_widths={}),
         left_out={prefix: round(summary(items).median_error, 4) for prefix, items in left_out.items()},
         sources={prefix: sum(case.row.prefix == prefix for case in cases) for prefix in prefixes},
         measured_stacks={stack: tuple(sorted(found)) for stack, found in sorted(stacks.items())},
@@ -168,6 +206,7 @@ def _as_json(bundle: Bundle) -> dict[str, Any]:
                 "without": {prefix: _fitted_json(fitted) for prefix, fitted in item.without.items()},
                 "half_widths": {group: dict(widths) for group, widths in item.spread.half_widths.items()},
                 "left_out": dict(item.left_out),
+                "calibrated_stacks": list(item.calibrated_stacks),
                 "sources": dict(item.sources),
                 "measured_stacks": {stack: list(found) for stack, found in item.measured_stacks.items()},
             }
@@ -194,6 +233,7 @@ def _quantity(found: Mapping[str, Any]) -> QuantityFit:
         sources=found["sources"],
         measured_stacks={stack: tuple(names) for stack, names in found["measured_stacks"].items()},
         left_out=found["left_out"],
+        calibrated_stacks=tuple(found.get("calibrated_stacks", ())),
     )
 
 

@@ -7,6 +7,9 @@ from math import exp, log
 from statistics import median
 from typing import Any
 
+FEWEST_INTERVALS = 2
+"""One interval may be a pause, or the first, slow step."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
@@ -30,7 +33,7 @@ class Pace:
 
 
 def seconds_per_step(points: Sequence[tuple[int, float]]) -> tuple[float, int] | None:
-    """Median seconds of a step from (step, clock) pairs, and how many intervals it rests on; None without any.
+    """Median seconds of a step from (step, clock) pairs, and how many intervals it rests on; None below two.
 
     A median passes over restarts and the first, slow step.
 
@@ -39,7 +42,7 @@ def seconds_per_step(points: Sequence[tuple[int, float]]) -> tuple[float, int] |
     """
     pairs = pairwise(points)
     gaps = [(late - early) / (after - before) for (before, early), (after, late) in pairs if after > before]
-    return (median(gaps), len(gaps)) if gaps else None
+    return (median(gaps), len(gaps)) if len(gaps) >= FEWEST_INTERVALS else None
 
 
 def joined(paces: Sequence[Pace]) -> tuple[Pace, ...]:

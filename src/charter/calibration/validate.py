@@ -131,7 +131,8 @@ def _verdicts(
     ]
     made = []
     for item in scored:
-        knowledge = _knowledge(item, start, calibrated=bool(used), source=known_source)
+        moved = bool(used) or item.stack in fit.calibrated_stacks
+        knowledge = _knowledge(item, start, calibrated=moved, source=known_source)
         group = group_of(item.row)
         width = fit.spread.half_width(group, knowledge)
         factor = scatter_factor(scored, width) if used else 1.0

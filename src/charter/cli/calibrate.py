@@ -1,5 +1,6 @@
 """`charter calibrate`: fit the planner to measured runs, and store what was learned with where it comes from."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,28 +27,33 @@ def calibrate(
         ),
     ] = None,
     alone: Annotated[
-        bool, typer.Option("--alone", help="Fit this file only; otherwise the published measurements too.")
+        bool, typer.Option("--alone", help="Fit this file and nothing else, not on top of the published measurements.")
     ] = False,
     overrides: SetOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Fit the constants of each stack to measured runs, or re-scale the plan of a project by its own steps.
 
-    Reports the error of each source with that source left out. `charter plan` reads calibration.json of the project, or
-    the file given with --calibration.
+    The constants start where the published measurements put them, and move as far as the new rows speak for it. The
+    errors shown are those of each source before its own rows were used. `charter plan` reads calibration.json of the
+    project, or the file given with --calibration.
     """
     from charter.errors import UsageError
 
     if (file is None) == (directory is None):
         raise UsageError("give a CSV of measurements, or -C DIR for the steps of a project's run")
+    from charter.calibration.bundle import load, save
+
     if file is not None:
         bundle, output = _fitted(file, alone), output or Path("calibration.json")
+        if output.is_file():
+            bundle = replace(bundle, paces=load(output).paces)
     else:
         assert directory is not None
         project, root = open_project(directory, overrides)
         bundle, output = _paced(project, root), output or root / "calibration.json"
-    from charter.calibration.bundle import save
-
+        if output.is_file():
+            bundle = replace(bundle, quantities=load(output).quantities)
     save(bundle, output)
     if json_:
         print_json(_report(bundle, output))
@@ -56,18 +62,17 @@ def calibrate(
 
 
 def _fitted(file: Path, alone: bool) -> "Bundle":
+    """The published constants moved to the file's rows; or a fit of the file and nothing else."""
     from datetime import date
 
-    from charter.calibration.bundle import MEASUREMENTS, make
+    from charter.calibration.bundle import MEASUREMENTS, bundled, extend, make
     from charter.calibration.quantities import QUANTITIES
     from charter.calibration.rows.measurement import read_measurements
 
-    rows = read_measurements(file)
-    more = () if alone or file.resolve() == MEASUREMENTS.resolve() else read_measurements(MEASUREMENTS)
-    seen = {(row.id, row.value) for row in rows}
-    together = (*rows, *(row for row in more if (row.id, row.value) not in seen))
-    source = file.name + (" and published rows" if more else "")
-    return make(QUANTITIES, together, source=source, as_of=date.today().isoformat())
+    rows, today = read_measurements(file), date.today().isoformat()
+    if alone or file.resolve() == MEASUREMENTS.resolve():
+        return make(QUANTITIES, rows, source=file.name, as_of=today)
+    return extend(bundled(), QUANTITIES, rows, source=f"published rows, then {file.name}", as_of=today)
 
 
 def _paced(project: Any, root: Path) -> "Bundle":
@@ -80,7 +85,7 @@ def _paced(project: Any, root: Path) -> "Bundle":
     paces = measured_paces(project, root)
     if not paces:
         raise UsageError(
-            f"no stage of {root} has logged two steps yet\n"
+            f"no stage of {root} has logged three steps yet\n"
             "  start the run (`charter run`), stop it after a few steps (`charter stop`), then calibrate"
         )
     return Bundle(
@@ -112,10 +117,13 @@ def _print(bundle: "Bundle", output: Path) -> None:
 
     out = console()
     if bundle.quantities:
-        error = ("median error, source left out", "right")
+        error = ("median error without its rows", "right")
         table = plain_table(("quantity", "left"), ("source", "left"), ("rows", "right"), error)
+        moved = any(found.calibrated_stacks for found in bundle.quantities.values())
         for name, found in bundle.quantities.items():
             for prefix, count in found.sources.items():
+                if moved and not (found.calibrated_stacks and prefix not in found.without):
+                    continue
                 left_out = found.left_out.get(prefix)
                 table.add_row(name, prefix, str(count), "" if left_out is None else f"{left_out:.1%}")
         out.print(table)

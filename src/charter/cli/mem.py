@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from charter.catalog.models import CatalogModel
     from charter.estimate.memory.fitting import Alternative
     from charter.estimate.memory.peak import MemoryBreakdown
+    from charter.estimate.precision import TrainingPrecision
     from charter.spec.architecture import Architecture
     from charter.spec.layout import Layout
 
 Mode = Literal["train", "lora", "qlora", "infer"]
 Weights = Literal["fp32", "bf16", "fp8", "int8", "int4"]
 PrecisionName = Literal["fsdp", "zero", "megatron", "fp32", "bf16"]
+OptimizerName = Literal["adam", "adam8bit", "adafactor", "sgd"]
 StackName = Literal[
     "native", "fsdp", "deepspeed", "megatron", "huggingface", "unsloth", "torchtune", "torchtitan", "litgpt", "composer"
 ]
@@ -47,6 +49,10 @@ def mem(
         PrecisionName,
         typer.Option("--precision", help="Bytes per parameter: fsdp 4+4+8, zero 2+2+12, megatron 2+4+12, ..."),
     ] = "fsdp",
+    optimizer: Annotated[
+        OptimizerName,
+        typer.Option("--optimizer", help="Of what is trained: adam; adam8bit (bitsandbytes); sgd with momentum."),
+    ] = "adam",
     stack: Annotated[
         StackName, typer.Option("--stack", help="Whose code trains: what its layers, loss and optimizer step keep.")
     ] = "native",
@@ -91,7 +97,13 @@ def mem(
             )
     else:
         judge = _training(
-            found.architecture, device, seq_len=seq_len, precision=precision, stack=stack, mode=mode, rank=rank
+            found.architecture,
+            device,
+            seq_len=seq_len,
+            precision=_precision(precision, optimizer),
+            stack=stack,
+            mode=mode,
+            rank=rank,
         )
         memory = judge(layout)
         if not memory.fits(capacity):
@@ -138,16 +150,8 @@ def _check_degrees(model: "CatalogModel", count: int, *, tensor: int, pipeline: 
         )
 
 
-def _training(
-    shape: "Architecture", device: "Accelerator", *, seq_len: int, precision: str, stack: str, mode: str, rank: int
-) -> "Callable[[Layout], MemoryBreakdown]":
-    """Memory of a training layout, with everything but the layout fixed."""
-    from functools import partial
-
+def _precision(name: str, optimizer: str) -> "TrainingPrecision":
     from charter.estimate import precision as kinds
-    from charter.estimate.memory.peak import training_memory
-    from charter.estimate.memory.profile import PROFILES
-    from charter.spec.layout import Adapter
 
     chosen = {
         "fsdp": kinds.FSDP_MIXED,
@@ -155,25 +159,57 @@ def _training(
         "megatron": kinds.MEGATRON,
         "fp32": kinds.FP32,
         "bf16": kinds.PURE_BF16,
-    }[precision]
+    }[name]
+    return kinds.with_optimizer(chosen, optimizer)
+
+
+def _training(
+    shape: "Architecture",
+    device: "Accelerator",
+    *,
+    seq_len: int,
+    precision: "TrainingPrecision",
+    stack: str,
+    mode: str,
+    rank: int,
+) -> "Callable[[Layout], MemoryBreakdown]":
+    """Memory of a training layout with everything but the layout fixed; constants and interval as calibrated."""
+    from dataclasses import replace
+
+    from charter.estimate.memory.peak import training_memory
+    from charter.estimate.memory.profile import PROFILES
+    from charter.plan.knowledge import memory_of_stack
+    from charter.spec.layout import Adapter
+
     adapter = None if mode == "train" else Adapter(rank=rank, base_bits=4 if mode == "qlora" else 16)
-    return partial(
-        training_memory,
-        shape,
-        seq_len=seq_len,
-        precision=chosen,
-        adapter=adapter,
-        accelerator=device,
-        profile=PROFILES[stack],
-    )
+    known = memory_of_stack(stack, "training memory" if adapter is None else "adapter memory")
+
+    def judge(layout: "Layout") -> "MemoryBreakdown":
+        memory = training_memory(
+            shape,
+            layout,
+            seq_len=seq_len,
+            precision=precision,
+            adapter=adapter,
+            accelerator=device,
+            profile=PROFILES[stack],
+            constants=known.training,
+        )
+        return replace(memory, sigma=known.sigma)
+
+    return judge
 
 
 def _inference(
     shape: "Architecture", device: "Accelerator", layout: "Layout", *, batch: int, seq_len: int, weights: str
 ) -> "MemoryBreakdown":
-    from charter.estimate.memory.peak import inference_memory
+    from dataclasses import replace
 
-    return inference_memory(
+    from charter.estimate.memory.peak import inference_memory
+    from charter.plan.knowledge import INFERENCE_MEMORY, NATIVE_STACKS, memory_of_stack
+
+    known = memory_of_stack(NATIVE_STACKS[INFERENCE_MEMORY], "inference memory")
+    memory = inference_memory(
         shape,
         batch=batch,
         tokens_per_sequence=seq_len,
@@ -181,7 +217,9 @@ def _inference(
         pipeline=layout.pipeline,
         weights=weights,
         accelerator=device,
+        constants=known.inference,
     )
+    return replace(memory, sigma=known.sigma)
 
 
 def _report(

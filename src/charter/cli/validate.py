@@ -35,7 +35,7 @@ def validate(
     json_: JsonOption = False,
 ) -> None:
     """Check the planner against measured runs: error, bias and coverage per source; refusals with their reason."""
-    from charter.calibration.bundle import load
+    from charter.calibration.bundle import fingerprint, load
     from charter.calibration.rows.measurement import read_measurements
     from charter.calibration.validate import grouped
     from charter.calibration.validate import validate as predict
@@ -54,6 +54,8 @@ def validate(
         print_json(_report(verdicts, groups, by))
         return
     _print(file, verdicts, groups, by)
+    if calibration and load(calibration).sha256 == fingerprint(rows):
+        typer.echo(f"{calibration} was fitted to these very rows: the errors above are not those of a new run")
     if worst:
         _print_worst(verdicts, worst)
 

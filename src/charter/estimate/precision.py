@@ -1,6 +1,8 @@
 """How many bytes a parameter, its gradient and its optimizer state take."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from charter.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,10 +14,14 @@ class TrainingPrecision:
     """Weights that the optimizer does not own (the 16-bit copy, or the fp32 weights where there is no other)."""
     gradient_bytes: float
     optimizer_bytes: float
-    """fp32 master copy (if it is not the parameter itself) and Adam's two moments."""
+    """fp32 master copy (if it is not the parameter itself) and the optimizer's moments."""
     compute_bytes: float
     """Bytes of a value in activations and gathered weights."""
     source: str
+    master_bytes: float = 0.0
+    """Of `optimizer_bytes`, the fp32 master copy: what stays whatever the optimizer."""
+    moment_value_bytes: float = 4.0
+    """Bytes of one value of a moment that has the type of the weights which the optimizer steps on."""
 
     @property
     def state_bytes(self) -> float:
@@ -28,6 +34,7 @@ ZERO_PAPER = TrainingPrecision(
     parameter_bytes=2,
     gradient_bytes=2,
     optimizer_bytes=12,
+    master_bytes=4,
     compute_bytes=2,
     source="Rajbhandari et al. 2020, section 3.1",
 )
@@ -36,6 +43,7 @@ MEGATRON = TrainingPrecision(
     parameter_bytes=2,
     gradient_bytes=4,
     optimizer_bytes=12,
+    master_bytes=4,
     compute_bytes=2,
     source="Korthikanti et al. 2022, figure 1 (18 bytes per parameter)",
 )
@@ -60,9 +68,100 @@ PURE_BF16 = TrainingPrecision(
     parameter_bytes=2,
     gradient_bytes=2,
     optimizer_bytes=4,
+    moment_value_bytes=2,
     compute_bytes=2,
     source="plain torch training of a bf16 model",
 )
+
+BLOCK_8BIT = 256
+"""Values that share one fp32 scale in bitsandbytes' block-wise 8-bit state: `blocksize = 256` in its optimizer.py
+(the paper, Dettmers et al. 2022, arXiv:2110.02861, section 2, has 2048)."""
+FACTOR_SIDE = 2048.0
+"""Sides of the matrix whose row and column sums stand for all of Adafactor's: judgement; from 1024 to 16384 the sums
+take 0.008 to 0.0005 bytes per parameter, below anything that decides."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """What an optimizer keeps per parameter beside the weights, in values of the weights' type and in bytes."""
+
+    name: str
+    values: float = 0.0
+    """Moments in the type of the weights that it steps on: 4 bytes each on fp32 weights, 2 on bf16 ones."""
+    fixed_bytes: float = 0.0
+    """Bytes that do not depend on that type."""
+    source: str
+
+    def moment_bytes(self, precision: TrainingPrecision) -> float:
+        """Bytes of its state per trained parameter, a master copy aside."""
+        return self.values * precision.moment_value_bytes + self.fixed_bytes
+
+
+FACTOR_BYTES = 4.0 * 2 / FACTOR_SIDE
+_OPTIMIZERS = (
+    Optimizer(name="adam", values=2, source="Kingma and Ba 2015: two moments"),
+    Optimizer(name="adam-bf16", fixed_bytes=4, source="two moments in bf16, whatever the weights are"),
+    Optimizer(
+        name="adam8bit",
+        fixed_bytes=2 * (1 + 4 / BLOCK_8BIT),
+        source="bitsandbytes: two 8-bit moments, an fp32 scale per 256 values (Dettmers et al. 2022, arXiv:2110.02861)",
+    ),
+    Optimizer(
+        name="adafactor",
+        fixed_bytes=FACTOR_BYTES,
+        source="Shazeer and Stern 2018 (arXiv:1804.04235): fp32 row and column sums of squares, no momentum",
+    ),
+    Optimizer(
+        name="adafactor-momentum",
+        fixed_bytes=4 + FACTOR_BYTES,
+        source="Shazeer and Stern 2018 (arXiv:1804.04235), with beta1: a first moment in fp32",
+    ),
+    Optimizer(name="sgd", values=1, source="torch.optim.SGD with momentum: one buffer of the gradient's type"),
+    Optimizer(name="sgd-plain", source="torch.optim.SGD without momentum keeps nothing"),
+    Optimizer(name="lion", values=1, source="Chen et al. 2023 (arXiv:2302.06675): one moment"),
+    Optimizer(
+        name="paged",
+        source="bitsandbytes' paged optimizers: state in unified memory, moved to the host when the device is full "
+        "(Dettmers et al. 2023, section 3)",
+    ),
+)
+OPTIMIZERS = {item.name: item for item in _OPTIMIZERS}
+
+
+def with_optimizer(precision: TrainingPrecision, name: str) -> TrainingPrecision:
+    """The same weights and gradients under another optimizer: `optimizer_bytes = master + moments`.
+
+    Where it stops being true: bitsandbytes keeps tensors below 4096 values in 32 bits, and transformers' Trainer makes
+    it do so with embeddings; Adafactor factors matrices only, vectors keep 4 bytes. All are below a percent of a model
+    of a few billion parameters, embeddings under 8-bit Adam aside.
+
+    >>> [with_optimizer(FSDP_MIXED, name).state_bytes for name in ("adam", "adam8bit", "adam-bf16", "sgd")]
+    [16, 10.03125, 12.0, 12.0]
+    >>> with_optimizer(MEGATRON, "adam8bit").optimizer_bytes, with_optimizer(PURE_BF16, "sgd").optimizer_bytes
+    (6.03125, 2.0)
+    """
+    if name not in OPTIMIZERS:
+        raise UsageError(f"optimizer {name!r} is not known; one of {', '.join(OPTIMIZERS)}")
+    optimizer = OPTIMIZERS[name]
+    moments = optimizer.moment_bytes(precision)
+    if precision.master_bytes + moments == precision.optimizer_bytes:
+        return precision
+    return replace(
+        precision,
+        name=f"{precision.name}; {name}",
+        optimizer_bytes=precision.master_bytes + moments,
+        source=f"{precision.source}; {optimizer.source}",
+    )
+
+
+FP32_ADAM_8BIT = with_optimizer(FSDP_MIXED, "adam8bit")
+BF16_ADAM_8BIT = with_optimizer(PURE_BF16, "adam8bit")
+FP32_ADAM_BF16_MOMENTS = with_optimizer(FSDP_MIXED, "adam-bf16")
+FP32_ADAFACTOR = with_optimizer(FSDP_MIXED, "adafactor")
+BF16_ADAFACTOR = with_optimizer(PURE_BF16, "adafactor")
+FP32_ADAFACTOR_MOMENTUM = with_optimizer(FSDP_MIXED, "adafactor-momentum")
+FP32_SGD = with_optimizer(FSDP_MIXED, "sgd")
+BF16_SGD = with_optimizer(PURE_BF16, "sgd")
 
 WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5, "nf4": 4.127 / 8}
 """Bytes per stored weight; nf4 with double quantisation takes 4.127 bits (Dettmers et al. 2023, section 3)."""

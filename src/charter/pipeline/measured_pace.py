@@ -14,7 +14,7 @@ METRICS = "metrics.jsonl"
 
 
 def measured_paces(project: Project, root: Path) -> tuple[Pace, ...]:
-    """One pace for each accelerator and kind of stage that has logged at least two steps.
+    """One pace for each accelerator and kind of stage that has logged at least three steps.
 
     The estimate it is compared with uses the shipped constants, so that calibrating twice changes nothing.
     """

@@ -7,11 +7,13 @@ from dataclasses import replace
 from math import ceil
 
 from charter.catalog.accelerators import Accelerator
-from charter.estimate.collectives import all_gather_seconds, link_between
+from charter.estimate.arrays import array
 from charter.estimate.serving.rollout import NATIVE, forward_pass_seconds, generation
 from charter.estimate.shapes.parameters import count_parameters
 from charter.estimate.terms import Term
+from charter.estimate.training.device_columns import DeviceColumns
 from charter.estimate.training.step_time import training_step
+from charter.estimate.training.topology import group
 from charter.plan.fit import decoded_together, training_precision
 from charter.plan.knowledge import Knowledge
 from charter.plan.phase import Phase, Role, Workload
@@ -85,18 +87,34 @@ def _rollouts(
         role, phase, phase.steps, phase.batch, together, layout.tensor, layout.data, accelerator, knowledge
     )
     if layout.zero >= ZeroStage.PARAMETERS:
-        size = 2.0 * count_parameters(role.architecture).total / layout.tensor
-        link = link_between(accelerator, span=layout.num_accelerators, stride=layout.tensor)
-        gather = Term(
-            name="gather weights",
-            part="communication",
-            value=all_gather_seconds(size, layout.data, link),
-            unit="seconds",
-            formula=f"all-gather of {size / 1e9:.1f} GB over {layout.data}",
-            source="ring: Patarasuk and Yuan 2009",
-        )
-        terms += _over_steps(phase, phase.steps, (gather,))
+        terms += _over_steps(phase, phase.steps, (_gather(role, layout, accelerator, knowledge),))
     return terms
+
+
+def _gather(role: Role, layout: Layout, accelerator: Accelerator, knowledge: Knowledge) -> Term:
+    """16-bit weights of the policy, from shards to a whole tensor-parallel rank."""
+    size, constants = gathered_bytes(role, layout), knowledge.training
+    ranks = group(
+        DeviceColumns.of(accelerator),
+        array(layout.data),
+        array(layout.tensor),
+        scaleup_share=constants.scaleup_share,
+        scaleout_share=constants.scaleout_share,
+        latency=constants.latency_seconds,
+    )
+    return Term(
+        name="gather weights",
+        part="communication",
+        value=float(ranks.gather_seconds(array(size))),
+        unit="seconds",
+        formula=f"all-gather of {size / 1e9:.1f} GB over {layout.data} at {float(ranks.ring) / 1e9:.3g} GB/s",
+        source="ring: Patarasuk and Yuan 2009; fitted shares of the links (estimate/training/topology.py)",
+    )
+
+
+def gathered_bytes(role: Role, layout: Layout) -> float:
+    """Bytes of a model in 16 bits on one tensor-parallel rank."""
+    return 2.0 * count_parameters(role.architecture).total / layout.tensor
 
 
 def _decoding(
@@ -146,7 +164,7 @@ def _scoring(
         value=seconds,
         unit="seconds",
         formula=f"{tokens:,.0f} tokens, {share:.3g} of the positions with logits",
-        source="roofline at the measured matmul ceiling (estimate/kernels.py)",
+        source="roofline at the measured matmul ceiling (estimate/serving/passes.py)",
     )
     return _over_steps(phase, turns, (term,))
 

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from charter.catalog.facts import storage_prices
 from charter.cost.interval import exactly
 from charter.cost.storage import StorageTier, StoredBytes, storage_usd
-from charter.estimate.node.storage import model_checkpoint_bytes, retained_bytes, weights_bytes
 from charter.estimate.shapes.parameters import count_parameters
-from charter.estimate.terms import Interval, Term
+from charter.estimate.terms import Breakdown, Interval, Term
 from charter.plan.assumption import Assumption
+from charter.plan.interval_source import peak_range, time_source
+from charter.plan.knowledge import Knowledge
+from charter.plan.node_needs import checkpoint_bytes, node_needs, storage_terms
 from charter.plan.option import Option, Rejected
 from charter.plan.phase import Workload
 from charter.plan.place import LOCAL, ON_PREM
@@ -21,16 +23,6 @@ KEPT_DAYS = 30.0
 """Days that weights and records are kept after the run; checkpoints go when their stage is done. Judgement."""
 OWN_DISK = StorageTier(name="own disk", usd_per_gb_month=0.0)
 SERIES = ("tokens", "generated_tokens", "pairs", "episodes", "records")
-
-
-def checkpoint_bytes(work: Workload) -> float:
-    """Bytes of one full checkpoint: 14 per trained parameter; none for a stage that writes records."""
-    return sum(model_checkpoint_bytes(role.architecture, adapter=role.adapter) for role in work.trained)
-
-
-def made_bytes(work: Workload) -> float:
-    """Bytes of what a stage publishes: the weights of the first trained role, or the records."""
-    return weights_bytes(work.trained[0].architecture) if work.trained else work.data_bytes
 
 
 def storage_tier(project: Project, option: Option) -> tuple[StorageTier, Assumption | None]:
@@ -65,19 +57,17 @@ def _is_standard(product: str, tier: str) -> bool:
 class Assessment:
     """What a stage keeps on disk, and for how long."""
 
-    work: Workload
-    keep_last: int
+    stored: Breakdown
 
     @property
     def checkpoints(self) -> float:
         """Bytes of the checkpoints that exist together."""
-        full = checkpoint_bytes(self.work)
-        return retained_bytes(full, 0.0, keep_last=self.keep_last) if full else 0.0
+        return self.stored.part("checkpoints")
 
     @property
     def kept(self) -> float:
-        """Bytes that stay after the stage."""
-        return made_bytes(self.work)
+        """Bytes that stay after the stage: weights, records, logs."""
+        return self.stored.total - self.checkpoints
 
     def usd(self, seconds: float, tier: StorageTier) -> float:
         """Storage cost: checkpoints for the time of the stage, results for 30 days more."""
@@ -97,9 +87,10 @@ def stage_plan(
     work: Workload,
     option: Option,
     rejected: tuple[Rejected, ...],
+    knowledge: Knowledge,
 ) -> tuple[StagePlan, Assumption | None]:
     """The plan of one stage, and the storage price it assumes."""
-    kept = Assessment(work=work, keep_last=project.storage.keep_last)
+    kept = Assessment(stored=storage_terms(work, project.storage.keep_last))
     tier, assumed = storage_tier(project, option)
     compute = None if option.usd is None else money(option.usd)
     seconds = option.seconds
@@ -110,11 +101,14 @@ def stage_plan(
         option=option,
         counters=work.counters,
         checkpoint_bytes=checkpoint_bytes(work),
-        storage_bytes=kept.checkpoints + kept.kept,
+        storage_bytes=kept.stored.total,
         compute_usd=compute,
         storage_usd=None if compute is None else _storage_money(kept, seconds, tier),
         rejected=rejected,
         workload_terms=_workload_terms(work),
+        node=node_needs(work, option, kept.stored, dtype=getattr(stage, "dtype", "bf16"), knowledge=knowledge),
+        peak_range=peak_range(stage, option, knowledge),
+        time_source=time_source(stage, option, work, knowledge),
     )
     return made, assumed
 

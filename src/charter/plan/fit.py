@@ -18,7 +18,7 @@ from charter.estimate.shapes.kv_cache import kv_cache_bytes
 from charter.estimate.terms import Term
 from charter.plan.knowledge import Knowledge
 from charter.plan.phase import Phase, Role, Workload
-from charter.spec.layout import Layout, ZeroStage
+from charter.spec.layout import Layout
 
 STATE_PARTS = ("parameters", "gradients", "optimizer")
 FULL_STATE = "optimizer step"
@@ -180,13 +180,13 @@ def frozen_bytes(role: Role, layout: Layout, width_bytes: float) -> float:
 
 def _frozen(role: Role, layout: Layout, width_bytes: float) -> Term:
     rank = rank_parameters(role.architecture, layout, scalar_head=role.scalar_head)
-    shards = layout.data * layout.context if layout.zero >= ZeroStage.PARAMETERS else 1
+    held = rank.held(layout)
     return Term(
         name="frozen weights",
         part="parameters",
-        value=width_bytes * rank.total / shards,
+        value=width_bytes * held,
         unit="bytes",
-        formula=f"{width_bytes:g} B x {rank.total:,.0f} / {shards}",
+        formula=f"{width_bytes:g} B x {held:,.0f} of {rank.total:,.0f}",
         source="weights only, sharded like the trained ones under ZeRO-3",
     )
 

@@ -44,6 +44,8 @@ class Knowledge:
     inference_memory: InferenceMemoryConstants = field(default_factory=InferenceMemoryConstants)
     spreads: Mapping[str, Spread] = field(default_factory=dict)
     situations: Mapping[str, Situation] = field(default_factory=dict)
+    measured: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Quantity -> source -> rows that the widths come from."""
     paces: tuple[Pace, ...] = ()
     source: str = "priors of the constants"
     as_of: str = ""
@@ -58,6 +60,7 @@ class Knowledge:
             training_memory=_constants(TrainingMemoryConstants, fits, TRAINING_MEMORY),
             inference_memory=_constants(InferenceMemoryConstants, fits, INFERENCE_MEMORY),
             spreads={name: fit.spread for name, fit in fits.items()},
+            measured={name: fit.sources for name, fit in fits.items()},
             situations={name: _situation(fits[name], stack) for name, stack in NATIVE_STACKS.items()},
             paces=bundle.paces,
             source=bundle.source,
@@ -68,6 +71,19 @@ class Knowledge:
         """Half-width of the 80 % interval of a quantity, in logarithms."""
         spread = self.spreads.get(quantity, Spread(half_widths={}))
         return spread.half_width(group, self.situations.get(quantity, "unseen"))
+
+    def told(self, quantity: str, group: str) -> str:
+        """Which measurements the width of a quantity comes from, in words."""
+        found = self.measured.get(quantity, {})
+        if not found:
+            return "no measurements: the widest that is allowed"
+        stack = NATIVE_STACKS.get(quantity, "native")
+        known = "in some of them" if self.situations.get(quantity, "unseen") == "seen" else "in none of them"
+        dated = f" of {self.as_of}" if self.as_of else ""
+        return (
+            f"{group}, from {sum(found.values())} rows of {len(found)} sources ({', '.join(sorted(found))}), each "
+            f"predicted without itself; stack {stack!r} {known}; {self.source}{dated}"
+        )
 
     def usable_bytes(self, accelerator: Accelerator) -> float:
         """Bytes that an estimate may reach so that its 90th percentile still fits the device."""
@@ -97,6 +113,46 @@ def time_group(stage: Stage, *, moe: bool) -> tuple[str, str]:
     return SERVING, "inference time"
 
 
+def memory_group(stage: Stage) -> tuple[str, str]:
+    """The quantity and the group of measurements whose errors a stage's peak memory shares."""
+    if isinstance(stage, PpoStage):
+        return TRAINING_MEMORY, "rl memory"
+    if time_group(stage, moe=False)[0] == TRAINING:
+        return TRAINING_MEMORY, "adapter memory" if getattr(stage, "adapter", None) is not None else "training memory"
+    return INFERENCE_MEMORY, "inference memory"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryOfStack:
+    """The memory model of one stack: its constants and the half-width of its 80 % interval in logarithms."""
+
+    training: TrainingMemoryConstants
+    inference: InferenceMemoryConstants
+    half_width: float
+
+    @property
+    def sigma(self) -> float:
+        """Standard deviation of the logarithm that gives the half-width."""
+        return self.half_width / Z90
+
+
+def memory_of_stack(stack: str, group: str) -> MemoryOfStack:
+    """What the shipped calibration says of a memory profile, or of an engine for the group `inference memory`.
+
+    The native engine has constants of its own only where its runs were measured; else the shared ones.
+
+    >>> memory_of_stack("megatron", "training memory").half_width <= memory_of_stack("x", "adapter memory").half_width
+    True
+    """
+    fits = bundled().quantities
+    fit = fits[INFERENCE_MEMORY if group == "inference memory" else TRAINING_MEMORY]
+    return MemoryOfStack(
+        training=moved(TrainingMemoryConstants(), fits[TRAINING_MEMORY].fitted.shift(stack)),
+        inference=moved(InferenceMemoryConstants(), fits[INFERENCE_MEMORY].fitted.shift(stack)),
+        half_width=fit.spread.half_width(group, _situation(fit, stack)),
+    )
+
+
 @cache
 def shipped() -> Knowledge:
     """What the published measurements taught."""
@@ -109,4 +165,6 @@ def _constants(kind: type[Constants], fits: Mapping[str, QuantityFit], quantity:
 
 
 def _situation(fit: QuantityFit, stack: str) -> Situation:
+    if stack in fit.calibrated_stacks:
+        return "calibrated"
     return "seen" if stack in fit.measured_stacks else "unseen"

@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from charter.plan.assess import KEPT_DAYS, checkpoint_bytes, stage_plan
+from charter.plan.assess import KEPT_DAYS, stage_plan
 from charter.plan.assumption import Assumption
 from charter.plan.corpus import Library
 from charter.plan.infeasible import infeasible
 from charter.plan.knowledge import Knowledge, shipped
 from charter.plan.machine import Machine
+from charter.plan.node_needs import checkpoint_bytes
 from charter.plan.option import Option, Rejected, pick
 from charter.plan.phase import Workload
 from charter.plan.place import LOCAL, control_place, may_run_here, places
@@ -124,6 +125,7 @@ def _assemble(project: Project, candidates: list[Candidates], library: Library, 
             work=item.work,
             option=item.chosen,
             rejected=_rejected(item),
+            knowledge=knowledge,
         )
         stages.append(made)
         spot = item.chosen.price.market == "spot"

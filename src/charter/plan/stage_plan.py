@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from charter.cost.money import micro_usd, usd
 from charter.estimate.terms import Interval, Term
+from charter.plan.interval_source import PeakRange
+from charter.plan.node_needs import NodeNeeds
 from charter.plan.option import Option, Rejected
 from charter.plan.phase import Counters
 
@@ -53,6 +55,12 @@ class StagePlan:
     storage_usd: MicroUsd | None
     rejected: tuple[Rejected, ...]
     workload_terms: tuple[Term, ...]
+    node: NodeNeeds
+    """What it needs around the accelerators."""
+    peak_range: PeakRange
+    """How far the peak may be off, and how that is known."""
+    time_source: str
+    """Which measurements the width of the time comes from."""
 
     @property
     def usd(self) -> MicroUsd | None:
@@ -69,7 +77,7 @@ class StagePlan:
     @property
     def terms(self) -> tuple[Term, ...]:
         """Everything `--explain` prints."""
-        return (*self.workload_terms, *self.option.peak.terms, *self.option.time_terms)
+        return (*self.workload_terms, *self.option.peak.terms, *self.option.time_terms, *self.node.terms)
 
     def to_json(self) -> dict[str, object]:
         """The stage as `charter plan --json` prints it."""
@@ -92,6 +100,7 @@ class StagePlan:
             },
             "layout": layout_json(option),
             "peak_bytes": round(option.peak.total_bytes),
+            "peak_bytes_range": {name: round(getattr(self.peak_range.interval, name)) for name in QUANTILES},
             "capacity_bytes": round(option.capacity_bytes),
             "fits": option.peak.total_bytes <= option.capacity_bytes,
             "seconds": interval_json(option.seconds),
@@ -101,6 +110,7 @@ class StagePlan:
             "checkpoint_bytes": round(self.checkpoint_bytes),
             "workload": {name: round(value, 3) for name, value in vars(self.counters).items()},
             "breakdown": self._breakdown(),
+            "node": self.node.to_json(),
             "rejected": [item.to_json() for item in self.rejected],
         }
 

@@ -44,15 +44,25 @@ def explain_stage(stage: StagePlan, plan: Plan) -> RenderableType:
         f" ({stage.kind}) on {option.label}, layout {option.layout_label}\n",
         f"price {_price(stage)}",
     )
+    peak, spread = option.peak, stage.peak_range.interval
     memory = (
-        f"Memory per accelerator at {option.peak.moment}: {format_bytes(option.peak.total_bytes)}"
-        f" of {format_bytes(option.capacity_bytes)} usable"
+        f"Memory per accelerator at {peak.moment}: {format_bytes(peak.total_bytes)}"
+        f" of {format_bytes(option.capacity_bytes)} usable; p10-p90 {format_bytes(spread.p10)} to"
+        f" {format_bytes(spread.p90)}"
+    )
+    seconds = option.seconds
+    time = (
+        f"Time: {format_seconds(option.overhead.wall_seconds)} at the median; p10-p90 {format_seconds(seconds.p10)} to"
+        f" {format_seconds(seconds.p90)}"
     )
     return Group(
         head,
         _terms("Workload", stage.workload_terms),
-        _terms(memory, option.peak.terms),
-        _terms(f"Time: {format_seconds(option.overhead.wall_seconds)} at the median", _time_terms(stage)),
+        _terms(memory, peak.terms),
+        Text(f"Width of the memory: {stage.peak_range.source}.", style="dim"),
+        _terms(time, _time_terms(stage)),
+        Text(f"Width of the time: {stage.time_source}.", style="dim"),
+        _terms("Around the accelerators: memory, cores, network of a node; disk of the stage", stage.node.terms),
         _money_table(stage),
         _rejected_table(stage),
         _assumption_table(plan),
@@ -221,7 +231,17 @@ def _value(term: Term) -> str:
         return format_bytes(term.value)
     if term.unit == "seconds":
         return format_seconds(term.value)
+    if term.unit == "bytes per second":
+        return _rate(term.value)
+    if term.unit == "cores":
+        return f"{term.value:,.2g} cores"
     return f"{format_count(term.value)} {term.unit}"
+
+
+def _rate(bytes_per_second: float) -> str:
+    """Decimal units, as links are sold."""
+    unit, size = next((u, s) for u, s in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 0.0)) if bytes_per_second >= s)
+    return f"{bytes_per_second / (size or 1e3):,.3g} {unit}"
 
 
 def _money_table(stage: StagePlan) -> Table:

@@ -253,7 +253,29 @@ def test_a_row_that_says_nothing_is_refused():
     with pytest.raises(Refusal, match="neither its shape"):
         architecture_of(row(model="Llama-2 family total"))
     with pytest.raises(Refusal, match="has experts"):
-        architecture_of(row(model="Qwen3.5-35B-A3B"))
+        architecture_of(row(model="ours 35B MoE"))
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "active"),
+    [
+        ("Qwen3 235B", 235, 22),
+        ("DeepSeek R1 671B", 671, 37),
+        ("Qwen3.5-35B-A3B", 35, 3.3),
+        ("Hunyuan-A13B 80B", 80, 13),
+        ("NemotronNano3 30B-A3B", 31.6, 3.5),
+        ("ERNIE-4.5-300B-A47B", 300, 47),
+    ],
+)
+def test_a_model_with_experts_is_not_read_as_dense(name, total, active):
+    count = count_parameters(architecture_of(row(model=name)))
+    assert count.total / 1e9 == pytest.approx(total, rel=0.1)
+    assert count.active / 1e9 == pytest.approx(active, rel=0.35)
+
+
+def test_a_dense_size_of_a_family_with_experts_stays_dense():
+    assert architecture_of(row(model="Llama 405B")).mixture is None
+    assert architecture_of(row(model="Qwen3 32B")).mixture is None
 
 
 def test_critic_and_reward_model_have_their_own_size():

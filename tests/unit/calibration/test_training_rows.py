@@ -10,7 +10,7 @@ from charter.calibration.predictions.training_cases import training_case
 from charter.calibration.predictions.training_gaps import recompute_of
 from charter.calibration.predictions.training_time import TRAINING_TIME
 from charter.calibration.rows.interconnect import node_network, scaleup_domain
-from charter.calibration.rows.measurement import Measurement, Refusal
+from charter.calibration.rows.measurement import Measurement
 from charter.calibration.score import cases_of, predict
 from charter.estimate.training.stack_profiles import PROFILES
 from charter.spec.layout import Recompute, ZeroStage
@@ -37,17 +37,18 @@ def row(**columns) -> Measurement:
         ("Composer/PyTorch FSDP", "composer"),
         ("PyTorch FSDP", "fsdp"),
         ("torchtitan", "torchtitan"),
-        ("YaFSDP", "torchtitan"),
+        ("YaFSDP", "yafsdp"),
         ("MaxText", "maxtext"),
         ("HF Trainer + DeepSpeed", "huggingface"),
         ("TRL + PEFT", "huggingface"),
         ("axolotl", "huggingface"),
         ("LLaMA-Factory", "huggingface"),
-        ("torchtune", "huggingface"),
+        ("torchtune", "torchtitan"),
         ("Unsloth", "unsloth"),
         ("DeepSpeed-Chat 2023-04", "deepspeed-zero"),
         ("OpenRLHF", "deepspeed-zero"),
         ("LitGPT", "litgpt"),
+        ("charter native (HF + torch 2.13)", "native"),
         ("something of our own", "generic"),
         ("", "generic"),
     ],
@@ -146,9 +147,9 @@ def test_domains_are_read_as_printed():
     assert scaleup_domain("", "H100") is None
 
 
-def test_a_row_without_a_sequence_length_is_refused():
-    with pytest.raises(Refusal, match="sequence length"):
-        training_case(replace(row(), seq=None))
+def test_a_row_without_a_sequence_length_takes_a_usual_one():
+    assert training_case(replace(row(), seq=None)).seq == 4096
+    assert training_case(replace(row(), kind="sft", seq=None, isl=300, osl=200)).seq == 500
 
 
 def test_every_metric_is_predicted_in_its_unit():

@@ -1,11 +1,14 @@
 import json
+import math
 import re
 
 import pytest
 from typer.testing import CliRunner
 
+from charter.calibration.bundle import bundled
 from charter.cli.main import app
 from charter.errors import DataError, UsageError
+from charter.estimate.memory.constants import TrainingMemoryConstants, context_factor
 
 run = CliRunner().invoke
 
@@ -103,3 +106,42 @@ def test_prices_carry_date_and_confidence():
 def test_older_prices_show_on_request():
     latest, history = (json.loads(ok("prices", "H100", "--json", *more))["offers"] for more in ([], ["--history"]))
     assert len(history) > len(latest)
+
+
+def test_mem_of_other_optimizers():
+    def report(*more):
+        return json.loads(ok("mem", "Llama-3.1-8B", "-a", "H100-80GB:8", "--json", *more))
+
+    size = 8_030_261_248 / 8
+    for name, expected in (("adam", 8), ("adam8bit", 2 + 2 * 4 / 256), ("adafactor", 2 * 4 / 2048), ("sgd", 4)):
+        found = report("--optimizer", name, "--micro-batch", "1")
+        assert found["breakdown"]["optimizer"] == pytest.approx(expected * size)
+    megatron = report("--optimizer", "adam8bit", "--precision", "megatron")
+    assert megatron["breakdown"]["optimizer"] == pytest.approx((6 + 2 * 4 / 256) * size)
+
+
+@pytest.mark.parametrize(
+    ("mode", "stack", "quantity", "group"),
+    [
+        ("train", "native", "training-memory", "training memory"),
+        ("train", "megatron", "training-memory", "training memory"),
+        ("lora", "huggingface", "training-memory", "adapter memory"),
+        ("infer", "native", "inference-memory", "inference memory"),
+    ],
+)
+def test_mem_shows_the_calibrated_interval(mode, stack, quantity, group):
+    """p90 / p50 is exp of the shipped half-width: of a stack that was measured, or of one that nobody did."""
+    fit = bundled().quantities[quantity]
+    known = "seen" if (stack if mode != "infer" else "transformers") in fit.measured_stacks else "unseen"
+    args = ("mem", "Llama-3.1-8B", "-a", "H100-80GB:8", "--mode", mode, "--stack", stack)
+    spread = json.loads(ok(*args, "--json"))["interval"]
+    assert spread["p90"] / spread["p50"] == pytest.approx(math.exp(fit.spread.half_width(group, known)))
+    assert re.search(r"p10 [\d.]+, p50 [\d.]+, p90 [\d.]+ GiB", ok(*args))
+
+
+def test_mem_takes_the_fitted_constants_of_its_stack():
+    shift = bundled().quantities["training-memory"].fitted.shift("native")
+    report = json.loads(ok("mem", "gpt2", "-a", "A100-80GB:1", "--zero", "0", "--json"))
+    context = next(term["bytes"] for term in report["terms"] if term["name"] == "device context")
+    prior = float(TrainingMemoryConstants().context_bytes) * context_factor("A100-80GB")
+    assert context == pytest.approx(prior * math.exp(shift["context_bytes"]))

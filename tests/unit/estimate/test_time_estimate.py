@@ -5,17 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.catalog import accelerators, models
-from charter.estimate.collectives import (
-    Link,
-    all_gather_seconds,
-    all_reduce_seconds,
-    link_between,
-    reduce_scatter_seconds,
-)
-from charter.estimate.kernels import matmul_flops_per_second
+from charter.estimate.arrays import array
 from charter.estimate.serving.rollout import forward_pass_seconds
 from charter.estimate.source_formulas import pipeline_bubble_fraction
+from charter.estimate.training.device_columns import DeviceColumns
 from charter.estimate.training.step_time import training_step
+from charter.estimate.training.topology import group
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
 
@@ -93,28 +88,35 @@ def test_tiny_models_are_bound_by_launching():
 def test_a_processor_is_planned_from_its_measured_rate():
     step = training_step(SMALL, Layout(micro_batch=8), CPU, seq_len=256)
     assert step.model_flops / step.total < CPU.peak_flops_per_second("fp32")
-    assert matmul_flops_per_second(CPU, "bf16") == 1e11
+    assert float(DeviceColumns.of(CPU).rate_16) == 1e11
+
+
+def links(accelerator, size, stride=1):
+    device, one = DeviceColumns.of(accelerator), array(1)
+    return group(device, array(size), array(stride), scaleup_share=one, scaleout_share=one, latency=array(0))
 
 
 def test_all_reduce_is_a_reduce_scatter_and_a_gather():
-    link = Link(name="x", latency_seconds=1e-6, bytes_per_second=1e9)
-    both = reduce_scatter_seconds(1e9, 8, link) + all_gather_seconds(1e9, 8, link)
-    assert all_reduce_seconds(1e9, 8, link) == both
-    assert all_reduce_seconds(1e9, 8, link) == pytest.approx(14e-6 + 2 * 7 / 8)
-    assert all_reduce_seconds(1e9, 1, link) == 0
+    ranks, size = links(H100, 8), array(1e9)
+    assert float(ranks.reduce_seconds(size)) == pytest.approx(2 * float(ranks.gather_seconds(size)))
+    assert float(ranks.reduce_seconds(size)) == pytest.approx(2 * 7 / 8 * 1e9 / 450e9)
+    assert float(links(H100, 1).reduce_seconds(size)) == 0
 
 
 def test_a_group_with_one_rank_per_node_has_only_its_share_of_the_network():
-    whole, share = (link_between(H100, span=64, stride=stride).bytes_per_second for stride in (1, 8))
+    whole, share, apart = (float(links(H100, size, stride).ring) for size, stride in ((64, 1), (8, 8), (4, 16)))
     assert whole == 8 * share
-    assert link_between(H100, span=64, stride=16).bytes_per_second == share
+    assert apart == share
 
 
 def test_groups_cross_the_slowest_link_they_span():
-    assert link_between(H100, span=8).name == "NVLink4"
-    assert link_between(H100, span=9).name == "network"
-    assert link_between(accelerators.get("GB200"), span=72).name == "NVLink5"
-    assert link_between(accelerators.get("A100-PCIe-80GB"), span=8).name == "host bridge"
+    inside, across = links(H100, 8), links(H100, 9)
+    assert float(inside.ring) == H100.scaleup_bytes_per_second
+    assert float(across.message) == float(across.scaleout) < float(inside.message)
+    wide = accelerators.get("GB200")
+    assert float(links(wide, 72).ring) == wide.scaleup_bytes_per_second
+    bridged = links(accelerators.get("A100-PCIe-80GB"), 8)
+    assert float(bridged.ring) == float(bridged.bridge)
 
 
 def test_scoring_costs_a_third_of_training():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,8 +17,8 @@ from charter.estimate.serving.device import ServingDevice
 from charter.estimate.serving.model import ServedModel
 from charter.estimate.serving.passes import Issue
 
-METRICS = ("out_tokens_per_s", "total_tokens_per_s", "tokens_per_s_total", "tokens_per_s_per_gpu", "tokens_per_s")
-TIMES = ("latency", "ttft", "tpot", "itl")
+RATES = re.compile(r"tokens_per_s|(requests|samples|sequences|queries|prompts)_per_(s|sec|second|min|minute)(_|$)")
+TIMES = ("latency", "ttft", "tpot", "itl", "time_per_output_token", "time_to_first_token")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +33,8 @@ class PreparedGeneration:
     new_tokens: Array
     replicas: Array
     scale: Array
-    prompts_counted: Array
-    """1 where the rate counts prompt tokens too."""
+    counted: Array
+    """What a rate counts while one sequence is served: tokens of its answer, of its prompt, both, or itself."""
     is_rate: Array
     is_prefill: Array
     is_step: Array
@@ -49,7 +50,9 @@ class Generation:
 
     def accepts(self, row: Measurement) -> bool:
         """Inference rows with a rate or a latency."""
-        return row.kind == "inference" and (row.metric in METRICS or any(word in row.metric for word in TIMES))
+        return row.kind == "inference" and (
+            RATES.search(row.metric) is not None or any(word in row.metric for word in TIMES)
+        )
 
     def case(self, row: Measurement) -> GenerationCase:
         """The configuration behind a row."""
@@ -68,6 +71,7 @@ class Generation:
                 cache_bytes=case.cache_bytes,
                 tensor=case.tensor,
                 pipeline=case.pipeline,
+                data_attention=case.data_attention,
             )
             for case in cases
         ]
@@ -80,10 +84,10 @@ class Generation:
             new_tokens=array([case.new_tokens for case in cases]),
             replicas=array([case.replicas for case in cases]),
             scale=array([case.scale for case in cases]),
-            prompts_counted=array([case.metric == "total" for case in cases]),
-            is_rate=array([case.metric in ("out", "total") for case in cases]),
-            is_prefill=array([case.metric == "prefill" for case in cases]),
-            is_step=array([case.metric == "step" for case in cases]),
+            counted=array([_counted(case) for case in cases]),
+            is_rate=array([case.metric not in ("prefill", "step", "whole") for case in cases]),
+            is_prefill=array([case.metric.startswith("prefill") for case in cases]),
+            is_step=array([case.metric.startswith("step") for case in cases]),
         )
 
     def predict(self, prepared: PreparedGeneration, constants: ServingConstants) -> Array:
@@ -93,9 +97,15 @@ class Generation:
         middle = p.prompt + p.new_tokens / 2
         step = decode_terms(p.model, p.group, p.issue, constants, sequences=p.sequences, context=middle).total
         whole = first + p.new_tokens * step
-        counted = p.sequences * p.replicas * (p.new_tokens + p.prompts_counted * p.prompt)
+        counted = p.sequences * p.replicas * p.counted
         latency = np.where(p.is_prefill > 0, first, np.where(p.is_step > 0, step, whole))
-        return array(p.scale * np.where(p.is_rate > 0, counted / whole, latency))
+        return array(p.scale * np.where(p.is_rate > 0, counted / latency, latency))
+
+
+def _counted(case: GenerationCase) -> float:
+    both = case.new_tokens + case.prompt
+    counts = {"total": both, "out": case.new_tokens, "prefill rate": case.prompt}
+    return counts.get(case.metric, 1.0)
 
 
 GENERATION = Generation()

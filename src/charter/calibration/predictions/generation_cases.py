@@ -19,10 +19,15 @@ from charter.units import GIB
 
 WORKSPACE_BYTES = 3 * GIB
 """Context, activations of one prefill chunk and captured graphs beside weights and cache. Judgement."""
+MOST_WEIGHTS = 0.97
+"""Share of a device that weights fill at most; a group that could not hold them is wider than printed (experts spread
+over data-parallel ranks). Judgement."""
 SHORT_PROMPT, SHORT_ANSWER = 32.0, 256.0
 """Lengths of a single-stream test that prints none: a one-line prompt. Judgement."""
 CHAT_PROMPT, CHAT_ANSWER = 220.0, 200.0
 """Lengths of a server test that prints none: near the means of the ShareGPT set that serving benchmarks replay."""
+_BY_LAYERS = re.compile(r"llama\.?cpp|gg(ml|uf)|ollama|exllama")
+"""Engines that give every device some of the layers (`--split-mode layer`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +42,14 @@ class GenerationCase:
     tensor: int
     pipeline: int
     replicas: float
+    data_attention: bool
+    """Every rank of the group attends to sequences of its own."""
     sequences: float
     """Decoded together on one replica."""
     prompt: float
     new_tokens: float
     metric: str
-    """`out`, `total`, `prefill`, `step` or `whole`."""
+    """`out`, `total`, `requests`, `prefill rate`, `step rate` (rates); `prefill`, `step` or `whole` (latencies)."""
     scale: float
     """From tokens per second of all replicas, or from seconds, to the row's unit."""
 
@@ -58,6 +65,7 @@ def generation_case(row: Measurement) -> GenerationCase:
     follows = engine.label == "tensorrt-llm"
     cache = cache_bytes_per_value(f"{row.dtype}; {row.notes}", weights, follows_weights=follows)
     tensor, pipeline, replicas = _degrees(row, architecture, accelerator, weights, engine)
+    apart = _attention_is_data_parallel(row, tensor)
     served = _one_stream_engine(engine)
     prompt, answer = _lengths(row, served, metric)
     sequences = _stated_batch(row)
@@ -66,7 +74,9 @@ def generation_case(row: Measurement) -> GenerationCase:
         sequences = (
             1.0
             if single
-            else _full_load(architecture, accelerator, engine, weights, cache, tensor, pipeline, prompt + answer)
+            else _full_load(
+                architecture, accelerator, engine, weights, cache, tensor, pipeline, prompt + answer, apart=apart
+            )
         )
     elif not row.mbs and replicas > 1:
         sequences = max(1.0, sequences / replicas)
@@ -80,33 +90,47 @@ def generation_case(row: Measurement) -> GenerationCase:
         tensor=tensor,
         pipeline=pipeline,
         replicas=replicas,
+        data_attention=apart,
         sequences=sequences,
         prompt=prompt,
         new_tokens=answer,
         metric=metric,
-        scale=scale / (tensor * pipeline * replicas) if row.metric == "tokens_per_s_per_gpu" else scale,
+        scale=scale / _shares(row, tensor * pipeline * replicas, sequences * replicas),
     )
 
 
 def _metric(row: Measurement) -> tuple[str, float]:
     """What of a configuration was measured, and the factor from seconds (or tokens per second) to its unit."""
     name = row.metric
-    if "latency" in name or name.startswith(("ttft", "tpot", "itl")):
+    if re.search(r"latency|ttft|tpot|itl(_|$)|time_(per|to)_", name):
         scale = 1e3 if "ms" in name.split("_") or row.unit.strip() == "ms" else 1.0
-        if name.startswith("ttft") or "prefill" in name or "first" in name:
+        if re.search(r"ttft|prefill|first|prompt", name):
             return "prefill", scale
-        if "per_token" in name or "decode" in name or name.startswith(("tpot", "itl")):
+        if re.search(r"per_(output_)?token|decode|next_token|inter_?token|tpot|itl(_|$)", name):
             return "step", scale
         return "whole", scale
+    if row.osl is not None and row.osl < 1 and (row.isl or 0) > 1 and "tokens_per_s" in name:
+        return "prefill rate", 1.0
+    if name.startswith(("prefill", "prompt", "input", "decode")) and "tokens_per_s" in name:
+        return ("step rate" if name.startswith("decode") else "prefill rate"), 1.0
+    if re.match(r"(requests|samples|sequences|queries|prompts)_per_", name):
+        return "requests", 60.0 if "min" in name.split("_") else 1.0
     if name in ("total_tokens_per_s", "tokens_per_s_total"):
         return "total", 1.0
-    if name in ("out_tokens_per_s", "tokens_per_s_per_gpu", "tokens_per_s"):
+    if "tokens_per_s" in name:
         return (
             "total"
-            if re.search(r"in ?\+ ?out|total tok", f"{row.unit} {row.notes}") and name != "out_tokens_per_s"
+            if re.search(r"in ?\+ ?out|total tok", f"{row.unit} {row.notes}") and not name.startswith(("out", "gen"))
             else "out"
         ), 1.0
     raise Refusal(f"no model of the metric {name!r} of an inference row")
+
+
+def _shares(row: Measurement, devices: float, sequences: float) -> float:
+    """By what the rate of all replicas is divided: accelerators, or users."""
+    if re.search(r"per_(gpu|device|chip|accelerator|card)", row.metric):
+        return devices
+    return sequences if re.search(r"per_(user|request|stream|sequence)$", row.metric) else 1.0
 
 
 def _one_stream(row: Measurement) -> bool:
@@ -124,23 +148,36 @@ def _degrees(
     """Tensor and pipeline degree of a replica, and replicas.
 
     Blank: tensor parallelism over all devices of a node, or over as many as the weights need with blank `gpus`. Plain
-    eager code spreads layers over devices instead (`device_map="auto"`).
+    eager code spreads layers over devices instead (`device_map="auto"`); llama.cpp over as many as the weights need.
     """
     pipeline = row.pp or 1
-    if engine.eager and (row.tp or 1) == 1 and (row.gpus or 1) > 1 and not row.dp:
-        return 1, row.gpus or 1, 1.0
+    needed = weights.bytes_per_weight * count_parameters(architecture).total / (0.8 * accelerator.memory_bytes)
+    if (row.tp or 1) == 1 and (row.gpus or 1) > 1 and not row.dp:
+        if engine.eager:
+            return 1, row.gpus or 1, 1.0
+        if row.tp is None and _BY_LAYERS.search(row.framework.casefold()):
+            return 1, min(row.gpus or 1, math.ceil(needed)), 1.0
     node = max(accelerator.devices_per_node, accelerator.scaleup_domain if accelerator.devices_per_node == 4 else 1)
     if row.tp:
         tensor = row.tp
     elif row.gpus:
         tensor = max(1, min(row.gpus // pipeline // (row.dp or 1), node))
     else:
-        needed = weights.bytes_per_weight * count_parameters(architecture).total / (0.8 * accelerator.memory_bytes)
         tensor = 1
         while tensor < needed and tensor < 64:
             tensor *= 2
     replicas = row.dp if row.dp and row.tp else (row.gpus or tensor * pipeline) / (tensor * pipeline)
+    held = 0.8 * needed / MOST_WEIGHTS
+    while row.gpus and tensor * pipeline < held and 2 * tensor * pipeline <= row.gpus:
+        tensor, replicas = 2 * tensor, row.gpus / (2 * tensor * pipeline)
     return tensor, pipeline, max(1.0, float(replicas))
+
+
+def _attention_is_data_parallel(row: Measurement, tensor: int) -> bool:
+    """Whether every rank of a group attends to sequences of its own; experts are spread over the group all the same."""
+    words = r"(dp|data[- ]parallel)[- _]?attention|attention[- _](dp|data)|\bdep\d*\b"
+    said = re.search(words, f"{row.framework} {row.notes}", re.I)
+    return tensor > 1 and (said is not None or tensor > (row.tp or (1 if row.dp else tensor)))
 
 
 def _lengths(row: Measurement, one_stream: bool, metric: str) -> tuple[float, float]:
@@ -190,6 +227,8 @@ def _full_load(
     tensor: int,
     pipeline: int,
     tokens: float,
+    *,
+    apart: bool,
 ) -> float:
     """Sequences whose cache fits beside the weights, at most what the engine admits per pipeline stream."""
     held = resident_sequences(
@@ -200,8 +239,9 @@ def _full_load(
         tensor=tensor,
         pipeline=pipeline,
         tokens=tokens,
+        data_attention=apart,
     )
-    return max(1.0, min(held, engine.most_sequences * pipeline))
+    return max(1.0, min(held, engine.most_sequences * pipeline * (tensor if apart else 1)))
 
 
 def resident_sequences(
@@ -213,11 +253,13 @@ def resident_sequences(
     tensor: int,
     pipeline: int,
     tokens: float,
+    data_attention: bool = False,
 ) -> float:
     """Sequences of `tokens` tokens whose keys and values fit beside the weights on every rank of a replica."""
     total = count_parameters(architecture)
     sixteen = total.embedding + total.head
     held = weights.head_bytes * sixteen + weights.bytes_per_weight * (total.total - sixteen)
     free = room_bytes - WORKSPACE_BYTES - held / (tensor * pipeline)
-    one = kv_cache_bytes(architecture, tokens, bytes_per_value=cache_bytes, tensor=tensor) / pipeline
+    one = kv_cache_bytes(architecture, tokens, bytes_per_value=cache_bytes, tensor=1 if data_attention else tensor)
+    one = one / pipeline / (tensor if data_attention else 1)
     return max(1.0, free / one)

@@ -10,6 +10,7 @@ from charter.calibration.rows.measurement import Measurement
 from charter.catalog.accelerators import Accelerator
 from charter.estimate.memory.inference import ENGINE_SHARE, InferenceJob, preallocated_bytes
 from charter.estimate.precision import WEIGHT_FORMATS, WeightFormat
+from charter.units import MIB
 
 SHORT_ANSWER = 64
 """Tokens in the cache where a source says neither prompt nor answer: a demonstration of a few words."""
@@ -20,8 +21,8 @@ _FORMATS: tuple[tuple[str, str], ...] = (
     (r"mxfp4", "mxfp4"),
     (r"nvfp4|fp4", "fp4"),
     (r"fp8|e4m3|f8", "fp8"),
-    (r"awq|int4|w4|4-?bit|gptq(?!\D{0,6}8)|uint4", "int4"),
-    (r"int8|w8|8-?bit", "int8"),
+    (r"awq|int4|w4|4-?bit|gptq(?!\D{0,6}8)|uint4|squeezellm|quip|hqq", "int4"),
+    (r"int8|w8|8-?bit|smoothquant", "int8"),
     (r"fp32|float32|32-true", "fp32"),
 )
 _GGUF_BITS: tuple[tuple[str, float], ...] = (
@@ -85,7 +86,7 @@ def inference_case(row: Measurement) -> InferenceCase:
     return InferenceCase(
         job=job,
         stack=stack,
-        unit=unit_bytes(row, stack),
+        unit=MIB if "mib" in row.metric.split("_") else unit_bytes(row, stack),
         devices=float(devices) if added else 1.0,
         preallocated=_preallocated(row, accelerator),
     )
@@ -108,6 +109,11 @@ def stack_of(row: Measurement) -> str:
 def weight_format(row: Measurement, stack: str) -> WeightFormat:
     """How the weights are stored, from the dtype as printed; a format of the cache after a plus sign is not one."""
     text = re.split(r"\+", row.dtype.lower())[0].strip()
+    text = re.sub(r"(fp8|int8|8-?bit|int4|4-?bit)[ _-]*(kv|cache)\w*", "", text)
+    bits_each = re.search(r"(\d(?:\.\d+)?) ?bpw|\b([2367])-?bit", text)
+    if bits_each:
+        size = float(bits_each[1] or bits_each[2]) / 8
+        return WeightFormat(name=text, matrix_bytes=size, end_bytes=2.0, source="bits per weight as printed")
     for words, bits in _GGUF_BITS:
         if re.search(words, text):
             return WeightFormat(name=text, matrix_bytes=bits / 8, end_bytes=bits / 8, source="llama.cpp")

@@ -18,6 +18,9 @@ from charter.estimate.memory.table import training_memory_table
 
 __all__ = ["INFERENCE_MEMORY", "TRAINING_MEMORY", "OomVerdict", "out_of_memory"]
 
+MOST_FILLED = 0.95
+"""Share of a device that a run fills whose needs, as far as its row tells them, go beyond it: what it does not print
+(recomputation, offloading, a smaller micro-batch) made it fit. Judgement."""
 TRAINING_KINDS = ("pretrain", "sft", "lora", "rm", "ppo")
 
 
@@ -28,6 +31,7 @@ class PreparedTraining:
     shape: MemoryShape
     layouts: Layouts
     extra_bytes: Array
+    most_bytes: Array
     factor: Array
     """From bytes of a device to the row's unit."""
 
@@ -56,13 +60,15 @@ class TrainingMemory:
             shape=MemoryShape.stacked([MemoryShape.of(case.job) for case in cases]),
             layouts=Layouts.of([case.layout for case in cases]),
             extra_bytes=array([case.extra_bytes for case in cases]),
+            most_bytes=array([case.most_bytes for case in cases]),
             factor=array([case.devices / case.unit for case in cases]),
         )
 
     def predict(self, prepared: PreparedTraining, constants: TrainingMemoryConstants) -> Array:
-        """Peaks in the unit of each row."""
+        """Peaks in the unit of each row; a run that printed its peak did not need more than its device has."""
         table = training_memory_table(prepared.shape, prepared.layouts, constants)
-        return array((table.total + prepared.extra_bytes) * prepared.factor)
+        needed = table.total + prepared.extra_bytes
+        return array(np.minimum(needed, MOST_FILLED * prepared.most_bytes) * prepared.factor)
 
 
 TRAINING_MEMORY = TrainingMemory()

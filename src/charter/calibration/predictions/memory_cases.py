@@ -1,5 +1,6 @@
 """The training job behind a measured row of memory, every gap filled by a rule that holds for other sources too."""
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -7,6 +8,7 @@ from charter.calibration.predictions.memory_stacks import precision_of, probe_of
 from charter.calibration.rows.accelerator import accelerator_of
 from charter.calibration.rows.architecture import architecture_of
 from charter.calibration.rows.measurement import Measurement, Refusal
+from charter.calibration.rows.metrics import compares_pairs
 from charter.catalog.accelerators import Accelerator
 from charter.estimate.memory.profile import MemoryProfile
 from charter.estimate.memory.shape import LINEAR, AdapterUse, MemoryJob
@@ -14,6 +16,7 @@ from charter.estimate.precision import FSDP_MIXED, PURE_BF16, TrainingPrecision
 from charter.estimate.shapes.parameters import count_parameters
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, Recompute, ZeroStage
+from charter.units import MIB
 
 BASE_BYTES: tuple[tuple[str, float], ...] = (
     (r"nf4-?dq|dq|double", 4.127 / 8),
@@ -24,6 +27,8 @@ BASE_BYTES: tuple[tuple[str, float], ...] = (
 """Bytes per frozen weight by how the base is stored, with scales."""
 SHORT_SEQUENCE, LONG_SEQUENCE = 512, 2048
 """Tokens where a source does not say: instruction data under adapters, packed text otherwise."""
+TITAN_SAVED = 2
+"""Layers of which torchtitan's selective policy (`op`) keeps about one whole; judgement."""
 SMALL_MODEL = 2e9
 """Below so many parameters full training seldom recomputes."""
 
@@ -40,6 +45,8 @@ class MemoryCase:
     """Devices whose memory the figure adds up."""
     extra_bytes: float = 0.0
     """Weights and states of other models on the device (PPO)."""
+    most_bytes: float = math.inf
+    """What a device of a run that printed its peak can have held."""
 
 
 def training_case(row: Measurement) -> MemoryCase:
@@ -69,10 +76,17 @@ def training_case(row: Measurement) -> MemoryCase:
     return MemoryCase(
         job=job,
         layout=layout_of(row, profile, size, adapter is not None),
-        unit=unit_bytes(row, profile.name),
+        unit=MIB if "mib" in row.metric.split("_") else unit_bytes(row, profile.name),
         devices=float(row.gpus or 1) if row.metric.endswith("_total") else 1.0,
         extra_bytes=_other_roles(row, profile, size) if row.kind == "ppo" else 0.0,
+        most_bytes=_most_bytes(row, accelerator),
     )
+
+
+def _most_bytes(row: Measurement, accelerator: Accelerator | None) -> float:
+    """The memory of a device on which the job ran; an upper bound (`_upper`) names the device, not a peak."""
+    ran = row.metric != "oom" and not row.metric.endswith("_upper")
+    return accelerator.memory_bytes if ran and accelerator else math.inf
 
 
 def states_that_fit(
@@ -157,7 +171,7 @@ def layout_of(row: Measurement, profile: MemoryProfile, size: float, adapter: bo
     """Parallel degrees of a row; the data-parallel one from the number of devices where it is blank."""
     tensor, pipeline, context = row.tp or 1, row.pp or 1, row.cp or 1
     data = row.dp or max(1, (row.gpus or 1) // (tensor * pipeline * context))
-    micro = max(1.0, row.mbs or 1.0) * (2 if row.kind == "rm" else 1)
+    micro = max(1.0, row.mbs or 1.0) * (2 if row.kind == "rm" or compares_pairs(row) else 1)
     steps = row.gbs / (max(1.0, row.mbs or 1.0) * data) if row.gbs else (8.0 * (pipeline > 1) or 1.0)
     offload = row.offload.lower()
     return Layout(
@@ -219,7 +233,7 @@ def recompute_of(row: Measurement, profile: MemoryProfile, size: float, adapter:
     if re.search(r"full|block|uniform|layer|checkpoint|^yes|true|unsloth|^1$", mode):
         return Recompute.FULL
     if "selective" in mode or "attn" in mode:
-        return Recompute.SELECTIVE
+        return Recompute.FULL if profile.name == "torchtitan" else Recompute.SELECTIVE
     if mode:
         return Recompute.NONE
     if profile.name == "megatron":
@@ -231,7 +245,14 @@ def recompute_of(row: Measurement, profile: MemoryProfile, size: float, adapter:
 
 
 def recompute_share(row: Measurement, architecture: Architecture) -> float:
-    """Share of the layers recomputed where a block of them is named: `block 4`, `full (10 layers)`."""
+    """Share of the layers recomputed where a block of them is named: `block 4`, `full (10 layers)`.
+
+    torchtitan's selective policies repeat every n-th layer (`selective 2`), or every second product of all layers, which
+    frees about as much as half of the layers.
+    """
+    every = re.search(r"selective[-_ :]*(\d+)?", row.recompute.lower())
+    if every and re.search(r"torchtitan", row.framework.lower()):
+        return 1 / int(every[1] or TITAN_SAVED)
     found = re.search(r"(?:block|full|layers?)\D{0,6}(\d+)", row.recompute.lower())
     if not found or not re.search(r"block|layer", row.recompute.lower()):
         return 1.0

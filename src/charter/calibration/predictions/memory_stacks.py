@@ -1,7 +1,6 @@
 """Which memory profile a printed framework is, and how a source like it reads memory."""
 
 import re
-from dataclasses import replace
 
 from charter.calibration.rows.measurement import Measurement
 from charter.estimate.memory.profile import (
@@ -12,15 +11,25 @@ from charter.estimate.memory.profile import (
     LITGPT,
     MEGATRON_DEEPSPEED,
     MEGATRON_STACK,
+    NATIVE,
     TORCHTITAN,
     TORCHTUNE,
     UNSLOTH,
     MemoryProfile,
 )
-from charter.estimate.precision import FP32, FSDP_MIXED, MEGATRON, PURE_BF16, ZERO_PAPER, TrainingPrecision
+from charter.estimate.precision import (
+    FP32,
+    FSDP_MIXED,
+    MEGATRON,
+    PURE_BF16,
+    ZERO_PAPER,
+    TrainingPrecision,
+    with_optimizer,
+)
 from charter.units import GB, GIB, MIB
 
 _BY_WORD: tuple[tuple[str, MemoryProfile], ...] = (
+    (r"\bcharter\b", NATIVE),
     (r"lit-?gpt|lightning", LITGPT),
     (r"unsloth", UNSLOTH),
     (r"torchtune", TORCHTUNE),
@@ -86,23 +95,36 @@ def precision_of(row: Measurement, profile: MemoryProfile) -> TrainingPrecision:
         base = PURE_BF16 if any(sixteen) else FSDP_MIXED
     if re.search(r"fp32|float32|32-true", dtype) and "16" not in dtype:
         base = FP32
-    moments = 8 if base is not PURE_BF16 else 4
-    kept = _moment_bytes(text, profile, moments)
-    return base if kept == moments else replace(base, optimizer_bytes=base.optimizer_bytes - moments + kept)
+    return with_optimizer(base, optimizer_of(row, profile))
 
 
-def _moment_bytes(text: str, profile: MemoryProfile, usual: int) -> float:
-    if re.search(r"paged", text):
-        return 0.0
-    if re.search(r"8-?bit (adam|optim)|adam\w*[_ -]?8-?bit|bnb.?adam", text) or profile.name == "unsloth":
-        return 2.0
-    if re.search(r"adafactor|galore|\bapollo|\bbadam|\blomo|optimizer in backward", text):
-        return 0.05
-    if re.search(r"\bsgd\b", text):
-        return 0.0
-    if re.search(r"\blion\b", text):
-        return usual / 2
-    return float(usual)
+_OPTIMIZER_BY_WORD = (
+    (r"paged(?![-_ ]?(attention|kv|cache|llm))", "paged"),
+    (r"8-?bit[- _]*(adam|optim)|adam\w*[- _]*8-?bit|bnb.?adam|optim\w*[ :=(]*8-?bit", "adam8bit"),
+    (r"adafactor[^;|]{0,20}(momentum|beta1)", "adafactor-momentum"),
+    (r"adafactor|galore|\bapollo|\bbadam|\blomo|optimi[sz]er[- ]in[- ](the[- ])?backward", "adafactor"),
+    (r"\bsgd\b[^;|]{0,20}(?<!no )(?<!without )momentum", "sgd"),
+    (r"\bsgd\b", "sgd-plain"),
+    (r"\blion\b", "lion"),
+    (r"(bf16|16-bit|bfloat16)[- ](adam|moments)|moments in bf16", "adam-bf16"),
+)
+
+
+def optimizer_of(row: Measurement, profile: MemoryProfile) -> str:
+    """The optimizer that notes, framework or offload name; else Adam, of 8 bits under Unsloth.
+
+    Paged state is taken to be in host memory; projections and block-wise methods (GaLore, BAdam, LOMO) keep about as
+    little as Adafactor. A bare "8-bit" means the optimizer where everything is trained; with adapters it is the base.
+
+    >>> from charter.estimate.memory.profile import HUGGINGFACE
+    >>> row = Measurement(id="X-1", metric="peak_mem_gb", value=1.0, notes="bs 2, adamw_8bit, fp16")
+    >>> optimizer_of(row, HUGGINGFACE)
+    'adam8bit'
+    """
+    text = f"{row.notes} | {row.framework} | {row.offload}".lower()
+    named = next((name for words, name in _OPTIMIZER_BY_WORD if re.search(words, text)), None)
+    bare = row.adapter in ("", "full") and row.kind not in ("lora", "inference") and re.search(r"\b8-?bit\b", text)
+    return named or ("adam8bit" if profile.name == "unsloth" or bare else "adam")
 
 
 def unit_bytes(row: Measurement, profile_name: str) -> float:

@@ -15,6 +15,7 @@ from charter.calibration.predictions.rl_layout import (
 from charter.calibration.predictions.rl_setting import RlSetting, rl_setting
 from charter.calibration.predictions.rl_update import UpdateJob, bits_of, stack_of, update_seconds
 from charter.calibration.rows.measurement import Measurement
+from charter.calibration.rows.metrics import in_milliseconds, rl_metric
 from charter.calibration.rows.shapes import architecture_of_size
 from charter.estimate.memory.activations import layer_activations
 from charter.estimate.runs.rl_algorithms import Algorithm, RlStack
@@ -60,7 +61,9 @@ class RlCase:
     """A separate engine shares the accelerators with training, and sleeps while it runs."""
     metric: str
     tokens_counted: float
-    """Tokens of a step that a rate counts: all, or those of one accelerator."""
+    """Tokens (answers' tokens, samples) of a step that a rate counts: all, or those of one accelerator."""
+    scale: float = 1.0
+    """From seconds to the row's unit."""
 
 
 def rl_case(row: Measurement) -> RlCase:
@@ -101,9 +104,15 @@ def rl_case_of(row: Measurement, setting: RlSetting) -> RlCase:
         refit_bytes=_refit_bytes(row, s),
         side_by_side=side,
         colocated=s.stack.resharding and not side,
-        metric=row.metric,
-        tokens_counted=s.samples * s.mean_len / (s.devices if row.metric == "tokens_per_s_per_gpu" else 1),
+        metric=rl_metric(row) or "step",
+        tokens_counted=_counted(row, s),
+        scale=1e3 if in_milliseconds(row) else 1.0,
     )
+
+
+def _counted(row: Measurement, s: RlSetting) -> float:
+    each = {"samples": 1.0, "answers": s.lengths.mean}.get(rl_metric(row) or "", s.mean_len)
+    return s.samples * each / (s.devices if "per_gpu" in row.metric else 1)
 
 
 def _refit_bytes(row: Measurement, s: RlSetting) -> float:

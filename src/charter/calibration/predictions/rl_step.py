@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from charter.calibration.predictions.rl_cases import RlCase, rl_case
-from charter.calibration.rows.measurement import Measurement, Refusal
+from charter.calibration.rows.measurement import Measurement
+from charter.calibration.rows.metrics import rl_metric
 from charter.estimate.arrays import Array, array
 from charter.estimate.runs.rl_step import RlConstants, RlPhases, generate_seconds, rl_step_terms
 from charter.estimate.serving.constants import ServingConstants
@@ -16,10 +17,6 @@ from charter.estimate.serving.decode import issue_of, rollout_terms
 from charter.estimate.serving.device import ServingDevice
 from charter.estimate.serving.model import ServedModel
 from charter.estimate.serving.response_lengths import Drain
-
-SECONDS = {"step_time_s": "step", "ppo_step_time_s": "step", "ppo_generate_time_s": "generate"}
-SECONDS |= {"ppo_train_time_s": "update", "ppo_other_time_s": "other"}
-RATES = ("tokens_per_s_per_gpu", "tokens_per_s_total")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +27,11 @@ class PreparedSteps:
     part: Array
     tokens: Array
     """Tokens of a step that a rate counts, else 0."""
+    scale: Array
+    """From seconds to the unit of a time."""
 
 
-PARTS = ("step", "generate", "update", "other")
+PARTS = ("step", "generate", "update", "other", "score", "weight sync")
 
 
 class RlStep:
@@ -45,12 +44,10 @@ class RlStep:
 
     def accepts(self, row: Measurement) -> bool:
         """Rows of kind ppo with a time or a rate of one step."""
-        return row.kind == "ppo" and (row.metric in SECONDS or row.metric in RATES)
+        return row.kind == "ppo" and rl_metric(row) is not None
 
     def case(self, row: Measurement) -> RlCase:
         """The phases behind a row."""
-        if row.unit.strip() == "ms":
-            raise Refusal("a step time in ms is not read")
         return rl_case(row)
 
     def stack(self, case: RlCase) -> str:
@@ -61,17 +58,26 @@ class RlStep:
         """Cases as columns, with the rollout of each computed once."""
         return PreparedSteps(
             phases=phases_of(cases),
-            part=array([PARTS.index(SECONDS.get(case.metric, "step")) for case in cases]),
-            tokens=array([case.tokens_counted if case.metric in RATES else 0.0 for case in cases]),
+            part=array([PARTS.index(case.metric if case.metric in PARTS else "step") for case in cases]),
+            scale=array([case.scale for case in cases]),
+            tokens=array([0.0 if case.metric in PARTS else case.tokens_counted for case in cases]),
         )
 
     def predict(self, prepared: PreparedSteps, constants: RlConstants) -> Array:
         """Seconds, or tokens per second."""
         steps = rl_step_terms(prepared.phases, constants)
         generate = generate_seconds(prepared.phases, constants)
-        parts = (steps.total, generate, steps.part("update"), steps.part("score", "weight sync", "other"))
+        other = steps.part("score", "weight sync", "other")
+        parts = (
+            steps.total,
+            generate,
+            steps.part("update"),
+            other,
+            steps.part("score"),
+            steps.part("weight sync"),
+        )
         seconds = np.choose(prepared.part.astype(int), parts)
-        return array(np.where(prepared.tokens > 0, prepared.tokens / seconds, seconds))
+        return array(np.where(prepared.tokens > 0, prepared.tokens / seconds, prepared.scale * seconds))
 
 
 def phases_of(cases: Sequence[RlCase]) -> RlPhases:

@@ -14,6 +14,7 @@ from charter.calibration.predictions.run_facts import amount, batch_tokens_of, t
 from charter.calibration.rows.accelerator import accelerator_of
 from charter.calibration.rows.architecture import architecture_of
 from charter.calibration.rows.measurement import Measurement, Refusal
+from charter.calibration.rows.metrics import run_metric
 from charter.catalog.accelerators import Accelerator
 from charter.estimate.shapes.parameters import count_parameters
 from charter.spec.architecture import Architecture
@@ -46,11 +47,13 @@ class RunCase:
     usd_per_hour: float
     ideal: bool
     metric: str
+    scale: float = 1.0
+    """From hours (days, dollars) to the row's unit."""
 
 
 def run_case(row: Measurement) -> RunCase:
     """The run behind a row; raises Refusal where its model, accelerator or amount of work is unknown."""
-    if row.metric == "cost_usd":
+    if (run_metric(row) or ("", 1.0))[0] == "cost_usd":
         price = usd_per_accelerator_hour(row, accelerator_of(row))
         if price is None:
             raise Refusal(f"no price of {row.gpu} is in the catalog or in the row")
@@ -63,6 +66,7 @@ def run_case(row: Measurement) -> RunCase:
 
 def _training_run(row: Measurement, price: float) -> RunCase:
     architecture = architecture_of(row)
+    metric, scale = run_metric(row) or (row.metric, 1.0)
     accelerator = in_node_of(accelerator_of(row), row.gpus_per_node)
     seq = int(row.seq or row.mean_len or _usual_length(row, architecture))
     tokens = _work(row, seq)
@@ -84,7 +88,8 @@ def _training_run(row: Measurement, price: float) -> RunCase:
         devices=devices,
         usd_per_hour=price,
         ideal=_is_ideal(row),
-        metric=row.metric,
+        metric=metric,
+        scale=scale,
     )
 
 
@@ -118,7 +123,10 @@ def _work(row: Measurement, seq: int) -> float:
     steps = amount(row.notes, "steps|iterations|updates")
     if steps and row.gbs:
         return steps * row.gbs * (row.mean_len or seq)
-    rows = amount(row.notes, "samples|examples|prompts|conversations|pairs|instructions|rows|sequences|questions")
+    rows = amount(
+        row.notes,
+        "samples|examples|prompts|conversations|pairs|instructions|rows|sequences|questions|demonstrations|dialogues",
+    )
     if rows:
         each = row.mean_len or min(seq, 512)
         return rows * epochs * each * (2 if re.search(r"pairs", row.notes) and row.kind == "rm" else 1)
@@ -164,6 +172,7 @@ def _is_ideal(row: Measurement) -> bool:
 
 def _rl_run(row: Measurement, price: float) -> RunCase:
     setting = rl_setting(row)
+    metric, scale = run_metric(row) or (row.metric, 1.0)
     total = _answers(row, setting)
     known = row.samples_per_step or row.gbs or (setting.samples if setting.stack.resharding else None)
     samples = known or _largest_step(row, setting, total)
@@ -176,7 +185,8 @@ def _rl_run(row: Measurement, price: float) -> RunCase:
         devices=setting.devices,
         usd_per_hour=price,
         ideal=_is_ideal(row),
-        metric=row.metric,
+        metric=metric,
+        scale=scale,
     )
 
 

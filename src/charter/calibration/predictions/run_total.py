@@ -11,6 +11,7 @@ from charter.calibration.predictions.rl_cases import RlCase
 from charter.calibration.predictions.rl_step import phases_of
 from charter.calibration.predictions.run_cases import RunCase, run_case
 from charter.calibration.rows.measurement import Measurement
+from charter.calibration.rows.metrics import run_metric
 from charter.estimate.arrays import Array, array
 from charter.estimate.runs.rl_step import RlPhases, rl_step_terms
 from charter.estimate.runs.run_total import Run, RunConstants, run_hours, run_usd
@@ -27,6 +28,8 @@ class PreparedRuns:
     phases: RlPhases
     is_rl: Array
     metric: Array
+    scale: Array
+    """From the unit of the metric's family to the row's."""
 
 
 class RunTotal:
@@ -39,7 +42,7 @@ class RunTotal:
 
     def accepts(self, row: Measurement) -> bool:
         """Rows with hours, days, accelerator-hours or dollars, of any kind but inference."""
-        return row.metric in METRICS and row.kind != "inference"
+        return run_metric(row) is not None and row.kind != "inference"
 
     def case(self, row: Measurement) -> RunCase:
         """The run behind a row."""
@@ -63,6 +66,7 @@ class RunTotal:
             phases=_phases([case.rl for case in cases]),
             is_rl=is_rl,
             metric=array([METRICS.index(case.metric) for case in cases]),
+            scale=array([case.scale for case in cases]),
         )
 
     def predict(self, prepared: PreparedRuns, constants: RunConstants) -> Array:
@@ -72,7 +76,7 @@ class RunTotal:
         run = replace(prepared.run, step_seconds=array(np.where(prepared.is_rl > 0, step, plain)))
         hours = run_hours(run, constants)
         totals = (hours, hours / HOURS_PER_DAY, hours * run.accelerators, run_usd(run, hours))
-        return array(np.choose(prepared.metric.astype(int), totals))
+        return array(prepared.scale * np.choose(prepared.metric.astype(int), totals))
 
 
 def _phases(cases: Sequence[RlCase | None]) -> RlPhases:

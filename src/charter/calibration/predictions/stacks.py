@@ -7,6 +7,7 @@ from charter.calibration.rows.measurement import Measurement
 from charter.estimate.training.stack_profiles import PROFILES, StackProfile
 
 _NAMES: tuple[tuple[str, str], ...] = (
+    (r"\bcharter\b", "native"),
     (r"maxtext|maxdiffusion|\bjax\b|paxml|\bpax\b|praxis|t5x|levanter|easylm|\btpu\b", "maxtext"),
     (r"megatron[- ]?deepspeed|gpt-?neox|bloom", "megatron-deepspeed"),
     (r"megatron[- ]?bridge.*\b(?:26\.(?:0[5-9]|1\d)|2[7-9]\.)", "megatron-bridge-2026"),
@@ -17,12 +18,13 @@ _NAMES: tuple[tuple[str, str], ...] = (
         "megatron-core",
     ),
     (r"unsloth", "unsloth"),
-    (r"torchtitan|yafsdp|fsdp2|nanotron|picotron", "torchtitan"),
+    (r"ya-?fsdp", "yafsdp"),
+    (r"torchtitan|fsdp2|nanotron|picotron|torchtune|modalities|olmo-?core", "torchtitan"),
     (r"litgpt|lit-gpt|lit-llama|lightning|fabric", "litgpt"),
     (r"composer|llm-?foundry|mosaic", "composer"),
     (r"\bolmo|metaseq|fairscale|tinyllama", "fsdp"),
     (
-        r"transformers|hugging|\bhf\b|\btrl\b|peft|qlora|axolotl|llama-?factory|accelerate|swift|firefly|torchtune|"
+        r"transformers|hugging|\bhf\b|\btrl\b|peft|qlora|axolotl|llama-?factory|accelerate|swift|firefly|"
         r"xtuner|alpaca|fastchat|bitsandbytes|open-?instruct|tulu",
         "huggingface",
     ),
@@ -85,8 +87,10 @@ FAMILIES: Mapping[str, str] = {
     "megatron-bridge-2026": "megatron-recent",
     "deepspeed-zero": "huggingface",
     "unsloth": "huggingface",
+    "native": "huggingface",
     "composer": "fsdp",
     "litgpt": "fsdp",
     "torchtitan": "fsdp",
+    "yafsdp": "fsdp",
 }
 """Profiles that share fitted constants."""

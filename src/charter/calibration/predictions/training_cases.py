@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 
 from charter.calibration.predictions.stacks import profile_of
@@ -10,7 +11,8 @@ from charter.calibration.predictions.training_gaps import Job, parallel_layout, 
 from charter.calibration.rows.accelerator import accelerator_of
 from charter.calibration.rows.architecture import architecture_of
 from charter.calibration.rows.interconnect import node_network, scaleup_domain
-from charter.calibration.rows.measurement import Measurement, Refusal
+from charter.calibration.rows.measurement import Measurement
+from charter.calibration.rows.metrics import compares_pairs, in_milliseconds, needs_reference, training_metric
 from charter.catalog.accelerators import Accelerator
 from charter.estimate.training.stack_profiles import StackProfile
 from charter.spec.architecture import Architecture
@@ -21,6 +23,16 @@ EVERYWHERE = 1e9
 """Ranks of a shard group that spans all data-parallel ranks."""
 LEAST_CLUSTER_NETWORK = 100 * GB / 8
 """Bytes per second of a node: 100 Gbit/s, a common cloud default."""
+USUAL_SEQUENCE = {"pretrain": 4096.0, "tuning": 2048.0}
+"""Tokens per sequence where a source prints none: judgement. Rates hardly depend on it; a step's time is in proportion
+to it, so that such a row is a rough guess."""
+_PACKED = re.compile(r"(?<!no )(?<!without )(?<!un)(?<!non-)pack(ed|ing)?\b")
+_COMPRESSED = re.compile(r"zero ?\+\+|\bq[wg]z\b", re.IGNORECASE)
+"""ZeRO++ (arXiv:2306.10209): weights gathered in 8 bits, gradients reduced in 4; its copies inside a node (hpZ) are not
+modelled."""
+REFERENCE = 1.3
+"""Time of a step that also scores its pairs with a frozen reference (DPO), over one that does not: one forward pass
+more beside three or four; judgement."""
 SPREAD = 0.6
 """Of the longest of b sequences over their mean, per unit of ln b: an exponential tail would give 1; judgement."""
 
@@ -37,7 +49,9 @@ class TrainingCase:
     """Tokens computed per sequence."""
     metric: str
     tokens: float
-    """Tokens of a step as the source counts them."""
+    """Tokens (samples, steps) of a step as the source counts them."""
+    scale: float = 1.0
+    """From seconds to the row's unit."""
     bits: float = 16.0
     value_bytes: float = 2.0
     block_scaled: bool = False
@@ -59,24 +73,26 @@ class TrainingCase:
 
 
 def training_case(row: Measurement) -> TrainingCase:
-    """Every gap of a row filled; raises Refusal where that would be a guess at the size of the job itself."""
+    """Every gap of a row filled; raises Refusal where model or accelerator are unknown."""
     architecture, accelerator, seq = architecture_of(row), accelerator_of(row), _sequence(row)
     job = Job(row=row, architecture=architecture, accelerator=accelerator, profile=profile_of(row), seq=seq)
-    bits, block_scaled = _bits(row.dtype)
+    adapter = _adapter(row)
+    bits, block_scaled = _bits(row.dtype) if adapter not in ("qlora", "8bit") else (16.0, False)
     layout = with_batches(job, parallel_layout(job))
     layout, modules, share = with_recompute(job, layout, eight_bit=bits < 16)
     sequences = layout.micro_batch * layout.accumulation * layout.data
-    pairs = 2 if row.kind == "rm" else 1
+    pairs = 2 if row.kind == "rm" or compares_pairs(row) else 1
+    reference = REFERENCE if compares_pairs(row) and needs_reference(row) else 1.0
     computed, counted = _lengths(job, layout.micro_batch)
-    adapter = _adapter(row)
     return TrainingCase(
         architecture=architecture,
         accelerator=accelerator,
         profile=_profile(job),
         layout=replace(layout, micro_batch=layout.micro_batch * pairs),
         seq=computed,
-        metric=row.metric,
-        tokens=sequences * pairs * counted,
+        metric=_metric(row),
+        tokens=_counted(row, sequences, pairs * counted) / reference,
+        scale=(1e3 if in_milliseconds(row) else 1.0) * reference,
         bits=bits,
         value_bytes=4.0 if bits > 16 else 2.0,
         block_scaled=block_scaled,
@@ -89,12 +105,27 @@ def training_case(row: Measurement) -> TrainingCase:
         module_recompute=modules,
         recompute_share=share,
         head_share=0.0 if row.kind == "rm" else 1.0,
-        compression=0.5 if "++" in row.shard or "++" in row.framework else 1.0,
+        compression=0.5 if _COMPRESSED.search(f"{row.shard} {row.framework} {row.notes}") else 1.0,
         mtp=bool(architecture.num_mtp_layers) and row.kind == "pretrain" and "w/o mtp" not in row.notes.casefold(),
         network_bytes_per_second=_network(row, accelerator),
         node=row.gpus_per_node,
         domain=scaleup_domain(row.interconnect, row.gpu),
     )
+
+
+def _metric(row: Measurement) -> str:
+    found = training_metric(row) or ""
+    if found == "step":
+        return "step_time_s"
+    return "tokens_per_s_per_gpu" if found.endswith("per gpu") else "tokens_per_s_total"
+
+
+def _counted(row: Measurement, sequences: float, tokens: float) -> float:
+    """What a rate of the row counts in one step: its tokens, its samples, or the step itself."""
+    found = training_metric(row) or ""
+    if found.startswith("samples"):
+        return sequences
+    return 1.0 if found.startswith("steps") else sequences * tokens
 
 
 def _network(row: Measurement, accelerator: Accelerator) -> float | None:
@@ -105,10 +136,9 @@ def _network(row: Measurement, accelerator: Accelerator) -> float | None:
 
 
 def _sequence(row: Measurement) -> float:
-    seq = row.seq or row.mean_len
-    if not seq:
-        raise Refusal("the row gives no sequence length (seq and mean_len are blank)")
-    return float(seq)
+    """As printed; blank: prompt and answer, else what a run of its kind usually has."""
+    seq = row.seq or row.mean_len or (row.isl or 0) + (row.osl or 0)
+    return float(seq or USUAL_SEQUENCE["pretrain" if row.kind == "pretrain" else "tuning"])
 
 
 def _lengths(job: Job, micro_batch: int) -> tuple[float, float]:
@@ -118,7 +148,7 @@ def _lengths(job: Job, micro_batch: int) -> tuple[float, float]:
     lengths is about `1 + 0.6 ln b` means, and the source counts real tokens.
     """
     mean, seq = job.row.mean_len, job.seq
-    packed = "pack" in job.row.notes.casefold() or job.megatron or job.row.kind == "pretrain"
+    packed = bool(_PACKED.search(job.row.notes.casefold())) or job.megatron or job.row.kind == "pretrain"
     if not mean or mean >= seq or packed:
         return seq, seq
     return min(seq, mean * (1 + SPREAD * math.log(max(micro_batch, 1)))), mean

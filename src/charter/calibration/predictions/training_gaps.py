@@ -22,6 +22,8 @@ MOST_MICRO_BATCH, MOST_MICRO_TOKENS = 16.0, 32_768
 MICRO_BATCHES_PER_STAGE = 6
 """That a guess at a pipeline's micro-batch keeps (tables of Narayanan et al. 2021)."""
 MOST_CHUNKS = 8
+ZERO_BUBBLE = 3
+"""Chunks that idle as long as a zero-bubble schedule (`pipeline_bubble.py`)."""
 SHARDED_STATE_BYTES = 9.0
 """Per parameter with a distributed optimizer over a few replicas: 6, and a part of 12."""
 EIGHT_BIT_KEPT = 0.75
@@ -30,6 +32,8 @@ TITAN_SELECTIVE = 0.35
 """Forward pass that torchtitan's selective policy repeats: every second product and what is no product."""
 NAMED_MODULES = 0.12
 """Forward pass that Megatron's `recompute_modules` repeat (activation function, up-projections); judgement."""
+_CHECKPOINTS = re.compile(r"unsloth|torchtune|llama-?factory|axolotl|ms-?swift|xtuner")
+"""Fine-tuning stacks whose shipped configurations recompute every layer (from memory)."""
 TOKENS_PER_STEP = 4e6
 """Of pretraining that does not say: common for models of 1-100 billion parameters (LLaMA, MPT, OLMo papers)."""
 
@@ -59,14 +63,15 @@ def parallel_layout(job: Job) -> Layout:
     """Degrees of parallelism: those printed; the rest so that they multiply to the number of accelerators."""
     row = job.row
     tensor, pipeline, context = row.tp or 1, row.pp or 1, row.cp or 1
-    total = row.gpus or (row.dp or 1) * tensor * pipeline * context
+    total = _devices(row) or (row.dp or 1) * tensor * pipeline * context
     if row.tp is None and row.pp is None and row.dp is None and job.megatron:
         tensor, pipeline = _split_for(job, total)
     elif row.tp is None and row.dp and row.gpus and row.gpus % (row.dp * pipeline * context) == 0:
         tensor = row.gpus // (row.dp * pipeline * context)
     data = max(1, total // (tensor * pipeline * context))
     expert = row.ep or (math.gcd(_experts(job), min(data, 64)) if job.profile.name in RECENT else 1)
-    chunks = row.vpp or (_chunks(job.architecture.num_layers, pipeline) if job.profile.name in RECENT else 1)
+    chunks = row.vpp or (ZERO_BUBBLE if _zero_bubble(row) and pipeline > 1 else 0)
+    chunks = chunks or (_chunks(job.architecture.num_layers, pipeline) if job.profile.name in RECENT else 1)
     return Layout(
         data=data,
         tensor=tensor,
@@ -74,11 +79,21 @@ def parallel_layout(job: Job) -> Layout:
         context=context,
         expert=max(1, min(expert, _experts(job))),
         interleave=max(1, chunks),
-        zero=zero_stage(job, data),
+        zero=zero_stage(job, data * context),
         sequence_parallel=_sequence_parallel(job, tensor),
         offload_optimizer="optim" in row.offload or "param" in row.offload,
         offload_parameters="param" in row.offload,
     )
+
+
+def _zero_bubble(row: Measurement) -> bool:
+    return bool(re.search(r"zero[- ]?bubble|\bzb[-_]?(1p|2p|v|h[12])\b|dualpipe", f"{row.framework} {row.notes}", re.I))
+
+
+def _devices(row: Measurement) -> int | None:
+    """Accelerators as printed, or as the name of the accelerator counts them (`8x H100`)."""
+    found = re.match(r"(\d{1,5})\s*[x*]\s*[a-z]", row.gpu.casefold())
+    return row.gpus or (int(found[1]) if found else None)
 
 
 def _experts(job: Job) -> int:
@@ -86,12 +101,18 @@ def _experts(job: Job) -> int:
 
 
 def _split_for(job: Job, total: int) -> tuple[int, int]:
-    """Tensor and pipeline degrees of a Megatron job that does not say: what their parameters need."""
+    """Tensor and pipeline degrees of a Megatron job that does not say: what their parameters need.
+
+    Experts are spread over the data-parallel ranks first (expert parallelism), so they ask for no tensor parallelism.
+    """
     each = SHARDED_STATE_BYTES if job.profile.name in RECENT else 18.0
-    need = each * float(ModelColumns.of(job.architecture).parameters) / (0.6 * job.accelerator.memory_bytes)
+    m, room = ModelColumns.of(job.architecture), 0.6 * job.accelerator.memory_bytes
+    experts = each * float(m.expert_parameters) / room
+    need = each * float(m.parameters) / room - experts
     tensor = pipeline = 1
     while tensor < min(8, need, total):
         tensor *= 2
+    need += experts * tensor / (job.row.ep or math.gcd(_experts(job), min(total // tensor, 64)))
     layers = job.architecture.num_layers
     while tensor * pipeline < need and tensor * pipeline * 2 <= total and layers % (2 * pipeline) == 0:
         pipeline *= 2
@@ -175,6 +196,8 @@ def with_recompute(job: Job, layout: Layout, *, eight_bit: bool) -> tuple[Layout
     if job.row.recompute.strip():
         mode, modules, share = recompute_of(job.row.recompute, job.profile.name)
         return replace(layout, recompute=mode), modules, share
+    if job.row.kind in ("sft", "lora") and _CHECKPOINTS.search(job.row.framework.casefold()):
+        return replace(layout, recompute=Recompute.FULL), 0.0, 1.0
     room = KEPT_ROOM * job.accelerator.memory_bytes - _state_bytes(job, layout)
     need = layout.micro_batch * _activation_bytes(job, layout) * (EIGHT_BIT_KEPT if eight_bit else 1.0)
     if need <= room:

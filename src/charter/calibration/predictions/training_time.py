@@ -10,6 +10,7 @@ import numpy as np
 from charter.calibration.predictions.stacks import FAMILIES
 from charter.calibration.predictions.training_cases import TrainingCase, training_case
 from charter.calibration.rows.measurement import Measurement
+from charter.calibration.rows.metrics import training_metric
 from charter.estimate.arrays import Array, array
 from charter.estimate.layouts import Layouts
 from charter.estimate.training.constants import TrainingConstants
@@ -21,7 +22,6 @@ from charter.estimate.training.step_seconds import step_seconds
 from charter.estimate.training.step_work import StepWork, step_work
 
 KINDS = ("pretrain", "sft", "lora", "rm")
-METRICS = ("step_time_s", "tokens_per_s_per_gpu", "tokens_per_s_total")
 _JOB_COLUMNS = (
     "seq",
     "bits",
@@ -52,6 +52,8 @@ class PreparedSteps:
     tokens: Array
     """Tokens that a rate divides by the step: of the whole job, or of one accelerator."""
     is_rate: Array
+    scale: Array
+    """From seconds to the unit of a time."""
 
     def inputs(self, constants: TrainingConstants) -> StepInputs:
         """With constants: what the physics needs."""
@@ -74,7 +76,7 @@ class TrainingTime:
 
     def accepts(self, row: Measurement) -> bool:
         """Steps and token rates of the kinds that train."""
-        return row.kind in KINDS and row.metric in METRICS
+        return row.kind in KINDS and training_metric(row) is not None
 
     def case(self, row: Measurement) -> TrainingCase:
         """The configuration with its gaps filled."""
@@ -100,12 +102,13 @@ class TrainingTime:
             work=step_work(model, device, job, stack),
             tokens=array([case.tokens for case in cases]) / array(shares),
             is_rate=array([case.metric != "step_time_s" for case in cases]),
+            scale=array([case.scale for case in cases]),
         )
 
     def predict(self, prepared: PreparedSteps, constants: TrainingConstants) -> Array:
         """Seconds, or tokens per second."""
         seconds = step_seconds(prepared.inputs(constants))
-        return array(np.where(prepared.is_rate > 0, prepared.tokens / seconds, seconds))
+        return array(np.where(prepared.is_rate > 0, prepared.tokens / seconds, prepared.scale * seconds))
 
 
 def _device(case: TrainingCase) -> DeviceColumns:

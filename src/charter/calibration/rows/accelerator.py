@@ -41,10 +41,42 @@ def accelerator_of(row: Measurement) -> Accelerator:
 def _spellings(name: str, memory: float | None) -> tuple[str, ...]:
     """What to look up, the most exact first: with the memory, as printed, without trailing memory or count."""
     stem = re.sub(r"[-_ ]*\d+(?:\.\d+)?\s*(?:GB|GiB|G)\b", "", name, flags=re.IGNORECASE).strip()
-    stem = re.sub(r"^\d+\s*x\s*", "", stem, flags=re.IGNORECASE)
-    stem = re.sub(r"^(TPU[- ]?v\d+\w*)-\d+$", r"\1", stem, flags=re.IGNORECASE)
+    stem = re.sub(r"^\d+\s*[x*]\s*", "", stem, flags=re.IGNORECASE)
+    stem = re.sub(r"^(?:nvidia[- ])?(?:DGX|HGX|HPU|XPU|NPU)[- ]", "", stem, flags=re.IGNORECASE)
+    stem = re.sub(
+        r"^((?:TPU[- ]?)?v\d+(?:e|p|i|lite|litepod)?|trillium|ironwood)-\d+$", r"\1", stem, flags=re.IGNORECASE
+    )
+    stem = re.sub(r"^v(\d)(lite|litepod)?(?=[ep]?$)", lambda found: f"TPU-v{found[1]}{'e' * bool(found[2])}", stem)
+    stem = next((device for start, device in _INSTANCES if stem.casefold().startswith(start)), stem)
     sized = (f"{stem}-{memory:g}GB",) if memory else ()
     return (*sized, name, stem)
+
+
+_INSTANCES: tuple[tuple[str, str], ...] = (
+    ("p4de.", "A100-SXM-80GB"),
+    ("p4d.", "A100-SXM-40GB"),
+    ("p5e", "H200"),
+    ("p5.", "H100"),
+    ("p6-b200", "B200"),
+    ("p3dn.", "V100-SXM2-32GB"),
+    ("p3.", "V100-SXM2-16GB"),
+    ("g5.", "A10G"),
+    ("g6e.", "L40S"),
+    ("g6.", "L4"),
+    ("g4dn.", "T4"),
+    ("trn1", "Trainium1"),
+    ("trn2", "Trainium2"),
+    ("inf2", "Inferentia2"),
+    ("a2-ultragpu", "A100-SXM-80GB"),
+    ("a2-highgpu", "A100-SXM-40GB"),
+    ("a3-", "H100"),
+    ("a4-highgpu", "B200"),
+    ("rtx 4090d", "RTX4090"),
+    ("rtx4090d", "RTX4090"),
+    ("v100s", "V100-PCIe-32GB"),
+    ("h20-", "H20-96GB"),
+)
+"""Instances of clouds by the start of their name (their public lists, from memory), and near relatives of a device."""
 
 
 def _with_memory(found: Accelerator, near: Accelerator | None, memory: float | None) -> Accelerator:
@@ -60,7 +92,7 @@ def _with_memory(found: Accelerator, near: Accelerator | None, memory: float | N
 
 
 def _memory_in_name(name: str) -> float | None:
-    found = re.search(r"(\d+(?:\.\d+)?)\s*(?:GB|GiB)\b", name, flags=re.IGNORECASE)
+    found = re.search(r"(\d+(?:\.\d+)?)\s*(?:GB|GiB|G)\b", name, flags=re.IGNORECASE)
     return float(found[1]) if found else None
 
 
@@ -72,7 +104,7 @@ def _by_memory(name: str, memory: float | None) -> Accelerator | None:
     """A device known by its memory alone (`48GB GPU`), or the variant of the name whose memory is near."""
     if memory is None:
         return None
-    if re.fullmatch(r"(\d+(gb|gib))?(gpu|gpus|accelerator)?", plain(name)):
+    if re.fullmatch(r"(gpu)?(\d+(gb|gib|g))?(gpu|gpus|accelerator)?", plain(name)):
         chosen = _ANONYMOUS.get(f"{memory:g}")
         return accelerators.get(chosen) if chosen else None
     stem = plain(re.sub(r"[-_ ]*\d+(?:\.\d+)?\s*(?:GB|GiB|G)\b", "", name, flags=re.IGNORECASE))

@@ -5,8 +5,21 @@ from typing import Any
 
 from charter.calibration.rows.hybrids import hybrid_architecture
 from charter.calibration.rows.measurement import Measurement, Refusal
-from charter.calibration.rows.model_names import is_sparse_name, layers_in_name, model_named, size_in_name
-from charter.calibration.rows.shapes import architecture_of_size, fit_to_size, plain_architecture
+from charter.calibration.rows.model_names import (
+    active_in_name,
+    is_sparse_name,
+    layers_in_name,
+    model_named,
+    size_in_name,
+)
+from charter.calibration.rows.shapes import (
+    architecture_of_size,
+    deepened,
+    fit_to_size,
+    plain_architecture,
+    sparse_of_size,
+    sparse_relative,
+)
 from charter.spec.architecture import Architecture, LatentAttention, MixtureOfExperts
 
 CHUNK = 8192
@@ -59,6 +72,12 @@ def _of_size(row: Measurement) -> Architecture:
             f"the model {row.model!r} is not in the catalog, and the row gives neither its shape "
             "(hidden, layers) nor its size (params_b)"
         )
+    relative = sparse_relative(size, row.model)
+    if relative is not None:
+        return relative
+    active = active_in_name(row.model)
+    if active and active < size:
+        return sparse_of_size(size, active)
     if is_sparse_name(row.model):
         raise Refusal(
             f"the model {row.model!r} is not in the catalog; it has experts, so its size alone does not tell "
@@ -82,28 +101,7 @@ def _with_columns(base: Architecture, row: Measurement) -> Architecture:
         own["learned_positions"] = row.seq
     shape = replace(base, **{name: value for name, value in own.items() if value is not None})
     layers = row.layers or layers_in_name(row.model)
-    return shape if layers is None or layers == base.num_layers else _with_layers(shape, layers)
-
-
-def _with_layers(shape: Architecture, layers: int) -> Architecture:
-    def scaled(count: int) -> int:
-        return round(count * layers / shape.num_layers)
-
-    mixture, space = shape.mixture, shape.state_space
-    if mixture and mixture.num_moe_layers is not None:
-        mixture = replace(mixture, num_moe_layers=scaled(mixture.num_moe_layers))
-    if space:
-        space = replace(space, num_layers=scaled(space.num_layers))
-    return replace(
-        shape,
-        num_layers=layers,
-        mixture=mixture,
-        state_space=space,
-        sliding_window_layers=scaled(shape.sliding_window_layers),
-        chunked_layers=scaled(shape.chunked_layers),
-        num_attention_layers=None if shape.num_attention_layers is None else scaled(shape.num_attention_layers),
-        num_mlp_layers=None if shape.num_mlp_layers is None else scaled(shape.num_mlp_layers),
-    )
+    return shape if layers is None or layers == base.num_layers else deepened(shape, layers)
 
 
 def _with_attention(shape: Architecture, row: Measurement, known: Architecture | None) -> Architecture:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
+from charter.calibration.rows.spellings import respelt
 from charter.errors import DataError
 
 
@@ -87,6 +88,12 @@ class Measurement:
     weight: float = 1.0
     problems: tuple[str, ...] = ()
     """Cells that could not be read; a row that has any is refused, with them as the reason."""
+
+    def __post_init__(self) -> None:
+        """Cells that sources spell in many ways get one spelling."""
+        printed = {name: getattr(self, name) for name in ("kind", "adapter", "recompute", "offload")}
+        for name, value in respelt(printed | {"shard": self.shard, "framework": self.framework}).items():
+            object.__setattr__(self, name, value)
 
     @property
     def prefix(self) -> str:

@@ -79,7 +79,7 @@ def size_in_name(name: str) -> float | None:
     >>> size_in_name("OPT-350M reward"), size_in_name("13B (FasterTransformer)"), size_in_name("Mixtral 8x7B")
     (0.35, 13.0, None)
     """
-    found = tokens(name)
+    found = tokens(re.sub(r"(?<![a-z])a\d+(?:\.\d+)?b\b", " ", name.casefold()))
     for position, (number, unit) in enumerate(pairwise(found)):
         if number[0].isdigit() and unit in _UNITS and (position == 0 or found[position - 1] not in ("x", "a")):
             return round(float(number) * _UNITS[unit], 6)
@@ -108,7 +108,17 @@ def is_sparse_name(name: str) -> bool:
     >>> is_sparse_name("Qwen3.5-35B-A3B"), is_sparse_name("Mixtral 8x7B"), is_sparse_name("OPT-13B")
     (True, True, False)
     """
-    return bool(re.search(r"\d+[bt][-_ ]*a\d|\d+x\d|\bmoe\b|\d+e\b", name.casefold()))
+    return bool(re.search(r"\d+[bt][-_ ]*a\d|\d+x\d|\bmoe\b|\d+e\b|(?<![a-z])a\d+(\.\d+)?b\b", name.casefold()))
+
+
+def active_in_name(name: str) -> float | None:
+    """Billions of parameters that work on a token, as a name states them.
+
+    >>> active_in_name("ERNIE-4.5-300B-A47B"), active_in_name("Mixtral 8x7B")
+    (47.0, None)
+    """
+    found = re.search(r"(?<![a-z])a(\d+(?:\.\d+)?)b\b", name.casefold())
+    return float(found[1]) if found else None
 
 
 def _parts(name: str) -> tuple[str, ...]:

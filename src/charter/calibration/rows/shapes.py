@@ -16,6 +16,8 @@ PLAIN_EXPANSION = 4
 """MLP width over model width of the GPT family; a gated MLP is seldom that wide."""
 DEFAULT_VOCABULARY = 50_304
 HEAD = 128
+NOMINAL_SIZE = 0.08
+"""Relative difference between the size in a name and the count (`gpt-oss-120b` has 116.8 billion)."""
 SAME_SIZE, RELATIVE_SIZE, SMALL_MISFIT = 0.15, 0.35, 0.03
 """How far in size a Llama, or a relative, may be that lends its widths to a row with a size alone; and how far off the
 size of the result may stay."""
@@ -119,6 +121,74 @@ def architecture_of_size(billions: float, name: str = "") -> Architecture:
         if found is not None and _distance(found, target) < nearest:
             return with_size(found, target)
     return _scaled_llama(target)
+
+
+def sparse_relative(billions: float, name: str) -> Architecture | None:
+    """The mixture of experts that a name without its active size means: of its family, and nearest in size.
+
+    >>> shape = sparse_relative(671, "DeepSeek R1 671B")
+    >>> shape.mixture.num_experts if shape and shape.mixture else None
+    256
+    """
+    family, target = family_of(name), billions * 1e9
+    alike = [shape for first, shape in _family_catalog() if family and first.startswith(family)]
+    alike += [shape for first, shape in _family_catalog() if len(first) > 3 and family.startswith(first)]
+    found = min(alike, key=lambda shape: _distance(shape, target), default=None)
+    close = found is not None and found.mixture is not None and _distance(found, target) < NOMINAL_SIZE
+    return found if close else None
+
+
+def sparse_of_size(billions: float, active: float) -> Architecture:
+    """The catalog's mixture of experts nearest in the share of active parameters, then in size, with its depth scaled.
+
+    >>> sparse_of_size(1000, 32).num_layers
+    61
+    """
+
+    def distance(shape: Architecture) -> float:
+        count = count_parameters(shape)
+        share = math.log(count.active / count.total / (active / billions))
+        return 0.3 * _distance(shape, billions * 1e9) + abs(share)
+
+    found = min((shape for _, shape in _family_catalog() if shape.mixture), key=distance)
+    count = count_parameters(found)
+    if _distance(found, billions * 1e9) < NOMINAL_SIZE:
+        return found
+    layers = (billions * 1e9 - (count.total - count.layers)) / (count.layers / found.num_layers)
+    return deepened(found, max(2, round(layers)))
+
+
+def deepened(shape: Architecture, layers: int) -> Architecture:
+    """The same widths with another number of layers; layers of a kind keep their share."""
+
+    def scaled(count: int) -> int:
+        return round(count * layers / shape.num_layers)
+
+    mixture, space = shape.mixture, shape.state_space
+    if mixture and mixture.num_moe_layers is not None:
+        mixture = replace(mixture, num_moe_layers=scaled(mixture.num_moe_layers))
+    if space:
+        space = replace(space, num_layers=scaled(space.num_layers))
+    return replace(
+        shape,
+        num_layers=layers,
+        mixture=mixture,
+        state_space=space,
+        sliding_window_layers=scaled(shape.sliding_window_layers),
+        chunked_layers=scaled(shape.chunked_layers),
+        num_attention_layers=None if shape.num_attention_layers is None else scaled(shape.num_attention_layers),
+        num_mlp_layers=None if shape.num_mlp_layers is None else scaled(shape.num_mlp_layers),
+    )
+
+
+@cache
+def _family_catalog() -> tuple[tuple[str, Architecture], ...]:
+    """Decoders of the catalog without an encoder by the first word of their name, experts included."""
+    return tuple(
+        (family_of(model.name.rpartition("/")[2]), model.architecture)
+        for model in models.catalog()
+        if not model.architecture.encoder
+    )
 
 
 @cache

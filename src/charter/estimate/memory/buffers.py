@@ -198,6 +198,6 @@ def overhead_columns(rank: Rank, transient: Array, *, stepping: bool) -> dict[st
             "overhead",
             s.cpu * CPU_PROCESS_BYTES,
             "resident size with torch and transformers imported",
-            "assumption (memory_terms.py)",
+            "assumption (memory/terms.py)",
         ),
     }

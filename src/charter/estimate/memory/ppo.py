@@ -19,7 +19,7 @@ from charter.estimate.memory.states import rank_parameters
 from charter.estimate.precision import FSDP_MIXED, TrainingPrecision
 from charter.estimate.terms import Term
 from charter.spec.architecture import Architecture
-from charter.spec.layout import Adapter, Layout, ZeroStage
+from charter.spec.layout import Adapter, Layout
 
 Placement = Literal["colocated", "split", "offloaded"]
 STATE = ("parameters", "gradients", "optimizer")
@@ -180,13 +180,13 @@ def _frozen(job: PpoJob, role: PpoRole) -> Term:
     """16-bit weights of a frozen role, sharded like the trained ones under ZeRO-3."""
     layout = job.scoring_layout or job.layout
     rank = rank_parameters(role.architecture, layout, scalar_head=role.scalar_head)
-    shards = layout.data * layout.context if layout.zero >= ZeroStage.PARAMETERS else 1
+    held = rank.held(layout)
     return Term(
         name="frozen weights",
         part="parameters",
-        value=2.0 * rank.total / shards,
+        value=2.0 * held,
         unit="bytes",
-        formula=f"2 B x {rank.total:,.0f} / {shards}",
+        formula=f"2 B x {held:,.0f} of {rank.total:,.0f}",
         source="weights only, sharded like the trained ones under ZeRO-3",
     )
 

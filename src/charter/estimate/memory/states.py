@@ -83,6 +83,16 @@ class RankParameters:
         """Dense and routed."""
         return self.dense + self.experts
 
+    def held(self, layout: Layout) -> float:
+        """What one rank keeps of weights that ZeRO-3 shards: routed experts over the rest of their smaller group.
+
+        >>> rank = RankParameters(dense=8.0, experts=2.0, layer_unit=1.0, end_unit=1.0, layers=1)
+        >>> rank.held(Layout(data=8, expert=4, zero=ZeroStage.PARAMETERS))
+        2.0
+        """
+        group = layout.data * layout.context if layout.zero >= ZeroStage.PARAMETERS else 1
+        return self.dense / group + self.experts / max(1, group // layout.expert)
+
     @property
     def largest_unit(self) -> float:
         """The larger of the two: the most gradients that wait for their reduction at once."""

@@ -19,7 +19,7 @@ from charter.units import GIB
 CPU_PROCESS_BYTES = 0.6 * GIB
 """Resident size of a process that imported torch and transformers: assumption."""
 ZERO_SOURCE = "Rajbhandari et al. 2020, figure 1"
-ASSUMED = "assumption (memory_constants.py), moved by calibration"
+ASSUMED = "assumption (memory/constants.py), moved by calibration"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +144,7 @@ def base_column(rank: Rank, values: Array) -> ExplainedColumn:
         "frozen base",
         "parameters",
         values,
-        "{size:.3g} B x {matrices:,.0f} + 2 B x {rest:,.0f}, over {shards:.0f}",
+        "{size:.3g} B x {matrices:,.0f} + 2 B x {rest:,.0f}, over {shards:.0f} (routed experts over {shards:.0f} / EP)",
         "Hu et al. 2021; Dettmers et al. 2023 (nf4: 4.127 bits with double quantisation, embeddings in 16)",
         size=s.base_bytes,
         matrices=p.matrices,
@@ -160,9 +160,8 @@ def _base_shards(rank: Rank) -> Array:
 def _frozen_base(rank: Rank) -> Array:
     s, p = rank.shape, rank.parameters
     head = s.quantises_head * s.model.head_beside_embedding / rank.layouts.tensor * (s.base_bytes < 2)
-    matrices = p.matrices + head
-    whole = s.base_bytes * matrices + 2.0 * (p.total - matrices)
-    return array(np.where(s.adapter > 0, whole / _base_shards(rank), 0.0))
+    dense = s.base_bytes * (p.matrices - p.experts + head) + 2.0 * (p.total - p.matrices - head)
+    return array(np.where(s.adapter > 0, rank.sharded(dense, s.base_bytes * p.experts, 3), 0.0))
 
 
 def activation_columns(rank: Rank) -> dict[str, ExplainedColumn]:
@@ -242,7 +241,7 @@ def logit_columns(rank: Rank) -> dict[str, ExplainedColumn]:
             "logits",
             array(value),
             "{per_logit:g} B x {positions:,.0f} positions x vocabulary {vocabulary:,.0f} / TP {tensor:.0f}",
-            "bytes per logit of the cross-entropy in use (memory_profile.py)",
+            "bytes per logit of the cross-entropy in use (memory/profile.py)",
             per_logit=s.loss_bytes,
             positions=array(positions),
             vocabulary=s.vocabulary,

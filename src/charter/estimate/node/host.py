@@ -1,6 +1,6 @@
 """System memory per node: loading, offloading, checkpoint staging, data loading."""
 
-from charter.estimate.node.storage import checkpoint_bytes
+from charter.estimate.node.storage import model_checkpoint_bytes
 from charter.estimate.precision import FSDP_MIXED, TrainingPrecision
 from charter.estimate.shapes.parameters import adapter_parameters, count_parameters
 from charter.estimate.terms import Breakdown, Term
@@ -39,24 +39,34 @@ def host_memory(
     trained = adapter_parameters(architecture, adapter) if adapter else count.total
     ranks = min(devices_per_node, layout.num_accelerators)
     share = ranks / layout.num_accelerators
-    loading = 2.0 * count.total * load_copies
-    staging = 2.0 * checkpoint_bytes(0 if adapter else count.total, trained_parameters=trained) * share
-    staging *= staged_checkpoint
+    staging = model_checkpoint_bytes(architecture, adapter=adapter) * share
     offload = precision.optimizer_bytes * trained * share * layout.offload_optimizer
     offload += precision.parameter_bytes * count.total * share * layout.offload_parameters
-    pinned = ranks * PINNED_BYTES * (layout.offload_optimizer or layout.offload_parameters)
-    larger = "staging" if staging > loading else "loading"
+    return host_terms(
+        loading_bytes=2.0 * count.total * load_copies,
+        checkpoint_bytes=staging * staged_checkpoint,
+        offload_bytes=offload,
+        ranks=ranks,
+    )
+
+
+def host_terms(*, loading_bytes: float, checkpoint_bytes: float, offload_bytes: float, ranks: int) -> Breakdown:
+    """System memory of a node from the bytes of its parts; `checkpoint_bytes` is the node's share of one checkpoint."""
+    staging, pinned = 2.0 * checkpoint_bytes, ranks * PINNED_BYTES * (offload_bytes > 0)
+    larger = "staging" if staging > loading_bytes else "loading"
     return Breakdown(
         terms=(
-            _bytes(larger, max(staging, loading), "max(2 B x N, 2 x checkpoint of the node's ranks)", "host.py"),
-            _bytes("offload", offload, "optimizer and weights moved off the device", "Rajbhandari et al. 2021"),
-            _bytes("pinned buffers", pinned, f"{ranks} ranks x 1 GiB where they offload", "assumption (host.py)"),
-            _bytes("processes", ranks * PROCESS_BYTES, f"{ranks} ranks x 4 GiB", "assumption (host.py)"),
-            _bytes("data loading", ranks * LOADER_BYTES, f"{ranks} ranks x 2 GiB", "assumption (host.py)"),
-            _bytes("system", SYSTEM_BYTES, "8 GiB", "assumption (host.py)"),
+            _bytes(
+                larger, max(staging, loading_bytes), "max(2 B x N, 2 x checkpoint of the node's ranks)", "node/host.py"
+            ),
+            _bytes("offload", offload_bytes, "optimizer and weights moved off the device", "Rajbhandari et al. 2021"),
+            _bytes("pinned buffers", pinned, f"{ranks} ranks x 1 GiB where they offload", "assumption (node/host.py)"),
+            _bytes("processes", ranks * PROCESS_BYTES, f"{ranks} ranks x 4 GiB", "assumption (node/host.py)"),
+            _bytes("data loading", ranks * LOADER_BYTES, f"{ranks} ranks x 2 GiB", "assumption (node/host.py)"),
+            _bytes("system", SYSTEM_BYTES, "8 GiB", "assumption (node/host.py)"),
         )
     )
 
 
 def _bytes(name: str, value: float, formula: str, source: str) -> Term:
-    return Term(name=name, part="host", value=value, unit="bytes", formula=formula, source=source)
+    return Term(name=name, part="system memory", value=value, unit="bytes", formula=formula, source=source)

@@ -19,6 +19,21 @@ def zero_traffic_elements(num_parameters: float, zero: ZeroStage) -> float:
     return (3.0 if zero >= ZeroStage.PARAMETERS else 2.0) * num_parameters
 
 
+def hidden_bytes_per_second(num_bytes: float, seconds: float) -> float:
+    """Bandwidth at which traffic takes no longer than the work it may hide behind: `bytes / seconds`.
+
+    Below it the rest is exposed and lengthens the step. No latency, and both run at once from start to end: a schedule
+    that releases its traffic late (gradients of the first layers) needs more. Infinite where there is traffic and
+    nothing to hide it behind.
+
+    >>> hidden_bytes_per_second(100e9, 2.0) / 1e9, hidden_bytes_per_second(1.0, 0.0), hidden_bytes_per_second(0.0, 0.0)
+    (50.0, inf, 0.0)
+    """
+    if num_bytes <= 0:
+        return 0.0
+    return num_bytes / seconds if seconds > 0 else float("inf")
+
+
 def network_bytes_per_step(
     architecture: Architecture,
     layout: Layout,

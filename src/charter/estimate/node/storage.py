@@ -7,6 +7,12 @@ from charter.spec.layout import Adapter
 WEIGHT_BYTES_SAVED = 2.0
 OPTIMIZER_BYTES_SAVED = 12.0
 """fp32 master copy and two moments. With fp32 weights the master is the weight: the same 14 bytes less 2."""
+LOG_BYTES_PER_STEP = 500.0
+"""A line of metrics, an event and a line of text per step. Judgement; lines of the native engine are 200-400 B."""
+LOG_BYTES_PER_STAGE = 64 * 1024.0
+"""Job, record, start and end of the log. Judgement."""
+VERDICT_BYTES = 64.0
+"""Of one labelled pair beside its texts: principle, probability, order. Judgement."""
 TOKEN_TEXT_BYTES = 4.2
 """Bytes of English text per token of a 32k-128k vocabulary: rule of thumb, from memory."""
 
@@ -60,3 +66,12 @@ def retained_bytes(
 def text_bytes(num_tokens: float) -> float:
     """Bytes of JSONL text that holds so many tokens."""
     return TOKEN_TEXT_BYTES * num_tokens
+
+
+def log_bytes(num_steps: float) -> float:
+    """Bytes of metrics and logs of a stage of so many steps.
+
+    >>> log_bytes(1000)
+    565536.0
+    """
+    return LOG_BYTES_PER_STAGE + LOG_BYTES_PER_STEP * num_steps

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ _STACKS: tuple[tuple[str, RlStack], ...] = (
     (r"nemo[- ]?aligner", RlStack(label="nemo-aligner", engine="tensorrt-llm", packs=False)),
     (r"verl|hybridflow", RlStack(label="verl", engine="vllm", overhead=0.7)),
     (r"openrlhf", RlStack(label="openrlhf", engine="vllm", overhead=0.7)),
-    (r"areal|real", RlStack(label="areal", engine="sglang", overhead=0.7)),
+    (r"areal|real-?(hf|rl)?\b", RlStack(label="areal", engine="sglang", overhead=0.7)),
     (r"slime|miles", RlStack(label="slime", engine="sglang", overhead=0.7)),
     (r"open-?instruct|prime-rl|skyrl|\broll\b", RlStack(label="openrlhf", engine="vllm")),
     (
@@ -94,6 +94,10 @@ def rl_stack_named(framework: str) -> RlStack:
 
     >>> rl_stack_named("DeepSpeed-Chat hybrid engine 2023-04").label, rl_stack_named("my own").label
     ('deepspeed-chat', 'rl')
+    >>> rl_stack_named("PyTorch FSDP + SGLang").engine, rl_stack_named("PyTorch FSDP").engine
+    ('sglang', 'transformers')
     """
     lowered = framework.casefold()
-    return next((stack for pattern, stack in _STACKS if re.search(pattern, lowered)), SEPARATE_ENGINE)
+    found = next((stack for pattern, stack in _STACKS if re.search(pattern, lowered)), SEPARATE_ENGINE)
+    separate = re.search(r"vllm|sglang|tensorrt", lowered) if found.label == "native" else None
+    return replace(SEPARATE_ENGINE, engine=separate[0]) if separate else found

@@ -14,7 +14,7 @@ class ServingConstants:
         0.75,
         sigma=0.15,
         unit="share of the measured matmul ceiling",
-        source="judgement: average shapes against the best shape of a search (as in estimate/kernels.py)",
+        source="judgement: average shapes against the best shape of a search",
         most=1.0,
     )
     narrow_share: Array = constant(
@@ -31,7 +31,7 @@ class ServingConstants:
         1.0,
         sigma=0.2,
         unit="factor on the attention ceiling of the device",
-        source="ceilings: serving_device.py (FlashAttention papers)",
+        source="ceilings: serving/device.py (FlashAttention papers)",
     )
     stream_share: Array = constant(
         0.82,

@@ -33,7 +33,7 @@ def issue_of(engines: Engine | list[Engine]) -> Issue:
 
 
 def _issue(read: Callable[[str], Any]) -> Issue:
-    names = ("eager", "overlapped", "paged", "layer_slowness", "step_slowness", "token_slowness")
+    names = ("eager", "overlapped", "paged", "layer_slowness", "step_slowness", "token_slowness", "tile_share")
     return Issue(**{name: array(read(name)) for name in names})
 
 

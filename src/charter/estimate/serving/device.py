@@ -56,6 +56,8 @@ class ServingDevice:
     weight_only: Array
     python_share: Array
     cache_bytes: Array
+    cache_ranks: Array
+    """Ranks of the tensor group that share the heads of one sequence: all, or one where attention is data-parallel."""
     host_slowness: Array
     tensor: Array
     pipeline: Array
@@ -73,6 +75,7 @@ class ServingDevice:
         cache_bytes: float = 2.0,
         tensor: int = 1,
         pipeline: int = 1,
+        data_attention: bool = False,
     ) -> ServingDevice:
         """The columns of one serving group, without dimensions.
 
@@ -100,6 +103,7 @@ class ServingDevice:
             "weight_only": 1.0 if weights.weight_only or not native else 0.0,
             "python_share": weights.python_share,
             "cache_bytes": cache_bytes,
+            "cache_ranks": 1 if data_attention else tensor,
             "host_slowness": GRACE_SLOWNESS if accelerator.name.startswith(("GB", "GH")) else 1.0,
             "tensor": tensor,
             "pipeline": pipeline,

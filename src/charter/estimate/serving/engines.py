@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """How a generation engine issues work; times are relative to the constants of `serving_constants`."""
+    """How a generation engine issues work; times are relative to the constants of `serving.constants`."""
 
     name: str
     eager: bool
@@ -27,6 +27,8 @@ class Engine:
     """Scheduling and sampling of one step, over the usual."""
     token_slowness: float = 1.0
     """Host time per generated token, over the usual."""
+    tile_share: float = 1.0
+    """Rows that a product pads to, over those of a library's kernels (less where one row is a vector product)."""
     most_sequences: int = 1024
     """Sequences it decodes together by default, whatever memory allows."""
     memory_share: float = 0.9
@@ -46,7 +48,11 @@ TENSORRT = Engine(
     most_sequences=2048,
     memory_share=0.93,
 )
-COMPILED = Engine(name="compiled loop (gpt-fast, llama.cpp)", eager=False, continuous=False, label="compiled")
+COMPILED = Engine(
+    name="compiled loop (gpt-fast, llama.cpp)", eager=False, continuous=False, label="compiled", tile_share=1 / 16
+)
+"""Its kernels for few rows are vector products (llama.cpp's `mul_mat_vec_q`, ExLlama's, what a compiler makes of one
+row; from memory), which pad nothing."""
 TRANSFORMERS = Engine(
     name="transformers", eager=True, continuous=False, label="transformers", paged=False, most_sequences=64
 )

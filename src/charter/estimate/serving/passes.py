@@ -39,6 +39,7 @@ class Issue:
     layer_slowness: Array
     step_slowness: Array
     token_slowness: Array
+    tile_share: Array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,7 @@ def pass_terms(
     streams = np.where(issue.eager > 0, 1.0, np.maximum(np.minimum(group.pipeline, work.sequences), 1.0))
     rows = work.sequences * work.tokens / streams
     rounds = group.pipeline * (1 + constants.stage_stall * (group.pipeline - 1))
-    weights = _weights(model, group, rows, work.sequences * work.logits / streams, constants)
+    weights = _weights(model, group, issue, rows, work.sequences * work.logits / streams, constants)
     keys = _keys(model, group, issue, work, work.sequences / streams, constants)
     routed = model.moe_layers * model.active_experts * (EXPERT_MOVES * model.hidden + 3.0 * model.expert_width)
     moves = model.layers * model.hidden * constants.activation_values + routed
@@ -107,13 +108,13 @@ def pass_terms(
 
 
 def _weights(
-    model: ServedModel, group: ServingDevice, rows: Array, logits: Array, constants: ServingConstants
+    model: ServedModel, group: ServingDevice, issue: Issue, rows: Array, logits: Array, constants: ServingConstants
 ) -> Array:
     """Matrix products of one stage: dense part, reached experts, output projection."""
     ranks = group.tensor * group.pipeline
     stream = group.memory_bytes_per_second * constants.stream_share
     rate = group.matmul_flops * constants.matmul_share * np.where(group.narrow > 0, constants.narrow_share, 1.0)
-    tile = constants.tile_rows * np.where(group.weight_only > 0, WEIGHT_ONLY_TILE, 1.0)
+    tile = constants.tile_rows * issue.tile_share * np.where(group.weight_only > 0, WEIGHT_ONLY_TILE, 1.0)
     dense = _overlapped(
         model.passed_weights * group.bytes_per_weight / stream, 2 * model.passed_weights * np.maximum(rows, tile) / rate
     )
@@ -151,7 +152,8 @@ def _keys(
     met = (model.attended(work.before) + own) * work.tokens * sequences
     width = model.decode_score_width if work.decode else model.score_width
     flops = 2.0 * width * met + model.scan_flops * work.tokens * sequences
-    cached = model.cached_values(work.before + work.tokens, group.tensor) * group.cache_bytes
+    apart = group.tensor / group.cache_ranks
+    cached = model.cached_values(work.before + work.tokens, group.cache_ranks) / apart * group.cache_bytes
     repeats = constants.cache_passes * model.head_repeats if work.decode else 1.0
     passes = np.where(issue.paged > 0, 1.0, repeats)
     moved = sequences * (cached * passes + 2 * model.state_bytes / group.tensor)
@@ -161,8 +163,10 @@ def _keys(
 
 
 def _reduce(model: ServedModel, group: ServingDevice, rows: Array, constants: ServingConstants) -> Array:
+    """Two all-reduces per layer; where attention is data-parallel, tokens go to their experts and come back."""
     ranks = group.tensor
-    traffic = 2 * (ranks - 1) / ranks * rows * model.hidden * 2.0 / group.link_bytes_per_second
+    copies = np.where(group.cache_ranks < ranks, np.minimum(np.maximum(model.active_experts, 1.0), ranks), 2 * ranks)
+    traffic = copies * (ranks - 1) / ranks**2 * rows * model.hidden * 2.0 / group.link_bytes_per_second
     one = constants.reduce_seconds * group.link_latency * (1 + 0.1 * np.log2(ranks)) + traffic
     return array(np.where(ranks > 1, 2 * model.layers * one, 0.0))
 

@@ -35,11 +35,12 @@ FORMATS: tuple[tuple[str, WeightFormat], ...] = (
     ),
     (r"fp4|nvfp4", WeightFormat(name="fp4", bytes_per_weight=0.5625, compute="fp4", cache_bytes=1.0)),
     (
-        r"q4_?|awq|gptq.*4|int4|w4a16|int-4|4[- ]?bit|u4|\bi4\b|q5_?|q3_?|q2_?",
+        r"q4_?|awq|gptq(?!.*8)|int4|w[34]a16|w4a8|int-4|[2-4][- ]?bit|u4|\bi4\b|q5_?|q3_?|q2_?|\b[2-5](\.\d+)? ?bpw|"
+        r"squeezellm|aqlm|quip|hqq",
         WeightFormat(name="int4", bytes_per_weight=0.52, compute="bf16", weight_only=True, python_share=0.05),
     ),
     (
-        r"gptq.*8|q8_?0?|q6_?|w8a16|bnb.*8|llm\.int8",
+        r"gptq.*8|q8_?0?|q6_?|w8a16|bnb.*8|llm\.int8|[6-8](\.\d+)? ?bpw|fp6",
         WeightFormat(name="gptq-int8", bytes_per_weight=1.02, compute="bf16", weight_only=True, python_share=1.0),
     ),
     (r"fp8|f8|e4m3|w8a8.*fp|float8", WeightFormat(name="fp8", bytes_per_weight=1.0, compute="fp8", python_share=1.4)),

@@ -55,9 +55,9 @@ _FORMULAS = {
                            "ring: Patarasuk and Yuan 2009"),
     "optimizer": ("update", "bytes of Adam x psi / ranks / B; offloaded: over the host link and through host memory",
                   "every state byte read and written once"),
-    "per step": ("update", "seconds per step", "data, clipping, logging (training_constants.py)"),
+    "per step": ("update", "seconds per step", "data, clipping, logging (training/constants.py)"),
     "stragglers and the unmodelled": ("overhead", "total x (u (1 + c log2(N / 8)) - 1)", 
-                                      "fitted (training_constants.py)"),
+                                      "fitted (training/constants.py)"),
 }  # fmt: skip
 """Part, formula and source of every term. m micro-batches, L' layers of the fullest stage, n tokens, h hidden, V
 vocabulary, k experts per token, psi parameters of a rank, R product rate, B memory bandwidth, W link rate, N
