@@ -1,4 +1,4 @@
-"""Devices, models and runs as other sources name them: read as what they are, never as something far larger or smaller."""
+"""Devices, models and runs as other sources name them: read as what they are, never as something far off."""
 
 import math
 from typing import Any

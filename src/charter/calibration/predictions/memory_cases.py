@@ -247,8 +247,8 @@ def recompute_of(row: Measurement, profile: MemoryProfile, size: float, adapter:
 def recompute_share(row: Measurement, architecture: Architecture) -> float:
     """Share of the layers recomputed where a block of them is named: `block 4`, `full (10 layers)`.
 
-    torchtitan's selective policies repeat every n-th layer (`selective 2`), or every second product of all layers, which
-    frees about as much as half of the layers.
+    torchtitan's selective policies repeat every n-th layer (`selective 2`), or every second product of all layers,
+    which frees about as much as half of the layers.
     """
     every = re.search(r"selective[-_ :]*(\d+)?", row.recompute.lower())
     if every and re.search(r"torchtitan", row.framework.lower()):
