@@ -140,3 +140,15 @@ def test_a_trainer_with_an_engine_named_beside_it_generates_with_the_engine() ->
     )
     assert fast < slow
     assert math.isfinite(fast)
+
+
+def test_one_replica_of_a_sharded_group_is_no_tensor_parallelism() -> None:
+    wide = {"kind": "pretrain", "model": "Llama 3.1 8B", "gpu": "H100", "gpus": 512, "seq": 8192, "mbs": 1}
+    sharded = wide | {"framework": "torchtitan", "shard": "fsdp", "metric": "tokens_per_s_per_gpu"}
+    assert one(**sharded, dp=1) == one(**sharded)
+
+
+def test_an_answering_run_that_printed_its_peak_did_not_exceed_its_device() -> None:
+    long = SERVED | {"framework": "transformers", "gpu": "A100-80GB", "isl": 32768, "osl": 2048, "mbs": 512}
+    peak = one(**long | {"metric": "peak_mem_gib", "dtype": "bf16"}) * 2**30
+    assert peak <= accelerator_of(row(gpu="A100-80GB")).memory_bytes

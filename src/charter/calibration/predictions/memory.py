@@ -80,6 +80,7 @@ class PreparedInference:
 
     shape: InferenceShape
     preallocated: Array
+    most_bytes: Array
     factor: Array
 
 
@@ -106,12 +107,13 @@ class InferenceMemory:
         return PreparedInference(
             shape=InferenceShape.stacked([InferenceShape.of(case.job) for case in cases]),
             preallocated=array([case.preallocated for case in cases]),
+            most_bytes=array([case.most_bytes for case in cases]),
             factor=array([case.devices / case.unit for case in cases]),
         )
 
     def predict(self, prepared: PreparedInference, constants: InferenceMemoryConstants) -> Array:
         """Peaks in the unit of each row; what an engine takes in advance, where it does."""
-        needed = inference_memory_table(prepared.shape, constants).total
+        needed = np.minimum(inference_memory_table(prepared.shape, constants).total, MOST_FILLED * prepared.most_bytes)
         return array(np.where(prepared.preallocated > 0, prepared.preallocated, needed) * prepared.factor)
 
 

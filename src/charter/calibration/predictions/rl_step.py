@@ -77,7 +77,8 @@ class RlStep:
             steps.part("weight sync"),
         )
         seconds = np.choose(prepared.part.astype(int), parts)
-        return array(np.where(prepared.tokens > 0, prepared.tokens / seconds, prepared.scale * seconds))
+        rate = prepared.tokens / np.maximum(seconds, 1e-12)
+        return array(np.where(prepared.tokens > 0, rate, prepared.scale * seconds))
 
 
 def phases_of(cases: Sequence[RlCase]) -> RlPhases:

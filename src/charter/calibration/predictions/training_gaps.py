@@ -67,7 +67,9 @@ def parallel_layout(job: Job) -> Layout:
     if row.tp is None and row.pp is None and row.dp is None and job.megatron:
         tensor, pipeline = _split_for(job, total)
     elif row.tp is None and row.dp and row.gpus and row.gpus % (row.dp * pipeline * context) == 0:
-        tensor = row.gpus // (row.dp * pipeline * context)
+        left = row.gpus // (row.dp * pipeline * context)
+        # Replicas beside a sharded group (HSDP prints dp 1 for 1024 ranks) say nothing of tensor parallelism.
+        tensor = left if left <= max(8, job.accelerator.devices_per_node) and not _is_fsdp(row) else 1
     data = max(1, total // (tensor * pipeline * context))
     expert = row.ep or (math.gcd(_experts(job), min(data, 64)) if job.profile.name in RECENT else 1)
     chunks = row.vpp or (ZERO_BUBBLE if _zero_bubble(row) and pipeline > 1 else 0)
@@ -84,6 +86,10 @@ def parallel_layout(job: Job) -> Layout:
         offload_optimizer="optim" in row.offload or "param" in row.offload,
         offload_parameters="param" in row.offload,
     )
+
+
+def _is_fsdp(row: Measurement) -> bool:
+    return "fsdp" in f"{row.shard} {row.framework}".casefold()
 
 
 def _zero_bubble(row: Measurement) -> bool:
