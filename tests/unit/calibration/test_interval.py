@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charter.calibration.interval import CHOSEN_BY_EYE, Spread, group_of, half_width, scatter_factor, spreads
+from charter.calibration.interval import CHOSEN_BY_EYE, FLOORS, NARROWEST, Spread, group_of, half_width, scatter_factor, spreads
 from charter.calibration.rows.measurement import Measurement
 from charter.calibration.score import Scored
 
@@ -68,3 +68,10 @@ def test_groups() -> None:
     assert group_of(row(metric="wall_hours", kind="sft")) == "totals"
     assert group_of(row(metric="out_tokens_per_s", kind="inference")) == "inference time"
     assert group_of(row(metric="step_time_s", kind="ppo")) == "rl time"
+
+
+@pytest.mark.parametrize("knowledge", list(FLOORS))
+def test_a_source_that_was_hit_exactly_still_gets_the_least_width(knowledge: str) -> None:
+    found = spreads({knowledge: [scored("AAA", number, 0.0) for number in range(20)]})  # type: ignore[dict-item]
+    least = max(FLOORS[knowledge], NARROWEST * CHOSEN_BY_EYE[knowledge])
+    assert found.half_widths["training dense"][knowledge] == pytest.approx(least)
