@@ -5,7 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charter.calibration.interval import CHOSEN_BY_EYE, FLOORS, NARROWEST, Spread, group_of, half_width, scatter_factor, spreads
+from charter.calibration.interval import (
+    CHOSEN_BY_EYE,
+    FLOORS,
+    NARROWEST,
+    Spread,
+    group_of,
+    half_width,
+    scatter_factor,
+    spreads,
+)
 from charter.calibration.rows.measurement import Measurement
 from charter.calibration.score import Scored
 
