@@ -3,7 +3,8 @@
 from charter.catalog import accelerators
 from charter.plan.place import UNPRICED, Place
 from charter.plan.plan import InfeasiblePlanError
-from charter.plan.search import Found, Question, search
+from charter.plan.question import Found, Question
+from charter.plan.search import search
 from charter.plan.why_not import does_not_fit, largest_term
 from charter.units import GIB
 

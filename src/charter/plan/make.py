@@ -15,8 +15,9 @@ from charter.plan.phase import Workload
 from charter.plan.place import LOCAL, control_place, may_run_here, places
 from charter.plan.plan import Plan
 from charter.plan.risk import risk_assumptions
+from charter.plan.question import Found, Question
 from charter.plan.roles import Models
-from charter.plan.search import Found, Question, search
+from charter.plan.search import search
 from charter.plan.stage_plan import StagePlan
 from charter.plan.why_not import loses_to
 from charter.plan.workload import workload

@@ -24,6 +24,25 @@ class Rejected:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeviceGroup:
+    """Accelerators beside the main ones of an option: the generators of a split PPO, the servers of a judge."""
+
+    name: str
+    place: Place
+    num_nodes: int
+    layout: Layout
+    layout_label: str
+    price: Price
+    peak: Peak
+    capacity_bytes: float
+
+    @property
+    def num_accelerators(self) -> int:
+        """Accelerators that are paid for."""
+        return self.num_nodes * self.place.per_node
+
+
+@dataclass(frozen=True, kw_only=True)
 class Option:
     """A place, a number of nodes, a layout and a market for one stage."""
 
@@ -37,16 +56,27 @@ class Option:
     time_terms: tuple[Term, ...]
     overhead: Overhead
     time_sigmas: tuple[float, ...]
+    engine: str = "native"
+    """Which engine runs this layout."""
+    beside: tuple[DeviceGroup, ...] = ()
+    """More accelerators that the stage holds at the same time, of the same kind or another."""
 
     @property
     def num_accelerators(self) -> int:
-        """Accelerators that are paid for; none on a machine without."""
+        """Accelerators that are paid for, all groups; none on a machine without."""
+        return self._own_accelerators + sum(group.num_accelerators for group in self.beside)
+
+    @property
+    def _own_accelerators(self) -> int:
         return 0 if self.place.is_cpu else self.num_nodes * self.place.per_node
 
     @property
-    def billed_units(self) -> int:
-        """What the price per hour is multiplied with: accelerators, or the machine itself."""
-        return max(1, self.num_accelerators)
+    def usd_per_hour(self) -> float | None:
+        """Price of everything that the stage holds at once, per hour; None when a part has no price."""
+        parts = [(max(1, self._own_accelerators), self.price)]
+        parts += [(group.num_accelerators, group.price) for group in self.beside]
+        prices = [(count, price.usd_per_hour) for count, price in parts]
+        return None if any(usd is None for _, usd in prices) else sum(count * (usd or 0.0) for count, usd in prices)
 
     @property
     def seconds(self) -> Interval:
@@ -61,12 +91,10 @@ class Option:
     @property
     def usd(self) -> Interval | None:
         """Cost of the machines, None without a price."""
-        if self.price.usd_per_hour is None:
+        if self.usd_per_hour is None:
             return None
         median = job_usd(
-            accelerators=self.billed_units,
-            hours=self.overhead.billed_seconds / 3600,
-            usd_per_accelerator_hour=self.price.usd_per_hour,
+            accelerators=1, hours=self.overhead.billed_seconds / 3600, usd_per_accelerator_hour=self.usd_per_hour
         )
         price_sigma = 0.0 if self.price.market in ("contract", "owned") else PRICE_SIGMA
         return lognormal(median, *self.time_sigmas, price_sigma)

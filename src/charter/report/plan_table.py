@@ -250,7 +250,7 @@ def _money_table(stage: StagePlan) -> Table:
         table.add_column(header)
     hours = stage.option.overhead.billed_seconds / 3600
     formulas = {
-        "machines": f"{stage.option.billed_units} x {hours:,.3g} billed hours x price",
+        "machines": f"{max(1, stage.option.num_accelerators)} x {hours:,.3g} billed hours x price",
         "storage": f"{format_bytes(stage.storage_bytes)}, results kept for 30 days",
     }
     for name, money in (("machines", stage.compute_usd), ("storage", stage.storage_usd)):
