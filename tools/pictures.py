@@ -5,6 +5,9 @@ The pictures are what the terminal shows, as SVG; nothing is retouched.
 
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
@@ -21,16 +24,27 @@ IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 def main(demo: Path) -> None:
     """Write `docs/images/demo.svg` and `plan.svg`."""
     IMAGES.mkdir(parents=True, exist_ok=True)
+    with console(118) as shown:
+        print_summary(demo, shown)
+        shown.save_svg(str(IMAGES / "demo.svg"), title="make demo")
+    draw_plan(IMAGES / "plan.svg")
+
+
+def draw_plan(picture: Path) -> None:
+    """The plan of the cai-8b template, as of today."""
+    today = datetime.now(tz=UTC).date()
+    with tempfile.TemporaryDirectory() as directory, console(140) as shown:
+        write_template(find_template("cai-8b"), Path(directory))
+        plan = plan_project(load_project(Path(directory)), Path(directory), today=today)
+        shown.print(plan_table(plan, today=today))
+        shown.save_svg(str(picture), title="charter plan --template cai-8b")
+
+
+@contextmanager
+def console(width: int) -> Iterator[Console]:
+    """A terminal that records and shows nothing."""
     with open("/dev/null", "w") as nowhere:
-        console = Console(record=True, width=118, file=nowhere, force_terminal=True)
-        print_summary(demo, console)
-        console.save_svg(str(IMAGES / "demo.svg"), title="make demo")
-        console = Console(record=True, width=126, file=nowhere, force_terminal=True)
-        with tempfile.TemporaryDirectory() as directory:
-            write_template(find_template("cai-8b"), Path(directory))
-            plan = plan_project(load_project(Path(directory)), Path(directory))
-        console.print(plan_table(plan))
-        console.save_svg(str(IMAGES / "plan.svg"), title="charter plan --template cai-8b")
+        yield Console(record=True, width=width, file=nowhere, force_terminal=True)
 
 
 if __name__ == "__main__":

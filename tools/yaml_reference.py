@@ -33,6 +33,11 @@ WHERE: Mapping[str, str] = {
     "Budget": "`budget`",
     "Storage": "`storage`",
     "Serving": "An entry of `serving`",
+    "Costs": "`costs`",
+    "HumanLabels": "`costs.human_labels`",
+    "Staff": "`costs.staff`",
+    "Retention": "`costs.retention`",
+    "RiskSettings": "`risk`",
     "StageResources": "`pipeline.NAME.resources`",
     "Adapter": "`pipeline.NAME.adapter`",
 }

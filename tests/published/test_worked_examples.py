@@ -17,6 +17,7 @@ from charter.estimate.source_formulas import (
     training_days,
     zero2_state_bytes,
 )
+from charter.plan.training_run import Cluster, TrainingRun, at_utilisation, utilisation_of
 from charter.spec.layout import Layout, Recompute, ZeroStage
 from charter.units import SECONDS_PER_HOUR
 
@@ -120,6 +121,36 @@ def test_7_efficiency_of_llama2_70b():
 def test_8_months_on_2048_a100(parameters, tokens, days):
     found = training_days(parameters, tokens, accelerators=2048, achieved_flops_per_second=achieved_flops_per_second())
     assert found == pytest.approx(days, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "tokens", "days"), [(70e9, 2e12, 35.0), (140e9, 3.5e12, 122.5), (280e9, 5e12, 350)]
+)
+def test_8_by_charter_scale_plan(parameters, tokens, days):
+    """The same from `charter scale plan --mfu llama2-70b`: days at work as printed, and what failures add."""
+    cluster = Cluster(accelerator=get("A100-80GB"), count=2048, price_usd_per_hour=2.0)
+    run = TrainingRun(num_parameters=parameters, num_tokens=tokens, batch_tokens=4e6)
+    made = at_utilisation(run, cluster, *utilisation_of("llama2-70b"))
+    assert made.utilisation == pytest.approx(achieved_flops_per_second() / A100_PEAK)
+    assert made.useful_days == pytest.approx(days, abs=0.05)
+    assert 1.0 < made.days.p50 / days < 1.1
+    assert made.days.p10 < made.days.p50 < made.days.p90
+    assert made.usd.p50 == pytest.approx(made.days.p50 * 24 * 2048 * 2.0, rel=0.001)
+
+
+@pytest.mark.parametrize("count", [4096, 10240])
+def test_8_on_more_accelerators_at_the_same_efficiency(count):
+    """Days at work fall with the number of accelerators; what failures take of the time grows with it."""
+    run = TrainingRun(num_parameters=70e9, num_tokens=2e12, batch_tokens=4e6)
+
+    def schedule(accelerators):
+        cluster = Cluster(accelerator=get("A100-80GB"), count=accelerators, price_usd_per_hour=None)
+        return at_utilisation(run, cluster, *utilisation_of("llama2-70b"))
+
+    few, many = schedule(2048), schedule(count)
+    assert many.useful_days * count == pytest.approx(few.useful_days * 2048)
+    assert many.effective_share < few.effective_share
+    assert many.usd is None
 
 
 def test_9_a_year_of_5000_a800_at_100_million_is_2_28_per_hour():

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from charter.cli.common import DirOption, JsonOption, print_json, project_root
+from charter.cli.cost_own import buy_or_rent
 from charter.cli.report import text_console
 
 cost_app = typer.Typer(
@@ -21,6 +22,9 @@ def cost(context: typer.Context, directory: DirOption = Path("."), json_: JsonOp
     context.obj = (directory, json_)
     if context.invoked_subcommand is None:
         _report(directory, as_json=json_)
+
+
+cost_app.command("buy-or-rent")(buy_or_rent)
 
 
 @cost_app.command("report")

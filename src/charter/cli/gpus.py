@@ -1,108 +1,107 @@
-"""`charter gpus`: the accelerators of the catalog."""
+"""`charter gpus`: the accelerators of the catalog, with what they cost."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from charter.cli.common import JsonOption, print_json
+from charter.cli.common import DirOption, JsonOption, print_json, project_root
+from charter.cli.default_command import ShowOrListByDefault
 
 if TYPE_CHECKING:
-    from charter.catalog.accelerators import Accelerator
+    from charter.catalog.price_book import PriceBook
+
+gpus_app = typer.Typer(
+    cls=ShowOrListByDefault,
+    help="Accelerators: memory, rates, links, prices per unit of compute, and where each figure comes from.",
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+SORT_KEYS = (
+    "name",
+    "year",
+    "memory",
+    "bandwidth",
+    "peak",
+    "price",
+    "spot-price",
+    "price-per-pflop",
+    "price-per-measured-pflop",
+    "price-per-bandwidth",
+)
+SortOption = Annotated[
+    str | None,
+    typer.Option("--sort", help=f"One of {', '.join(SORT_KEYS)}; prices from cheap to dear, the rest from large."),
+]
 
 
-def gpus(
+@gpus_app.command("list")
+def gpus_list(
     name: Annotated[str | None, typer.Argument(help="One accelerator (H100, A100-80GB, tpu-v5e, ...).")] = None,
+    sort: SortOption = None,
+    directory: DirOption = Path("."),
     json_: JsonOption = False,
 ) -> None:
-    """List accelerators: memory, rates, bandwidth, and where each figure comes from."""
+    """List accelerators: memory, rates, best price, price per dense PFLOP-hour."""
     from charter.catalog import accelerators
+    from charter.cli.gpus_view import as_json, print_list, rated, sorted_by
 
     found = (accelerators.get(name),) if name else accelerators.catalog()
+    views = sorted_by(rated(found, _book(directory)), _sort_key(sort))
     if json_:
-        print_json({"accelerators": [_as_json(item) for item in found]})
-    elif name:
-        _print_one(found[0])
+        print_json({"accelerators": [as_json(view) for view in views]})
     else:
-        _print_table(found)
+        print_list(views)
 
 
-def _as_json(item: "Accelerator") -> dict[str, Any]:
-    return {
-        "name": item.name,
-        "vendor": item.vendor,
-        "kind": item.kind,
-        "memory_bytes": item.memory_bytes,
-        "memory_is_reported": item.memory_is_reported,
-        "memory_source": item.memory_provenance.source,
-        "memory_bytes_per_second": item.memory_bytes_per_second,
-        "dense_flops_per_second": dict(item.dense_flops_per_second),
-        "matmul_ceiling": dict(item.matmul_ceiling),
-        "scaleup_link": item.scaleup_link,
-        "scaleup_bytes_per_second": item.scaleup_bytes_per_second,
-        "scaleup_domain": item.scaleup_domain,
-        "devices_per_node": item.devices_per_node,
-        "scaleout_bytes_per_second_per_node": item.scaleout_bytes_per_second_per_node,
-        "tdp_watts": item.tdp_watts,
-        "year": item.year,
-        "confidence": item.provenance.confidence,
-        "source": item.provenance.source,
-        "as_of": item.provenance.as_of,
-    }
+@gpus_app.command("show")
+def gpus_show(
+    name: Annotated[str, typer.Argument(help="An accelerator (H100, A100-80GB, tpu-v5e, ...).")],
+    directory: DirOption = Path("."),
+    json_: JsonOption = False,
+) -> None:
+    """Show one accelerator: every figure with its source, and its best prices."""
+    from charter.catalog import accelerators
+    from charter.cli.gpus_view import as_json, print_one, rated
+
+    (view,) = rated((accelerators.get(name),), _book(directory))
+    if json_:
+        print_json({"accelerators": [as_json(view)]})
+    else:
+        print_one(view)
 
 
-def _tera(item: "Accelerator", dtype: str) -> str:
-    rate = item.dense_flops_per_second.get(dtype)
-    return f"{rate / 1e12:,.0f}" if rate else "-"
+@gpus_app.command("compare")
+def gpus_compare(
+    names: Annotated[list[str], typer.Argument(help="Two or more accelerators.")],
+    sort: SortOption = None,
+    directory: DirOption = Path("."),
+    json_: JsonOption = False,
+) -> None:
+    """Compare accelerators side by side: rates, links, prices per PFLOP-hour and per TB/s-hour."""
+    from charter.catalog import accelerators
+    from charter.cli.gpus_view import as_json, print_comparison, rated, sorted_by
+
+    book = _book(directory)
+    views = rated(tuple(accelerators.get(name) for name in names), book)
+    views = sorted_by(views, _sort_key(sort)) if sort else views
+    if json_:
+        print_json({"accelerators": [as_json(view) for view in views]})
+    else:
+        print_comparison(views, stale={offer.key for offer in book.stale(date.today())})
 
 
-def _print_table(found: "tuple[Accelerator, ...]") -> None:
-    from charter.cli.tables import console, plain_table, short_confidence
+def _book(directory: Path) -> "PriceBook":
+    from charter.catalog.price_book import read_price_book
 
-    right = ((name, "right") for name in ("GiB", "GB/s", "TFLOP/s", "fp8", "link GB/s", "per node"))
-    table = plain_table(("accelerator", "left"), *right, ("figures", "left"), ("as of", "left"))
-    for item in found:
-        mark = " " if item.memory_is_reported else "*"
-        dtype = "bf16" if "bf16" in item.dense_flops_per_second else "fp16"
-        table.add_row(
-            item.name,
-            f"{item.memory_bytes / 2**30:.1f}{mark}",
-            f"{item.memory_bytes_per_second / 1e9:,.0f}",
-            f"{_tera(item, dtype)} {dtype}",
-            _tera(item, "fp8"),
-            f"{item.scaleup_bytes_per_second / 1e9:,.0f}",
-            str(item.devices_per_node),
-            short_confidence(item.provenance.confidence),
-            item.provenance.as_of,
-        )
-    out = console()
-    out.print(table)
-    out.print(
-        "Rates are dense; links are per direction; `from memory` means: verify before relying on it.\n"
-        "* data sheet's GB read as 10^9 bytes, for want of a device's own report. `charter gpus NAME`: sources.",
-        style="dim",
-    )
+    return read_price_book(project_root(directory) / "prices.csv", today=date.today())
 
 
-def _print_one(item: "Accelerator") -> None:
-    from charter.cli.tables import console, short_confidence
-    from charter.units import format_bytes
+def _sort_key(sort: str | None) -> str | None:
+    from charter.catalog.names import closest
+    from charter.errors import UsageError
 
-    rates = ", ".join(f"{dtype} {rate / 1e12:,.1f}" for dtype, rate in item.dense_flops_per_second.items())
-    measured = ", ".join(f"{dtype} {share:.0%}" for dtype, share in item.matmul_ceiling.items())
-    node = item.scaleout_bytes_per_second_per_node
-    network = f"{node * 8 / 1e9:,.0f} Gbit/s" if node else "unknown network"
-    memory = short_confidence(item.memory_provenance.confidence)
-    lines = {
-        "memory": f"{format_bytes(item.memory_bytes)} ({item.memory_provenance.source}; {memory})",
-        "bandwidth": f"{item.memory_bytes_per_second / 1e9:,.0f} GB/s",
-        "peak": f"{rates} TFLOP/s, dense",
-        "ceiling": f"{measured} of peak, best measured matrix product" if measured else "no matrix product measured",
-        "link": f"{item.scaleup_link}, {item.scaleup_bytes_per_second / 1e9:,.0f} GB/s per direction",
-        "node": f"{item.devices_per_node} devices, {network}; the link joins {item.scaleup_domain}",
-        "figures": f"{short_confidence(item.provenance.confidence)}, as of {item.provenance.as_of}",
-        "source": item.provenance.source,
-    }
-    out = console()
-    out.print(f"{item.name}  ({item.vendor}, {item.form_factor}, {item.year})", style="bold")
-    for name, text in lines.items():
-        out.print(f"  {name:<11}{text}")
+    if sort is not None and sort not in SORT_KEYS:
+        raise UsageError(f"--sort {sort} is unknown{closest(sort, SORT_KEYS)}; it is one of {', '.join(SORT_KEYS)}")
+    return sort

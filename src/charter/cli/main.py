@@ -11,18 +11,21 @@ import typer
 
 from charter.cli.accept import accept
 from charter.cli.calibrate import calibrate
+from charter.cli.compare import compare
 from charter.cli.cost import cost_app
 from charter.cli.doctor import doctor
 from charter.cli.env import env
-from charter.cli.gpus import gpus
+from charter.cli.gpus import gpus_app
 from charter.cli.init import init_command
 from charter.cli.logs import logs
 from charter.cli.mem import mem
 from charter.cli.plan import plan
-from charter.cli.prices import prices
+from charter.cli.prices import prices_app
 from charter.cli.report import report
 from charter.cli.run import resume, run
+from charter.cli.scale import scale_app
 from charter.cli.schema import schema_command
+from charter.cli.simulate import simulate
 from charter.cli.status import status
 from charter.cli.stop import stop
 from charter.cli.validate import validate
@@ -39,12 +42,15 @@ app = typer.Typer(
 )
 app.command("init")(init_command)
 app.command("plan")(plan)
+app.command("compare")(compare)
 app.command("mem")(mem)
-app.command("gpus")(gpus)
-app.command("prices")(prices)
+app.add_typer(gpus_app, name="gpus")
+app.add_typer(prices_app, name="prices")
 app.command("check")(check_command)
 app.command("validate")(validate)
 app.command("calibrate")(calibrate)
+app.add_typer(scale_app, name="scale")
+app.command("simulate")(simulate)
 app.command("schema")(schema_command)
 app.command("run")(run)
 app.command("resume")(resume)

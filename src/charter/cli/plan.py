@@ -1,15 +1,15 @@
 """`charter plan`: memory, time and cost per stage; starts nothing."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from charter.cli.common import JsonOption, SetOption, open_project, print_json
+from charter.cli.common import JsonOption, SetOption, print_json
+from charter.cli.plan_source import console, planned_project
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from charter.plan.knowledge import Knowledge
     from charter.plan.plan import Plan
     from charter.spec.project import Project
@@ -35,6 +35,9 @@ def plan(
         bool, typer.Option("--expand", help="Print the project with presets expanded, and stop.")
     ] = False,
     overrides: SetOption = None,
+    any_engine: Annotated[
+        bool, typer.Option("--any-engine", help="Also show the best layout of every other engine, stage by stage.")
+    ] = False,
     calibration: Annotated[
         Path | None,
         typer.Option(
@@ -43,18 +46,62 @@ def plan(
             show_default=False,
         ),
     ] = None,
+    probe: Annotated[
+        int | None,
+        typer.Option(
+            "--probe",
+            metavar="N",
+            help="First run N layouts of every stage for a few real steps here, and calibrate the plan by them.",
+        ),
+    ] = None,
     fail_over_budget: Annotated[
         bool, typer.Option("--fail-over-budget", help="Exit with 4 when the budget is exceeded at p90.")
     ] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Also write the JSON of the plan to a file.")
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Also write the plan as one self-contained HTML page."),
+    ] = None,
+    start: Annotated[
+        datetime | None,
+        typer.Option("--start", help="When the run starts, UTC, for the dates of the plan; now if left out."),
+    ] = None,
+    objective: Annotated[
+        str | None,
+        typer.Option("--objective", help="cheapest, fastest or balanced; instead of the project's.", metavar="NAME"),
+    ] = None,
+    alternatives: Annotated[
+        int,
+        typer.Option("--alternatives", min=0, metavar="N", help="Also the N best plans on other hardware or markets."),
+    ] = 0,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--what-if",
+            metavar="KEY=VALUE",
+            help="Plan again with a change, side by side: gpus=256, nodes=8, accelerators=H200:8, market=spot, "
+            "deadline=3d, or any path of charter.yaml; repeatable.",
+        ),
+    ] = None,
+    all_hardware: Annotated[
+        bool,
+        typer.Option("--all-hardware", help="Every provider and accelerator of the price book, not the project's."),
+    ] = False,
+    fail_over_deadline: Annotated[
+        bool, typer.Option("--fail-over-deadline", help="Exit with 3 when the deadline is missed at p90.")
+    ] = False,
 ) -> None:
     """Estimate memory, time and cost per stage and choose hardware; start nothing.
 
-    Exit codes: 0 planned, 2 invalid, 3 a stage fits nowhere, 4 over budget (with --fail-over-budget).
+    Exit codes: 0 planned, 2 invalid, 3 a stage fits nowhere (or late, with --fail-over-deadline), 4 over budget (with
+    --fail-over-budget, or when objective fastest or balanced cannot keep it).
     """
-    project, root = _project(config or directory, template, overrides)
+    changes = [*(overrides or ()), *(ALL_HARDWARE if all_hardware else ())]
+    changes += [f"objective={objective}"] if objective else []
+    path = config or directory
+    project, root = planned_project(path, template, changes)
     if expand:
         from charter.spec.expand import project_yaml
 
@@ -62,12 +109,50 @@ def plan(
         return
     from charter.plan.project_plan import plan_project
 
-    made = plan_project(project, root, knowledge=_knowledge(calibration))
+    def planned(asked: "Project", number: int = 0) -> "Plan":
+        now = datetime.now(tz=UTC)
+        begin = (start or now).replace(tzinfo=None)
+        return plan_project(
+            asked, root, knowledge=_knowledge(calibration), today=now.date(), alternatives=number, start=begin
+        )
+
+    from charter.cli.plan_probe import probe_first
+
+    probed = probe_first(project, root, probe, calibration=calibration, as_json=as_json)
+    made = planned(project, alternatives)
+    if any_engine:
+        from charter.plan.any_engine import with_other_engines
+
+        made = with_other_engines(made)
+    _warn(made)
+    if what_if:
+        from charter.cli.plan_what_if import answers, show
+
+        show(made, answers(what_if, project, path, template, changes, planned), as_json=as_json)
+        return
     if output is not None:
         _write(made, output)
-    _show(made, as_json=as_json, explain=explain)
+    if html is not None:
+        _write_page(made, html, start)
+    _show(made, as_json=as_json, explain=explain, more=probed)
     if fail_over_budget:
         _check_budget(made)
+    if fail_over_deadline:
+        _check_deadline(made)
+
+
+ALL_HARDWARE = ("resources.infra=null", "resources.any_of=[]", "resources.accelerators=[any]")
+
+
+def _warn(made: "Plan") -> None:
+    """What is old about the prices, on stderr."""
+    from charter.plan.stale import PREFIX
+    from charter.units import format_usd
+
+    for item in made.assumptions:
+        if item.name.startswith(PREFIX) and isinstance(item.value, float):
+            name, price = item.name.removeprefix(PREFIX), format_usd(item.value)
+            typer.echo(f"warning[prices]: {name}: {price} per hour is of {item.as_of}; {item.source}", err=True)
 
 
 def _knowledge(calibration: Path | None) -> "Knowledge | None":
@@ -79,53 +164,43 @@ def _knowledge(calibration: Path | None) -> "Knowledge | None":
     return Knowledge.of(load(calibration))
 
 
-def _project(path: Path, template: str | None, overrides: list[str] | None) -> "tuple[Project, Path]":
-    if template is None:
-        return open_project(path, overrides)
-    from tempfile import TemporaryDirectory
-
-    from charter.templates.shipped import find_template, write_template
-
-    keep = TemporaryDirectory(prefix="charter-plan-")
-    _KEPT.append(keep)
-    directory = Path(keep.name) / template
-    write_template(find_template(template), directory, force=False)
-    return open_project(directory, overrides)
-
-
-_KEPT: list[object] = []
-"""Directories of templates, removed when the command ends."""
-
-
-def _show(made: "Plan", *, as_json: bool, explain: str | None) -> None:
+def _show(made: "Plan", *, as_json: bool, explain: str | None, more: dict[str, object]) -> None:
     if as_json:
-        print_json(made.to_json())
+        print_json(made.to_json() | more)
         return
     from charter.errors import UsageError
-    from charter.report.plan_table import explain_stage, plan_table
+    from charter.report.plan_explain import explain_stage
+    from charter.report.plan_table import plan_table
 
     if explain is None:
-        _console().print(plan_table(made))
+        console().print(plan_table(made, today=datetime.now(tz=UTC).date()))
+        if made.start is not None:
+            console().print(_finish(made), highlight=False)
+        if made.alternatives:
+            from charter.report.alternatives_table import alternatives_table
+
+            console().print(alternatives_table(made))
+        from charter.report.engine_lines import engine_lines
+
+        for line in engine_lines(made):
+            console().print(line, markup=False, highlight=False)
         return
     stage = made.stage(explain)
     if stage is None:
         known = ", ".join(item.name for item in made.stages)
         raise UsageError(f"--explain {explain}: there is no such stage; this project has {known}")
-    _console().print(explain_stage(stage, made))
+    console().print(explain_stage(stage, made))
 
 
-def _console() -> "Console":
-    """The terminal's width; a file or pipe gets lines wide enough for the tables."""
-    import os
-    import sys
+def _finish(made: "Plan") -> str:
+    """When it ends, in dates."""
+    from charter.plan.timeline_json import finish_date
 
-    from rich.console import Console
-
-    known = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(width=None if known else PIPE_COLUMNS)
-
-
-PIPE_COLUMNS = 140
+    assert made.start is not None
+    median, high = (
+        finish_date(value, made.start).strftime("%Y-%m-%d %H:%M") for value in (made.seconds.p50, made.seconds.p90)
+    )
+    return f"Dates: started on {made.start:%Y-%m-%d %H:%M} UTC, it ends on {median} (p50) to {high} (p90)."
 
 
 def _write(made: "Plan", output: Path) -> None:
@@ -137,6 +212,22 @@ def _write(made: "Plan", output: Path) -> None:
         output.write_text(json.dumps(made.to_json(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     except OSError as error:
         raise UsageError(f"--output {output}: {error.strerror}; give a file in a directory that exists") from None
+
+
+def _write_page(made: "Plan", path: Path, start: datetime | None) -> None:
+    """The HTML page of a plan; the clock is read here."""
+    import time
+
+    from charter.artifacts.durable import write_file
+    from charter.errors import UsageError
+    from charter.report.plan_page.page import plan_html
+
+    now = time.time()
+    begin = now if start is None else start.replace(tzinfo=UTC).timestamp()
+    try:
+        write_file(path, plan_html(made, now=now, start=begin))
+    except OSError as error:
+        raise UsageError(f"--html {path}: {error.strerror}; give a file in a directory that exists") from None
 
 
 def _check_budget(made: "Plan") -> None:
@@ -152,4 +243,18 @@ def _check_budget(made: "Plan") -> None:
     raise BudgetError(
         f"the plan of {made.name!r} costs {middle} (p50) to {high} (p90), above its budget of {limit}\n"
         "  nothing was started; raise budget.limit, allow use_spot: auto, or give a later deadline"
+    )
+
+
+def _check_deadline(made: "Plan") -> None:
+    from charter.errors import InfeasibleError
+    from charter.units import format_seconds
+
+    if made.deadline_verdict in ("ok", None):
+        return
+    middle, high = format_seconds(made.seconds.p50), format_seconds(made.seconds.p90)
+    limit = format_seconds(made.deadline_seconds or 0.0)
+    advice = "".join(f"\n  {line}" for line in made.advice)
+    raise InfeasibleError(
+        f"the plan of {made.name!r} takes {middle} (p50) to {high} (p90), beyond its deadline of {limit}{advice}"
     )

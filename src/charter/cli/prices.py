@@ -1,97 +1,100 @@
-"""`charter prices`: rental offers of the bundled snapshot, with date and confidence."""
+"""`charter prices`: rental and storage prices with date and confidence; import, compare and check price lists."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from charter.cli.common import JsonOption, print_json
+from charter.cli.common import DirOption, JsonOption, print_json, project_root
+from charter.cli.default_command import ListByDefault
+from charter.cli.prices_check import prices_check
+from charter.cli.prices_diff import prices_diff
+from charter.cli.prices_import import prices_import
 
 if TYPE_CHECKING:
-    from charter.catalog.prices import Offer
+    from charter.catalog.price_book import PriceBook
+
+prices_app = typer.Typer(
+    cls=ListByDefault,
+    help="Prices with date and source: the bundled snapshot, your own lists and contracts, and checks of both.",
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+prices_app.command("import")(prices_import)
+prices_app.command("diff")(prices_diff)
+prices_app.command("check")(prices_check)
 
 
-def prices(
+@prices_app.command("list")
+def prices_list(
     accelerator: Annotated[str | None, typer.Argument(help="One accelerator (H100, A100-80GB, ...).")] = None,
     cloud: Annotated[str | None, typer.Option("--cloud", help="aws, gcp, lambda, nebius, ...")] = None,
     region: Annotated[str | None, typer.Option("--region", help="One region.")] = None,
     history: Annotated[bool, typer.Option("--history", help="Older snapshots of the same offer too.")] = False,
+    storage: Annotated[bool, typer.Option("--storage", help="Prices of storage, requests and transfer.")] = False,
+    directory: DirOption = Path("."),
     json_: JsonOption = False,
 ) -> None:
-    """List prices per accelerator-hour; every row is a dated snapshot, not a live price."""
+    """List prices per accelerator-hour; every row is a dated snapshot or a contract, not a live price."""
+    from charter.catalog.price_book import read_price_book
+
+    today = date.today()
+    book = read_price_book(project_root(directory) / "prices.csv", today=today)
+    if storage:
+        _list_storage(book, accelerator, cloud, region, as_json=json_)
+    else:
+        _list_offers(book, accelerator, cloud, region, today=today, latest=not history, as_json=json_)
+
+
+def _list_offers(
+    book: "PriceBook",
+    accelerator: str | None,
+    cloud: str | None,
+    region: str | None,
+    *,
+    today: date,
+    latest: bool,
+    as_json: bool,
+) -> None:
     from charter.catalog.names import closest
-    from charter.catalog.prices import offers, snapshot
+    from charter.cli.prices_view import offer_json, print_offers
     from charter.errors import UsageError
 
-    found = offers(accelerator, cloud=cloud, region=region, latest=not history)
+    found = book.offers(accelerator, cloud=cloud, region=region, latest=latest)
     if not found:
-        clouds = sorted({offer.cloud for offer in snapshot()})
+        clouds = sorted({offer.cloud for offer in book.rows})
         wanted = ", ".join(part for part in (accelerator, cloud, region) if part)
         hint = closest(cloud, clouds) if cloud and cloud not in clouds else ""
         raise UsageError(f"no price is known for {wanted}{hint}; clouds with prices: {', '.join(clouds)}")
-    if json_:
-        print_json({"offers": [_as_json(offer) for offer in found]})
-    else:
-        _print_table(found)
-
-
-def _as_json(offer: "Offer") -> dict[str, Any]:
-    from charter.catalog.prices import Market
-
-    return {
-        "cloud": offer.cloud,
-        "region": offer.region,
-        "instance_type": offer.instance_type,
-        "accelerator": offer.accelerator,
-        "count": offer.count,
-        "whole_machine": offer.whole_machine,
-        "usd_per_hour": {str(market): offer.usd_per_hour(market) for market in Market},
-        "usd_per_accelerator_hour": {str(market): offer.usd_per_accelerator_hour(market) for market in Market},
-        "as_of": offer.provenance.as_of,
-        "confidence": offer.provenance.confidence,
-        "source": offer.provenance.source,
-        "note": offer.note,
-    }
-
-
-def _print_table(found: "tuple[Offer, ...]") -> None:
-    from charter.catalog.prices import Market
-    from charter.cli.tables import console, plain_table, short_confidence
-
-    markets = [market for market in Market if any(offer.usd_per_hour(market) is not None for offer in found)]
-    table = plain_table(
-        ("accelerators", "left"),
-        *((str(market).replace("_", " "), "right") for market in markets),
-        ("cloud", "left"),
-        ("region", "left"),
-        ("instance", "left"),
-        ("as of", "left"),
-        ("figures", "left"),
-    )
-    for offer in sorted(found, key=_cheapest):
-        table.add_row(
-            f"{offer.count} x {offer.accelerator}",
-            *(_usd(offer.usd_per_accelerator_hour(market)) for market in markets),
-            offer.cloud,
-            offer.region,
-            offer.instance_type,
-            offer.provenance.as_of.split(" (")[0],
-            short_confidence(offer.provenance.confidence),
+    if as_json:
+        print_json(
+            {
+                "offers": [offer_json(offer, today) for offer in found],
+                "source": book.source,
+                "as_of": book.as_of,
+                "issues": [issue.message for issue in book.issues],
+            }
         )
-    out = console()
-    out.print(table)
-    out.print(
-        "USD per accelerator-hour; spot is the median zone. Dated snapshots, not live prices: give your own with "
-        "`resources.price`.",
-        style="dim",
-    )
+    else:
+        print_offers(found, book, today)
 
 
-def _usd(price: float | None) -> str:
-    return "-" if price is None else f"{price:.2f}"
+def _list_storage(
+    book: "PriceBook", accelerator: str | None, cloud: str | None, region: str | None, *, as_json: bool
+) -> None:
+    from charter.cli.prices_view import print_storage, storage_json
+    from charter.errors import UsageError
 
-
-def _cheapest(offer: "Offer") -> tuple[str, float, str, str]:
-    from charter.catalog.prices import Market
-
-    known = [p for market in Market if (p := offer.usd_per_accelerator_hour(market)) is not None]
-    return offer.accelerator, offer.usd_per_accelerator_hour(Market.ON_DEMAND) or min(known), offer.cloud, offer.region
+    if accelerator is not None:
+        raise UsageError(f"--storage lists storage; {accelerator} is an accelerator: leave one of the two out")
+    found = [
+        price for price in book.storage if cloud in (None, price.provider) and region in (None, price.region, "any")
+    ]
+    if not found:
+        known = ", ".join(sorted({price.provider for price in book.storage}))
+        raise UsageError(f"no storage price is known for {cloud or region}; providers: {known}")
+    if as_json:
+        print_json({"storage": [storage_json(price) for price in found]})
+    else:
+        print_storage(found)

@@ -1,7 +1,9 @@
 """What an accelerator-hour costs on machines one owns."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from charter.errors import UsageError
 
 HOURS_PER_YEAR = 8760.0
 
@@ -144,3 +146,38 @@ B200_MID = OwnedServer(
 """Scenarios for 8-accelerator servers, 2025-26. Prices of servers and colocation were read on public pages
 that disagree by up to 4x; load, maintenance, staff and capital are assumptions. Replace them with your own
 quotes."""
+B200_CHEAP = replace(H100_CHEAP, server_usd=400_000, power_kw=14.3)
+B200_COSTLY = replace(H100_COSTLY, server_usd=520_000, power_kw=14.3)
+"""The scenarios of the H100 server with the price and the power of a B200 server."""
+SCENARIOS = ("cheap", "mid", "costly")
+SERVERS = {
+    "H100-SXM-80GB": dict(zip(SCENARIOS, (H100_CHEAP, H100_MID, H100_COSTLY), strict=True)),
+    "B200-SXM-180GB": dict(zip(SCENARIOS, (B200_CHEAP, B200_MID, B200_COSTLY), strict=True)),
+}
+"""Accelerator -> scenario -> server of eight."""
+
+
+def owned_server(
+    accelerator: str, scenario: str = "mid", *, server_usd: float | None = None, power_kw: float | None = None
+) -> OwnedServer:
+    """A server of a scenario, with your own quotes in place of its price and power.
+
+    For an accelerator without a table both quotes are needed; the rest comes from the H100's scenario.
+
+    >>> owned_server("B200-SXM-180GB", server_usd=500_000).server_usd
+    500000
+    """
+    if scenario not in SCENARIOS:
+        raise UsageError(f"there is no scenario {scenario!r}; known are {', '.join(SCENARIOS)}")
+    known = SERVERS.get(accelerator)
+    if known is None and (server_usd is None or power_kw is None):
+        raise UsageError(
+            f"nothing is known of what a server of {accelerator} costs to own\n"
+            f"  give its price and its power (--server-usd, --power-kw); known are {', '.join(SERVERS)}"
+        )
+    server = (known or SERVERS["H100-SXM-80GB"])[scenario]
+    return replace(
+        server,
+        server_usd=server.server_usd if server_usd is None else server_usd,
+        power_kw=server.power_kw if power_kw is None else power_kw,
+    )

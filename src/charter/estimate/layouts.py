@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from charter.estimate.arrays import Array, array
 from charter.spec.layout import Layout, Recompute
@@ -29,6 +29,8 @@ class Layouts:
     interleave: Array
     offload_optimizer: Array
     offload_parameters: Array
+    replicas: Array = field(default_factory=lambda: array(1.0))
+    """Whole copies of what ZeRO shards (HSDP); 1 where it shards over all data-parallel ranks."""
 
     @classmethod
     def of(cls, layouts: Layout | Sequence[Layout]) -> Layouts:
@@ -41,6 +43,11 @@ class Layouts:
             return cls(**{item.name: array(_number(getattr(layouts, item.name))) for item in fields(cls)})
         columns = {item.name: [_number(getattr(one, item.name)) for one in layouts] for item in fields(cls)}
         return cls(**{name: array(column) for name, column in columns.items()})
+
+    @property
+    def shards(self) -> Array:
+        """Ranks over which ZeRO shards: all of data and context parallelism, or those of one copy (HSDP)."""
+        return self.data * self.context / self.replicas
 
     @property
     def num_accelerators(self) -> Array:

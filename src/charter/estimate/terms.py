@@ -93,7 +93,10 @@ class TermColumn:
 
     def at(self, index: int | tuple[int, ...] = ()) -> Term:
         """The addend of one configuration."""
-        value = float(np.broadcast_to(self.values, self.values.shape)[index])
+        return self.of(float(np.broadcast_to(self.values, self.values.shape)[index]))
+
+    def of(self, value: float) -> Term:
+        """The addend with one of its values."""
         return Term(
             name=self.name, part=self.part, value=value, unit=self.unit, formula=self.formula, source=self.source
         )

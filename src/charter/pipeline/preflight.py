@@ -9,6 +9,7 @@ from charter.errors import CharterError, DataError, MissingExtraError, Problem, 
 from charter.pipeline.graph import Pipeline, PlannedStage
 from charter.spec.stage_checks import check_runnable
 
+NATIVE = "native"
 RUN_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "sqlalchemy")
 _PAIR_ROLES = frozenset({("judge", "pairs"), ("preference_model", "data"), ("label", "candidates")})
 _TEXT_ROLES = frozenset({"tokenizer"})
@@ -20,7 +21,7 @@ def check_before_start(pipeline: Pipeline, todo: Sequence[PlannedStage], *, modu
 
     Configuration, pins, files and their content.
     """
-    config = [*_unsupported(pipeline, modules), *_adapters(todo), *_pins(todo)]
+    config = [*_unsupported(pipeline, modules), *_engines(todo), *_adapters(todo), *_pins(todo)]
     config += [problem for stage in todo for problem in check_runnable(stage.name, stage.spec)]
     names = [name for stage in todo for name in stage.outside_inputs]
     names += [item.name for stage in todo for item in stage.inputs.get("tokenizer", ())]
@@ -48,6 +49,19 @@ def _unsupported(pipeline: Pipeline, modules: Mapping[str, str]) -> list[Problem
         )
         for stage in pipeline.stages.values()
         if not stage.spec.RUNS or stage.spec.kind not in modules
+    ]
+
+
+def _engines(todo: Sequence[PlannedStage]) -> list[Problem]:
+    """Other engines are planned for, and not started from here yet."""
+    return [
+        Problem(
+            path=f"pipeline.{stage.name}.engine",
+            message=f"this version of Charter plans for the engine {stage.spec.engine!r} but runs only 'native'",
+            hint="remove `engine`, or set it to native; `charter plan` shows the layout to use with the other engine",
+        )
+        for stage in todo
+        if stage.spec.engine != NATIVE
     ]
 
 

@@ -14,7 +14,8 @@ from charter.estimate.terms import Term
 from charter.estimate.training.device_columns import DeviceColumns
 from charter.estimate.training.step_time import training_step
 from charter.estimate.training.topology import group
-from charter.plan.fit import decoded_together, training_precision
+from charter.plan.engine_knowledge import EngineKnowledge, engine_knowledge
+from charter.plan.fit import NATIVE_ENGINE, decoded_together
 from charter.plan.knowledge import Knowledge
 from charter.plan.phase import Phase, Role, Workload
 from charter.spec.layout import Layout, ZeroStage
@@ -23,20 +24,43 @@ ENGINE = NATIVE
 
 
 def training_terms(
-    work: Workload, layout: Layout, *, accelerator: Accelerator, dtype: str, knowledge: Knowledge
+    work: Workload,
+    layout: Layout,
+    *,
+    accelerator: Accelerator,
+    dtype: str,
+    knowledge: Knowledge,
+    engine: str = NATIVE_ENGINE,
 ) -> tuple[Term, ...]:
     """Terms of a stage that trains: its updates, and for PPO and DPO also generation and scoring on the same layout."""
     terms: list[Term] = []
     for phase in work.phases:
         role = work.role(phase.role)
         if phase.work == "train":
-            terms += _updates(role, phase, layout, accelerator, dtype, knowledge)
-        elif phase.work == "generate":
-            together = decoded_together(work, phase, layout, accelerator=accelerator, dtype=dtype, knowledge=knowledge)
-            terms += _rollouts(role, phase, layout, together, accelerator, knowledge)
+            terms += _updates(role, phase, layout, accelerator, dtype, engine_knowledge(engine, knowledge))
         else:
-            terms += _scoring(role, phase, phase.steps / layout.data, layout.tensor, accelerator, knowledge)
+            together = 0
+            if phase.work == "generate":
+                together = decoded_together(
+                    work, phase, layout, accelerator=accelerator, dtype=dtype, knowledge=knowledge
+                )
+            terms += _other(role, phase, layout, together, accelerator, knowledge)
     return tuple(terms)
+
+
+def other_seconds(
+    role: Role, phase: Phase, layout: Layout, together: int, accelerator: Accelerator, knowledge: Knowledge
+) -> float:
+    """Seconds of a phase that generates (`together` sequences of a replica at once) or scores."""
+    return sum(term.value for term in _other(role, phase, layout, together, accelerator, knowledge))
+
+
+def _other(
+    role: Role, phase: Phase, layout: Layout, together: int, accelerator: Accelerator, knowledge: Knowledge
+) -> list[Term]:
+    if phase.work == "generate":
+        return _rollouts(role, phase, layout, together, accelerator, knowledge)
+    return _scoring(role, phase, phase.steps / layout.data, layout.tensor, accelerator, knowledge)
 
 
 def answering_terms(
@@ -63,20 +87,22 @@ def answering_terms(
 
 
 def _updates(
-    role: Role, phase: Phase, layout: Layout, accelerator: Accelerator, dtype: str, knowledge: Knowledge
+    role: Role, phase: Phase, layout: Layout, accelerator: Accelerator, dtype: str, known: EngineKnowledge
 ) -> list[Term]:
+    packed = known.space.packs and phase.ragged
     step = training_step(
         role.architecture,
         layout,
         accelerator,
-        seq_len=phase.padded_tokens(layout.micro_batch),
+        seq_len=phase.prompt_tokens if packed else phase.padded_tokens(layout.micro_batch),
         dtype=dtype,
-        precision=training_precision(dtype, accelerator),
+        precision=known.precision(dtype, accelerator),
+        stack=known.profile(accelerator),
         adapter=role.adapter,
         head_share=0.0 if role.scalar_head else phase.logit_share,
-        constants=knowledge.training,
+        constants=known.training,
     )
-    return _over_steps(phase, phase.steps, step.terms)
+    return over_steps(phase, phase.steps, step.terms)
 
 
 def _rollouts(
@@ -87,7 +113,7 @@ def _rollouts(
         role, phase, phase.steps, phase.batch, together, layout.tensor, layout.data, accelerator, knowledge
     )
     if layout.zero >= ZeroStage.PARAMETERS:
-        terms += _over_steps(phase, phase.steps, (_gather(role, layout, accelerator, knowledge),))
+        terms += over_steps(phase, phase.steps, (_gather(role, layout, accelerator, knowledge),))
     return terms
 
 
@@ -140,7 +166,7 @@ def _decoding(
         engine=ENGINE,
         constants=knowledge.serving,
     )
-    return _over_steps(phase, turns, one.terms)
+    return over_steps(phase, turns, one.terms)
 
 
 def _scoring(
@@ -166,10 +192,10 @@ def _scoring(
         formula=f"{tokens:,.0f} tokens, {share:.3g} of the positions with logits",
         source="roofline at the measured matmul ceiling (estimate/serving/passes.py)",
     )
-    return _over_steps(phase, turns, (term,))
+    return over_steps(phase, turns, (term,))
 
 
-def _over_steps(phase: Phase, steps: float, terms: tuple[Term, ...]) -> list[Term]:
+def over_steps(phase: Phase, steps: float, terms: tuple[Term, ...]) -> list[Term]:
     """Terms of one step as terms of the phase."""
     return [
         replace(

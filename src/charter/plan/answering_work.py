@@ -25,9 +25,9 @@ def critique(stage: CritiqueStage, models: Models, library: Library) -> Workload
     source = library.prompts(stage.prompts, policy.architecture)
     count = float(stage.num_prompts or source.rows)
     prompt = min(source.prompt_tokens, stage.max_prompt_tokens)
-    assume_length(library)
+    assume_length(library, stage)
     assume_question(library)
-    new = float(stage.max_new_tokens)
+    new = float(stage.expected_new_tokens)
     asked, revised = (
         min(prompt + rounds * (new + PRINCIPLE_TOKENS), float(stage.max_prompt_tokens)) for rounds in (1, 2)
     )
@@ -43,6 +43,8 @@ def critique(stage: CritiqueStage, models: Models, library: Library) -> Workload
         counters=Counters(generated_tokens=generated, records=count * stage.revisions),
         data_bytes=(generated + count * prompt) * BYTES_PER_TOKEN_OF_TEXT,
         remote=models.remote(policy, critic),
+        either=models.either(policy, critic),
+        endpoints=models.endpoints(policy, critic),
     )
 
 
@@ -57,10 +59,10 @@ def label(stage: LabelStage, models: Models, library: Library) -> Workload:
         policy = models.role("policy", stage.policy)
         source = library.prompts(stage.prompts, policy.architecture)
         prompt = min(source.prompt_tokens, stage.max_prompt_tokens)
-        made = Corpus(rows=stage.pairs, prompt_tokens=prompt, response_tokens=stage.max_new_tokens)
+        made = Corpus(rows=stage.pairs, prompt_tokens=prompt, response_tokens=stage.expected_new_tokens)
         phases = (answers("sample pairs", "policy", 2.0 * stage.pairs, stage, prompt),)
         roles = (policy, judge)
-        assume_length(library)
+        assume_length(library, stage)
     per_pair = questions_per_pair(stage.format, stage.both_orders)
     questions = tuple(
         forward(
@@ -82,12 +84,14 @@ def label(stage: LabelStage, models: Models, library: Library) -> Workload:
         phases=(*phases, *questions),
         counters=Counters(
             tokens=sum(phase.tokens for phase in questions),
-            generated_tokens=made.rows * 2 * stage.max_new_tokens,
+            generated_tokens=made.rows * 2 * stage.expected_new_tokens,
             pairs=pairs,
             records=pairs,
         ),
         data_bytes=pairs * (made.row_tokens + made.response_tokens + existing.row_tokens) * BYTES_PER_TOKEN_OF_TEXT,
         remote=models.remote(*roles),
+        either=models.either(*roles),
+        endpoints=models.endpoints(*roles),
     )
 
 
@@ -97,14 +101,16 @@ def generate(stage: GenerateStage, models: Models, library: Library) -> Workload
     source = library.prompts(stage.prompts, policy.architecture)
     count = float(stage.num_prompts or source.rows)
     prompt = min(source.prompt_tokens, stage.max_prompt_tokens)
-    assume_length(library)
+    assume_length(library, stage)
     phase = answers("generate", "policy", count, stage, prompt)
     return Workload(
         roles=(policy,),
         phases=(phase,),
-        counters=Counters(generated_tokens=count * stage.max_new_tokens, records=count),
+        counters=Counters(generated_tokens=count * stage.expected_new_tokens, records=count),
         data_bytes=phase.tokens * BYTES_PER_TOKEN_OF_TEXT,
         remote=models.remote(policy),
+        either=models.either(policy),
+        endpoints=models.endpoints(policy),
     )
 
 
@@ -117,7 +123,7 @@ def evaluate(stage: EvalStage, models: Models, library: Library) -> Workload:
     count = float(min(stage.num_prompts or prompts.rows, prompts.rows or stage.num_prompts or 0))
     prompt = min(prompts.prompt_tokens, stage.max_prompt_tokens)
     phases = [answers(f"answers of {role.name}", role.name, count, stage, prompt) for role in roles if count]
-    compared = Corpus(rows=count * (len(roles) - 1), prompt_tokens=prompt, response_tokens=stage.max_new_tokens)
+    compared = Corpus(rows=count * (len(roles) - 1), prompt_tokens=prompt, response_tokens=stage.expected_new_tokens)
     both = (compared, pairs)
     if stage.judge is not None:
         roles.append(models.role("judge", stage.judge))
@@ -132,16 +138,18 @@ def evaluate(stage: EvalStage, models: Models, library: Library) -> Workload:
     if "perplexity" in stage.suites:
         phases.append(_read("policy", pairs, pairs.row_tokens, stage))
     phases = [phase for phase in phases if phase.steps]
-    assume_length(library)
+    assume_length(library, stage)
     return Workload(
         roles=tuple(roles),
         phases=tuple(phases),
         counters=Counters(
             tokens=sum(phase.tokens for phase in phases),
-            generated_tokens=sum(phase.sequences * phase.new_tokens for phase in phases),
+            generated_tokens=sum(phase.sequences * (phase.mean_new_tokens or phase.new_tokens) for phase in phases),
             records=count,
         ),
         remote=models.remote(*roles),
+        either=models.either(*roles),
+        endpoints=models.endpoints(*roles),
     )
 
 

@@ -128,11 +128,11 @@ class Library:
             case GenerateStage():
                 source = self.prompts(stage.prompts, architecture)
                 rows = float(stage.num_prompts or source.rows)
-                return _answered(rows, min(source.prompt_tokens, stage.max_prompt_tokens), stage.max_new_tokens)
+                return _answered(rows, min(source.prompt_tokens, stage.max_prompt_tokens), stage.expected_new_tokens)
             case CritiqueStage():
                 source = self.prompts(stage.prompts, architecture)
                 rows = float(stage.num_prompts or source.rows) * stage.revisions
-                return _answered(rows, min(source.prompt_tokens, stage.max_prompt_tokens), stage.max_new_tokens)
+                return _answered(rows, min(source.prompt_tokens, stage.max_prompt_tokens), stage.expected_new_tokens)
             case LabelStage():
                 return self._labelled(stage, architecture)
         raise DataError(f"a stage of kind {stage.kind} makes no data")
@@ -148,7 +148,7 @@ class Library:
             rows=rows,
             texts=2 * rows,
             prompt_tokens=(existing.rows * existing.prompt_tokens + stage.pairs * prompt_tokens) / rows,
-            response_tokens=(existing.rows * existing.response_tokens + stage.pairs * stage.max_new_tokens) / rows,
+            response_tokens=(existing.rows * existing.response_tokens + stage.pairs * stage.expected_new_tokens) / rows,
         )
 
 

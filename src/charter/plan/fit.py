@@ -10,12 +10,13 @@ from math import ceil
 
 from charter.catalog.accelerators import Accelerator
 from charter.estimate.memory.peak import Head, MemoryBreakdown, inference_memory, job_memory
-from charter.estimate.memory.profile import NATIVE
 from charter.estimate.memory.shape import AdapterUse, MemoryJob
 from charter.estimate.memory.states import rank_parameters
 from charter.estimate.precision import FP32, FSDP_MIXED, TrainingPrecision
 from charter.estimate.shapes.kv_cache import kv_cache_bytes
 from charter.estimate.terms import Term
+from charter.plan.engine_knowledge import engine_knowledge
+from charter.plan.engine_space import NATIVE, engine_space
 from charter.plan.knowledge import Knowledge
 from charter.plan.phase import Phase, Role, Workload
 from charter.spec.layout import Layout
@@ -25,6 +26,7 @@ FULL_STATE = "optimizer step"
 """The phase in which weights, gradients and optimizer state all exist; between roles they are counted as staying."""
 CONTEXT_TERMS = ("device context", "process", "communicators")
 CPU = "cpu"
+NATIVE_ENGINE = NATIVE.name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +57,18 @@ def training_precision(dtype: str, accelerator: Accelerator) -> TrainingPrecisio
 
 
 def training_peak(
-    work: Workload, layout: Layout, *, accelerator: Accelerator, dtype: str, knowledge: Knowledge
+    work: Workload,
+    layout: Layout,
+    *,
+    accelerator: Accelerator,
+    dtype: str,
+    knowledge: Knowledge,
+    engine: str = NATIVE_ENGINE,
 ) -> Peak:
     """Peak of a stage that trains, with all its roles in memory."""
-    breakdowns = {role.name: _trained(work, role, layout, accelerator, dtype, knowledge) for role in work.trained}
+    breakdowns = {
+        role.name: _trained(work, role, layout, accelerator, dtype, knowledge, engine) for role in work.trained
+    }
     resident = _resident(work, breakdowns, layout, accelerator)
     moments = [
         Peak(
@@ -149,19 +159,29 @@ def _head(role: Role) -> Head:
 
 
 def _trained(
-    work: Workload, role: Role, layout: Layout, accelerator: Accelerator, dtype: str, knowledge: Knowledge
+    work: Workload,
+    role: Role,
+    layout: Layout,
+    accelerator: Accelerator,
+    dtype: str,
+    knowledge: Knowledge,
+    engine: str = NATIVE_ENGINE,
 ) -> MemoryBreakdown:
-    return job_memory(training_job(work, role, accelerator, dtype), layout, knowledge.training_memory)
+    known = engine_knowledge(engine, knowledge)
+    return job_memory(training_job(work, role, accelerator, dtype, engine), layout, known.memory)
 
 
-def training_job(work: Workload, role: Role, accelerator: Accelerator, dtype: str) -> MemoryJob:
+def training_job(
+    work: Workload, role: Role, accelerator: Accelerator, dtype: str, engine: str = NATIVE_ENGINE
+) -> MemoryJob:
     """The training of one role as the memory model sees it."""
+    space = engine_space(engine)
     phase = next(phase for phase in work.phases if phase.role == role.name and phase.work == "train")
     return MemoryJob(
         architecture=role.architecture,
         seq_len=max(1, round(phase.longest_tokens)),
-        precision=training_precision(dtype, accelerator),
-        profile=NATIVE,
+        precision=space.precision if training_precision(dtype, accelerator) is not FP32 else FP32,
+        profile=space.memory,
         adapter=AdapterUse.of(role.adapter) if role.adapter else None,
         head=_head(role),
         logit_share=phase.logit_share,

@@ -1,11 +1,15 @@
 """The message when nothing fits: what overflows, and what would fit."""
 
+from dataclasses import replace
+
 from charter.catalog import accelerators
+from charter.plan.engine_space import ENGINES
 from charter.plan.place import UNPRICED, Place
 from charter.plan.plan import InfeasiblePlanError
 from charter.plan.question import Found, Question
 from charter.plan.search import search
 from charter.plan.why_not import does_not_fit, largest_term
+from charter.spec.stage import PpoStage
 from charter.units import GIB
 
 ALTERNATIVES = ("A100-80GB", "H100", "H200", "B200")
@@ -22,8 +26,15 @@ def infeasible(name: str, question: Question, places: tuple[Place, ...], found: 
         lines.append(f"  {does_not_fit(peak, capacity)} (at {peak.moment})")
         lines.append(f"  the largest part is {term.name}: {term.value / GIB:.1f} GiB = {term.formula}")
     else:
-        lines.append("  no layout divides the model and the batch over so many accelerators")
-    lines.append(f"  {_what_would_fit(question)}")
+        reasons = sorted({item.reason for item in found.rejected})
+        lines += [f"  {reason}" for reason in reasons] or ["  no layout divides the model and the batch as asked"]
+    engines = _other_engines(question, places)
+    if engines:
+        lines.append(
+            f"  another engine could train it there, by its plan: {', '.join(engines)} (`engine:` of the stage)"
+        )
+    if found.closest is not None:
+        lines.append(f"  {_what_would_fit(question)}")
     return InfeasiblePlanError("\n".join(lines), stage=name)
 
 
@@ -36,6 +47,19 @@ def _what_would_fit(question: Question) -> str:
     if fitting:
         return f"would fit on: {', '.join(fitting)}; or use an adapter (adapter: {{rank: 64}}) or a shorter seq_len"
     return "does not fit on 64 nodes of 8 accelerators of any kind either; use an adapter or a shorter seq_len"
+
+
+def _other_engines(question: Question, places: tuple[Place, ...]) -> list[str]:
+    """Engines that have a layout which fits, with that layout."""
+    if not question.work.trained or isinstance(question.stage, PpoStage) or any(place.is_cpu for place in places):
+        return []
+    found = []
+    for name in ENGINES:
+        options = search(replace(question, engine=name, peaks={}), places).options
+        if options:
+            best = min(options, key=lambda option: option.overhead.useful_seconds)
+            found.append(f"{name} ({best.layout_label})")
+    return found
 
 
 def _fewest_nodes(question: Question, name: str) -> int | None:

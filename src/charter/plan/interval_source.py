@@ -8,6 +8,7 @@ from charter.plan.knowledge import CPU_USABLE_SHARE, LOCAL_SIGMA_SOURCE, Knowled
 from charter.plan.option import Option
 from charter.plan.phase import Workload
 from charter.plan.risk import LENGTH_SIGMA
+from charter.plan.rl_engine import RL_ENGINES
 from charter.spec.stage import Stage
 
 
@@ -35,11 +36,12 @@ def time_source(stage: Stage, option: Option, work: Workload, knowledge: Knowled
     """Where the width of the stage's time comes from, in words."""
     moe = any(role.architecture.mixture is not None for role in work.roles)
     quantity, group = time_group(stage, moe=moe)
-    pace = knowledge.pace(option.place.accelerator, stage.kind)
+    engine = RL_ENGINES.get(option.engine) if option.groups else None
+    pace = None if engine else knowledge.pace(option.place.accelerator, stage.kind)
     if not work.needs_accelerator or (option.place.is_cpu and pace is None):
         source = LOCAL_SIGMA_SOURCE
     elif pace is not None:
         source = f"{pace.steps} steps measured ({pace.source}); what is left after a few rows: {quantity}"
     else:
-        source = knowledge.told(quantity, group)
+        source = knowledge.told(quantity, group, rl_stack=engine.stack.label if engine else None)
     return source + (f"; and answer lengths (sigma {LENGTH_SIGMA:g}, judgement)" if len(option.time_sigmas) > 1 else "")

@@ -13,12 +13,14 @@ from charter.calibration.pace import Pace
 from charter.catalog.accelerators import CPU, Accelerator
 from charter.estimate.constants import moved
 from charter.estimate.memory.constants import InferenceMemoryConstants, TrainingMemoryConstants
+from charter.estimate.runs.rl_step import RlConstants
 from charter.estimate.serving.constants import ServingConstants
 from charter.estimate.training.constants import TrainingConstants
 from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, PretrainStage, SftStage, Stage
 
 TRAINING, SERVING = "training step time", "generation"
 TRAINING_MEMORY, INFERENCE_MEMORY = "training-memory", "inference-memory"
+RL_STEP = "rl step"
 NATIVE_STACKS = {
     TRAINING: "huggingface",
     SERVING: "transformers",
@@ -42,6 +44,9 @@ class Knowledge:
     serving: ServingConstants = field(default_factory=ServingConstants)
     training_memory: TrainingMemoryConstants = field(default_factory=TrainingMemoryConstants)
     inference_memory: InferenceMemoryConstants = field(default_factory=InferenceMemoryConstants)
+    rl: Mapping[str, RlConstants] = field(default_factory=dict)
+    """Of a step of reinforcement learning, by the stack's name; `""` for a stack that nobody measured."""
+    rl_situations: Mapping[str, Situation] = field(default_factory=dict)
     spreads: Mapping[str, Spread] = field(default_factory=dict)
     situations: Mapping[str, Situation] = field(default_factory=dict)
     measured: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -59,6 +64,8 @@ class Knowledge:
             serving=_constants(ServingConstants, fits, SERVING),
             training_memory=_constants(TrainingMemoryConstants, fits, TRAINING_MEMORY),
             inference_memory=_constants(InferenceMemoryConstants, fits, INFERENCE_MEMORY),
+            rl=_rl_constants(fits.get(RL_STEP)),
+            rl_situations=_rl_situations(fits.get(RL_STEP)),
             spreads={name: fit.spread for name, fit in fits.items()},
             measured={name: fit.sources for name, fit in fits.items()},
             situations={name: _situation(fits[name], stack) for name, stack in NATIVE_STACKS.items()},
@@ -72,13 +79,23 @@ class Knowledge:
         spread = self.spreads.get(quantity, Spread(half_widths={}))
         return spread.half_width(group, self.situations.get(quantity, "unseen"))
 
-    def told(self, quantity: str, group: str) -> str:
-        """Which measurements the width of a quantity comes from, in words."""
+    def rl_constants(self, stack: str) -> RlConstants:
+        """What a step of reinforcement learning costs beside its phases, under a stack."""
+        return self.rl.get(stack) or self.rl.get("") or RlConstants()
+
+    def rl_sigma(self, stack: str) -> float:
+        """Standard deviation of the logarithm of a step's time under a stack."""
+        spread = self.spreads.get(RL_STEP, Spread(half_widths={}))
+        return spread.half_width("rl time", self.rl_situations.get(stack, "unseen")) / Z90
+
+    def told(self, quantity: str, group: str, *, rl_stack: str | None = None) -> str:
+        """Which measurements the width of a quantity comes from, in words; `rl_stack` is another engine's than ours."""
         found = self.measured.get(quantity, {})
         if not found:
             return "no measurements: the widest that is allowed"
-        stack = NATIVE_STACKS.get(quantity, "native")
-        known = "in some of them" if self.situations.get(quantity, "unseen") == "seen" else "in none of them"
+        stack = rl_stack or NATIVE_STACKS.get(quantity, "native")
+        situation = self.rl_situations.get(stack, "unseen") if rl_stack else self.situations.get(quantity, "unseen")
+        known = "in none of them" if situation == "unseen" else "in some of them"
         dated = f" of {self.as_of}" if self.as_of else ""
         return (
             f"{group}, from {sum(found.values())} rows of {len(found)} sources ({', '.join(sorted(found))}), each "
@@ -106,7 +123,7 @@ class Knowledge:
 def time_group(stage: Stage, *, moe: bool) -> tuple[str, str]:
     """The quantity and the group of measurements whose errors a stage's time shares."""
     if isinstance(stage, PpoStage):
-        return "rl step", "rl time"
+        return RL_STEP, "rl time"
     if isinstance(stage, SftStage | PretrainStage | PreferenceModelStage | DpoStage):
         adapter = stage.adapter is not None
         return TRAINING, "training moe" if moe else "training adapter" if adapter else "training dense"
@@ -162,6 +179,16 @@ def shipped() -> Knowledge:
 def _constants(kind: type[Constants], fits: Mapping[str, QuantityFit], quantity: str) -> Constants:
     fit = fits.get(quantity)
     return moved(kind(), fit.fitted.shift(NATIVE_STACKS[quantity])) if fit else kind()
+
+
+def _rl_constants(fit: QuantityFit | None) -> dict[str, RlConstants]:
+    if fit is None:
+        return {}
+    return {stack: moved(RlConstants(), fit.fitted.shift(stack)) for stack in ("", *fit.fitted.stacks)}
+
+
+def _rl_situations(fit: QuantityFit | None) -> dict[str, Situation]:
+    return {} if fit is None else {stack: _situation(fit, stack) for stack in fit.fitted.stacks}
 
 
 def _situation(fit: QuantityFit, stack: str) -> Situation:

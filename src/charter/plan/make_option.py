@@ -35,7 +35,13 @@ def make_option(
         capacity_bytes=question.knowledge.usable_bytes(place.accelerator),
         time_terms=terms,
         overhead=overhead(
-            useful, place=place, num_nodes=num_nodes, spot=False, checkpoint_bytes=question.checkpoint_bytes
+            useful,
+            place=place,
+            num_nodes=num_nodes,
+            spot=False,
+            checkpoint_bytes=question.checkpoint_bytes,
+            settings=question.risk,
+            units=question.units,
         ),
         time_sigmas=time_sigmas(sigma, generates=generates, fixed_length=fixed_length),
     )

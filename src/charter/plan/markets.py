@@ -9,20 +9,25 @@ from charter.plan.risk import overhead
 
 
 def markets(question: Question, option: Option) -> list[Option]:
-    """The option at each market that `use_spot` allows."""
-    made = [] if question.use_spot is True else [option]
+    """The option at each market that `use_spot` allows, with the failures of its own place."""
+    made = [] if question.use_spot is True else [_at(question, option, option.price, spot=False)]
     if question.use_spot and option.place.spot is not None:
-        made.append(on_spot(option, option.place.spot, question.checkpoint_bytes))
+        made.append(_at(question, option, option.place.spot, spot=True))
     return made
 
 
-def on_spot(option: Option, price: Price, checkpoint_bytes: float) -> Option:
-    """The same job on interruptible machines: a lower price, more hours billed, a longer wait."""
+def _at(question: Question, option: Option, price: Price, *, spot: bool) -> Option:
+    """The same job at a market: interruptible machines cost less, are billed longer and waited for.
+
+    A failure of any node stops the stage, those of groups beside the main one included.
+    """
     risk = overhead(
         option.overhead.useful_seconds,
         place=option.place,
-        num_nodes=option.num_nodes,
-        spot=True,
-        checkpoint_bytes=checkpoint_bytes,
+        num_nodes=option.num_nodes + sum(group.num_nodes for group in option.beside),
+        spot=spot,
+        checkpoint_bytes=question.checkpoint_bytes,
+        settings=question.risk,
+        units=question.units,
     )
     return replace(option, price=price, overhead=risk)

@@ -168,7 +168,7 @@ def _memory(work: Workload, option: Option, full_checkpoint_bytes: float) -> Bre
     made = host_terms(
         loading_bytes=2.0 * loaded,
         checkpoint_bytes=full_checkpoint_bytes * ranks / option.num_accelerators,
-        offload_bytes=0.0,
+        offload_bytes=option.host_bytes * ranks,
         ranks=ranks,
     )
     return Breakdown(terms=tuple(term for term in made.terms if term.value))

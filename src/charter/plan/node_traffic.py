@@ -11,6 +11,7 @@ from math import ceil
 
 from charter.catalog.accelerators import Accelerator
 from charter.estimate.node.network import hidden_bytes_per_second, network_bytes_per_step
+from charter.estimate.shapes.parameters import count_parameters
 from charter.estimate.training.step_time import training_step
 from charter.plan.accelerator_time import gathered_bytes
 from charter.plan.fit import training_precision
@@ -90,14 +91,14 @@ def stage_traffic(work: Workload, option: Option, *, dtype: str, knowledge: Know
     found: list[Traffic] = []
     steps = work.phases[0].steps
     for phase in work.phases:
-        if phase.role in work.remote:
+        if phase.role in work.remote or (option.groups and phase.work != "train"):
             continue
         role = work.role(phase.role)
         made = (
             _update(role, phase, option, dtype, knowledge) if phase.work == "train" else _forward(work, phase, option)
         )
         found += [_per_step(item, phase, steps) for item in made]
-    found += _storage(work, option)
+    found += [*_weight_sync(work, option), *_storage(work, option)]
     return tuple(item for item in found if item.num_bytes > 0)
 
 
@@ -114,9 +115,10 @@ def _update(role: Role, phase: Phase, option: Option, dtype: str, knowledge: Kno
     compute = _compute_seconds(role, phase, layout, accelerator, dtype, knowledge)
     gradients = compute if layout.zero >= ZeroStage.PARAMETERS else BACKWARD_SHARE * compute / layout.accumulation
     windows = {"data parallel": gradients}
-    wires = Wires.of(option)
+    wires, shards = Wires.of(option), layout.data * layout.context // layout.replicas
     leaving = {
-        "data parallel": wires.ring(layout.data * layout.context, layout.tensor),
+        "data parallel": wires.ring(shards, layout.tensor),
+        "between copies": wires.ring(layout.replicas, layout.tensor * shards),
         "tensor parallel": wires.ring(layout.tensor, 1),
         "pipeline parallel": wires.pipeline(layout),
         "expert parallel": wires.exchange(layout.expert, layout.tensor),
@@ -179,6 +181,23 @@ def _forward(work: Workload, phase: Phase, option: Option) -> Iterator[Traffic]:
             formula=f"all-gather over {replicas}, behind one rollout",
             source="ring: Patarasuk and Yuan 2009",
         )
+
+
+def _weight_sync(work: Workload, option: Option) -> Iterator[Traffic]:
+    """Of a step whose roles are placed in groups: the generator takes the policy's new weights, bucket by bucket."""
+    if not option.groups:
+        return
+    role = next(role for role in work.roles if role.trained)
+    steps = work.phases[0].steps
+    yield Traffic(
+        kind="weight sync",
+        phase="weight sync",
+        num_bytes=2.0 * count_parameters(role.architecture).total,
+        seconds=sum(term.value for term in option.time_terms if term.part == "weight sync") / steps,
+        leaving=float(option.place.per_node) if option.num_nodes > 1 or option.beside else 0.0,
+        formula="2 B x parameters, once per rollout",
+        source="estimate/runs/rl_step.py",
+    )
 
 
 def _storage(work: Workload, option: Option) -> Iterator[Traffic]:

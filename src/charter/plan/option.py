@@ -1,5 +1,6 @@
 """One way to run one stage, with what it needs and what it costs; and why other ways were dropped."""
 
+import math
 from dataclasses import dataclass
 
 from charter.cost.interval import lognormal
@@ -9,6 +10,9 @@ from charter.plan.fit import Peak
 from charter.plan.place import Place, Price
 from charter.plan.risk import PRICE_SIGMA, Overhead
 from charter.spec.layout import Layout
+
+SETTLED_MARKETS = ("contract", "owned", "reserved_1y", "reserved_3y", "capacity_block")
+"""Markets whose price is agreed before the work starts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +25,19 @@ class Rejected:
     def to_json(self) -> dict[str, str]:
         """Both fields."""
         return {"option": self.option, "reason": self.reason}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TiedLayout:
+    """A layout on the same accelerators whose time cannot be told from the fastest one's."""
+
+    label: str
+    seconds: float
+    peak_bytes: float
+
+    def to_json(self) -> dict[str, object]:
+        """All three."""
+        return {"layout": self.label, "seconds": self.seconds, "peak_bytes": round(self.peak_bytes)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +60,36 @@ class DeviceGroup:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RoleGroup:
+    """What the accelerators of a stage do where not all do the same: those that generate, train or score."""
+
+    name: str
+    """`all`, `trainers`, `scorers`, `critics` or `generators`."""
+    roles: tuple[str, ...]
+    hardware: str
+    num_accelerators: int
+    layout: Layout
+    layout_label: str
+    peak: Peak
+    capacity_bytes: float
+    busy_share: float
+    """Of the working time, in which they compute; the rest is paid for and waits for other groups."""
+
+    def to_json(self) -> dict[str, object]:
+        """The group as `charter plan --json` prints it."""
+        return {
+            "name": self.name,
+            "roles": list(self.roles),
+            "hardware": self.hardware,
+            "num_accelerators": self.num_accelerators,
+            "layout": self.layout_label,
+            "peak_bytes": round(self.peak.total_bytes),
+            "capacity_bytes": round(self.capacity_bytes),
+            "busy_share": round(self.busy_share, 4),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
 class Option:
     """A place, a number of nodes, a layout and a market for one stage."""
 
@@ -58,8 +105,42 @@ class Option:
     time_sigmas: tuple[float, ...]
     engine: str = "native"
     """Which engine runs this layout."""
+    tied_layouts: tuple[TiedLayout, ...] = ()
+    """The best layout of every family that cannot be told from the fastest on these accelerators, fastest first."""
     beside: tuple[DeviceGroup, ...] = ()
     """More accelerators that the stage holds at the same time, of the same kind or another."""
+    placement: str = ""
+    """Of the roles of a PPO stage: `colocated`, `split` or `async`; empty where there is nothing to place."""
+    host_bytes: float = 0.0
+    """Bytes per accelerator that wait in host memory."""
+    fixed_usd: float | None = None
+    """A bill that does not follow the hours: capacity bought in whole blocks."""
+    remote: tuple[str, ...] = ()
+    """Roles that an endpoint answers for."""
+    endpoint_usd: Interval | None = None
+    """What endpoints charge, where their price is known."""
+    groups: tuple[RoleGroup, ...] = ()
+    """Who does what on the accelerators, those of `beside` included; empty where all do the same."""
+
+    @property
+    def idle_share(self) -> float:
+        """Share of the accelerators' working time that is paid for and spent waiting for other groups."""
+        held = sum(group.num_accelerators for group in self.groups)
+        busy = sum(group.num_accelerators * group.busy_share for group in self.groups)
+        return 1 - busy / held if held else 0.0
+
+    @property
+    def idle_usd(self) -> float | None:
+        """Median bill of the accelerators for the time in which they wait for other groups; None without a price."""
+        machines, hourly = self.machines_usd, self.usd_per_hour
+        if machines is None or not hourly:
+            return None
+        prices = {group.place.accelerator.name: group.price.usd_per_hour or 0.0 for group in self.beside}
+        own = self.price.usd_per_hour or 0.0
+        idle = sum(
+            group.num_accelerators * (1 - group.busy_share) * prices.get(group.hardware, own) for group in self.groups
+        )
+        return machines.p50 * idle / hourly
 
     @property
     def num_accelerators(self) -> int:
@@ -80,8 +161,18 @@ class Option:
 
     @property
     def seconds(self) -> Interval:
-        """Wall-clock time, restarts and waits included."""
-        return lognormal(self.overhead.wall_seconds, *self.time_sigmas)
+        """Wall-clock time, restarts and waits included.
+
+        The luck of a spot pool is independent of how far the estimate is off: distances from the median add as squares.
+        """
+        around, waits = self.overhead, self.overhead.waits
+        if waits is None:
+            return lognormal(around.wall_seconds, *self.time_sigmas)
+        working = lognormal(around.billed_seconds, *self.time_sigmas)
+        middle = working.p50 + waits.p50
+        early = math.hypot(working.p50 - working.p10, waits.p50 - waits.p10)
+        late = math.hypot(working.p90 - working.p50, waits.p90 - waits.p50)
+        return Interval(p10=max(working.p10, middle - early), p50=middle, p90=middle + late)
 
     @property
     def billed_hours(self) -> Interval:
@@ -90,45 +181,33 @@ class Option:
 
     @property
     def usd(self) -> Interval | None:
+        """Cost of machines and endpoints, None without a price of the machines."""
+        machines, asked = self.machines_usd, self.endpoint_usd
+        if machines is None or asked is None:
+            return machines
+        return Interval(p10=machines.p10 + asked.p10, p50=machines.p50 + asked.p50, p90=machines.p90 + asked.p90)
+
+    @property
+    def machines_usd(self) -> Interval | None:
         """Cost of the machines, None without a price."""
+        if self.fixed_usd is not None:
+            return lognormal(self.fixed_usd)
         if self.usd_per_hour is None:
             return None
         median = job_usd(
             accelerators=1, hours=self.overhead.billed_seconds / 3600, usd_per_accelerator_hour=self.usd_per_hour
         )
-        price_sigma = 0.0 if self.price.market in ("contract", "owned") else PRICE_SIGMA
+        price_sigma = 0.0 if self.price.market in SETTLED_MARKETS else PRICE_SIGMA
         return lognormal(median, *self.time_sigmas, price_sigma)
 
     @property
     def label(self) -> str:
         """`2 x H100-SXM-80GB:8 on aws, spot`."""
         count = f"{self.num_nodes} x " if self.num_nodes > 1 else ""
-        market = f", {self.price.market}" if self.price.market == "spot" else ""
+        plain = ("on_demand", "contract", "owned", "unpriced", "own")
+        market = "" if self.price.market in plain else f", {self.price.market}"
         return f"{count}{self.place.label}{market}"
 
 
-def cheapest_first(options: list[Option]) -> list[Option]:
-    """Options by median cost (or by time where a price is missing), then time, then a stable name."""
-    unpriced = any(option.usd is None for option in options)
-
-    def key(option: Option) -> tuple[float, float, str]:
-        usd, seconds = option.usd, option.overhead.wall_seconds
-        first = seconds if unpriced or usd is None else usd.p50
-        return (first, seconds, option.label + option.layout_label)
-
-    return sorted(options, key=key)
-
-
 NEAR = 1.05
-"""Among options within 5 % of the cheapest the fastest is taken: the estimate cannot tell them apart."""
-
-
-def pick(options: list[Option]) -> Option:
-    """The fastest of the options that cost nearly as little as the cheapest."""
-    ranked = cheapest_first(options)
-    best = ranked[0]
-    if best.usd is None:
-        return best
-    limit = best.usd.p50 * NEAR
-    near = [option for option in ranked if option.usd is not None and option.usd.p50 <= limit]
-    return min(near, key=lambda option: (option.overhead.wall_seconds, option.label + option.layout_label))
+"""Among plans within 5 % of the cheapest the fastest is taken: the estimate cannot tell them apart."""

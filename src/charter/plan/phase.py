@@ -4,10 +4,12 @@ Every kind of stage comes down to these three, so that memory and time are compu
 as a stage holds it; a phase is work for one role.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from math import log
 from typing import Literal
 
+from charter.estimate.serving.api_judge import ApiPrice
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter
 
@@ -41,8 +43,12 @@ class Phase:
     """Sequences of one batch, over all accelerators."""
     prompt_tokens: float
     """Mean tokens of a sequence that are read: all of it for training and scoring, the prompt for generation."""
+    unpadded_tokens: float = 0.0
+    """Mean tokens that are read where no prompt is padded, if that differs from `prompt_tokens`; else 0."""
     new_tokens: float = 0.0
     """Tokens generated per sequence."""
+    mean_new_tokens: float = 0.0
+    """Mean tokens of an answer where the stage says it, else 0; `new_tokens` is then the longest of a batch."""
     longest_tokens: float = 0.0
     """Tokens of the longest sequence, for memory."""
     unit: int = 1
@@ -107,7 +113,11 @@ class Workload:
     data_bytes: float = 0.0
     """Bytes of what the stage writes beside checkpoints."""
     remote: tuple[str, ...] = ()
-    """Roles that an endpoint answers for; their time and price are not in the plan."""
+    """Roles that an endpoint answers for; their time and price are in the plan where `endpoints` has them."""
+    either: tuple[str, ...] = ()
+    """Roles that may be served here or by their endpoint, whichever is better."""
+    endpoints: Mapping[str, ApiPrice] = field(default_factory=dict)
+    """What endpoints charge and allow, by role."""
 
     def role(self, name: str) -> Role:
         """The role of that name."""
@@ -117,6 +127,10 @@ class Workload:
     def needs_accelerator(self) -> bool:
         """False where no model runs here: text work only, or every model answers from an endpoint."""
         return any(phase.role not in self.remote for phase in self.phases)
+
+    def answered_by_endpoints(self, roles: tuple[str, ...]) -> "Workload":
+        """The same with these roles answered remotely."""
+        return replace(self, remote=roles)
 
     @property
     def trained(self) -> tuple[Role, ...]:

@@ -2,14 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 from charter.cost.interval import add
 from charter.cost.money import micro_usd
 from charter.errors import InfeasibleError
 from charter.estimate.terms import Interval
 from charter.plan.assumption import Assumption
+from charter.plan.cost_breakdown import ProjectCost
+from charter.plan.short_form import differences, stage_line
 from charter.plan.stage_plan import NO_MONEY, QUANTILES, MicroUsd, StagePlan, interval_json
-from charter.plan.timeline import Timeline, schedule
+from charter.plan.timeline import Sharing, Timeline, schedule
+from charter.plan.timeline_json import timeline_json
 
 SCHEMA = "charter.plan/1"
 
@@ -24,6 +28,21 @@ class Plan:
     deadline_seconds: float | None
     max_parallel: int | None
     assumptions: tuple[Assumption, ...]
+    sharing: Sharing | None = None
+    """What stages that run at the same time share."""
+    objective: str = "cheapest"
+    proven: bool = True
+    """Whether no better plan exists among the options; False where the search was cut short."""
+    alternatives: tuple["Plan", ...] = ()
+    """The next best plans that differ in hardware, provider or market of some stage."""
+    advice: tuple[str, ...] = ()
+    """The nearest changes that would keep a deadline or budget that this plan does not keep."""
+    start: datetime | None = None
+    """When the project begins, for dates."""
+    models: tuple[tuple[str, float], ...] = ()
+    """Entries of `models` with their numbers of parameters."""
+    cost: ProjectCost | None = None
+    """What the project costs as a whole: lines by bucket, spread, cost per unit."""
 
     @property
     def usd(self) -> MicroUsd | None:
@@ -41,12 +60,16 @@ class Plan:
         return add(stage.gpu_hours for stage in self.stages)
 
     def timeline(self, quantile: str = "p50") -> Timeline:
-        """Starts and ends when every stage takes its `quantile` time."""
+        """Starts and ends when every stage takes, and every queue lasts, its `quantile` time."""
         return schedule(
             [stage.name for stage in self.stages],
             {stage.name: stage.inputs for stage in self.stages},
             {stage.name: getattr(stage.option.seconds, quantile) for stage in self.stages},
             max_parallel=self.max_parallel,
+            lags={(other, stage.name): late for stage in self.stages for other, late in stage.transfer_seconds.items()},
+            waits={stage.name: getattr(stage.wait_seconds, quantile) for stage in self.stages},
+            not_before={stage.name: stage.lead_seconds for stage in self.stages},
+            sharing=self.sharing,
         )
 
     @property
@@ -65,9 +88,14 @@ class Plan:
         return next((stage for stage in self.stages if stage.name == name), None)
 
     @property
+    def project_usd(self) -> MicroUsd | None:
+        """What a budget has to cover: the stages and what `costs:` adds; the stages alone where that has no price."""
+        return self.usd if self.cost is None or self.cost.total is None else self.cost.total
+
+    @property
     def budget_verdict(self) -> str | None:
         """`ok`, `p90 over`, `over` or `unpriced`; None without a budget."""
-        return None if self.budget_usd is None else _verdict(_usd_bounds(self.usd), micro_usd(self.budget_usd))
+        return None if self.budget_usd is None else _verdict(_usd_bounds(self.project_usd), micro_usd(self.budget_usd))
 
     @property
     def deadline_verdict(self) -> str | None:
@@ -91,7 +119,26 @@ class Plan:
                 for stage in self.stages
             ],
             "total": self._total_json(line),
+            "timeline": timeline_json({q: self.timeline(q) for q in QUANTILES}, self.start),
+            "objective": self.objective,
+            "proven": self.proven,
+            "alternatives": [plan.short_json(self) for plan in self.alternatives],
+            "advice": list(self.advice),
             "assumptions": [item.to_json() for item in self.assumptions],
+        }
+
+    def differences(self, base: "Plan") -> dict[str, str]:
+        """Stages whose hardware, provider or market differs from `base`, with what they have here."""
+        return differences(self.stages, base.stages)
+
+    def short_json(self, base: "Plan") -> Mapping[str, object]:
+        """Totals, what differs from another plan, and each stage in a line."""
+        return {
+            "differs": self.differences(base),
+            "seconds": interval_json(self.seconds),
+            "gpu_hours": interval_json(self.gpu_hours),
+            "usd": NO_MONEY if self.usd is None else self.usd.to_json(),
+            "stages": [stage_line(stage) for stage in self.stages],
         }
 
     def _total_json(self, line: Timeline) -> Mapping[str, object]:
@@ -100,6 +147,7 @@ class Plan:
             "seconds": interval_json(self.seconds),
             "gpu_hours": interval_json(self.gpu_hours),
             "usd": NO_MONEY if total is None else total.to_json(),
+            "cost": None if self.cost is None else self.cost.to_json(),
             "storage_bytes": sum(round(stage.storage_bytes) for stage in self.stages),
             "fits": True,
             "critical_path": list(line.critical_path),

@@ -1,31 +1,65 @@
 """Plan a project as it lies on disk: read the facts, probe the machine if it matters, call `make_plan`."""
 
+from dataclasses import replace
+from datetime import date, datetime
 from pathlib import Path
 
 from charter.calibration.bundle import load
+from charter.catalog.price_book import PriceBook, read_price_book
+from charter.catalog.prices import read_offers
 from charter.plan.inputs import read_inputs
 from charter.plan.knowledge import Knowledge
 from charter.plan.machine import Machine, probe_machine
 from charter.plan.make import make_plan
 from charter.plan.place import may_run_here
 from charter.plan.plan import Plan
+from charter.plan.stale import stale_prices
 from charter.spec.project import Project
 
 CALIBRATION_FILE = "calibration.json"
+PRICES_FILE = "prices.csv"
 
 
 def plan_project(
-    project: Project, directory: Path, *, machine: Machine | None = None, knowledge: Knowledge | None = None
+    project: Project,
+    directory: Path,
+    *,
+    machine: Machine | None = None,
+    knowledge: Knowledge | None = None,
+    prices: PriceBook | None = None,
+    today: date | None = None,
+    alternatives: int = 0,
+    start: datetime | None = None,
 ) -> Plan:
     """The plan of `project`, whose files lie in `directory`; `machine` replaces the probe of this one.
 
-    A `calibration.json` in the directory (`charter calibrate -C`) is used unless `knowledge` is given.
+    A `calibration.json` in the directory (`charter calibrate -C`) is used unless `knowledge` is given, a `prices.csv`
+    (`charter prices import`) on top of the bundled price book unless `prices` is. With `today`, contracts that do not
+    hold are left out and old prices are among the assumptions. `alternatives` and `start`: see `make_plan`.
     """
     inputs = read_inputs(project, directory)
     if machine is None and may_run_here(project):
         machine = probe_machine()
     if knowledge is None and (directory / CALIBRATION_FILE).is_file():
         knowledge = Knowledge.of(load(directory / CALIBRATION_FILE))
-    return make_plan(
-        project, architectures=inputs.architectures, data_facts=inputs.facts, machine=machine, knowledge=knowledge
+    book = prices or _price_book(directory, today)
+    made = make_plan(
+        project,
+        architectures=inputs.architectures,
+        data_facts=inputs.facts,
+        machine=machine,
+        knowledge=knowledge,
+        prices=book,
+        alternatives=alternatives,
+        start=start,
     )
+    if today is None:
+        return made
+    return replace(made, assumptions=(*made.assumptions, *stale_prices(made, book, today)))
+
+
+def _price_book(directory: Path, today: date | None) -> PriceBook:
+    file = directory / PRICES_FILE
+    if today is not None or not file.is_file():
+        return read_price_book(file, today=today or date.max)
+    return PriceBook.bundled().with_rows(read_offers(file.read_text(encoding="utf-8"), file.name), source=file.name)

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from charter.errors import SpecError
+from charter.estimate.serving.api_judge import ApiPrice
 from charter.plan.phase import Role
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter
-from charter.spec.project import Project
+from charter.spec.project import Project, Serving
 from charter.spec.stage import PpoStage
 
 
@@ -61,5 +62,36 @@ class Models:
 
     def remote(self, *roles: Role) -> tuple[str, ...]:
         """Names of the roles whose model is served by an endpoint."""
+        return self._served("endpoint", roles)
+
+    def either(self, *roles: Role) -> tuple[str, ...]:
+        """Names of the roles whose model may be served here or by its endpoint."""
+        return self._served("auto", roles)
+
+    def endpoints(self, *roles: Role) -> dict[str, ApiPrice]:
+        """What the endpoints of the roles charge, of those that say it."""
+        names = (*self._served("endpoint", roles), *self._served("auto", roles))
+        found = {role.name: _api_price(self.project.serving[role.model]) for role in roles if role.name in names}
+        return {name: price for name, price in found.items() if price is not None}
+
+    def _served(self, mode: str, roles: tuple[Role, ...]) -> tuple[str, ...]:
         served = self.project.serving
-        return tuple(role.name for role in roles if role.model in served and served[role.model].endpoint is not None)
+        return tuple(
+            role.name
+            for role in roles
+            if role.model in served and served[role.model].endpoint is not None and served[role.model].mode == mode
+        )
+
+
+def _api_price(serving: Serving) -> ApiPrice | None:
+    if serving.usd_per_million_input_tokens is None or serving.usd_per_million_output_tokens is None:
+        return None
+    return ApiPrice(
+        input_usd_per_million=serving.usd_per_million_input_tokens,
+        output_usd_per_million=serving.usd_per_million_output_tokens,
+        cached_input_usd_per_million=serving.cached_input_usd_per_million_tokens,
+        cached_share=serving.cached_prompt_share,
+        requests_per_minute=serving.requests_per_minute,
+        tokens_per_minute=serving.tokens_per_minute,
+        concurrency=float(serving.concurrency),
+    )

@@ -1,18 +1,21 @@
 """The ways to run one stage: every place, node count, layout and market that fits; and why the others do not."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from charter.plan.answering_search import answering_options
 from charter.plan.cpu_search import on_processors
-from charter.plan.fit import NOTHING_LOADED, Peak
-from charter.plan.make_option import make_option
+from charter.plan.endpoint_option import endpoint_only, without_accelerators
+from charter.plan.fit import Peak
+from charter.plan.layout_search import Site
 from charter.plan.markets import markets
 from charter.plan.option import Option, Rejected
 from charter.plan.place import LOCAL, Place
 from charter.plan.question import Found, Missed, Question
-from charter.plan.text_time import text_term
-from charter.plan.training_search import training_options
-from charter.spec.layout import Layout
+from charter.plan.rl_across import across
+from charter.plan.rl_search import rl_answers
+from charter.plan.training_search import options_of, training_options
+from charter.spec.stage import PpoStage
 
 
 def search(question: Question, places: tuple[Place, ...]) -> Found:
@@ -20,31 +23,51 @@ def search(question: Question, places: tuple[Place, ...]) -> Found:
     options: list[Option] = []
     rejected: list[Rejected] = []
     misses: list[tuple[Peak, float]] = []
-    known: dict[tuple[object, ...], tuple[tuple[Option, ...], Missed]] = {}
-    for place in places:
-        for num_nodes in place.nodes:
-            key = (*_hardware(place, num_nodes), num_nodes)
-            if key not in known:
-                known[key] = _on(question, place, num_nodes)
-            fitting, missed = known[key]
-            for option in fitting:
-                options += markets(question, replace(option, place=place, price=place.price))
-            rejected += missed.rejected if not fitting else ()
-            misses += missed.peaks if not fitting else ()
-    closest = min(misses, key=lambda miss: miss[0].total_bytes / miss[1], default=None)
-    return Found(options=tuple(options), rejected=tuple(rejected), closest=closest)
+    sites = [Site(place=place, num_nodes=num_nodes) for place in places for num_nodes in place.nodes]
+    known = _answers(question, sites)
+    for site in sites:
+        fitting, missed = known[_hardware(site)]
+        for option in fitting:
+            options += markets(question, replace(option, place=site.place, price=site.place.price))
+        rejected += missed.rejected if not fitting else ()
+        misses += missed.peaks if not fitting else ()
+    if isinstance(question.stage, PpoStage):
+        options += across(question, places)
+    options += without_accelerators(question)
+    return Found(
+        options=tuple(options),
+        rejected=tuple(rejected),
+        closest=min(misses, key=lambda miss: miss[0].total_bytes / miss[1], default=None),
+        evaluated=sum(missed.evaluated for _, missed in known.values()),
+        pruned=sum(missed.pruned for _, missed in known.values()),
+        question=question,
+    )
 
 
-def _hardware(place: Place, num_nodes: int) -> tuple[object, ...]:
+Answer = tuple[tuple[Option, ...], Missed]
+
+
+def _answers(question: Question, sites: Sequence[Site]) -> dict[tuple[object, ...], Answer]:
+    """What is possible on every kind of hardware among the sites; training layouts of all of them in one go."""
+    first: dict[tuple[object, ...], Site] = {}
+    for site in sites:
+        first.setdefault(_hardware(site), site)
+    if question.work.trained and not any(site.place.is_cpu for site in first.values()):
+        answers = rl_answers if isinstance(question.stage, PpoStage) else options_of
+        return dict(zip(first, answers(question, list(first.values())), strict=True))
+    return {key: _on(question, site.place, site.num_nodes) for key, site in first.items()}
+
+
+def _hardware(site: Site) -> tuple[object, ...]:
     """What decides memory and time: two providers of one accelerator differ in the network between nodes only."""
+    place, num_nodes = site.place, site.num_nodes
     network = place.accelerator.scaleout_bytes_per_second_per_node if num_nodes > 1 else None
-    return (place.infra == LOCAL, place.accelerator.name, place.per_node, network)
+    return (place.infra == LOCAL, place.accelerator.name, place.per_node, num_nodes, network)
 
 
 def _on(question: Question, place: Place, num_nodes: int) -> tuple[tuple[Option, ...], Missed]:
     if not question.work.needs_accelerator:
-        terms = (text_term(question.work),)
-        return (make_option(question, place, num_nodes, Layout(), "no model", NOTHING_LOADED, terms),), Missed()
+        return (endpoint_only(question, place),), Missed()
     if place.is_cpu:
         return on_processors(question, place)
     if question.work.trained:

@@ -1,16 +1,21 @@
 """What was decided for one stage: where, how, how long, how much, and what was dropped."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from charter.cost.money import micro_usd, usd
 from charter.estimate.terms import Interval, Term
+from charter.plan.endpoint_option import own_or_endpoint
 from charter.plan.interval_source import PeakRange
 from charter.plan.node_needs import NodeNeeds
 from charter.plan.option import Option, Rejected
 from charter.plan.phase import Counters
+from charter.plan.question import EngineLayout, Found
+from charter.plan.stage_risk import StageRisk
+from charter.plan.work_done import NOTHING_DONE, WorkDone
 
 QUANTILES = ("p10", "p50", "p90")
+AT_ONCE = Interval(p10=0.0, p50=0.0, p90=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +40,7 @@ def money(interval: Interval) -> MicroUsd:
     return MicroUsd(p10=micro_usd(interval.p10), p50=micro_usd(interval.p50), p90=micro_usd(interval.p90))
 
 
+NOTHING_PAID = MicroUsd(p10=0, p50=0, p90=0)
 NO_MONEY: dict[str, float | None] = dict.fromkeys(QUANTILES)
 
 
@@ -61,13 +67,41 @@ class StagePlan:
     """How far the peak may be off, and how that is known."""
     time_source: str
     """Which measurements the width of the time comes from."""
+    risk: StageRisk | None = None
+    """What is expected of failures, and what checkpoints and spares cost."""
+    market_reason: str = ""
+    """Why on spot or on demand; empty where there is no choice."""
+    options: tuple[Option, ...] = ()
+    """Everything that fits, the chosen one among it."""
+    searched: Found | None = None
+    """The search that the options come from."""
+    other_engines: tuple[EngineLayout, ...] = ()
+    """What other engines could do on the same accelerators, where that was asked for."""
+    transfer_usd: MicroUsd = NOTHING_PAID
+    """Bringing what it reads from other providers or regions, and its results to a named storage."""
+    transfer_bytes: float = 0.0
+    transfer_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Until the results of each input are where they are read."""
+    wait_seconds: Interval = AT_ONCE
+    """In a queue, and for data that goes through a named storage, once the inputs are there."""
+    lead_seconds: float = 0.0
+    """From the start of the project until its capacity is to be had."""
+    endpoint_usd: MicroUsd = NOTHING_PAID
+    """What endpoints charge, where `serving` has their price."""
+    done: WorkDone = NOTHING_DONE
+    """Model operations, and tokens that an endpoint is asked for."""
+
+    @property
+    def serving_reason(self) -> str:
+        """Why own accelerators or an endpoint, with the figures of both; empty where there is no choice."""
+        return own_or_endpoint(self.option, self.options)
 
     @property
     def usd(self) -> MicroUsd | None:
-        """Machines and storage; None without a price."""
+        """Machines, storage, transfer and endpoints; None without a price."""
         if self.compute_usd is None or self.storage_usd is None:
             return None
-        return self.compute_usd.plus(self.storage_usd)
+        return self.compute_usd.plus(self.storage_usd).plus(self.transfer_usd).plus(self.endpoint_usd)
 
     @property
     def gpu_hours(self) -> Interval:
@@ -99,6 +133,9 @@ class StagePlan:
                 "as_of": option.price.as_of,
             },
             "layout": layout_json(option),
+            "placement": option.placement or None,
+            "groups": [group.to_json() for group in option.groups],
+            "idle_share": round(option.idle_share, 4),
             "peak_bytes": round(option.peak.total_bytes),
             "peak_bytes_range": {name: round(getattr(self.peak_range.interval, name)) for name in QUANTILES},
             "capacity_bytes": round(option.capacity_bytes),
@@ -108,14 +145,25 @@ class StagePlan:
             "usd": NO_MONEY if self.usd is None else self.usd.to_json(),
             "storage_bytes": round(self.storage_bytes),
             "checkpoint_bytes": round(self.checkpoint_bytes),
+            "transfer_bytes": round(self.transfer_bytes),
+            "wait_seconds": interval_json(self.wait_seconds),
+            "lead_seconds": self.lead_seconds,
             "workload": {name: round(value, 3) for name, value in vars(self.counters).items()},
             "breakdown": self._breakdown(),
             "node": self.node.to_json(),
+            "risk": None if self.risk is None else self.risk.to_json(),
+            "market_reason": self.market_reason,
+            "serving_reason": self.serving_reason,
             "rejected": [item.to_json() for item in self.rejected],
+            "engine": option.engine,
+            "tied_layouts": [item.to_json() for item in option.tied_layouts],
+            "other_engines": [item.to_json() for item in self.other_engines],
+            "search": None if self.searched is None else self.searched.counts,
         }
 
     def _breakdown(self) -> dict[str, Mapping[str, float] | None]:
-        money = {"compute": self.compute_usd, "storage": self.storage_usd}
+        money = {"compute": self.compute_usd, "storage": self.storage_usd, "transfer": self.transfer_usd}
+        money |= {"endpoints": self.endpoint_usd} if self.endpoint_usd.p90 else {}
         priced = {name: usd(value.p50) for name, value in money.items() if value is not None}
         return {
             "memory_bytes": {name: float(round(value)) for name, value in self.option.peak.by_part().items()},
@@ -129,7 +177,8 @@ class StagePlan:
         parts: dict[str, float] = {}
         for term in option.time_terms:
             parts[term.part] = parts.get(term.part, 0.0) + term.value
-        risk = option.overhead.wall_seconds - option.overhead.useful_seconds - option.overhead.start_seconds
+        around = option.overhead
+        risk = around.median_wall_seconds - around.useful_seconds - around.start_seconds
         parts["checkpoints and failures"] = max(0.0, risk)
         parts["start"] = option.overhead.start_seconds
         return {name: round(value, 6) for name, value in parts.items()}
@@ -153,4 +202,10 @@ def layout_json(option: Option) -> dict[str, object]:
         "micro_batch": layout.micro_batch,
         "accumulation": layout.accumulation,
         "recompute": layout.recompute.value,
+        "context": layout.context,
+        "expert": layout.expert,
+        "interleave": layout.interleave,
+        "replicas": layout.replicas,
+        "offload_optimizer": layout.offload_optimizer,
+        "offload_parameters": layout.offload_parameters,
     }

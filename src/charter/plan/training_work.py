@@ -1,5 +1,6 @@
 """The work of the stages that train: language models, preference models, judges, DPO and PPO."""
 
+from dataclasses import replace
 from math import ceil
 
 from charter.plan.corpus import Library
@@ -96,10 +97,11 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
     library.assume(
         "ppo.prompt tokens",
         prompt,
-        f"every prompt is padded to max_prompt_tokens; their mean is {prompts.prompt_tokens:.0f}",
+        f"every prompt is padded to max_prompt_tokens; their mean is {prompts.prompt_tokens:.0f}, which engines that "
+        "pack sequences read",
     )
     rollouts = ceil(stage.episodes / stage.rollout_batch)
-    assume_length(library)
+    assume_length(library, stage)
     scoring = tuple(
         forward(f"score {role}", role, rollouts, stage.rollout_batch, whole, logit_share=answered)
         for role in ("policy", "reference", "reward", "value")
@@ -113,13 +115,16 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
     return Workload(
         roles=(policy, value, reference, reward),
         phases=(
-            answers("generate", "policy", rollouts * stage.rollout_batch, stage, prompt, ragged=False),
+            replace(
+                answers("generate", "policy", rollouts * stage.rollout_batch, stage, prompt, ragged=False),
+                unpadded_tokens=min(prompts.prompt_tokens, prompt),
+            ),
             *scoring,
             *training,
         ),
         counters=Counters(
             tokens=training[0].tokens,
-            generated_tokens=float(rollouts * stage.rollout_batch * stage.max_new_tokens),
+            generated_tokens=float(rollouts * stage.rollout_batch * stage.expected_new_tokens),
             episodes=float(rollouts * stage.rollout_batch),
         ),
         together=True,

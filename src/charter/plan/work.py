@@ -2,6 +2,7 @@
 
 from math import ceil
 
+from charter.estimate.serving.response_lengths import USUAL_SPREAD, ResponseLengths
 from charter.plan.corpus import Corpus, Library
 from charter.plan.phase import PADDING_GROWTH, PADDING_SOURCE, Phase, padded
 from charter.spec.stage import Optimization, Sampling
@@ -70,6 +71,8 @@ def answers(
 ) -> Phase:
     """Answers are counted at their longest: batch decoding ends with the longest answer of the batch.
 
+    That is `max_new_tokens`, or the longest of a batch around `mean_new_tokens` where the stage says it.
+
     Prompts are padded to the longest of the batch, except where the stage pads them to a fixed width.
     """
     if ragged:
@@ -81,9 +84,24 @@ def answers(
         steps=ceil(sequences / stage.rollout_batch),
         batch=stage.rollout_batch,
         prompt_tokens=prompt_tokens,
-        new_tokens=stage.max_new_tokens,
+        new_tokens=longest_answer(stage),
+        mean_new_tokens=float(stage.mean_new_tokens or 0),
         longest_tokens=prompt_tokens + stage.max_new_tokens,
     )
+
+
+def longest_answer(stage: Sampling) -> float:
+    """Expected tokens of the longest answer of a batch.
+
+    >>> from charter.spec.stage import GenerateStage
+    >>> said = {"policy": "p", "prompts": ("d",), "max_new_tokens": 2000, "rollout_batch": 16}
+    >>> longest_answer(GenerateStage(**said)), round(longest_answer(GenerateStage(**said, mean_new_tokens=200)), -2)
+    (2000.0, 500.0)
+    """
+    if stage.mean_new_tokens is None or stage.mean_new_tokens >= stage.max_new_tokens:
+        return float(stage.max_new_tokens)
+    lengths = ResponseLengths(mean=stage.mean_new_tokens, limit=stage.max_new_tokens, spread=USUAL_SPREAD)
+    return lengths.longest_of(stage.rollout_batch)
 
 
 def question_tokens(pairs: Corpus, format: str, library: Library) -> float:
@@ -103,8 +121,12 @@ def assume_padding(library: Library) -> None:
     library.assume("padding: 1 + x ln(sequences of a micro-batch)", PADDING_GROWTH, PADDING_SOURCE, "2026-11")
 
 
-def assume_length(library: Library) -> None:
+def assume_length(library: Library, stage: Sampling) -> None:
     """Note how long answers are taken to be."""
+    if stage.mean_new_tokens is not None:
+        spread = f"lognormal, deviation {USUAL_SPREAD:g} of the mean (judgement), cut at max_new_tokens"
+        library.assume("answer length where a stage says a mean", "mean_new_tokens", spread, "2026-11")
+        return
     library.assume("answer length", "max_new_tokens", "a batch decodes until its longest answer ends", "2026-11")
 
 

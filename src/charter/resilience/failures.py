@@ -22,7 +22,24 @@ META_RSC1_A100 = NodeFailureRate(
     per_node_day=6.50e-3,
     source="Kokolis et al. 2024 (arXiv:2410.21680), RSC-1: 6.50 per 1,000 node-days (second-hand)",
 )
+META_RSC2_A100 = NodeFailureRate(
+    per_node_day=2.34e-3,
+    source="Kokolis et al. 2024 (arXiv:2410.21680), RSC-2: 2.34 per 1,000 node-days (second-hand)",
+)
+BLOOM_A100 = NodeFailureRate(
+    per_node_day=2.98e-3,
+    source="BLOOM-176B logbook: about one GPU a week on 48 nodes of 8 A100; hangs of software are not in it",
+)
 OPT_A100 = NodeFailureRate(per_node_day=15.6e-3, source="OPT-175B logbook: about 2 machines a day out of 128")
+
+PUBLISHED = {
+    "llama3": LLAMA3_H100,
+    "rsc1": META_RSC1_A100,
+    "rsc2": META_RSC2_A100,
+    "bloom": BLOOM_A100,
+    "opt": OPT_A100,
+}
+"""The rates above by a short name."""
 
 
 def mean_between_failures_seconds(

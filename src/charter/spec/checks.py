@@ -9,8 +9,10 @@ from collections.abc import Iterable, Iterator
 
 from charter.errors import Problem
 from charter.spec.architecture_checks import check_architecture
-from charter.spec.project import DataSpec, ModelSpec, Project, Resources
-from charter.spec.ranges import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, check_ranges
+from charter.spec.costs import check_costs
+from charter.spec.project import DataSpec, ModelSpec, Place, Project, Resources, Serving
+from charter.spec.ranges import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, SHARE, check_ranges
+from charter.spec.risk import check_risk
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 PART = re.compile(r"([0-9]{1,6})\s*/\s*([0-9]{1,6})")
@@ -35,6 +37,8 @@ def check_project(project: Project) -> Iterator[Problem]:
     yield from check_ranges(project.storage, "storage", [("keep_last", AT_LEAST_ONE)])
     yield from _check_resources(project.resources)
     yield from _check_serving(project)
+    yield from check_costs(project.costs)
+    yield from check_risk(project.risk)
     for name in project.notes:
         if name not in project.pipeline:
             yield Problem(message=f"no stage is called {name!r}", path=f"notes.{name}")
@@ -54,9 +58,25 @@ def _check_resources(resources: Resources) -> Iterator[Problem]:
     if resources.infra is not None and resources.any_of:
         hint = "put every candidate place under any_of"
         yield Problem(message="give either infra or any_of, not both", path="resources.infra", hint=hint)
+    yield from check_ranges(resources, "resources", _WAITS)
     yield from check_accelerators(resources.accelerators, "resources.accelerators")
+    yield from check_accelerators(resources.quota, "resources.quota")
+    for name, most in resources.quota.items():
+        if most < 1:
+            yield Problem(message=f"must be 1 or more; found {most}", path=f"resources.quota.{name}")
     for index, place in enumerate(resources.any_of):
-        yield from check_accelerators(place.accelerators, f"resources.any_of[{index}].accelerators")
+        yield from _check_place(place, f"resources.any_of[{index}]")
+
+
+_WAITS = [("lead_time", NOT_NEGATIVE), ("queue_wait", NOT_NEGATIVE), ("billing_granule", POSITIVE)]
+
+
+def _check_place(place: Place, path: str) -> Iterator[Problem]:
+    yield from check_accelerators(place.accelerators, f"{path}.accelerators")
+    yield from check_ranges(place, path, [("nodes", AT_LEAST_ONE), ("price", NOT_NEGATIVE), *_WAITS[:2]])
+    if place.market == "capacity_block" and place.price is None:
+        hint = "add  price: $3.10/h  (of one accelerator), as the provider quotes it for the block"
+        yield Problem(message="a capacity block has no list price", path=f"{path}.market", hint=hint)
 
 
 def check_accelerators(names: Iterable[str], path: str) -> Iterator[Problem]:
@@ -77,6 +97,21 @@ def _check_serving(project: Project) -> Iterator[Problem]:
             message = f"{serving.endpoint!r} is not a URL"
             hint = "write it like http://judge:8000/v1"
             yield Problem(message=message, path=f"{path}.endpoint", hint=hint)
+        yield from _check_endpoint_price(serving, path)
+
+
+def _check_endpoint_price(serving: Serving, path: str) -> Iterator[Problem]:
+    """Prices come in pairs; `auto` needs something to compare."""
+    price = (serving.usd_per_million_input_tokens, serving.usd_per_million_output_tokens)
+    if (price[0] is None) != (price[1] is None):
+        yield Problem(message="give the price of input and of output tokens, or neither", path=path)
+    if serving.mode == "auto" and (serving.endpoint is None or None in price):
+        hint = "give endpoint, usd_per_million_input_tokens and usd_per_million_output_tokens"
+        yield Problem(message="auto compares an endpoint with own accelerators", path=f"{path}.mode", hint=hint)
+    prices = [name for name in vars(serving) if "usd_per_million" in name]
+    yield from check_ranges(serving, path, [(name, NOT_NEGATIVE) for name in prices])
+    yield from check_ranges(serving, path, [("cached_prompt_share", SHARE), ("concurrency", AT_LEAST_ONE)])
+    yield from check_ranges(serving, path, [(name, POSITIVE) for name in ("requests_per_minute", "tokens_per_minute")])
 
 
 def check_model(name: str, model: ModelSpec) -> Iterator[Problem]:

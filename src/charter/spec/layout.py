@@ -42,6 +42,8 @@ class Layout:
     interleave: int = 1
     offload_optimizer: bool = False
     offload_parameters: bool = False
+    replicas: int = 1
+    """Hybrid sharding (HSDP): whole copies of what ZeRO shards, each over `data * context / replicas` ranks."""
 
     @property
     def num_accelerators(self) -> int:
@@ -52,12 +54,15 @@ class Layout:
     def label(self) -> str:
         """A short name: `zero3 dp8 tp2 mb4 ga2 full`."""
         parts = [f"zero{int(self.zero)}" if self.zero else "", f"dp{self.data}"]
-        degrees = (("tp", self.tensor), ("pp", self.pipeline), ("cp", self.context), ("ep", self.expert))
+        parts += [f"hsdp{self.replicas}x{self.data * self.context // self.replicas}"] if self.replicas > 1 else []
+        chunks = self.interleave if self.pipeline > 1 else 1
+        degrees = (("tp", self.tensor), ("pp", self.pipeline), ("v", chunks), ("cp", self.context), ("ep", self.expert))
         for name, degree in degrees:
             parts.append(f"{name}{degree}" if degree > 1 else "")
+            parts.append("sp" if name == "tp" and self.sequence_parallel else "")
         parts += [f"mb{self.micro_batch}", f"ga{self.accumulation}" if self.accumulation > 1 else ""]
         parts += [f"recompute-{self.recompute}" if self.recompute is not Recompute.NONE else ""]
-        parts += ["offload" if self.offload_optimizer else ""]
+        parts += ["offload-all" if self.offload_parameters else "offload" if self.offload_optimizer else ""]
         return " ".join(part for part in parts if part)
 
 

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from charter.spec.architecture import Architecture
+from charter.spec.costs import Costs
 from charter.spec.quantity import Bytes, Count, Names, Seconds, Usd, UsdPerHour
+from charter.spec.risk import RiskSettings
 from charter.spec.stage import AnyStage
 
 FORBID_EXTRA: dict[str, str] = {"extra": "forbid"}
@@ -64,6 +66,16 @@ class Place:
     """aws, gcp, azure, lambda, nebius, verda, crusoe, hyperstack, runpod, on_prem or local."""
     region: str | None = None
     accelerators: Names = ()
+    nodes: int | None = None
+    """Nodes that exist there, for all stages at once: an on-prem cluster, a reservation."""
+    market: Literal["capacity_block"] | None = None
+    """`capacity_block`: bought in whole days before the stage starts; needs `price`."""
+    price: UsdPerHour | None = None
+    """Price of one accelerator per hour there; replaces the price book's."""
+    lead_time: Seconds | None = None
+    """From asking for the capacity to having it; nothing starts there before."""
+    queue_wait: Seconds | None = None
+    """Median wait in the queue before each stage there (Slurm)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +86,26 @@ class Resources:
 
     infra: str | None = None
     any_of: tuple[Place, ...] = ()
+    clouds: Names = ()
+    """Only these providers, of `any_of` or of the price book."""
+    regions: Names = ()
+    """Only these regions; a provider whose prices name no region is kept."""
     accelerators: Names = ()
-    """`H100:8`: type and number per node; `cpu` for none."""
+    """`H100:8`: type and number per node; `cpu` for none; `any` for every whole machine of the price book."""
     num_nodes: int | None = None
     max_nodes: int = 16
+    """Nodes held at the same time, over all stages that run then."""
+    quota: Mapping[str, Count] = field(default_factory=dict)
+    """Accelerators that may be held at the same time, by type: `{H100: 64}`."""
     use_spot: bool | Literal["auto"] = False
+    reserved: Literal["1y", "3y", "auto"] | None = None
+    """`1y`, `3y`: a commitment that is already paid for, billed by the hour; `auto`: compare buying one."""
+    lead_time: Seconds | None = None
+    """From asking for rented capacity to having it, where a place of `any_of` does not say."""
+    queue_wait: Seconds | None = None
+    """Median wait in the queue before each stage, where a place of `any_of` does not say."""
+    billing_granule: Seconds | None = None
+    """Machines are billed in whole multiples of it (`1h`); by the second where it is not given."""
     max_hourly_cost: UsdPerHour | None = None
     price: UsdPerHour | None = None
     """Price of one accelerator (or, on a local machine, of the machine) per hour; replaces the catalog's."""
@@ -116,6 +143,21 @@ class Serving:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     endpoint: str | None = None
+    """OpenAI-compatible address of a server that answers for the model."""
+    mode: Literal["endpoint", "own", "auto"] = "endpoint"
+    """`endpoint`: the endpoint answers wherever one is given; `own`: never; `auto`: the plan takes what is better."""
+    usd_per_million_input_tokens: Usd | None = None
+    """What the endpoint charges; without it neither its money nor its time is planned."""
+    usd_per_million_output_tokens: Usd | None = None
+    cached_input_usd_per_million_tokens: Usd | None = None
+    """Of prompt tokens that the endpoint has seen before; the full price unless given."""
+    cached_prompt_share: float = 0.0
+    """Share of a prompt that is the same in every request: instructions and few-shot examples in front."""
+    requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None
+    """Of prompts and answers together."""
+    concurrency: Count = 64
+    """Requests in flight at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,10 +184,16 @@ class Project:
     """How much may be spent."""
     deadline: Seconds | None = None
     """How long the whole project may take."""
+    objective: Literal["cheapest", "fastest", "balanced"] = "cheapest"
+    """What the plan minimises within deadline, quota and nodes; `fastest` and `balanced` keep the budget too."""
     serving: Mapping[str, Serving] = field(default_factory=dict)
     """Where models that only answer are served, by the name of the model or stage."""
     storage: Storage = field(default_factory=Storage)
     """Where artifacts and checkpoints are kept."""
+    costs: Costs = field(default_factory=Costs)
+    """What is paid beside accelerators and storage."""
+    risk: RiskSettings = field(default_factory=RiskSettings)
+    """How often machines fail, and how the job comes back."""
     tracking: tuple[Literal["jsonl", "mlflow", "wandb", "tensorboard"], ...] = ("jsonl",)
     """Where metrics are written."""
     notes: Mapping[str, str] = field(default_factory=dict)

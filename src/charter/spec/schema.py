@@ -9,6 +9,7 @@ from typing import Any
 from charter.spec.architecture import Architecture, Encoder, LatentAttention, MixtureOfExperts, StateSpace
 from charter.spec.bind import SHORTHAND
 from charter.spec.checks import NAME
+from charter.spec.costs import Costs, HumanLabels, Retention, Staff
 from charter.spec.field_docs import field_docs
 from charter.spec.layout import Adapter
 from charter.spec.presets import PRESETS, preset_contents
@@ -23,6 +24,7 @@ from charter.spec.project import (
     Storage,
     TokenizerSpec,
 )
+from charter.spec.risk import RiskSettings
 from charter.spec.stage import STAGE_KINDS, StageResources
 
 SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -41,6 +43,11 @@ BLOCKS: tuple[type, ...] = (
     Budget,
     Storage,
     Serving,
+    Costs,
+    HumanLabels,
+    Staff,
+    Retention,
+    RiskSettings,
     StageResources,
     Adapter,
 )

@@ -16,6 +16,7 @@ from charter.spec.quantity import Count, Names, Seconds, execution
 MODEL, DATA = "model", "data"
 Schedule = Literal["constant", "linear", "cosine"]
 Dtype = Literal["fp32", "bf16"]
+Engine = Literal["native", "megatron", "deepspeed", "fsdp", "accelerate", "trl", "verl", "openrlhf", "nemo_rl"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,17 @@ class StageResources:
     tensor: int | None = None
     pipeline: int | None = None
     recompute: Literal["none", "selective", "full"] | None = None
+    interleave: int | None = None
+    """Chunks of layers per pipeline stage."""
+    context: int | None = None
+    """Accelerators that share one sequence."""
+    expert: int | None = None
+    """Accelerators over which routed experts are spread."""
+    replicas: int | None = None
+    """Whole copies of what ZeRO-3 shards (hybrid sharding): 1, or one per node."""
+    sequence_parallel: bool | None = None
+    offload: Literal["none", "optimizer", "all"] | None = None
+    """What is kept in host memory: nothing, the optimizer's state, or parameters too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +65,8 @@ class Stage:
 
     kind: str
     resources: StageResources | None = execution()
+    engine: Engine = execution("native")
+    """Whose layouts are offered; `charter run` has the native engine only."""
     checkpoint_every: Count = execution(100)
     """Optimizer steps, rollouts or batches of records between checkpoints."""
     expected_fingerprint: str | None = execution()
@@ -98,6 +112,13 @@ class Sampling:
     """Longer prompts are cut at the left."""
     rollout_batch: Count = 64
     """Sequences generated together: the fixed unit that is replayed whole after a crash."""
+    mean_new_tokens: Count | None = execution(None)
+    """Mean tokens of an answer where it is known, for the plan alone; `max_new_tokens` unless given."""
+
+    @property
+    def expected_new_tokens(self) -> int:
+        """Tokens of an answer that a plan counts."""
+        return min(self.mean_new_tokens or self.max_new_tokens, self.max_new_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,6 +79,10 @@ _STAGE_RESOURCES: tuple[tuple[str, Range], ...] = (
     ("micro_batch", AT_LEAST_ONE),
     ("tensor", AT_LEAST_ONE),
     ("pipeline", AT_LEAST_ONE),
+    ("interleave", AT_LEAST_ONE),
+    ("context", AT_LEAST_ONE),
+    ("expert", AT_LEAST_ONE),
+    ("replicas", AT_LEAST_ONE),
     ("zero", (lambda stage: stage in (0, 1, 2, 3), "must be 0, 1, 2 or 3")),
 )
 SUITE_NEEDS: Mapping[str, tuple[str, ...]] = {

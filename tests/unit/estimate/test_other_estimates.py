@@ -1,25 +1,10 @@
-import math
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from charter.catalog import models
-from charter.errors import DataError
 from charter.estimate.node.host import host_memory
 from charter.estimate.node.network import network_bytes_per_step
 from charter.estimate.node.storage import checkpoint_bytes, model_checkpoint_bytes, retained_bytes
 from charter.estimate.precision import FSDP_MIXED
-from charter.estimate.scaling_law import (
-    BESIROGLU_2024,
-    HOFFMANN_2022,
-    Observation,
-    chinchilla_optimal,
-    critical_batch_tokens,
-    fit,
-    kaplan_loss,
-    kaplan_loss_of_compute,
-)
 from charter.estimate.shapes.kv_cache import kv_cache_bytes, kv_cache_bytes_per_token
 from charter.estimate.shapes.parameters import count_parameters
 from charter.estimate.terms import Breakdown, Interval, Term
@@ -90,71 +75,6 @@ def test_recomputation_repeats_tensor_parallel_traffic():
         return network_bytes_per_step(LLAMA, layout, seq_len=1024).total
 
     assert tensor(Recompute.FULL) == 1.5 * tensor(Recompute.NONE)
-
-
-def test_chinchilla_law_at_its_own_budget():
-    """Hoffmann et al. train 70 B parameters on 1.4 T tokens with 5.76e23 operations; approach 3 predicts 1.94."""
-    assert HOFFMANN_2022.loss(70e9, 1.4e12) == pytest.approx(1.94, abs=0.01)
-    parameters, tokens = chinchilla_optimal(5.76e23)
-    assert parameters / 1e9 == pytest.approx(70, rel=0.02)
-    assert tokens / 1e12 == pytest.approx(1.4, rel=0.02)
-
-
-@given(st.floats(1e18, 1e26))
-def test_the_optimum_spends_its_budget_and_neighbours_are_worse(budget):
-    for law in (HOFFMANN_2022, BESIROGLU_2024):
-        parameters, tokens = law.optimal(budget)
-        assert 6 * parameters * tokens == pytest.approx(budget)
-        best = law.loss(parameters, tokens)
-        assert law.loss(parameters * 1.2, tokens / 1.2) > best
-        assert law.loss(parameters / 1.2, tokens * 1.2) > best
-
-
-def test_kaplan_limits():
-    assert kaplan_loss(non_embedding_parameters=8.8e13) == 1
-    assert kaplan_loss(num_tokens=5.4e13) == 1
-    both = kaplan_loss(non_embedding_parameters=1e9, num_tokens=1e30)
-    assert both == pytest.approx(kaplan_loss(non_embedding_parameters=1e9))
-    assert kaplan_loss_of_compute(3.1e8 * 8.64e19) == 1
-    assert critical_batch_tokens(1.0) == 2e8
-    with pytest.raises(DataError, match="needs"):
-        kaplan_loss()
-
-
-def runs(law):
-    sizes, tokens = (1e7, 3e7, 1e8, 3e8), (1e9, 4e9, 2e10)
-    return [Observation(num_parameters=n, num_tokens=d, loss=law.loss(n, d)) for n in sizes for d in tokens]
-
-
-def test_a_fit_recovers_the_law_that_made_the_runs():
-    found = fit(runs(HOFFMANN_2022))
-    assert found.root_mean_square_error < 1e-6
-    assert (found.law.size_exponent, found.law.data_exponent) == (0.34, 0.28)
-    assert found.law.irreducible_loss == pytest.approx(1.69, rel=1e-3)
-    assert found.law.loss(70e9, 1.4e12) == pytest.approx(HOFFMANN_2022.loss(70e9, 1.4e12), rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("observations", "message"),
-    [
-        (runs(HOFFMANN_2022)[:5], "at least 6"),
-        ([Observation(num_parameters=1e7, num_tokens=1e9 * i, loss=3) for i in range(1, 8)], "3 sizes"),
-        ([Observation(num_parameters=1e7 * i, num_tokens=2e8 * i, loss=3 / i) for i in range(1, 8)], "same tokens"),
-        ([Observation(num_parameters=1e7, num_tokens=1e9, loss=math.nan)] * 6, "above zero"),
-    ],
-)
-def test_runs_that_cannot_tell_the_terms_apart_are_refused(observations, message):
-    with pytest.raises(DataError, match=message):
-        fit(observations)
-
-
-def test_losses_that_rise_with_size_are_refused():
-    rising = [
-        Observation(num_parameters=o.num_parameters, num_tokens=o.num_tokens, loss=10 - o.loss)
-        for o in runs(HOFFMANN_2022)
-    ]
-    with pytest.raises(DataError, match="must fall"):
-        fit(rising)
 
 
 def test_intervals_are_ordered_and_scale():

@@ -45,6 +45,11 @@ def test_what_bits_depend_on_is_frozen_without_importing_torch():
     assert installed_version("no-such-package") == "absent"
 
 
+def test_a_micro_batch_that_the_file_asks_for_reaches_the_stage():
+    small = SftStage(init="b", data=("d",), resources=StageResources(micro_batch=4))
+    assert frozen_values(project(), small)["micro_batch"] == 4
+
+
 def test_stages_do_not_spin_while_idle_and_have_explicit_threads():
     environment = stage_environment(threads=3)
     assert (environment["OMP_WAIT_POLICY"], environment["OMP_NUM_THREADS"]) == ("PASSIVE", "3")

@@ -46,6 +46,12 @@ def test_kinds_that_only_plan_are_refused_with_what_still_works(project, tmp_pat
         check(other, tmp_path)
 
 
+def test_other_engines_are_planned_for_and_not_run(project, tmp_path):
+    other = replace(project, pipeline={"sft": replace(project.pipeline["sft"], engine="megatron")})
+    with pytest.raises(SpecError, match=r"pipeline.sft.engine: .*engine 'megatron' but runs only 'native'"):
+        check(other, tmp_path)
+
+
 def test_all_problems_are_said_at_once(project, tmp_path):
     (tmp_path / "chat.jsonl").write_text(ROW + "{broken\n")
     (tmp_path / "hf" / "config.json").unlink()

@@ -106,15 +106,15 @@ def test_spot_is_taken_only_where_its_expected_cost_wins(lab):
 
 
 def test_spot_that_costs_as_much_as_on_demand_is_not_taken(lab, monkeypatch):
-    from charter.plan import make, place
+    from charter.plan import gather, places
 
-    real = place.places
+    real = places.places
 
-    def dear(project, stage, machine):
-        found, refused = real(project, stage, machine)
+    def dear(*arguments):
+        found, refused = real(*arguments)
         return tuple(replace(p, spot=replace(p.price, market="spot")) for p in found), refused
 
-    monkeypatch.setattr(make, "places", dear)
+    monkeypatch.setattr(gather, "places", dear)
     assert lab.one(PPO, replace(lab.H100, use_spot="auto")).stages[0].option.price.market == "on_demand"
 
 
@@ -145,7 +145,7 @@ def test_rejected_families_say_what_overflows(lab):
     small = next(reason for option, reason in reasons.items() if option.startswith("A100-SXM-40GB:8 zero3"))
     assert small.startswith("needs ")
     assert "GiB of" in small
-    assert "optimizer" in small
+    assert "largest: model" in small
 
 
 def test_nothing_fits_names_the_part_and_what_would_fit(lab):

@@ -17,7 +17,7 @@ from charter.plan.knowledge import TRAINING, TRAINING_MEMORY, memory_group, ship
 from charter.plan.node_needs import storage_terms
 from charter.plan.node_traffic import Wires
 from charter.plan.phase import Counters, Phase, Role, Workload
-from charter.report.plan_table import explain_stage
+from charter.report.plan_explain import explain_stage
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter
 from charter.spec.project import Resources, Storage
@@ -61,10 +61,10 @@ def test_local_memory_is_the_peak_itself(lab):
     assert "judgement" in stage.time_source
 
 
-def fixed(lab, **layout):
+def fixed(lab, *, engine="native", **layout):
     """Supervised fine-tuning of 8 B parameters on two nodes of eight H100 under a prescribed layout."""
-    resources = StageResources(num_nodes=2, **{"micro_batch": 1, "tensor": 1, "zero": 3, **layout})
-    return lab.one(replace(SFT, resources=resources)).stages[0]
+    resources = StageResources(num_nodes=2, **{"micro_batch": 1, "tensor": 1, "zero": 3, "replicas": 1, **layout})
+    return lab.one(replace(SFT, resources=resources, engine=engine)).stages[0]
 
 
 def test_sharded_training_sends_what_the_zero_paper_says(lab):
@@ -79,9 +79,20 @@ def test_sharded_training_sends_what_the_zero_paper_says(lab):
     assert stage.node.node_bytes_per_second >= traffic.bytes_per_second
 
 
+def test_hybrid_sharding_gathers_inside_the_node_and_reduces_between_copies(lab):
+    stage = fixed(lab, replicas=2)
+    size, micro = count_parameters(lab.LLAMA_8B).total, stage.option.layout.accumulation
+    sent = stage.node.bytes_per_step
+    assert sent["data parallel"] == pytest.approx(micro * 7 / 8 * (2 * 2 + 4) * size)
+    assert sent["between copies"] == pytest.approx(2 * 1 / 2 * 4 * size / 8)
+    leaving = {item.kind: item.leaving for item in stage.node.traffic}
+    assert leaving["data parallel"] == 0
+    assert leaving["between copies"] == 8
+
+
 def test_gradients_hide_behind_the_last_backward_pass_unless_sharded(lab):
     """ZeRO-1 sends less, but in a shorter time: two thirds of the last of its micro-batches."""
-    sharded, whole = fixed(lab, zero=3, tensor=4), fixed(lab, zero=1, tensor=4)
+    sharded, whole = fixed(lab, zero=3, tensor=4), fixed(lab, engine="megatron", zero=1, tensor=4, pipeline=1)
     of = [{item.kind: item for item in stage.node.traffic} for stage in (sharded, whole)]
     assert of[1]["data parallel"].num_bytes < of[0]["data parallel"].num_bytes
     assert of[0]["data parallel"].seconds == of[0]["tensor parallel"].seconds

@@ -5,7 +5,7 @@ import pytest
 from charter.catalog.prices import Market, offers
 from charter.plan.cpu_time import cpu_phase_terms
 from charter.plan.phase import Phase, Role
-from charter.plan.place import places
+from charter.plan.places import places
 from charter.plan.risk import overhead
 from charter.spec.project import Place, Resources
 from charter.spec.stage import SftStage, StageResources
@@ -60,7 +60,7 @@ def test_owned_nodes_have_the_cost_of_ownership(where):
 
 def test_node_counts_double_up_to_the_limit(where):
     (place,), _ = where(Resources(infra="aws", accelerators=("H100:8",), max_nodes=6))
-    assert place.nodes == (1, 2, 4)
+    assert place.nodes == (1, 2, 4, 6)
     (place,), _ = where(Resources(infra="aws", accelerators=("H100:8",), num_nodes=3))
     assert place.nodes == (3,)
 

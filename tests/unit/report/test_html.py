@@ -4,7 +4,6 @@ import base64
 import hashlib
 import json
 import re
-from html.parser import HTMLParser
 
 import pytest
 
@@ -17,41 +16,9 @@ from charter.report.read import RunFiles, StageFiles, read_run
 ATTACK = '</script><script>alert("1")</script><img src=x onerror=alert(2)>'
 
 
-class Page(HTMLParser):
-    """What a browser would see: elements with attributes, the text of each script, the text outside them."""
-
-    def __init__(self, html):
-        super().__init__()
-        self.elements = []
-        self.scripts = []
-        self.text = ""
-        self._in_script = False
-        self.feed(html)
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-        self._in_script = tag == "script"
-        if self._in_script:
-            self.scripts.append((dict(attrs), ""))
-
-    def handle_endtag(self, tag):
-        self._in_script = self._in_script and tag != "script"
-
-    def handle_data(self, data):
-        if self._in_script:
-            attrs, so_far = self.scripts[-1]
-            self.scripts[-1] = (attrs, so_far + data)
-        else:
-            self.text += data + " "
-
-    @property
-    def data(self):
-        return json.loads(next(text for attrs, text in self.scripts if attrs.get("id") == "data"))
-
-
 @pytest.fixture(scope="module")
-def page(finished):
-    return Page(report_html(read_run(finished), now=1.8e9))
+def page(finished, parse):
+    return parse(report_html(read_run(finished), now=1.8e9))
 
 
 def test_nothing_is_loaded_from_anywhere(page):
@@ -78,17 +45,17 @@ def test_the_policy_forbids_loading_and_allows_only_the_pages_own_scripts(page):
     assert "unsafe-inline" not in policy.split("script-src")[1]
 
 
-def test_a_script_in_a_stages_name_stays_text(fixture_run, tmp_path):
+def test_a_script_in_a_stages_name_stays_text(fixture_run, tmp_path, parse):
     run = fixture_run.write_run(tmp_path, rename={"sft": ATTACK})
     attacked = report_html(read_run(run), now=1.8e9)
-    found = Page(attacked)
+    found = parse(attacked)
     assert len(found.scripts) == 3
     assert not any("onerror" in attrs for _, attrs in found.elements)
     assert ATTACK in found.text
     assert ATTACK in found.data["stages"]
 
 
-def test_scripts_in_results_assumptions_and_the_projects_name_stay_text(finished):
+def test_scripts_in_results_assumptions_and_the_projects_name_stay_text(finished, parse):
     run = read_run(finished)
     plan = {**run.plan, "assumptions": [{"name": ATTACK, "value": ATTACK, "source": ATTACK, "as_of": ATTACK}]}
     results = {
@@ -98,7 +65,7 @@ def test_scripts_in_results_assumptions_and_the_projects_name_stay_text(finished
     stages = {name: files for name, files in run.stages.items() if name != "eval"}
     stages["eval"] = type(run.stages["eval"])(name="eval", results=results)
     attacked = RunFiles(project=ATTACK, plan=plan, stages=stages, accounted=run.accounted, notes=(ATTACK,))
-    found = Page(report_html(attacked, now=1.8e9))
+    found = parse(report_html(attacked, now=1.8e9))
     assert len(found.scripts) == 3
     assert not any(tag == "img" for tag, _ in found.elements)
     assert found.text.count(ATTACK) >= 10
@@ -128,10 +95,10 @@ def test_every_chart_on_the_page_has_its_data_and_its_drawing(page):
                 assert int(attrs["data-index"]) < len(series)
 
 
-def test_a_plan_without_a_run_is_a_report_of_the_plan(fixture_run):
+def test_a_plan_without_a_run_is_a_report_of_the_plan(fixture_run, parse):
     plan = fixture_run.plan_json()
     html = report_html(RunFiles(project="later", plan=plan), now=1.8e9)
-    found = Page(html)
+    found = parse(html)
     assert "Plan report" in found.text
     assert "nothing has run yet" in found.text
     assert "micro batch 8" in found.text
@@ -153,10 +120,10 @@ def test_the_allocation_adds_up_to_what_was_spent(finished):
     assert sum(row["kept"] + row["lost"] for row in rows) == pytest.approx(view.actual.usd)
 
 
-def test_a_budget_is_shown_as_a_bar(finished):
+def test_a_budget_is_shown_as_a_bar(finished, parse):
     run = read_run(finished)
     limited = RunFiles(project="p", plan=run.plan, stages=run.stages, accounted=run.accounted, budget_limit_usd=0.01)
-    found = Page(report_html(limited, now=1.8e9))
+    found = parse(report_html(limited, now=1.8e9))
     assert any("budget exceeded" in (attrs.get("class") or "") for _, attrs in found.elements)
     assert "Budget $0.0100: spent $0.0275" in found.text
 

@@ -5,8 +5,8 @@ own. Offloaded: every role lives on every device, but only the one at work is th
 (OpenRLHF, verl, DeepSpeed-Chat's hybrid engine differ in what they move; this is the most that can be moved).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from charter.catalog.accelerators import Accelerator
@@ -89,6 +89,8 @@ class PpoJob:
     precision: TrainingPrecision = FSDP_MIXED
     profile: MemoryProfile = NATIVE
     accelerator: Accelerator | None = None
+    logit_share: float = 1.0
+    """Share of the positions whose logits training computes: those of answers."""
 
     @property
     def policy(self) -> PpoRole:
@@ -131,6 +133,28 @@ def ppo_memory(job: PpoJob) -> PpoMemory:
     return _offloaded(resident, fixed, phases)
 
 
+def group_phases(
+    job: PpoJob, names: Collection[str], *, generates: bool, offloaded: bool = False
+) -> dict[str, tuple[tuple[str, Term], ...]]:
+    """Terms by role of a group of devices that holds some of the roles (or none), phase by phase.
+
+    A group that only generates holds the engine's copy of the policy and the cache, beside what every process takes.
+    """
+    needed = {job.policy.name, *names}
+    trained = {role.name: _training(job, role) for role in job.roles if role.trained and role.name in needed}
+    fixed = [("", term) for term in next(iter(trained.values())).terms if term.name in FIXED]
+    resident: dict[str, Sequence[Term]] = {name: _state(trained[name]) for name in trained if name in names}
+    resident |= {role.name: (_frozen(job, role),) for role in job.roles if not role.trained and role.name in names}
+    at_work = {name: breakdown for name, breakdown in trained.items() if name in names}
+    scoring = _scoring(replace(job, roles=tuple(role for role in job.roles if role.name in names)))
+    phases = {**scoring, **_training_phases(at_work)}
+    if generates:
+        phases = {**_generating(job), **phases}
+    if offloaded:
+        return dict(_offloaded(resident, fixed, phases).groups["all"])
+    return _filled(_of(resident, resident), fixed, phases)
+
+
 def _offloaded(
     resident: Mapping[str, Sequence[Term]],
     fixed: list[tuple[str, Term]],
@@ -156,6 +180,7 @@ def _training(job: PpoJob, role: PpoRole) -> MemoryBreakdown:
         adapter=role.adapter,
         head=role.head,
         profile=job.profile,
+        logit_share=job.logit_share,
         accelerator=job.accelerator,
     )
 

@@ -90,7 +90,7 @@ class RankParameters:
         >>> rank.held(Layout(data=8, expert=4, zero=ZeroStage.PARAMETERS))
         2.0
         """
-        group = layout.data * layout.context if layout.zero >= ZeroStage.PARAMETERS else 1
+        group = layout.data * layout.context // layout.replicas if layout.zero >= ZeroStage.PARAMETERS else 1
         return self.dense / group + self.experts / max(1, group // layout.expert)
 
     @property

@@ -59,7 +59,7 @@ class Rank:
     @property
     def group(self) -> Array:
         """Ranks over which ZeRO shards."""
-        return array(self.layouts.data * self.layouts.context)
+        return array(self.layouts.shards)
 
     @property
     def gathers(self) -> Array:

@@ -45,7 +45,7 @@ def network_bytes_per_step(
     """Bytes one rank of the first stage sends per optimizer step, by kind of parallelism."""
     a, micro = architecture, layout.accumulation
     rank = rank_parameters(a, layout)
-    group = layout.data * layout.context
+    group = layout.data * layout.context // layout.replicas
     ring = (group - 1) / group
     tokens = layout.micro_batch * seq_len / layout.context
     message = tokens * a.hidden_size * precision.compute_bytes
@@ -54,6 +54,7 @@ def network_bytes_per_step(
         data = micro * ring * (2 * precision.compute_bytes * rank.total + precision.gradient_bytes * trained)
     else:
         data = 2 * ring * precision.gradient_bytes * trained
+    between = 2 * (layout.replicas - 1) / layout.replicas * precision.gradient_bytes * trained / group
     reduces = rank.layers * (6 if layout.recompute is Recompute.FULL else 4) * micro
     tensor = reduces * 2 * (layout.tensor - 1) / layout.tensor * message
     sends = 2 * micro * layout.interleave * message / layout.tensor if layout.pipeline > 1 else 0.0
@@ -64,6 +65,7 @@ def network_bytes_per_step(
             _bytes(
                 "data parallel", data, f"ZeRO-{int(layout.zero)} over {group}", "Rajbhandari et al. 2020, section 7"
             ),
+            _bytes("between copies", between, f"gradients of a shard over {layout.replicas} hybrid copies", "HSDP"),
             _bytes("tensor parallel", tensor, f"{reduces} all-reduces of b s h", "Shoeybi et al. 2019, section 3"),
             _bytes("pipeline parallel", sends, "2 sends of b s h / TP per micro-batch", "Narayanan et al. 2021"),
             _bytes("expert parallel", expert, "4 all-to-alls per routed layer", "GShard, arXiv:2006.16668"),

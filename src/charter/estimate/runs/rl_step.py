@@ -8,7 +8,7 @@ ReaL (arXiv:2406.14088), AReaL (arXiv:2505.24298).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -68,6 +68,10 @@ class RlPhases:
     """1 where a separate engine takes turns with training on the same accelerators."""
     overhead: Array
     """Factor on the seconds outside of phases."""
+    separate: Array = field(default_factory=lambda: array(0.0))
+    """1 where generation has accelerators of its own and takes turns with training: weights go straight to them."""
+    move: Array = field(default_factory=lambda: array(0.0))
+    """Seconds in which roles go to host memory and come back, where only the one at work is on the device."""
 
 
 def generate_seconds(phases: RlPhases, constants: RlConstants) -> Array:
@@ -81,9 +85,11 @@ def rl_step_terms(phases: RlPhases, constants: RlConstants) -> TermTable:
     generate = generate_seconds(phases, constants)
     score = phases.score * constants.score_factor * constants.unmodelled
     update = phases.update * constants.update_factor * constants.unmodelled
-    refit = phases.refit_bytes / constants.refit_bytes_per_second * np.where(phases.side_by_side > 0, DIRECT_REFIT, 1.0)
+    direct = (phases.side_by_side > 0) | (phases.separate > 0)
+    refit = phases.refit_bytes / constants.refit_bytes_per_second * np.where(direct, DIRECT_REFIT, 1.0)
     hidden = np.where(phases.side_by_side > 0, np.minimum(generate, score + update), 0.0)
     rest = constants.overhead_seconds * phases.overhead + constants.colocation_seconds * phases.colocated
+    moved = (_column("offload", array(phases.move), "bytes out and back / host link", "judgement (device_columns.py)"),)
     return TermTable(
         columns=(
             _column("generate", generate - hidden, "rollout, less what hides beside training", "serving/decode.py"),
@@ -95,6 +101,7 @@ def rl_step_terms(phases: RlPhases, constants: RlConstants) -> TermTable:
             ),
             _column("update", array(update), "optimizer steps of policy and critic", "training/step_time.py"),
             _column("weight sync", array(refit), "2 B x parameters / refit rate", "judgement (rl_step.py)"),
+            *(moved if np.any(phases.move > 0) else ()),
             _column("other", array(rest), "rewards, data, logging; engine wakes and sleeps", "judgement (rl_step.py)"),
         )
     )

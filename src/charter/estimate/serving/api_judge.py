@@ -23,6 +23,10 @@ class ApiPrice:
     requests_per_minute: float | None = None
     input_tokens_per_minute: float | None = None
     output_tokens_per_minute: float | None = None
+    tokens_per_minute: float | None = None
+    """Of prompts and answers together."""
+    cached_share: float = 0.0
+    """Of a prompt, that former requests left in the endpoint's cache: instructions and few-shot examples in front."""
     concurrency: float = 64.0
     """Requests in flight at once."""
     tokens_per_second: float = 60.0
@@ -32,6 +36,8 @@ class ApiPrice:
     def __post_init__(self) -> None:
         if min(self.input_usd_per_million, self.output_usd_per_million) < 0 or not 0 <= self.batch_discount < 1:
             raise UsageError("an API price is not negative, and a batch discount is a share below 1")
+        if not 0 <= self.cached_share <= 1:
+            raise UsageError(f"the cached share of a prompt is between 0 and 1, not {self.cached_share:g}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +47,8 @@ class ApiJudgement:
     seconds: float
     usd: float
     bound_by: str
-    """`requests per minute`, `input tokens per minute`, `output tokens per minute` or `concurrency`."""
+    """`requests per minute`, `input tokens per minute`, `output tokens per minute`, `tokens per minute` or
+    `concurrency`."""
 
 
 def api_judgement(
@@ -50,18 +57,20 @@ def api_judgement(
     requests: float,
     input_tokens: float,
     output_tokens: float,
-    cached_share: float = 0.0,
+    cached_share: float | None = None,
 ) -> ApiJudgement:
     """Seconds and dollars of `requests` requests of `input_tokens` and `output_tokens` tokens each.
 
     Seconds: the slowest of the four limits, `requests / rpm`, `tokens / tpm`, and `requests x answer time /
-    concurrency`. `cached_share` of the prompt is a prefix seen before. Retries after refused requests are not counted.
+    concurrency`. `cached_share` of the prompt is a prefix seen before
+    (that of the price unless given). Retries after refused requests are not counted.
 
     >>> price = ApiPrice(input_usd_per_million=3.0, output_usd_per_million=15.0, requests_per_minute=1000)
     >>> found = api_judgement(price, requests=100_000, input_tokens=1000, output_tokens=10)
     >>> round(found.usd), round(found.seconds / 60), found.bound_by
     (315, 100, 'requests per minute')
     """
+    cached_share = price.cached_share if cached_share is None else cached_share
     cached = price.cached_input_usd_per_million
     cached_price = price.input_usd_per_million if cached is None else cached
     per_input = cached_share * cached_price + (1 - cached_share) * price.input_usd_per_million
@@ -71,6 +80,7 @@ def api_judgement(
         "requests per minute": (requests, price.requests_per_minute),
         "input tokens per minute": (requests * input_tokens, price.input_tokens_per_minute),
         "output tokens per minute": (requests * output_tokens, price.output_tokens_per_minute),
+        "tokens per minute": (requests * (input_tokens + output_tokens), price.tokens_per_minute),
     }
     times = {name: SECONDS_PER_MINUTE * amount / rate for name, (amount, rate) in limits.items() if rate}
     times["concurrency"] = answer * requests / min(price.concurrency, max(requests, 1.0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -27,6 +28,15 @@ ENCODER_SHARE = 0.6
 
 
 @dataclass(frozen=True, kw_only=True)
+class GroupLinks:
+    """The device (as far as its links go) of the groups of each kind; None takes that of the step."""
+
+    tensor: DeviceColumns | None = None
+    pipeline: DeviceColumns | None = None
+    data: DeviceColumns | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepInputs:
     """Everything the time of a step depends on; all of it broadcasts."""
 
@@ -36,6 +46,13 @@ class StepInputs:
     stack: StackColumns
     work: StepWork
     constants: TrainingConstants
+    links: GroupLinks | None = None
+    """Where the groups are not all on the links that the topology gives them."""
+
+    def device_of(self, kind: Literal["tensor", "pipeline", "data"]) -> DeviceColumns:
+        """The device whose links the groups of a kind use."""
+        chosen: DeviceColumns | None = getattr(self.links, kind) if self.links is not None else None
+        return self.device if chosen is None else chosen
 
 
 @dataclass(frozen=True, kw_only=True)

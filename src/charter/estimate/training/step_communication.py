@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
 from charter.estimate.arrays import Array, array
@@ -20,10 +22,12 @@ COMPILED_LATENCY = 0.3
 """Of a collective's latency where a compiler issues it (TPU); judgement."""
 
 
-def _group(given: StepInputs, size: Array, stride: Array) -> Group:
+def _group(
+    given: StepInputs, size: Array, stride: Array, kind: Literal["tensor", "pipeline", "data"] = "data"
+) -> Group:
     c = given.constants
     return group(
-        given.device,
+        given.device_of(kind),
         size,
         stride,
         scaleup_share=c.scaleup_share,
@@ -40,7 +44,7 @@ def _repeated(given: StepInputs) -> Array:
 def tensor_parallel(given: StepInputs) -> Array:
     """Per micro-batch: two all-reduces per block pair forward, two backward (Shoeybi et al. 2019, section 3)."""
     at = given.job.layouts
-    one = _group(given, at.tensor, array(1.0)).reduce_seconds(given.work.tensor_message)
+    one = _group(given, at.tensor, array(1.0), "tensor").reduce_seconds(given.work.tensor_message)
     more = np.where(at.sequence_parallel > 0, SEQUENCE_PARALLEL_TRAFFIC, 1.0)
     exposed = given.constants.tensor_exposed * given.stack.tensor_exposed
     return array(2 * given.model.reduced_blocks * _repeated(given) * more * one * exposed)
@@ -65,7 +69,7 @@ def context_parallel(given: StepInputs, forward_attention: Array) -> Array:
 def pipeline_send(given: StepInputs) -> Array:
     """Per micro-batch: one message to each neighbour and chunk."""
     at, stack = given.job.layouts, given.stack
-    pair = _group(given, array(2.0), at.tensor * at.context * at.data)
+    pair = _group(given, array(2.0), at.tensor * at.context * at.data, "pipeline")
     one = 2 * np.maximum(at.interleave, 1.0) * (pair.latency + given.work.stage_message / pair.message)
     return array(np.where(at.pipeline > 1, one * stack.send_exposed, 0.0))
 
@@ -77,7 +81,7 @@ def sharded_weights(given: StepInputs, busy: Array) -> Array:
     the stage hide them.
     """
     at, job, work = given.job.layouts, given.job, given.work
-    links = _group(given, np.minimum(at.data * at.context, job.shard_group), at.tensor)
+    links = _group(given, np.minimum(at.shards, job.shard_group), at.tensor)
     spread = _group(given, np.maximum(1.0, links.size / at.expert), at.tensor * at.expert)
     stored = 2.0 * job.compression * np.minimum(job.base_bits / 16, 1.0)
     reduced = np.where(job.frozen > 0, 0.0, given.stack.gradient_bytes * job.compression)
@@ -96,7 +100,8 @@ def gradient_reduction(given: StepInputs, busy: Array) -> Array:
     """Per step without ZeRO-3: gradients reduced, with ZeRO-1 and 2 weights gathered, less what hides.
 
     ZeRO-2 reduces after every micro-batch. `busy` seconds of one micro-batch hide it; with an interleaved pipeline
-    each chunk is done at another time of the last p micro-batches (Narayanan et al. 2021, figure 4).
+    each chunk is done at another time of the last p micro-batches (Narayanan et al. 2021, figure 4). With ZeRO-3 only
+    what hybrid copies exchange.
     """
     at, job, work = given.job.layouts, given.job, given.work
     ranks = at.data * at.context
@@ -110,7 +115,16 @@ def gradient_reduction(given: StepInputs, busy: Array) -> Array:
     moved = bytes_out + bytes_back
     total = links.gather_seconds(moved * (work.trained - experts)) + spread.gather_seconds(moved * experts)
     total = total + (times - 1) * links.latency
-    return array(np.where((at.zero < 3) & (ranks > 1), _left(given, total, busy * window), 0.0))
+    total = np.where(at.zero < 3, total, _between_copies(given))
+    reduces = np.where(at.zero < 3, ranks > 1, at.replicas > 1)
+    return array(np.where(reduces, _left(given, total, busy * window), 0.0))
+
+
+def _between_copies(given: StepInputs) -> Array:
+    """Hybrid sharding: every rank reduces the gradients it owns with the ranks that own the same in other copies."""
+    at, job, work = given.job.layouts, given.job, given.work
+    links = _group(given, at.replicas, at.tensor * at.shards)
+    return links.reduce_seconds(given.stack.gradient_bytes * job.compression * work.trained / at.shards)
 
 
 def _left(given: StepInputs, total: Array, busy: Array) -> Array:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from charter.estimate.arrays import Array, array
 from charter.estimate.terms import TermColumn, TermTable
-from charter.estimate.training.micro_batch import MicroBatch, StepInputs, micro_batch
+from charter.estimate.training.micro_batch import StepInputs, micro_batch
 from charter.estimate.training.pipeline_bubble import bubble_seconds, slowest_stage, stage_layers
 from charter.estimate.training.step_communication import (
     context_parallel,
@@ -75,27 +77,66 @@ def smooth_max(first: Array, second: Array) -> Array:
     return array(high * np.sqrt(np.sqrt(1 + ratio * ratio)))
 
 
-def step_values(given: StepInputs) -> dict[str, Array]:
-    """Seconds of one optimizer step by cause; they sum to the step.
+@dataclass(frozen=True, kw_only=True)
+class LayerSeconds:
+    """One micro-batch through all layers of the model, by cause: what does not depend on the rest of the layout."""
 
-    `m` micro-batches through the fullest of `p` stages, the bubble, and what happens once per step.
-    """
-    m, at, work, c = given.model, given.job.layouts, given.work, given.constants
+    products: Array
+    experts: Array
+    casts: Array
+    attention: Array
+    traffic: Array
+    recompute: Array
+    issued: Array
+    tensor: Array
+    expert: Array
+    context: Array
+    device: Array
+    """What the device is busy with, communication inside the layers included."""
+    head: Array
+
+
+def layer_seconds(given: StepInputs) -> LayerSeconds:
+    """A micro-batch through the layers, with the communication inside them."""
     one = micro_batch(given)
     tensor, expert = tensor_parallel(given), expert_parallel(given)
     context = context_parallel(given, one.forward_attention)
     device = one.computing + tensor + expert + context
     issued = np.where(given.device.serial > 0, one.host, smooth_max(device, one.host) - device)
-    layers, share = device + issued, stage_layers(m.layers, at.pipeline) / m.layers
+    return LayerSeconds(
+        products=one.products,
+        experts=one.experts,
+        casts=one.casts,
+        attention=one.attention,
+        traffic=one.traffic,
+        recompute=one.recompute,
+        issued=array(issued),
+        tensor=tensor,
+        expert=expert,
+        context=context,
+        device=array(device),
+        head=one.head,
+    )
+
+
+def step_values(given: StepInputs, made: LayerSeconds | None = None) -> dict[str, Array]:
+    """Seconds of one optimizer step by cause; they sum to the step.
+
+    `m` micro-batches through the fullest of `p` stages, the bubble, and what happens once per step. `made` are the
+    seconds of a micro-batch where they are known already (`factored.py`).
+    """
+    m, at, work, c = given.model, given.job.layouts, given.work, given.constants
+    one = made or layer_seconds(given)
+    layers, share = one.device + one.issued, stage_layers(m.layers, at.pipeline) / m.layers
     sends = pipeline_send(given)
     mean_stage = (layers + one.head) / at.pipeline
     slowest = slowest_stage(m.layers, at.pipeline, layers / m.layers, one.head)
     in_layers = {
         **_computed(one),
-        "operation launch": issued,
-        "tensor parallel": tensor,
-        "expert parallel": expert,
-        "context parallel": context,
+        "operation launch": one.issued,
+        "tensor parallel": one.tensor,
+        "expert parallel": one.expert,
+        "context parallel": one.context,
     }
     terms = {name: at.accumulation * share * value for name, value in in_layers.items()}
     terms |= {
@@ -114,7 +155,7 @@ def step_values(given: StepInputs) -> dict[str, Array]:
     return {name: array(value) for name, value in terms.items()}
 
 
-def _computed(one: MicroBatch) -> dict[str, Array]:
+def _computed(one: LayerSeconds) -> dict[str, Array]:
     return {
         "matrix products": one.products,
         "expert products": one.experts,
@@ -128,7 +169,7 @@ def _computed(one: MicroBatch) -> dict[str, Array]:
 def _optimizer(given: StepInputs) -> Array:
     """Clipping and Adam on what a rank owns; offloaded: gradients out, weights back, Adam in host memory."""
     at, job, work = given.job.layouts, given.job, given.work
-    ranks = np.maximum(np.minimum(at.data * at.context, job.shard_group), 1.0)
+    ranks = np.maximum(np.minimum(at.shards, job.shard_group), 1.0)
     experts = np.where(job.frozen > 0, 0.0, work.rank_experts)
     whole = np.where(at.zero >= 1, 0.0, 1.0)
     owned = (work.trained - experts) * np.maximum(whole, 1 / ranks)

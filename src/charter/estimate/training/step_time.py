@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from charter.catalog.accelerators import Accelerator
-from charter.estimate.arrays import array
+from charter.estimate.arrays import Array, array
 from charter.estimate.layouts import Layouts
 from charter.estimate.precision import FSDP_MIXED, TrainingPrecision
 from charter.estimate.shapes.flops import training_flops_per_token
@@ -100,11 +100,7 @@ def training_step(
     >>> 0.25 < step.model_flops_utilisation < 0.5
     True
     """
-    kept = replace(
-        stack or native_profile(accelerator),
-        gradient_bytes=precision.gradient_bytes,
-        update_bytes=2 * precision.state_bytes + CLIPPING_BYTES,
-    )
+    kept = with_precision(stack or native_profile(accelerator), precision)
     job = step_job(
         layout, seq_len=seq_len, dtype=dtype, precision=precision, adapter=adapter, head_share=head_share, causal=causal
     )
@@ -132,24 +128,33 @@ def training_step(
     )
 
 
+def with_precision(stack: StackProfile, precision: TrainingPrecision) -> StackProfile:
+    """A profile that moves the bytes of a gradient, and of an update, that a precision has."""
+    return replace(
+        stack,
+        gradient_bytes=precision.gradient_bytes,
+        update_bytes=2 * precision.state_bytes + CLIPPING_BYTES,
+    )
+
+
 def native_profile(accelerator: Accelerator) -> StackProfile:
     """What runs where nobody says otherwise: Hugging Face layers under PyTorch FSDP, or MaxText on TPUs."""
     return PROFILES["maxtext" if accelerator.kind == "tpu" else "native"]
 
 
 def step_job(
-    layout: Layout,
+    layout: Layout | Layouts,
     *,
-    seq_len: float,
+    seq_len: float | Array,
     dtype: str,
     precision: TrainingPrecision,
     adapter: Adapter | None,
     head_share: float,
     causal: bool,
 ) -> StepJob:
-    """One training step as columns without dimensions."""
+    """One training step as columns without dimensions, or many that differ in layout and length of sequences."""
     return StepJob(
-        layouts=Layouts.of(layout),
+        layouts=Layouts.of(layout) if isinstance(layout, Layout) else layout,
         seq=array(seq_len),
         causal=array(causal),
         head_share=array(head_share),

@@ -6,7 +6,7 @@ stage. `tokens` are those of one micro-batch on one rank.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -70,6 +70,10 @@ class StepWork:
     """Parameters on a rank of an average stage."""
     rank_experts: Array
     trained: Array
+
+
+NOTHING_DONE = StepWork(**{item.name: array(0.0) for item in fields(StepWork)})
+"""Stands where the work is computed later."""
 
 
 def step_work(model: ModelColumns, device: DeviceColumns, job: StepJob, stack: StackColumns) -> StepWork:

@@ -201,6 +201,10 @@
     },
   };
 
+  /* Charts of other pages, given the tools of this one. */
+  if (window.charterCharts) Object.assign(draw, window.charterCharts({ data, colour: () => colour, stageColour, hatch, duration, money, bytes,
+    nameAxis, endLabels, evenTicks, TIMES, base, tip }));
+
   function drawAll() {
     readColours();
     while (drawn.length) drawn.pop().destroy();

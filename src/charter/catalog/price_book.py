@@ -1,0 +1,181 @@
+"""The prices that a plan is made with: the bundled snapshot, and rows that the user adds to it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import date
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from charter.catalog.accelerators import get
+from charter.catalog.facts import StoragePrice, storage_prices
+from charter.catalog.offer import ALL_REGIONS, Market, Offer, as_of_key, earliest_day, offer_of_row, read_offers
+from charter.catalog.price_finding import Finding, Severity
+from charter.catalog.rows import read_table
+
+STALE_DAYS = 60
+"""Days after which a price is called stale. Judgement; within one to two years a list price of the snapshot rose by
+33 % (8 x H100 at Lambda) and a spot price by 64 % (A100 at GCP us-central1)."""
+CONTRACT_INSTANCE = "by contract"
+"""The instance type of a contract that names an accelerator only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriceBook:
+    """Rental and storage prices with their dates; older snapshots of an offer are kept beside newer ones."""
+
+    rows: tuple[Offer, ...]
+    storage: tuple[StoragePrice, ...]
+    source: str
+    as_of: str
+    """The newest date in the book; each row has its own."""
+    issues: tuple[Finding, ...] = ()
+    """What had to be left out or doubted when rows were added."""
+
+    @staticmethod
+    def bundled() -> "PriceBook":
+        """The snapshot that Charter ships.
+
+        >>> PriceBook.bundled().as_of
+        '2026-08-20'
+        """
+        return _bundled()
+
+    def offers(
+        self,
+        accelerator: str | None = None,
+        *,
+        cloud: str | None = None,
+        region: str | None = None,
+        market: Market | None = None,
+        latest: bool = True,
+    ) -> tuple[Offer, ...]:
+        """Offers, narrowed down; `latest` drops older snapshots of the same offer.
+
+        >>> sorted({offer.cloud for offer in PriceBook.bundled().offers("L40S", market=Market.SPOT)})
+        ['crusoe']
+        """
+        name = None if accelerator is None else get(accelerator).name
+        found = tuple(
+            offer
+            for offer in self.rows
+            if name in (None, offer.accelerator)
+            and cloud in (None, offer.cloud)
+            and (offer.region == ALL_REGIONS or region in (None, offer.region))
+        )
+        kept = _newest(found) if latest else found
+        return tuple(offer for offer in kept if market is None or offer.usd_per_hour(market) is not None)
+
+    def with_rows(self, more: Iterable[Offer], *, source: str = "", today: date | None = None) -> "PriceBook":
+        """A book with further rows: the newer snapshot of an offer wins, of two with one date the added one.
+
+        A contract takes the place of list prices in its market: of the same cloud, accelerator and count, in its
+        region (and of its instance type, if it names one that is listed). Their other markets stay. With `today`,
+        contracts that have ended or not begun are left out and told in `issues`. What an added row does not know of
+        its machine (network, disk, host) is taken from the listed instance type of that name.
+        """
+        added = tuple(more)
+        out = {offer: reason for offer in added if today is not None and (reason := _outside(offer, today))}
+        told = tuple(
+            Finding(rule="contract-dates", severity=Severity.WARNING, row=0, message=reason, offer=" ".join(offer.key))
+            for offer, reason in out.items()
+        )
+        kept = tuple(_completed(offer, self.rows) for offer in added if offer not in out)
+        listed = self.rows
+        for contract in (offer for offer in kept if offer.is_contract):
+            listed = tuple(left for offer in listed if (left := _without(offer, contract)) is not None)
+        rows = (*listed, *kept)
+        return replace(
+            self,
+            rows=rows,
+            source=", ".join(part for part in (self.source, source) if part),
+            as_of=_newest_date(rows),
+            issues=(*self.issues, *told),
+        )
+
+    def stale(self, today: date, days: int = STALE_DAYS) -> tuple[Offer, ...]:
+        """Latest offers whose date may be more than `days` before today; a row without a date is stale.
+
+        A date without day or month is read as the first day that it may mean. Contracts are stale once ended.
+
+        >>> len(PriceBook.bundled().stale(date(2026, 8, 21))) < len(PriceBook.bundled().stale(date(2027, 8, 21)))
+        True
+        """
+        return tuple(offer for offer in self.offers() if offer.is_stale(today, days))
+
+
+@cache
+def _bundled() -> PriceBook:
+    rows = read_table("prices.csv", offer_of_row)
+    return PriceBook(
+        rows=rows, storage=storage_prices(), source="snapshot bundled with Charter", as_of=_newest_date(rows)
+    )
+
+
+def _newest_date(rows: Iterable[Offer]) -> str:
+    dates = [offer.provenance.as_of for offer in rows]
+    return max(dates, key=as_of_key, default="")
+
+
+def _newest(found: tuple[Offer, ...]) -> tuple[Offer, ...]:
+    newest: dict[tuple[str, str, str, str], Offer] = {}
+    for offer in found:
+        held = newest.get(offer.key)
+        if held is None or as_of_key(offer.provenance.as_of) >= as_of_key(held.provenance.as_of):
+            newest[offer.key] = offer
+    return tuple(newest.values())
+
+
+_MACHINE_FACTS = ("vcpus", "host_memory_bytes", "network_bytes_per_second", "local_disk_bytes")
+
+
+def _completed(offer: Offer, listed: Iterable[Offer]) -> Offer:
+    """An offer with the facts of its machine that only listed rows of the same instance type have."""
+    missing = [name for name in _MACHINE_FACTS if getattr(offer, name) is None]
+    machine = (offer.cloud, offer.instance_type, offer.count)
+    known: dict[str, Any] = {}
+    for other in listed if missing else ():
+        if (other.cloud, other.instance_type, other.count) == machine:
+            known |= {name: value for name in missing if (value := getattr(other, name)) is not None}
+    return replace(offer, **known)
+
+
+def _outside(offer: Offer, today: date) -> str:
+    """Why a contract does not hold today, or nothing."""
+    starts, ends = earliest_day(offer.valid_from), earliest_day(offer.valid_until)
+    if not offer.is_contract:
+        return ""
+    if ends is not None and ends < today:
+        return f"the contract ended on {offer.valid_until}; its price is not used"
+    if starts is not None and starts > today:
+        return f"the contract begins on {offer.valid_from}; its price is not used yet"
+    return ""
+
+
+_FIELDS = {
+    Market.ON_DEMAND: ("on_demand_usd_per_hour",),
+    Market.SPOT: ("spot_usd_per_hour", "spot_min_usd_per_hour"),
+    Market.RESERVED_1Y: ("reserved_1y_usd_per_hour",),
+    Market.RESERVED_3Y: ("reserved_3y_usd_per_hour",),
+}
+
+
+def _without(offer: Offer, contract: Offer) -> Offer | None:
+    """A listed offer without the markets that a contract covers; None if no price is left."""
+    same = (offer.cloud, offer.accelerator, offer.count) == (contract.cloud, contract.accelerator, contract.count)
+    here = contract.region in (ALL_REGIONS, offer.region)
+    named = contract.instance_type in (CONTRACT_INSTANCE, offer.instance_type)
+    if offer.is_contract or not (same and here and named):
+        return offer
+    covered = [market for market in Market if contract.usd_per_hour(market) is not None]
+    emptied = {field: None for market in covered for field in _FIELDS[market]}
+    left = replace(offer, **emptied)  # type: ignore[arg-type]
+    return left if any(left.usd_per_hour(market) is not None for market in Market) else None
+
+
+def read_price_book(file: Path, *, today: date) -> PriceBook:
+    """The bundled book with the rows of a project's `prices.csv`, or the bundled book if there is no such file."""
+    if not file.is_file():
+        return PriceBook.bundled()
+    rows = read_offers(file.read_text(encoding="utf-8"), file.name)
+    return PriceBook.bundled().with_rows(rows, source=file.name, today=today)

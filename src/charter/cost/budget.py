@@ -1,0 +1,88 @@
+"""What a budget asks for at a given moment: go on, warn, start nothing new, or checkpoint and stop."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from charter.errors import UsageError
+
+WARN_SHARES = (0.5, 0.8, 0.9)
+"""Shares of the budget at which to tell; the usual alerts of cloud budgets."""
+
+
+class BudgetState(StrEnum):
+    """From harmless to final."""
+
+    OK = "ok"
+    WARN = "warn"
+    HOLD = "hold"
+    STOP = "checkpoint and stop"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetVerdict:
+    """A state, why, and the figures it rests on."""
+
+    state: BudgetState
+    reason: str
+    spent_usd: float
+    """Stop costs included."""
+    forecast_p50_usd: float
+    forecast_p90_usd: float
+    limit_usd: float
+    passed_share: float | None = None
+    """The largest share of `WARN_SHARES` that is spent."""
+
+
+def budget_verdict(
+    *,
+    limit_usd: float,
+    spent_usd: float,
+    remaining_p50_usd: float,
+    remaining_p90_usd: float,
+    running_p50_usd: float = 0.0,
+    stop_usd: float = 0.0,
+    checkpoint_done: bool = True,
+) -> BudgetVerdict:
+    """The state of a budget: `ok`, then `warn`, `hold` and `checkpoint and stop`.
+
+    `spent` counts what stopping would still cost (disks, idle commitments). Stop at 100 % of the limit, and only once
+    a checkpoint is complete; hold (start nothing new) when what runs is expected to use up the rest; warn at 50, 80
+    and 90 % and when the forecast, spent + p50 of the remaining plan, is above the limit.
+
+    `remaining` is the plan that is left, `running` the part of it that has started.
+
+    >>> budget_verdict(limit_usd=100, spent_usd=40, remaining_p50_usd=50, remaining_p90_usd=80).state.value
+    'ok'
+    >>> budget_verdict(limit_usd=100, spent_usd=40, remaining_p50_usd=70, remaining_p90_usd=90).state.value
+    'warn'
+    """
+    if limit_usd <= 0 or min(spent_usd, remaining_p50_usd, remaining_p90_usd, running_p50_usd, stop_usd) < 0:
+        raise UsageError("a budget needs a limit above zero and amounts that are not negative")
+    spent = spent_usd + stop_usd
+    passed = max((share for share in WARN_SHARES if spent >= share * limit_usd), default=None)
+    state, reason = _state(limit_usd, spent, remaining_p50_usd, running_p50_usd, passed, checkpoint_done)
+    return BudgetVerdict(
+        state=state,
+        reason=reason,
+        spent_usd=spent,
+        forecast_p50_usd=spent + remaining_p50_usd,
+        forecast_p90_usd=spent + remaining_p90_usd,
+        limit_usd=limit_usd,
+        passed_share=passed,
+    )
+
+
+def _state(
+    limit: float, spent: float, remaining: float, running: float, passed: float | None, checkpoint_done: bool
+) -> tuple[BudgetState, str]:
+    if spent >= limit:
+        if checkpoint_done:
+            return BudgetState.STOP, "the budget is spent"
+        return BudgetState.HOLD, "the budget is spent; the running stage stops after its next checkpoint"
+    if running and spent + running >= limit:
+        return BudgetState.HOLD, "what is running is expected to use up the budget: nothing new starts"
+    if spent + remaining > limit:
+        return BudgetState.WARN, "the forecast (p50) is above the budget"
+    if passed is not None:
+        return BudgetState.WARN, f"{passed:.0%} of the budget is spent"
+    return BudgetState.OK, "spent and forecast are within the budget"

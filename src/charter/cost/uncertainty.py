@@ -1,0 +1,124 @@
+"""Uncertain multipliers: a cause, and the distribution of the factor that it contributes.
+
+Two quantities that name the same cause move together: one provider's prices, one estimator's error.
+"""
+
+import math
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from charter.estimate.terms import Z90
+
+Draws = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lognormal:
+    """`median x exp(sigma z)`."""
+
+    median: float = 1.0
+    sigma: float
+
+    def draws(self, noise: "Noise", cause: str) -> Draws:
+        """One factor per draw."""
+        return self.median * np.exp(self.sigma * noise.normal(cause))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uniform:
+    """Evenly between two factors."""
+
+    low: float
+    high: float
+
+    def draws(self, noise: "Noise", cause: str) -> Draws:
+        """One factor per draw."""
+        return self.low + (self.high - self.low) * noise.uniform(cause)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogUniform:
+    """Evenly on a logarithmic scale: every doubling is as likely."""
+
+    low: float
+    high: float
+
+    def draws(self, noise: "Noise", cause: str) -> Draws:
+        """One factor per draw."""
+        return self.low * np.exp(math.log(self.high / self.low) * noise.uniform(cause))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Idle:
+    """`1 / (1 - f)` with the idle share f evenly between two values."""
+
+    low: float
+    high: float
+
+    def draws(self, noise: "Noise", cause: str) -> Draws:
+        """One factor per draw."""
+        return 1.0 / (1.0 - Uniform(low=self.low, high=self.high).draws(noise, cause))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreePoint:
+    """Known at its 10th, 50th and 90th percentile: straight lines between them over normal scores, never below 0."""
+
+    p10: float
+    p50: float
+    p90: float
+
+    def draws(self, noise: "Noise", cause: str) -> Draws:
+        """One value per draw."""
+        scores = noise.normal(cause) / Z90
+        below, above = self.p50 - self.p10, self.p90 - self.p50
+        return np.maximum(0.0, self.p50 + np.where(scores < 0, below, above) * scores)
+
+
+Distribution = Lognormal | Uniform | LogUniform | Idle | ThreePoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Factor:
+    """A cause and what it multiplies by."""
+
+    cause: str
+    distribution: Distribution
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """Random numbers by cause: the same seed and cause give the same numbers, whatever else is drawn.
+
+    Counter-based (Philox), keyed by SHA-256 of seed and cause, so no cause depends on the order of the others.
+    """
+
+    seed: int
+    size: int
+    _made: dict[str, Any] = field(default_factory=dict)
+
+    def normal(self, cause: str) -> Draws:
+        """Standard normal numbers of a cause."""
+        return self._numbers(cause, "normal")
+
+    def uniform(self, cause: str) -> Draws:
+        """Numbers of a cause between 0 and 1."""
+        return self._numbers(cause, "uniform")
+
+    @property
+    def causes(self) -> dict[str, Draws]:
+        """What was drawn so far, by cause."""
+        return {name.partition(":")[2]: values for name, values in self._made.items()}
+
+    def _numbers(self, cause: str, kind: str) -> Draws:
+        name = f"{kind}:{cause}"
+        if name not in self._made:
+            key = int.from_bytes(sha256(f"{self.seed}:{cause}".encode()).digest()[:16], "little")
+            generator = np.random.Generator(np.random.Philox(key=key))
+            self._made[name] = generator.standard_normal(self.size) if kind == "normal" else generator.random(self.size)
+        found: Draws = self._made[name]
+        return found

@@ -1,0 +1,1 @@
+"""Scaling laws: loss from size and tokens, fits to small runs, and what a budget buys."""

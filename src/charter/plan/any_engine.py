@@ -1,0 +1,56 @@
+"""What other engines could do on the accelerators of a stage: their best layout beside the chosen one's."""
+
+from dataclasses import replace
+
+from charter.plan.engine_space import ENGINES
+from charter.plan.layout_search import Site
+from charter.plan.option import Option
+from charter.plan.plan import Plan
+from charter.plan.question import EngineLayout, Question
+from charter.plan.rl_engine import RL_ENGINES
+from charter.plan.rl_search import rl_options
+from charter.plan.stage_plan import StagePlan
+from charter.plan.training_search import training_options
+from charter.spec.stage import PpoStage
+
+
+def other_engines(question: Question, option: Option) -> tuple[EngineLayout, ...]:
+    """The best layout of every other engine on the same accelerators, fastest first.
+
+    For PPO the best of each placement of the engines that have placements; an engine in which nothing fits is left out.
+    Each engine's time rests on the constants of its own stack, so between engines the intervals are those of two
+    unrelated estimates.
+    """
+    if not question.work.trained or option.place.is_cpu:
+        return ()
+    found: list[EngineLayout] = []
+    site = Site(place=option.place, num_nodes=option.num_nodes)
+    places_roles = isinstance(question.stage, PpoStage)
+    for name in RL_ENGINES if places_roles else ENGINES:
+        if name == option.engine:
+            continue
+        asked = replace(question, engine=name, peaks={})
+        search = rl_options if places_roles else training_options
+        options, _ = search(asked, site.place, site.num_nodes)
+        for best in options:
+            seconds = best.overhead.useful_seconds
+            found.append(
+                EngineLayout(
+                    engine=name,
+                    layout=best.layout_label,
+                    seconds=seconds,
+                    ratio=seconds / option.overhead.useful_seconds,
+                    peak_bytes=best.peak.total_bytes,
+                )
+            )
+    return tuple(sorted(found, key=lambda item: (item.seconds, item.engine)))
+
+
+def with_other_engines(plan: Plan) -> Plan:
+    """The plan with what other engines could do on the accelerators that it chose."""
+    return replace(plan, stages=tuple(_with_engines(stage) for stage in plan.stages))
+
+
+def _with_engines(stage: StagePlan) -> StagePlan:
+    question = None if stage.searched is None else stage.searched.question
+    return stage if question is None else replace(stage, other_engines=other_engines(question, stage.option))

@@ -1,0 +1,176 @@
+"""From a choice to a plan: every stage with its figures, totals, and what they rest on."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from charter.cost.money import micro_usd
+from charter.estimate.shapes.parameters import count_parameters
+from charter.estimate.terms import Interval
+from charter.plan.assess import stage_plan
+from charter.plan.assumption import Assumption
+from charter.plan.candidates import Candidates, rejections
+from charter.plan.gather import Facts, Gathered
+from charter.plan.layout_verdicts import layout_verdicts
+from charter.plan.option import Option
+from charter.plan.place import LOCAL
+from charter.plan.plan import Plan
+from charter.plan.project_cost import project_cost
+from charter.plan.purchase import commitment_notes
+from charter.plan.risk import risk_assumptions
+from charter.plan.spot import explain_markets
+from charter.plan.stage_plan import MicroUsd, StagePlan
+from charter.plan.transfer import Freight, bucket, location, move_seconds, move_usd
+from charter.plan.whole import QUEUE_P10, QUEUE_P90, Whole, hub_transfer
+from charter.spec.project import Project
+
+if TYPE_CHECKING:
+    from charter.plan.choose import Choice
+
+
+def short_plan(whole: Whole, choice: "Choice", facts: Facts) -> Plan:
+    """A plan without assumptions, reasons and the project's other costs: to compare with."""
+    return _plan(whole, choice, facts)[0]
+
+
+def full_plan(whole: Whole, choice: "Choice", gathered: Gathered, facts: Facts) -> Plan:
+    """The plan of a choice with everything that a report shows."""
+    made, storage = _plan(whole, choice, facts)
+    stages = tuple(
+        replace(
+            stage,
+            options=item.options,
+            rejected=(*rejections(item, stage.option), *layout_verdicts(item.found.question, stage.option)),
+            searched=item.found,
+        )
+        for stage, item in zip(made.stages, whole.candidates, strict=True)
+    )
+    full = replace(
+        made,
+        stages=stages,
+        assumptions=_assumptions(whole, stages, [*gathered.library.assumptions, *storage], facts),
+        models=_models(facts),
+        cost=project_cost(stages, whole.project, timeline=made.timeline()),
+    )
+    return explain_markets(full)
+
+
+def _models(facts: Facts) -> tuple[tuple[str, float], ...]:
+    return tuple((name, float(count_parameters(item).total)) for name, item in facts.architectures.items())
+
+
+def _plan(whole: Whole, choice: "Choice", facts: Facts) -> tuple[Plan, list[Assumption]]:
+    project, options = whole.project, whole.options(choice)
+    at = {item.name: option for item, option in zip(whole.candidates, options, strict=True)}
+    stages: list[StagePlan] = []
+    assumed: list[Assumption] = []
+    for item in whole.candidates:
+        made, storage = stage_plan(
+            item.name,
+            item.stage,
+            project=project,
+            inputs=item.inputs,
+            work=item.work,
+            option=at[item.name],
+            rejected=(),
+            knowledge=facts.knowledge,
+        )
+        stages.append(_with_waits(made, whole.freights[item.name], at, project))
+        assumed += [storage] if storage else []
+    made_plan = Plan(
+        name=project.name,
+        stages=tuple(stages),
+        budget_usd=None if project.budget is None else project.budget.limit,
+        deadline_seconds=project.deadline,
+        max_parallel=_max_parallel(project, whole.candidates, options),
+        assumptions=(),
+        sharing=whole.sharing(options),
+        objective=project.objective,
+        proven=choice.proven,
+    )
+    return made_plan, assumed
+
+
+def _with_waits(stage: StagePlan, freight: Freight, at: dict[str, Option], project: Project) -> StagePlan:
+    """The stage with what moves to it, the queue and the lead time of its place."""
+    option = stage.option
+    here, queue = location(option), option.place.queue_seconds
+    hub = bucket(project)
+    hub_usd, hub_seconds = hub_transfer(project, freight, option)
+    pairs = {} if hub else {name: (location(at[name]), size) for name, size in freight.read_bytes.items()}
+    moving = {name: pair for name, pair in pairs.items() if not pair[0].same(here)}
+    paid = micro_usd(hub_usd + sum(move_usd(size, source, here) for source, size in moving.values()))
+    through_hub = 0.0 if hub is None or hub.same(here) else freight.total_read_bytes + freight.written_bytes
+    return replace(
+        stage,
+        transfer_usd=MicroUsd(p10=paid, p50=paid, p90=paid),
+        transfer_bytes=sum(size for _, size in moving.values()) + through_hub,
+        transfer_seconds={name: move_seconds(size, source, here) for name, (source, size) in moving.items()},
+        wait_seconds=Interval(
+            p10=queue * QUEUE_P10 + hub_seconds, p50=queue + hub_seconds, p90=queue * QUEUE_P90 + hub_seconds
+        ),
+        lead_seconds=option.place.lead_seconds,
+    )
+
+
+def _max_parallel(project: Project, candidates: Sequence[Candidates], options: Sequence[Option]) -> int | None:
+    """Stages on this machine share it; rented stages each have machines of their own."""
+    for item, option in zip(candidates, options, strict=True):
+        if option.place.infra == LOCAL and item.work.needs_accelerator:
+            return project.resources.max_parallel_stages
+    return None
+
+
+def _assumptions(
+    whole: Whole, stages: Sequence[StagePlan], known: Sequence[Assumption], facts: Facts
+) -> tuple[Assumption, ...]:
+    project = whole.project
+    found = dict.fromkeys(known)
+    for stage in stages:
+        option = stage.option
+        spot = option.price.market == "spot"
+        found.update(
+            dict.fromkeys(risk_assumptions(option.place, spot=spot, knowledge=facts.knowledge, settings=project.risk))
+        )
+        found[_price(option)] = None
+        if project.resources.reserved is not None and option.num_accelerators:
+            found.update(dict.fromkeys(commitment_notes(option)))
+    found.update(dict.fromkeys(_of_waits(stages)))
+    if any(stage.usd is not None for stage in stages):
+        days = project.costs.retention.days
+        found[Assumption(name="days that results are kept", value=days, source="judgement")] = None
+    rework = project.costs.rework
+    told = "costs.rework: lines of their own in the project's cost" if rework else "not counted: every stage runs once"
+    found[Assumption(name="reruns and sweeps", value=rework or 0, source=told)] = None
+    return tuple(sorted(found, key=lambda item: (item.name, str(item.value))))
+
+
+def _price(option: Option) -> Assumption:
+    price = option.price
+    return Assumption(
+        name=f"price, usd per hour: {option.place.label}, {price.market}",
+        value=price.usd_per_hour,
+        source=price.source,
+        as_of=price.as_of,
+    )
+
+
+def _of_waits(stages: Sequence[StagePlan]) -> list[Assumption]:
+    """What queues, lead times and transfers rest on, where there are any."""
+    found = []
+    for stage in stages:
+        place = stage.option.place
+        if place.queue_seconds:
+            source = f"charter.yaml; p90 is {QUEUE_P90:g} times that, as of an exponential wait"
+            found.append(Assumption(name=f"queue on {place.infra}, seconds", value=place.queue_seconds, source=source))
+        if place.lead_seconds:
+            source = "charter.yaml: from the start of the project"
+            found.append(
+                Assumption(name=f"lead time of {place.infra}, seconds", value=place.lead_seconds, source=source)
+            )
+        if stage.transfer_bytes:
+            source = "10 Gbit/s between providers; egress by charter.cost.transfer, each transfer from its first tier"
+            found.append(
+                Assumption(name=f"{stage.name}: bytes moved", value=round(stage.transfer_bytes), source=source)
+            )
+    return found

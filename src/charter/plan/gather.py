@@ -1,0 +1,147 @@
+"""From a project to the candidates of every stage: its work, the places, and everything that fits there."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from charter.catalog.prices import PriceBook
+from charter.errors import InfeasibleError
+from charter.plan.candidates import Candidates
+from charter.plan.corpus import Library, bytes_per_token
+from charter.plan.infeasible import infeasible
+from charter.plan.knowledge import Knowledge
+from charter.plan.machine import Machine
+from charter.plan.node_needs import checkpoint_bytes
+from charter.plan.option import Option, Rejected
+from charter.plan.place import control_place, may_run_here
+from charter.plan.places import places, quota_of
+from charter.plan.purchase import purchases
+from charter.plan.question import Question
+from charter.plan.roles import Models
+from charter.plan.search import search
+from charter.plan.transfer import Freight, bucket, freights
+from charter.plan.workload import workload
+from charter.spec.architecture import Architecture
+from charter.spec.dataset import DataFacts
+from charter.spec.graph import execution_order, stage_inputs
+from charter.spec.project import Project
+from charter.spec.stage import Stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What the planner is told beside the project."""
+
+    architectures: Mapping[str, Architecture]
+    """Of every entry of `models`."""
+    data: Mapping[str, DataFacts]
+    """Of every data set that is there."""
+    machine: Machine | None
+    """Needed for local plans."""
+    knowledge: Knowledge
+    prices: PriceBook | None
+    """The bundled price book if None."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gathered:
+    """The candidates of all stages in execution order, what moves between them, and what was assumed."""
+
+    candidates: tuple[Candidates, ...]
+    freights: Mapping[str, Freight]
+    library: Library
+
+
+def gather(project: Project, facts: Facts) -> Gathered:
+    """Everything that fits, for every stage; raises `InfeasibleError` for the first that fits nowhere."""
+    library = Library(project=project, facts=facts.data, assumptions=[])
+    models = Models(project=project, architectures=facts.architectures)
+    candidates = tuple(_candidates(name, project, models, library, facts) for name in execution_order(project))
+    works = {item.name: item.work for item in candidates}
+    data = _data_bytes(project, models, library) if bucket(project) else {}
+    return Gathered(candidates=candidates, freights=freights(project, works, data), library=library)
+
+
+def _data_bytes(project: Project, models: Models, library: Library) -> dict[str, float]:
+    """Bytes of text of every data set, for transfers."""
+    architecture = models.any_architecture()
+    per_token, _ = bytes_per_token(architecture)
+    corpora = {name: library.corpus((name,), architecture) for name in project.data}
+    return {name: corpus.rows * corpus.row_tokens * per_token for name, corpus in corpora.items()}
+
+
+def _candidates(name: str, project: Project, models: Models, library: Library, facts: Facts) -> Candidates:
+    stage = project.pipeline[name]
+    work = workload(stage, models, library)
+    for role in work.remote:
+        model = work.role(role).model
+        endpoint = project.serving[model].endpoint
+        if role in work.endpoints:
+            library.assume(f"{name}.{role}", "endpoint", f"answered by {endpoint}; price and limits of serving.{model}")
+            continue
+        library.assume(f"{name}.{role}", "not planned", f"answered by {endpoint}; its time and price are not counted")
+    rented = work.needs_accelerator or may_run_here(project)
+    where, refused = (
+        places(project, stage, facts.machine, facts.prices) if rented else ((control_place(facts.machine),), ())
+    )
+    question = Question(
+        stage=stage,
+        work=work,
+        dtype=getattr(stage, "dtype", "bf16"),
+        checkpoint_bytes=checkpoint_bytes(work),
+        use_spot=_spot(project, stage),
+        knowledge=facts.knowledge,
+        engine=stage.engine,
+        risk=project.risk,
+    )
+    found = search(question, where)
+    options = tuple(sorted(_paid(found.options, project), key=_name))
+    if not found.options:
+        raise infeasible(name, question, where, found)
+    if not options:
+        raise InfeasibleError(_not_for_sale(name, found.options))
+    return Candidates(
+        name=name,
+        stage=stage,
+        work=work,
+        inputs=stage_inputs(project, name),
+        found=found,
+        options=options,
+        refused=tuple(Rejected(option=item.option, reason=item.reason) for item in refused),
+    )
+
+
+def _paid(options: tuple[Option, ...], project: Project) -> list[Option]:
+    """Every way to pay for every option that can be held at once; where one has a price, those without are left out."""
+    made = [way for option in options for way in purchases(option, project.resources)]
+    held = [option for option in made if not project.resources.quota or _within_quota(option, project)]
+    priced = [option for option in held if option.usd is not None]
+    return priced or held
+
+
+def _not_for_sale(name: str, options: tuple[Option, ...]) -> str:
+    """Why nothing of what fits can be bought or held."""
+    labels = ", ".join(sorted({option.label for option in options}))
+    return (
+        f"stage {name!r} fits on {labels}, but none of it can be had\n"
+        "  a quota is smaller than the accelerators that it holds together, or no capacity block is long enough or of "
+        "its number of machines\n"
+        "  raise resources.quota, or add a place of another market to resources.any_of"
+    )
+
+
+def _within_quota(option: Option, project: Project) -> bool:
+    count: dict[str, int] = {option.place.accelerator.name: option.num_nodes * option.place.per_node}
+    for group in option.beside:
+        name = group.place.accelerator.name
+        count[name] = count.get(name, 0) + group.num_accelerators
+    return all(count.get(name, 0) <= most for name, most in quota_of(project.resources).items())
+
+
+def _name(option: Option) -> tuple[str, str, str]:
+    """A stable order that no price or time changes, so that ties fall the same way each time."""
+    return (option.label, option.layout_label, option.engine)
+
+
+def _spot(project: Project, stage: Stage) -> bool | str:
+    own = stage.resources.use_spot if stage.resources is not None else None
+    return project.resources.use_spot if own is None else own

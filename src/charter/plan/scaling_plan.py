@@ -1,0 +1,214 @@
+"""What a budget, a compute or a wish comes to: size, tokens, loss, settings, and when it is done on a cluster."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from charter.errors import UsageError
+from charter.estimate.scaling.fitted import FittedLaw, Prediction
+from charter.estimate.scaling.hyperparameters import PublishedRun, Rule, nearest_runs, rules
+from charter.estimate.scaling.laws import FLOPS_PER_PARAMETER_AND_TOKEN, effective_tokens, minimised
+from charter.estimate.scaling.serving_aware import SERVING_UTILISATION, ServingAware, serving_aware
+from charter.estimate.terms import Interval
+from charter.plan.training_run import (
+    Cluster,
+    Schedule,
+    TrainingRun,
+    affordable_flops,
+    at_utilisation,
+    by_the_planner,
+)
+from charter.spec.architecture import Architecture
+
+DEFAULT_BATCH_TOKENS = 4e6
+"""Llama-2 (arXiv:2307.09288, section 2.2): what the step is planned with unless told otherwise."""
+BUDGET_ROUNDS, BUDGET_HALVINGS, BUDGET_REACH = 4, 10, 1.5
+"""A budget is met by planning again at the size that the last efficiency affords, then by halving the distance within
+this factor of it: another size takes another layout, so the cost has small jumps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleQuestion:
+    """What is known, and what it is to run on; at least one of budget, compute, parameters and tokens."""
+
+    law: FittedLaw
+    clusters: tuple[Cluster, ...]
+    budget_usd: float | None = None
+    compute_flops: float | None = None
+    num_parameters: float | None = None
+    num_tokens: float | None = None
+    unique_tokens: float | None = None
+    generated_tokens: float | None = None
+    """Tokens that the model will answer in its life; for the size that is cheapest in all."""
+    serving_utilisation: float = SERVING_UTILISATION
+    utilisation: tuple[float, str] | None = None
+    """A stated share of the peak and its source; the planner's own step time when None."""
+    batch_tokens: float = DEFAULT_BATCH_TOKENS
+    architecture: Architecture | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalePlan:
+    """The answer."""
+
+    num_parameters: Interval
+    num_tokens: Interval
+    """The bands are those of the law: how far the best size and its tokens may lie for this compute."""
+    optimal: bool
+    """Whether the law chose the size; else it was given."""
+    best_parameters: float
+    best_tokens: float
+    """The law's own choice for the same compute."""
+    prediction: Prediction
+    schedules: tuple[Schedule, ...]
+    rules: tuple[Rule, ...]
+    nearest: tuple[PublishedRun, ...]
+    serving: ServingAware | None
+
+    @property
+    def compute_flops(self) -> float:
+        """`6 N D`."""
+        return FLOPS_PER_PARAMETER_AND_TOKEN * self.num_parameters.p50 * self.num_tokens.p50
+
+    @property
+    def tokens_per_parameter(self) -> float:
+        """D over N."""
+        return self.num_tokens.p50 / self.num_parameters.p50
+
+
+def scale_plan(question: ScaleQuestion) -> ScalePlan:
+    """Size and tokens, their loss, their schedule on every cluster, and the settings that go with them."""
+    size, tokens = _sized(question)
+    parameters, num_tokens = size.p50, tokens.p50
+    compute = FLOPS_PER_PARAMETER_AND_TOKEN * parameters * num_tokens
+    prediction = question.law.predict(parameters, num_tokens, question.unique_tokens)
+    schedules = tuple(_schedule(question, cluster, parameters, num_tokens) for cluster in question.clusters)
+    best = _best(question.law, compute, question.unique_tokens)
+    serving = None
+    if question.generated_tokens:
+        serving = serving_aware(
+            question.law.law,
+            num_parameters=parameters,
+            num_tokens=num_tokens,
+            generated_tokens=question.generated_tokens,
+            training_utilisation=schedules[0].utilisation if schedules else 0.4,
+            serving_utilisation=question.serving_utilisation,
+        )
+    return ScalePlan(
+        num_parameters=size,
+        num_tokens=tokens,
+        optimal=question.num_parameters is None or question.num_tokens is None,
+        best_parameters=best[0],
+        best_tokens=best[1],
+        prediction=prediction,
+        schedules=schedules,
+        rules=rules(
+            parameters,
+            num_tokens,
+            loss=prediction.loss.p50,
+            own_learning_rate=question.law.learning_rate,
+            own_batch_tokens=question.law.batch_tokens,
+        ),
+        nearest=nearest_runs(compute),
+        serving=serving,
+    )
+
+
+def _schedule(question: ScaleQuestion, cluster: Cluster, parameters: float, tokens: float) -> Schedule:
+    run = TrainingRun(
+        num_parameters=parameters,
+        num_tokens=tokens,
+        batch_tokens=question.batch_tokens,
+        architecture=question.architecture,
+    )
+    if question.utilisation is not None:
+        return at_utilisation(run, cluster, *question.utilisation)
+    return by_the_planner(run, cluster)
+
+
+def _sized(question: ScaleQuestion) -> tuple[Interval, Interval]:
+    """Parameters and tokens: as given, or for a compute, or for what a budget affords."""
+    size, tokens = question.num_parameters, question.num_tokens
+    if size is not None and tokens is not None:
+        if question.budget_usd is not None or question.compute_flops is not None:
+            raise UsageError("size and tokens fix the compute: leave --budget and --compute out, or one of the two")
+        return _exactly(size), _exactly(tokens)
+    if question.compute_flops is not None and question.budget_usd is not None:
+        raise UsageError("give --budget or --compute, not both")
+    if question.compute_flops is not None:
+        return _split(question, question.compute_flops)
+    if question.budget_usd is None:
+        return _split(question, _compute_of(question.law, size=size, tokens=tokens))
+    if not question.clusters:
+        raise UsageError("a budget is spent on accelerators: give --accelerator")
+    return _split(question, _affordable(question, question.budget_usd))
+
+
+def _affordable(question: ScaleQuestion, budget_usd: float) -> float:
+    """The largest compute whose median cost on the first cluster is within the budget."""
+
+    def made(compute: float) -> Schedule:
+        size, tokens = _split(question, compute)
+        return _schedule(question, question.clusters[0], size.p50, tokens.p50)
+
+    compute = 1e22
+    for _ in range(BUDGET_ROUNDS):
+        compute = affordable_flops(budget_usd, made(compute), compute)
+    low, high = compute / BUDGET_REACH, compute * BUDGET_REACH
+    for _ in range(BUDGET_HALVINGS):
+        middle = math.sqrt(low * high)
+        within = affordable_flops(budget_usd, made(middle), middle) >= middle
+        low, high = (middle, high) if within else (low, middle)
+    return low
+
+
+def _split(question: ScaleQuestion, compute: float) -> tuple[Interval, Interval]:
+    """Parameters and tokens that spend a compute: one given, or the best pair."""
+    if question.num_parameters is not None:
+        tokens = compute / (FLOPS_PER_PARAMETER_AND_TOKEN * question.num_parameters)
+        return _exactly(question.num_parameters), _exactly(tokens)
+    if question.num_tokens is not None:
+        return _exactly(compute / (FLOPS_PER_PARAMETER_AND_TOKEN * question.num_tokens)), _exactly(question.num_tokens)
+    size, tokens_ = question.law.optimal(compute)
+    if question.unique_tokens is None or tokens_.p50 <= question.unique_tokens:
+        return size, tokens_
+    best = _best(question.law, compute, question.unique_tokens)
+    return _around(best[0], size), _around(best[1], tokens_)
+
+
+def _best(law: FittedLaw, compute: float, unique_tokens: float | None) -> tuple[float, float]:
+    """The law's best size and tokens for a compute; with limited data, repeats counted for what they are worth."""
+    size, tokens = law.law.optimal(compute)
+    if unique_tokens is None or tokens <= unique_tokens:
+        return size, tokens
+
+    def loss(log_size: float) -> float:
+        seen = compute / (FLOPS_PER_PARAMETER_AND_TOKEN * math.exp(log_size))
+        return law.law.loss(math.exp(log_size), effective_tokens(seen, unique_tokens))
+
+    best = math.exp(minimised(loss, math.log(size) - 1.0, math.log(size) + 8.0))
+    return best, compute / (FLOPS_PER_PARAMETER_AND_TOKEN * best)
+
+
+def _compute_of(law: FittedLaw, *, size: float | None, tokens: float | None) -> float:
+    """The compute for which the law would choose this size, or these tokens."""
+    if size is None and tokens is None:
+        raise UsageError("give --budget, --compute, --parameters, --tokens, or a pair of the last two")
+    low, high = math.log(1e12), math.log(1e34)
+    for _ in range(200):
+        middle = (low + high) / 2
+        parameters, num_tokens = law.law.optimal(math.exp(middle))
+        below = parameters < size if size is not None else num_tokens < (tokens or 0.0)
+        low, high = (middle, high) if below else (low, middle)
+    parameters, num_tokens = law.law.optimal(math.exp(high))
+    return FLOPS_PER_PARAMETER_AND_TOKEN * parameters * num_tokens
+
+
+def _exactly(value: float) -> Interval:
+    return Interval(p10=value, p50=value, p90=value)
+
+
+def _around(value: float, like: Interval) -> Interval:
+    """A value with the relative band of another."""
+    return Interval(p10=value * like.p10 / like.p50, p50=value, p90=value * like.p90 / like.p50)

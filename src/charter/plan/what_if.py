@@ -1,0 +1,66 @@
+"""`gpus=256`, `market=spot`: short questions about a plan, as values that are put over charter.yaml."""
+
+from charter.catalog.accelerators import CPU, parse_request
+from charter.errors import UsageError
+from charter.spec.project import Project
+
+MARKETS = {"spot": "true", "on_demand": "false", "on-demand": "false", "auto": "auto"}
+KNOWN = (
+    "gpus=256, nodes=8, max_nodes=32, accelerators=H200:8, market=spot, deadline=3d, budget=$5_000, objective=fastest"
+)
+
+
+def overrides_of(question: str, project: Project) -> list[str]:
+    """The `--set` values of one question; several changes are joined by `;`.
+
+    `gpus=N`: at most N accelerators at a time, and the earliest finish (objective fastest). `nodes=N`: every stage on
+    N nodes. `accelerators=X`: only those. `market=`: spot, on_demand or auto. Any other dotted path is taken as it is.
+    """
+    found: list[str] = []
+    for change in question.split(";"):
+        key, equals, value = change.strip().partition("=")
+        if not equals or not key or not value:
+            raise UsageError(f"--what-if {question}: write it like {KNOWN}, or any path of charter.yaml")
+        found += _overrides(key.strip(), value.strip(), project, question)
+    return found
+
+
+def _overrides(key: str, value: str, project: Project, question: str) -> list[str]:
+    match key:
+        case "gpus" | "accelerators_at_once":
+            nodes = max(1, _number(value, question) // _per_node(project))
+            return [f"resources.max_nodes={nodes}", "objective=fastest"]
+        case "nodes":
+            nodes = _number(value, question)
+            return [f"resources.num_nodes={nodes}", f"resources.max_nodes={max(nodes, project.resources.max_nodes)}"]
+        case "accelerators":
+            places = range(len(project.resources.any_of))
+            return [f"resources.accelerators=[{value}]"] + [
+                f"resources.any_of.{index}.accelerators=[{value}]" for index in places
+            ]
+        case "market":
+            if value not in MARKETS:
+                raise UsageError(f"--what-if {question}: the market is spot, on_demand or auto")
+            return [f"resources.use_spot={MARKETS[value]}"]
+        case "budget":
+            return [f"budget.limit={value}"]
+        case "max_nodes" | "use_spot" | "quota" | "reserved" | "clouds" | "regions" | "max_hourly_cost" | "price":
+            return [f"resources.{key}={value}"]
+    return [f"{key}={value}"]
+
+
+def _number(value: str, question: str) -> int:
+    text = value.replace("_", "").replace(",", "")
+    thousands = text.lower().endswith("k")
+    text = text[:-1] if thousands else text
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"--what-if {question}: {value!r} is not a number; write 256, 4_000 or 4k")
+    return int(text) * (1000 if thousands else 1)
+
+
+def _per_node(project: Project) -> int:
+    """Accelerators of a node of the first kind that the project names; 8 where it names none."""
+    resources = project.resources
+    named = [*resources.accelerators, *(name for place in resources.any_of for name in place.accelerators)]
+    counts = [parse_request(name)[1] for name in named if name not in ("any", CPU)]
+    return counts[0] if counts else 8

@@ -1,0 +1,204 @@
+"""What stands below the table of a plan: what decides it, what else there is, what it is unsure of."""
+
+from collections.abc import Iterator
+
+from rich.text import Text
+
+from charter.plan.option import Option, Rejected
+from charter.plan.plan import Plan
+from charter.plan.stage_plan import StagePlan
+from charter.plan.stage_risk import StageRisk
+from charter.report.placement_lines import placement_lines
+from charter.report.plan_cells import layout
+from charter.report.plan_dates import short_date
+from charter.units import format_seconds, format_usd
+
+VERDICT_STYLE = {"ok": "green", "p90 over": "yellow", "over": "red", "unpriced": "dim"}
+TIES_NAMED = 3
+NEXT = " \N{MIDDLE DOT} ".join(("--alternatives 3", "--html plan.html", "--json", "charter run"))
+WORTH_NAMING = 1.02
+"""An alternative must be at least this much cheaper or faster; judgement, well inside the width of any estimate."""
+
+
+def notes(plan: Plan) -> Iterator[Text]:
+    """The lines below the table, most important first."""
+    yield from _limits(plan)
+    yield _pole_line(plan)
+    yield from _advice(plan)
+    yield from _alternatives(plan)
+    yield from _market_and_risk(plan)
+    yield from _ties(plan)
+    yield from (Text(line) for line in placement_lines(plan))
+    yield from _uncertain(plan)
+    yield from _price_lines(plan)
+    yield from _why_not(plan)
+    yield Text(f"Next: charter plan --explain {longest_pole(plan).name} \N{MIDDLE DOT} {NEXT}", style="dim")
+
+
+def longest_pole(plan: Plan) -> StagePlan:
+    """The stage that takes longest of those that decide the end of the run."""
+    path = plan.timeline().critical_path
+    return max((stage for stage in plan.stages if stage.name in path), key=lambda stage: stage.option.seconds.p50)
+
+
+def dominant_phase(stage: StagePlan) -> tuple[str, float] | None:
+    """The part of a stage's work that takes longest, and its share of it."""
+    parts: dict[str, float] = {}
+    for term in stage.option.time_terms:
+        parts[term.part] = parts.get(term.part, 0.0) + term.value
+    whole = sum(parts.values())
+    if whole <= 0:
+        return None
+    name = max(parts, key=lambda key: parts[key])
+    return name, parts[name] / whole
+
+
+def alternatives(stage: StagePlan) -> list[tuple[str, Option]]:
+    """The cheapest option that is cheaper than the chosen one, and the fastest that is faster, both at the median.
+
+    Nothing is named that saves less than 2 %. Without prices only the faster one is known.
+    """
+    chosen = stage.option
+    found: list[tuple[str, Option]] = []
+    priced = [option for option in stage.options if option.usd is not None]
+    cheapest = min(priced, key=lambda option: (_usd(option), option.seconds.p50), default=None)
+    if cheapest is not None and chosen.usd is not None and _usd(cheapest) * WORTH_NAMING < _usd(chosen):
+        found.append(("Cheaper", cheapest))
+    fastest = min(stage.options, key=lambda option: (option.seconds.p50, _usd(option)), default=None)
+    if fastest is not None and fastest.seconds.p50 * WORTH_NAMING < chosen.seconds.p50:
+        found.append(("Faster", fastest))
+    return found
+
+
+def _usd(option: Option) -> float:
+    return 0.0 if option.usd is None else option.usd.p50
+
+
+def _limits(plan: Plan) -> Iterator[Text]:
+    if plan.budget_usd is not None and plan.budget_verdict is not None:
+        limit = format_usd(plan.budget_usd)
+        yield Text.assemble(f"Budget {limit}: ", _verdict(plan.budget_verdict), _left(plan), ".")
+    if plan.deadline_seconds is not None and plan.deadline_verdict is not None:
+        limit = format_seconds(plan.deadline_seconds)
+        yield Text.assemble(f"Deadline {limit}: ", _verdict(plan.deadline_verdict), ".")
+
+
+def _left(plan: Plan) -> str:
+    """`; p90 $1,873 is over by $373`."""
+    total = plan.project_usd
+    if total is None or plan.budget_usd is None:
+        return ""
+    high = total.p90 / 1e6
+    over = high - plan.budget_usd
+    said = f"is over by {format_usd(over)}" if over > 0 else f"leaves {format_usd(-over)}"
+    return f"; p90 {format_usd(high)} {said}"
+
+
+def _verdict(verdict: str) -> tuple[str, str]:
+    said = {
+        "ok": "kept, at p90 too",
+        "p90 over": "kept at p50, exceeded at p90",
+        "over": "exceeded already at p50",
+        "unpriced": "cannot be checked: a stage has no price",
+    }[verdict]
+    return said, VERDICT_STYLE[verdict]
+
+
+def _pole_line(plan: Plan) -> Text:
+    pole = longest_pole(plan)
+    phase = dominant_phase(pole)
+    most = "" if phase is None else f", {100 * phase[1]:.0f} % of its time in {phase[0]!r}"
+    path = plan.timeline().critical_path
+    return Text(f"Longest pole: {pole.name}{most}. The run waits for: {' > '.join(path)}.")
+
+
+def _alternatives(plan: Plan) -> Iterator[Text]:
+    pole = longest_pole(plan)
+    for word, option in alternatives(pole):
+        yield Text(f"{word} for {pole.name}: {option.label}, {layout(option)}: {difference(option, pole.option)}.")
+
+
+def _advice(plan: Plan) -> Iterator[Text]:
+    """The nearest changes that would keep a limit that is not kept."""
+    for sentence in plan.advice:
+        yield Text(f"Nearest change: {sentence}")
+
+
+def _market_and_risk(plan: Plan) -> Iterator[Text]:
+    """Why the longest stage is on spot or on demand, and what is expected to go wrong in it."""
+    pole = longest_pole(plan)
+    if pole.market_reason:
+        yield Text(f"Market for {pole.name}: {pole.market_reason}.")
+    if pole.risk is not None and pole.risk.interruptions > 0:
+        yield Text(f"Risk of {pole.name}: {risk_sentence(pole.risk)}.")
+
+
+def risk_sentence(risk: StageRisk) -> str:
+    """`a checkpoint every 25 min 0 s; 3.2 interruptions expected, 14 min 2 s lost at each; 1 spare node; ...`."""
+    parts = [f"a checkpoint every {format_seconds(risk.interval_seconds)}"]
+    parts.append(
+        f"{risk.interruptions:.2g} interruptions expected, {format_seconds(risk.lost_seconds_each)} lost at each"
+    )
+    if risk.spares is not None and risk.spares.nodes:
+        parts.append(f"{risk.spares.nodes} spare node{'s' if risk.spares.nodes > 1 else ''}")
+    parts.append(f"{100 * risk.useful_share:.0f} % of the paid time is work")
+    return "; ".join(parts)
+
+
+def difference(option: Option, chosen: Option) -> str:
+    """`$12 less, 2 h 10 min longer` at the medians."""
+    parts = []
+    if option.usd is not None and chosen.usd is not None:
+        more = option.usd.p50 - chosen.usd.p50
+        parts.append(f"{format_usd(abs(more))} {'more' if more > 0 else 'less'}")
+    longer = option.seconds.p50 - chosen.seconds.p50
+    parts.append(f"{format_seconds(abs(longer))} {'longer' if longer > 0 else 'shorter'}")
+    return ", ".join(parts)
+
+
+def _ties(plan: Plan) -> Iterator[Text]:
+    pole = longest_pole(plan)
+    others = [tied for tied in pole.option.tied_layouts if tied.label != pole.option.layout_label]
+    if others:
+        base = pole.option.overhead.useful_seconds
+        shown = [(tied.label, round(100 * (tied.seconds / base - 1))) for tied in others[:TIES_NAMED]]
+        named = ", ".join(f"{label} ({more:+d} %)" for label, more in shown)
+        yield Text(f"As good for {pole.name}, within the width of the estimate: {named}.")
+
+
+def _uncertain(plan: Plan) -> Iterator[Text]:
+    """The spread over random draws, and the causes that weigh most in it."""
+    if plan.cost is None or plan.cost.unpriced or not plan.cost.spread.drivers:
+        return
+    spread = plan.cost.spread
+    low, middle, high = (format_usd(getattr(spread.usd, name)) for name in ("p10", "p50", "p90"))
+    causes = ", ".join(f"{item.cause} {100 * item.share:.0f} %" for item in spread.drivers)
+    yield Text(f"Spread of {spread.draws:,} draws: {low} to {high}, median {middle}; it comes from {causes}.")
+
+
+def _price_lines(plan: Plan) -> Iterator[Text]:
+    found = {
+        f"{option.place.label} {option.price.market.replace('_', ' ')}"
+        f" {format_usd(option.price.usd_per_hour)} per accelerator-hour,"
+        f" as of {short_date(option.price.as_of) or 'now'}"
+        for option in (stage.option for stage in plan.stages)
+        if option.price.usd_per_hour
+    }
+    for text in sorted(found) or ["none known for this machine; set resources.price to see a cost"]:
+        yield Text(f"Prices: {text}.")
+
+
+def _why_not(plan: Plan) -> Iterator[Text]:
+    """The nearest option that fitted and lost, and the nearest that did not fit, of the longest stage."""
+    pole = longest_pole(plan)
+    fitting, other = split_rejected(pole)
+    too_small = [item for item in other if item.reason.startswith("needs")]
+    for item in (*fitting[:1], *too_small[:1]):
+        yield Text(f"Why not {item.option} for {pole.name}? {item.reason}.")
+
+
+def split_rejected(stage: StagePlan) -> tuple[list[Rejected], list[Rejected]]:
+    """Rejected options that fit, best first; and the families that do not, or that are not to be had."""
+    names = {f"{option.label} {option.layout_label}" for option in stage.options}
+    fitting = [item for item in stage.rejected if item.option in names]
+    return fitting, [item for item in stage.rejected if item.option not in names]

@@ -1,0 +1,135 @@
+"""What the charts of the plan page show, as one JSON value. Times are seconds, memory bytes, money usd."""
+
+from typing import Any
+
+from charter.plan.cost_breakdown import ProjectCost
+from charter.plan.plan import Plan
+from charter.plan.stage_plan import MicroUsd, StagePlan
+from charter.report.plan_cells import held_groups
+from charter.report.plan_page.drivers import drivers, median_total
+from charter.report.plan_page.front import front_points
+
+PARTS = ("work", "saves, failures and start", "storage")
+PROJECT = "the project"
+"""Row of what belongs to no stage."""
+
+
+def chart_data(plan: Plan, *, start: float | None) -> dict[str, Any]:
+    """All chart data; `start` in seconds since 1970 puts dates on the time axis."""
+    return {
+        "stages": [stage.name for stage in plan.stages],
+        "buckets": buckets(plan),
+        "gantt": gantt(plan, start=start),
+        "memory": memory(plan),
+        "pareto": [front_points(stage) for stage in plan.stages if _has_choice(stage)],
+        "tornado": tornado(plan),
+        "levers": levers(plan),
+    }
+
+
+def _has_choice(stage: StagePlan) -> bool:
+    return len(stage.options) > 1 and all(option.usd is not None for option in stage.options)
+
+
+def buckets(plan: Plan) -> dict[str, Any]:
+    """Money of each stage, and of the project around them, by what it is for; time where a price is missing."""
+    unit, _ = median_total(plan)
+    if unit == "usd" and plan.cost is not None and plan.cost.total is not None:
+        return _of_lines(plan.cost)
+    rows = [{"stage": stage.name, "values": _values(stage, unit)} for stage in plan.stages]
+    used = [index for index in range(len(PARTS)) if any(row["values"][index] for row in rows)]
+    return {
+        "unit": unit,
+        "parts": [PARTS[index] for index in used],
+        "rows": [{"stage": row["stage"], "values": [row["values"][index] for index in used]} for row in rows],
+    }
+
+
+def _of_lines(cost: ProjectCost) -> dict[str, Any]:
+    parts = list(cost.by_bucket)
+    sums: dict[str, dict[str, float]] = {}
+    for line in cost.lines:
+        values = sums.setdefault(line.stage or PROJECT, dict.fromkeys(parts, 0.0))
+        values[line.bucket] += line.usd.p50 / 1e6
+    rows = [{"stage": name, "values": list(values.values())} for name, values in sums.items()]
+    return {"unit": "usd", "parts": parts, "rows": rows}
+
+
+def _values(stage: StagePlan, unit: str) -> list[float]:
+    risk = stage.option.overhead
+    if unit == "seconds" or stage.compute_usd is None or stage.storage_usd is None:
+        return [risk.useful_seconds, max(0.0, risk.wall_seconds - risk.useful_seconds), 0.0]
+    useful = min(1.0, risk.useful_seconds / risk.billed_seconds) if risk.billed_seconds else 1.0
+    machines = stage.compute_usd.p50 / 1e6
+    return [machines * useful, machines * (1 - useful), stage.storage_usd.p50 / 1e6]
+
+
+def gantt(plan: Plan, *, start: float | None) -> dict[str, Any]:
+    """Start and end of each stage when all stages take their median time, and when all take their p90."""
+    median, high = plan.timeline("p50"), plan.timeline("p90")
+    rows = [
+        {
+            "stage": stage.name,
+            "p50": [median.start_seconds[stage.name], median.end_seconds[stage.name]],
+            "p90": [high.start_seconds[stage.name], high.end_seconds[stage.name]],
+            "critical": stage.name in median.critical_path,
+        }
+        for stage in plan.stages
+    ]
+    return {"start": start, "deadline": plan.deadline_seconds, "rows": rows}
+
+
+def memory(plan: Plan) -> dict[str, Any]:
+    """Peak bytes per accelerator by part, and the capacity; groups beside the main one have rows of their own."""
+    rows: list[dict[str, Any]] = [
+        {"stage": f"{stage.name} ({name})" if name else stage.name, "terms": peak.by_part(), "capacity": capacity}
+        for stage in plan.stages
+        for name, peak, capacity in held_groups(stage.option)
+        if peak.total_bytes > 0
+    ]
+    names = dict.fromkeys(name for row in rows for name in row["terms"])
+    return {"terms": list(names), "rows": rows}
+
+
+def tornado(plan: Plan) -> dict[str, Any]:
+    """What the total is when one cause is low or high."""
+    unit, base = median_total(plan)
+    rows = [{"name": item.name, "low": item.low, "high": item.high} for item in drivers(plan)]
+    return {"unit": unit, "base": base, "rows": rows}
+
+
+def levers(plan: Plan) -> dict[str, Any]:
+    """What the sliders compute totals from."""
+    rows = [
+        {
+            "stage": stage.name,
+            "inputs": list(stage.inputs),
+            "fixed": stage.option.overhead.start_seconds,
+            "wall": stage.option.overhead.wall_seconds,
+            "seconds": [stage.option.seconds.p50, stage.option.seconds.p90],
+            "machines": _middle_and_high(stage.compute_usd),
+            "storage": _middle_and_high(stage.storage_usd),
+        }
+        for stage in plan.stages
+    ]
+    return {
+        "rows": rows,
+        "slots": plan.max_parallel,
+        "budget": plan.budget_usd,
+        "deadline": plan.deadline_seconds,
+        "total": [plan.seconds.p50, plan.seconds.p90],
+        "around": _around(plan),
+    }
+
+
+def _around(plan: Plan) -> list[float]:
+    """What the project costs beside the machines and the storage of its stages, at p50 and p90."""
+    total = plan.project_usd
+    if total is None:
+        return [0.0, 0.0]
+    parts = [amount for stage in plan.stages for amount in (stage.compute_usd, stage.storage_usd) if amount is not None]
+    return [(getattr(total, name) - sum(getattr(part, name) for part in parts)) / 1e6 for name in ("p50", "p90")]
+
+
+def _middle_and_high(money: MicroUsd | None) -> list[float] | None:
+    return None if money is None else [money.p50 / 1e6, money.p90 / 1e6]

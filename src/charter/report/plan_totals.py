@@ -1,0 +1,58 @@
+"""What a plan pays for beside the machines of its stages, in sums that add up to its total."""
+
+from collections.abc import Iterable
+
+from charter.cost.buckets import BUCKETS
+from charter.plan.cost_breakdown import STORAGE, TRANSFER
+from charter.plan.plan import Plan
+from charter.plan.stage_plan import MicroUsd
+
+NOTHING = MicroUsd(p10=0, p50=0, p90=0)
+REPEATED = "reruns, idle time"
+
+
+def beside_the_machines(plan: Plan) -> list[tuple[str, MicroUsd | None]]:
+    """What is paid for beside the machines of the stages, by name; together with those it is the total.
+
+    Without a price for everything these are storage and transfer, and None for what has no price.
+    """
+    if plan.cost is None or plan.cost.total is None:
+        return _of_stages(plan)
+    found = plan.cost.by_bucket
+    accelerators = added(found[name] for name in BUCKETS if name in found) or NOTHING
+    machines = added(stage.compute_usd for stage in plan.stages if stage.compute_usd is not None) or NOTHING
+    repeated = less(accelerators, machines)
+    rows: list[tuple[str, MicroUsd | None]] = [(REPEATED, repeated)] if repeated.p90 else []
+    return [*rows, *((name, amount) for name, amount in found.items() if name not in BUCKETS)]
+
+
+def _of_stages(plan: Plan) -> list[tuple[str, MicroUsd | None]]:
+    storage = added(stage.storage_usd for stage in plan.stages)
+    moved = added(stage.transfer_usd for stage in plan.stages)
+    missing = plan.cost.unpriced if plan.cost is not None else ()
+    rows: list[tuple[str, MicroUsd | None]] = [(STORAGE, storage)]
+    rows += [(TRANSFER, moved)] if moved is not None and moved.p90 else []
+    return [*rows, *((name, None) for name in missing if plan.stage(name) is None)]
+
+
+def added(parts: Iterable[MicroUsd | None]) -> MicroUsd | None:
+    """The exact sum; None where a part is not known.
+
+    >>> added([MicroUsd(p10=1, p50=2, p90=3), MicroUsd(p10=1, p50=1, p90=1)]), added([None])
+    (MicroUsd(p10=2, p50=3, p90=4), None)
+    """
+    total = NOTHING
+    for part in parts:
+        if part is None:
+            return None
+        total = total.plus(part)
+    return total
+
+
+def less(whole: MicroUsd, part: MicroUsd) -> MicroUsd:
+    """Quantile by quantile.
+
+    >>> less(MicroUsd(p10=2, p50=3, p90=4), MicroUsd(p10=1, p50=1, p90=1))
+    MicroUsd(p10=1, p50=2, p90=3)
+    """
+    return MicroUsd(p10=whole.p10 - part.p10, p50=whole.p50 - part.p50, p90=whole.p90 - part.p90)

@@ -1,0 +1,97 @@
+"""`charter plan` with objectives, alternatives, questions, dates and limits; in one process."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from charter.cli.main import app
+from charter.errors import BudgetError, InfeasibleError, SpecError, UsageError
+
+FILE = """
+name: demo
+models:
+  base: {model: meta-llama/Llama-3.1-8B}
+data:
+  chat: {path: chat.jsonl, rows: 40_000, mean_tokens: 300}
+pipeline:
+  helpful: {kind: sft, init: base, data: [chat], global_batch: 128, seq_len: 2048}
+resources: {clouds: [aws, lambda], accelerators: [H100:8], max_nodes: 2, use_spot: auto}
+"""
+
+
+@pytest.fixture
+def plan(tmp_path):
+    (tmp_path / "charter.yaml").write_text(FILE)
+
+    def run(*arguments):
+        done = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["plan", str(tmp_path), *arguments])
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return done
+
+    return run
+
+
+def test_objective_replaces_that_of_the_file(plan):
+    fast, cheap = (json.loads(plan("--objective", name, "--json").stdout) for name in ("fastest", "cheapest"))
+    assert (fast["objective"], cheap["objective"]) == ("fastest", "cheapest")
+    assert fast["total"]["seconds"]["p50"] < cheap["total"]["seconds"]["p50"]
+    with pytest.raises(SpecError, match="objective"):
+        plan("--objective", "best")
+
+
+def test_alternatives_in_json_and_as_a_table(plan):
+    told = json.loads(plan("--alternatives", "2", "--json").stdout)["alternatives"]
+    assert len(told) == 2
+    assert all(item["differs"] for item in told)
+    table = plan("--alternatives", "2").stdout
+    assert "Alternatives for the objective 'cheapest'" in table
+    for item in told:
+        assert item["differs"]["helpful"] in table
+
+
+def test_what_if_shows_both_side_by_side(plan):
+    asked = ("--what-if", "market=on_demand", "--what-if", "accelerators=T4:1")
+    told = json.loads(plan(*asked, "--json").stdout)
+    market, none = told["what_if"]
+    assert market["set"] == ["resources.use_spot=false"]
+    assert market["ratio"]["usd"] == pytest.approx(
+        market["plan"]["total"]["usd"]["p50"] / told["total"]["usd"]["p50"], abs=1e-5
+    )
+    assert none["plan"] is None
+    assert "T4:1" in none["reason"]
+    table = plan(*asked).stdout
+    assert f"({market['ratio']['usd']:.2f} x)" in table
+    assert "What if accelerators=T4:1:" in table
+    with pytest.raises(UsageError, match="write it like"):
+        plan("--what-if", "more")
+
+
+def test_all_hardware_looks_beyond_the_file(plan):
+    here = json.loads(plan("--json").stdout)["stages"][0]["rejected"]
+    everywhere = json.loads(plan("--all-hardware", "--json").stdout)["stages"][0]["rejected"]
+    assert len(everywhere) > 2 * len(here)
+
+
+def test_start_gives_dates(plan):
+    told = json.loads(plan("--start", "2026-12-01T09:00:00", "--json").stdout)["timeline"]
+    assert told["start"] == "2026-12-01T09:00"
+    assert told["finish"]["p50"] > told["start"]
+    assert (
+        f"it ends on {told['finish']['p50'].replace('T', ' ')} (p50)" in plan("--start", "2026-12-01T09:00:00").stdout
+    )
+
+
+def test_old_prices_are_warned_of_on_stderr_only(plan):
+    done = plan("--json")
+    json.loads(done.stdout)
+    assert "warning[prices]: H100-SXM-80GB:8 on" in done.stderr
+
+
+def test_exit_codes_of_limits(plan):
+    assert plan("--set", "deadline=1min").exit_code == 0
+    with pytest.raises(InfeasibleError, match="feasible from deadline"):
+        plan("--set", "deadline=1min", "--fail-over-deadline")
+    with pytest.raises(BudgetError, match="cheapest possible is"):
+        plan("--set", "budget={limit: 1}", "--objective", "fastest")

@@ -1,0 +1,53 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from charter.cost.budget import BudgetState, budget_verdict
+from charter.errors import UsageError
+
+ORDER = list(BudgetState)
+USD = st.floats(0, 1000)
+
+
+def state(**given_):
+    base = {"limit_usd": 100.0, "spent_usd": 0.0, "remaining_p50_usd": 0.0, "remaining_p90_usd": 0.0}
+    return budget_verdict(**{**base, **given_})
+
+
+@pytest.mark.parametrize(
+    ("given_", "expected"),
+    [
+        ({"spent_usd": 10, "remaining_p50_usd": 80, "remaining_p90_usd": 120}, BudgetState.OK),
+        ({"spent_usd": 10, "remaining_p50_usd": 91}, BudgetState.WARN),
+        ({"spent_usd": 50}, BudgetState.WARN),
+        ({"spent_usd": 60, "remaining_p50_usd": 60, "running_p50_usd": 39}, BudgetState.WARN),
+        ({"spent_usd": 60, "remaining_p50_usd": 60, "running_p50_usd": 40}, BudgetState.HOLD),
+        ({"spent_usd": 100}, BudgetState.STOP),
+        ({"spent_usd": 97, "stop_usd": 3}, BudgetState.STOP),
+        ({"spent_usd": 120, "checkpoint_done": False}, BudgetState.HOLD),
+    ],
+)
+def test_states_follow_what_is_spent_and_what_is_to_come(given_, expected):
+    assert state(**given_).state is expected
+
+
+@pytest.mark.parametrize(("spent", "share"), [(49.9, None), (50, 0.5), (79, 0.5), (80, 0.8), (95, 0.9)])
+def test_three_shares_are_told(spent, share):
+    assert state(spent_usd=spent).passed_share == share
+
+
+@given(spent=USD, more=USD, remaining=USD, running=st.floats(0, 1))
+def test_spending_more_never_calms_the_budget(spent, more, remaining, running):
+    given_ = {"remaining_p50_usd": remaining, "remaining_p90_usd": remaining, "running_p50_usd": remaining * running}
+    before, after = (state(spent_usd=usd, **given_).state for usd in (spent, spent + more))
+    assert ORDER.index(after) >= ORDER.index(before)
+
+
+def test_the_forecast_counts_what_stopping_costs():
+    found = state(spent_usd=40, stop_usd=5, remaining_p50_usd=20, remaining_p90_usd=30)
+    assert (found.spent_usd, found.forecast_p50_usd, found.forecast_p90_usd) == (45, 65, 75)
+
+
+def test_refuses_a_budget_of_nothing():
+    with pytest.raises(UsageError, match="limit above zero"):
+        state(limit_usd=0)

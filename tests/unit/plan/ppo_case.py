@@ -1,0 +1,73 @@
+"""PPO workloads and places for tests, without files."""
+
+from charter.catalog import accelerators, models
+from charter.plan.knowledge import shipped
+from charter.plan.node_needs import checkpoint_bytes
+from charter.plan.phase import Counters, Phase, Role, Workload
+from charter.plan.place import Place, Price
+from charter.plan.question import Question
+from charter.spec.stage import PpoStage
+
+
+def workload(
+    policy="Llama-3.1-8B", value=None, *, critic=True, samples=512, minibatch=128, rollouts=100, prompt=512, new=512
+):
+    """All roles of PPO; without a critic those of GRPO with a rule as reward."""
+    architecture, other = (models.get(name).architecture for name in (policy, value or policy))
+    whole, share = prompt + new, new / (prompt + new)
+    roles = [
+        Role(name="policy", architecture=architecture, model="p", trained=True),
+        Role(name="reference", architecture=architecture, model="p"),
+    ]
+    if critic:
+        roles += [
+            Role(name="value", architecture=other, model="v", trained=True, scalar_head=True),
+            Role(name="reward", architecture=other, model="v", scalar_head=True),
+        ]
+
+    def phase(name, work, role, steps, batch, read, new_tokens=0.0):
+        return Phase(
+            name=name,
+            work=work,
+            role=role,
+            steps=steps,
+            batch=batch,
+            prompt_tokens=read,
+            new_tokens=new_tokens,
+            longest_tokens=whole,
+            logit_share=share,
+        )
+
+    updates = rollouts * samples / minibatch
+    phases = [phase("generate", "generate", "policy", rollouts, samples, prompt, new)]
+    phases += [phase(f"score {role.name}", "score", role.name, rollouts, samples, whole) for role in roles]
+    phases += [
+        phase(f"train {role.name}", "train", role.name, updates, minibatch, whole) for role in roles if role.trained
+    ]
+    return Workload(roles=tuple(roles), phases=tuple(phases), counters=Counters(), together=True)
+
+
+def question(work, engine, *, use_spot=False):
+    """One stage to be placed."""
+    return Question(
+        stage=PpoStage(policy="p", reward="v", prompts=("d",), episodes=1000),
+        work=work,
+        dtype="bf16",
+        checkpoint_bytes=checkpoint_bytes(work),
+        use_spot=use_spot,
+        knowledge=shipped(),
+        engine=engine,
+    )
+
+
+def place(name, per_node=8, *, nodes=(1,), usd=2.0, infra="aws"):
+    """A node at a provider."""
+    return Place(
+        infra=infra,
+        region="r",
+        accelerator=accelerators.get(name),
+        per_node=per_node,
+        instance="x",
+        price=Price(market="on_demand", usd_per_hour=usd, source="test", as_of=""),
+        nodes=nodes,
+    )

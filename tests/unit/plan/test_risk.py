@@ -1,0 +1,170 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from charter.plan.knowledge import shipped
+from charter.plan.places import places
+from charter.plan.risk import detection_delay, overhead, risk_assumptions
+from charter.plan.stage_risk import stage_risk
+from charter.plan.stage_scenario import stage_scenario
+from charter.resilience.simulate import simulate
+from charter.spec.project import Resources
+from charter.spec.risk import RiskSettings
+from charter.spec.stage import SftStage
+
+SFT = SftStage(init="base", data=("chat",), steps=4000)
+DAY = 86400.0
+
+
+@pytest.fixture
+def aws(lab):
+    return _place(lab, Resources(infra="aws", accelerators=("H100:8",)))
+
+
+@pytest.fixture
+def own(lab):
+    return _place(lab, Resources(infra="on_prem", accelerators=("H100:8",)))
+
+
+def _place(lab, resources):
+    made = lab.project(resources, pipeline={"stage": SFT})
+    return places(made, SFT, lab.MACHINE, None)[0][0]
+
+
+def around(place, *, nodes=64, spot=False, days=10, checkpoint_bytes=1e12, **settings):
+    return overhead(
+        days * DAY,
+        place=place,
+        num_nodes=nodes,
+        spot=spot,
+        checkpoint_bytes=checkpoint_bytes,
+        settings=RiskSettings(**settings),
+        units=100_000,
+    )
+
+
+def test_where_the_time_goes_adds_up_to_the_wall_time(aws):
+    found = around(aws)
+    assert found.spent.wall_seconds + found.start_seconds == pytest.approx(found.wall_seconds)
+    assert found.billed_seconds == found.wall_seconds
+    # 64 nodes, 3.79 per 1,000 node-days, 10 days: 2.4 failures and a few more for the time they add.
+    assert found.spent.interruptions == pytest.approx(64 * 3.79e-3 * 10, rel=0.05)
+
+
+def test_interval_is_whole_steps(aws):
+    found = around(aws)
+    assert found.interval_seconds == pytest.approx(found.interval_units * 10 * DAY / 100_000)
+
+
+def test_detection_follows_the_place_and_the_settings(aws, own):
+    assert detection_delay(own).seconds == 300
+    assert detection_delay(aws).seconds == 600
+    assert detection_delay(aws, RiskSettings(detection="kubernetes")).seconds == 380
+    walls = [around(aws, detection=delay).wall_seconds for delay in (0.0, "watchdog", "slurm", 1800.0)]
+    assert walls == sorted(walls)
+    assert around(aws, detection=1800.0).spent.detection_seconds == pytest.approx(
+        1800 * around(aws, detection=1800.0).spent.interruptions
+    )
+
+
+@pytest.mark.parametrize(
+    "worse",
+    [
+        {"failures_per_node_day": 0.02},
+        {"restart": 3600.0},
+        {"save_bandwidth": 10_000_000},
+        {"detection": 3600.0},
+    ],
+)
+def test_own_settings_are_used_and_named(aws, worse):
+    assert around(aws, **worse).wall_seconds > around(aws).wall_seconds
+
+
+def test_assumptions_name_the_project_where_it_gave_a_value(aws):
+    settings = RiskSettings(failures_per_node_day=0.02, restart=900.0, save_bandwidth=10**9, spot_mean_up=9000.0)
+    found = {item.name: item for item in risk_assumptions(aws, spot=True, knowledge=shipped(), settings=settings)}
+    own = {name for name, item in found.items() if item.source.startswith("risk:")}
+    assert own == {
+        "failures per node and day",
+        "restart after a failure, seconds",
+        "checkpoint bytes per second and node",
+        "spot: mean hours up",
+    }
+    assert found["spot: mean hours up"].value == 2.5
+
+
+def test_asynchronous_saves_stall_less_and_pay_where_saves_are_long(aws):
+    blocking, beside = (around(aws, nodes=256, checkpoint_bytes=1e13, async_saves=flag) for flag in (False, True))
+    assert beside.save_seconds < blocking.save_seconds == beside.persist_seconds
+    assert beside.interval_seconds >= beside.persist_seconds
+    assert beside.wall_seconds < blocking.wall_seconds
+
+
+def test_notice_that_covers_a_save_shortens_spot(aws):
+    blind, warned = (around(aws, spot=True, notice=seconds) for seconds in (0.0, 120.0))
+    assert warned.interval_seconds > blind.interval_seconds
+    wasted = [found.spent.lost_seconds + found.spent.save_seconds for found in (blind, warned)]
+    assert wasted[1] < 0.5 * wasted[0]
+    slow = around(aws, spot=True, notice=120.0, checkpoint_bytes=1e13)
+    assert slow.spent.lost_seconds == around(aws, spot=True, checkpoint_bytes=1e13).spent.lost_seconds
+
+
+def test_own_machines_without_spares_wait_for_repairs_and_are_paid_for_meanwhile(own):
+    few, enough, auto = (around(own, nodes=128, spares=count) for count in (0, 9, "auto"))
+    assert few.spent.wait_seconds > 100 * enough.spent.wait_seconds > 0
+    assert auto.spent.wait_seconds == 0
+    assert few.billed_seconds == few.wall_seconds
+
+
+def test_stage_says_what_it_expects_of_failures(lab):
+    stage = lab.one(SFT, Resources(infra="on_prem", accelerators=("H100:8",), num_nodes=4)).stages[0]
+    found = stage.to_json()["risk"]
+    assert json.loads(json.dumps(found)) == found
+    assert found["checkpoint_interval_steps"] >= 1
+    assert found["detection"]["seconds"] == 300
+    assert 0.5 < found["useful_share"] <= 1
+    assert found["spares"]["nodes"] == 1
+    assert found["spares"]["pay"] is False
+    assert stage.risk.interruptions == pytest.approx(found["expected_interruptions"], abs=1e-6)
+
+
+def test_spares_of_a_large_cluster_pay_and_of_a_cloud_do_not(lab, aws, own):
+    stage = lab.one(SFT, Resources(infra="on_prem", accelerators=("H100:8",), num_nodes=4)).stages[0]
+    for place, nodes, pays in ((own, 1024, True), (aws, 128, False)):
+        option = replace(stage.option, place=place, num_nodes=nodes, overhead=around(place, nodes=nodes))
+        advice = stage_risk(option, RiskSettings()).spares
+        assert (advice.best > 0) is pays
+
+
+def test_local_stage_has_no_failures(lab):
+    stage = lab.one(SFT, Resources(infra="local"), architecture=lab.TINY).stages[0]
+    assert stage.risk.interruptions == 0
+    assert stage.to_json()["risk"]["mean_between_failures_seconds"] is None
+    assert stage.to_json()["risk"]["spares"] is None
+
+
+@pytest.mark.parametrize("spot", [False, True])
+def test_plan_and_simulation_agree_on_the_bill(lab, aws, spot):
+    option = lab.one(SFT).stages[0].option
+    price = replace(option.price, market="spot" if spot else "on_demand")
+    option = replace(option, place=aws, num_nodes=256, price=price, overhead=around(aws, nodes=256, spot=spot))
+    scenario, notes = stage_scenario(option, RiskSettings())
+    found = simulate(scenario.job(option.overhead.interval_seconds), runs=400, seed=1)
+    expected = option.overhead.billed_seconds - option.overhead.start_seconds
+    # Heavy tails of the pool leave the bill within 2 % of the exponential form on a 10-day job.
+    assert found.mean_billed_seconds == pytest.approx(expected, rel=0.02)
+    assert any("node-days" in note for note in notes)
+    if spot:
+        levels = found.quantiles(found.wall_seconds)
+        assert option.overhead.median_wall_seconds == pytest.approx(levels["p50"], rel=0.05)
+        assert option.overhead.billed_seconds + option.overhead.waits.p90 == pytest.approx(levels["p90"], rel=0.1)
+
+
+def test_settings_reach_the_plan(lab):
+    usual = lab.one(SFT).stages[0].risk
+    slow = lab.one(SFT, risk=RiskSettings(failures_per_node_day=3.79e-2, detection=1800.0)).stages[0].risk
+    assert slow.detection.source == "your own"
+    assert slow.failures_source == "risk: in charter.yaml"
+    assert slow.interruptions == pytest.approx(10 * usual.interruptions, rel=0.02)
+    assert slow.useful_share < usual.useful_share

@@ -1,0 +1,349 @@
+"""The search over layouts: columns give what the scalar estimates give, bounds hold, and nothing better is missed."""
+
+from dataclasses import replace
+from math import isfinite
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from charter.catalog import accelerators, models
+from charter.estimate.arrays import array
+from charter.estimate.layouts import Layouts
+from charter.estimate.training.factored import rows_of
+from charter.plan import accelerator_time
+from charter.plan.any_engine import other_engines
+from charter.plan.engine_knowledge import engine_knowledge
+from charter.plan.engine_space import ENGINES
+from charter.plan.evaluate import Task, least_update_seconds, one_device, update_seconds, update_terms
+from charter.plan.fit import training_peak
+from charter.plan.fit_many import least_bytes, training_totals
+from charter.plan.infeasible import infeasible
+from charter.plan.knowledge import shipped
+from charter.plan.layout_search import Site, asked, evaluate, search_sites
+from charter.plan.layout_verdicts import layout_verdicts
+from charter.plan.pareto import near_tied, pareto
+from charter.plan.phase import Counters, Phase, Role, Workload
+from charter.plan.place import UNPRICED, Place, Price
+from charter.plan.question import Question
+from charter.plan.search import search
+from charter.plan.space import space
+from charter.plan.tied import ALIKE, splits, tied_limit
+from charter.plan.training_search import chosen_row, tied_layouts
+from charter.spec.stage import PreferenceModelStage, SftStage, StageResources
+
+KNOWN = shipped()
+LLAMA = models.get("Llama-3.1-8B").architecture
+MIXTRAL = models.get("Mixtral-8x7B-v0.1").architecture
+QUICK = settings(max_examples=12, deadline=None)
+
+
+def stage_work(architecture=LLAMA, *, batch: int = 64, ragged: bool = True) -> Workload:
+    phase = Phase(
+        name="train model",
+        work="train",
+        role="model",
+        steps=100,
+        batch=batch,
+        prompt_tokens=700,
+        longest_tokens=2048,
+        ragged=ragged,
+    )
+    role = Role(name="model", architecture=architecture, model="base", trained=True)
+    return Workload(roles=(role,), phases=(phase,), counters=Counters())
+
+
+def asking(engine: str = "native", *, architecture=LLAMA, batch: int = 64, **fixed: object) -> Question:
+    resources = StageResources(**fixed) if fixed else None  # type: ignore[arg-type]
+    return Question(
+        stage=SftStage(init="base", data=("chat",), engine=engine, resources=resources),  # type: ignore[arg-type]
+        work=stage_work(architecture, batch=batch),
+        dtype="bf16",
+        checkpoint_bytes=1e11,
+        use_spot=False,
+        knowledge=KNOWN,
+        engine=engine,
+    )
+
+
+def site(name: str = "H100", nodes: int = 1, per_node: int = 8) -> Site:
+    place = Place(
+        infra="any",
+        region=None,
+        accelerator=accelerators.get(name),
+        per_node=per_node,
+        instance="",
+        price=UNPRICED,
+        nodes=(nodes,),
+    )
+    return Site(place=place, num_nodes=nodes)
+
+
+def scalar_seconds(question: Question, place: Place, layout) -> float:
+    terms = accelerator_time.training_terms(
+        question.work,
+        layout,
+        accelerator=place.accelerator,
+        dtype="bf16",
+        knowledge=KNOWN,
+        engine=question.engine,
+    )
+    return sum(term.value for term in terms)
+
+
+@QUICK
+@given(
+    engine=st.sampled_from(sorted(ENGINES)),
+    architecture=st.sampled_from([LLAMA, MIXTRAL]),
+    device=st.sampled_from(["H100", "A100-80GB", "MI300X"]),
+    nodes=st.sampled_from([1, 4]),
+    pick=st.randoms(use_true_random=False),
+)
+def test_columns_are_the_scalar_estimates(engine, architecture, device, nodes, pick):
+    question, where = asking(engine, architecture=architecture), site(device, nodes)
+    found = space(asked(question, where))
+    rows = np.array(sorted(pick.sample(range(found.size), min(6, found.size))))
+    layouts, known = rows_of(found.layouts, rows), engine_knowledge(engine, KNOWN)
+    task = Task(work=question.work, dtype="bf16", known=known, knowledge=KNOWN)
+    devices = one_device(where.place.accelerator, rows.size, 1e12)
+    values = [found.layout(int(row)) for row in rows]
+    seconds = [scalar_seconds(question, where.place, one) for one in values]
+    assert update_seconds(task, layouts, devices) == pytest.approx(seconds, rel=1e-9)
+    arguments = {"accelerator": where.place.accelerator, "dtype": "bf16", "knowledge": KNOWN, "engine": engine}
+    peaks = [training_peak(question.work, one, **arguments).total_bytes for one in values]
+    # The single estimate takes the states of the stage and the phase that peak; the columns those of the whole step.
+    assert training_totals(question.work, values, **arguments) == pytest.approx(peaks, rel=1e-9)
+
+
+def test_terms_of_many_layouts_are_those_of_each():
+    question, where = asking("native"), site("H100", 2)
+    found, known = space(asked(question, where)), engine_knowledge("native", KNOWN)
+    task = Task(work=question.work, dtype="bf16", known=known, knowledge=KNOWN)
+    values = [found.layout(row) for row in range(0, found.size, 40)]
+    many = update_terms(task, values, one_device(where.place.accelerator, len(values), 1e12))
+    for layout, terms in zip(values, many, strict=True):
+        single = accelerator_time.training_terms(
+            question.work, layout, accelerator=where.place.accelerator, dtype="bf16", knowledge=KNOWN
+        )
+        assert [replace(term, value=0.0) for term in terms] == [replace(term, value=0.0) for term in single]
+        assert [term.value for term in terms] == pytest.approx([term.value for term in single], rel=1e-9)
+
+
+@QUICK
+@given(
+    engine=st.sampled_from(["native", "megatron", "deepspeed"]),
+    architecture=st.sampled_from([LLAMA, MIXTRAL]),
+    device=st.sampled_from(["H100", "A100-80GB", "TPU-v5p"]),
+    batch=st.sampled_from([8, 48, 256]),
+)
+def test_bounds_are_never_above_the_value(engine, architecture, device, batch):
+    question, where = asking(engine, architecture=architecture, batch=batch), site(device, 1)
+    found, known = space(asked(question, where)), engine_knowledge(engine, KNOWN)
+    task = Task(work=question.work, dtype="bf16", known=known, knowledge=KNOWN)
+    devices = one_device(where.place.accelerator, found.size, 1e15)
+    assert np.all(least_update_seconds(task, found.layouts, devices) <= update_seconds(task, found.layouts, devices))
+    layouts = [found.layout(row) for row in range(0, found.size, max(1, found.size // 50))]
+    rows = np.arange(0, found.size, max(1, found.size // 50))
+    peaks = training_totals(
+        question.work, layouts, accelerator=where.place.accelerator, dtype="bf16", knowledge=KNOWN, engine=engine
+    )
+    bound = least_bytes(question.work, found.layouts, devices, dtype="bf16", known=known)
+    assert np.all(bound[rows] <= peaks * (1 + 1e-12))
+    assert np.median(bound) > 0
+
+
+@settings(max_examples=5, deadline=None)
+@given(
+    engine=st.sampled_from(["native", "deepspeed", "trl"]),
+    batch=st.sampled_from([6, 16]),
+    device=st.sampled_from(["H100", "A100-40GB", "L4"]),
+)
+def test_the_search_finds_what_brute_force_finds(engine, batch, device):
+    question, where = asking(engine, batch=batch), site(device, 1, per_node=4)
+    found = next(search_sites(question, [where]))
+    layouts = [found.space.layout(row) for row in range(found.space.size)]
+    arguments = {"accelerator": where.place.accelerator, "dtype": "bf16", "knowledge": KNOWN, "engine": engine}
+    fits = [
+        layout for layout in layouts if training_peak(question.work, layout, **arguments).total_bytes <= found.capacity
+    ]
+    assert int(np.isfinite(found.seconds).sum()) == len(fits)
+    assert found.evaluated + found.pruned == len(layouts)
+    if fits:
+        brute = {layout: scalar_seconds(question, where.place, layout) for layout in fits}
+        assert found.seconds.min() == pytest.approx(min(brute.values()), rel=1e-9)
+        alike = [layout for layout, seconds in brute.items() if seconds <= ALIKE * min(brute.values()) * (1 + 1e-9)]
+        chosen = found.space.layout(chosen_row(found))
+        assert splits(chosen) == min(splits(layout) for layout in alike)
+
+
+@settings(max_examples=5, deadline=None)
+@given(
+    batch=st.sampled_from([48, 512]),
+    usable=st.sampled_from([7e10, 1e15]),
+    device=st.sampled_from(["H100", "A100-80GB"]),
+    limit=st.sampled_from([1.0, 1.05]),
+)
+def test_pruning_by_the_bound_of_the_time_changes_nothing_near_the_fastest(batch, usable, device, limit):
+    question, where = asking(batch=batch), site(device, 1)
+    found, known = space(asked(question, where)), engine_knowledge("native", KNOWN)
+    task = Task(work=question.work, dtype="bf16", known=known, knowledge=KNOWN)
+    devices = one_device(where.place.accelerator, found.size, usable)
+    whole = evaluate(task, found.layouts, devices, [found], limit=limit, chunk=found.size)
+    cut = evaluate(task, found.layouts, devices, [found], limit=limit, chunk=60)
+    assert not whole.too_slow.any()
+    near = whole.seconds <= limit * whole.seconds.min()
+    assert np.array_equal(cut.seconds[near], whole.seconds[near])
+    assert np.all((cut.seconds == whole.seconds) | (cut.too_slow > 0))
+    if batch == 512 and usable > 1e12:  # large micro-batches pad to the longest: products alone exceed the best
+        assert 0 < cut.too_slow.sum() < found.size
+
+
+@QUICK
+@given(device=st.sampled_from(["H100", "A100-80GB"]), usd=st.floats(0.5, 20))
+def test_no_option_costs_less_than_its_products(device, usd):
+    """The bound of the money: accelerators x price x the bound of the time."""
+    where = site(device, 2)
+    price = Price(market="on_demand", usd_per_hour=usd, source="test", as_of="")
+    option = search(asking(), (replace(where.place, price=price),)).options[0]
+    task = Task(work=stage_work(), dtype="bf16", known=engine_knowledge("native", KNOWN), knowledge=KNOWN)
+    at = Layouts.of([option.layout])
+    least = float(least_update_seconds(task, at, one_device(where.place.accelerator, 1, 1e15))[0])
+    assert option.usd is not None
+    assert option.usd.p50 >= 16 * usd * least / 3600
+
+
+def test_the_near_tied_set_starts_with_the_fastest_and_ends_at_the_limit():
+    question = asking()
+    found = next(search_sites(question, [site("H100", 2)]))
+    tied = tied_layouts(question, found, engine_knowledge("native", KNOWN))
+    assert tied[0].seconds == found.seconds.min()
+    assert [one.seconds for one in tied] == sorted(one.seconds for one in tied)
+    assert len({one.label for one in tied}) == len(tied)
+    assert tied[-1].seconds <= tied_limit(question, engine_knowledge("native", KNOWN)) * tied[0].seconds
+
+
+@pytest.mark.parametrize("engine", sorted(ENGINES))
+def test_every_layout_is_one_that_the_engine_executes(engine):
+    able = ENGINES[engine]
+    found = space(asked(asking(engine, architecture=MIXTRAL), site("H100", 4)))
+    assert found.size
+    for family in found.families:
+        layout = family.layout
+        assert layout.num_accelerators == 32
+        assert family.zero in able.zero
+        assert family.tensor == 1 or able.tensor
+        assert family.pipeline == 1 or able.pipeline
+        assert family.interleave == 1 or able.interleave
+        assert family.context == 1 or able.context
+        assert family.expert == 1 or able.expert
+        assert family.replicas == 1 or (able.hybrid and family.zero == 3)
+        assert family.offload == "none" or family.zero in (*able.offload_optimizer, *able.offload_parameters)
+    at = found.layouts
+    assert np.all(at.micro_batch * at.accumulation * at.data >= 64)
+    assert np.all((at.accumulation - 1) * at.micro_batch * at.data < 64)
+
+
+def test_no_layout_is_listed_twice():
+    found = space(asked(asking("megatron", architecture=MIXTRAL), site("H100", 4)))
+    assert len({found.layout(row) for row in range(found.size)}) == found.size
+
+
+@given(axis=st.sampled_from([("tensor", 2), ("pipeline", 4), ("context", 2), ("interleave", 2), ("micro_batch", 2)]))
+@settings(max_examples=6, deadline=None)
+def test_a_fixed_axis_keeps_exactly_the_layouts_that_have_it(axis):
+    name, value = axis
+    free = space(asked(asking("megatron"), site("H100")))
+    fixed = space(asked(asking("megatron", **{name: value}), site("H100")))
+    wanted = {free.layout(row) for row in range(free.size) if getattr(free.layout(row), name) == value}
+    assert {fixed.layout(row) for row in range(fixed.size)} == wanted
+    assert wanted
+
+
+def test_what_the_engine_cannot_do_is_said():
+    found = search(asking("native", pipeline=4), (site("H100", 2).place,))
+    assert not found.options
+    assert "engine 'native'" in found.rejected[0].reason
+    assert search(asking("megatron", pipeline=4), (site("H100", 2).place,)).options
+    places = (site("H100", 2).place,)
+    error = infeasible("sft", asking("native", pipeline=4), places, found)
+    assert "another engine could train it there, by its plan: megatron (" in str(error)
+    wrong = replace(asking("megatron"), stage=PreferenceModelStage(init="base", data=("pairs",), engine="megatron"))
+    assert "trains stages of kind pretrain, sft; this is preference_model" in search(wrong, places).rejected[0].reason
+
+
+def test_offload_needs_the_system_memory_that_a_node_has():
+    large = models.get("Llama-3.1-70B").architecture
+    question = asking(architecture=large, offload="all", zero=3)
+    roomy, small = site("H100", 2), site("L40S", 1, per_node=1)
+    option = search(question, (roomy.place,)).options[0]
+    assert option.layout.offload_parameters
+    # fp32 weights and two moments, 12 bytes of each parameter, over 16 accelerators
+    assert option.host_bytes == pytest.approx(12 * 70.55e9 / 16, rel=0.01)
+    found = next(search_sites(question, [small]))
+    assert not np.isfinite(found.peak).any()
+    assert "system memory" in search(question, (small.place,)).rejected[0].reason
+
+
+def test_hybrid_sharding_holds_what_one_node_holds_and_reduces_between_nodes():
+    question = asking(zero=3, tensor=1, micro_batch=1, recompute="full", offload="none")
+    found = next(search_sites(question, [site("H100", 4)]))
+    whole, hybrid = (next(r for r in range(found.space.size) if found.space.layout(r).replicas == n) for n in (1, 4))
+    alone = next(search_sites(question, [site("H100", 1)]))
+    assert found.peak[hybrid] == pytest.approx(alone.peak[0], rel=0.02)
+    assert found.peak[hybrid] > found.peak[whole]
+    slow = replace(site("H100", 4).place.accelerator, scaleout_bytes_per_second_per_node=1e9)
+    crawling = next(search_sites(question, [Site(place=replace(site().place, accelerator=slow), num_nodes=4)]))
+    assert crawling.seconds[hybrid] > found.seconds[hybrid]
+    assert crawling.seconds[whole] / crawling.seconds[hybrid] > found.seconds[whole] / found.seconds[hybrid]
+
+
+def test_every_family_that_lost_has_one_reason():
+    question, where = asking(), site("H100", 1)
+    option = search(question, (where.place,)).options[0]
+    verdicts = layout_verdicts(question, option)
+    names = [verdict.option for verdict in verdicts]
+    assert len(set(names)) == len(names)
+    assert not any(name.endswith(f" {option.layout_label}") for name in names)
+    assert any("slower by" in verdict.reason for verdict in verdicts)
+    overflow = next(verdict.reason for verdict in verdicts if verdict.reason.startswith("needs "))
+    assert "GiB of" in overflow
+    assert "largest: model:" in overflow
+    odd = asking(architecture=replace(LLAMA, num_heads=12, num_kv_heads=4))
+    told = [verdict.reason for verdict in layout_verdicts(odd, search(odd, (where.place,)).options[0])]
+    assert "8 accelerators do not divide 12 attention heads" in told
+
+
+def test_other_engines_are_shown_beside_the_chosen_one():
+    question = asking()
+    option = search(question, (site("H100", 2).place,)).options[0]
+    found = other_engines(question, option)
+    assert "native" not in {one.engine for one in found}
+    assert {"megatron", "deepspeed"} <= {one.engine for one in found}
+    assert [one.seconds for one in found] == sorted(one.seconds for one in found)
+    megatron = next(one for one in found if one.engine == "megatron")
+    assert megatron.ratio == pytest.approx(megatron.seconds / option.overhead.useful_seconds)
+    alone = search(asking("megatron"), (site("H100", 2).place,)).options[0]
+    assert megatron.layout == alone.layout_label
+
+
+def test_the_same_question_has_the_same_answer():
+    places = (site("H100", 1).place, site("A100-80GB", 2).place)
+    first, again = search(asking(), places), search(asking(), places)
+    assert first.options == again.options
+    assert first.evaluated == again.evaluated > 100
+    assert all(isfinite(option.overhead.wall_seconds) for option in first.options)
+    assert array([option.peak.total_bytes for option in first.options]).max() <= max(
+        option.capacity_bytes for option in first.options
+    )
+
+
+def test_options_of_a_search_are_cut_to_those_that_nothing_beats():
+    places = tuple(site(name, nodes).place for name, nodes in (("H100", 1), ("H100", 2), ("A100-80GB", 1), ("L40S", 1)))
+    options = search(asking(), places).options
+    kept = pareto(options)
+    fastest = min(options, key=lambda option: option.seconds.p50)
+    assert fastest in kept
+    assert 0 < len(kept) < len(options)
+    assert all(option not in near_tied(options, option) for option in options)
+    assert all(fastest in near_tied(options, other) for other in near_tied(options, fastest))

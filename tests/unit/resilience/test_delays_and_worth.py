@@ -1,0 +1,133 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from charter.errors import UsageError
+from charter.resilience.checkpoint_interval import first_order_waste, young_interval_seconds
+from charter.resilience.detection import detection
+from charter.resilience.durations import Exponential
+from charter.resilience.expected_time import Interruptions, best_interval_seconds, expected_time
+from charter.resilience.failures import PUBLISHED
+from charter.resilience.notice import notice_success, preemption_loss_seconds, with_notice
+from charter.resilience.simulate import Job, SparePool, simulate
+from charter.resilience.spares import best_spares, spare_nodes, spare_worth, waiting_share
+
+
+@pytest.mark.parametrize(("name", "seconds"), [("slurm", 300), ("kubernetes", 380), ("nccl", 600)])
+def test_default_delays(name, seconds):
+    # SlurmdTimeout; 50 s + 300 s + 30 s (KEP-6757 gives the same sum, 6.3 min); kProcessGroupNCCLDefaultTimeout.
+    assert detection(name).seconds == seconds
+
+
+def test_unknown_detection_is_refused():
+    with pytest.raises(UsageError, match="slurm, kubernetes"):
+        detection("pager")
+
+
+# Per 1,000 node-days, as published or counted.
+@pytest.mark.parametrize(
+    ("name", "rate"), [("llama3", 3.79), ("rsc1", 6.50), ("rsc2", 2.34), ("opt", 15.6), ("bloom", 1000 / 7 / 48)]
+)
+def test_published_rates(name, rate):
+    assert PUBLISHED[name].per_node_day * 1000 == pytest.approx(rate, rel=0.003)
+
+
+def test_notice_that_fits_leaves_a_tenth_of_the_loss_and_a_save():
+    assert preemption_loss_seconds(interval_seconds=1780, save_seconds=20, success=0.9) == pytest.approx(90 + 18)
+    assert notice_success(save_seconds=121, notice_seconds=120) == 0
+
+
+def test_notice_lowers_the_expected_time_to_first_order_by_what_it_saves():
+    job = Interruptions(mean_between_failures_seconds=40_000, restart_seconds=300)
+    fixed = {"save_seconds": 20, "interval_seconds": 1200}
+    blind = expected_time(1e6, **fixed, interruptions=job)
+    warned = expected_time(1e6, **fixed, interruptions=with_notice(job, save_seconds=20, notice_seconds=120))
+    saved = preemption_loss_seconds(interval_seconds=1200, save_seconds=20, success=0)
+    saved -= preemption_loss_seconds(interval_seconds=1200, save_seconds=20, success=0.9)
+    assert blind.wall_seconds - warned.wall_seconds == pytest.approx(blind.interruptions * saved, rel=0.05)
+
+
+def test_interval_with_notice_is_near_the_best_of_a_scan():
+    job = Interruptions(mean_between_failures_seconds=10_000, restart_seconds=300, notice_success=0.9)
+    best = best_interval_seconds(1e6, save_seconds=60, interruptions=job)
+
+    def wall(interval):
+        return expected_time(1e6, save_seconds=60, interval_seconds=interval, interruptions=job).wall_seconds
+
+    least = min(wall(100 * 1.02**step) for step in range(300))
+    assert wall(best) < 1.005 * least
+    blind = replace(job, notice_success=0.0)
+    assert wall(best) < wall(best_interval_seconds(1e6, save_seconds=60, interruptions=blind))
+
+
+@given(
+    work=st.floats(1e4, 1e6),
+    save=st.floats(0.1, 300),
+    interval=st.floats(300, 7200),
+    persist=st.floats(0, 300),
+    job=st.builds(
+        Interruptions,
+        mean_between_failures_seconds=st.floats(3000, 1e7),
+        restart_seconds=st.floats(0, 900),
+        detection_seconds=st.floats(0, 900),
+        capacity_wait_seconds=st.floats(0, 9000),
+        notice_success=st.floats(0, 1),
+    ),
+)
+def test_buckets_are_never_negative_and_bill_plus_wait_is_the_wall(work, save, interval, persist, job):
+    spent = expected_time(
+        work, save_seconds=save, interval_seconds=interval, persist_seconds=persist, interruptions=job
+    )
+    assert all(value >= -1e-9 * work for value in vars(spent).values())
+    assert spent.wall_seconds == pytest.approx(spent.billed_seconds + spent.wait_seconds)
+    assert 0 < spent.useful_share <= 1
+
+
+@given(save=st.floats(1, 60), mean=st.floats(1e5, 1e7), factor=st.floats(0.2, 5))
+def test_waste_is_least_at_youngs_interval(save, mean, factor):
+    young = young_interval_seconds(save_seconds=save, mean_between_failures_seconds=mean)
+
+    def waste(interval):
+        return first_order_waste(
+            interval_seconds=interval, stall_seconds=save, mean_between_failures_seconds=mean, restart_seconds=300
+        )
+
+    assert waste(young) <= waste(young * factor) + 1e-12
+
+
+FLEET = {"failures_per_node_day": 6.5e-3, "repair_days": 3.0}
+
+
+def test_first_spares_pay_on_a_large_job_and_none_on_a_small_one():
+    assert best_spares(num_nodes=4, **FLEET) == 0
+    assert best_spares(num_nodes=128, **FLEET) == 6
+    worth = spare_worth(num_nodes=128, spares=7, **FLEET)
+    # Without spares the job waits 71 % of the time (mu / (1 + mu), mu = 2.5), with 7 hardly ever.
+    assert worth.hours_saved == pytest.approx(720 * 2.496 / 3.496, rel=0.01)
+    assert worth.node_hours_cost == 7 * 720
+
+
+@given(nodes=st.integers(1, 1000), spares=st.integers(0, 40))
+def test_more_spares_never_wait_longer_and_the_best_number_is_within_the_quantile(nodes, spares):
+    share = waiting_share(num_nodes=nodes, spares=spares, **FLEET)
+    assert 0 <= waiting_share(num_nodes=nodes, spares=spares + 1, **FLEET) <= share < 1
+    assert best_spares(num_nodes=nodes, **FLEET) <= spare_nodes(num_nodes=nodes, **FLEET)
+
+
+@pytest.mark.parametrize("spares", [0, 1, 3])
+def test_waiting_share_is_that_of_the_simulation(spares):
+    # 20 nodes, one failure in 10 h, 25 h in repair: mu = 2.5.
+    job = Job(
+        useful_seconds=8e6,
+        interval_seconds=3600,
+        save_seconds=1,
+        failures=Exponential(mean_seconds=36_000),
+        spares=SparePool(spares=spares, repair=Exponential(mean_seconds=90_000)),
+    )
+    found = simulate(job, runs=60, seed=2)
+    form = waiting_share(num_nodes=20, failures_per_node_day=2.4 / 20, repair_days=25 / 24, spares=spares)
+    assert found.wait_seconds.sum() / found.wall_seconds.sum() == pytest.approx(
+        form, rel=0.05
+    )  # it starts with no node in repair
