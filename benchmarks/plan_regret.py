@@ -5,7 +5,7 @@
 Rows of one source that share model, accelerators and batch differ in layout alone. Constants are fitted without that
 source. Regret of a group = measured time of the layout predicted fastest / least measured time - 1; with it
 Spearman's rank correlation of predicted and measured times in a group, and how far the *ratio* of two layouts' times
-is off against one time: the width that decides which layouts count as tied (`charter.plan.tied.RATIO_SHARE`). Read is
+is off against one time: the width that decides which layouts count as tied (`RATIO_SHARE`). Read is
 the full calibration file where it is at hand, else the bundled one. The last line is one JSON object.
 """
 

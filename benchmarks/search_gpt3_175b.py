@@ -54,11 +54,11 @@ from charter.estimate.training.stack_profiles import PROFILES  # noqa: E402
 from charter.estimate.training.step_communication import SEQUENCE_PARALLEL_TRAFFIC  # noqa: E402
 from charter.estimate.training.step_job import StackColumns, StepJob  # noqa: E402
 from charter.estimate.training.step_work import NOTHING_DONE  # noqa: E402
-from charter.plan.engine_knowledge import engine_knowledge  # noqa: E402
-from charter.plan.knowledge import TRAINING, memory_of_stack, shipped  # noqa: E402
-from charter.plan.pareto import front_of_two  # noqa: E402
-from charter.plan.space import divisors  # noqa: E402
-from charter.plan.tied import ALIKE, RATIO_SHARE  # noqa: E402
+from charter.plan.layouts.space import divisors  # noqa: E402
+from charter.plan.options.pareto import front_of_two  # noqa: E402
+from charter.plan.options.tied import ALIKE, RATIO_SHARE  # noqa: E402
+from charter.plan.physics.engine_knowledge import engine_knowledge  # noqa: E402
+from charter.plan.physics.knowledge import TRAINING, memory_of_stack, shipped  # noqa: E402
 from charter.spec.architecture import Architecture  # noqa: E402
 
 GPT3 = Architecture(

@@ -23,10 +23,10 @@ from charter.errors import UsageError
 from charter.estimate.memory.peak import MemoryBreakdown, training_memory
 from charter.estimate.memory.profile import PROFILES
 from charter.estimate.training.step_time import StepTime, training_step
-from charter.plan.fit import training_precision
-from charter.plan.knowledge import Knowledge, memory_of_stack, shipped
-from charter.plan.machine import Machine, probe_machine
-from charter.plan.objective import Objective
+from charter.plan.choice.objective import Objective
+from charter.plan.hardware.machine import Machine, probe_machine
+from charter.plan.physics.fit import training_precision
+from charter.plan.physics.knowledge import Knowledge, memory_of_stack, shipped
 from charter.plan.plan import Plan
 from charter.plan.project_plan import plan_project
 from charter.spec.architecture import Architecture

@@ -15,10 +15,10 @@ from functools import cache
 import pytest
 
 from charter.catalog import accelerators, models
-from charter.plan.cost_breakdown import ProjectCost
 from charter.plan.make import make_plan
+from charter.plan.money.cost_breakdown import ProjectCost
+from charter.plan.money.project_cost import project_cost
 from charter.plan.plan import Plan
-from charter.plan.project_cost import project_cost
 from charter.spec.architecture import Architecture
 from charter.spec.project import DataSpec, ModelSpec, Project, Resources
 from charter.spec.stage import PpoStage, PreferenceModelStage, PretrainStage, SftStage, StageResources

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from charter.plan.rl_engine import RL_ENGINES
-from charter.plan.rl_placement import Placed
-from charter.plan.rl_search import rl_options
-from charter.plan.rl_setting import Setting, host_shortage
-from charter.plan.rl_work import rl_work
+from charter.plan.rl.engine import RL_ENGINES
+from charter.plan.rl.placement import Placed
+from charter.plan.rl.search import rl_options
+from charter.plan.rl.setting import Setting, host_shortage
+from charter.plan.rl.work import rl_work
 
 _SPEC = importlib.util.spec_from_file_location("ppo_case", Path(__file__).parents[1] / "unit" / "plan" / "ppo_case.py")
 assert _SPEC is not None

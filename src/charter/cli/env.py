@@ -20,7 +20,7 @@ def env(json_: JsonOption = False) -> None:
     import platform
 
     from charter.launch.machine import cpu_capability, installed_version
-    from charter.plan.machine import usable_cores, usable_memory_bytes
+    from charter.plan.hardware.machine import usable_cores, usable_memory_bytes
     from charter.units import format_bytes
 
     found = {

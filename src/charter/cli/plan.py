@@ -10,7 +10,7 @@ from charter.cli.common import JsonOption, SetOption, print_json
 from charter.cli.plan_source import console, planned_project
 
 if TYPE_CHECKING:
-    from charter.plan.knowledge import Knowledge
+    from charter.plan.physics.knowledge import Knowledge
     from charter.plan.plan import Plan
     from charter.spec.project import Project
 
@@ -159,7 +159,7 @@ def _knowledge(calibration: Path | None) -> "Knowledge | None":
     if calibration is None:
         return None
     from charter.calibration.bundle import load
-    from charter.plan.knowledge import Knowledge
+    from charter.plan.physics.knowledge import Knowledge
 
     return Knowledge.of(load(calibration))
 

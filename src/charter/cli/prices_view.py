@@ -94,7 +94,8 @@ def print_offers(found: Sequence[Offer], book: PriceBook, today: date) -> None:
         out.print(f"{issue.offer}: {issue.message}", style="yellow")
     old = sum(offer.is_stale(today, STALE_DAYS) for offer in found)
     out.print(
-        "USD per accelerator-hour; spot is the median zone; `-` is not offered or not known.\nDated lists, not live prices. "
+        "USD per accelerator-hour; spot is the median zone; `-` is not offered or not known.\n"
+        "Dated lists, not live prices. "
         + (f"{old} of {len(found)} may be older than {STALE_DAYS} days. " if old else "")
         + "`charter prices import FILE` adds newer lists and contracts; `resources.price` sets one.",
         style="dim",

@@ -17,7 +17,9 @@ def simulate(
     stage: Annotated[str | None, typer.Argument(help="A stage of the project, as planned.", show_default=False)] = None,
     directory: DirOption = Path("."),
     gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="Accelerators of the job.")] = None,
-    gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", min=1, help="Accelerators of a node.")] = GPUS_PER_NODE,
+    gpus_per_node: Annotated[
+        int, typer.Option("--gpus-per-node", min=1, help="Accelerators of a node.")
+    ] = GPUS_PER_NODE,
     work: Annotated[str | None, typer.Option("--work", help="Useful time without any failure, 54d.")] = None,
     save: Annotated[str, typer.Option("--save", help="What a save blocks the job.")] = "60s",
     persist: Annotated[

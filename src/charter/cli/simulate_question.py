@@ -6,8 +6,8 @@ from pathlib import Path
 
 from charter.cli.common import open_project
 from charter.errors import UsageError
+from charter.plan.options.stage_scenario import stage_scenario
 from charter.plan.project_plan import plan_project
-from charter.plan.stage_scenario import stage_scenario
 from charter.resilience.detection import BY_NAME, SPOT_NOTICE
 from charter.resilience.detection import detection as delay
 from charter.resilience.failures import PUBLISHED, NodeFailureRate, mean_between_failures_seconds

@@ -5,7 +5,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from charter.plan.machine import usable_cores
+from charter.plan.hardware.machine import usable_cores
 from charter.spec.project import Project
 from charter.spec.stage import Stage
 

@@ -12,7 +12,7 @@ from charter.artifacts import durable
 from charter.artifacts.stage_process import PIP_COMMAND
 from charter.launch.machine import cpu_capability, installed_version
 from charter.pipeline.preflight import RUN_PACKAGES
-from charter.plan.machine import usable_cores, usable_memory_bytes
+from charter.plan.hardware.machine import usable_cores, usable_memory_bytes
 from charter.units import GIB, format_bytes
 
 OLDEST_PYTHON = (3, 11)

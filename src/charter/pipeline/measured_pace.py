@@ -5,7 +5,7 @@ from pathlib import Path
 from charter.calibration.pace import Pace, joined, seconds_per_step
 from charter.pipeline.graph import build_pipeline
 from charter.pipeline.staleness import assess
-from charter.plan.knowledge import shipped
+from charter.plan.physics.knowledge import shipped
 from charter.plan.project_plan import plan_project
 from charter.spec.project import Project
 from charter.tracking.jsonl import read_metrics

@@ -28,8 +28,8 @@ from charter.launch.machine import frozen_values
 from charter.pipeline.graph import Pipeline, PlannedStage, build_pipeline, job_of
 from charter.pipeline.preflight import check_packages
 from charter.pipeline.staleness import read_progress
-from charter.plan.knowledge import shipped
-from charter.plan.machine import Machine, probe_machine
+from charter.plan.hardware.machine import Machine, probe_machine
+from charter.plan.physics.knowledge import shipped
 from charter.plan.plan import Plan
 from charter.plan.probe import (
     LayoutProbe,
@@ -44,7 +44,7 @@ from charter.plan.probe import (
     with_micro_batch,
 )
 from charter.plan.project_plan import CALIBRATION_FILE, plan_project
-from charter.plan.stage_plan import StagePlan
+from charter.plan.stages.stage_plan import StagePlan
 from charter.spec.project import Project
 from charter.tracking.jsonl import read_metrics
 

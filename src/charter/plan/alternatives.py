@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from charter.plan.choose import Choice
-from charter.plan.objective import Limits, Objective, decide, ranked
-from charter.plan.problem import Goal, Indices, Problem
+from charter.plan.choice.choose import Choice
+from charter.plan.choice.objective import Limits, Objective, decide, ranked
+from charter.plan.choice.problem import Goal, Indices, Problem
 
 
 def next_best(problem: Problem, first: Choice, number: int, objective: Objective, limits: Limits) -> list[Choice]:

@@ -2,15 +2,15 @@
 
 from dataclasses import replace
 
-from charter.plan.engine_space import ENGINES
-from charter.plan.layout_search import Site
-from charter.plan.option import Option
+from charter.plan.layouts.layout_search import Site
+from charter.plan.layouts.training_search import training_options
+from charter.plan.options.option import Option
+from charter.plan.options.question import EngineLayout, Question
+from charter.plan.physics.engine_space import ENGINES
 from charter.plan.plan import Plan
-from charter.plan.question import EngineLayout, Question
-from charter.plan.rl_engine import RL_ENGINES
-from charter.plan.rl_search import rl_options
-from charter.plan.stage_plan import StagePlan
-from charter.plan.training_search import training_options
+from charter.plan.rl.engine import RL_ENGINES
+from charter.plan.rl.search import rl_options
+from charter.plan.stages.stage_plan import StagePlan
 from charter.spec.stage import PpoStage
 
 

@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING
 from charter.cost.money import micro_usd
 from charter.estimate.shapes.parameters import count_parameters
 from charter.estimate.terms import Interval
-from charter.plan.assess import stage_plan
 from charter.plan.assumption import Assumption
-from charter.plan.candidates import Candidates, rejections
+from charter.plan.choice.candidates import Candidates, rejections
+from charter.plan.choice.whole import QUEUE_P10, QUEUE_P90, Whole, hub_transfer
 from charter.plan.gather import Facts, Gathered
-from charter.plan.layout_verdicts import layout_verdicts
-from charter.plan.option import Option
-from charter.plan.place import LOCAL
+from charter.plan.hardware.place import LOCAL
+from charter.plan.layouts.layout_verdicts import layout_verdicts
+from charter.plan.money.project_cost import project_cost
+from charter.plan.options.option import Option
+from charter.plan.options.purchase import commitment_notes
+from charter.plan.options.risk import risk_assumptions
 from charter.plan.plan import Plan
-from charter.plan.project_cost import project_cost
-from charter.plan.purchase import commitment_notes
-from charter.plan.risk import risk_assumptions
 from charter.plan.spot import explain_markets
-from charter.plan.stage_plan import MicroUsd, StagePlan
-from charter.plan.transfer import Freight, bucket, location, move_seconds, move_usd
-from charter.plan.whole import QUEUE_P10, QUEUE_P90, Whole, hub_transfer
+from charter.plan.stages.assess import stage_plan
+from charter.plan.stages.stage_plan import MicroUsd, StagePlan
+from charter.plan.stages.transfer import Freight, bucket, location, move_seconds, move_usd
 from charter.spec.project import Project
 
 if TYPE_CHECKING:
-    from charter.plan.choose import Choice
+    from charter.plan.choice.choose import Choice
 
 
 def short_plan(whole: Whole, choice: "Choice", facts: Facts) -> Plan:

@@ -1,12 +1,12 @@
 """The one way to run a stage on the processors of this machine: one process, one copy of everything."""
 
-from charter.plan.cpu_time import cpu_phase_terms
-from charter.plan.fit import answering_peak, training_peak
-from charter.plan.make_option import make_option
-from charter.plan.option import Option, Rejected
-from charter.plan.place import Place
-from charter.plan.question import Missed, Question
-from charter.plan.why_not import does_not_fit
+from charter.plan.hardware.place import Place
+from charter.plan.options.make_option import make_option
+from charter.plan.options.option import Option, Rejected
+from charter.plan.options.question import Missed, Question
+from charter.plan.options.why_not import does_not_fit
+from charter.plan.physics.cpu_time import cpu_phase_terms
+from charter.plan.physics.fit import answering_peak, training_peak
 from charter.spec.layout import Layout
 
 

@@ -5,21 +5,21 @@ from dataclasses import dataclass
 
 from charter.catalog.prices import PriceBook
 from charter.errors import InfeasibleError
-from charter.plan.candidates import Candidates
-from charter.plan.corpus import Library, bytes_per_token
+from charter.plan.choice.candidates import Candidates
+from charter.plan.hardware.machine import Machine
+from charter.plan.hardware.place import control_place, may_run_here
+from charter.plan.hardware.places import places, quota_of
 from charter.plan.infeasible import infeasible
-from charter.plan.knowledge import Knowledge
-from charter.plan.machine import Machine
-from charter.plan.node_needs import checkpoint_bytes
-from charter.plan.option import Option, Rejected
-from charter.plan.place import control_place, may_run_here
-from charter.plan.places import places, quota_of
-from charter.plan.purchase import purchases
-from charter.plan.question import Question
-from charter.plan.roles import Models
+from charter.plan.options.option import Option, Rejected
+from charter.plan.options.purchase import purchases
+from charter.plan.options.question import Question
+from charter.plan.physics.knowledge import Knowledge
 from charter.plan.search import search
-from charter.plan.transfer import Freight, bucket, freights
-from charter.plan.workload import workload
+from charter.plan.stages.node_needs import checkpoint_bytes
+from charter.plan.stages.transfer import Freight, bucket, freights
+from charter.plan.work.corpus import Library, bytes_per_token
+from charter.plan.work.roles import Models
+from charter.plan.work.workload import workload
 from charter.spec.architecture import Architecture
 from charter.spec.dataset import DataFacts
 from charter.spec.graph import execution_order, stage_inputs

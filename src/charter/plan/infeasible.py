@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 from charter.catalog import accelerators
-from charter.plan.engine_space import ENGINES
-from charter.plan.place import UNPRICED, Place
+from charter.plan.hardware.place import UNPRICED, Place
+from charter.plan.options.question import Found, Question
+from charter.plan.options.why_not import does_not_fit, largest_term
+from charter.plan.physics.engine_space import ENGINES
 from charter.plan.plan import InfeasiblePlanError
-from charter.plan.question import Found, Question
 from charter.plan.search import search
-from charter.plan.why_not import does_not_fit, largest_term
 from charter.spec.stage import PpoStage
 from charter.units import GIB
 

@@ -8,13 +8,13 @@ from charter.catalog.prices import PriceBook
 from charter.plan.advice import late_advice, over_budget
 from charter.plan.alternatives import next_best
 from charter.plan.assemble import full_plan, short_plan
-from charter.plan.choose import Choice
+from charter.plan.choice.choose import Choice
+from charter.plan.choice.objective import Limits, decide, earliest_p90, lowest_p90
+from charter.plan.choice.whole import Whole, whole_problem
 from charter.plan.gather import Facts, Gathered, gather
-from charter.plan.knowledge import Knowledge, shipped
-from charter.plan.machine import Machine
-from charter.plan.objective import Limits, decide, earliest_p90, lowest_p90
+from charter.plan.hardware.machine import Machine
+from charter.plan.physics.knowledge import Knowledge, shipped
 from charter.plan.plan import Plan
-from charter.plan.whole import Whole, whole_problem
 from charter.spec.architecture import Architecture
 from charter.spec.dataset import DataFacts
 from charter.spec.project import Project

@@ -9,9 +9,9 @@ from charter.cost.money import micro_usd
 from charter.errors import InfeasibleError
 from charter.estimate.terms import Interval
 from charter.plan.assumption import Assumption
-from charter.plan.cost_breakdown import ProjectCost
-from charter.plan.short_form import differences, stage_line
-from charter.plan.stage_plan import NO_MONEY, QUANTILES, MicroUsd, StagePlan, interval_json
+from charter.plan.money.cost_breakdown import ProjectCost
+from charter.plan.stages.short_form import differences, stage_line
+from charter.plan.stages.stage_plan import NO_MONEY, QUANTILES, MicroUsd, StagePlan, interval_json
 from charter.plan.timeline import Sharing, Timeline, schedule
 from charter.plan.timeline_json import timeline_json
 

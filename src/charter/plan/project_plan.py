@@ -7,11 +7,11 @@ from pathlib import Path
 from charter.calibration.bundle import load
 from charter.catalog.price_book import PriceBook, read_price_book
 from charter.catalog.prices import read_offers
+from charter.plan.hardware.machine import Machine, probe_machine
+from charter.plan.hardware.place import may_run_here
 from charter.plan.inputs import read_inputs
-from charter.plan.knowledge import Knowledge
-from charter.plan.machine import Machine, probe_machine
 from charter.plan.make import make_plan
-from charter.plan.place import may_run_here
+from charter.plan.physics.knowledge import Knowledge
 from charter.plan.plan import Plan
 from charter.plan.stale import stale_prices
 from charter.spec.project import Project

@@ -3,18 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from charter.plan.answering_search import answering_options
 from charter.plan.cpu_search import on_processors
-from charter.plan.endpoint_option import endpoint_only, without_accelerators
-from charter.plan.fit import Peak
-from charter.plan.layout_search import Site
-from charter.plan.markets import markets
-from charter.plan.option import Option, Rejected
-from charter.plan.place import LOCAL, Place
-from charter.plan.question import Found, Missed, Question
-from charter.plan.rl_across import across
-from charter.plan.rl_search import rl_answers
-from charter.plan.training_search import options_of, training_options
+from charter.plan.hardware.place import LOCAL, Place
+from charter.plan.layouts.layout_search import Site
+from charter.plan.layouts.training_search import options_of, training_options
+from charter.plan.options.markets import markets
+from charter.plan.options.option import Option, Rejected
+from charter.plan.options.question import Found, Missed, Question
+from charter.plan.physics.fit import Peak
+from charter.plan.rl.across import across
+from charter.plan.rl.search import rl_answers
+from charter.plan.serving.answering_search import answering_options
+from charter.plan.serving.endpoint_option import endpoint_only, without_accelerators
 from charter.spec.stage import PpoStage
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from charter.plan.option import Option
+from charter.plan.options.option import Option
 from charter.plan.plan import Plan
-from charter.plan.stage_plan import StagePlan
+from charter.plan.stages.stage_plan import StagePlan
 from charter.units import SECONDS_PER_HOUR, format_seconds, format_usd
 
 SPOT, ON_DEMAND = "spot", "on_demand"

@@ -16,10 +16,10 @@ from charter.errors import InfeasibleError, UsageError
 from charter.estimate.scaling.laws import FLOPS_PER_PARAMETER_AND_TOKEN
 from charter.estimate.shapes.parameters import count_parameters
 from charter.estimate.terms import Interval
-from charter.plan.knowledge import Knowledge
+from charter.plan.hardware.place import Place, Price
 from charter.plan.make import make_plan
-from charter.plan.place import Place, Price
-from charter.plan.risk import PRICE_SIGMA, Overhead, overhead
+from charter.plan.options.risk import PRICE_SIGMA, Overhead, overhead
+from charter.plan.physics.knowledge import Knowledge
 from charter.resilience.checkpoint import checkpoint_bytes
 from charter.spec.architecture import Architecture
 from charter.spec.project import DataSpec, ModelSpec, Project, Resources

@@ -1,9 +1,9 @@
 """How the figures of a plan are written in a cell: ranges, hardware, peaks."""
 
 from charter.estimate.terms import Interval
-from charter.plan.fit import Peak
-from charter.plan.option import DeviceGroup, Option
-from charter.plan.stage_plan import MicroUsd
+from charter.plan.options.option import DeviceGroup, Option
+from charter.plan.physics.fit import Peak
+from charter.plan.stages.stage_plan import MicroUsd
 from charter.units import GIB, format_usd
 
 _UNITS = (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))

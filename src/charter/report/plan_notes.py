@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
-from charter.plan.option import Option, Rejected
+from charter.plan.options.option import Option, Rejected
+from charter.plan.options.stage_risk import StageRisk
 from charter.plan.plan import Plan
-from charter.plan.stage_plan import StagePlan
-from charter.plan.stage_risk import StageRisk
+from charter.plan.stages.stage_plan import StagePlan
 from charter.report.placement_lines import placement_lines
 from charter.report.plan_cells import layout
 from charter.report.plan_dates import short_date

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from charter.catalog import models
-from charter.plan.machine import Machine
+from charter.plan.hardware.machine import Machine
 from charter.plan.make import make_plan
 from charter.plan.plan import Plan
 from charter.spec.architecture import Architecture

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from charter.errors import UsageError
 from charter.estimate.serving.api_judge import ApiPrice, api_judgement
-from charter.plan.endpoint_option import own_or_endpoint
 from charter.plan.keep_warm import Gap, shared_servers, warmth
-from charter.plan.work import longest_answer
+from charter.plan.serving.endpoint_option import own_or_endpoint
+from charter.plan.work.phase_kinds import longest_answer
 from charter.report.placement_lines import placement_lines
 from charter.spec.checks import check_project
 from charter.spec.project import ModelSpec, Serving

@@ -5,10 +5,10 @@ import pytest
 from charter.catalog import accelerators
 from charter.estimate.shapes.kv_cache import kv_cache_bytes
 from charter.estimate.shapes.parameters import count_parameters
-from charter.plan.fit import answering_peak, decoded_together, training_peak
-from charter.plan.fit_many import training_totals
-from charter.plan.knowledge import shipped
-from charter.plan.phase import Counters, Phase, Role, Workload
+from charter.plan.physics.fit import answering_peak, decoded_together, training_peak
+from charter.plan.physics.fit_many import training_totals
+from charter.plan.physics.knowledge import shipped
+from charter.plan.work.phase import Counters, Phase, Role, Workload
 from charter.spec.layout import Layout, Recompute, ZeroStage
 
 H100 = accelerators.get("H100")

@@ -9,8 +9,8 @@ from charter.calibration.pace import Pace
 from charter.catalog import accelerators
 from charter.catalog.accelerators import processor
 from charter.estimate.training.constants import TrainingConstants
-from charter.plan.knowledge import TRAINING_MEMORY, Knowledge, shipped
 from charter.plan.make import make_plan
+from charter.plan.physics.knowledge import TRAINING_MEMORY, Knowledge, shipped
 from charter.spec.project import DataSpec, ModelSpec, Project, Resources
 from charter.spec.stage import PpoStage, SftStage
 

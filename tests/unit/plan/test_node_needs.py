@@ -13,10 +13,10 @@ from rich.console import Console
 from charter.estimate.node.loading import TEXT_SECONDS_PER_TOKEN, TOKENISED_SECONDS_PER_TOKEN
 from charter.estimate.node.storage import VERDICT_BYTES, log_bytes
 from charter.estimate.shapes.parameters import count_parameters
-from charter.plan.knowledge import TRAINING, TRAINING_MEMORY, memory_group, shipped
-from charter.plan.node_needs import storage_terms
-from charter.plan.node_traffic import Wires
-from charter.plan.phase import Counters, Phase, Role, Workload
+from charter.plan.physics.knowledge import TRAINING, TRAINING_MEMORY, memory_group, shipped
+from charter.plan.stages.node_needs import storage_terms
+from charter.plan.stages.node_traffic import Wires
+from charter.plan.work.phase import Counters, Phase, Role, Workload
 from charter.report.plan_explain import explain_stage
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter

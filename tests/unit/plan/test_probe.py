@@ -9,7 +9,7 @@ from charter.calibration.pace import Pace
 from charter.errors import InfeasibleError, MissingExtraError
 from charter.pipeline import preflight
 from charter.pipeline.probe import probe_project
-from charter.plan.machine import Machine
+from charter.plan.hardware.machine import Machine
 from charter.plan.probe import (
     LayoutProbe,
     StageProbe,

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from charter.catalog import models
 from charter.cost.buckets import BUCKETS
 from charter.errors import UsageError
-from charter.plan.cost_breakdown import ALL_BUCKETS, ProjectCost
 from charter.plan.make import make_plan
+from charter.plan.money.cost_breakdown import ALL_BUCKETS, ProjectCost
+from charter.plan.money.project_cost import project_cost
 from charter.plan.plan import Plan
-from charter.plan.project_cost import project_cost
-from charter.plan.stage_plan import QUANTILES, money
+from charter.plan.stages.stage_plan import QUANTILES, money
 from charter.plan.timeline import schedule
 from charter.spec.costs import Costs, HumanLabels, Retention, Staff
 from charter.spec.project import Budget, DataSpec, ModelSpec, Project, Resources, Serving, Storage

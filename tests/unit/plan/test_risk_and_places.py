@@ -3,10 +3,10 @@ from dataclasses import replace
 import pytest
 
 from charter.catalog.prices import Market, offers
-from charter.plan.cpu_time import cpu_phase_terms
-from charter.plan.phase import Phase, Role
-from charter.plan.places import places
-from charter.plan.risk import overhead
+from charter.plan.hardware.places import places
+from charter.plan.options.risk import overhead
+from charter.plan.physics.cpu_time import cpu_phase_terms
+from charter.plan.work.phase import Phase, Role
 from charter.spec.project import Place, Resources
 from charter.spec.stage import SftStage, StageResources
 

@@ -13,13 +13,13 @@ from charter.estimate.arrays import array
 from charter.estimate.memory.ppo import group_phases
 from charter.estimate.runs.rl_step import RlConstants, RlPhases, rl_step_terms
 from charter.plan.any_engine import other_engines
-from charter.plan.rl_across import across
-from charter.plan.rl_engine import RL_ENGINES
-from charter.plan.rl_placement import Placed, group_sizes, placed, step_table
-from charter.plan.rl_search import rl_options
-from charter.plan.rl_setting import Setting, host_bytes_per_accelerator, host_shortage
-from charter.plan.rl_tables import GeneratorChoice, Groups, TrainerChoice
-from charter.plan.rl_work import answer_lengths, rl_work
+from charter.plan.rl.across import across
+from charter.plan.rl.engine import RL_ENGINES
+from charter.plan.rl.placement import Placed, group_sizes, placed, step_table
+from charter.plan.rl.search import rl_options
+from charter.plan.rl.setting import Setting, host_bytes_per_accelerator, host_shortage
+from charter.plan.rl.tables import GeneratorChoice, Groups, TrainerChoice
+from charter.plan.rl.work import answer_lengths, rl_work
 from charter.spec.layout import Layout
 from charter.spec.stage import StageResources
 

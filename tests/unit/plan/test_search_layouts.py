@@ -12,25 +12,25 @@ from charter.catalog import accelerators, models
 from charter.estimate.arrays import array
 from charter.estimate.layouts import Layouts
 from charter.estimate.training.factored import rows_of
-from charter.plan import accelerator_time
 from charter.plan.any_engine import other_engines
-from charter.plan.engine_knowledge import engine_knowledge
-from charter.plan.engine_space import ENGINES
-from charter.plan.evaluate import Task, least_update_seconds, one_device, update_seconds, update_terms
-from charter.plan.fit import training_peak
-from charter.plan.fit_many import least_bytes, training_totals
+from charter.plan.hardware.place import UNPRICED, Place, Price
 from charter.plan.infeasible import infeasible
-from charter.plan.knowledge import shipped
-from charter.plan.layout_search import Site, asked, evaluate, search_sites
-from charter.plan.layout_verdicts import layout_verdicts
-from charter.plan.pareto import near_tied, pareto
-from charter.plan.phase import Counters, Phase, Role, Workload
-from charter.plan.place import UNPRICED, Place, Price
-from charter.plan.question import Question
+from charter.plan.layouts.evaluate import Task, least_update_seconds, one_device, update_seconds, update_terms
+from charter.plan.layouts.layout_search import Site, asked, evaluate, search_sites
+from charter.plan.layouts.layout_verdicts import layout_verdicts
+from charter.plan.layouts.space import space
+from charter.plan.layouts.training_search import chosen_row, tied_layouts
+from charter.plan.options.pareto import near_tied, pareto
+from charter.plan.options.question import Question
+from charter.plan.options.tied import ALIKE, splits, tied_limit
+from charter.plan.physics import accelerator_time
+from charter.plan.physics.engine_knowledge import engine_knowledge
+from charter.plan.physics.engine_space import ENGINES
+from charter.plan.physics.fit import training_peak
+from charter.plan.physics.fit_many import least_bytes, training_totals
+from charter.plan.physics.knowledge import shipped
 from charter.plan.search import search
-from charter.plan.space import space
-from charter.plan.tied import ALIKE, splits, tied_limit
-from charter.plan.training_search import chosen_row, tied_layouts
+from charter.plan.work.phase import Counters, Phase, Role, Workload
 from charter.spec.stage import PreferenceModelStage, SftStage, StageResources
 
 KNOWN = shipped()

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from charter.plan.option import Option
+from charter.plan.options.option import Option
 from charter.plan.spot import market_reason, spot_verdict
 from charter.spec.project import Resources
 from charter.spec.stage import SftStage

@@ -9,7 +9,7 @@ import pytest
 
 from charter.errors import BudgetError, InfeasibleError
 from charter.plan.make import make_plan
-from charter.plan.transfer import Location, move_seconds, move_usd
+from charter.plan.stages.transfer import Location, move_seconds, move_usd
 from charter.spec.project import Budget, Place, Resources, Storage
 from charter.spec.stage import DpoStage, EvalStage, PreferenceModelStage, SftStage, StageResources
 

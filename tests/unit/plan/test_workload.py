@@ -1,10 +1,10 @@
 import pytest
 
 from charter.errors import DataError
-from charter.plan.corpus import Library
-from charter.plan.phase import padded
-from charter.plan.roles import Models
-from charter.plan.workload import workload
+from charter.plan.work.corpus import Library
+from charter.plan.work.phase import padded
+from charter.plan.work.roles import Models
+from charter.plan.work.workload import workload
 from charter.spec.dataset import DataFacts
 from charter.spec.project import DataSpec, Serving
 from charter.spec.stage import (

@@ -1,0 +1,1 @@
+"""One choice over all stages together, under deadline, budget, nodes and quotas."""

@@ -1,0 +1,175 @@
+"""From the options of every stage to one problem in numbers, and back from its answer to options."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from charter.plan.choice.candidates import NODES, SLOTS, Candidates, accelerators_of, held
+from charter.plan.choice.choose import Choice
+from charter.plan.choice.problem import Array, Move, Problem, Ways
+from charter.plan.hardware.places import quota_of
+from charter.plan.options.option import Option
+from charter.plan.stages.stage_storage import StageStorage, stage_storage
+from charter.plan.stages.transfer import Freight, Location, bucket, location, move_seconds, move_usd
+from charter.plan.timeline import Sharing
+from charter.spec.project import Project
+
+QUEUE_P90 = 3.32
+"""p90 over p50 of a wait: ln 10 / ln 2, of an exponential distribution. Judgement."""
+QUEUE_P10 = 0.152
+"""p10 over p50 likewise: ln(10/9) / ln 2."""
+PROBE_SECONDS = 1e6
+RANK_USD_PER_SECOND = 1e-9
+"""What an option without a price is ranked by: its time. Far below a cent for any plan."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """A project as one problem; stage and row of the problem lead back to an option."""
+
+    project: Project
+    candidates: tuple[Candidates, ...]
+    freights: Mapping[str, Freight]
+    locations: tuple[Location, ...]
+    capacity: Mapping[str, float]
+    """Of every pool, whether it can run short or not."""
+    problem: Problem
+
+    def options(self, choice: Choice) -> tuple[Option, ...]:
+        """The options of a choice."""
+        return tuple(item.options[row] for item, row in zip(self.candidates, choice.ways, strict=True))
+
+    def sharing(self, options: Sequence[Option]) -> Sharing:
+        """What chosen stages share, for the timeline."""
+        demand = {item.name: held(item, option) for item, option in zip(self.candidates, options, strict=True)}
+        used = {pool for amounts in demand.values() for pool in amounts}
+        return Sharing(capacity={name: most for name, most in self.capacity.items() if name in used}, demand=demand)
+
+
+def whole_problem(project: Project, candidates: Sequence[Candidates], freights: Mapping[str, Freight]) -> Whole:
+    """The problem of choosing an option for each of `candidates`, which stand in execution order."""
+    capacity = _capacity(project, candidates)
+    locations = tuple(dict.fromkeys(location(option) for item in candidates for option in item.options))
+    number = {place: index for index, place in enumerate(locations)}
+    position = {item.name: index for index, item in enumerate(candidates)}
+    made = Problem(
+        inputs=tuple(tuple(position[name] for name in item.inputs) for item in candidates),
+        ways=tuple(_ways(project, item, freights[item.name], number, tuple(capacity)) for item in candidates),
+        capacity=tuple(capacity.values()),
+        moves={} if bucket(project) else _moves(candidates, freights, locations),
+    )
+    return Whole(
+        project=project,
+        candidates=tuple(candidates),
+        freights=freights,
+        locations=locations,
+        capacity=capacity,
+        problem=_scarce_only(made),
+    )
+
+
+def _capacity(project: Project, candidates: Sequence[Candidates]) -> dict[str, float]:
+    resources = project.resources
+    pools = {
+        option.place.pool: float(option.place.pool_nodes)
+        for item in candidates
+        for option in item.options
+        if option.place.pool and option.place.pool_nodes is not None
+    }
+    quota = {accelerators_of(name): float(most) for name, most in quota_of(resources).items()}
+    return {NODES: float(resources.max_nodes), SLOTS: float(resources.max_parallel_stages), **pools, **quota}
+
+
+def _ways(
+    project: Project,
+    item: Candidates,
+    freight: Freight,
+    number: Mapping[Location, int],
+    pools: tuple[str, ...],
+) -> Ways:
+    options = item.options
+    seconds = [(option.seconds.p50, option.seconds.p90) for option in options]
+    hubs = [hub_transfer(project, freight, option) for option in options]
+    usd = _usd(project, item, seconds) + np.array([[money] * 2 for money, _ in hubs])
+    queue = [option.place.queue_seconds for option in options]
+    families = {family: index for index, family in enumerate(dict.fromkeys(map(item.family, options)))}
+    return Ways(
+        seconds=np.array(seconds),
+        usd=usd,
+        waits=np.array([(wait + late, wait * QUEUE_P90 + late) for wait, (_, late) in zip(queue, hubs, strict=True)]),
+        not_before=np.array([option.place.lead_seconds for option in options]),
+        site=np.array([number[location(option)] for option in options], dtype=np.intp),
+        demand=np.array([[held(item, option).get(pool, 0.0) for pool in pools] for option in options]),
+        family=np.array([families[item.family(option)] for option in options], dtype=np.intp),
+    )
+
+
+def _usd(project: Project, item: Candidates, seconds: Sequence[tuple[float, float]]) -> Array:
+    """Machines and storage; where an option has no price, the time in its place."""
+    if item.unpriced:
+        return np.array(seconds) * RANK_USD_PER_SECOND
+    known: dict[str, tuple[float, float]] = {}
+    rows = []
+    for option, (p50, p90) in zip(item.options, seconds, strict=True):
+        infra = option.place.infra
+        if infra not in known:
+            known[infra] = _storage_line(stage_storage(item.work, option, project))
+        start, slope = known[infra]
+        usd = option.usd
+        assert usd is not None
+        rows.append((usd.p50 + start + slope * p50, usd.p90 + start + slope * p90))
+    return np.array(rows)
+
+
+def _storage_line(storage: StageStorage) -> tuple[float, float]:
+    """usd of storage as a straight line over the time of the stage: exact where no minimum duration binds."""
+
+    def usd(seconds: float) -> float:
+        return storage.kept.usd(seconds, while_running=storage.while_running, afterwards=storage.afterwards)
+
+    start = usd(0.0)
+    return start, (usd(PROBE_SECONDS) - start) / PROBE_SECONDS
+
+
+def hub_transfer(project: Project, freight: Freight, option: Option) -> tuple[float, float]:
+    """usd and seconds of a stage where everything goes through the storage that charter.yaml names; else nothing."""
+    hub, here = bucket(project), location(option)
+    if hub is None:
+        return 0.0, 0.0
+    usd = move_usd(freight.total_read_bytes, hub, here) + move_usd(freight.written_bytes, here, hub)
+    return usd, move_seconds(freight.total_read_bytes, hub, here)
+
+
+def _moves(
+    candidates: Sequence[Candidates], freights: Mapping[str, Freight], locations: Sequence[Location]
+) -> dict[tuple[int, int], Move]:
+    """What moves between stages at each pair of places, where that is not always free."""
+    position = {item.name: index for index, item in enumerate(candidates)}
+    found = {}
+    for item in candidates:
+        for writer, num_bytes in freights[item.name].read_bytes.items():
+            usd = [[move_usd(num_bytes, source, target) for target in locations] for source in locations]
+            seconds = [[move_seconds(num_bytes, source, target) for target in locations] for source in locations]
+            if np.any(usd) or np.any(seconds):
+                found[(position[writer], position[item.name])] = Move(usd=np.array(usd), seconds=np.array(seconds))
+    return found
+
+
+def _scarce_only(problem: Problem) -> Problem:
+    """The same without the pools that cannot run short, whatever is chosen: exact, and much quicker."""
+    number = len(problem.ways)
+    before = [problem.before(stage) for stage in range(number)]
+    most = np.array([ways.demand.max(axis=0) for ways in problem.ways])
+    scarce = np.zeros(len(problem.capacity), dtype=bool)
+    for stage in range(number):
+        apart = {stage, *before[stage], *(other for other in range(number) if stage in before[other])}
+        beside = [most[other] for other in range(number) if other not in apart]
+        total = most[stage] + sum(beside, start=np.zeros_like(most[stage]))
+        scarce |= (most[stage] > 0) & (total > np.array(problem.capacity))
+    kept = np.flatnonzero(scarce)
+    return replace(
+        problem,
+        ways=tuple(replace(ways, demand=ways.demand[:, kept]) for ways in problem.ways),
+        capacity=tuple(problem.capacity[pool] for pool in kept),
+    )

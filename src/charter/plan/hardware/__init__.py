@@ -1,0 +1,1 @@
+"""Where a stage could run: accelerators, nodes, providers, prices, and this machine."""

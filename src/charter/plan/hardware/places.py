@@ -1,0 +1,237 @@
+"""Every place where a stage could run: the providers that are allowed, what they offer, what is to be had of it."""
+
+from dataclasses import replace
+
+from charter.catalog import accelerators
+from charter.catalog.accelerators import CPU, Accelerator
+from charter.catalog.prices import Market, Offer, PriceBook
+from charter.cost.onprem import B200_MID, H100_MID, owned_usd_per_accelerator_hour
+from charter.errors import InfeasibleError, UsageError
+from charter.plan.hardware.machine import Machine
+from charter.plan.hardware.place import LOCAL, ON_PREM, UNPRICED, Place, Price, Refused
+from charter.plan.hardware.site import Site, requests, sites
+from charter.spec.project import Project, Resources
+from charter.spec.stage import Stage
+
+OWNED = {"H100-SXM-80GB": H100_MID, "B200-SXM-180GB": B200_MID}
+OWNED_SOURCE = "cost of ownership, middle scenario (charter.cost.onprem)"
+
+
+def places(
+    project: Project, stage: Stage, machine: Machine | None, book: PriceBook | None = None
+) -> tuple[tuple[Place, ...], tuple[Refused, ...]]:
+    """Every place where a stage could run, the cheapest offer of each provider and accelerator; and what fell out.
+
+    `book` is the bundled price book unless given.
+    """
+    resources = project.resources
+    known = book or PriceBook.bundled()
+    wanted = stage.resources.accelerators if stage.resources and stage.resources.accelerators else None
+    threads = (stage.resources.cpus if stage.resources else None) or resources.cpus or _share(resources, machine)
+    found: list[Place] = []
+    refused: list[Refused] = []
+    for site in sites(resources, known):
+        for text in requests((wanted,) if wanted else site.names, site, known, machine):
+            made = _place(site, text, resources, known, machine, threads)
+            if isinstance(made, Place):
+                made = _with_nodes(made, resources, stage)
+            if isinstance(made, Refused):
+                refused.append(made)
+            else:
+                found.append(made)
+    kept = [place for place in found if _affordable(place, resources, refused)]
+    if not kept:
+        reasons = "\n".join(f"  {item.option}: {item.reason}" for item in refused)
+        raise InfeasibleError(f"no place offers what resources ask for\n{reasons or _no_site(resources)}")
+    return tuple(_cheapest_first(kept)), tuple(refused)
+
+
+def _no_site(resources: Resources) -> str:
+    allowed = f"{', '.join(resources.clouds)}" + (f" in {', '.join(resources.regions)}" if resources.regions else "")
+    return f"  nothing is left of infra and any_of with resources.clouds: {allowed}"
+
+
+def _share(resources: Resources, machine: Machine | None) -> int | None:
+    """Cores of a stage that says nothing: the machine divided by the stages that may run side by side."""
+    return None if machine is None else max(1, machine.cores // max(1, resources.max_parallel_stages))
+
+
+def _place(
+    site: Site, text: str, resources: Resources, book: PriceBook, machine: Machine | None, threads: int | None
+) -> Place | Refused:
+    name, per_node = accelerators.parse_request(text)
+    if site.infra == LOCAL:
+        return _local(name, per_node, site.price, machine, threads)
+    if name == CPU:
+        return Refused(option=f"cpu on {site.infra}", reason="training on rented processors is not planned yet")
+    accelerator = accelerators.get(name)
+    if site.infra == ON_PREM:
+        made: Place | Refused = Place(
+            infra=site.infra,
+            region=site.region,
+            accelerator=accelerator,
+            per_node=per_node,
+            instance="own node",
+            price=site.price or _owned(name),
+        )
+    else:
+        made = _rented(site, accelerator, per_node, resources, book)
+    if isinstance(made, Refused):
+        return made
+    return replace(
+        made,
+        pool=site.pool,
+        pool_nodes=site.pool_nodes,
+        lead_seconds=site.lead_seconds,
+        queue_seconds=site.queue_seconds,
+    )
+
+
+def _owned(name: str) -> Price:
+    if name not in OWNED:
+        return UNPRICED
+    usd = owned_usd_per_accelerator_hour(OWNED[name])
+    return Price(market="owned", usd_per_hour=usd, source=OWNED_SOURCE, as_of="2026")
+
+
+def _local(
+    name: str, per_node: int, own: Price | None, machine: Machine | None, threads: int | None
+) -> Place | Refused:
+    if machine is None:
+        raise UsageError("a local plan needs the probe of the machine")
+    if name == CPU:
+        accelerator, count = machine.processor(threads=threads), 1
+    elif machine.gpu_name is None:
+        return Refused(option=f"{name}:{per_node} on local", reason="nvidia-smi shows no accelerator on this machine")
+    else:
+        accelerator, count = accelerators.get(name), min(per_node, machine.gpu_count)
+        if count < per_node:
+            return Refused(
+                option=f"{name}:{per_node} on local", reason=f"this machine has {count} x {machine.gpu_name}"
+            )
+    return Place(
+        infra=LOCAL,
+        region=None,
+        accelerator=accelerator,
+        per_node=count,
+        instance=machine.name,
+        price=own or UNPRICED,
+    )
+
+
+def _rented(
+    site: Site, accelerator: Accelerator, per_node: int, resources: Resources, book: PriceBook
+) -> Place | Refused:
+    matching = [
+        offer
+        for offer in book.offers(accelerator.name, cloud=site.infra, region=site.region)
+        if offer.count == per_node and offer.whole_machine and _in_regions(offer, resources)
+    ]
+    best = {market: _lowest(matching, market) for market in Market}
+    anchor = best[Market.ON_DEMAND] or best[Market.SPOT] or best[Market.RESERVED_1Y] or best[Market.RESERVED_3Y]
+    if anchor is None:
+        if site.price is None:
+            option = f"{accelerator.name}:{per_node} on {site.infra}" + (f" {site.region}" if site.region else "")
+            where = f" in {', '.join(resources.regions)}" if resources.regions else ""
+            reason = f"no such offer{where} in the price snapshot; set resources.price to plan it"
+            return Refused(option=option, reason=reason)
+        return Place(
+            infra=site.infra,
+            region=site.region,
+            accelerator=accelerator,
+            per_node=per_node,
+            instance="by contract",
+            price=site.price,
+        )
+    network = anchor.network_bytes_per_second or accelerator.scaleout_bytes_per_second_per_node
+    reserved = [best[market] for market in (Market.RESERVED_1Y, Market.RESERVED_3Y)]
+    years = zip(reserved, (Market.RESERVED_1Y, Market.RESERVED_3Y), strict=True)
+    spot = best[Market.SPOT]
+    return Place(
+        infra=site.infra,
+        region=anchor.region,
+        accelerator=replace(accelerator, scaleout_bytes_per_second_per_node=network),
+        per_node=per_node,
+        instance=anchor.instance_type,
+        price=site.price or _market_price(best[Market.ON_DEMAND], Market.ON_DEMAND),
+        spot=None if site.price or spot is None else _market_price(spot, Market.SPOT),
+        reserved=() if site.price else tuple(_market_price(offer, market) for offer, market in years if offer),
+    )
+
+
+def _in_regions(offer: Offer, resources: Resources) -> bool:
+    return not resources.regions or offer.region == "all" or offer.region in resources.regions
+
+
+def _lowest(offers: list[Offer], market: Market) -> Offer | None:
+    priced = [offer for offer in offers if offer.usd_per_hour(market) is not None]
+    return min(priced, key=lambda offer: (offer.usd_per_hour(market), offer.region), default=None)
+
+
+def _market_price(offer: Offer | None, market: Market) -> Price:
+    if offer is None:
+        return UNPRICED
+    return Price(
+        market=market.value,
+        usd_per_hour=offer.usd_per_accelerator_hour(market),
+        source=f"{offer.cloud} {offer.instance_type} {offer.region}: {offer.provenance.source}",
+        as_of=offer.provenance.as_of,
+        region=offer.region,
+    )
+
+
+def _with_nodes(place: Place, resources: Resources, stage: Stage) -> Place | Refused:
+    """The place with the node counts to consider: powers of two, and the most that may be held."""
+    if place.infra == LOCAL:
+        return replace(place, nodes=(1,))
+    fixed = stage.resources.num_nodes if stage.resources and stage.resources.num_nodes else resources.num_nodes
+    limits = {
+        "resources.max_nodes": resources.max_nodes,
+        "its nodes in resources.any_of": place.pool_nodes,
+        "resources.quota": _quota_nodes(place, resources),
+    }
+    given = {name: most for name, most in limits.items() if most is not None}
+    name, most = min(given.items(), key=lambda item: item[1])
+    if most < (fixed or 1):
+        return Refused(option=place.label, reason=f"{name} allows {most} nodes; asked for {fixed or 1}")
+    if fixed is not None:
+        return replace(place, nodes=(fixed,))
+    counts = [1]
+    while counts[-1] * 2 <= most:
+        counts.append(counts[-1] * 2)
+    return replace(place, nodes=tuple(counts if counts[-1] == most else [*counts, most]))
+
+
+def _quota_nodes(place: Place, resources: Resources) -> int | None:
+    quota = quota_of(resources).get(place.accelerator.name)
+    return None if quota is None else quota // place.per_node
+
+
+def quota_of(resources: Resources) -> dict[str, int]:
+    """Accelerators that may be held at once, by their name in the catalog."""
+    return {accelerators.get(name).name: most for name, most in resources.quota.items()}
+
+
+def _affordable(place: Place, resources: Resources, refused: list[Refused]) -> bool:
+    limit, price = resources.max_hourly_cost, place.price.usd_per_hour
+    if limit is None or price is None or price * place.per_node <= limit:
+        return True
+    hourly = price * place.per_node
+    refused.append(
+        Refused(option=place.label, reason=f"${hourly:,.2f} per hour is above resources.max_hourly_cost ${limit:,.2f}")
+    )
+    return False
+
+
+def _cheapest_first(found: list[Place]) -> list[Place]:
+    """Sorted by accelerator, then price; unpriced last."""
+    return sorted(
+        found,
+        key=lambda place: (
+            place.accelerator.name,
+            place.per_node,
+            place.price.usd_per_hour is None,
+            place.price.usd_per_hour or 0.0,
+            place.infra,
+        ),
+    )

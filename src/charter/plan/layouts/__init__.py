@@ -1,0 +1,1 @@
+"""The exhaustive search over training layouts."""

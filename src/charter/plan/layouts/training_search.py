@@ -1,0 +1,165 @@
+"""The layouts of a stage that trains, over many places and node counts at once: all of them, in a few calls."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from charter.estimate.arrays import array
+from charter.estimate.layouts import Layouts
+from charter.estimate.memory.constants import context_factor
+from charter.estimate.terms import Term
+from charter.plan.hardware.place import Place
+from charter.plan.layouts.evaluate import Task, one_device, update_terms
+from charter.plan.layouts.layout_search import Searched, Site, search_sites
+from charter.plan.options.make_option import make_option
+from charter.plan.options.option import Option, Rejected, TiedLayout
+from charter.plan.options.question import Missed, Question
+from charter.plan.options.tied import ALIKE, splits, tied_limit
+from charter.plan.options.why_not import does_not_fit
+from charter.plan.physics import accelerator_time
+from charter.plan.physics.engine_knowledge import EngineKnowledge, engine_knowledge
+from charter.plan.physics.fit import Peak, training_peak
+from charter.plan.physics.fit_many import Devices, waiting_bytes
+from charter.spec.layout import Layout
+
+TIED_SHOWN = 8
+"""Families of the near-tied set that an option names."""
+
+
+def training_options(question: Question, place: Place, num_nodes: int) -> tuple[tuple[Option, ...], Missed]:
+    """The layout to use on one place and number of nodes, if any fits; else the one that overflows least."""
+    return next(iter(options_of(question, [Site(place=place, num_nodes=num_nodes)])))
+
+
+def options_of(question: Question, sites: Sequence[Site]) -> Iterator[tuple[tuple[Option, ...], Missed]]:
+    """The same for many sites, in their order."""
+    searched = list(search_sites(question, sites))
+    chosen = [found.space.layout(chosen_row(found)) if found.fits else None for found in searched]
+    kept = [(found, layout) for found, layout in zip(searched, chosen, strict=True) if layout is not None]
+    terms = iter(_terms(question, kept))
+    for found, layout in zip(searched, chosen, strict=True):
+        counted = Missed(evaluated=found.evaluated, pruned=found.pruned)
+        if layout is not None:
+            yield (_option(question, found, layout, next(terms)),), counted
+        else:
+            yield (), _missed(question, found, counted)
+
+
+def _terms(question: Question, kept: Sequence[tuple[Searched, Layout]]) -> list[tuple[Term, ...]]:
+    """The terms of the time of the layouts that are kept; where a stage only trains, of all of them at once."""
+    if kept and all(phase.work == "train" for phase in question.work.phases):
+        known = engine_knowledge(question.engine, question.knowledge)
+        task = Task(work=question.work, dtype=question.dtype, known=known, knowledge=question.knowledge)
+        devices = Devices(
+            accelerators=tuple(found.site.place.accelerator for found, _ in kept),
+            of_row=np.arange(len(kept)),
+            usable=array([found.capacity for found, _ in kept]),
+        )
+        return update_terms(task, [layout for _, layout in kept], devices)
+    return [
+        accelerator_time.training_terms(
+            question.work,
+            layout,
+            accelerator=found.site.place.accelerator,
+            dtype=question.dtype,
+            knowledge=question.knowledge,
+            engine=question.engine,
+        )
+        for found, layout in kept
+    ]
+
+
+def _missed(question: Question, found: Searched, counted: Missed) -> Missed:
+    """Why nothing fits at a site."""
+    if not found.space.size:
+        reason = nothing_to_try(question)
+        return replace(counted, rejected=(Rejected(option=found.site.label, reason=reason),))
+    if not np.any(np.isfinite(found.peak)):
+        reason = "what is offloaded does not fit the system memory of a node"
+        return replace(counted, rejected=(Rejected(option=found.site.label, reason=reason),))
+    layout = found.space.layout(int(np.argmin(found.peak)))
+    peak = peak_of(question, found.site.place, layout)
+    rejected = Rejected(option=f"{found.site.label} {layout.label}", reason=does_not_fit(peak, found.capacity))
+    return replace(counted, rejected=(rejected,), peaks=((peak, found.capacity),))
+
+
+def nothing_to_try(question: Question) -> str:
+    """Why the space of a stage is empty."""
+    engine = engine_knowledge(question.engine, question.knowledge).space
+    if question.stage.kind not in engine.kinds:
+        return (
+            f"the engine {engine.name!r} trains stages of kind {', '.join(engine.kinds)}; this is {question.stage.kind}"
+        )
+    return (
+        f"no layout of the engine {engine.name!r} ({engine.does}) divides the model and the batch as the stage's "
+        "resources ask"
+    )
+
+
+def _option(question: Question, found: Searched, layout: Layout, terms: tuple[Term, ...]) -> Option:
+    place = found.site.place
+    known = engine_knowledge(question.engine, question.knowledge)
+    made = make_option(
+        question, place, found.site.num_nodes, layout, layout.label, peak_of(question, place, layout), terms
+    )
+    return replace(
+        made,
+        engine=question.engine,
+        capacity_bytes=found.capacity,
+        tied_layouts=tied_layouts(question, found, known),
+        host_bytes=_waiting(question, known, place, layout, found.capacity),
+    )
+
+
+def _waiting(question: Question, known: EngineKnowledge, place: Place, layout: Layout, usable: float) -> float:
+    """Bytes per accelerator that the chosen layout keeps in host memory."""
+    if not layout.offload_optimizer:
+        return 0.0
+    devices = one_device(place.accelerator, 1, usable)
+    one = Layouts.of([layout])
+    return float(waiting_bytes(question.work, one, devices, dtype=question.dtype, known=known)[0])
+
+
+def chosen_row(found: Searched) -> int:
+    """Of the layouts that are about as fast as the fastest, the one that splits the model least."""
+    alike = np.flatnonzero(found.seconds <= ALIKE * found.seconds.min())
+    return int(min(alike, key=lambda row: (*splits(found.space.layout(int(row))), float(found.seconds[row]))))
+
+
+def tied_layouts(question: Question, found: Searched, known: EngineKnowledge) -> tuple[TiedLayout, ...]:
+    """The best layout of every family that cannot be told from the fastest, fastest first."""
+    limit = tied_limit(question, known) * float(found.seconds.min())
+    best: dict[int, int] = {}
+    for row in np.argsort(found.seconds, kind="stable"):
+        if found.seconds[row] > limit or len(best) >= TIED_SHOWN:
+            break
+        best.setdefault(int(found.space.family[row]), int(row))
+    return tuple(
+        TiedLayout(
+            label=found.space.layout(row).label,
+            seconds=float(found.seconds[row]),
+            peak_bytes=float(found.peak[row]),
+        )
+        for row in best.values()
+    )
+
+
+def peak_of(question: Question, place: Place, layout: Layout) -> Peak:
+    """The fullest moment of a layout, with its terms; the same on every accelerator but for the size of its context.
+
+    A stage that generates fills what its accelerator has left, so there it depends on the accelerator too.
+    """
+    generates = any(phase.work == "generate" for phase in question.work.phases)
+    where = place.accelerator.name if generates else context_factor(place.accelerator.name)
+    return question.peak_once(
+        (question.engine, layout, where),
+        lambda: training_peak(
+            question.work,
+            layout,
+            accelerator=place.accelerator,
+            dtype=question.dtype,
+            knowledge=question.knowledge,
+            engine=question.engine,
+        ),
+    )

@@ -1,0 +1,150 @@
+"""`project_cost`: what a planned project costs as a whole."""
+
+from collections.abc import Mapping, Sequence
+
+from charter.cost.interval import lognormal
+from charter.cost.money import micro_usd
+from charter.cost.monte_carlo import DRAWS, simulate
+from charter.cost.transfer import EGRESS_SOURCES, internet_egress, transfer_usd
+from charter.errors import UsageError
+from charter.estimate.terms import Interval
+from charter.plan.hardware.place import LOCAL, ON_PREM
+from charter.plan.money.cost_breakdown import CONTINGENCY, FIXED, LABELS, STAFF, TRANSFER, CostLine, ProjectCost, added
+from charter.plan.money.cost_spread import LABEL_SIGMA, amounts, durations
+from charter.plan.money.stage_cost import scaled, stage_lines
+from charter.plan.money.unit_costs import energy_kwh, unit_costs
+from charter.plan.stages.stage_plan import MicroUsd, StagePlan, money
+from charter.plan.timeline import Timeline, schedule
+from charter.spec.costs import Costs
+from charter.spec.project import Project
+from charter.units import GB, HOURS_PER_MONTH, SECONDS_PER_HOUR
+
+SECONDS_PER_MONTH = HOURS_PER_MONTH * SECONDS_PER_HOUR
+
+
+def project_cost(
+    stages: Sequence[StagePlan],
+    project: Project,
+    *,
+    seed: int = 0,
+    draws: int = DRAWS,
+    timeline: Timeline | None = None,
+    max_parallel: int | None = None,
+    actual_usd: Mapping[str, float] | None = None,
+    actual_seconds: Mapping[str, float] | None = None,
+) -> ProjectCost:
+    """Lines of every stage and of the project around them, the spread of the total, and unit costs.
+
+    total = accelerator time (useful, checkpoint, lost and restart, idle, rework) + disks + object storage + transfer +
+    managed service + endpoints + fixed services + labels + staff + contingency. Without a section `costs:` the lines
+    are those of the stages alone. `timeline` is the plan's at the median; without it they start as their inputs and
+    `max_parallel` allow.
+    Services and staff by the month are paid for the finish of the random draws. In the spread a stage in
+    `actual_usd` costs what it did cost; the lines stay those of the plan.
+    """
+    unknown = sorted(set(actual_usd or {}) - {stage.name for stage in stages})
+    if unknown:
+        names = ", ".join(stage.name for stage in stages)
+        raise UsageError(f"actual costs of {', '.join(unknown)}, but the stages are {names}")
+    costs = project.costs
+    lines = [line for stage in stages for line in stage_lines(stage, project)]
+    if costs.download_results:
+        lines += _downloads(stages)
+    lines += _labels(costs)
+    spread = simulate(
+        amounts(stages, lines, project, _usd_per_second(costs)),
+        durations(stages, project, timeline or _in_slots(stages, max_parallel)),
+        seed=seed,
+        draws=draws,
+        contingency=costs.contingency,
+        actual_usd=actual_usd,
+        actual_seconds=actual_seconds,
+    )
+    lines += _monthly(costs, spread.seconds)
+    if costs.contingency:
+        lines.append(_contingency(lines, costs))
+    return ProjectCost(
+        lines=tuple(lines),
+        unpriced=_unpriced(stages, project),
+        spread=spread,
+        units=unit_costs(stages, lines),
+        energy_kwh=energy_kwh(stages, 1 + costs.rework),
+    )
+
+
+def _unpriced(stages: Sequence[StagePlan], project: Project) -> tuple[str, ...]:
+    """Stages without a price, and models whose endpoint has none."""
+    names = [stage.name for stage in stages if stage.compute_usd is None]
+    for model in dict.fromkeys(use.model for stage in stages for use in stage.done.api):
+        served = project.serving.get(model)
+        if served is None or served.usd_per_million_input_tokens is None:
+            names.append(f"endpoint of {model}")
+    return tuple(names)
+
+
+def _in_slots(stages: Sequence[StagePlan], max_parallel: int | None) -> Timeline | None:
+    """The median timeline of one machine with so many slots."""
+    if max_parallel is None:
+        return None
+    return schedule(
+        [stage.name for stage in stages],
+        {stage.name: stage.inputs for stage in stages},
+        {stage.name: stage.option.seconds.p50 for stage in stages},
+        max_parallel=max_parallel,
+    )
+
+
+def _usd_per_second(costs: Costs) -> float:
+    """Fixed services and staff."""
+    staff = 0.0 if costs.staff is None else costs.staff.fte * costs.staff.usd_per_month
+    return (sum(costs.fixed_usd_per_month.values()) + staff) / SECONDS_PER_MONTH
+
+
+def _monthly(costs: Costs, seconds: Interval) -> list[CostLine]:
+    """Fixed services and staff, from the first start to the last end."""
+    months = seconds.scaled(1 / SECONDS_PER_MONTH)
+    lines = [
+        _line(name, FIXED, money(months.scaled(price)), f"${price:,.6g} x {months.p50:.3g} months", "costs")
+        for name, price in costs.fixed_usd_per_month.items()
+    ]
+    if costs.staff is not None:
+        price = costs.staff.fte * costs.staff.usd_per_month
+        formula = f"{costs.staff.fte:g} people x ${costs.staff.usd_per_month:,.6g} x {months.p50:.3g} months"
+        lines.append(_line("staff", STAFF, money(months.scaled(price)), formula, "costs.staff"))
+    return lines
+
+
+def _labels(costs: Costs) -> list[CostLine]:
+    if costs.human_labels is None:
+        return []
+    pairs, price = costs.human_labels.pairs, costs.human_labels.usd_per_pair
+    usd = money(lognormal(pairs * price, LABEL_SIGMA))
+    return [_line("human labels", LABELS, usd, f"{pairs:,} pairs x ${price:g}", "costs.human_labels")]
+
+
+def _downloads(stages: Sequence[StagePlan]) -> list[CostLine]:
+    """Weights and records of every rented stage, out of each cloud once, within one month's tiers."""
+    clouds = dict.fromkeys(stage.option.place.infra for stage in stages)
+    lines = []
+    for cloud in clouds:
+        if cloud in (LOCAL, ON_PREM):
+            continue
+        of = [stage for stage in stages if stage.option.place.infra == cloud]
+        num_bytes = sum(stage.node.storage.total - stage.node.storage.part("checkpoints") for stage in of)
+        source, as_of = EGRESS_SOURCES.get(cloud, ("most smaller clouds charge nothing; from memory, verify", ""))
+        usd = _sure(transfer_usd(num_bytes, internet_egress(cloud)))
+        lines.append(_line(f"results out of {cloud}", TRANSFER, usd, f"{num_bytes / GB:,.3g} GB", source, as_of))
+    return lines
+
+
+def _contingency(lines: Sequence[CostLine], costs: Costs) -> CostLine:
+    formula = f"{costs.contingency:.0%} of everything else"
+    return _line("contingency", CONTINGENCY, scaled(added(lines), costs.contingency), formula, "costs.contingency")
+
+
+def _sure(usd: float) -> MicroUsd:
+    return MicroUsd(p10=micro_usd(usd), p50=micro_usd(usd), p90=micro_usd(usd))
+
+
+def _line(name: str, bucket: str, usd: MicroUsd, formula: str, source: str, as_of: str = "") -> CostLine:
+    return CostLine(name=name, bucket=bucket, stage="", usd=usd, formula=formula, source=source, as_of=as_of)

@@ -1,0 +1,148 @@
+"""What a stage's plan expects of failures: checkpoints, interruptions, lost hours, spare nodes."""
+
+import math
+from dataclasses import dataclass
+
+from charter.plan.hardware.place import LOCAL, ON_PREM
+from charter.plan.options.option import Option
+from charter.plan.options.risk import START_SECONDS, detection_delay, failure_rate
+from charter.resilience.detection import Detection
+from charter.resilience.expected_time import ExpectedTime
+from charter.resilience.spares import SpareWorth, best_spares, spare_nodes, spare_worth
+from charter.spec.risk import RiskSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpareAdvice:
+    """How many spare nodes a stage needs, and whether they are worth their price."""
+
+    nodes: int
+    """As many as the project says, else enough for 99 % of the time (Poisson)."""
+    worth: SpareWorth
+    best: int
+    """How many save most after their own rent."""
+    replaced_in_days: float
+
+    def to_json(self) -> dict[str, object]:
+        """All of it."""
+        return {
+            "nodes": self.nodes,
+            "pay": self.worth.pays,
+            "best": self.best,
+            "hours_saved_per_month": round(self.worth.hours_saved, 3),
+            "replaced_in_days": round(self.replaced_in_days, 6),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageRisk:
+    """Expected failures of a stage and what they cost it, in seconds."""
+
+    interval_seconds: float
+    """Work between checkpoints."""
+    interval_units: int | None
+    """The same in steps (training) or batches."""
+    save_seconds: float
+    """What one save blocks."""
+    persist_seconds: float
+    """Until an asynchronous save is durable; 0: saves block."""
+    mean_between_failures_seconds: float
+    spent: ExpectedTime
+    detection: Detection
+    failures_source: str
+    spares: SpareAdvice | None
+    """None on this machine."""
+
+    @property
+    def interruptions(self) -> float:
+        """Expected number of failures and preemptions."""
+        return self.spent.interruptions
+
+    @property
+    def lost_seconds(self) -> float:
+        """Work that is expected to be done twice."""
+        return self.spent.lost_seconds
+
+    @property
+    def lost_seconds_each(self) -> float:
+        """Work lost at one interruption, on average."""
+        return self.spent.lost_seconds / self.spent.interruptions if self.spent.interruptions else 0.0
+
+    @property
+    def down_seconds(self) -> float:
+        """Detection and restarts."""
+        return self.spent.detection_seconds + self.spent.restart_seconds
+
+    @property
+    def useful_share(self) -> float:
+        """Useful over wall-clock time without the wait for machines (ETTR)."""
+        billed = self.spent.billed_seconds
+        return self.spent.useful_seconds / billed if billed > 0 else 1.0
+
+    def to_json(self) -> dict[str, object]:
+        """The risk as `charter plan --json` prints it; times in seconds, null where nothing fails."""
+        mean = self.mean_between_failures_seconds
+        return {
+            "checkpoint_interval_seconds": round(self.interval_seconds, 3),
+            "checkpoint_interval_steps": self.interval_units,
+            "save_seconds": round(self.save_seconds, 3),
+            "persist_seconds": round(self.persist_seconds, 3),
+            "mean_between_failures_seconds": round(mean, 3) if math.isfinite(mean) else None,
+            "expected_interruptions": round(self.spent.interruptions, 6),
+            "lost_seconds": round(self.spent.lost_seconds, 3),
+            "saving_seconds": round(self.spent.save_seconds, 3),
+            "detection_seconds": round(self.spent.detection_seconds, 3),
+            "restart_seconds": round(self.spent.restart_seconds, 3),
+            "wait_seconds": round(self.spent.wait_seconds, 3),
+            "useful_share": round(self.useful_share, 6),
+            "detection": {"seconds": self.detection.seconds, "source": self.detection.source},
+            "failures_source": self.failures_source,
+            "spares": None if self.spares is None else self.spares.to_json(),
+        }
+
+
+UNDISTURBED = Detection(seconds=0.0, source="this machine is not expected to fail")
+
+
+def stage_risk(option: Option, settings: RiskSettings) -> StageRisk:
+    """What an option's overhead says of failures, with advice on spares."""
+    around, place = option.overhead, option.place
+    local = place.infra == LOCAL
+    spent = around.spent or ExpectedTime(
+        useful_seconds=around.useful_seconds,
+        save_seconds=0.0,
+        lost_seconds=0.0,
+        detection_seconds=0.0,
+        restart_seconds=0.0,
+        wait_seconds=0.0,
+        interruptions=0.0,
+    )
+    return StageRisk(
+        interval_seconds=around.interval_seconds,
+        interval_units=around.interval_units,
+        save_seconds=around.save_seconds,
+        persist_seconds=around.persist_seconds,
+        mean_between_failures_seconds=around.mean_between_failures_seconds,
+        spent=spent,
+        detection=UNDISTURBED if local else detection_delay(place, settings),
+        failures_source=UNDISTURBED.source if local else failure_rate(place, settings).source,
+        spares=None if local else _spares(option, settings),
+    )
+
+
+def _spares(option: Option, settings: RiskSettings) -> SpareAdvice:
+    """A cloud replaces a node within the time of a start, so that spares hardly ever pay there."""
+    days = settings.repair_days if option.place.infra == ON_PREM else START_SECONDS / 86400
+    nodes = option.num_nodes + sum(group.num_nodes for group in option.beside)
+    rate = failure_rate(option.place, settings).per_node_day
+    enough = _enough(nodes, rate, days) if settings.spares == "auto" else settings.spares
+    return SpareAdvice(
+        nodes=enough,
+        worth=spare_worth(num_nodes=nodes, failures_per_node_day=rate, repair_days=days, spares=enough),
+        best=best_spares(num_nodes=nodes, failures_per_node_day=rate, repair_days=days) if rate else 0,
+        replaced_in_days=days,
+    )
+
+
+def _enough(num_nodes: int, rate: float, days: float) -> int:
+    return spare_nodes(num_nodes=num_nodes, failures_per_node_day=rate, repair_days=days) if rate else 0

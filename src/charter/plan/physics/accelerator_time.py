@@ -1,0 +1,209 @@
+"""Seconds of a stage on accelerators, as named terms: every phase over all its steps.
+
+The phases of a stage follow each other (a synchronous loop); nothing overlaps between them.
+"""
+
+from dataclasses import replace
+from math import ceil
+
+from charter.catalog.accelerators import Accelerator
+from charter.estimate.arrays import array
+from charter.estimate.serving.rollout import NATIVE, forward_pass_seconds, generation
+from charter.estimate.shapes.parameters import count_parameters
+from charter.estimate.terms import Term
+from charter.estimate.training.device_columns import DeviceColumns
+from charter.estimate.training.step_time import training_step
+from charter.estimate.training.topology import group
+from charter.plan.physics.engine_knowledge import EngineKnowledge, engine_knowledge
+from charter.plan.physics.fit import NATIVE_ENGINE, decoded_together
+from charter.plan.physics.knowledge import Knowledge
+from charter.plan.work.phase import Phase, Role, Workload
+from charter.spec.layout import Layout, ZeroStage
+
+ENGINE = NATIVE
+
+
+def training_terms(
+    work: Workload,
+    layout: Layout,
+    *,
+    accelerator: Accelerator,
+    dtype: str,
+    knowledge: Knowledge,
+    engine: str = NATIVE_ENGINE,
+) -> tuple[Term, ...]:
+    """Terms of a stage that trains: its updates, and for PPO and DPO also generation and scoring on the same layout."""
+    terms: list[Term] = []
+    for phase in work.phases:
+        role = work.role(phase.role)
+        if phase.work == "train":
+            terms += _updates(role, phase, layout, accelerator, dtype, engine_knowledge(engine, knowledge))
+        else:
+            together = 0
+            if phase.work == "generate":
+                together = decoded_together(
+                    work, phase, layout, accelerator=accelerator, dtype=dtype, knowledge=knowledge
+                )
+            terms += _other(role, phase, layout, together, accelerator, knowledge)
+    return tuple(terms)
+
+
+def other_seconds(
+    role: Role, phase: Phase, layout: Layout, together: int, accelerator: Accelerator, knowledge: Knowledge
+) -> float:
+    """Seconds of a phase that generates (`together` sequences of a replica at once) or scores."""
+    return sum(term.value for term in _other(role, phase, layout, together, accelerator, knowledge))
+
+
+def _other(
+    role: Role, phase: Phase, layout: Layout, together: int, accelerator: Accelerator, knowledge: Knowledge
+) -> list[Term]:
+    if phase.work == "generate":
+        return _rollouts(role, phase, layout, together, accelerator, knowledge)
+    return _scoring(role, phase, phase.steps / layout.data, layout.tensor, accelerator, knowledge)
+
+
+def answering_terms(
+    work: Workload,
+    *,
+    tensor: int,
+    replicas: int,
+    batches: dict[str, float],
+    accelerator: Accelerator,
+    knowledge: Knowledge,
+) -> tuple[Term, ...]:
+    """Terms of a stage that only answers: replicas take whole batches in turn, one model after another."""
+    terms: list[Term] = []
+    for phase in work.phases:
+        if phase.role in work.remote:
+            continue
+        role, turns = work.role(phase.role), ceil(phase.steps / replicas)
+        if phase.work == "generate":
+            together = max(1, int(batches[phase.name]))
+            terms += _decoding(role, phase, turns, phase.batch, together, tensor, 1, accelerator, knowledge)
+        else:
+            terms += _scoring(role, phase, turns, tensor, accelerator, knowledge)
+    return tuple(terms)
+
+
+def _updates(
+    role: Role, phase: Phase, layout: Layout, accelerator: Accelerator, dtype: str, known: EngineKnowledge
+) -> list[Term]:
+    packed = known.space.packs and phase.ragged
+    step = training_step(
+        role.architecture,
+        layout,
+        accelerator,
+        seq_len=phase.prompt_tokens if packed else phase.padded_tokens(layout.micro_batch),
+        dtype=dtype,
+        precision=known.precision(dtype, accelerator),
+        stack=known.profile(accelerator),
+        adapter=role.adapter,
+        head_share=0.0 if role.scalar_head else phase.logit_share,
+        constants=known.training,
+    )
+    return over_steps(phase, phase.steps, step.terms)
+
+
+def _rollouts(
+    role: Role, phase: Phase, layout: Layout, together: int, accelerator: Accelerator, knowledge: Knowledge
+) -> list[Term]:
+    """The batch is split over the replicas; sharded weights are gathered once per rollout."""
+    terms = _decoding(
+        role, phase, phase.steps, phase.batch, together, layout.tensor, layout.data, accelerator, knowledge
+    )
+    if layout.zero >= ZeroStage.PARAMETERS:
+        terms += over_steps(phase, phase.steps, (_gather(role, layout, accelerator, knowledge),))
+    return terms
+
+
+def _gather(role: Role, layout: Layout, accelerator: Accelerator, knowledge: Knowledge) -> Term:
+    """16-bit weights of the policy, from shards to a whole tensor-parallel rank."""
+    size, constants = gathered_bytes(role, layout), knowledge.training
+    ranks = group(
+        DeviceColumns.of(accelerator),
+        array(layout.data),
+        array(layout.tensor),
+        scaleup_share=constants.scaleup_share,
+        scaleout_share=constants.scaleout_share,
+        latency=constants.latency_seconds,
+    )
+    return Term(
+        name="gather weights",
+        part="communication",
+        value=float(ranks.gather_seconds(array(size))),
+        unit="seconds",
+        formula=f"all-gather of {size / 1e9:.1f} GB over {layout.data} at {float(ranks.ring) / 1e9:.3g} GB/s",
+        source="ring: Patarasuk and Yuan 2009; fitted shares of the links (estimate/training/topology.py)",
+    )
+
+
+def gathered_bytes(role: Role, layout: Layout) -> float:
+    """Bytes of a model in 16 bits on one tensor-parallel rank."""
+    return 2.0 * count_parameters(role.architecture).total / layout.tensor
+
+
+def _decoding(
+    role: Role,
+    phase: Phase,
+    turns: float,
+    sequences: float,
+    together: int,
+    tensor: int,
+    replicas: int,
+    accelerator: Accelerator,
+    knowledge: Knowledge,
+) -> list[Term]:
+    one = generation(
+        role.architecture,
+        accelerator,
+        sequences=sequences,
+        prompt_tokens=phase.prompt_tokens,
+        new_tokens=phase.new_tokens,
+        concurrency=together,
+        tensor=tensor,
+        replicas=replicas,
+        engine=ENGINE,
+        constants=knowledge.serving,
+    )
+    return over_steps(phase, turns, one.terms)
+
+
+def _scoring(
+    role: Role, phase: Phase, turns: float, tensor: int, accelerator: Accelerator, knowledge: Knowledge
+) -> list[Term]:
+    width = phase.padded_tokens(phase.batch)
+    tokens = phase.batch * width
+    share = 0.0 if role.scalar_head else phase.logit_share
+    seconds = forward_pass_seconds(
+        role.architecture,
+        accelerator,
+        tokens=tokens,
+        seq_len=width,
+        tensor=tensor,
+        head_positions=share * tokens,
+        constants=knowledge.serving,
+    )
+    term = Term(
+        name="forward pass",
+        part="prefill",
+        value=seconds,
+        unit="seconds",
+        formula=f"{tokens:,.0f} tokens, {share:.3g} of the positions with logits",
+        source="roofline at the measured matmul ceiling (estimate/serving/passes.py)",
+    )
+    return over_steps(phase, turns, (term,))
+
+
+def over_steps(phase: Phase, steps: float, terms: tuple[Term, ...]) -> list[Term]:
+    """Terms of one step as terms of the phase."""
+    return [
+        replace(
+            term,
+            name=f"{phase.name}: {term.name}",
+            part=phase.name,
+            value=term.value * steps,
+            formula=f"{steps:,.6g} x ({term.formula})",
+        )
+        for term in terms
+    ]

@@ -1,0 +1,121 @@
+"""Seconds of a phase on the processors of one machine, under the native engine.
+
+`seconds = operations x fixed cost + flops / reached rate + bytes moved / bandwidth`, added up because one process
+does them one after another. Good to about a factor of two between 0.1 and 100 million parameters; larger models
+approach the matrix-product rate and the estimate with them.
+"""
+
+from charter.catalog.accelerators import Accelerator
+from charter.estimate.memory.activations import layer_activations
+from charter.estimate.shapes.flops import forward_flops_per_token
+from charter.estimate.shapes.parameters import count_parameters
+from charter.estimate.terms import Term
+from charter.plan.hardware.cpu_constants import (
+    ACTIVATION_PASSES,
+    AUTOCAST_OPERATIONS,
+    BACKWARD_OPERATIONS,
+    BACKWARD_PASSES,
+    CACHE_PASSES,
+    LOGIT_BYTES_SAMPLING,
+    LOGIT_BYTES_TRAINING,
+    MATMUL_SHARE,
+    OPERATION_SECONDS,
+    OPERATIONS_PER_LAYER,
+    OPERATIONS_PER_MODEL,
+    OPTIMIZER_BYTES_PER_PARAMETER,
+    SOURCE,
+)
+from charter.plan.work.phase import Phase, Role
+from charter.spec.layout import Layout
+
+ONE = Layout()
+FP32_BYTES = 4.0
+
+
+def cpu_phase_terms(
+    role: Role, phase: Phase, *, processor: Accelerator, dtype: str, micro_batches: int = 1
+) -> tuple[Term, ...]:
+    """The three terms of a phase, in seconds over all its steps."""
+    if phase.work == "generate":
+        return _generation(role, phase, processor, dtype)
+    training = phase.work == "train"
+    passes = 3.0 if training else 1.0
+    width = phase.padded_tokens(phase.batch / micro_batches)
+    tokens = phase.batch * width
+    operations = _operations(role, dtype) * (1 + BACKWARD_OPERATIONS if training else 1) * micro_batches
+    head_share = 0.0 if role.scalar_head else phase.logit_share
+    flops = passes * tokens * _forward_flops(role, width, head_share)
+    moved = _activation_bytes(role, tokens) * (1 + BACKWARD_PASSES if training else 1)
+    moved += head_share * tokens * role.architecture.vocab_size * LOGIT_BYTES_TRAINING * (passes / 3)
+    if training:
+        moved += OPTIMIZER_BYTES_PER_PARAMETER * count_parameters(role.architecture).total
+    return _terms(phase, phase.steps, operations, flops, moved, processor, dtype)
+
+
+def _generation(role: Role, phase: Phase, processor: Accelerator, dtype: str) -> tuple[Term, ...]:
+    """One prefill, then one step per new token, each over the whole batch."""
+    a, batch = role.architecture, phase.batch
+    prefill_tokens = batch * phase.prompt_tokens
+    steps = phase.new_tokens
+    length = phase.prompt_tokens + phase.new_tokens / 2
+    flops = prefill_tokens * _forward_flops(role, phase.prompt_tokens, 0.0)
+    flops += steps * batch * _forward_flops(role, 2 * length, 1.0)
+    cache = 2 * a.num_layers * a.kv_heads * a.head_size * FP32_BYTES * length * batch
+    weights = FP32_BYTES * count_parameters(a).total
+    logits = batch * a.vocab_size * LOGIT_BYTES_SAMPLING
+    moved = _activation_bytes(role, prefill_tokens + steps * batch) + steps * (weights + CACHE_PASSES * cache + logits)
+    return _terms(phase, phase.steps, _operations(role, dtype) * (1 + steps), flops, moved, processor, dtype)
+
+
+def _operations(role: Role, dtype: str) -> float:
+    casts = AUTOCAST_OPERATIONS if dtype == "bf16" else 1.0
+    return casts * (OPERATIONS_PER_MODEL + OPERATIONS_PER_LAYER * role.architecture.num_layers)
+
+
+def _forward_flops(role: Role, length: float, head_share: float) -> float:
+    return forward_flops_per_token(role.architecture, max(length, 1.0), head_share=head_share).total
+
+
+def _activation_bytes(role: Role, tokens: float) -> float:
+    layer = layer_activations(role.architecture, seq_len=1, bytes_per_value=FP32_BYTES)
+    per_token = layer.bytes_per_token(ONE, fused_attention=True) * role.architecture.num_layers
+    return ACTIVATION_PASSES * per_token * tokens
+
+
+def _terms(
+    phase: Phase,
+    steps: float,
+    operations: float,
+    flops: float,
+    moved: float,
+    processor: Accelerator,
+    dtype: str,
+) -> tuple[Term, ...]:
+    rate = MATMUL_SHARE * processor.peak_flops_per_second(dtype)
+    bandwidth = processor.memory_bytes_per_second
+    return (
+        _term(
+            phase,
+            "operations",
+            steps * operations * OPERATION_SECONDS,
+            f"{steps:,.0f} steps x {operations:,.0f} operations x {OPERATION_SECONDS * 1e6:g} us",
+        ),
+        _term(
+            phase,
+            "arithmetic",
+            steps * flops / rate,
+            f"{steps:,.0f} steps x {flops:.3g} flops / {rate:.3g} per second",
+        ),
+        _term(
+            phase,
+            "memory traffic",
+            steps * moved / bandwidth,
+            f"{steps:,.0f} steps x {moved:.3g} B / {bandwidth:.3g} B/s",
+        ),
+    )
+
+
+def _term(phase: Phase, name: str, seconds: float, formula: str) -> Term:
+    return Term(
+        name=f"{phase.name}: {name}", part=phase.name, value=seconds, unit="seconds", formula=formula, source=SOURCE
+    )

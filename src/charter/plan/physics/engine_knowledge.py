@@ -1,0 +1,64 @@
+"""What is known of an engine's time and memory: its profile, its constants, and how much memory it may fill."""
+
+from dataclasses import dataclass
+from functools import cache
+from math import exp
+
+from charter.calibration.bundle import bundled
+from charter.calibration.predictions.stacks import FAMILIES
+from charter.catalog.accelerators import CPU, Accelerator
+from charter.estimate.constants import moved
+from charter.estimate.memory.constants import TrainingMemoryConstants
+from charter.estimate.precision import FP32, TrainingPrecision
+from charter.estimate.training.constants import TrainingConstants
+from charter.estimate.training.stack_profiles import PROFILES, StackProfile
+from charter.estimate.training.step_time import native_profile
+from charter.plan.physics.engine_space import NATIVE, EngineSpace, engine_space
+from charter.plan.physics.knowledge import TRAINING, Knowledge, memory_of_stack
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineKnowledge:
+    """Constants of one engine."""
+
+    space: EngineSpace
+    training: TrainingConstants
+    memory: TrainingMemoryConstants
+    memory_half_width: float | None
+    """Of the 80 % interval of peak memory, in logarithms; None: that of the plan's own knowledge."""
+
+    def profile(self, accelerator: Accelerator) -> StackProfile:
+        """How the engine's code runs on a device."""
+        return PROFILES[self.space.stack] if self.space.stack else native_profile(accelerator)
+
+    def precision(self, dtype: str, accelerator: Accelerator) -> TrainingPrecision:
+        """Bytes per parameter as the engine keeps them."""
+        return FP32 if dtype == "fp32" or accelerator.kind == CPU else self.space.precision
+
+    def usable_bytes(self, accelerator: Accelerator, knowledge: Knowledge) -> float:
+        """Bytes that an estimate may reach so that its 90th percentile still fits."""
+        if self.memory_half_width is None or accelerator.kind == CPU:
+            return knowledge.usable_bytes(accelerator)
+        return accelerator.memory_bytes * exp(-self.memory_half_width)
+
+
+def engine_knowledge(name: str, knowledge: Knowledge) -> EngineKnowledge:
+    """The constants of an engine; of the native one those of the plan, which may have been calibrated."""
+    if name == NATIVE.name:
+        return EngineKnowledge(
+            space=NATIVE, training=knowledge.training, memory=knowledge.training_memory, memory_half_width=None
+        )
+    return _shipped(name)
+
+
+@cache
+def _shipped(name: str) -> EngineKnowledge:
+    space = engine_space(name)
+    stack = memory_of_stack(space.memory.name, "training memory")
+    fitted = bundled().quantities[TRAINING].fitted
+    return EngineKnowledge(
+        space=space,
+        training=moved(TrainingConstants(), fitted.shift(FAMILIES.get(space.stack, space.stack))),
+        memory=stack.training,
+        memory_half_width=stack.half_width,
+    )

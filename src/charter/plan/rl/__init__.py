@@ -1,0 +1,1 @@
+"""The ways to place the roles of a PPO stage."""

@@ -1,0 +1,58 @@
+"""Engines of reinforcement learning: which placements of a PPO stage's roles each can execute."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from charter.estimate.runs.rl_algorithms import RlStack, rl_stack_named
+from charter.plan.physics.engine_space import EngineSpace, engine_space
+from charter.spec.layout import ZeroStage
+
+Arrangement = Literal["colocated", "offloaded", "split", "async"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RlEngine:
+    """What a runner can do with the roles of a PPO stage; generation is vLLM's."""
+
+    name: str
+    arrangements: tuple[Arrangement, ...]
+    roles_apart: bool = False
+    """Whether scoring roles, or the value model, may have accelerators of their own."""
+    source: str
+
+    @property
+    def stack(self) -> RlStack:
+        """How it runs a step, and under which name its constants were fitted."""
+        return rl_stack_named(self.name.replace("_", "-"))
+
+    @property
+    def space(self) -> EngineSpace:
+        """How it can lay out what it trains."""
+        return engine_space(self.name)
+
+    @property
+    def optimizer_offload(self) -> tuple[ZeroStage, ...]:
+        """ZeRO stages with which Adam may live in host memory, where the roles do not already move there in turns."""
+        return () if "offloaded" in self.arrangements else self.space.offload_optimizer
+
+
+_RL_ENGINES = (
+    RlEngine(
+        name="verl",
+        arrangements=("colocated", "offloaded", "async"),
+        source="verl: hybrid workers, param_offload and optimizer_offload; recipe one_step_off_policy",
+    ),
+    RlEngine(
+        name="openrlhf",
+        arrangements=("colocated", "split", "async"),
+        roles_apart=True,
+        source="OpenRLHF: *_num_nodes of every role, colocate_* and async_train, adam_offload",
+    ),
+    RlEngine(
+        name="nemo_rl",
+        arrangements=("colocated", "offloaded", "split", "async"),
+        source="NeMo RL: generation.colocated.enabled, async_grpo",
+    ),
+)
+RL_ENGINES = {engine.name: engine for engine in _RL_ENGINES}
+"""By the name in a stage's field `engine`; `native` runs all roles on the same accelerators, with its own layouts."""

@@ -1,0 +1,177 @@
+"""Placements of the roles of a PPO stage: who shares accelerators with whom, and what a step then takes.
+
+A placement is a generator and one or more groups of trainers and scorers. In `colocated` and `offloaded` all are the
+same accelerators and phases follow each other; in `split` they have accelerators of their own and still take turns; in
+`async` generation runs beside training, one step ahead. Groups other than the generator work side by side, so scoring
+and updating each take as long as their slowest group.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from charter.estimate.arrays import array
+from charter.estimate.runs.rl_step import RlConstants, RlPhases, rl_step_terms
+from charter.estimate.terms import Term, TermTable
+from charter.plan.rl.engine import Arrangement, RlEngine
+from charter.plan.rl.tables import GeneratorChoice, Groups, TrainerChoice
+from charter.plan.rl.work import RlWork
+
+EIGHTHS = 8
+"""Shares of the accelerators that a group may get are eighths: 1/8, 2/8, ..."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """One placement with its choices."""
+
+    arrangement: Arrangement
+    trainers: tuple[TrainerChoice, ...]
+    """One where all train and score together; a second for what has accelerators of its own."""
+    generator: GeneratorChoice
+
+    @property
+    def together(self) -> bool:
+        """Whether the generator shares the accelerators of the trainers."""
+        return self.arrangement in ("colocated", "offloaded")
+
+    @property
+    def score(self) -> float:
+        """Plain seconds per rollout until the slowest group has scored."""
+        return max(group.score for group in self.trainers)
+
+    @property
+    def update(self) -> float:
+        """Plain seconds per rollout until the slowest group has updated."""
+        return max(group.update for group in self.trainers)
+
+
+def group_sizes(num_accelerators: int, per_node: int) -> tuple[int, ...]:
+    """Sizes that a group may have beside others: eighths of all, whole nodes where there are several.
+
+    >>> group_sizes(8, 8), group_sizes(32, 8)
+    ((1, 2, 3, 4, 5, 6, 7), (8, 16, 24))
+    """
+    unit = per_node if num_accelerators > per_node else 1
+    shares = {num_accelerators * eighth // EIGHTHS for eighth in range(1, EIGHTHS)}
+    return tuple(sorted(size for size in shares if size >= unit and size % unit == 0))
+
+
+def role_groups(work: RlWork, engine: RlEngine) -> tuple[tuple[tuple[str, ...], ...], ...]:
+    """Ways to share trainers and scorers over groups: all in one; scorers apart; the value model with the reward."""
+    ways: list[tuple[tuple[str, ...], ...]] = [(work.names,)]
+    trained = tuple(role.name for role in work.roles if role.trained)
+    frozen = tuple(role.name for role in work.roles if not role.trained)
+    if engine.roles_apart and frozen:
+        ways.append((trained, frozen))
+        if len(trained) == 2:
+            lm = tuple(role.name for role in work.roles if not role.scalar_head)
+            ways.append((lm, tuple(name for name in work.names if name not in lm)))
+    return tuple(ways)
+
+
+def placed(
+    work: RlWork, engine: RlEngine, arrangement: Arrangement, groups: Groups, *, size: int, capacity: float
+) -> Iterator[Placed]:
+    """Every way to place the roles on `size` accelerators of one kind that fits, under one arrangement."""
+    if arrangement in ("colocated", "offloaded"):
+        found = groups.shared(size, work.names, capacity, offloaded=arrangement == "offloaded")
+        if found is not None:
+            yield Placed(arrangement=arrangement, trainers=(found[0],), generator=found[1])
+        return
+    parts = group_sizes(size, groups.per_node)
+    for generating in parts:
+        generator = groups.generator(generating, capacity)
+        if generator is None:
+            continue
+        for names in role_groups(work, engine):
+            for sizes in _shares(size - generating, len(names), parts):
+                made = [groups.trainer(part, role, capacity) for part, role in zip(sizes, names, strict=True)]
+                if all(made):
+                    yield Placed(
+                        arrangement=arrangement,
+                        trainers=tuple(group for group in made if group is not None),
+                        generator=generator,
+                    )
+
+
+def _shares(size: int, count: int, parts: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    if count == 1:
+        yield (size,)
+        return
+    yield from ((first, size - first) for first in parts if size - first in parts)
+
+
+def step_table(found: Sequence[Placed], work: RlWork, engine: RlEngine, constants: RlConstants) -> TermTable:
+    """Seconds of one step of every placement: generate, score, update, weight sync, offload, other."""
+
+    def flag(*arrangements: Arrangement) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+        return array([item.arrangement in arrangements for item in found])
+
+    phases = RlPhases(
+        generate=array([item.generator.seconds for item in found]),
+        score=array([item.score for item in found]),
+        update=array([item.update for item in found]),
+        refit_bytes=np.full(len(found), work.weight_bytes),
+        resamples=np.zeros(len(found)),
+        side_by_side=flag("async"),
+        colocated=flag("colocated", "offloaded"),
+        overhead=np.full(len(found), engine.stack.overhead),
+        separate=flag("split"),
+        move=array([sum(group.move_seconds for group in item.trainers) for item in found]),
+    )
+    return rl_step_terms(phases, constants)
+
+
+def fastest(
+    found: Sequence[Placed], work: RlWork, engine: RlEngine, constants: RlConstants
+) -> tuple[Placed, tuple[Term, ...]] | None:
+    """The placement with the shortest step, with its terms over all rollouts."""
+    if not found:
+        return None
+    table = step_table(found, work, engine, constants)
+    index = int(np.argmin(np.broadcast_to(table.total, (len(found),))))
+    return found[index], over_rollouts(found[index], table.at(index), work)
+
+
+def over_rollouts(item: Placed, terms: tuple[Term, ...], work: RlWork) -> tuple[Term, ...]:
+    """Terms of one step as terms of the stage.
+
+    Of an asynchronous step `generate` is only what the trainers wait for, 0 where they never do.
+    """
+    each = f"{work.rollouts:,.6g} rollouts x"
+    if not any(term.name == "generate" for term in terms):
+        terms = (replace(terms[0], name="generate", part="generate", value=0.0, source="serving/decode.py"), *terms)
+    made = []
+    for term in terms:
+        formula = term.formula
+        if term.name == "generate" and item.arrangement == "async":
+            formula = "max(0, rollout - score - update), as both sides run together"
+        detail = _detail(item, term.name)
+        made.append(replace(term, value=term.value * work.rollouts, formula=f"{each} ({formula}{detail})"))
+    return tuple(made)
+
+
+def _detail(item: Placed, name: str) -> str:
+    if name == "generate":
+        made = item.generator
+        return f"; {made.replicas} replicas of TP {made.tensor}, {made.together} sequences together"
+    if name in ("score", "update"):
+        where = " | ".join(f"{', '.join(group.names)} on {group.size}" for group in item.trainers)
+        return f"; {where}"
+    return ""
+
+
+def busy_shares(item: Placed, constants: RlConstants, step_seconds: float) -> tuple[tuple[float, ...], float]:
+    """Of a step, in which each group of trainers computes, and in which the generator does.
+
+    The group that shares its accelerators with the generator waits for nobody for long: 1.
+    """
+    factor = float(constants.unmodelled)
+    score, update = float(constants.score_factor) * factor, float(constants.update_factor) * factor
+    trainers = tuple(min(1.0, (g.score * score + g.update * update) / step_seconds) for g in item.trainers)
+    if item.together:
+        return (1.0, *trainers[1:]), 1.0
+    rollout = item.generator.seconds * float(constants.generation_factor) * factor
+    return trainers, min(1.0, rollout / step_seconds)

@@ -1,0 +1,217 @@
+"""The ways to place the roles of a PPO stage on accelerators: of one place, and of two places with different ones.
+
+Every engine is offered only the placements that it can execute (`rl_engine`). Of each placement the fastest division is
+returned; money on one kind of hardware follows time, so nothing cheaper is lost.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from charter.estimate.memory.constants import context_factor
+from charter.estimate.memory.ppo import PpoJob, group_phases
+from charter.estimate.terms import Term
+from charter.plan.hardware.place import Place
+from charter.plan.layouts.layout_search import Site
+from charter.plan.layouts.training_search import options_of
+from charter.plan.options.option import Option, Rejected, RoleGroup
+from charter.plan.options.question import Missed, Question
+from charter.plan.options.risk import overhead, time_sigmas
+from charter.plan.options.why_not import does_not_fit
+from charter.plan.physics.fit import Peak
+from charter.plan.rl.engine import RL_ENGINES
+from charter.plan.rl.placement import Placed, busy_shares, fastest, placed
+from charter.plan.rl.setting import Setting, host_shortage
+from charter.plan.rl.space import TENSORS
+from charter.plan.rl.tables import GeneratorChoice, TrainerChoice
+from charter.plan.rl.work import RlWork, rl_work
+
+Answer = tuple[tuple[Option, ...], Missed]
+
+
+def rl_options(question: Question, place: Place, num_nodes: int) -> Answer:
+    """The best of every placement that the stage's engine can execute, on one place and number of nodes."""
+    return rl_answers(question, [Site(place=place, num_nodes=num_nodes)])[0]
+
+
+def rl_answers(question: Question, sites: Sequence[Site]) -> tuple[Answer, ...]:
+    """The same for many sites.
+
+    An engine without placements of its own (`native`) shares all accelerators between all roles, under the layouts of
+    `training_search`.
+    """
+    if question.engine in RL_ENGINES:
+        return tuple(_placements(question, site) for site in sites)
+    made = options_of(question, sites)
+    return tuple(
+        (tuple(replace(option, placement="colocated") for option in options), missed) for options, missed in made
+    )
+
+
+def _placements(question: Question, site: Site) -> Answer:
+    engine = RL_ENGINES[question.engine]
+    setting = Setting(question=question, engine=engine, work=rl_work(question.work), place=site.place)
+    found = tuple(_best(setting, site.num_nodes))
+    if found:
+        return found, Missed()
+    option, reason, peak = _closest(setting, site.num_nodes)
+    peaks = ((peak, setting.capacity),) if peak is not None else ()
+    return (), Missed(rejected=(Rejected(option=option, reason=reason),), peaks=peaks)
+
+
+def _best(setting: Setting, num_nodes: int) -> Iterator[Option]:
+    groups, size = setting.groups, num_nodes * setting.place.per_node
+    for arrangement in setting.engine.arrangements:
+        found = placed(setting.work, setting.engine, arrangement, groups, size=size, capacity=setting.capacity)
+        fitting = [item for item in found if host_shortage(setting, item) is None]
+        chosen = fastest(fitting, setting.work, setting.engine, groups.constants)
+        if chosen is not None:
+            yield option_of(setting, *chosen, num_nodes=num_nodes)
+
+
+def option_of(
+    setting: Setting, item: Placed, terms: tuple[Term, ...], *, num_nodes: int, beside: Setting | None = None
+) -> Option:
+    """The option of a placement on the accelerators of one place; `beside` holds the last of its groups if another."""
+    parts = role_groups_of(setting, item, terms, beside)
+    main = next(part for part in parts if part.name != "generators")
+    fullest = max(parts, key=lambda part: part.peak.total_bytes / part.capacity_bytes)
+    question, useful = setting.question, sum(term.value for term in terms)
+    generates, fixed_length = question.time_sigmas_of
+    return Option(
+        place=setting.place,
+        num_nodes=num_nodes,
+        layout=main.layout,
+        layout_label=label_of(item),
+        price=setting.place.price,
+        peak=fullest.peak,
+        capacity_bytes=fullest.capacity_bytes,
+        time_terms=terms,
+        overhead=overhead(
+            useful,
+            place=setting.place,
+            num_nodes=num_nodes,
+            spot=False,
+            checkpoint_bytes=question.checkpoint_bytes,
+            settings=question.risk,
+            units=question.units,
+        ),
+        time_sigmas=time_sigmas(
+            question.knowledge.rl_sigma(setting.engine.stack.label), generates=generates, fixed_length=fixed_length
+        ),
+        engine=setting.engine.name,
+        placement=_placement(item),
+        host_bytes=max(group.host_bytes for group in item.trainers),
+        groups=parts,
+    )
+
+
+def _placement(item: Placed) -> str:
+    """`offloaded` is colocated with a use of host memory; scorers on accelerators of their own are a split."""
+    if item.together:
+        return "colocated" if len(item.trainers) == 1 else "split"
+    return item.arrangement
+
+
+def label_of(item: Placed) -> str:
+    """`async: 6 train zero3 dp6 mb4; 2 generate tp1 x2, 64 together`."""
+    trainers = " | ".join(f"{group.size} {_verb(group)} {group.layout.label}" for group in item.trainers)
+    made = item.generator
+    generator = f"generate tp{made.tensor} x{made.replicas}, {made.together} together"
+    if item.together:
+        return f"{item.arrangement}: {trainers}; {generator}"
+    return f"{item.arrangement}: {trainers}; {made.tensor * made.replicas} {generator}"
+
+
+def _verb(group: TrainerChoice) -> str:
+    return "train" if group.update else "score"
+
+
+def role_groups_of(
+    setting: Setting, item: Placed, terms: tuple[Term, ...], beside: Setting | None = None
+) -> tuple[RoleGroup, ...]:
+    """Who does what, with the fullest moment of each group; the last group lies on `beside` if that is given."""
+    step = sum(term.value for term in terms) / setting.work.rollouts
+    trainers, generating = busy_shares(item, setting.groups.constants, step)
+    made = []
+    for number, (group, share) in enumerate(zip(item.trainers, trainers, strict=True)):
+        first = number == 0
+        where = setting if first or beside is None or not item.together else beside
+        made.append(_trainer_group(where, item, group, share, generates=item.together and first))
+    return tuple(made) if item.together else (*made, _generator_group(beside or setting, item.generator, generating))
+
+
+def _trainer_group(setting: Setting, item: Placed, group: TrainerChoice, busy: float, *, generates: bool) -> RoleGroup:
+    job = replace(
+        setting.groups.job,
+        layout=group.layout,
+        rollout_sequences=float(item.generator.together),
+        generation_tensor=item.generator.tensor,
+    )
+    peak = fullest(setting, job, group.names, generates=generates, offloaded=item.arrangement == "offloaded")
+    return RoleGroup(
+        name=_group_name(setting.work, item, group),
+        roles=group.names,
+        hardware=setting.place.accelerator.name,
+        num_accelerators=group.size,
+        layout=group.layout,
+        layout_label=group.layout.label,
+        peak=peak,
+        capacity_bytes=setting.capacity,
+        busy_share=busy,
+    )
+
+
+def _group_name(work: RlWork, item: Placed, group: TrainerChoice) -> str:
+    if item.together and len(item.trainers) == 1:
+        return "all"
+    if not group.update:
+        return "scorers"
+    return "trainers" if work.policy.name in group.names else "critics"
+
+
+def _generator_group(setting: Setting, made: GeneratorChoice, busy: float) -> RoleGroup:
+    job = replace(
+        setting.groups.job, rollout_sequences=float(made.together), generation_tensor=made.tensor, layout=made.layout
+    )
+    return RoleGroup(
+        name="generators",
+        roles=(setting.work.policy.name,),
+        hardware=setting.place.accelerator.name,
+        num_accelerators=made.replicas * made.tensor,
+        layout=made.layout,
+        layout_label=f"tp{made.tensor} x{made.replicas}, {made.together} together",
+        peak=fullest(setting, job, (), generates=True),
+        capacity_bytes=setting.capacity,
+        busy_share=busy,
+    )
+
+
+def fullest(setting: Setting, job: PpoJob, names: tuple[str, ...], *, generates: bool, offloaded: bool = False) -> Peak:
+    """The fullest phase of a group of devices; the same on every accelerator, but for the size of its context."""
+    generator = (job.generation_tensor, job.rollout_sequences) if generates else None
+    context = context_factor(setting.place.accelerator.name)
+
+    def made() -> Peak:
+        phases = group_phases(job, names, generates=generates, offloaded=offloaded)
+        moments = [Peak(moment=phase, parts=tuple(parts)) for phase, parts in phases.items()]
+        return max(moments, key=lambda peak: peak.total_bytes)
+
+    return setting.question.peak_once((setting.engine.name, names, job.layout, generator, offloaded, context), made)
+
+
+def _closest(setting: Setting, num_nodes: int) -> tuple[str, str, Peak | None]:
+    """Where no placement fits: what came closest, and the one reason why it does not."""
+    groups, size = setting.groups, num_nodes * setting.place.per_node
+    label = f"{num_nodes} x {setting.place.hardware}" if num_nodes > 1 else setting.place.hardware
+    label = f"{label} {setting.engine.name}"
+    for arrangement in setting.engine.arrangements:
+        for item in placed(setting.work, setting.engine, arrangement, groups, size=size, capacity=setting.capacity):
+            return label_of(item), host_shortage(setting, item) or "", None
+    offloaded = "offloaded" in setting.engine.arrangements
+    index = groups.leanest(size, setting.work.names, offloaded=offloaded)
+    if index is None:
+        return label, "no layout divides the batch over so many accelerators", None
+    tensor = max(degree for degree in TENSORS if size % degree == 0 and degree <= setting.place.per_node)
+    job = replace(groups.job, layout=groups.layouts[index], rollout_sequences=1.0, generation_tensor=tensor)
+    peak = fullest(setting, job, setting.work.names, generates=True, offloaded=offloaded)
+    return f"{label} {groups.layouts[index].label}", does_not_fit(peak, setting.capacity), peak

@@ -1,0 +1,1 @@
+"""The ways to serve the models of a stage that only answers."""

@@ -1,0 +1,82 @@
+"""The ways to serve the models of a stage that only answers, on one place and number of nodes."""
+
+from dataclasses import replace
+
+from charter.estimate.memory.constants import context_factor
+from charter.plan.hardware.place import Place
+from charter.plan.options.make_option import make_option
+from charter.plan.options.option import Option, Rejected
+from charter.plan.options.question import Missed, Question
+from charter.plan.options.why_not import does_not_fit
+from charter.plan.physics import accelerator_time
+from charter.plan.physics.fit import Peak, answering_peak
+from charter.plan.serving.endpoint_option import endpoint_terms, ways_to_serve, with_endpoints
+from charter.spec.layout import Layout
+
+
+def answering_options(question: Question, place: Place, num_nodes: int) -> tuple[tuple[Option, ...], Missed]:
+    """Every model served here; and where some may be behind an endpoint, the rest served here beside it."""
+    found: list[Option] = []
+    missed = Missed()
+    for number, work in enumerate(ways_to_serve(question.work)):
+        if not work.needs_accelerator:
+            continue
+        asked = replace(question, work=work)
+        made, reasons = _served(asked, place, num_nodes)
+        found += [with_endpoints(option, asked) for option in made]
+        missed = missed if number else reasons
+    return tuple(found), missed
+
+
+def _served(question: Question, place: Place, num_nodes: int) -> tuple[tuple[Option, ...], Missed]:
+    """Replicas of every model, each over the fewest accelerators of a node that hold it; then wider if faster."""
+    work, known = question.work, question.knowledge
+    capacity = known.usable_bytes(place.accelerator)
+    best: Option | None = None
+    smallest: tuple[Peak, int] | None = None
+    tensor = 1
+    while tensor <= place.per_node:
+        replicas = num_nodes * place.per_node // tensor
+        batches = {phase.name: float(phase.batch) for phase in work.phases}
+        peak = _peak(question, place, tensor, batches)
+        while peak.total_bytes > capacity and max(batches.values()) > 1:
+            batches = {name: max(1.0, batch / 2) for name, batch in batches.items()}
+            peak = _peak(question, place, tensor, batches)
+        if peak.total_bytes <= capacity:
+            terms = accelerator_time.answering_terms(
+                work,
+                tensor=tensor,
+                replicas=replicas,
+                batches=batches,
+                accelerator=place.accelerator,
+                knowledge=known,
+            )
+            layout = Layout(data=replicas, tensor=tensor, micro_batch=round(max(batches.values())))
+            terms = (*terms, *endpoint_terms(work))
+            made = make_option(question, place, num_nodes, layout, f"serve tp{tensor} x{replicas}", peak, terms)
+            if best is None or made.overhead.useful_seconds < best.overhead.useful_seconds * (1 - 1e-9):
+                best = made
+        elif smallest is None or peak.total_bytes < smallest[0].total_bytes:
+            smallest = (peak, tensor)
+        tensor *= 2
+    found = () if best is None else (best,)
+    if smallest is None:
+        return found, Missed()
+    reason = does_not_fit(smallest[0], capacity)
+    option = f"{num_nodes} x {place.hardware} tp{smallest[1]}" if num_nodes > 1 else f"{place.hardware} tp{smallest[1]}"
+    return found, Missed(rejected=(Rejected(option=option, reason=reason),), peaks=((smallest[0], capacity),))
+
+
+def _peak(question: Question, place: Place, tensor: int, batches: dict[str, float]) -> Peak:
+    """The same on every accelerator, but for the size of its context."""
+    factor = context_factor(place.accelerator.name)
+    return question.peak_once(
+        (tensor, question.work.remote, *batches.items(), factor),
+        lambda: answering_peak(
+            question.work,
+            tensor=tensor,
+            batches=batches,
+            accelerator=place.accelerator,
+            knowledge=question.knowledge,
+        ),
+    )

@@ -1,0 +1,246 @@
+"""Bytes that one accelerator of a stage sends per step of the stage, and what they may hide behind.
+
+A step of a stage is a batch of its first phase: an optimizer step, a rollout, a batch of answers. Traffic that shares
+the time of several phases is counted in each of them. Not counted: keys and values of context parallelism, which the
+planner does not choose, and weights gathered for scoring.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil
+
+from charter.catalog.accelerators import Accelerator
+from charter.estimate.node.network import hidden_bytes_per_second, network_bytes_per_step
+from charter.estimate.shapes.parameters import count_parameters
+from charter.estimate.training.step_time import training_step
+from charter.plan.options.option import Option
+from charter.plan.physics.accelerator_time import gathered_bytes
+from charter.plan.physics.fit import training_precision
+from charter.plan.physics.knowledge import Knowledge
+from charter.plan.work.phase import Phase, Role, Workload
+from charter.spec.layout import Layout, ZeroStage
+
+TOKEN_BYTES = 4.0
+"""Of one token as a number, on its way from storage."""
+BACKWARD_SHARE = 2 / 3
+"""Of the operations of a step without recomputation: the backward pass multiplies twice."""
+FORWARD_REDUCES = 2
+"""All-reduces of a layer's outputs in a forward pass under tensor parallelism (Shoeybi et al. 2019, section 3)."""
+VALUE_BYTES = 2.0
+STORAGE = "storage"
+"""The phase of traffic that goes on through all of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """One kind of traffic of one phase, per step of the stage."""
+
+    kind: str
+    phase: str
+    num_bytes: float
+    """That one accelerator sends."""
+    seconds: float
+    """Of work that it may hide behind."""
+    leaving: float = 0.0
+    """Bytes that leave a node per byte that one of its accelerators sends; 0 where all of it stays inside."""
+    formula: str
+    source: str
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Of one accelerator, so that nothing waits for it."""
+        return hidden_bytes_per_second(self.num_bytes, self.seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wires:
+    """Which part of a group's traffic leaves a node; ranks are numbered tensor, data, pipeline, the fastest first."""
+
+    per_node: int
+    domain: int
+
+    @classmethod
+    def of(cls, option: Option) -> "Wires":
+        """The node of an option; accelerators that share a scale-up domain across nodes stay inside."""
+        return cls(per_node=option.place.per_node, domain=max(1, option.place.accelerator.scaleup_domain))
+
+    def near(self, size: int, stride: int) -> int:
+        """Ranks of a group in one node or scale-up domain."""
+        return min(max(max(self.domain, self.per_node) // stride, 1), size)
+
+    def ring(self, size: int, stride: int) -> float:
+        """A ring leaves a node once, whatever its ranks there: every byte of a rank leaves through one of `near`."""
+        near = self.near(size, stride)
+        return self.per_node / near if size > near else 0.0
+
+    def exchange(self, size: int, stride: int) -> float:
+        """Of an all-to-all, what goes to ranks outside."""
+        near = self.near(size, stride)
+        return self.per_node * (size - near) / (size - 1) if size > near else 0.0
+
+    def pipeline(self, layout: Layout) -> float:
+        """Every rank sends to its neighbour stage, which is in another node where a stage fills one."""
+        stride = layout.tensor * layout.context * layout.data
+        return float(self.per_node) if stride * layout.pipeline > max(self.domain, self.per_node) else 0.0
+
+
+def stage_traffic(work: Workload, option: Option, *, dtype: str, knowledge: Knowledge) -> tuple[Traffic, ...]:
+    """All traffic of a stage on accelerators; nothing on one process without a network."""
+    if option.place.is_cpu or not work.needs_accelerator:
+        return ()
+    found: list[Traffic] = []
+    steps = work.phases[0].steps
+    for phase in work.phases:
+        if phase.role in work.remote or (option.groups and phase.work != "train"):
+            continue
+        role = work.role(phase.role)
+        made = (
+            _update(role, phase, option, dtype, knowledge) if phase.work == "train" else _forward(work, phase, option)
+        )
+        found += [_per_step(item, phase, steps) for item in made]
+    found += [*_weight_sync(work, option), *_storage(work, option)]
+    return tuple(item for item in found if item.num_bytes > 0)
+
+
+def _per_step(traffic: Traffic, phase: Phase, steps: float) -> Traffic:
+    times = phase.steps / steps
+    return replace(traffic, num_bytes=traffic.num_bytes * times, seconds=traffic.seconds * times)
+
+
+def _update(role: Role, phase: Phase, option: Option, dtype: str, knowledge: Knowledge) -> Iterator[Traffic]:
+    """One optimizer step; gradients of ZeRO 0 to 2 exist in the last backward pass only."""
+    layout, accelerator = option.layout, option.place.accelerator
+    precision = training_precision(dtype, accelerator)
+    seq_len = phase.padded_tokens(layout.micro_batch)
+    compute = _compute_seconds(role, phase, layout, accelerator, dtype, knowledge)
+    gradients = compute if layout.zero >= ZeroStage.PARAMETERS else BACKWARD_SHARE * compute / layout.accumulation
+    windows = {"data parallel": gradients}
+    wires, shards = Wires.of(option), layout.data * layout.context // layout.replicas
+    leaving = {
+        "data parallel": wires.ring(shards, layout.tensor),
+        "between copies": wires.ring(layout.replicas, layout.tensor * shards),
+        "tensor parallel": wires.ring(layout.tensor, 1),
+        "pipeline parallel": wires.pipeline(layout),
+        "expert parallel": wires.exchange(layout.expert, layout.tensor),
+    }
+    sent = network_bytes_per_step(role.architecture, layout, seq_len=seq_len, precision=precision, adapter=role.adapter)
+    for term in sent.terms:
+        yield Traffic(
+            kind=term.name,
+            phase=phase.name,
+            num_bytes=term.value,
+            seconds=windows.get(term.name, compute),
+            leaving=leaving[term.name],
+            formula=term.formula,
+            source=term.source,
+        )
+
+
+def _compute_seconds(
+    role: Role, phase: Phase, layout: Layout, accelerator: Accelerator, dtype: str, knowledge: Knowledge
+) -> float:
+    step = training_step(
+        role.architecture,
+        layout,
+        accelerator,
+        seq_len=phase.padded_tokens(layout.micro_batch),
+        dtype=dtype,
+        precision=training_precision(dtype, accelerator),
+        adapter=role.adapter,
+        head_share=0.0 if role.scalar_head else phase.logit_share,
+        constants=knowledge.training,
+    )
+    return step.part("compute", "recompute")
+
+
+def _forward(work: Workload, phase: Phase, option: Option) -> Iterator[Traffic]:
+    """Scoring or generating one batch; sharded weights are gathered once for it."""
+    layout, a = option.layout, work.role(phase.role).architecture
+    role, replicas = work.role(phase.role), layout.data
+    turns = phase.steps / replicas if work.trained else ceil(phase.steps / replicas)
+    seconds = sum(term.value for term in option.time_terms if term.part == phase.name) / phase.steps
+    tokens = phase.batch * (phase.padded_tokens(phase.batch) + phase.new_tokens) * turns / phase.steps
+    ring = 2 * (layout.tensor - 1) / layout.tensor
+    wires = Wires.of(option)
+    yield Traffic(
+        kind="tensor parallel",
+        phase=phase.name,
+        num_bytes=FORWARD_REDUCES * a.num_layers * ring * tokens * a.hidden_size * VALUE_BYTES,
+        seconds=seconds,
+        leaving=wires.ring(layout.tensor, 1),
+        formula=f"{FORWARD_REDUCES} all-reduces of tokens x h per layer",
+        source="Shoeybi et al. 2019, section 3",
+    )
+    if work.trained and phase.work == "generate" and layout.zero >= ZeroStage.PARAMETERS:
+        yield Traffic(
+            kind="weights for generation",
+            phase=phase.name,
+            num_bytes=gathered_bytes(role, layout) * (replicas - 1) / replicas,
+            seconds=seconds,
+            leaving=wires.ring(replicas, layout.tensor),
+            formula=f"all-gather over {replicas}, behind one rollout",
+            source="ring: Patarasuk and Yuan 2009",
+        )
+
+
+def _weight_sync(work: Workload, option: Option) -> Iterator[Traffic]:
+    """Of a step whose roles are placed in groups: the generator takes the policy's new weights, bucket by bucket."""
+    if not option.groups:
+        return
+    role = next(role for role in work.roles if role.trained)
+    steps = work.phases[0].steps
+    yield Traffic(
+        kind="weight sync",
+        phase="weight sync",
+        num_bytes=2.0 * count_parameters(role.architecture).total,
+        seconds=sum(term.value for term in option.time_terms if term.part == "weight sync") / steps,
+        leaving=float(option.place.per_node) if option.num_nodes > 1 or option.beside else 0.0,
+        formula="2 B x parameters, once per rollout",
+        source="estimate/runs/rl_step.py",
+    )
+
+
+def _storage(work: Workload, option: Option) -> Iterator[Traffic]:
+    """What comes from storage and goes there: tokens, and checkpoints where something is trained."""
+    steps, accelerators = work.phases[0].steps, option.num_accelerators
+    seconds = option.overhead.useful_seconds / steps if steps else 0.0
+    tokens = loaded_tokens(work) / steps / accelerators if steps else 0.0
+    per_node = float(option.place.per_node)
+    yield Traffic(
+        kind="data loading",
+        phase=STORAGE,
+        num_bytes=TOKEN_BYTES * tokens,
+        seconds=seconds,
+        leaving=per_node,
+        formula=f"{TOKEN_BYTES:g} B x {tokens:,.0f} tokens",
+        source="counting",
+    )
+
+
+def checkpoint_traffic(checkpoint_bytes: float, work: Workload, option: Option) -> tuple[Traffic, ...]:
+    """Saves, spread over the interval between them: `bytes / accelerators` per interval, while the stage computes."""
+    interval = option.overhead.interval_seconds
+    if not checkpoint_bytes or not interval or option.place.is_cpu or not work.phases[0].steps:
+        return ()
+    seconds = option.overhead.useful_seconds / work.phases[0].steps
+    return (
+        Traffic(
+            kind="checkpoints",
+            phase=STORAGE,
+            num_bytes=checkpoint_bytes / option.num_accelerators * seconds / interval,
+            seconds=seconds,
+            leaving=float(option.place.per_node),
+            formula=f"{checkpoint_bytes / 1e9:,.3g} GB every {interval:,.0f} s",
+            source="Daly 2006 (resilience/checkpoint_interval.py)",
+        ),
+    )
+
+
+def loaded_tokens(work: Workload) -> float:
+    """Tokens of text that the processors of a stage read or write: training data once, prompts and answers once."""
+    generated = [phase for phase in work.phases if phase.work == "generate"]
+    if generated:
+        read = [] if work.trained else [phase for phase in work.phases if phase.work == "score"]
+        return sum(phase.tokens for phase in (*generated, *read))
+    trained = [phase for phase in work.phases if phase.work == "train"]
+    return sum(phase.tokens for phase in trained or work.phases)

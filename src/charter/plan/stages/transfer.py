@@ -1,0 +1,119 @@
+"""What it takes to bring results from where a stage ran to where they are read: bytes, money, time."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from charter.catalog.facts import storage_prices
+from charter.cost.transfer import TransferTier, internet_egress, transfer_usd
+from charter.plan.hardware.place import LOCAL, ON_PREM
+from charter.plan.options.option import Option
+from charter.plan.stages.node_needs import storage_terms
+from charter.plan.work.phase import Workload
+from charter.spec.graph import inputs_of, stage_inputs
+from charter.spec.project import Project
+from charter.spec.stage import MODEL
+from charter.units import GB
+
+BYTES_PER_SECOND = 1.25e9
+"""10 Gbit/s between providers, storage to storage. Judgement; SkyPilot's optimizer assumes the same."""
+BUCKETS = {"s3": "aws", "gs": "gcp", "az": "azure", "abfs": "azure", "r2": "cloudflare"}
+"""Scheme of `storage.artifacts` -> whose storage it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Location:
+    """Where bytes lie."""
+
+    infra: str
+    region: str | None = None
+
+    def same(self, other: "Location") -> bool:
+        """Whether nothing has to move; a region that is not known counts as the same."""
+        unknown = {None, "all"}
+        return self.infra == other.infra and (
+            self.region == other.region or self.region in unknown or other.region in unknown
+        )
+
+
+def location(option: Option) -> Location:
+    """Where the results of an option lie: the storage of its provider, in the region of its price."""
+    return Location(infra=option.place.infra, region=option.price.region or option.place.region)
+
+
+def bucket(project: Project) -> Location | None:
+    """The storage that `storage.artifacts` names, through which everything then goes; its region is not known."""
+    scheme, found, _ = (project.storage.artifacts or "").partition("://")
+    return Location(infra=BUCKETS[scheme]) if found and scheme in BUCKETS else None
+
+
+def move_usd(num_bytes: float, source: Location, target: Location) -> float:
+    """Money to bring bytes from one place to another: the source charges for what leaves it.
+
+    Same region: free. Another region of the same provider: its cross-region price. Elsewhere: its internet tiers, from
+    the first of the month, for every transfer by itself. Own machines charge nothing, and reading in is free.
+
+    >>> move_usd(100e9, Location(infra="aws"), Location(infra="gcp"))
+    9.0
+    >>> move_usd(100e9, Location(infra="lambda"), Location(infra="gcp"))
+    0.0
+    """
+    if source.same(target) or source.infra in (LOCAL, ON_PREM):
+        return 0.0
+    if source.infra == target.infra:
+        return transfer_usd(num_bytes, (TransferTier(up_to_bytes=float("inf"), usd_per_gb=_regional(source.infra)),))
+    return transfer_usd(num_bytes, internet_egress(source.infra))
+
+
+def _regional(infra: str) -> float:
+    """usd per GB between two regions of a provider; providers without such a price that charge for the internet are
+    taken at the default of OpenCost, the others as free."""
+    named = [item for item in storage_prices(infra, "egress") if "cross-region" in item.tier]
+    if named:
+        return named[0].usd
+    if internet_egress(infra)[0].usd_per_gb == 0:
+        return 0.0
+    return next(item.usd for item in storage_prices("opencost default", "egress") if item.tier == "region egress")
+
+
+def move_seconds(num_bytes: float, source: Location, target: Location) -> float:
+    """Time of the same: at 10 Gbit/s; nothing where it lies there already."""
+    return 0.0 if source.same(target) else num_bytes / BYTES_PER_SECOND
+
+
+@dataclass(frozen=True, kw_only=True)
+class Freight:
+    """What one stage writes for others, and what it reads from them and from the data sets of the project."""
+
+    written_bytes: float
+    read_bytes: Mapping[str, float]
+    """By the stage that wrote it."""
+    data_bytes: float
+
+    @property
+    def total_read_bytes(self) -> float:
+        """All that it reads."""
+        return sum(self.read_bytes.values()) + self.data_bytes
+
+
+def freights(project: Project, works: Mapping[str, Workload], data_bytes: Mapping[str, float]) -> dict[str, Freight]:
+    """Of every stage: final weights in 16 bits where it makes a model, records otherwise; no checkpoints."""
+    written = {name: _written(project, name, work) for name, work in works.items()}
+    return {
+        name: Freight(
+            written_bytes=written[name],
+            read_bytes={other: written[other] for other in stage_inputs(project, name)},
+            data_bytes=sum(data_bytes.get(item, 0.0) for names in inputs_of(project, name).values() for item in names),
+        )
+        for name in works
+    }
+
+
+def _written(project: Project, name: str, work: Workload) -> float:
+    part = "weights" if project.pipeline[name].MAKES == MODEL else "data"
+    return storage_terms(work, project.storage.keep_last).part(part)
+
+
+def describe(num_bytes: float, source: Location, target: Location) -> str:
+    """`16.1 GB from aws us-east-1 to gcp us-central1`."""
+    names = [f"{place.infra} {place.region or ''}".strip() for place in (source, target)]
+    return f"{num_bytes / GB:,.1f} GB from {names[0]} to {names[1]}"

@@ -1,0 +1,51 @@
+"""What a stage does in countable units: model operations here, tokens of models that an endpoint answers for."""
+
+from dataclasses import dataclass
+
+from charter.estimate.shapes.flops import active_parameters
+from charter.plan.work.phase import Phase, Workload
+
+FLOPS_PER_PARAMETER = {"train": 6.0, "score": 2.0, "generate": 2.0}
+"""Per token: a forward pass is 2 N, its backward pass 4 N (Kaplan et al. 2020, section 2.1)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApiUse:
+    """Tokens that a stage sends to an endpoint and gets back."""
+
+    model: str
+    """Its name in charter.yaml."""
+    input_tokens: float
+    output_tokens: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkDone:
+    """Useful work of one stage."""
+
+    useful_flops: float = 0.0
+    """6 N per trained token, 2 N per token that is read or generated; attention scores are left out."""
+    api: tuple[ApiUse, ...] = ()
+
+
+NOTHING_DONE = WorkDone()
+
+
+def work_done(work: Workload) -> WorkDone:
+    """Operations of the phases that run here, tokens of those that do not."""
+    here = [phase for phase in work.phases if phase.role not in work.remote]
+    flops = sum(
+        FLOPS_PER_PARAMETER[phase.work] * active_parameters(work.role(phase.role).architecture) * phase.tokens
+        for phase in here
+    )
+    return WorkDone(useful_flops=flops, api=tuple(_api(work, p) for p in work.phases if p.role in work.remote))
+
+
+def _api(work: Workload, phase: Phase) -> ApiUse:
+    """A scored sequence is a question with one token of answer."""
+    answered = (phase.mean_new_tokens or phase.new_tokens) if phase.work == "generate" else 1.0
+    return ApiUse(
+        model=work.role(phase.role).model,
+        input_tokens=phase.sequences * phase.prompt_tokens,
+        output_tokens=phase.sequences * answered,
+    )

@@ -1,0 +1,166 @@
+"""The work of the stages that write or read text without training: critique, label, generate, eval, prepare."""
+
+from math import ceil
+
+from charter.plan.work.corpus import NOTHING, Corpus, Library
+from charter.plan.work.phase import Counters, Phase, Role, Workload
+from charter.plan.work.phase_kinds import (
+    BYTES_PER_TOKEN_OF_TEXT,
+    PRINCIPLE_TOKENS,
+    answers,
+    assume_length,
+    assume_question,
+    forward,
+    question_tokens,
+    questions_per_pair,
+)
+from charter.plan.work.roles import Models
+from charter.spec.stage import CritiqueStage, EvalStage, GenerateStage, LabelStage, PrepareStage
+
+
+def critique(stage: CritiqueStage, models: Models, library: Library) -> Workload:
+    """One answer, then critique and revision as often as asked; each round reads what came before."""
+    policy = models.role("policy", stage.policy)
+    critic = models.role("critic", stage.critic)
+    source = library.prompts(stage.prompts, policy.architecture)
+    count = float(stage.num_prompts or source.rows)
+    prompt = min(source.prompt_tokens, stage.max_prompt_tokens)
+    assume_length(library, stage)
+    assume_question(library)
+    new = float(stage.expected_new_tokens)
+    asked, revised = (
+        min(prompt + rounds * (new + PRINCIPLE_TOKENS), float(stage.max_prompt_tokens)) for rounds in (1, 2)
+    )
+    phases = (
+        answers("answer", "policy", count, stage, prompt),
+        answers("critique", "critic", count * stage.revisions, stage, asked, ragged=False),
+        answers("revise", "critic", count * stage.revisions, stage, revised, ragged=False),
+    )
+    generated = count * new * (1 + 2 * stage.revisions)
+    return Workload(
+        roles=(policy, critic),
+        phases=phases,
+        counters=Counters(generated_tokens=generated, records=count * stage.revisions),
+        data_bytes=(generated + count * prompt) * BYTES_PER_TOKEN_OF_TEXT,
+        remote=models.remote(policy, critic),
+        either=models.either(policy, critic),
+        endpoints=models.endpoints(policy, critic),
+    )
+
+
+def label(stage: LabelStage, models: Models, library: Library) -> Workload:
+    """Pairs sampled from the policy, and one or two questions to the judge about each pair."""
+    judge = models.role("judge", stage.judge)
+    existing = library.corpus(stage.candidates, judge.architecture)
+    roles: tuple[Role, ...] = (judge,)
+    phases: tuple[Phase, ...] = ()
+    made = NOTHING
+    if stage.pairs and stage.policy is not None:
+        policy = models.role("policy", stage.policy)
+        source = library.prompts(stage.prompts, policy.architecture)
+        prompt = min(source.prompt_tokens, stage.max_prompt_tokens)
+        made = Corpus(rows=stage.pairs, prompt_tokens=prompt, response_tokens=stage.expected_new_tokens)
+        phases = (answers("sample pairs", "policy", 2.0 * stage.pairs, stage, prompt),)
+        roles = (policy, judge)
+        assume_length(library, stage)
+    per_pair = questions_per_pair(stage.format, stage.both_orders)
+    questions = tuple(
+        forward(
+            name,
+            "judge",
+            ceil(per_pair * part.rows / stage.rollout_batch),
+            stage.rollout_batch,
+            tokens,
+            logit_share=1 / tokens,
+            ragged=part is existing,
+        )
+        for name, part in (("judge sampled pairs", made), ("judge given pairs", existing))
+        if part.rows
+        for tokens in [question_tokens(part, stage.format, library)]
+    )
+    pairs = made.rows + existing.rows
+    return Workload(
+        roles=roles,
+        phases=(*phases, *questions),
+        counters=Counters(
+            tokens=sum(phase.tokens for phase in questions),
+            generated_tokens=made.rows * 2 * stage.expected_new_tokens,
+            pairs=pairs,
+            records=pairs,
+        ),
+        data_bytes=pairs * (made.row_tokens + made.response_tokens + existing.row_tokens) * BYTES_PER_TOKEN_OF_TEXT,
+        remote=models.remote(*roles),
+        either=models.either(*roles),
+        endpoints=models.endpoints(*roles),
+    )
+
+
+def generate(stage: GenerateStage, models: Models, library: Library) -> Workload:
+    """One answer per prompt."""
+    policy = models.role("policy", stage.policy)
+    source = library.prompts(stage.prompts, policy.architecture)
+    count = float(stage.num_prompts or source.rows)
+    prompt = min(source.prompt_tokens, stage.max_prompt_tokens)
+    assume_length(library, stage)
+    phase = answers("generate", "policy", count, stage, prompt)
+    return Workload(
+        roles=(policy,),
+        phases=(phase,),
+        counters=Counters(generated_tokens=count * stage.expected_new_tokens, records=count),
+        data_bytes=phase.tokens * BYTES_PER_TOKEN_OF_TEXT,
+        remote=models.remote(policy),
+        either=models.either(policy),
+        endpoints=models.endpoints(policy),
+    )
+
+
+def evaluate(stage: EvalStage, models: Models, library: Library) -> Workload:
+    """Answers of every policy, and what judge and preference models make of them and of held-out pairs."""
+    writers = [("policy", stage.policy), ("against", stage.against), ("control", stage.control)]
+    roles = [models.role(role, name) for role, name in writers if name is not None]
+    prompts = library.prompts(stage.prompts, roles[0].architecture)
+    pairs = library.corpus(stage.pairs, roles[0].architecture)
+    count = float(min(stage.num_prompts or prompts.rows, prompts.rows or stage.num_prompts or 0))
+    prompt = min(prompts.prompt_tokens, stage.max_prompt_tokens)
+    phases = [answers(f"answers of {role.name}", role.name, count, stage, prompt) for role in roles if count]
+    compared = Corpus(rows=count * (len(roles) - 1), prompt_tokens=prompt, response_tokens=stage.expected_new_tokens)
+    both = (compared, pairs)
+    if stage.judge is not None:
+        roles.append(models.role("judge", stage.judge))
+        asked = [pairs, library.corpus(stage.independent_pairs, roles[0].architecture)]
+        lengths = [question_tokens(part, stage.judge_format, library) for part in asked]
+        phases += [_read("judge", part, tokens, stage) for part, tokens in zip(asked, lengths, strict=True)]
+    scorers = [name for name in (stage.reward, *stage.also_rewards, stage.control_reward) if name is not None]
+    for index, name in enumerate(dict.fromkeys(scorers)):
+        roles.append(models.role(f"reward {index + 1}", name, scalar=True))
+        parts = both if name in (stage.reward, stage.control_reward) else (pairs,)
+        phases += [_read(f"reward {index + 1}", part, part.row_tokens, stage) for part in parts]
+    if "perplexity" in stage.suites:
+        phases.append(_read("policy", pairs, pairs.row_tokens, stage))
+    phases = [phase for phase in phases if phase.steps]
+    assume_length(library, stage)
+    return Workload(
+        roles=tuple(roles),
+        phases=tuple(phases),
+        counters=Counters(
+            tokens=sum(phase.tokens for phase in phases),
+            generated_tokens=sum(phase.sequences * (phase.mean_new_tokens or phase.new_tokens) for phase in phases),
+            records=count,
+        ),
+        remote=models.remote(*roles),
+        either=models.either(*roles),
+        endpoints=models.endpoints(*roles),
+    )
+
+
+def _read(role: str, pairs: Corpus, tokens: float, stage: EvalStage) -> Phase:
+    """Two sequences per pair."""
+    steps = ceil(2 * pairs.rows / stage.rollout_batch)
+    return forward(f"{role} scores", role, steps, stage.rollout_batch, tokens, ragged=True)
+
+
+def prepare(stage: PrepareStage, models: Models, library: Library) -> Workload:
+    """Reading and writing text; no model takes part."""
+    corpus = library.corpus(stage.data, models.any_architecture())
+    num_bytes = corpus.rows * corpus.row_tokens * BYTES_PER_TOKEN_OF_TEXT
+    return Workload(roles=(), phases=(), counters=Counters(records=corpus.rows), data_bytes=num_bytes)

@@ -1,0 +1,131 @@
+"""The work of the stages that train: language models, preference models, judges, DPO and PPO."""
+
+from dataclasses import replace
+from math import ceil
+
+from charter.plan.work.corpus import Library
+from charter.plan.work.phase import Counters, Workload
+from charter.plan.work.phase_kinds import (
+    answers,
+    assume_length,
+    assume_padding,
+    forward,
+    question_tokens,
+    train,
+    training_steps,
+)
+from charter.plan.work.roles import Models
+from charter.spec.stage import (
+    DpoStage,
+    JudgeStage,
+    PpoStage,
+    PreferenceModelStage,
+    PretrainStage,
+    SftStage,
+)
+
+
+def language_model(stage: PretrainStage | SftStage, models: Models, library: Library) -> Workload:
+    """Pretraining (packed sequences) and supervised fine-tuning (one conversation per sequence)."""
+    role = models.role("model", stage.init, trained=True, adapter=stage.adapter)
+    corpus = library.corpus(stage.data, role.architecture)
+    if isinstance(stage, PretrainStage):
+        rows, tokens = ceil(corpus.texts * corpus.row_tokens / stage.seq_len), float(stage.seq_len)
+    else:
+        rows, tokens = ceil(corpus.texts), min(corpus.row_tokens, stage.seq_len)
+        assume_padding(library)
+    steps, ragged = training_steps(stage, rows), isinstance(stage, SftStage)
+    phase = train("model", steps=steps, batch=stage.global_batch, tokens=tokens, longest=stage.seq_len, ragged=ragged)
+    return Workload(
+        roles=(role,), phases=(phase,), counters=Counters(tokens=phase.sequences * tokens, records=phase.sequences)
+    )
+
+
+def preference_model(stage: PreferenceModelStage, models: Models, library: Library) -> Workload:
+    """Two sequences per pair through a model with a scalar head."""
+    role = models.role("model", stage.init, trained=True, adapter=stage.adapter, scalar=True)
+    corpus = library.corpus(stage.data, role.architecture)
+    tokens = min(corpus.row_tokens, stage.seq_len)
+    steps = training_steps(stage, corpus.rows)
+    assume_padding(library)
+    phase = train("model", steps=steps, batch=2 * stage.global_batch, tokens=tokens, longest=stage.seq_len, unit=2)
+    pairs = steps * stage.global_batch
+    return Workload(roles=(role,), phases=(phase,), counters=Counters(tokens=phase.sequences * tokens, pairs=pairs))
+
+
+def judge(stage: JudgeStage, models: Models, library: Library) -> Workload:
+    """Two questions per pair: both orders, or each answer alone."""
+    role = models.role("model", stage.init, trained=True, adapter=stage.adapter)
+    corpus = library.corpus(stage.pairs, role.architecture)
+    tokens = min(question_tokens(corpus, stage.format, library), stage.seq_len)
+    steps = training_steps(stage, corpus.rows)
+    assume_padding(library)
+    phase = train("model", steps=steps, batch=2 * stage.global_batch, tokens=tokens, longest=stage.seq_len, unit=2)
+    pairs = steps * stage.global_batch
+    return Workload(roles=(role,), phases=(phase,), counters=Counters(tokens=phase.sequences * tokens, pairs=pairs))
+
+
+def dpo(stage: DpoStage, models: Models, library: Library) -> Workload:
+    """Both answers of every pair through the trained policy and the frozen reference."""
+    policy = models.role("policy", stage.init, trained=True, adapter=stage.adapter)
+    reference = models.role("reference", stage.init)
+    corpus = library.corpus(stage.data, policy.architecture)
+    tokens = min(corpus.row_tokens, stage.seq_len)
+    steps, batch = training_steps(stage, corpus.rows), 2 * stage.global_batch
+    assume_padding(library)
+    update = train("policy", steps=steps, batch=batch, tokens=tokens, longest=stage.seq_len, unit=2)
+    score = forward("reference log-probabilities", "reference", steps, batch, update.prompt_tokens)
+    return Workload(
+        roles=(policy, reference),
+        phases=(score, update),
+        counters=Counters(tokens=update.sequences * tokens, pairs=steps * stage.global_batch),
+        together=True,
+    )
+
+
+def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
+    """Generation, four scoring passes and updates of policy and value model, rollout by rollout."""
+    policy = models.role("policy", stage.policy, trained=True, adapter=stage.adapter)
+    value = models.role("value", stage.reward, trained=True, adapter=stage.adapter, scalar=True)
+    reference = models.role("reference", stage.policy)
+    reward = models.role("reward", stage.reward, scalar=True)
+    library.assume("ppo.value model", "starts from the reward model, same size", "charter.train.ppo")
+    prompts = library.prompts(stage.prompts, policy.architecture)
+    prompt = float(stage.max_prompt_tokens)
+    whole = prompt + stage.max_new_tokens
+    answered = stage.max_new_tokens / whole
+    library.assume(
+        "ppo.prompt tokens",
+        prompt,
+        f"every prompt is padded to max_prompt_tokens; their mean is {prompts.prompt_tokens:.0f}, which engines that "
+        "pack sequences read",
+    )
+    rollouts = ceil(stage.episodes / stage.rollout_batch)
+    assume_length(library, stage)
+    scoring = tuple(
+        forward(f"score {role}", role, rollouts, stage.rollout_batch, whole, logit_share=answered)
+        for role in ("policy", "reference", "reward", "value")
+    )
+    updates = rollouts * ceil(stage.rollout_batch / stage.minibatch) * stage.ppo_epochs
+    batch = min(stage.minibatch, stage.rollout_batch)
+    training = tuple(
+        train(role, steps=updates, batch=batch, tokens=whole, longest=whole, ragged=False, logit_share=answered)
+        for role in ("policy", "value")
+    )
+    return Workload(
+        roles=(policy, value, reference, reward),
+        phases=(
+            replace(
+                answers("generate", "policy", rollouts * stage.rollout_batch, stage, prompt, ragged=False),
+                unpadded_tokens=min(prompts.prompt_tokens, prompt),
+            ),
+            *scoring,
+            *training,
+        ),
+        counters=Counters(
+            tokens=training[0].tokens,
+            generated_tokens=float(rollouts * stage.rollout_batch * stage.expected_new_tokens),
+            episodes=float(rollouts * stage.rollout_batch),
+        ),
+        together=True,
+    )
