@@ -210,9 +210,7 @@ def _data_terms(work: Workload) -> tuple[Term, ...]:
     whole = sum(weights.values())
     generated = work.counters.generated_tokens * BYTES_PER_TOKEN_OF_TEXT if work.data_bytes else 0.0
     answers = tuple(
-        _stored(
-            f"text of {name}", "data", generated * weight / whole, "4 B x tokens at most", "plan/work/phase_kinds.py"
-        )
+        _stored(f"text of {name}", "data", generated * weight / whole, "4 B x tokens at most", "work/phase_kinds.py")
         for name, weight in weights.items()
         if whole
     )
@@ -220,7 +218,7 @@ def _data_terms(work: Workload) -> tuple[Term, ...]:
     verdicts = VERDICT_BYTES * work.counters.pairs
     return (
         *answers,
-        _stored("prompts and given texts", "data", given, "4 B x tokens", "plan/work/phase_kinds.py"),
+        _stored("prompts and given texts", "data", given, "4 B x tokens", "work/phase_kinds.py"),
         _stored("verdicts", "data", verdicts, f"{VERDICT_BYTES:g} B x pairs", "judgement (node/storage.py)"),
     )
 
