@@ -1,6 +1,7 @@
 """Write the map of the house into CONTRIBUTING.md: the first line of the docstring of every module."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 from generated import write_part
@@ -10,6 +11,7 @@ PACKAGE = ROOT / "src" / "charter"
 PAGE = ROOT / "CONTRIBUTING.md"
 
 
+@cache
 def first_line(path: Path) -> str:
     """The first line of a module's docstring, empty when it has none."""
     docstring = ast.get_docstring(ast.parse(path.read_text())) or ""

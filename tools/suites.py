@@ -4,6 +4,7 @@ Each suite has a budget, printed beside the seconds it took. A suite over its bu
 machines differ; a suite over ten times its budget is stuck, and is stopped.
 """
 
+import os
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 NO_TESTS_COLLECTED = 5
 STUCK_AFTER_BUDGETS = 10
+BYTECODE = ROOT / ".venv" / "bytecode"
 TORCH_PACKAGES = ("models", "inference", "feedback", "train", "evaluate")
 
 
@@ -70,7 +72,14 @@ GROUPS: dict[str, tuple[Suite, ...]] = {
     ),
     "system": (),
     "engines": (),
-    "chaos": (Suite(name="random kills", arguments=("tests/chaos",), budget_seconds=900),),
+    "chaos": (
+        Suite(name="random kills", arguments=("tests/chaos",), budget_seconds=900),
+        Suite(
+            name="properties",
+            arguments=("tests/unit", "-n", "2", "--hypothesis-profile=thorough"),
+            budget_seconds=300,
+        ),
+    ),
 }
 EMPTY = {
     "system": "will hold what needs apt packages (Slurm, PostgreSQL)",
@@ -82,11 +91,14 @@ def run(suite: Suite) -> Outcome:
     """Run one suite to its end, or stop it when it is stuck."""
     print(f"\n== {suite.name} (budget {suite.budget_seconds:.0f} s)", flush=True)
     command = [sys.executable, "-m", "pytest", "-q", *suite.arguments]
+    # Compiled once and kept beside the interpreter, whatever the caller's setting: tests start many processes.
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(BYTECODE), "PYTHONDONTWRITEBYTECODE": ""}
     start = time.monotonic()
     try:
         status = subprocess.run(
             command,
             cwd=ROOT,
+            env=environment,
             stdin=subprocess.DEVNULL,
             timeout=suite.budget_seconds * STUCK_AFTER_BUDGETS,
             check=False,

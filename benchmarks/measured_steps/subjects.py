@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 from charter.models.language_model import LanguageModel
 from charter.models.preference import PreferenceModel, ScalarModel
 from charter.spec.dataset import Turn
-from charter.spec.stage import Dtype
+from charter.spec.stage_parts import Dtype
 
 from .grid import PURE, Case
 

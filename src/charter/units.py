@@ -129,11 +129,13 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration in its two largest units.
+    """A duration in its two largest units; `never` where it has no end.
 
-    >>> format_seconds(12.34), format_seconds(5025), format_seconds(200000)
-    ('12.3 s', '1 h 24 min', '2 d 8 h')
+    >>> format_seconds(12.34), format_seconds(5025), format_seconds(200000), format_seconds(float("inf"))
+    ('12.3 s', '1 h 24 min', '2 d 8 h', 'never')
     """
+    if seconds == math.inf:
+        return "never"
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     for limit, large, small, per in (

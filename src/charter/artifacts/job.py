@@ -8,7 +8,8 @@ from typing import Any, Literal
 from charter.artifacts import durable
 from charter.errors import DataError
 from charter.spec.project import DataSpec, ModelSpec
-from charter.spec.stage import MODEL, STAGE_KINDS, Stage
+from charter.spec.stage import MODEL, Stage
+from charter.spec.stage_kinds import STAGE_KINDS
 
 JOB_FILE = "job.json"
 SCHEMA = "charter.job/1"
@@ -121,4 +122,9 @@ def _dump_input(item: JobInput) -> Any:
 def _adapter(kind: type) -> Any:
     from pydantic import TypeAdapter
 
-    return TypeAdapter(kind)
+    if kind not in _ADAPTERS:
+        _ADAPTERS[kind] = TypeAdapter(kind)
+    return _ADAPTERS[kind]
+
+
+_ADAPTERS: dict[type, Any] = {}

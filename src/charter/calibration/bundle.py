@@ -176,7 +176,11 @@ def load(path: Path) -> Bundle:
             sha256=found["sha256"],
             paces=tuple(Pace.from_json(item) for item in found.get("paces", ())),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read: {error.strerror}; `charter calibrate FILE.csv -o PATH` writes a calibration"
+        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"{path} is not a calibration ({error!r}); `charter calibrate FILE.csv -o PATH` writes one"
         ) from error

@@ -12,8 +12,6 @@ from charter.calibration.quantity import Quantity
 from charter.calibration.rows.measurement import Measurement, Refusal
 from charter.estimate.arrays import Array, array
 
-FitStep = Callable[[Quantity, Sequence["Case"]], Fitted]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Case:

@@ -40,7 +40,7 @@ class Accelerator:
     memory_bytes: float
     """What the device reports; the context and buffers of the driver still come off it."""
     memory_bytes_per_second: float
-    dense_flops_per_second: Mapping[str, float]
+    dense_flops_per_second: Mapping[str, float] = field(hash=False)
     """Peak by dtype, dense: fp32, tf32, fp16, bf16, fp8, int8, fp4."""
     scaleup_link: str
     scaleup_bytes_per_second: float
@@ -54,7 +54,7 @@ class Accelerator:
     memory_is_reported: bool
     provenance: Provenance
     memory_provenance: Provenance
-    matmul_ceiling: Mapping[str, float] = field(default_factory=dict)
+    matmul_ceiling: Mapping[str, float] = field(default_factory=dict, hash=False)
     """Highest measured share of the dense peak in a matrix product, by dtype; empty where nobody measured."""
 
     def peak_flops_per_second(self, dtype: str) -> float:

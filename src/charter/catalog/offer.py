@@ -78,11 +78,6 @@ class Offer:
         """What makes two rows snapshots of one offer: cloud, instance type, accelerator, region."""
         return self.cloud, self.instance_type, self.accelerator, self.region
 
-    @property
-    def as_of_year(self) -> int:
-        """The latest year the date text names."""
-        return as_of_key(self.provenance.as_of)[0]
-
     def usd_per_hour(self, market: Market) -> float | None:
         """Price of the whole instance in a market, None where it is not offered."""
         return {

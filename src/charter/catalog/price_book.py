@@ -66,6 +66,14 @@ class PriceBook:
         kept = _newest(found) if latest else found
         return tuple(offer for offer in kept if market is None or offer.usd_per_hour(market) is not None)
 
+    def storage_prices(self, provider: str | None = None, product: str | None = None) -> tuple[StoragePrice, ...]:
+        """Prices of storage, requests and transfer, narrowed down.
+
+        >>> PriceBook.bundled().storage_prices("aws", "S3")[0].usd
+        0.023
+        """
+        return tuple(row for row in self.storage if provider in (None, row.provider) and product in (None, row.product))
+
     def with_rows(self, more: Iterable[Offer], *, source: str = "", today: date | None = None) -> "PriceBook":
         """A book with further rows: the newer snapshot of an offer wins, of two with one date the added one.
 

@@ -35,12 +35,32 @@ def open_project(directory: Path, overrides: list[str] | None = None) -> "tuple[
 
     root = project_root(directory)
     path = directory if directory.is_file() else root / "charter.yaml"
+    if not directory.exists():
+        raise UsageError(
+            f"there is no file or directory {directory}\n"
+            "  give a project with -C DIR; `charter init --template cai-tiny DIR` writes one"
+        )
     if not path.is_file():
         raise UsageError(
             f"there is no charter.yaml in {root}\n"
             "  go to a project or give it with -C DIR; `charter init --template cai-tiny DIR` writes one"
         )
     return load_project(path, overrides=overrides or (), env=dict(os.environ)), root
+
+
+def write_asked(option: str, path: Path, text: str, *, make_directory: bool = False) -> None:
+    """Write a file that an option named, whole or not at all; what is in the way is told as a `UsageError`."""
+    from charter.artifacts.durable import write_file
+    from charter.errors import UsageError
+
+    if path.is_dir():
+        raise UsageError(f"{option} {path}: is a directory; give a file in a directory that exists")
+    try:
+        if make_directory:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, text)
+    except OSError as error:
+        raise UsageError(f"{option} {path}: {error.strerror}; give a file in a directory that exists") from None
 
 
 def print_json(value: Any) -> None:

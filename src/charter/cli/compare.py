@@ -30,7 +30,9 @@ def compare(
     from charter.errors import UsageError
 
     if len(plans) < 2:
-        raise UsageError("compare needs two plans or more: charter compare A B; A project, a saved plan or a template")
+        raise UsageError(
+            "compare needs two plans or more: charter compare A B; give a project, a saved plan or a template"
+        )
     found = [(label, _plan(text, overrides)) for label, text in zip(_labels(plans), plans, strict=True)]
     if as_json:
         from charter.report.compare_totals import comparison
@@ -77,8 +79,27 @@ def _saved(path: Path) -> "Mapping[str, Any]":
 
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise UsageError(f"{path} is no JSON: {error}; write one with charter plan --output {path}") from None
     if not isinstance(found, dict) or found.get("schema") != SCHEMA:
         raise UsageError(f"{path} is not a plan ({SCHEMA}); write one with charter plan --output {path}")
+    missing = _missing(found)
+    if missing:
+        raise UsageError(
+            f"{path} is a plan without {', '.join(missing)}, as an older or another program wrote it\n"
+            f"  plan again and save it with charter plan --output {path}"
+        )
     return found
+
+
+def _missing(found: "Mapping[str, Any]") -> list[str]:
+    """What a saved plan lacks of that which is compared."""
+    measures = ("seconds", "gpu_hours", "usd")
+    needed = ("name", "accelerator", "count", "market", "layout", "peak_bytes", "capacity_bytes", *measures)
+    return [
+        *(name for name in ("name", "stages", "total") if name not in found),
+        *(f"total.{name}" for name in measures if name not in found.get("total", dict.fromkeys(measures))),
+        *(f"stages.{name}" for name in needed if any(name not in stage for stage in found.get("stages", ()))),
+    ]

@@ -5,9 +5,8 @@ from typing import Annotated
 
 import typer
 
-from charter.cli.common import DirOption, JsonOption, print_json, project_root
+from charter.cli.common import DirOption, JsonOption, print_json, project_root, write_asked
 from charter.cli.cost_own import buy_or_rent
-from charter.cli.report import text_console
 
 cost_app = typer.Typer(
     help="What was spent against the plan, what was lost, and the forecast.",
@@ -42,15 +41,13 @@ def cost_export(
     directory: DirOption = Path("."),
 ) -> None:
     """Write every attempt as a charge in a FOCUS 1.2 CSV, for FinOps tools."""
-    from charter.artifacts.durable import write_file
     from charter.ledger.focus import export_csv
     from charter.ledger.store import Ledger
 
     root = project_root(_chosen(context, directory))
     with Ledger.open(root / "run" / "ledger.sqlite", create=False) as ledger:
         accounted = ledger.accounted()
-    focus.parent.mkdir(parents=True, exist_ok=True)
-    write_file(focus, export_csv(accounted))
+    write_asked("--focus", focus, export_csv(accounted), make_directory=True)
     typer.echo(f"Wrote {len(accounted)} charge{'' if len(accounted) == 1 else 's'} to {focus}")
 
 
@@ -61,6 +58,7 @@ def _chosen(context: typer.Context, directory: Path) -> Path:
 
 
 def _report(directory: Path, *, as_json: bool) -> None:
+    from charter.cli.tables import console
     from charter.report.cost import cost_json
     from charter.report.cost_text import print_cost
     from charter.report.overview import overview
@@ -71,4 +69,4 @@ def _report(directory: Path, *, as_json: bool) -> None:
     if as_json:
         print_json(cost_json(view, run.accounted))
     else:
-        print_cost(view, text_console())
+        print_cost(view, console(markup=True))

@@ -1,6 +1,6 @@
 """`charter mem`: what a model needs on an accelerator, term by term, and what would make it fit."""
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -63,7 +63,8 @@ def mem(
 ) -> None:
     """Memory of a model on an accelerator, term by term; exit code 3 when it does not fit."""
     from charter.catalog import models
-    from charter.estimate.memory.fitting import inference_alternatives, training_alternatives
+    from charter.cli.mem_view import memory_json, print_memory
+    from charter.estimate.memory.fitting import training_alternatives
     from charter.spec.layout import Layout, Recompute, ZeroStage
 
     found = models.resolve(model)
@@ -82,19 +83,8 @@ def mem(
         recompute=Recompute(recompute),
         offload_optimizer=offload_optimizer,
     )
-    capacity = device.memory_bytes
-    changes: tuple[Alternative, ...] = ()
     if mode == "infer":
-        memory = _inference(found.architecture, device, layout, batch=batch, seq_len=seq_len, weights=weights)
-        if not memory.fits(capacity):
-            changes = inference_alternatives(
-                lambda wider, stored: _inference(
-                    found.architecture, device, wider, batch=batch, seq_len=seq_len, weights=stored
-                ),
-                layout,
-                weights,
-                capacity,
-            )
+        memory, changes = _answering(found.architecture, device, layout, batch=batch, seq_len=seq_len, weights=weights)
     else:
         judge = _training(
             found.architecture,
@@ -106,13 +96,13 @@ def mem(
             rank=rank,
         )
         memory = judge(layout)
-        if not memory.fits(capacity):
-            changes = training_alternatives(layout, judge, capacity)
-    report = _report(found, device, count, mode, layout, memory, changes)
+        capacity = device.memory_bytes
+        changes = () if memory.fits(capacity) else training_alternatives(layout, judge, capacity)
+    report = memory_json(found, device, count, mode, layout, memory, changes)
     if json_:
         print_json(report)
     else:
-        _print(found, device, report, memory)
+        print_memory(found, device, report, memory)
     if not report["fits"]:
         raise typer.Exit(3)
 
@@ -200,6 +190,20 @@ def _training(
     return judge
 
 
+def _answering(
+    shape: "Architecture", device: "Accelerator", layout: "Layout", *, batch: int, seq_len: int, weights: str
+) -> "tuple[MemoryBreakdown, tuple[Alternative, ...]]":
+    """Memory of a model that answers; where it does not fit, what would."""
+    from charter.estimate.memory.fitting import inference_alternatives
+
+    def judge(layout: "Layout", weights: str) -> "MemoryBreakdown":
+        return _inference(shape, device, layout, batch=batch, seq_len=seq_len, weights=weights)
+
+    memory, capacity = judge(layout, weights), device.memory_bytes
+    changes = () if memory.fits(capacity) else inference_alternatives(judge, layout, weights, capacity)
+    return memory, changes
+
+
 def _inference(
     shape: "Architecture", device: "Accelerator", layout: "Layout", *, batch: int, seq_len: int, weights: str
 ) -> "MemoryBreakdown":
@@ -220,80 +224,3 @@ def _inference(
         constants=known.inference,
     )
     return replace(memory, sigma=known.sigma)
-
-
-def _report(
-    model: "CatalogModel",
-    device: "Accelerator",
-    count: int,
-    mode: str,
-    layout: "Layout",
-    memory: "MemoryBreakdown",
-    changes: "tuple[Alternative, ...]",
-) -> dict[str, Any]:
-    from charter.estimate.shapes.parameters import count_parameters
-
-    parameters = count_parameters(model.architecture)
-    return {
-        "model": model.name,
-        "parameters": parameters.total,
-        "active_parameters": parameters.active,
-        "model_source": model.provenance.source,
-        "model_confidence": model.provenance.confidence,
-        "accelerator": device.name,
-        "count": count,
-        "mode": mode,
-        "layout": layout.label,
-        "pipeline_stage": memory.stage,
-        "phase": memory.phase,
-        "phases": memory.phase_bytes,
-        "terms": [
-            {"name": t.name, "part": t.part, "bytes": t.value, "formula": t.formula, "source": t.source}
-            for t in memory.terms
-        ],
-        "breakdown": memory.by_part(),
-        "peak_bytes": memory.total_bytes,
-        "interval": {"p10": memory.p10, "p50": memory.p50, "p90": memory.p90},
-        "largest_term": memory.largest_term.name,
-        "capacity_bytes": device.memory_bytes,
-        "capacity_source": device.memory_provenance.source,
-        "fits": memory.fits(device.memory_bytes),
-        "surely_fits": memory.surely_fits(device.memory_bytes),
-        "would_fit": [{"change": item.change, "count": item.count, "peak_bytes": item.total_bytes} for item in changes],
-    }
-
-
-def _print(model: "CatalogModel", device: "Accelerator", report: dict[str, Any], memory: "MemoryBreakdown") -> None:
-    from charter.cli.tables import console, plain_table
-    from charter.units import format_bytes, format_count
-
-    out = console()
-    stage = "" if memory.stage == "only" else f", {memory.stage} pipeline stage (the fullest)"
-    parameters = format_count(report["parameters"])
-    origin = f"{model.provenance.source}; {model.provenance.confidence}"
-    out.print(f"{model.name}, {parameters} parameters ({origin})")
-    out.print(f"{report['mode']} on {report['count']} x {device.name}, {report['layout']}{stage}", style="bold")
-    table = plain_table(("per accelerator", "left"), ("GiB", "right"), ("", "right"), ("formula", "wrap"))
-    sources: dict[str, int] = {}
-    for term in memory.terms:
-        number = sources.setdefault(term.source, len(sources) + 1)
-        share = f"{term.value / memory.total_bytes:.0%}"
-        table.add_row(term.name, f"{term.value / 2**30:.2f}", share, f"{term.formula} [{number}]")
-    table.add_section()
-    free = device.memory_bytes - memory.total_bytes
-    verdict = f"fits, {format_bytes(free)} free" if free >= 0 else f"does not fit, {format_bytes(-free)} too much"
-    capacity = f"of {device.memory_bytes / 2**30:.2f} GiB: {verdict}"
-    table.add_row("total", f"{memory.total_bytes / 2**30:.2f}", "", capacity, style="bold")
-    out.print(table)
-    phases = ", ".join(f"{phase} {size / 2**30:.2f}" for phase, size in memory.phase_bytes.items())
-    out.print(f"fullest in {memory.phase}; GiB by phase: {phases}")
-    spread = memory.interval
-    doubt = "" if free < 0 or memory.surely_fits(device.memory_bytes) else "; it may not fit: p90 is above the capacity"
-    out.print(f"p10 {spread.p10 / 2**30:.2f}, p50 {spread.p50 / 2**30:.2f}, p90 {spread.p90 / 2**30:.2f} GiB{doubt}")
-    out.print("\n".join(f"[{number}] {source}" for source, number in sources.items()), style="dim")
-    out.print(f"capacity: {device.memory_provenance.source}", style="dim")
-    if free < 0:
-        largest = memory.largest_term
-        out.print(f"The largest term is {largest.name} ({format_bytes(largest.value)}).")
-        lines = [f"  {item['change']}: {format_bytes(item['peak_bytes'])}" for item in report["would_fit"]]
-        out.print("Would fit:\n" + "\n".join(lines) if lines else "Nothing that was tried fits.")

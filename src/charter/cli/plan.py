@@ -1,4 +1,4 @@
-"""`charter plan`: memory, time and cost per stage; starts nothing."""
+"""`charter plan`: memory, time and cost per stage; starts no run."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from charter.cli.common import JsonOption, SetOption, print_json
+from charter.cli.common import JsonOption, SetOption, print_json, write_asked
+from charter.cli.plan_asked import check_asked, objective_of, print_expanded, start_of
 from charter.cli.plan_source import console, planned_project
 
 if TYPE_CHECKING:
@@ -65,8 +66,13 @@ def plan(
         typer.Option("--html", metavar="FILE", help="Also write the plan as one self-contained HTML page."),
     ] = None,
     start: Annotated[
-        datetime | None,
-        typer.Option("--start", help="When the run starts, UTC, for the dates of the plan; now if left out."),
+        str | None,
+        typer.Option(
+            "--start",
+            metavar="DATE",
+            help="When the run starts, for the dates of the plan: 2026-12-01 or 2026-12-01T09:30, UTC unless it has "
+            "an offset; now if left out.",
+        ),
     ] = None,
     objective: Annotated[
         str | None,
@@ -93,27 +99,27 @@ def plan(
         bool, typer.Option("--fail-over-deadline", help="Exit with 3 when the deadline is missed at p90.")
     ] = False,
 ) -> None:
-    """Estimate memory, time and cost per stage and choose hardware; start nothing.
+    """Estimate memory, time and cost per stage and choose hardware; no run is started.
 
+    Only --probe computes here: a few real steps, in a temporary directory.
     Exit codes: 0 planned, 2 invalid, 3 a stage fits nowhere (or late, with --fail-over-deadline), 4 over budget (with
     --fail-over-budget, or when objective fastest or balanced cannot keep it).
     """
     changes = [*(overrides or ()), *(ALL_HARDWARE if all_hardware else ())]
-    changes += [f"objective={objective}"] if objective else []
-    path = config or directory
+    changes += [f"objective={objective_of(objective)}"] if objective is not None else []
+    path, begin = config or directory, start_of(start)
     project, root = planned_project(path, template, changes)
     if expand:
-        from charter.spec.expand import project_yaml
-
-        typer.echo(project_yaml(project), nl=False)
+        print_expanded(project, as_json=as_json)
         return
+    check_asked(project, explain=explain, what_if=what_if, as_json=as_json)
     from charter.plan.project_plan import plan_project
 
     def planned(asked: "Project", number: int = 0) -> "Plan":
         now = datetime.now(tz=UTC)
-        begin = (start or now).replace(tzinfo=None)
+        first = (begin or now).replace(tzinfo=None)
         return plan_project(
-            asked, root, knowledge=_knowledge(calibration), today=now.date(), alternatives=number, start=begin
+            asked, root, knowledge=_knowledge(calibration), today=now.date(), alternatives=number, start=first
         )
 
     from charter.cli.plan_probe import probe_first
@@ -125,16 +131,16 @@ def plan(
 
         made = with_other_engines(made)
     _warn(made)
-    if what_if:
-        from charter.cli.plan_what_if import answers, show
-
-        show(made, answers(what_if, project, path, template, changes, planned), as_json=as_json)
-        return
     if output is not None:
         _write(made, output)
     if html is not None:
-        _write_page(made, html, start)
-    _show(made, as_json=as_json, explain=explain, more=probed)
+        _write_page(made, html, begin)
+    if what_if:
+        from charter.cli.plan_what_if import answers, show
+
+        show(made, answers(what_if, project, path, template, changes, planned), as_json=as_json, more=probed)
+    else:
+        _show(made, as_json=as_json, explain=explain, more=probed)
     if fail_over_budget:
         _check_budget(made)
     if fail_over_deadline:
@@ -152,7 +158,8 @@ def _warn(made: "Plan") -> None:
     for item in made.assumptions:
         if item.name.startswith(PREFIX) and isinstance(item.value, float):
             name, price = item.name.removeprefix(PREFIX), format_usd(item.value)
-            typer.echo(f"warning[prices]: {name}: {price} per hour is of {item.as_of}; {item.source}", err=True)
+            day = item.as_of.split(" (")[0]
+            typer.echo(f"warning[prices]: {name}: {price} per hour is of {day}; {item.source}", err=True)
 
 
 def _knowledge(calibration: Path | None) -> "Knowledge | None":
@@ -168,7 +175,6 @@ def _show(made: "Plan", *, as_json: bool, explain: str | None, more: dict[str, o
     if as_json:
         print_json(made.to_json() | more)
         return
-    from charter.errors import UsageError
     from charter.report.plan_explain import explain_stage
     from charter.report.plan_table import plan_table
 
@@ -186,9 +192,7 @@ def _show(made: "Plan", *, as_json: bool, explain: str | None, more: dict[str, o
             console().print(line, markup=False, highlight=False)
         return
     stage = made.stage(explain)
-    if stage is None:
-        known = ", ".join(item.name for item in made.stages)
-        raise UsageError(f"--explain {explain}: there is no such stage; this project has {known}")
+    assert stage is not None, "asked for before the plan was made"
     console().print(explain_stage(stage, made))
 
 
@@ -206,28 +210,17 @@ def _finish(made: "Plan") -> str:
 def _write(made: "Plan", output: Path) -> None:
     import json
 
-    from charter.errors import UsageError
-
-    try:
-        output.write_text(json.dumps(made.to_json(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--output {output}: {error.strerror}; give a file in a directory that exists") from None
+    write_asked("--output", output, json.dumps(made.to_json(), indent=2, ensure_ascii=False) + "\n")
 
 
 def _write_page(made: "Plan", path: Path, start: datetime | None) -> None:
     """The HTML page of a plan; the clock is read here."""
     import time
 
-    from charter.artifacts.durable import write_file
-    from charter.errors import UsageError
     from charter.report.plan_page.page import plan_html
 
     now = time.time()
-    begin = now if start is None else start.replace(tzinfo=UTC).timestamp()
-    try:
-        write_file(path, plan_html(made, now=now, start=begin))
-    except OSError as error:
-        raise UsageError(f"--html {path}: {error.strerror}; give a file in a directory that exists") from None
+    write_asked("--html", path, plan_html(made, now=now, start=now if start is None else start.timestamp()))
 
 
 def _check_budget(made: "Plan") -> None:
@@ -236,13 +229,13 @@ def _check_budget(made: "Plan") -> None:
 
     if made.budget_usd is None or made.budget_verdict in ("ok", None):
         return
-    limit = format_usd(made.budget_usd)
+    limit, advice = format_usd(made.budget_usd), "".join(f"\n  or {line}" for line in made.budget_advice)
     if made.usd is None:
         raise BudgetError(f"budget {limit} cannot be checked: a stage has no price; set resources.price")
     high, middle = format_usd(made.usd.p90 / 1e6), format_usd(made.usd.p50 / 1e6)
     raise BudgetError(
         f"the plan of {made.name!r} costs {middle} (p50) to {high} (p90), above its budget of {limit}\n"
-        "  nothing was started; raise budget.limit, allow use_spot: auto, or give a later deadline"
+        f"  nothing was started; raise budget.limit to {high}{advice}"
     )
 
 

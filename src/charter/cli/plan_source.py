@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
     from charter.spec.project import Project
 
+PIPE_COLUMNS = 140
+
 
 def planned_project(path: Path, template: str | None, overrides: list[str] | None) -> "tuple[Project, Path]":
     """The project of a path, or a shipped template written to a directory that lasts as long as the command."""
@@ -31,14 +33,7 @@ _KEPT: list[object] = []
 
 
 def console() -> "Console":
-    """The terminal's width; a file or pipe gets lines wide enough for the tables."""
-    import os
-    import sys
+    """The terminal's width; a file or pipe gets lines wide enough for the tables of a plan."""
+    from charter.cli import tables
 
-    from rich.console import Console
-
-    known = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(width=None if known else PIPE_COLUMNS)
-
-
-PIPE_COLUMNS = 140
+    return tables.console(PIPE_COLUMNS, markup=True)

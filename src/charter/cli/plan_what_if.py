@@ -46,7 +46,7 @@ def answers(
     return found
 
 
-def show(made: "Plan", found: list[Answer], *, as_json: bool) -> None:
+def show(made: "Plan", found: list[Answer], *, as_json: bool, more: dict[str, object]) -> None:
     """Side by side with ratios; what cannot be planned is said below."""
     from charter.report.compare_table import compare_table
     from charter.report.compare_totals import ratios
@@ -62,7 +62,7 @@ def show(made: "Plan", found: list[Answer], *, as_json: bool) -> None:
             }
             for answer in found
         ]
-        print_json({**made.to_json(), "what_if": told})
+        print_json({**made.to_json(), **more, "what_if": told})
         return
     terminal = console()
     beside = [(answer.asked, answer.plan) for answer in found if answer.plan is not None]

@@ -40,6 +40,7 @@ def prices_diff(
 def _book(text: str) -> "PriceBook":
     from charter.catalog.offer import read_offers
     from charter.catalog.price_book import PriceBook
+    from charter.cli.prices_import import read_list
     from charter.errors import UsageError
 
     if text == BUNDLED:
@@ -47,6 +48,7 @@ def _book(text: str) -> "PriceBook":
     path = Path(text)
     if not path.is_file():
         raise UsageError(f"there is no file {text}; give a prices.csv, or the word {BUNDLED}")
+    read_list(path, layout="charter", cloud="", as_of="", today=date.today())  # refuses what is no price list
     return PriceBook(
         rows=read_offers(path.read_text(encoding="utf-8"), path.name),
         storage=(),

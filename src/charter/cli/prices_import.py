@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from charter.cli.common import DirOption, JsonOption, print_json
+from charter.cli.common import DirOption, JsonOption, print_json, write_asked
 
 if TYPE_CHECKING:
     from charter.catalog.price_import import Checked
@@ -33,7 +33,6 @@ def prices_import(
     json_: JsonOption = False,
 ) -> None:
     """Check a price list and add it to the project's prices.csv, which plans then use."""
-    from charter.artifacts.durable import write_file
     from charter.catalog.price_write import by_region, merged, prices_csv
 
     today = date.today()
@@ -44,8 +43,7 @@ def prices_import(
     held = read_list(target, layout="charter", cloud="", as_of="", today=today).rows if target.is_file() else ()
     new = by_region(checked.good_rows)
     kept = merged(held, new)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_file(target, prices_csv(kept))
+    write_asked("--output", target, prices_csv(kept), make_directory=True)
     _tell(checked, target, written=len(new), total=len(kept), as_json=json_)
 
 

@@ -2,14 +2,11 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from charter.cli.common import DirOption, open_project, project_root
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from charter.cli.common import DirOption, open_project, project_root, write_asked
 
 
 def report(
@@ -27,29 +24,20 @@ def report(
     if text:
         _print(root)
         return
-    from charter.artifacts.durable import write_file
     from charter.report.html import report_html
     from charter.report.read import read_run
 
     run = read_run(root, plan=_plan_before_the_first_run(directory))
     path = output or root / "report.html"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, report_html(run, now=time.time()))
+    write_asked("--output", path, report_html(run, now=time.time()), make_directory=True)
     typer.echo(f"Wrote {path}")
 
 
 def _print(root: Path) -> None:
+    from charter.cli.tables import console
     from charter.report.results import print_summary
 
-    print_summary(root, text_console())
-
-
-def text_console() -> "Console":
-    """The terminal; 120 columns where the output goes to a file or a pipe, so that tables do not break."""
-    from rich.console import Console
-
-    console = Console()
-    return console if console.is_terminal else Console(width=120)
+    print_summary(root, console(markup=True))
 
 
 def _plan_before_the_first_run(directory: Path) -> dict[str, Any] | None:

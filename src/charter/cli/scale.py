@@ -1,11 +1,12 @@
 """`charter scale`: fit a scaling law to small runs, predict loss, and plan a large run from a budget."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from charter.cli.common import JsonOption, print_json
+from charter.cli.common import JsonOption, print_json, write_asked
 from charter.cli.scale_options import LawOption, UniqueOption, count_of, law_of
 from charter.cli.scale_plan import scale_plan_command
 
@@ -59,11 +60,11 @@ def scale_fit(
 
     found = study(read_runs(_text(file), file.name), form=form, seed=seed, draws=draws)
     report = study_json(found, source=f"{len(found.runs)} runs of {file.name}")
-    _write(output, json.dumps(report, indent=1, allow_nan=False) + "\n", "--output")
+    write_asked("--output", output, json.dumps(report, indent=1, allow_nan=False) + "\n")
     if html is not None:
         from charter.report.scaling_page import scaling_html
 
-        _write(html, scaling_html(found, source=f"{len(found.runs)} runs of {file.name}"), "--html")
+        write_asked("--html", html, scaling_html(found, source=f"{len(found.runs)} runs of {file.name}"))
     if json_:
         print_json({"output": str(output), **report})
     else:
@@ -98,7 +99,7 @@ def scale_predict(
 def prediction_json(told: "Prediction") -> dict[str, object]:
     """A prediction as JSON."""
     return {
-        "loss": {"p10": told.loss.p10, "p50": told.loss.p50, "p90": told.loss.p90},
+        "loss": asdict(told.loss),
         "worth_tokens": told.worth_tokens,
         "extrapolation": told.extrapolation,
         "warnings": list(told.warnings),
@@ -110,14 +111,7 @@ def _text(file: Path) -> str:
 
     try:
         return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} cannot be read ({error}); give a CSV of finished runs") from None
-
-
-def _write(path: Path, text: str, option: str) -> None:
-    from charter.errors import UsageError
-
-    try:
-        path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"{option} {path}: {error.strerror}; give a file in a directory that exists") from None
+        raise UsageError(f"{file} cannot be read: {error.strerror}; give a CSV of finished runs") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{file} is not UTF-8 text; give a CSV of finished runs") from None

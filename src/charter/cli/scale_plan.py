@@ -1,5 +1,6 @@
 """`charter scale plan`: from a budget, a compute, or a size and tokens to days, money and settings."""
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from charter.catalog.accelerators import Accelerator
-    from charter.estimate.terms import Interval
     from charter.plan.scaling_plan import ScalePlan, ScaleQuestion
     from charter.plan.training_run import Schedule
 
@@ -145,12 +145,12 @@ def _usd(text: str, option: str) -> float:
 def _report(made: "ScalePlan", question: "ScaleQuestion", price_source: str) -> dict[str, object]:
     return {
         "law": question.law.law.source,
-        "parameters": _interval(made.num_parameters),
-        "tokens": _interval(made.num_tokens),
+        "parameters": asdict(made.num_parameters),
+        "tokens": asdict(made.num_tokens),
         "tokens_per_parameter": made.tokens_per_parameter,
         "compute_flops": made.compute_flops,
         "optimal": {"parameters": made.best_parameters, "tokens": made.best_tokens},
-        "loss": _interval(made.prediction.loss),
+        "loss": asdict(made.prediction.loss),
         "worth_tokens": made.prediction.worth_tokens,
         "warnings": list(made.prediction.warnings),
         "price": {"usd_per_accelerator_hour": question.clusters[0].price_usd_per_hour, "source": price_source},
@@ -159,8 +159,8 @@ def _report(made: "ScalePlan", question: "ScaleQuestion", price_source: str) -> 
             {
                 "rule": rule.name,
                 "source": rule.source,
-                "learning_rate": None if rule.learning_rate is None else _interval(rule.learning_rate),
-                "batch_tokens": None if rule.batch_tokens is None else _interval(rule.batch_tokens),
+                "learning_rate": None if rule.learning_rate is None else asdict(rule.learning_rate),
+                "batch_tokens": None if rule.batch_tokens is None else asdict(rule.batch_tokens),
             }
             for rule in made.rules
         ],
@@ -187,14 +187,10 @@ def _schedule(item: "Schedule") -> dict[str, object]:
         "utilisation_source": item.utilisation_source,
         "layout": item.layout,
         "useful_days": item.useful_days,
-        "days": _interval(item.days),
-        "gpu_hours": _interval(item.gpu_hours),
-        "usd": None if item.usd is None else _interval(item.usd),
+        "days": asdict(item.days),
+        "gpu_hours": asdict(item.gpu_hours),
+        "usd": None if item.usd is None else asdict(item.usd),
         "effective_share": item.effective_share,
         "interruptions": item.interruptions,
         "checkpoint_interval_seconds": item.overhead.interval_seconds,
     }
-
-
-def _interval(found: "Interval") -> dict[str, float]:
-    return {"p10": found.p10, "p50": found.p50, "p90": found.p90}

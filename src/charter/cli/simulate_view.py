@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from charter.cli.common import write_asked
 from charter.cli.tables import console, plain_table
-from charter.errors import UsageError
 from charter.report.simulation_page import WORDS, simulation_page
 from charter.resilience.outcome import BUCKETS, Outcome
 from charter.units import SECONDS_PER_HOUR, format_seconds, format_usd
@@ -81,10 +81,7 @@ def write_page(asked: "Asked", found: Outcome, points: "Sequence[SweepPoint]", *
         interval_seconds=asked.interval_seconds,
         seed=seed,
     )
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--html {path}: {error.strerror}; give a file in a directory that exists") from None
+    write_asked("--html", path, page)
 
 
 def print_answer(asked: "Asked", found: Outcome, points: "Sequence[SweepPoint]", *, seed: int) -> None:
@@ -113,7 +110,7 @@ def _print_figures(out: "Console", asked: "Asked", found: Outcome, form: "Expect
         ("lost work", form.lost_seconds, found.lost_seconds),
     ):
         levels = [format_seconds(value) for value in found.quantiles(seconds).values()]
-        table.add_row(name, _time(expected), format_seconds(float(np.mean(seconds))), *levels)
+        table.add_row(name, format_seconds(expected), format_seconds(float(np.mean(seconds))), *levels)
     counts = found.interruptions.astype(np.float64)
     levels = [f"{value:,.0f}" for value in found.quantiles(counts).values()]
     table.add_row("interruptions", f"{form.interruptions:,.1f}", f"{np.mean(counts):,.1f}", *levels)
@@ -127,7 +124,13 @@ def _print_figures(out: "Console", asked: "Asked", found: Outcome, form: "Expect
     out.print(table)
 
 
+FIGURES_WIDTH = 58
 COLUMNS = ("closed form", "simulated", "p50", "p90", "p99")
+
+
+def _bar_width(out: "Console") -> int:
+    """What a terminal has left beside the columns of figures, at most `BAR`."""
+    return max(8, min(BAR, out.width - FIGURES_WIDTH))
 
 
 def _print_buckets(out: "Console", found: Outcome, form: "ExpectedTime") -> None:
@@ -137,8 +140,8 @@ def _print_buckets(out: "Console", found: Outcome, form: "ExpectedTime") -> None
     )
     for name, seconds in found.buckets().items():
         share = seconds / found.mean_wall_seconds if found.mean_wall_seconds else 0.0
-        expected = _time(getattr(form, f"{name}_seconds"))
-        table.add_row(WORDS[name], expected, format_seconds(seconds), f"{share:.1%}", bar(share))
+        expected = format_seconds(getattr(form, f"{name}_seconds"))
+        table.add_row(WORDS[name], expected, format_seconds(seconds), f"{share:.1%}", bar(share, _bar_width(out)))
     out.print(table)
 
 
@@ -150,7 +153,7 @@ def _print_histogram(out: "Console", found: Outcome) -> None:
     most = max(count for _, _, count in bins)
     table = plain_table(("", "right"), ("", "right"), ("", "left"))
     for start, _, count in bins:
-        table.add_row(format_seconds(start), f"{count:,}", bar(count / most))
+        table.add_row(format_seconds(start), f"{count:,}", bar(count / most, _bar_width(out)))
     out.print(table)
 
 
@@ -163,7 +166,7 @@ def _print_sweep(out: "Console", points: "Sequence[SweepPoint]", chosen: float) 
     for point in points:
         mark = " <- chosen" if math.isclose(point.interval_seconds, chosen) else ""
         shown = "no progress" if point.ettr is None else f"{point.ettr:.1%}"
-        length = bar((point.ettr or 0.0) / best) if best else ""
+        length = bar((point.ettr or 0.0) / best, _bar_width(out)) if best else ""
         table.add_row(format_seconds(point.interval_seconds), f"{point.closed_form:.1%}", shown, length + mark)
     out.print(table)
 
@@ -175,10 +178,6 @@ def _usd(asked: "Asked", found: Outcome) -> dict[str, float] | None:
     hourly = price * asked.accelerators / SECONDS_PER_HOUR
     levels = found.quantiles(found.billed_seconds)
     return {"mean": hourly * found.mean_billed_seconds} | {name: hourly * value for name, value in levels.items()}
-
-
-def _time(seconds: float) -> str:
-    return format_seconds(seconds) if math.isfinite(seconds) else "never"
 
 
 def _finite(value: float) -> float | None:

@@ -1,6 +1,7 @@
 """How tables are printed: wide enough to read in a file or a pipe, as wide as the terminal otherwise."""
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,23 +11,24 @@ if TYPE_CHECKING:
 PIPE_WIDTH = 120
 
 
-def console() -> "Console":
-    """A console on stdout; 120 columns where there is no terminal to ask."""
+def console(pipe_width: int = PIPE_WIDTH, *, markup: bool = False) -> "Console":
+    """A console on stdout; `pipe_width` columns where there is no terminal to ask, nor COLUMNS."""
     from rich.console import Console
 
-    found = Console(highlight=False, markup=False)
-    if not found.is_terminal and "COLUMNS" not in os.environ:
-        found = Console(highlight=False, markup=False, width=PIPE_WIDTH)
-    return found
+    known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(highlight=markup, markup=markup, width=None if known else pipe_width)
 
 
 def plain_table(*columns: tuple[str, str]) -> "Table":
-    """A table without borders; a column is its heading and `left`, `right` or `wrap`."""
+    """A table without borders; a column is its heading and `left`, `right` or `wrap`.
+
+    On a narrow terminal texts and headings are folded; nothing is cut.
+    """
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading, kind in columns:
-        table.add_column(heading, justify="right" if kind == "right" else "left", no_wrap=kind != "wrap")
+        table.add_column(heading, justify="right" if kind == "right" else "left", overflow="fold")
     return table
 
 

@@ -4,11 +4,12 @@ Every amount is a median times factors; factors with the same cause move togethe
 """
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from charter.cost.finish import NOTHING, Duration, drawn_finish, product, quantiles
 from charter.cost.uncertainty import Draws, Factor, Idle, Lognormal, LogUniform, Noise, Uniform
 from charter.errors import UsageError
 from charter.estimate.terms import Interval
@@ -33,22 +34,6 @@ class Amount:
     factors: tuple[Factor, ...] = ()
     usd_per_second: float = 0.0
     """Paid from the first start to the last end."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Duration:
-    """How long one stage takes, and which stages it waits for: its inputs, and those that hold what it needs."""
-
-    stage: str
-    seconds: float
-    factors: tuple[Factor, ...] = ()
-    after: tuple[str, ...] = ()
-    wait_seconds: float = 0.0
-    """Queue and transfer between what it waits for and its start."""
-    waits: tuple[Factor, ...] = ()
-    """Uncertain waits in seconds while it runs, added to the rest."""
-    not_before_seconds: float = 0.0
-    """From the start of the project until its machines are to be had."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +80,7 @@ def simulate(
     amounts: Sequence[Amount],
     durations: Sequence[Duration],
     *,
+    capacity: Mapping[str, float] = NOTHING,
     seed: int = 0,
     draws: int = DRAWS,
     contingency: float = 0.0,
@@ -103,17 +89,19 @@ def simulate(
 ) -> Spread:
     """Draw cost and finish `draws` times; a stage in `actual_usd` costs what it did cost, without spread.
 
-    `durations` in an order in which every stage comes after those it waits for. A finished stage whose duration is not
-    given takes its median. Shares of the causes are squared correlations of a cause's noise with the logarithm of the
-    total: exact for a product of independent factors, first-order for sums of such products.
+    `durations` in an order in which every stage comes after its inputs, `capacity` of what they hold. A finished stage
+    whose duration is not given takes its median. Shares of the causes are squared correlations of a cause's noise with
+    the logarithm of the total: exact for a product of independent factors, first-order for sums of such products.
     """
     if draws < 100:
         raise UsageError(f"quantiles need at least 100 draws; got {draws}")
     noise = Noise(seed=seed, size=draws)
     known = dict(actual_usd or {})
-    finish = _finish(durations, noise, known.keys(), actual_seconds or {})
+    finish = drawn_finish(
+        durations, noise, capacity=capacity, finished=known.keys(), actual_seconds=actual_seconds or {}
+    ).total
     drawn = [
-        _product(item.usd, item.factors, noise) + item.usd_per_second * finish
+        product(item.usd, item.factors, noise) + item.usd_per_second * finish
         for item in amounts
         if item.stage not in known
     ]
@@ -125,12 +113,6 @@ def simulate(
         seed=seed,
         draws=draws,
     )
-
-
-def quantiles(values: Draws) -> Interval:
-    """The 10th, 50th and 90th percentile of draws."""
-    p10, p50, p90 = (float(value) for value in np.quantile(values, (0.1, 0.5, 0.9)))
-    return Interval(p10=p10, p50=p50, p90=p90)
 
 
 def reference_factors(*, low_usd: float | None = None, high_usd: float | None = None) -> tuple[Factor, ...]:
@@ -150,36 +132,6 @@ def reference_factors(*, low_usd: float | None = None, high_usd: float | None = 
         Factor(cause="idle time", distribution=Idle(low=IDLE_SHARES[0], high=IDLE_SHARES[1])),
         Factor(cause="price", distribution=price),
     )
-
-
-def _product(median: float, factors: Sequence[Factor], noise: Noise) -> Draws:
-    values = np.full(noise.size, median)
-    for factor in factors:
-        values = values * factor.distribution.draws(noise, factor.cause)
-    return values
-
-
-def _finish(
-    durations: Sequence[Duration],
-    noise: Noise,
-    finished: Container[str],
-    actual_seconds: Mapping[str, float],
-) -> Draws:
-    """End of the last stage per draw: the longest path, all draws at once."""
-    ends: dict[str, Draws] = {}
-    for item in durations:
-        if item.stage in finished:
-            taken = np.full(noise.size, actual_seconds.get(item.stage, item.seconds))
-        else:
-            waits = (factor.distribution.draws(noise, factor.cause) for factor in item.waits)
-            taken = _product(item.seconds, item.factors, noise) + sum(waits, start=np.zeros(noise.size))
-        start = np.zeros(noise.size)
-        for name in item.after:
-            start = np.maximum(start, ends[name]) if name in ends else start
-        if item.stage not in finished:
-            start = np.maximum(start + item.wait_seconds, item.not_before_seconds)
-        ends[item.stage] = start + taken
-    return np.max(np.stack(list(ends.values())), axis=0) if ends else np.zeros(noise.size)
 
 
 def _shares(total: Draws, noise: Noise) -> tuple[Driver, ...]:

@@ -5,7 +5,9 @@ Two quantities that name the same cause move together: one provider's prices, on
 
 import math
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import sha256
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -79,7 +81,29 @@ class ThreePoint:
         return np.maximum(0.0, self.p50 + np.where(scores < 0, below, above) * scores)
 
 
-Distribution = Lognormal | Uniform | LogUniform | Idle | ThreePoint
+@dataclass(frozen=True, kw_only=True)
+class Quantiles:
+    """Known at many levels between 0 and 1: straight lines between its quantiles."""
+
+    levels: tuple[float, ...]
+    values: tuple[float, ...]
+
+    def draws(self, noise: "Noise", cause: str) -> Draws:
+        """One value per draw."""
+        return np.interp(noise.uniform(cause), self.levels, self.values)
+
+
+@lru_cache(maxsize=8)
+def _strata(kind: str, size: int) -> Draws:
+    """The middles of equally likely strata, in order."""
+    levels = (np.arange(size) + 0.5) / size
+    if kind == "uniform":
+        return levels
+    normal = NormalDist()
+    return np.array([normal.inv_cdf(level) for level in levels.tolist()])
+
+
+Distribution = Lognormal | Uniform | LogUniform | Idle | ThreePoint | Quantiles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +118,9 @@ class Factor:
 class Noise:
     """Random numbers by cause: the same seed and cause give the same numbers, whatever else is drawn.
 
-    Counter-based (Philox), keyed by SHA-256 of seed and cause, so no cause depends on the order of the others.
+    Counter-based (Philox), keyed by SHA-256 of seed and cause, so no cause depends on the order of the others. Each
+    cause takes the middle of every one of `size` equally likely strata once, in random order, so that its own quantiles
+    are exact: Latin hypercube sampling. Source: McKay, Beckman and Conover 1979.
     """
 
     seed: int
@@ -119,6 +145,6 @@ class Noise:
         if name not in self._made:
             key = int.from_bytes(sha256(f"{self.seed}:{cause}".encode()).digest()[:16], "little")
             generator = np.random.Generator(np.random.Philox(key=key))
-            self._made[name] = generator.standard_normal(self.size) if kind == "normal" else generator.random(self.size)
+            self._made[name] = generator.permutation(_strata(kind, self.size))
         found: Draws = self._made[name]
         return found

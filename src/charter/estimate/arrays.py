@@ -16,12 +16,3 @@ def array(value: object) -> Array:
     ((), dtype('float64'))
     """
     return np.asarray(value, dtype=np.float64)
-
-
-def divide_up(amount: Array, unit: Array) -> Array:
-    """How many units hold the amount: `ceil(amount / unit)`.
-
-    >>> float(divide_up(array(7), array(4)))
-    2.0
-    """
-    return np.ceil(amount / unit)

@@ -55,10 +55,3 @@ def moved(constants: Made, log_factors: Mapping[str, Array | float]) -> Made:
         for name, factor in log_factors.items()
     }
     return replace(constants, **values)  # type: ignore[type-var]
-
-
-def per_case(sets: list[Made]) -> Made:
-    """One set whose fields are arrays over cases, from one set per case."""
-    first = sets[0]
-    stacked = {item.name: array([getattr(each, item.name) for each in sets]) for item in describe(type(first))}
-    return replace(first, **stacked)  # type: ignore[type-var]

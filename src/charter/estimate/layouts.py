@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 
 from charter.estimate.arrays import Array, array
 from charter.spec.layout import Layout, Recompute
@@ -44,7 +45,7 @@ class Layouts:
         columns = {item.name: [_number(getattr(one, item.name)) for one in layouts] for item in fields(cls)}
         return cls(**{name: array(column) for name, column in columns.items()})
 
-    @property
+    @cached_property
     def shards(self) -> Array:
         """Ranks over which ZeRO shards: all of data and context parallelism, or those of one copy (HSDP)."""
         return self.data * self.context / self.replicas

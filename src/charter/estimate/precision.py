@@ -154,21 +154,8 @@ def with_optimizer(precision: TrainingPrecision, name: str) -> TrainingPrecision
     )
 
 
-FP32_ADAM_8BIT = with_optimizer(FSDP_MIXED, "adam8bit")
-BF16_ADAM_8BIT = with_optimizer(PURE_BF16, "adam8bit")
-FP32_ADAM_BF16_MOMENTS = with_optimizer(FSDP_MIXED, "adam-bf16")
-FP32_ADAFACTOR = with_optimizer(FSDP_MIXED, "adafactor")
-BF16_ADAFACTOR = with_optimizer(PURE_BF16, "adafactor")
-FP32_ADAFACTOR_MOMENTUM = with_optimizer(FSDP_MIXED, "adafactor-momentum")
-FP32_SGD = with_optimizer(FSDP_MIXED, "sgd")
-BF16_SGD = with_optimizer(PURE_BF16, "sgd")
-
-WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5, "nf4": 4.127 / 8}
-"""Bytes per stored weight; nf4 with double quantisation takes 4.127 bits (Dettmers et al. 2023, section 3)."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class WeightFormat:
+class StoredFormat:
     """How the weights of a model that only answers are stored."""
 
     name: str
@@ -184,18 +171,18 @@ class WeightFormat:
 
 
 _FORMATS = (
-    WeightFormat(name="fp32", matrix_bytes=4.0, end_bytes=4.0, source="IEEE 754"),
-    WeightFormat(name="bf16", matrix_bytes=2.0, source="bfloat16"),
-    WeightFormat(name="fp16", matrix_bytes=2.0, source="IEEE 754"),
-    WeightFormat(name="fp8", matrix_bytes=1.0 + 4 / 128**2, source="E4M3, one fp32 scale per 128 x 128 block"),
-    WeightFormat(name="int8", matrix_bytes=1.0 + 2.5 / 128, source="GPTQ, groups of 128: 16-bit scale, 4-bit zero"),
-    WeightFormat(name="int4", matrix_bytes=0.5 + 2.5 / 128, source="AWQ and GPTQ, groups of 128: 16-bit scale, zero"),
-    WeightFormat(name="fp4", matrix_bytes=0.5 + 1 / 16, source="NVFP4: an fp8 scale per 16 values"),
-    WeightFormat(name="mxfp4", matrix_bytes=0.5 + 1 / 32, source="OCP MX: an 8-bit exponent per 32 values"),
-    WeightFormat(name="bnb-int8", matrix_bytes=1.001, dequantises=True, source="LLM.int8: a scale per row"),
-    WeightFormat(
+    StoredFormat(name="fp32", matrix_bytes=4.0, end_bytes=4.0, source="IEEE 754"),
+    StoredFormat(name="bf16", matrix_bytes=2.0, source="bfloat16"),
+    StoredFormat(name="fp16", matrix_bytes=2.0, source="IEEE 754"),
+    StoredFormat(name="fp8", matrix_bytes=1.0 + 4 / 128**2, source="E4M3, one fp32 scale per 128 x 128 block"),
+    StoredFormat(name="int8", matrix_bytes=1.0 + 2.5 / 128, source="GPTQ, groups of 128: 16-bit scale, 4-bit zero"),
+    StoredFormat(name="int4", matrix_bytes=0.5 + 2.5 / 128, source="AWQ and GPTQ, groups of 128: 16-bit scale, zero"),
+    StoredFormat(name="fp4", matrix_bytes=0.5 + 1 / 16, source="NVFP4: an fp8 scale per 16 values"),
+    StoredFormat(name="mxfp4", matrix_bytes=0.5 + 1 / 32, source="OCP MX: an 8-bit exponent per 32 values"),
+    StoredFormat(name="bnb-int8", matrix_bytes=1.001, dequantises=True, source="LLM.int8: a scale per row"),
+    StoredFormat(
         name="nf4", matrix_bytes=4.127 / 8, dequantises=True, source="Dettmers et al. 2023, double quantisation"
     ),
-    WeightFormat(name="nf4-plain", matrix_bytes=0.5 + 4 / 64, dequantises=True, source="an fp32 scale per 64 values"),
+    StoredFormat(name="nf4-plain", matrix_bytes=0.5 + 4 / 64, dequantises=True, source="an fp32 scale per 64 values"),
 )
-WEIGHT_FORMATS = {item.name: item for item in _FORMATS}
+STORED_FORMATS = {item.name: item for item in _FORMATS}

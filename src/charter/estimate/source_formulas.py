@@ -1,7 +1,7 @@
 """Formulas exactly as the source texts print them, by name, so that a reader finds those numbers again.
 
-Where a printed formula or unit is loose, Charter's own figure stands beside it (`estimate.memory`,
-`estimate.activations`); these functions are for comparison and tests, never for planning.
+Where a printed formula or unit is loose, Charter's own figure stands beside it (`estimate.memory`);
+these functions are for comparison and tests, never for planning.
 """
 
 from charter.units import SECONDS_PER_DAY

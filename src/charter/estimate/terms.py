@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -75,11 +74,6 @@ class Breakdown:
         return sums
 
 
-def scaled_terms(terms: Iterable[Term], factor: float, note: str) -> tuple[Term, ...]:
-    """Terms times a factor, with the factor written into the formula."""
-    return tuple(replace(term, value=term.value * factor, formula=f"{note} ({term.formula})") for term in terms)
-
-
 @dataclass(frozen=True, kw_only=True)
 class TermColumn:
     """One addend of many estimates at once; the formula is written in symbols, since the numbers differ."""
@@ -120,5 +114,5 @@ class TermTable:
     def at(self, index: int | tuple[int, ...] = ()) -> tuple[Term, ...]:
         """The addends of one configuration that are not zero."""
         shape = np.broadcast_shapes(*(column.values.shape for column in self.columns)) if self.columns else ()
-        whole = (replace(column, values=np.broadcast_to(column.values, shape)) for column in self.columns)
-        return tuple(term for column in whole if (term := column.at(index)).value)
+        whole = ((column, np.broadcast_to(column.values, shape)) for column in self.columns)
+        return tuple(replace(column, values=values).at(index) for column, values in whole if values[index])

@@ -8,7 +8,7 @@ from charter.inference.generate import Answers, SamplingSettings, answer_texts, 
 from charter.models.chat import encode_prompt
 from charter.models.language_model import LanguageModel
 from charter.spec.dataset import Turn
-from charter.spec.stage import Sampling
+from charter.spec.stage_parts import Sampling
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Language models: Hugging Face classes, made from an architecture or loaded from a directory."""
 
 import json
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,11 +103,3 @@ def load_language_model(path: Path) -> LanguageModel:
     if wrong:
         raise DataError(f"{path}: weights do not match config.json: {', '.join(wrong[:5])}")
     return LanguageModel(model=model, tokenizer=load_tokenizer(path))
-
-
-def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copy the tokenizer files of one model directory to another."""
-    target.mkdir(parents=True, exist_ok=True)
-    for item in sorted(source.iterdir()):
-        if item.name.startswith(("tokenizer", "special_tokens", "chat_template", "vocab", "merges")):
-            shutil.copy2(item, target / item.name)

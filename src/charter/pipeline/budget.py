@@ -1,5 +1,6 @@
 """What the run has cost against what it may cost."""
 
+from charter.cost.budget import budget_verdict
 from charter.errors import BudgetError
 from charter.ledger import Ledger
 from charter.pipeline.events import Events
@@ -21,6 +22,19 @@ def limit_passed(project: Project, spent: float | None) -> bool:
 def stops_at_limit(project: Project) -> bool:
     """Whether the file asks to stop at the limit, not only to warn."""
     return project.budget is not None and project.budget.on_exceed == "checkpoint_and_stop"
+
+
+def share_warning(project: Project, spent: float | None, told: float) -> tuple[float, str] | None:
+    """The largest of 50, 80 and 90 % of the limit that is spent, if that is more than was `told`, and what to say."""
+    if project.budget is None or spent is None or limit_passed(project, spent):
+        return None
+    verdict = budget_verdict(
+        limit_usd=project.budget.limit, spent_usd=spent, remaining_p50_usd=0.0, remaining_p90_usd=0.0
+    )
+    passed = verdict.passed_share or 0.0
+    if passed <= told:
+        return None
+    return passed, f"{project.name} has cost {format_usd(spent)}, {100 * passed:.0f} % of its limit or more"
 
 
 def budget_error(project: Project, spent: float | None) -> BudgetError:

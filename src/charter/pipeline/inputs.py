@@ -81,6 +81,8 @@ class Inputs:
 
     def _model_fingerprint(self, name: str, spec: ModelSpec) -> str:
         payload: dict[str, Any] = {"schema": "charter.model/1", "precision": spec.precision}
+        if spec.reward_model:
+            payload["reward_model"] = True
         if spec.architecture is not None:
             payload["architecture"] = canonical(spec.architecture)
         if spec.tokenizer is not None:

@@ -21,7 +21,7 @@ def check_before_start(pipeline: Pipeline, todo: Sequence[PlannedStage], *, modu
 
     Configuration, pins, files and their content.
     """
-    config = [*_unsupported(pipeline, modules), *_engines(todo), *_adapters(todo), *_pins(todo)]
+    config = [*_unsupported(pipeline, modules), *_engines(todo), *_adapters(todo), *_reward_models(todo), *_pins(todo)]
     config += [problem for stage in todo for problem in check_runnable(stage.name, stage.spec)]
     names = [name for stage in todo for name in stage.outside_inputs]
     names += [item.name for stage in todo for item in stage.inputs.get("tokenizer", ())]
@@ -75,6 +75,21 @@ def _adapters(todo: Sequence[PlannedStage]) -> list[Problem]:
         )
         for stage in todo
         if getattr(stage.spec, "adapter", None) is not None
+    ]
+
+
+def _reward_models(todo: Sequence[PlannedStage]) -> list[Problem]:
+    """Scores come from preference models that the pipeline trained; those of elsewhere are planned only."""
+    return [
+        Problem(
+            path=f"pipeline.{stage.name}.{role}",
+            message=f"this version of Charter plans with the reward model {item.name!r} but cannot load it",
+            hint="name a preference_model stage, which trains one here",
+        )
+        for stage in todo
+        for role, items in stage.inputs.items()
+        for item in items
+        if item.model is not None and item.model.reward_model
     ]
 
 

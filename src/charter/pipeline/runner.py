@@ -5,7 +5,7 @@ Skips what is done, starts what is ready, restarts what fell over, stops when as
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,7 +28,6 @@ from charter.pipeline.supervisor import Supervisor
 from charter.spec.project import Project
 
 LEDGER_FILE = "ledger.sqlite"
-Frozen = Callable[[Project, PlannedStage], Mapping[str, str | int]]
 
 
 @dataclass(frozen=True, kw_only=True)

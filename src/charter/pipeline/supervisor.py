@@ -9,7 +9,7 @@ from charter.launch.engine import Engine, StageStart
 from charter.launch.machine import frozen_values
 from charter.ledger import Ledger
 from charter.pipeline.attempt import RunningAttempt, begin_attempt, end_attempt, heartbeat
-from charter.pipeline.budget import budget_error, limit_passed, spent_usd, stops_at_limit
+from charter.pipeline.budget import budget_error, limit_passed, share_warning, spent_usd, stops_at_limit
 from charter.pipeline.endings import (
     describe_ending,
     ending_of,
@@ -65,6 +65,7 @@ class Supervisor:
         self._oom_kills = oom_kills()
         self._last_heartbeat = 0.0
         self._warned = False
+        self._told_share = 0.0
 
     def run(
         self, todo: Sequence[PlannedStage], *, done: set[str], signals: StopSignals, tick: Callable[[], None]
@@ -214,6 +215,9 @@ class Supervisor:
             self._show(attempt)
         spent = spent_usd(self._pipeline.project, self._ledger) if self._active else None
         if not limit_passed(self._pipeline.project, spent):
+            if warning := share_warning(self._pipeline.project, spent, self._told_share):
+                self._told_share, message = warning
+                self._events.emit("budget_warning", message=message)
             return
         error = budget_error(self._pipeline.project, spent)
         if stops_at_limit(self._pipeline.project):

@@ -2,14 +2,20 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import floor, log10
 
 from charter.errors import BudgetError, InfeasibleError
 from charter.plan.plan import Plan
+from charter.plan.stages.stage_plan import StagePlan
 from charter.spec.project import Project
+from charter.spec.stage import CritiqueStage, GenerateStage, LabelStage, PpoStage, Stage
+from charter.spec.stage_parts import Optimization
 from charter.units import format_seconds, format_usd
 
 MORE_NODES = (2, 4)
 """Multiples of `resources.max_nodes` that are tried."""
+SHRUNK = 2
+"""The dearest stages whose work is proposed to shrink."""
 
 
 def late_advice(plan: Plan, project: Project, quickest: Callable[[Project], Plan]) -> tuple[str, ...]:
@@ -37,6 +43,55 @@ def late_advice(plan: Plan, project: Project, quickest: Callable[[Project], Plan
         if found.seconds.p90 <= project.deadline:
             break
     return tuple(lines)
+
+
+def budget_advice(plan: Plan, project: Project) -> tuple[str, ...]:
+    """What to change when the budget is not kept at p90: less work in a dear stage, spot, a later deadline.
+
+    Money is taken as proportional to work, so that the fixed part of a stage (starting, a first checkpoint) is missed.
+    """
+    if plan.usd is None or plan.budget_usd is None or plan.usd.p90 <= plan.budget_usd * 1e6:
+        return ()
+    limit, lines = format_usd(plan.budget_usd), []
+    for stage in sorted(plan.stages, key=lambda stage: (-_p90(stage), stage.name))[:SHRUNK]:
+        left = plan.budget_usd * 1e6 - (plan.usd.p90 - _p90(stage))
+        smaller = _smaller(project.pipeline[stage.name], stage, left / _p90(stage)) if _p90(stage) else None
+        if left > 0 and smaller is not None:
+            lines.append(f"{stage.name} with {smaller} brings the plan to about {limit} at p90")
+    if not lines:
+        lines.append(f"{limit} pays for about {plan.budget_usd * 1e6 / plan.usd.p90:.0%} of the work at p90")
+    if project.resources.use_spot is False:
+        lines.append("use_spot: auto, where an interruption costs less than it saves")
+    if project.deadline is not None:
+        lines.append("a later deadline, where it forces dearer hardware")
+    return tuple(lines)
+
+
+def _p90(stage: StagePlan) -> int:
+    return stage.usd.p90 if stage.usd is not None else 0
+
+
+def _smaller(spec: Stage, stage: StagePlan, share: float) -> str | None:
+    """`num_prompts: 27_000 (planned: 42_000)`: a stage's amount of work cut to a share, two digits kept."""
+    counters = stage.counters
+    if isinstance(spec, PpoStage):
+        episodes = int(spec.episodes * share) // spec.rollout_batch * spec.rollout_batch
+        return f"episodes: {episodes:_} (planned: {spec.episodes:_})" if episodes else None
+    if isinstance(spec, LabelStage) and spec.pairs and not spec.candidates:
+        return _cut("pairs", spec.pairs, share)
+    if isinstance(spec, CritiqueStage):
+        return _cut("num_prompts", counters.records / spec.revisions, share)
+    if isinstance(spec, GenerateStage):
+        return _cut("num_prompts", counters.records, share)
+    if isinstance(spec, Optimization):
+        return _cut("steps", spec.steps, share) if spec.steps else f"epochs: {(spec.epochs or 1.0) * share:.2g}"
+    return None
+
+
+def _cut(name: str, now: float, share: float) -> str | None:
+    unit = 10 ** max(0, floor(log10(max(1.0, now * share))) - 1)
+    smaller = floor(now * share / unit) * unit
+    return f"{name}: {smaller:_} (planned: {now:_.0f})" if smaller else None
 
 
 def _hours(seconds: float) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from charter.cost.money import micro_usd
+from charter.cost.interval import exactly
 from charter.estimate.shapes.parameters import count_parameters
 from charter.estimate.terms import Interval
 from charter.plan.assumption import Assumption
@@ -20,12 +20,15 @@ from charter.plan.options.risk import risk_assumptions
 from charter.plan.plan import Plan
 from charter.plan.spot import explain_markets
 from charter.plan.stages.assess import stage_plan
-from charter.plan.stages.stage_plan import MicroUsd, StagePlan
-from charter.plan.stages.transfer import Freight, bucket, location, move_seconds, move_usd
+from charter.plan.stages.stage_plan import StagePlan, money
+from charter.plan.stages.transfer import Shipment, bucket, location, move_seconds, shipments_usd
 from charter.spec.project import Project
+from charter.units import HOURS_PER_MONTH, SECONDS_PER_HOUR
 
 if TYPE_CHECKING:
     from charter.plan.choice.choose import Choice
+
+SECONDS_PER_MONTH = HOURS_PER_MONTH * SECONDS_PER_HOUR
 
 
 def short_plan(whole: Whole, choice: "Choice", facts: Facts) -> Plan:
@@ -50,7 +53,7 @@ def full_plan(whole: Whole, choice: "Choice", gathered: Gathered, facts: Facts) 
         stages=stages,
         assumptions=_assumptions(whole, stages, [*gathered.library.assumptions, *storage], facts),
         models=_models(facts),
-        cost=project_cost(stages, whole.project, timeline=made.timeline()),
+        cost=project_cost(stages, whole.project, sharing=made.shared, book=facts.book),
     )
     return explain_markets(full)
 
@@ -74,8 +77,9 @@ def _plan(whole: Whole, choice: "Choice", facts: Facts) -> tuple[Plan, list[Assu
             option=at[item.name],
             rejected=(),
             knowledge=facts.knowledge,
+            book=facts.book,
         )
-        stages.append(_with_waits(made, whole.freights[item.name], at, project))
+        stages.append(_with_waits(made, whole, at))
         assumed += [storage] if storage else []
     made_plan = Plan(
         name=project.name,
@@ -88,22 +92,20 @@ def _plan(whole: Whole, choice: "Choice", facts: Facts) -> tuple[Plan, list[Assu
         objective=project.objective,
         proven=choice.proven,
     )
-    return made_plan, assumed
+    return _with_transfer(made_plan, whole), assumed
 
 
-def _with_waits(stage: StagePlan, freight: Freight, at: dict[str, Option], project: Project) -> StagePlan:
+def _with_waits(stage: StagePlan, whole: Whole, at: dict[str, Option]) -> StagePlan:
     """The stage with what moves to it, the queue and the lead time of its place."""
-    option = stage.option
+    option, project, freight = stage.option, whole.project, whole.freights[stage.name]
     here, queue = location(option), option.place.queue_seconds
     hub = bucket(project)
-    hub_usd, hub_seconds = hub_transfer(project, freight, option)
+    _, hub_seconds = hub_transfer(project, freight, option, whole.book)
     pairs = {} if hub else {name: (location(at[name]), size) for name, size in freight.read_bytes.items()}
     moving = {name: pair for name, pair in pairs.items() if not pair[0].same(here)}
-    paid = micro_usd(hub_usd + sum(move_usd(size, source, here) for source, size in moving.values()))
     through_hub = 0.0 if hub is None or hub.same(here) else freight.total_read_bytes + freight.written_bytes
     return replace(
         stage,
-        transfer_usd=MicroUsd(p10=paid, p50=paid, p90=paid),
         transfer_bytes=sum(size for _, size in moving.values()) + through_hub,
         transfer_seconds={name: move_seconds(size, source, here) for name, (source, size) in moving.items()},
         wait_seconds=Interval(
@@ -111,6 +113,30 @@ def _with_waits(stage: StagePlan, freight: Freight, at: dict[str, Option], proje
         ),
         lead_seconds=option.place.lead_seconds,
     )
+
+
+def _with_transfer(plan: Plan, whole: Whole) -> Plan:
+    """The plan with what its transfers cost: by provider over all stages, in the month of the median start."""
+    shipments: list[Shipment] = []
+    owners: list[str] = []
+    hub = bucket(whole.project)
+    at = {stage.name: location(stage.option) for stage in plan.stages}
+    starts = plan.timeline().start_seconds if any(stage.transfer_bytes for stage in plan.stages) else {}
+    for stage in sorted(plan.stages, key=lambda stage: starts.get(stage.name, 0.0)):
+        freight, here = whole.freights[stage.name], at[stage.name]
+        moves = [(size, at[name], here) for name, size in freight.read_bytes.items()]
+        if hub is not None:
+            moves = [(freight.total_read_bytes, hub, here), (freight.written_bytes, here, hub)]
+        month = int(starts.get(stage.name, 0.0) // SECONDS_PER_MONTH)
+        shipments += [Shipment(num_bytes=size, source=there, target=to, month=month) for size, there, to in moves]
+        owners += [stage.name] * len(moves)
+    paid: dict[str, float] = {}
+    for name, usd in zip(owners, shipments_usd(shipments, whole.book), strict=True):
+        paid[name] = paid.get(name, 0.0) + usd
+    if not any(paid.values()):
+        return plan
+    stages = (replace(stage, transfer_usd=money(exactly(paid.get(stage.name, 0.0)))) for stage in plan.stages)
+    return replace(plan, stages=tuple(stages))
 
 
 def _max_parallel(project: Project, candidates: Sequence[Candidates], options: Sequence[Option]) -> int | None:
@@ -169,7 +195,7 @@ def _of_waits(stages: Sequence[StagePlan]) -> list[Assumption]:
                 Assumption(name=f"lead time of {place.infra}, seconds", value=place.lead_seconds, source=source)
             )
         if stage.transfer_bytes:
-            source = "10 Gbit/s between providers; egress by charter.cost.transfer, each transfer from its first tier"
+            source = "10 Gbit/s between providers; egress by charter.cost.transfer, tiers per provider and month"
             found.append(
                 Assumption(name=f"{stage.name}: bytes moved", value=round(stage.transfer_bytes), source=source)
             )

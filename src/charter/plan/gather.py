@@ -41,6 +41,11 @@ class Facts:
     prices: PriceBook | None
     """The bundled price book if None."""
 
+    @property
+    def book(self) -> PriceBook:
+        """The prices of this plan."""
+        return self.prices or PriceBook.bundled()
+
 
 @dataclass(frozen=True, kw_only=True)
 class Gathered:

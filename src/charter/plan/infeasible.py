@@ -1,19 +1,25 @@
 """The message when nothing fits: what overflows, and what would fit."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from charter.catalog import accelerators
 from charter.plan.hardware.place import UNPRICED, Place
 from charter.plan.options.question import Found, Question
 from charter.plan.options.why_not import does_not_fit, largest_term
 from charter.plan.physics.engine_space import ENGINES
+from charter.plan.physics.fit import NATIVE_ENGINE
 from charter.plan.plan import InfeasiblePlanError
+from charter.plan.rl.engine import RL_ENGINES
 from charter.plan.search import search
 from charter.spec.stage import PpoStage
+from charter.spec.stage_parts import Sampling
 from charter.units import GIB
 
 ALTERNATIVES = ("A100-80GB", "H100", "H200", "B200")
-NODE_COUNTS = (1, 2, 4, 8, 16, 32, 64)
+SHORT_OF_HOST = "fits the accelerators"
+"""How the reason begins where only system memory is too small (`rl.setting.host_shortage`)."""
+SIZES = ((1, 1), (1, 2), (1, 4), *((nodes, 8) for nodes in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)))
+"""Nodes and accelerators per node that are tried, the fewest first."""
 
 
 def infeasible(name: str, question: Question, places: tuple[Place, ...], found: Found) -> InfeasiblePlanError:
@@ -25,6 +31,7 @@ def infeasible(name: str, question: Question, places: tuple[Place, ...], found: 
         term = largest_term(peak)
         lines.append(f"  {does_not_fit(peak, capacity)} (at {peak.moment})")
         lines.append(f"  the largest part is {term.name}: {term.value / GIB:.1f} GiB = {term.formula}")
+        lines += [f"  {item.option}: {item.reason}" for item in found.rejected if item.reason.startswith(SHORT_OF_HOST)]
     else:
         reasons = sorted({item.reason for item in found.rejected})
         lines += [f"  {reason}" for reason in reasons] or ["  no layout divides the model and the batch as asked"]
@@ -41,20 +48,31 @@ def infeasible(name: str, question: Question, places: tuple[Place, ...], found: 
 def _what_would_fit(question: Question) -> str:
     fitting = []
     for name in ALTERNATIVES:
-        nodes = _fewest_nodes(question, name)
-        if nodes is not None:
-            fitting.append(f"{nodes} x {name}:8" if nodes > 1 else f"{name}:8")
+        size = _fewest(question, name)
+        if size is not None:
+            nodes, per_node = size
+            fitting.append(f"{nodes} x {name}:{per_node}" if nodes > 1 else f"{name}:{per_node}")
     if fitting:
-        return f"would fit on: {', '.join(fitting)}; or use an adapter (adapter: {{rank: 64}}) or a shorter seq_len"
-    return "does not fit on 64 nodes of 8 accelerators of any kind either; use an adapter or a shorter seq_len"
+        return f"would fit on: {', '.join(fitting)}; or use {_less(question)}"
+    return f"does not fit on 64 nodes of 8 accelerators of any kind either; use {_less(question)}"
+
+
+def _less(question: Question) -> str:
+    """What a stage can ask for instead that needs less memory, in its own fields."""
+    shorter = "a shorter max_prompt_tokens or max_new_tokens" if isinstance(question.stage, Sampling) else ""
+    shorter = shorter or "a shorter seq_len"
+    trained = any(item.name == "adapter" for item in fields(question.stage))
+    if trained and getattr(question.stage, "adapter", None) is None:
+        return f"an adapter (adapter: {{rank: 64}}) or {shorter}"
+    return shorter
 
 
 def _other_engines(question: Question, places: tuple[Place, ...]) -> list[str]:
     """Engines that have a layout which fits, with that layout."""
-    if not question.work.trained or isinstance(question.stage, PpoStage) or any(place.is_cpu for place in places):
+    if not question.work.trained or any(place.is_cpu for place in places):
         return []
     found = []
-    for name in ENGINES:
+    for name in (NATIVE_ENGINE, *RL_ENGINES) if isinstance(question.stage, PpoStage) else ENGINES:
         options = search(replace(question, engine=name, peaks={}), places).options
         if options:
             best = min(options, key=lambda option: option.overhead.useful_seconds)
@@ -62,12 +80,19 @@ def _other_engines(question: Question, places: tuple[Place, ...]) -> list[str]:
     return found
 
 
-def _fewest_nodes(question: Question, name: str) -> int | None:
+def _fewest(question: Question, name: str) -> tuple[int, int] | None:
+    """Nodes and accelerators per node of the smallest size that fits."""
     accelerator = accelerators.get(name)
-    for nodes in NODE_COUNTS:
+    for nodes, per_node in SIZES:
         place = Place(
-            infra="any", region=None, accelerator=accelerator, per_node=8, instance="", price=UNPRICED, nodes=(nodes,)
+            infra="any",
+            region=None,
+            accelerator=accelerator,
+            per_node=per_node,
+            instance="",
+            price=UNPRICED,
+            nodes=(nodes,),
         )
         if search(question, (place,)).options:
-            return nodes
+            return nodes, per_node
     return None

@@ -5,11 +5,12 @@ from dataclasses import replace
 from datetime import datetime
 
 from charter.catalog.prices import PriceBook
-from charter.plan.advice import late_advice, over_budget
+from charter.plan.advice import budget_advice, late_advice, over_budget
 from charter.plan.alternatives import next_best
 from charter.plan.assemble import full_plan, short_plan
 from charter.plan.choice.choose import Choice
-from charter.plan.choice.objective import Limits, decide, earliest_p90, lowest_p90
+from charter.plan.choice.deadline import InTime, in_time
+from charter.plan.choice.objective import Limits, Objective, decide, earliest_p90, lowest_p90
 from charter.plan.choice.whole import Whole, whole_problem
 from charter.plan.gather import Facts, Gathered, gather
 from charter.plan.hardware.machine import Machine
@@ -47,45 +48,62 @@ def make_plan(
         prices=prices,
     )
     gathered = gather(project, facts)
-    whole = _whole(project, gathered)
+    whole = _whole(project, gathered, facts)
     choice, limits = _decision(whole, facts)
     made = full_plan(whole, choice, gathered, facts)
     others = next_best(whole.problem, choice, alternatives, project.objective, limits) if alternatives else []
+    plans = (replace(short_plan(whole, other, facts), start=start) for other in others)
     return replace(
         made,
         start=start,
-        alternatives=tuple(replace(short_plan(whole, other, facts), start=start) for other in others),
+        alternatives=tuple(plan for plan in plans if plan.deadline_verdict in (None, "ok", made.deadline_verdict)),
         advice=late_advice(made, project, lambda changed: _quickest(changed, facts)),
+        budget_advice=budget_advice(made, project),
     )
 
 
-def _whole(project: Project, gathered: Gathered) -> Whole:
-    return whole_problem(project, gathered.candidates, gathered.freights)
+def _whole(project: Project, gathered: Gathered, facts: Facts) -> Whole:
+    return whole_problem(project, gathered.candidates, gathered.freights, facts.book)
 
 
 def _decision(whole: Whole, facts: Facts) -> tuple[Choice, Limits]:
     """The choice within the limits; the earliest there is where the deadline cannot be kept, with that limit lifted."""
     project = whole.project
     priced = not any(item.unpriced for item in whole.candidates)
-    limits = Limits(
-        deadline_seconds=project.deadline,
-        budget_usd=project.budget.limit if project.budget and priced and project.objective != "cheapest" else None,
+    unhurried = Limits(
+        budget_usd=project.budget.limit if project.budget and priced and project.objective != "cheapest" else None
     )
-    choice = decide(whole.problem, project.objective, limits)
-    if choice is not None:
-        return choice, limits
-    unhurried = replace(limits, deadline_seconds=None)
+    found = _in_time(whole, facts, project.objective, unhurried)
+    if found is not None:
+        return found.choice, replace(unhurried, deadline_seconds=found.limit_seconds)
     cheapest = lowest_p90(whole.problem)
-    if limits.budget_usd is not None and cheapest.usd[1] > limits.budget_usd:
+    if unhurried.budget_usd is not None and cheapest.usd[1] > unhurried.budget_usd:
         raise over_budget(project, short_plan(whole, cheapest, facts), in_time=True)
-    if limits.budget_usd is not None and earliest_p90(whole.problem).seconds[1] <= (project.deadline or 0.0):
-        in_time = decide(whole.problem, "cheapest", replace(limits, budget_usd=None))
-        assert in_time is not None, "the earliest plan is in time"
-        raise over_budget(project, short_plan(whole, in_time, facts), in_time=False)
+    if unhurried.budget_usd is not None:
+        dearer = _in_time(whole, facts, "cheapest", Limits())
+        if dearer is not None:
+            raise over_budget(project, short_plan(whole, dearer.choice, facts), in_time=False)
     return earliest_p90(whole.problem), unhurried
+
+
+def _in_time(whole: Whole, facts: Facts, objective: Objective, limits: Limits) -> InTime | None:
+    """The choice within the project's deadline, which the draws of the plan decide."""
+    known: dict[tuple[int, ...], float] = {}
+
+    def drawn_p90(choice: Choice) -> float:
+        if choice.ways not in known:
+            known[choice.ways] = short_plan(whole, choice, facts).seconds.p90
+        return known[choice.ways]
+
+    return in_time(
+        lambda limit: decide(whole.problem, objective, replace(limits, deadline_seconds=limit)),
+        drawn_p90,
+        whole.project.deadline,
+        lambda: earliest_p90(whole.problem),
+    )
 
 
 def _quickest(project: Project, facts: Facts) -> Plan:
     """The plan with the earliest p90 finish."""
-    whole = _whole(project, gather(project, facts))
+    whole = _whole(project, gather(project, facts), facts)
     return short_plan(whole, earliest_p90(whole.problem), facts)

@@ -3,16 +3,18 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 
 from charter.cost.interval import add
 from charter.cost.money import micro_usd
 from charter.errors import InfeasibleError
 from charter.estimate.terms import Interval
 from charter.plan.assumption import Assumption
+from charter.plan.finish import timelines
 from charter.plan.money.cost_breakdown import ProjectCost
 from charter.plan.stages.short_form import differences, stage_line
 from charter.plan.stages.stage_plan import NO_MONEY, QUANTILES, MicroUsd, StagePlan, interval_json
-from charter.plan.timeline import Sharing, Timeline, schedule
+from charter.plan.timeline import Sharing, Timeline, slots
 from charter.plan.timeline_json import timeline_json
 
 SCHEMA = "charter.plan/1"
@@ -36,7 +38,9 @@ class Plan:
     alternatives: tuple["Plan", ...] = ()
     """The next best plans that differ in hardware, provider or market of some stage."""
     advice: tuple[str, ...] = ()
-    """The nearest changes that would keep a deadline or budget that this plan does not keep."""
+    """The nearest changes that would keep a deadline that this plan does not keep."""
+    budget_advice: tuple[str, ...] = ()
+    """The same for the budget."""
     start: datetime | None = None
     """When the project begins, for dates."""
     models: tuple[tuple[str, float], ...] = ()
@@ -60,21 +64,23 @@ class Plan:
         return add(stage.gpu_hours for stage in self.stages)
 
     def timeline(self, quantile: str = "p50") -> Timeline:
-        """Starts and ends when every stage takes, and every queue lasts, its `quantile` time."""
-        return schedule(
-            [stage.name for stage in self.stages],
-            {stage.name: stage.inputs for stage in self.stages},
-            {stage.name: getattr(stage.option.seconds, quantile) for stage in self.stages},
-            max_parallel=self.max_parallel,
-            lags={(other, stage.name): late for stage in self.stages for other, late in stage.transfer_seconds.items()},
-            waits={stage.name: getattr(stage.wait_seconds, quantile) for stage in self.stages},
-            not_before={stage.name: stage.lead_seconds for stage in self.stages},
-            sharing=self.sharing,
-        )
+        """The quantile of every start, of every end and of the last end, over joint draws of all stages."""
+        return self._timelines[quantile]
+
+    @cached_property
+    def _timelines(self) -> Mapping[str, Timeline]:
+        return timelines(self.stages, self.shared)
+
+    @property
+    def shared(self) -> Sharing | None:
+        """What stages that run at the same time share: pools, else the slots of one machine."""
+        if self.sharing is None and self.max_parallel is not None:
+            return slots([stage.name for stage in self.stages], self.max_parallel)
+        return self.sharing
 
     @property
     def seconds(self) -> Interval:
-        """From the first start to the last end, through the graph of stages."""
+        """From the start of the project to its last end, over joint draws: not a sum of the stages' quantiles."""
         p10, p50, p90 = (self.timeline(quantile).total_seconds for quantile in QUANTILES)
         return Interval(p10=p10, p50=p50, p90=p90)
 
@@ -124,6 +130,7 @@ class Plan:
             "proven": self.proven,
             "alternatives": [plan.short_json(self) for plan in self.alternatives],
             "advice": list(self.advice),
+            "budget_advice": list(self.budget_advice),
             "assumptions": [item.to_json() for item in self.assumptions],
         }
 

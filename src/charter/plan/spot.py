@@ -98,17 +98,25 @@ def market_reason(chosen: Option, options: Iterable[Option], *, allowed_seconds:
 def explain_markets(plan: Plan) -> Plan:
     """The plan with the reason for each stage's market, among the `options` of the stage.
 
-    What the deadline leaves for a stage is what is left when all others take their p90.
+    What the deadline leaves for a stage is its own p90 on spot plus what the whole plan, drawn with it there, has left.
     """
 
     def explained(stage: StagePlan) -> StagePlan:
         allowed = None
-        if plan.deadline_seconds is not None:
-            allowed = plan.deadline_seconds - plan.seconds.p90 + stage.option.seconds.p90
+        spot = stage.option if stage.option.price.market == SPOT else _twin(stage.option, stage.options)
+        if plan.deadline_seconds is not None and spot is not None:
+            drawn = plan if spot is stage.option else _with(plan, stage, spot)
+            allowed = plan.deadline_seconds - drawn.seconds.p90 + spot.seconds.p90
         reason = market_reason(stage.option, stage.options, allowed_seconds=allowed)
         return replace(stage, market_reason=reason)
 
     return replace(plan, stages=tuple(explained(stage) for stage in plan.stages))
+
+
+def _with(plan: Plan, stage: StagePlan, option: Option) -> Plan:
+    """The plan with another option for one stage."""
+    changed = replace(stage, option=option)
+    return replace(plan, stages=tuple(changed if item is stage else item for item in plan.stages))
 
 
 def _twin(chosen: Option, options: Iterable[Option]) -> Option | None:

@@ -16,11 +16,13 @@ class Timeline:
     start_seconds: Mapping[str, float]
     end_seconds: Mapping[str, float]
     critical_path: tuple[str, ...]
+    finish_seconds: float | None = None
+    """Of quantiles over draws: that of the last end, which is no stage's own where several may be the last."""
 
     @property
     def total_seconds(self) -> float:
         """End of the last stage."""
-        return max(self.end_seconds.values(), default=0.0)
+        return max(self.end_seconds.values(), default=0.0) if self.finish_seconds is None else self.finish_seconds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from charter.catalog.accelerators import Accelerator
 from charter.catalog.prices import Market, as_of_key, offers
 from charter.cost.interval import lognormal
 from charter.errors import InfeasibleError, UsageError
+from charter.estimate.node.storage import checkpoint_bytes
 from charter.estimate.scaling.laws import FLOPS_PER_PARAMETER_AND_TOKEN
 from charter.estimate.shapes.parameters import count_parameters
 from charter.estimate.terms import Interval
@@ -20,7 +21,6 @@ from charter.plan.hardware.place import Place, Price
 from charter.plan.make import make_plan
 from charter.plan.options.risk import PRICE_SIGMA, Overhead, overhead
 from charter.plan.physics.knowledge import Knowledge
-from charter.resilience.checkpoint import checkpoint_bytes
 from charter.spec.architecture import Architecture
 from charter.spec.project import DataSpec, ModelSpec, Project, Resources
 from charter.spec.stage import Engine, PretrainStage, StageResources

@@ -54,7 +54,7 @@ def _number(value: str, question: str) -> int:
     thousands = text.lower().endswith("k")
     text = text[:-1] if thousands else text
     if not text.isdecimal() or int(text) < 1:
-        raise UsageError(f"--what-if {question}: {value!r} is not a number; write 256, 4_000 or 4k")
+        raise UsageError(f"--what-if {question}: {value!r} is not a whole number of 1 or more; write 256, 4_000 or 4k")
     return int(text) * (1000 if thousands else 1)
 
 

@@ -69,16 +69,12 @@ def _time_terms(stage: StagePlan) -> tuple[Term, ...]:
             value=max(0.0, more),
             unit="seconds",
             formula=f"saves of {risk.save_seconds:.3g} s every {format_seconds(risk.interval_seconds)}, "
-            f"a failure every {_mean(risk.mean_between_failures_seconds)}",
+            f"a failure every {format_seconds(risk.mean_between_failures_seconds)}",
             source="Daly 2006, expected time (resilience/expected_time.py)",
         ),
         Term(name="start", part="risk", value=risk.start_seconds, unit="seconds", formula="", source="assumption"),
     )
     return (*option.time_terms, *extra)
-
-
-def _mean(seconds: float) -> str:
-    return "never" if seconds == float("inf") else format_seconds(seconds)
 
 
 def _terms(title: str, terms: tuple[Term, ...]) -> Table:
@@ -124,7 +120,7 @@ def _risk(stage: StagePlan) -> list[RenderableType]:
     spares = risk.spares
     rows = [
         ("checkpoint every", format_seconds(risk.interval_seconds), _interval_of(risk)),
-        ("mean between failures", _mean(risk.mean_between_failures_seconds), risk.failures_source),
+        ("mean between failures", format_seconds(risk.mean_between_failures_seconds), risk.failures_source),
         ("interruptions", f"{risk.interruptions:.3g}", "expected during the stage"),
         ("work done twice", format_seconds(risk.lost_seconds), f"{format_seconds(risk.lost_seconds_each)} at each"),
         ("detection and restart", format_seconds(risk.down_seconds), risk.detection.source),

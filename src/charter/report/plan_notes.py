@@ -120,7 +120,7 @@ def _alternatives(plan: Plan) -> Iterator[Text]:
 
 def _advice(plan: Plan) -> Iterator[Text]:
     """The nearest changes that would keep a limit that is not kept."""
-    for sentence in plan.advice:
+    for sentence in (*plan.advice, *plan.budget_advice):
         yield Text(f"Nearest change: {sentence}")
 
 
@@ -173,7 +173,10 @@ def _uncertain(plan: Plan) -> Iterator[Text]:
     spread = plan.cost.spread
     low, middle, high = (format_usd(getattr(spread.usd, name)) for name in ("p10", "p50", "p90"))
     causes = ", ".join(f"{item.cause} {100 * item.share:.0f} %" for item in spread.drivers)
-    yield Text(f"Spread of {spread.draws:,} draws: {low} to {high}, median {middle}; it comes from {causes}.")
+    yield Text(
+        f"Spread of {spread.draws:,} draws: {low} to {high}, median {middle} (the table adds the p90 of all lines); "
+        f"it comes from {causes}. The total time is drawn too: times of stages do not add."
+    )
 
 
 def _price_lines(plan: Plan) -> Iterator[Text]:

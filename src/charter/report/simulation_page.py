@@ -52,7 +52,7 @@ def simulation_page(
 
 def _figures(found: Outcome, expected: ExpectedTime) -> Markup:
     rows = [
-        (name, _time(form), format_seconds(float(np.mean(seconds))), *map(format_seconds, levels.values()))
+        (name, format_seconds(form), format_seconds(float(np.mean(seconds))), *map(format_seconds, levels.values()))
         for name, form, seconds in (
             ("wall time", expected.wall_seconds, found.wall_seconds),
             ("billed time", expected.billed_seconds, found.billed_seconds),
@@ -71,7 +71,7 @@ def _buckets(found: Outcome, expected: ExpectedTime) -> Markup:
     rows = [
         (
             WORDS[name],
-            _time(getattr(expected, f"{name}_seconds")),
+            format_seconds(getattr(expected, f"{name}_seconds")),
             format_seconds(seconds),
             f"{seconds / max(found.mean_wall_seconds, 1e-12):.1%}",
         )
@@ -131,5 +131,3 @@ def _svg(label: str, parts: Iterable[str]) -> Markup:
     return Markup(f"<svg {frame}>{''.join(parts)}</svg>")
 
 
-def _time(seconds: float) -> str:
-    return format_seconds(seconds) if math.isfinite(seconds) else "never"

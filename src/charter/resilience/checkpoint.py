@@ -1,19 +1,4 @@
-"""Size of a checkpoint and how long it blocks a job."""
-
-FULL_BYTES_PER_PARAMETER = 14.0
-"""bf16 weights 2, fp32 master copy 4, Adam moments 8; BLOOM-176B measured 13.1 (2.3 TB), OPT-175B 9.1."""
-
-
-def checkpoint_bytes(trained_parameters: float, *, bytes_per_parameter: float = FULL_BYTES_PER_PARAMETER) -> float:
-    """Bytes of a checkpoint that training can resume from.
-
-    `bytes per parameter x trained parameters`; frozen models (reference, reward) are named by hash, not
-    stored. PPO trains policy and value model: pass their sum.
-
-    >>> checkpoint_bytes(176e9) / 1e12
-    2.464
-    """
-    return bytes_per_parameter * trained_parameters
+"""How long a checkpoint takes to be written or read; `estimate/node/storage.py` has its size."""
 
 
 def transfer_seconds(

@@ -1,11 +1,9 @@
-"""What a warning before a preemption is worth."""
+"""What a warning before a preemption is worth: AWS gives 120 s, GCP 30 s (their docs), Azure 30 s (from memory)."""
 
 from dataclasses import replace
 
 from charter.resilience.expected_time import Interruptions
 
-NOTICE_SECONDS = {"aws": 120.0, "gcp": 30.0, "azure": 30.0}
-"""Seconds between the notice and the end of a spot machine: AWS and GCP documentation; Azure from memory."""
 NOTICE_SUCCESS = 0.9
 """Share of preemptions whose notice is seen in time; AWS calls it best effort. Judgement."""
 

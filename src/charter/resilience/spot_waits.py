@@ -21,12 +21,37 @@ from charter.resilience.windows import (
 )
 
 LEVELS = (0.1, 0.5, 0.9)
+CURVE = (
+    0.0,
+    0.01,
+    0.05,
+    0.1,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.6,
+    0.7,
+    0.8,
+    0.85,
+    0.9,
+    0.93,
+    0.95,
+    0.97,
+    0.98,
+    0.99,
+    0.995,
+    0.999,
+    1.0,
+)
+"""Levels between which the quantile function is taken as straight: dense where the tail is."""
 HISTORIES = 1500
 CYCLES = 192
 MOST_WINDOWS = 100.0
 """Beyond it quantiles follow the mean and the square root of the number of outages."""
 STEPS_PER_E = 20
 """Needs are rounded to 5 % before they are looked up."""
+_ROWS = tuple(CURVE.index(level) for level in LEVELS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +61,8 @@ class SpotWaits:
     p10: float
     p50: float
     p90: float
+    curve: tuple[float, ...] = ()
+    """The quantiles at `CURVE`: three of them say too little about a tail that decides the sum of several waits."""
 
 
 def spot_waits(up_seconds: float, *, mean_up_seconds: float, availability: float) -> SpotWaits:
@@ -56,8 +83,9 @@ def spot_waits(up_seconds: float, *, mean_up_seconds: float, availability: float
     known = min(windows, MOST_WINDOWS)
     found = _in_outages(round(STEPS_PER_E * math.log(known)), round(availability, 3))
     spread = math.sqrt(windows / known)
-    p10, p50, p90 = (mean_outage * max(0.0, windows + (outages - known) * spread) for outages in found)
-    return SpotWaits(p10=p10, p50=p50, p90=p90)
+    curve = tuple(mean_outage * max(0.0, windows + (outages - known) * spread) for outages in found)
+    p10, p50, p90 = (curve[row] for row in _ROWS)
+    return SpotWaits(p10=p10, p50=p50, p90=p90, curve=curve)
 
 
 def first_wait_seconds(*, mean_up_seconds: float, availability: float) -> float:
@@ -77,7 +105,7 @@ def _in_outages(log_windows: int, availability: float) -> tuple[float, ...]:
     """Quantiles of the wait, in mean outages."""
     ends, waits = _histories(availability)
     begun = np.count_nonzero(ends < math.exp(log_windows / STEPS_PER_E), axis=1)
-    return tuple(float(value) for value in np.quantile(waits[np.arange(len(waits)), begun], LEVELS))
+    return tuple(float(value) for value in np.quantile(waits[np.arange(len(waits)), begun], CURVE))
 
 
 @lru_cache(maxsize=8)

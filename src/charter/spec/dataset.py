@@ -86,7 +86,7 @@ class DataFacts:
 
 
 def read_conversations(path: Path, spec: DataSpec | None = None) -> tuple[Conversation, ...]:
-    """Conversations to be imitated: `messages` rows, or preference rows of which `spec.column` says which answer.
+    """Conversations to be imitated: `messages` rows, or preference rows of which the column says which answer.
 
     With `column: both` a preference row gives two conversations, with ids that end in `/chosen` and `/rejected`.
     """

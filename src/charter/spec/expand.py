@@ -3,25 +3,18 @@
 Reading the text again gives the same project.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-from charter.spec.load import load_project
 from charter.spec.project import Project
 from charter.spec.stage import Stage
 from charter.spec.yaml_source import scalar
 
 _HEADER = "# The whole project, with presets expanded and defaults written out (charter check --expand).\n"
-
-
-def expand_project(path: Path, *, overrides: Sequence[str] = (), env: Mapping[str, str] | None = None) -> str:
-    """The explicit YAML text of the project in a file."""
-    return project_yaml(load_project(path, overrides=overrides, env=env))
 
 
 def project_yaml(project: Project) -> str:

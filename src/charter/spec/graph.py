@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Mapping
 
 from charter.errors import Problem
-from charter.spec.project import Project
+from charter.spec.project import ModelSpec, Project
 from charter.spec.stage import MODEL, Stage, references
 from charter.spec.suggest import did_you_mean
 
 PREFERENCE_MODEL_ROLES = frozenset({"reward", "also_rewards", "control_reward"})
-"""Roles that need a score, which only a preference model gives."""
+"""Roles that need a score, which only a preference model gives: a stage's, or a model marked `reward_model`."""
 MAKES_PAIRS = frozenset({"label", "prepare"})
 MAKES_TEXTS = frozenset({"critique", "generate", "prepare"})
 _PAIR_ROLES = {
@@ -121,6 +121,8 @@ def _check_name(project: Project, stage: Stage, role: str, name: str, wanted: st
     if name in candidates:
         return []
     hint = f"fitting: {', '.join(candidates)}" if candidates else ""
+    if role in PREFERENCE_MODEL_ROLES and name in project.models:
+        hint = f"if {name!r} gives scores, add  reward_model: true  to its entry of `models`"
     message = f"needs {_need(stage, role, wanted)}, but {name!r} is {_what(project, name)}"
     return [Problem(message=message, path=path, hint=hint)]
 
@@ -128,9 +130,15 @@ def _check_name(project: Project, stage: Stage, role: str, name: str, wanted: st
 def fitting_names(project: Project, stage: Stage, role: str) -> list[str]:
     """The names that may stand in a role of a stage, in the order of the file."""
     if stage.REFERENCES[role] == MODEL:
-        plain = [] if role in PREFERENCE_MODEL_ROLES else list(project.models)
+        plain = [name for name, model in project.models.items() if _model_fits(stage, role, model)]
         return plain + [name for name, item in project.pipeline.items() if _fits_model_role(stage, role, item)]
     return list(project.data) + [name for name, item in project.pipeline.items() if _fits_data_role(stage, role, item)]
+
+
+def _model_fits(stage: Stage, role: str, model: ModelSpec) -> bool:
+    if role in PREFERENCE_MODEL_ROLES:
+        return model.reward_model
+    return not model.reward_model or (stage.kind, role) == ("preference_model", "init")
 
 
 def _fits_model_role(stage: Stage, role: str, source: Stage) -> bool:
@@ -150,7 +158,7 @@ def _fits_data_role(stage: Stage, role: str, source: Stage) -> bool:
 
 def _need(stage: Stage, role: str, wanted: str) -> str:
     if role in PREFERENCE_MODEL_ROLES:
-        return "a preference_model stage"
+        return "a preference_model stage, or a model with `reward_model: true`"
     if wanted == MODEL:
         return "a language model: an entry of `models` or a stage that makes one"
     kinds = _PAIR_ROLES.get((stage.kind, role))
@@ -165,7 +173,9 @@ def _what(project: Project, name: str) -> str:
     if name in project.pipeline:
         kind = project.pipeline[name].kind
         return f"{'an' if kind == 'eval' else 'a'} {kind} stage"
-    return "a model" if name in project.models else "a data set"
+    if name in project.models:
+        return "a reward model" if project.models[name].reward_model else "a model"
+    return "a data set"
 
 
 def _check_tokenizers(project: Project, skipped: frozenset[str]) -> list[Problem]:

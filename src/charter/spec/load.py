@@ -18,8 +18,9 @@ from charter.spec.graph import check_graph
 from charter.spec.overrides import apply_overrides
 from charter.spec.presets import expand_preset, missing_needs
 from charter.spec.project import Project
-from charter.spec.stage import Optimization, Stage
+from charter.spec.stage import Stage
 from charter.spec.stage_checks import check_stage
+from charter.spec.stage_parts import Optimization
 from charter.spec.yaml_source import Document, Path_, read_document
 
 DEFAULT_FILE = "charter.yaml"

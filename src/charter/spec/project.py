@@ -8,7 +8,7 @@ from charter.spec.architecture import Architecture
 from charter.spec.costs import Costs
 from charter.spec.quantity import Bytes, Count, Names, Seconds, Usd, UsdPerHour
 from charter.spec.risk import RiskSettings
-from charter.spec.stage import AnyStage
+from charter.spec.stage_kinds import AnyStage
 
 FORBID_EXTRA: dict[str, str] = {"extra": "forbid"}
 
@@ -35,6 +35,8 @@ class ModelSpec:
     tokenizer: TokenizerSpec | None = None
     """Needed with an inline architecture that is trained from scratch."""
     precision: Literal["fp32", "bf16", "fp8", "int4"] = "bf16"
+    reward_model: bool = False
+    """It gives scores, not text: may stand as a `reward` without a preference_model stage. Planned; not run yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +113,7 @@ class Resources:
     """Price of one accelerator (or, on a local machine, of the machine) per hour; replaces the catalog's."""
     cpus: int | None = None
     memory: Bytes | None = None
+    """System memory of an own node (`on_prem`); the smallest that is offered with its accelerators unless given."""
     max_parallel_stages: int = 1
     """Local runs: how many independent stages may run side by side."""
     labels: Mapping[str, str] = field(default_factory=dict)

@@ -63,11 +63,6 @@ def execution(default: Any = None, *, help: str = "") -> Any:
     return field(default=default, metadata={EXECUTION: True, "help": help})
 
 
-def identity(default: Any, *, help: str = "") -> Any:
-    """A field that is part of what is computed, with a line of help for the schema and the template."""
-    return field(default=default, metadata={"help": help})
-
-
 def is_execution(item: "Field[Any]") -> bool:
     """Whether a dataclass field is marked as execution."""
     return bool(item.metadata.get(EXECUTION))

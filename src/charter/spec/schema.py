@@ -25,7 +25,8 @@ from charter.spec.project import (
     TokenizerSpec,
 )
 from charter.spec.risk import RiskSettings
-from charter.spec.stage import STAGE_KINDS, StageResources
+from charter.spec.stage import StageResources
+from charter.spec.stage_kinds import STAGE_KINDS
 
 SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 BLOCKS: tuple[type, ...] = (

@@ -12,10 +12,9 @@ from typing import ClassVar, Literal
 
 from charter.spec.layout import Adapter
 from charter.spec.quantity import Count, Names, Seconds, execution
+from charter.spec.stage_parts import Dtype, Optimization, Sampling, Schedule
 
 MODEL, DATA = "model", "data"
-Schedule = Literal["constant", "linear", "cosine"]
-Dtype = Literal["fp32", "bf16"]
 Engine = Literal["native", "megatron", "deepspeed", "fsdp", "accelerate", "trl", "verl", "openrlhf", "nemo_rl"]
 
 
@@ -72,53 +71,6 @@ class Stage:
     expected_fingerprint: str | None = execution()
     """Pin: refuse to run this stage under any other fingerprint, keep a finished one that has it."""
     timeout: Seconds | None = execution()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Optimization:
-    """How weights are updated; shared by every stage that trains."""
-
-    learning_rate: float = 1e-5
-    epochs: float | None = None
-    steps: Count | None = None
-    """Optimizer steps; give either epochs or steps."""
-    global_batch: Count = 64
-    """Sequences (or pairs) per optimizer step."""
-    seq_len: Count = 1024
-    warmup_steps: Count = 0
-    schedule: Schedule = "cosine"
-    min_learning_rate_ratio: float = 0.1
-    weight_decay: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.95
-    gradient_clip: float = 1.0
-    dropout: float = 0.0
-    """Share of token embeddings and attention weights dropped; in a preference model, of the head's input."""
-    dtype: Dtype = "bf16"
-    """Precision of the forward and backward pass; weights and optimizer are kept in fp32."""
-    adapter: Adapter | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """How text is drawn from a model."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    max_new_tokens: Count = 512
-    min_new_tokens: Count = 0
-    """The end-of-text token is banned before this many tokens."""
-    max_prompt_tokens: Count = 512
-    """Longer prompts are cut at the left."""
-    rollout_batch: Count = 64
-    """Sequences generated together: the fixed unit that is replayed whole after a crash."""
-    mean_new_tokens: Count | None = execution(None)
-    """Mean tokens of an answer where it is known, for the plan alone; `max_new_tokens` unless given."""
-
-    @property
-    def expected_new_tokens(self) -> int:
-        """Tokens of an answer that a plan counts."""
-        return min(self.mean_new_tokens or self.max_new_tokens, self.max_new_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,9 +156,8 @@ class CritiqueStage(Sampling, Stage):
 class LabelStage(Sampling, Stage):
     """AI preference labels: the judge compares two answers under a principle (Bai et al. 2022, section 4).
 
-    Pairs come from `candidates` (answers that exist), from sampling `pairs` pairs from `policy` on
-    `prompts`, or both. The label is soft: the normalised probability of the judge's choice, averaged over both
-    orders.
+    Pairs come from `candidates` (answers that exist), from sampling `pairs` pairs from `policy` on `prompts`, or both.
+    The label is soft: the normalised probability of the judge's choice, averaged over both orders.
     """
 
     REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType(
@@ -335,37 +286,6 @@ class EvalStage(Sampling, Stage):
     """Human pairs that no other stage used, for a check that shares nothing with the reward."""
     suites: tuple[Suite, ...] = ("win_rate",)
     num_prompts: Count | None = None
-
-
-AnyStage = (
-    PrepareStage
-    | GenerateStage
-    | PretrainStage
-    | SftStage
-    | JudgeStage
-    | CritiqueStage
-    | LabelStage
-    | PreferenceModelStage
-    | PpoStage
-    | DpoStage
-    | EvalStage
-)
-
-STAGE_KINDS: Mapping[str, type[Stage]] = MappingProxyType(
-    {
-        "prepare": PrepareStage,
-        "generate": GenerateStage,
-        "pretrain": PretrainStage,
-        "sft": SftStage,
-        "judge": JudgeStage,
-        "critique": CritiqueStage,
-        "label": LabelStage,
-        "preference_model": PreferenceModelStage,
-        "ppo": PpoStage,
-        "dpo": DpoStage,
-        "eval": EvalStage,
-    }
-)
 
 
 def references(stage: Stage) -> dict[str, tuple[str, ...]]:

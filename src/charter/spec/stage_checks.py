@@ -22,14 +22,13 @@ from charter.spec.stage import (
     EvalStage,
     JudgeStage,
     LabelStage,
-    Optimization,
     PpoStage,
     PreferenceModelStage,
-    Sampling,
     Stage,
     StageResources,
     references,
 )
+from charter.spec.stage_parts import Optimization, Sampling
 
 _ADAM: tuple[tuple[str, Range], ...] = (
     ("learning_rate", POSITIVE),

@@ -64,7 +64,6 @@ TEMPLATES: tuple[Template, ...] = (
         brings=("demonstrations.jsonl", "prompts.jsonl", "test_pairs.jsonl"),
     ),
 )
-DEFAULT_TEMPLATE = "cai-tiny"
 
 
 def find_template(name: str) -> Template:

@@ -7,7 +7,7 @@ import pytest
 
 from charter.calibration.fit import Fitted, fit
 from charter.estimate.arrays import Array, array
-from charter.estimate.constants import constant, describe, moved, per_case
+from charter.estimate.constants import constant, describe, moved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +72,5 @@ def test_a_limit_is_never_passed() -> None:
     assert float(moved(Machine(), {"share": 5.0}).share) == 1.0
 
 
-def test_sets_are_described_and_stacked() -> None:
+def test_sets_are_described() -> None:
     assert [item.name for item in describe(Machine)] == ["share", "launch_seconds", "fixed"]
-    assert per_case([Machine(), moved(Machine(), {"fixed": np.log(2.0)})]).fixed.tolist() == pytest.approx([2.0, 4.0])

@@ -6,7 +6,6 @@ from charter.calibration.bundle import MEASUREMENTS
 from charter.calibration.rows.architecture import architecture_of
 from charter.calibration.rows.measurement import Measurement, Refusal, read_measurements
 from charter.calibration.rows.model_names import layers_in_name, model_named, tokens
-from charter.calibration.rows.roles import critic_architecture, reward_architecture
 from charter.estimate.shapes.parameters import count_parameters
 
 # Distinct models as published tables print them: name, params_b, hidden, layers, heads, kv_heads, head_dim, ffn,
@@ -276,10 +275,3 @@ def test_a_model_with_experts_is_not_read_as_dense(name, total, active):
 def test_a_dense_size_of_a_family_with_experts_stays_dense():
     assert architecture_of(row(model="Llama 405B")).mixture is None
     assert architecture_of(row(model="Qwen3 32B")).mixture is None
-
-
-def test_critic_and_reward_model_have_their_own_size():
-    asked = row(model="OPT-13B actor + OPT-350M critic", critic_params_b=0.331, reward_params_b=13.0)
-    assert billions(critic_architecture(asked)) == pytest.approx(0.331, rel=0.01)
-    assert billions(reward_architecture(asked)) == pytest.approx(12.85, rel=0.01)
-    assert critic_architecture(row(model="Llama-3-8B", critic_params_b=0.0)) is None

@@ -49,7 +49,7 @@ def test_a_bare_8_bit_is_the_optimizer_only_where_everything_is_trained():
 
 
 def test_unsloth_has_8_bit_adam_unless_it_says_otherwise():
-    assert precision_of(row(), UNSLOTH) == kinds.BF16_ADAM_8BIT
+    assert precision_of(row(), UNSLOTH) == kinds.with_optimizer(kinds.PURE_BF16, "adam8bit")
     assert optimizer_of(row(notes="adafactor"), UNSLOTH) == "adafactor"
 
 

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from charter.calibration.bundle import bundled
 from charter.calibration.fit import Fitted
-from charter.calibration.predictions.stacks import FAMILIES, stack_name
+from charter.calibration.predictions.stacks import stack_name
 from charter.calibration.predictions.training_cases import training_case
 from charter.calibration.predictions.training_gaps import recompute_of
 from charter.calibration.predictions.training_time import TRAINING_TIME
@@ -56,7 +57,12 @@ def row(**columns) -> Measurement:
 def test_every_framework_has_a_profile(framework, profile):
     assert stack_name(framework, gpu="H100", dtype="bf16") == profile
     assert profile in PROFILES
-    assert FAMILIES.get(profile, profile)
+
+
+def test_every_family_with_fitted_constants_is_that_of_a_profile():
+    fitted = bundled().quantities[TRAINING_TIME.name].fitted.stacks
+    assert set(fitted) <= {profile.family for profile in PROFILES.values()}
+    assert {"megatron-classic", "megatron-recent", "fsdp", "huggingface"} <= set(fitted)
 
 
 def test_megatron_without_a_release_is_dated_by_its_device_and_format():

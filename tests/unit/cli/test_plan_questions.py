@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from charter.cli.main import app
-from charter.errors import BudgetError, InfeasibleError, SpecError, UsageError
+from charter.errors import BudgetError, InfeasibleError, UsageError
 
 FILE = """
 name: demo
@@ -37,7 +37,7 @@ def test_objective_replaces_that_of_the_file(plan):
     fast, cheap = (json.loads(plan("--objective", name, "--json").stdout) for name in ("fastest", "cheapest"))
     assert (fast["objective"], cheap["objective"]) == ("fastest", "cheapest")
     assert fast["total"]["seconds"]["p50"] < cheap["total"]["seconds"]["p50"]
-    with pytest.raises(SpecError, match="objective"):
+    with pytest.raises(UsageError, match="objective"):
         plan("--objective", "best")
 
 
@@ -95,3 +95,50 @@ def test_exit_codes_of_limits(plan):
         plan("--set", "deadline=1min", "--fail-over-deadline")
     with pytest.raises(BudgetError, match="cheapest possible is"):
         plan("--set", "budget={limit: 1}", "--objective", "fastest")
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (("--objective", "cheep"), "give cheapest, fastest, balanced"),
+        (("--start", "tomorrow"), "write it like 2026-12-01"),
+        (("--explain", "helpfull"), "this project has helpful"),
+        (("--explain", "helpful", "--json"), "give one of them"),
+        (("--explain", "helpful", "--what-if", "nodes=2"), "give one of them"),
+        (("--expand", "--json"), "give one of them"),
+        (("--what-if", "gpus=0"), "whole number of 1 or more"),
+    ],
+)
+def test_what_is_asked_wrongly_is_told_before_anything_is_planned(plan, asked, told, monkeypatch):
+    monkeypatch.setattr("charter.plan.project_plan.plan_project", lambda *_, **__: pytest.fail("planned"))
+    with pytest.raises(UsageError, match=told):
+        plan(*asked)
+
+
+def test_files_and_limits_count_beside_a_question_too(plan, tmp_path):
+    page, saved = tmp_path / "plan.html", tmp_path / "plan.json"
+    asked = ("--what-if", "nodes=2", "--html", str(page), "--output", str(saved))
+    with pytest.raises(BudgetError):
+        plan(*asked, "--set", "budget.limit=1", "--fail-over-budget")
+    assert page.read_text().startswith("<!doctype html>")
+    assert json.loads(saved.read_text())["name"] == "demo"
+
+
+@pytest.mark.parametrize("option", ["--html", "--output"])
+@pytest.mark.parametrize("place", [".", "missing/plan.out"])
+def test_a_file_that_cannot_be_written_is_told(plan, tmp_path, option, place):
+    with pytest.raises(UsageError, match="a directory that exists"):
+        plan(option, str(tmp_path / place))
+
+
+def test_a_start_with_an_offset_is_told_in_utc(plan):
+    assert "started on 2026-12-01 07:00 UTC" in plan("--start", "2026-12-01T09:00+02:00").stdout
+
+
+def test_a_project_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(UsageError, match=r"there is no file or directory .*nothere\.yaml"):
+        raise CliRunner().invoke(app, ["plan", str(tmp_path / "nothere.yaml")]).exception
+
+
+def test_the_version():
+    assert CliRunner().invoke(app, ["--version"]).stdout.startswith("charter 0.")

@@ -141,3 +141,14 @@ def test_a_diff_shows_old_new_ratio_and_date(project):
 def test_errors_say_what_would_work(project, arguments, message):
     with pytest.raises(UsageError, match=message):
         charter(*arguments)
+
+
+def test_a_diff_with_what_is_no_price_list_names_its_header(project):
+    (project / "other.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(UsageError, match="the header is a, b"):
+        charter("diff", "other.csv", "bundled")
+
+
+def test_a_list_cannot_be_written_over_a_directory(project):
+    with pytest.raises(UsageError, match="is a directory"):
+        charter("import", "vms.csv", "--cloud", "aws", "--as-of", "2026-11-01", "-o", str(project))

@@ -11,7 +11,7 @@ from charter.catalog import accelerators, models
 from charter.estimate.arrays import array
 from charter.estimate.constants import describe, moved
 from charter.estimate.serving.constants import ServingConstants
-from charter.estimate.serving.decode import answer_terms, issue_of
+from charter.estimate.serving.decode import decode_terms, issue_of
 from charter.estimate.serving.device import ServingDevice
 from charter.estimate.serving.engines import LITGPT, NATIVE, SERVER, SGLANG, TENSORRT, TRANSFORMERS, engine_named
 from charter.estimate.serving.model import ServedModel
@@ -205,24 +205,22 @@ def test_waiting_prompts_keep_the_engine_full():
 
 def test_columns_give_what_single_configurations_give():
     devices = [ServingDevice.of(H100, tensor=n, weights=weight_format("fp8")) for n in (1, 2)]
-    stacked = answer_terms(
+    stacked = decode_terms(
         ServedModel.stacked([ServedModel.of(LLAMA), ServedModel.of(LLAMA70)]),
         ServingDevice.stacked(devices),
         issue_of([SERVER, TENSORRT]),
         ServingConstants(),
         sequences=array([8, 16]),
-        prompt=array([100, 200]),
-        new_tokens=array([50, 60]),
+        context=array([100, 200]),
     ).total
     for index, (model, engine) in enumerate(((LLAMA, SERVER), (LLAMA70, TENSORRT))):
-        alone = answer_terms(
+        alone = decode_terms(
             ServedModel.of(model),
             devices[index],
             issue_of(engine),
             ServingConstants(),
             sequences=array([8, 16][index]),
-            prompt=array([100, 200][index]),
-            new_tokens=array([50, 60][index]),
+            context=array([100, 200][index]),
         ).total
         assert float(stacked[index]) == pytest.approx(float(alone))
 

@@ -23,14 +23,14 @@ SUMS = 2 * 4 / 2048
 @pytest.mark.parametrize(
     ("precision", "weights", "gradients", "optimizer"),
     [
-        (kinds.FP32_ADAM_8BIT, 4, 4, 2 + SCALES),
-        (kinds.BF16_ADAM_8BIT, 2, 2, 2 + SCALES),
-        (kinds.FP32_ADAM_BF16_MOMENTS, 4, 4, 4),
-        (kinds.FP32_ADAFACTOR, 4, 4, SUMS),
-        (kinds.BF16_ADAFACTOR, 2, 2, SUMS),
-        (kinds.FP32_ADAFACTOR_MOMENTUM, 4, 4, 4 + SUMS),
-        (kinds.FP32_SGD, 4, 4, 4),
-        (kinds.BF16_SGD, 2, 2, 2),
+        (with_optimizer(kinds.FSDP_MIXED, "adam8bit"), 4, 4, 2 + SCALES),
+        (with_optimizer(kinds.PURE_BF16, "adam8bit"), 2, 2, 2 + SCALES),
+        (with_optimizer(kinds.FSDP_MIXED, "adam-bf16"), 4, 4, 4),
+        (with_optimizer(kinds.FSDP_MIXED, "adafactor"), 4, 4, SUMS),
+        (with_optimizer(kinds.PURE_BF16, "adafactor"), 2, 2, SUMS),
+        (with_optimizer(kinds.FSDP_MIXED, "adafactor-momentum"), 4, 4, 4 + SUMS),
+        (with_optimizer(kinds.FSDP_MIXED, "sgd"), 4, 4, 4),
+        (with_optimizer(kinds.PURE_BF16, "sgd"), 2, 2, 2),
         (with_optimizer(kinds.MEGATRON, "adam8bit"), 2, 4, 6 + SCALES),
         (with_optimizer(kinds.ZERO_PAPER, "sgd-plain"), 2, 2, 4),
         (with_optimizer(kinds.ZERO_PAPER, "lion"), 2, 2, 8),
@@ -55,7 +55,11 @@ def test_adam_is_what_precisions_are_written_with(base):
 def test_the_optimizer_state_of_a_step_is_bytes_times_parameters():
     size = count_parameters(LLAMA).total
     layout = Layout(data=8, zero=ZeroStage.PARAMETERS)
-    for precision in (kinds.FSDP_MIXED, kinds.FP32_ADAM_8BIT, kinds.FP32_ADAFACTOR):
+    for precision in (
+        kinds.FSDP_MIXED,
+        with_optimizer(kinds.FSDP_MIXED, "adam8bit"),
+        with_optimizer(kinds.FSDP_MIXED, "adafactor"),
+    ):
         memory = training_memory(LLAMA, layout, seq_len=512, precision=precision)
         assert memory.optimizer_bytes == pytest.approx(precision.optimizer_bytes * size / 8)
 

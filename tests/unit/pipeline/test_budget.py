@@ -5,7 +5,7 @@ import pytest
 from charter.errors import BudgetError
 from charter.ledger import Ledger
 from charter.pipeline.attempt import price_micro_usd_per_hour
-from charter.pipeline.budget import check_budget, limit_passed, spent_usd, stops_at_limit
+from charter.pipeline.budget import check_budget, limit_passed, share_warning, spent_usd, stops_at_limit
 from charter.pipeline.events import Events
 from charter.spec.project import Budget, Project, Resources
 
@@ -49,6 +49,19 @@ def test_a_run_does_not_start_over_its_limit(ledger, tmp_path):
     with pytest.raises(BudgetError, match=r"p has cost \$6.00, over its limit of \$5.00"):
         check_budget(project(limit=5), ledger, events)
     check_budget(project(limit=5, on_exceed="warn"), ledger, events)
+
+
+def test_each_share_of_the_limit_is_told_once():
+    told, messages = 0.0, []
+    for spent in (None, 1.0, 4.9, 5.0, 6.0, 9.5, 9.9, 10.0, 10.1):
+        warning = share_warning(project(limit=10), spent, told)
+        if warning is not None:
+            told, message = warning
+            messages.append(message)
+    assert messages == [
+        f"p has cost {usd}, {share} % of its limit or more" for usd, share in (("$5.00", 50), ("$9.50", 90))
+    ]
+    assert share_warning(project(), 5.0, 0.0) is None
 
 
 def test_only_the_asked_for_policy_stops():

@@ -7,7 +7,8 @@ from charter.launch.commands import STAGE_MODULES
 from charter.pipeline.graph import build_pipeline
 from charter.pipeline.preflight import check_before_start, check_packages
 from charter.spec.project import DataSpec, ModelSpec, Project
-from charter.spec.stage import STAGE_KINDS, DpoStage, PreferenceModelStage, SftStage
+from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, SftStage
+from charter.spec.stage_kinds import STAGE_KINDS
 
 ROW = '{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}\n'
 
@@ -50,6 +51,13 @@ def test_other_engines_are_planned_for_and_not_run(project, tmp_path):
     other = replace(project, pipeline={"sft": replace(project.pipeline["sft"], engine="megatron")})
     with pytest.raises(SpecError, match=r"pipeline.sft.engine: .*engine 'megatron' but runs only 'native'"):
         check(other, tmp_path)
+
+
+def test_reward_models_of_elsewhere_are_planned_and_not_run(project, tmp_path):
+    models = {**project.models, "rm": ModelSpec(model="hf", reward_model=True)}
+    ppo = PpoStage(policy="base", reward="rm", prompts=("chat",), episodes=64)
+    with pytest.raises(SpecError, match=r"pipeline.p.reward: .*plans with the reward model 'rm' but cannot load it"):
+        check(replace(project, models=models, pipeline={"p": ppo}), tmp_path)
 
 
 def test_all_problems_are_said_at_once(project, tmp_path):

@@ -1,4 +1,5 @@
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ from charter.plan.physics.knowledge import shipped
 from charter.plan.work.phase import Counters, Phase, Role, Workload
 from charter.spec.layout import Layout, ZeroStage
 from charter.spec.project import Budget, Place, Resources, Serving
-from charter.spec.stage import LabelStage, PpoStage, SftStage, StageResources
+from charter.spec.stage import CritiqueStage, LabelStage, PpoStage, SftStage, StageResources
 
 SFT = SftStage(init="base", data=("chat",), global_batch=128, seq_len=2048)
 PPO = PpoStage(policy="base", reward="base", prompts=("prompts",), episodes=65_536, rollout_batch=512, minibatch=128)
@@ -91,7 +92,8 @@ def test_local_stages_share_the_machine(lab):
         return lab.planned(lab.project(resources, architecture=lab.TINY))
 
     one = total(1)
-    assert one.seconds.p50 == pytest.approx(sum(stage.option.seconds.p50 for stage in one.stages))
+    # Medians of stages whose errors differ in cause do not add: the sum is skewed to the late side.
+    assert one.seconds.p50 == pytest.approx(sum(stage.option.seconds.p50 for stage in one.stages), rel=0.05)
     assert total(2).seconds.p50 < one.seconds.p50
 
 
@@ -137,6 +139,27 @@ def test_budget_verdict_follows_the_range(lab):
     assert lab.one(SFT, budget=Budget(limit=plan.usd.p90 / 1e6 + 1)).budget_verdict == "ok"
     assert lab.one(SFT, budget=Budget(limit=middle)).budget_verdict == "p90 over"
     assert lab.one(SFT, budget=Budget(limit=plan.usd.p10 / 1e6)).budget_verdict == "over"
+
+
+def test_a_budget_that_is_not_kept_says_how_much_less_work_would_keep_it(lab):
+    critique = CritiqueStage(policy="base", critic="base", prompts=("prompts",), rollout_batch=1024)
+    usd = lab.one(critique).usd.p90 / 1e6
+    advice = lab.one(critique, budget=Budget(limit=0.4 * usd)).budget_advice
+    found = re.match(r"stage with num_prompts: ([0-9_]+) \(planned: 20_000\)", advice[0])
+    assert advice[1].startswith("use_spot: auto")
+    smaller = lab.one(replace(critique, num_prompts=int(found[1])))
+    assert smaller.usd.p90 / 1e6 == pytest.approx(0.4 * usd, rel=0.15)
+    assert lab.one(critique, budget=Budget(limit=1.1 * usd)).budget_advice == ()
+
+
+def test_less_work_of_ppo_is_whole_rollouts_and_of_training_less_of_the_data(lab):
+    ppo, sft = lab.one(PPO), lab.one(SFT)
+    told = lab.one(PPO, budget=Budget(limit=0.5 * ppo.usd.p90 / 1e6)).budget_advice[0]
+    episodes = int(re.search(r"episodes: ([0-9_]+)", told)[1])
+    assert episodes % PPO.rollout_batch == 0
+    assert episodes / PPO.episodes == pytest.approx(0.5, abs=0.01)
+    told = lab.one(SFT, budget=Budget(limit=0.5 * sft.usd.p90 / 1e6)).budget_advice[0]
+    assert re.search(r"(epochs|steps): ", told)
 
 
 def test_rejected_families_say_what_overflows(lab):

@@ -13,11 +13,14 @@ from charter.estimate.arrays import array
 from charter.estimate.memory.ppo import group_phases
 from charter.estimate.runs.rl_step import RlConstants, RlPhases, rl_step_terms
 from charter.plan.any_engine import other_engines
+from charter.plan.hardware.host_room import host_bytes_per_accelerator
+from charter.plan.layouts.layout_search import Site, search_sites
+from charter.plan.layouts.training_search import chosen_row, training_options
 from charter.plan.rl.across import across
 from charter.plan.rl.engine import RL_ENGINES
 from charter.plan.rl.placement import Placed, group_sizes, placed, step_table
 from charter.plan.rl.search import rl_options
-from charter.plan.rl.setting import Setting, host_bytes_per_accelerator, host_shortage
+from charter.plan.rl.setting import Setting, host_shortage
 from charter.plan.rl.tables import GeneratorChoice, Groups, TrainerChoice
 from charter.plan.rl.work import answer_lengths, rl_work
 from charter.spec.layout import Layout
@@ -101,6 +104,7 @@ def test_of_phases_that_scale_no_split_needs_fewer_accelerator_seconds(generate,
     assert split >= shared * (1 - 1e-9)
     assert beside >= shared * (1 - 1e-9)
     assert beside <= split * (1 + 1e-9)
+    assert beside == pytest.approx(max(generate / generating, (score + update) / (size - generating)))
 
 
 def endless_links(accelerator):
@@ -305,3 +309,16 @@ def test_what_waits_in_host_memory_counts_once_per_rank():
     item = Placed(arrangement="offloaded", trainers=(group,), generator=maker)
     assert host_shortage(setting, item) is not None
     assert host_shortage(setting, replace(item, trainers=(replace(group, host_bytes=1e10),))) is None
+
+
+@pytest.mark.parametrize("engine", ["native", "deepspeed"])
+def test_the_seconds_that_a_layout_of_ppo_was_chosen_by_are_the_sum_of_its_terms(engine):
+    """The search and the terms count with one memory model: an engine's own, which decides what is decoded at once."""
+    sizes = {"samples": 1024, "minibatch": 1024, "prompt": 256, "new": 256}
+    asked = case.question(case.workload("opt-30b", "Qwen/Qwen3-0.6B", **sizes), engine)
+    site = Site(place=case.place("A100-80GB"), num_nodes=1)
+    found = next(search_sites(asked, [site]))
+    ((option,), _) = training_options(asked, site.place, 1)
+    chosen = found.seconds[chosen_row(found)]
+    assert option.overhead.useful_seconds == pytest.approx(chosen, rel=1e-6)
+    assert option.peak.total_bytes == pytest.approx(found.peak[chosen_row(found)], rel=1e-6)

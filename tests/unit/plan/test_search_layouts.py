@@ -298,6 +298,25 @@ def test_hybrid_sharding_holds_what_one_node_holds_and_reduces_between_nodes():
     assert crawling.seconds[whole] / crawling.seconds[hybrid] > found.seconds[whole] / found.seconds[hybrid]
 
 
+@pytest.mark.parametrize("engine", ["megatron", "deepspeed"])
+def test_where_nothing_fits_the_layout_that_needs_least_is_told_though_only_bounds_were_computed(engine):
+    question = asking(engine, architecture=models.get("Llama-3.1-70B").architecture, offload="none")
+    where = site("H100", 1)
+    found = search(question, (where.place,))
+    peak, capacity = found.closest
+    layouts = next(search_sites(question, [where])).space
+    every = training_totals(
+        question.work,
+        [layouts.layout(row) for row in range(layouts.size)],
+        accelerator=where.place.accelerator,
+        dtype=question.dtype,
+        knowledge=question.knowledge,
+        engine=engine,
+    )
+    assert capacity < peak.total_bytes
+    assert 1.0 - 1e-9 < peak.total_bytes / every.min() < 1.05
+
+
 def test_every_family_that_lost_has_one_reason():
     question, where = asking(), site("H100", 1)
     option = search(question, (where.place,)).options[0]

@@ -7,9 +7,10 @@ from itertools import pairwise
 
 import pytest
 
+from charter.catalog.price_book import PriceBook
 from charter.errors import BudgetError, InfeasibleError
 from charter.plan.make import make_plan
-from charter.plan.stages.transfer import Location, move_seconds, move_usd
+from charter.plan.stages.transfer import Location, Shipment, move_seconds, move_usd, shipments_usd
 from charter.spec.project import Budget, Place, Resources, Storage
 from charter.spec.stage import DpoStage, EvalStage, PreferenceModelStage, SftStage, StageResources
 
@@ -107,7 +108,7 @@ def test_a_deadline_that_nothing_meets_gives_the_earliest_plan_and_what_would_he
 
 def test_stages_that_do_not_wait_for_each_other_run_together(lab):
     plan = priced(lab, replace(lab.H100, max_nodes=12, num_nodes=4), FORK)
-    assert plan.seconds.p50 == pytest.approx(max(stage.option.seconds.p50 for stage in plan.stages))
+    assert plan.seconds.p50 == pytest.approx(max(stage.option.seconds.p50 for stage in plan.stages), rel=0.01)
 
 
 @pytest.mark.parametrize("limit", [{"max_nodes": 5}, {"max_nodes": 12, "quota": {"H100": 40}}])
@@ -127,8 +128,8 @@ def test_own_nodes_are_shared_and_waited_for(lab):
     own = Resources(any_of=(Place(infra="on_prem", accelerators=("H100:8",), nodes=2, queue_wait=3600.0),))
     plan = priced(lab, own, FORK, objective="fastest")
     assert nodes_at_once(plan) <= 2
-    assert min(plan.timeline("p50").start_seconds.values()) == 3600
-    assert min(plan.timeline("p90").start_seconds.values()) == pytest.approx(3.32 * 3600)
+    assert min(plan.timeline("p50").start_seconds.values()) == pytest.approx(3600, rel=1e-3)
+    assert min(plan.timeline("p90").start_seconds.values()) == pytest.approx(3.32 * 3600, rel=1e-3)
     assert all(max(option.num_nodes for option in stage.options) == 2 for stage in plan.stages)
 
 
@@ -199,6 +200,16 @@ def test_it_stays_with_a_provider_unless_leaving_saves_more_than_the_transfer(la
     assert dpo.to_json()["breakdown"]["usd"]["transfer"] == dpo.transfer_usd.p50 / 1e6
     line = moves.timeline()
     assert line.start_seconds["dpo"] - line.end_seconds["sft"] == pytest.approx(16.06 / 1.25, rel=0.01)
+
+
+def test_what_leaves_a_provider_in_a_month_runs_through_its_tiers_once():
+    aws, gcp, west = Location(infra="aws"), Location(infra="gcp"), Location(infra="aws", region="us-west-2")
+    east = Location(infra="aws", region="us-east-1")
+    sent = [Shipment(num_bytes=6e12, source=aws, target=gcp, month=month) for month in (0, 0, 1)]
+    usd = shipments_usd([*sent, Shipment(num_bytes=6e12, source=east, target=west, month=1)], PriceBook.bundled())
+    # 10.24 TB at .09, then .085; the second month begins anew; between regions there are no tiers.
+    assert usd == pytest.approx([540, 4240 * 0.09 + 1760 * 0.085, 540, 120])
+    assert sum(usd[:2]) < 2 * move_usd(6e12, aws, gcp)
 
 
 def test_everything_goes_through_a_named_bucket(lab):
@@ -278,8 +289,8 @@ def test_dates_follow_the_start(lab):
     told = with_alternatives(lab, 0).to_json()["timeline"]
     assert told["start"] == "2026-12-01T09:00"
     assert told["start"] < told["finish"]["p10"] < told["finish"]["p50"] < told["finish"]["p90"]
-    last = max(told["stages"], key=lambda stage: stage["end_seconds"]["p90"])
-    assert last["finish"]["p90"] == told["finish"]["p90"]
+    # Several stages may be the last: the p90 of the last end is no earlier than the latest p90.
+    assert max(stage["finish"]["p90"] for stage in told["stages"]) <= told["finish"]["p90"]
     without = base(lab).to_json()["timeline"]
     assert (without["start"], without["finish"]) == (None, None)
 

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from charter.spec.expand import expand_project, project_yaml
+from charter.spec.expand import project_yaml
 from charter.spec.load import load_project
 from charter.templates.shipped import TEMPLATES, write_template
 
@@ -44,18 +44,18 @@ def test_odd_names_and_texts_survive(path):
 
 def test_expanding_the_expanded_text_changes_nothing(path):
     path.write_text(ODD)
-    text = expand_project(path)
+    text = project_yaml(load_project(path))
     path.write_text(text)
-    assert expand_project(path) == text
+    assert project_yaml(load_project(path)) == text
 
 
 def test_every_default_that_matters_is_written_out(path):
     path.write_text(ODD)
-    stage = yaml.safe_load(expand_project(path))["pipeline"]["sft"]
+    stage = yaml.safe_load(project_yaml(load_project(path)))["pipeline"]["sft"]
     assert list(stage)[:3] == ["kind", "init", "data"]
     assert (stage["epochs"], stage["global_batch"], stage["schedule"]) == (1.0, 64, "cosine")
 
 
 def test_overrides_are_in_the_text(path):
     path.write_text(ODD)
-    assert "seed: 5\n" in expand_project(path, overrides=["seed=5"])
+    assert "seed: 5\n" in project_yaml(load_project(path, overrides=["seed=5"]))

@@ -17,6 +17,7 @@ from charter.spec.stage import (
 )
 
 MODELS = {"base": ModelSpec(model="m")}
+SCORES = {"rm": ModelSpec(model="m", reward_model=True)}
 DATA = {name: DataSpec(path=f"{name}.jsonl") for name in ("chats", "prompts", "pairs")}
 
 
@@ -115,11 +116,11 @@ WRONG = {
     ),
     "reward that gives no score": (
         dict(p=PpoStage(policy="base", reward="base", prompts=("prompts",), episodes=64)),
-        "p.reward: needs a preference_model stage, but 'base' is a model",
+        "p.reward: needs a preference_model stage, or a model with `reward_model: true`, but 'base' is a model",
     ),
     "reward from a stage that gives no score": (
         dict(a=sft(), p=PpoStage(policy="a", reward="a", prompts=("prompts",), episodes=64)),
-        "p.reward: needs a preference_model stage, but 'a' is a sft stage",
+        "p.reward: needs a preference_model stage, or a model with `reward_model: true`, but 'a' is a sft stage",
     ),
     "preference model as policy": (
         dict(pm=PreferenceModelStage(init="base", data=("pairs",)), e=EvalStage(policy="pm")),
@@ -169,6 +170,24 @@ RIGHT = {
         c=CritiqueStage(policy="base", critic="base", prompts=("label",)),
     ),
 }
+
+
+def with_reward_model(**pipeline):
+    return Project(name="x", models=MODELS | SCORES, data=DATA, pipeline=pipeline)
+
+
+def test_a_model_marked_as_a_reward_model_is_a_reward_or_the_start_of_one_and_nothing_else():
+    ppo = PpoStage(policy="base", reward="rm", prompts=("prompts",), episodes=64)
+    assert messages(with_reward_model(p=ppo, pm=PreferenceModelStage(init="rm", data=("pairs",)))) == []
+    found = messages(with_reward_model(p=PpoStage(policy="rm", reward="rm", prompts=("prompts",), episodes=64)))
+    assert len(found) == 1
+    assert "p.policy: needs a language model" in found[0]
+    assert "but 'rm' is a reward model | fitting: base" in found[0]
+
+
+def test_a_plain_model_as_reward_is_told_how_to_mark_it():
+    found = messages(project(p=PpoStage(policy="base", reward="base", prompts=("prompts",), episodes=64)))
+    assert found[0].endswith("if 'base' gives scores, add  reward_model: true  to its entry of `models`")
 
 
 @pytest.mark.parametrize("case", RIGHT)

@@ -14,7 +14,7 @@ from charter.spec.load import load_project
 from charter.spec.schema import project_json_schema
 from charter.spec.stage import references
 from charter.spec.yaml_source import read_document
-from charter.templates.shipped import DEFAULT_TEMPLATE, TEMPLATES, find_template, shipped_bytes, write_template
+from charter.templates.shipped import TEMPLATES, find_template, shipped_bytes, write_template
 
 PACKAGE = resources.files("charter.templates")
 NAMES = [template.name for template in TEMPLATES]
@@ -29,9 +29,13 @@ def written(tmp_path_factory):
     return directories
 
 
+@pytest.fixture(scope="module")
+def validator():
+    return jsonschema.Draft202012Validator(project_json_schema())
+
+
 def test_the_templates_that_machines_rely_on_are_there():
     assert {"cai-smoke", "cai-tiny", "cai-8b", "cai-70b", "rlaif-8b"} <= set(NAMES)
-    assert DEFAULT_TEMPLATE in NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -43,8 +47,7 @@ def test_a_template_loads_under_its_own_name_with_a_sound_graph(written, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_template_fits_the_schema(written, name):
-    validator = jsonschema.Draft202012Validator(project_json_schema())
+def test_a_template_fits_the_schema(written, validator, name):
     assert list(validator.iter_errors(read_document(written[name] / "charter.yaml").value)) == []
 
 

@@ -10,7 +10,7 @@ from charter.calibration.rows.architecture import architecture_of
 from charter.calibration.rows.measurement import Measurement
 from charter.catalog.accelerators import Accelerator
 from charter.estimate.memory.inference import ENGINE_SHARE, InferenceJob, preallocated_bytes
-from charter.estimate.precision import WEIGHT_FORMATS, WeightFormat
+from charter.estimate.precision import STORED_FORMATS, StoredFormat
 from charter.units import MIB
 
 SHORT_ANSWER = 64
@@ -68,7 +68,7 @@ def inference_case(row: Measurement) -> InferenceCase:
     allocated = stack == "litgpt" or (stack == "transformers" and row.isl is not None)
     devices = max(1, row.gpus or row.tp or 1)
     tensor = row.tp or 1
-    form = weight_format(row, stack)
+    form = stored_format(row, stack)
     job = InferenceJob(
         architecture=architecture,
         batch=max(1.0, row.mbs or 1.0),
@@ -110,19 +110,19 @@ def stack_of(row: Measurement) -> str:
     return "llama.cpp" if re.search(r"llama\.?cpp|gguf|ollama|exllama|mlc", text) else "transformers"
 
 
-def weight_format(row: Measurement, stack: str) -> WeightFormat:
+def stored_format(row: Measurement, stack: str) -> StoredFormat:
     """How the weights are stored, from the dtype as printed; a format of the cache after a plus sign is not one."""
     text = re.split(r"\+", row.dtype.lower())[0].strip()
     text = re.sub(r"(fp8|int8|8-?bit|int4|4-?bit)[ _-]*(kv|cache)\w*", "", text)
     bits_each = re.search(r"(\d(?:\.\d+)?) ?bpw|\b([2367])-?bit", text)
     if bits_each:
         size = float(bits_each[1] or bits_each[2]) / 8
-        return WeightFormat(name=text, matrix_bytes=size, end_bytes=2.0, source="bits per weight as printed")
+        return StoredFormat(name=text, matrix_bytes=size, end_bytes=2.0, source="bits per weight as printed")
     for words, bits in _GGUF_BITS:
         if re.search(words, text):
-            return WeightFormat(name=text, matrix_bytes=bits / 8, end_bytes=bits / 8, source="llama.cpp")
+            return StoredFormat(name=text, matrix_bytes=bits / 8, end_bytes=bits / 8, source="llama.cpp")
     name = next((name for words, name in _FORMATS if re.search(words, text)), "bf16")
-    form = WEIGHT_FORMATS[name]
+    form = STORED_FORMATS[name]
     head_too = stack == "litgpt" and form.dequantises
     return replace(form, head_bytes=form.matrix_bytes) if head_too else form
 

@@ -1,7 +1,6 @@
 """Which stack profile a framework is, from its name as sources print it."""
 
 import re
-from collections.abc import Mapping
 
 from charter.calibration.rows.measurement import Measurement
 from charter.estimate.training.stack_profiles import PROFILES, StackProfile
@@ -74,23 +73,3 @@ def _megatron(text: str, gpu: str, dtype: str, flash: int | None) -> str:
         return next((name for last, name in _MEGATRON_YEARS if int(year[1]) <= last), "megatron-lm")
     old_device = any(name in gpu.casefold() for name in _OLD_DEVICES)
     return "megatron-2022" if old_device and "16" in dtype and "bf16" not in dtype and not flash else "megatron-lm"
-
-
-FAMILIES: Mapping[str, str] = {
-    "megatron-2020": "megatron-classic",
-    "megatron-2021": "megatron-classic",
-    "megatron-2022": "megatron-classic",
-    "megatron-lm": "megatron-recent",
-    "megatron-core": "megatron-recent",
-    "nemo": "megatron-recent",
-    "megatron-bridge": "megatron-recent",
-    "megatron-bridge-2026": "megatron-recent",
-    "deepspeed-zero": "huggingface",
-    "unsloth": "huggingface",
-    "native": "huggingface",
-    "composer": "fsdp",
-    "litgpt": "fsdp",
-    "torchtitan": "fsdp",
-    "yafsdp": "fsdp",
-}
-"""Profiles that share fitted constants."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from charter.calibration.predictions.stacks import FAMILIES
 from charter.calibration.predictions.training_cases import TrainingCase, training_case
 from charter.calibration.rows.measurement import Measurement
 from charter.calibration.rows.metrics import training_metric
@@ -84,7 +83,7 @@ class TrainingTime:
 
     def stack(self, case: TrainingCase) -> str:
         """The family of profiles whose constants apply."""
-        return FAMILIES.get(case.profile.name, case.profile.name)
+        return case.profile.family
 
     def prepare(self, cases: Sequence[TrainingCase]) -> PreparedSteps:
         """Cases as columns."""

@@ -117,8 +117,10 @@ def read_measurements(path: Path) -> tuple[Measurement, ...]:
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read as text ({error})") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; give a CSV of measured runs") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text; give a CSV of measured runs") from error
     table = csv.DictReader(text.splitlines())
     columns = set(table.fieldnames or ())
     if {"id", "metric", "value"} <= columns:

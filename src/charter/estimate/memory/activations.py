@@ -1,6 +1,6 @@
 """Bytes that the forward pass keeps for the backward pass, per layer.
 
-Every tensor is listed by name (`estimate.kept_bytes`), so that the total can be checked against Korthikanti et al. 2022
+Every tensor is listed by name (`kept_bytes.py`), so that the total can be checked against Korthikanti et al. 2022
 (arXiv:2205.05198): for a GPT layer with dropout it is `s b h (34 + 5 a s / h)` bytes (their equation 1). For gated
 MLPs, grouped-query and latent attention, experts, recurrent mixers, and training without dropout the constant differs;
 it is re-derived from the same list. Norms and dropout masks are replicated by tensor parallelism and divided by
@@ -48,10 +48,6 @@ class LayerActivations:
         keep_scores = not fused_attention and layout.recompute is Recompute.NONE
         replicated = self.replicated / (layout.tensor if layout.sequence_parallel else 1)
         return replicated + (self.sharded + keep_scores * self.scores) / layout.tensor
-
-    def checkpoint_bytes_per_token(self, layout: Layout) -> float:
-        """What one rank keeps per token under full recomputation."""
-        return self.layer_input / (layout.tensor if layout.sequence_parallel else 1)
 
 
 def layer_activations(

@@ -151,30 +151,36 @@ def _step_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
     }
 
 
-def overhead_columns(rank: Rank, transient: Array, *, stepping: bool) -> dict[str, ExplainedColumn]:
-    """Allocator slack on what comes and goes, device context and communicators; a plain process on a processor."""
+def slack_column(rank: Rank, transient: Array) -> ExplainedColumn:
+    """Allocator slack on what comes and goes in a phase."""
+    return column(
+        "allocator slack",
+        "overhead",
+        rank.shape.reserved * rank.constants.slack * transient,
+        "{share:.0%} of activations, logits and buffers",
+        ASSUMED,
+        share=rank.constants.slack,
+    )
+
+
+def cached_column(rank: Rank, step: Array, *, stepping: bool) -> ExplainedColumn:
+    """What the allocator keeps of the buffers of the optimizer step (`step` bytes) while the step does not run."""
+    return column(
+        "cached by the allocator",
+        "overhead",
+        rank.shape.reserved * rank.shape.flat_step * step * (0.0 if stepping else 1.0),
+        "buffers of the optimizer step, too large to be cut from freed activations",
+        "caching allocator: large blocks are never merged over segments; counted as used, but free on demand",
+    )
+
+
+def constant_columns(rank: Rank) -> dict[str, ExplainedColumn]:
+    """What every phase holds: device context and communicators; a plain process on a processor."""
     s, lay, constants = rank.shape, rank.layouts, rank.constants
-    step = _step_buffers(rank)["step"].values
-    cached = s.reserved * s.flat_step * step * (0.0 if stepping else 1.0)
     degrees = (rank.group, lay.tensor, lay.pipeline, lay.expert)
     groups = array(sum((degree > 1).astype(float) for degree in degrees))
     device = s.context * (1 - s.cpu)
     return {
-        "slack": column(
-            "allocator slack",
-            "overhead",
-            s.reserved * constants.slack * transient,
-            "{share:.0%} of activations, logits and buffers",
-            ASSUMED,
-            share=constants.slack,
-        ),
-        "cached": column(
-            "cached by the allocator",
-            "overhead",
-            array(cached),
-            "buffers of the optimizer step, too large to be cut from freed activations",
-            "caching allocator: large blocks are never merged over segments; counted as used, but free on demand",
-        ),
         "context": column(
             "device context",
             "overhead",

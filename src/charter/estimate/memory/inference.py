@@ -19,8 +19,8 @@ from charter.estimate.memory.breakdown import MemoryBreakdown
 from charter.estimate.memory.constants import InferenceMemoryConstants, context_factor, memory_sigma
 from charter.estimate.memory.shape import Head
 from charter.estimate.memory.states import ModelColumns, rank_columns
-from charter.estimate.memory.terms import CPU_PROCESS_BYTES, column
-from charter.estimate.precision import WEIGHT_FORMATS, WeightFormat
+from charter.estimate.memory.terms import CPU_PROCESS_BYTES, ExplainedColumn, column
+from charter.estimate.precision import STORED_FORMATS, StoredFormat
 from charter.estimate.shapes.kv_cache import kv_cache_bytes
 from charter.estimate.terms import TermTable
 from charter.spec.architecture import Architecture
@@ -46,7 +46,7 @@ class InferenceJob:
     """Tokens read in one pass, over all sequences."""
     tensor: int = 1
     pipeline: int = 1
-    weights: WeightFormat = WEIGHT_FORMATS["bf16"]
+    weights: StoredFormat = STORED_FORMATS["bf16"]
     kv_bytes_per_value: float = 2.0
     head: Head = "lm"
     grown_cache: bool = False
@@ -152,14 +152,30 @@ class InferenceTable:
 def inference_memory_table(shape: InferenceShape, constants: InferenceMemoryConstants | None = None) -> InferenceTable:
     """Memory of many jobs."""
     s, c = shape, constants or InferenceMemoryConstants()
-    stored = c.weights * (s.matrix_bytes * s.matrices + s.end_bytes * s.ends + s.head_copy)
     growth = np.where(s.grown > 0, c.cache_growth, 1.0)
     live = s.live_bytes * np.where(s.whole_prefill > 0, 1.0, c.prefill)
-    device = 1 - s.cpu
-    weights = column(
+    weights, fixed = _weight_column(s, c), _fixed_columns(s, c)
+
+    def cache(values: Array) -> ExplainedColumn:
+        source = "2 x layers x kv_heads x head_dim x bytes / TP; times what growing by concatenation reserves"
+        return column("keys and values", "kv_cache", c.cache * growth * values, "of all sequences", source)
+
+    logits = column("last logits", "logits", s.logits_bytes, "4 B x batch x vocabulary / TP", "fp32 sampling")
+    one = column(
+        "one live layer", "activations", live, "residual, normed input and widest inner values", "Chen 2022 (kipply)"
+    )
+    slack = SERVING_SLACK * (live + s.logits_bytes)
+    lost = column("allocator slack", "overhead", slack, "6% of activations and logits", "assumption")
+    prefill = (weights, cache(s.prompt_cache_bytes), one, logits, *fixed, lost)
+    decode = (weights, cache(s.cache_bytes), logits, *fixed)
+    return InferenceTable(phases={"prefill": TermTable(columns=prefill), "decode": TermTable(columns=decode)})
+
+
+def _weight_column(s: InferenceShape, c: InferenceMemoryConstants) -> ExplainedColumn:
+    return column(
         "weights",
         "parameters",
-        stored,
+        c.weights * (s.matrix_bytes * s.matrices + s.end_bytes * s.ends + s.head_copy),
         "{matrix:.3g} B x {matrices:,.0f} + {end:.3g} B x {ends:,.0f}",
         "stored bytes of the format, scales included (precision.py)",
         matrix=s.matrix_bytes,
@@ -167,7 +183,12 @@ def inference_memory_table(shape: InferenceShape, constants: InferenceMemoryCons
         end=s.end_bytes,
         ends=s.ends,
     )
-    fixed = (
+
+
+def _fixed_columns(s: InferenceShape, c: InferenceMemoryConstants) -> tuple[ExplainedColumn, ...]:
+    """What does not depend on the sequences: kernels' buffers, the device's context, the process."""
+    device = 1 - s.cpu
+    return (
         column(
             "dequantised weights",
             "buffers",
@@ -189,21 +210,6 @@ def inference_memory_table(shape: InferenceShape, constants: InferenceMemoryCons
         ),
         column("process", "overhead", s.cpu * CPU_PROCESS_BYTES, "resident size with torch imported", "assumption"),
     )
-
-    def cache(values: Array) -> tuple[TermTable, ...]:
-        held = c.cache * growth * values
-        source = "2 x layers x kv_heads x head_dim x bytes / TP; times what growing by concatenation reserves"
-        return (TermTable(columns=(column("keys and values", "kv_cache", held, "of all sequences", source),)),)
-
-    logits = column("last logits", "logits", s.logits_bytes, "4 B x batch x vocabulary / TP", "fp32 sampling")
-    one = column(
-        "one live layer", "activations", live, "residual, normed input and widest inner values", "Chen 2022 (kipply)"
-    )
-    slack = SERVING_SLACK * (live + s.logits_bytes)
-    lost = column("allocator slack", "overhead", slack, "6% of activations and logits", "assumption")
-    prefill = (weights, *cache(s.prompt_cache_bytes)[0].columns, one, logits, *fixed, lost)
-    decode = (weights, *cache(s.cache_bytes)[0].columns, logits, *fixed)
-    return InferenceTable(phases={"prefill": TermTable(columns=prefill), "decode": TermTable(columns=decode)})
 
 
 def preallocated_bytes(capacity_bytes: float, share: float = ENGINE_SHARE) -> float:
@@ -248,7 +254,7 @@ def inference_memory(
         prefill_tokens=tokens,
         tensor=tensor,
         pipeline=pipeline,
-        weights=replace(WEIGHT_FORMATS[weights], dequantises=False),
+        weights=replace(STORED_FORMATS[weights], dequantises=False),
         kv_bytes_per_value=kv_bytes_per_value,
         head=head,
         accelerator=accelerator,

@@ -80,66 +80,10 @@ class MemoryShape:
     @classmethod
     def of(cls, job: MemoryJob) -> MemoryShape:
         """The numbers of one job."""
-        a, profile, precision, adapter = job.architecture, job.profile, job.precision, job.adapter
-        keeps = _kept_matrices(job)
-        kinds = [(_kind(job, kind), count) for kind, count in layer_mix(a)]
-        layers = [(kept_by_layer(a, kind, keeps), count) for kind, count in kinds]
-        rings = [(kept_by_layer(a, replace(kind, ring=True), keeps), count) for kind, count in kinds]
-        extra = _adapter_activations(job)
-        backward = [_backward(a, kind) for kind, _ in kinds]
-        loss = LOSS_BYTES[job.cross_entropy or profile.cross_entropy]
-        chunked = (job.cross_entropy or profile.cross_entropy) == "chunked"
-        stays = profile.gathers_stay_frozen and adapter is not None
-        numbers = {
-            "hidden": a.hidden_size,
-            "vocabulary": a.vocab_size,
-            "seq_len": job.seq_len,
-            "replicated": _mean(layers, "replicated") + extra.replicated,
-            "sharded": _mean(layers, "sharded") + extra.sharded,
-            "sharded_ring": _mean(rings, "sharded") + extra.sharded,
-            "scores": _mean(layers, "scores"),
-            "live_replicated": _largest(layers).replicated + extra.replicated,
-            "live_sharded": _largest(layers).sharded + extra.sharded,
-            "live_scores": max(kept.scores for kept, _ in layers),
-            "backward_replicated": 2 * precision.compute_bytes * a.hidden_size,
-            "backward_sharded": max(backward),
-            "encoder_bytes": _encoder_bytes(a.encoder, job) if a.encoder and adapter is None else 0.0,
-            "keeps_scores": not job.fused_attention,
-            "loss_bytes": (precision.compute_bytes + loss) * (job.head == "lm"),
-            "loss_share": job.logit_share,
-            "loss_rows": LOSS_CHUNK if chunked else np.inf,
-            "parameter_bytes": precision.parameter_bytes,
-            "gradient_bytes": precision.gradient_bytes,
-            "optimizer_bytes": precision.optimizer_bytes,
-            "compute_bytes": precision.compute_bytes,
-            "adapter": adapter is not None,
-            "adapter_parameters": _adapter_size(a, adapter) if adapter else 0.0,
-            "trained_ends": adapter is not None and adapter.trains_ends,
-            "base_bytes": adapter.base_bytes if adapter else 2.0,
-            "quantises_head": adapter is not None and adapter.quantises_head,
-            "persistent_gradients": profile.persistent_gradients,
-            "step_bytes": profile.step_bytes * _step_share(job),
-            "step_parameters": profile.step_parameters,
-            "bucket_elements": profile.bucket_elements,
-            "live_parameters": np.inf if stays else profile.live_parameters,
-            "ddp_buckets": profile.ddp_buckets,
-            "stage_outputs": profile.stage_outputs,
-            "flat_step": profile.flat_step,
-            "dequantised_copies": profile.dequantised_copies,
-            "workspace": profile.workspace,
-            "recompute_share": job.recompute_share,
-            "offload_activations": job.offload_activations,
-            "first_layers": job.end_layers[0] if job.end_layers else 0,
-            "last_layers": job.end_layers[1] if job.end_layers else 0,
-            "fp8_copies": job.fp8_copies,
-            "cpu": job.accelerator is not None and job.accelerator.kind == "cpu",
-            "context_factor": context_factor(job.accelerator.name) if job.accelerator else 1.0,
-            "reserved": job.reserved,
-            "context": job.context,
-        }
+        numbers = {**_layer_numbers(job), **_loss_numbers(job), **_state_numbers(job), **_run_numbers(job)}
         columns: dict[str, Any] = {name: array(value) for name, value in numbers.items()}
-        model = ModelColumns.of(a, scalar_head=job.head == "scalar")
-        return cls(model=model, source=precision.source, **columns)
+        model = ModelColumns.of(job.architecture, scalar_head=job.head == "scalar")
+        return cls(model=model, source=job.precision.source, **columns)
 
     @classmethod
     def stacked(cls, shapes: Sequence[MemoryShape]) -> MemoryShape:
@@ -150,6 +94,85 @@ class MemoryShape:
             if item.name not in ("model", "source")
         }
         return cls(model=ModelColumns.stacked([one.model for one in shapes]), **columns)
+
+
+def _layer_numbers(job: MemoryJob) -> dict[str, float]:
+    """What the layers keep, and what the fullest of them holds while it runs; bytes per token."""
+    a, value = job.architecture, job.precision.compute_bytes
+    keeps, extra = _kept_matrices(job), _adapter_activations(job)
+    kinds = [(_kind(job, kind), count) for kind, count in layer_mix(a)]
+    layers = [(kept_by_layer(a, kind, keeps), count) for kind, count in kinds]
+    rings = [(kept_by_layer(a, replace(kind, ring=True), keeps), count) for kind, count in kinds]
+    return {
+        "hidden": a.hidden_size,
+        "seq_len": job.seq_len,
+        "replicated": _mean(layers, "replicated") + extra.replicated,
+        "sharded": _mean(layers, "sharded") + extra.sharded,
+        "sharded_ring": _mean(rings, "sharded") + extra.sharded,
+        "scores": _mean(layers, "scores"),
+        "live_replicated": _largest(layers).replicated + extra.replicated,
+        "live_sharded": _largest(layers).sharded + extra.sharded,
+        "live_scores": max(kept.scores for kept, _ in layers),
+        "backward_replicated": 2 * value * a.hidden_size,
+        "backward_sharded": max(_backward(a, kind) for kind, _ in kinds),
+        "encoder_bytes": _encoder_bytes(a.encoder, job) if a.encoder and job.adapter is None else 0.0,
+        "keeps_scores": not job.fused_attention,
+        "fp8_copies": job.fp8_copies,
+        "recompute_share": job.recompute_share,
+        "offload_activations": job.offload_activations,
+    }
+
+
+def _loss_numbers(job: MemoryJob) -> dict[str, float]:
+    """The cross-entropy over the vocabulary."""
+    kind = job.cross_entropy or job.profile.cross_entropy
+    return {
+        "vocabulary": job.architecture.vocab_size,
+        "loss_bytes": (job.precision.compute_bytes + LOSS_BYTES[kind]) * (job.head == "lm"),
+        "loss_share": job.logit_share,
+        "loss_rows": LOSS_CHUNK if kind == "chunked" else np.inf,
+    }
+
+
+def _state_numbers(job: MemoryJob) -> dict[str, float]:
+    """Bytes per parameter, and what is trained where there are adapters."""
+    precision, adapter = job.precision, job.adapter
+    return {
+        "parameter_bytes": precision.parameter_bytes,
+        "gradient_bytes": precision.gradient_bytes,
+        "optimizer_bytes": precision.optimizer_bytes,
+        "compute_bytes": precision.compute_bytes,
+        "adapter": adapter is not None,
+        "adapter_parameters": _adapter_size(job.architecture, adapter) if adapter else 0.0,
+        "trained_ends": adapter is not None and adapter.trains_ends,
+        "base_bytes": adapter.base_bytes if adapter else 2.0,
+        "quantises_head": adapter is not None and adapter.quantises_head,
+    }
+
+
+def _run_numbers(job: MemoryJob) -> dict[str, float]:
+    """What the stack's code and the device add: buffers, temporaries of the step, the context."""
+    profile, device = job.profile, job.accelerator
+    stays = profile.gathers_stay_frozen and job.adapter is not None
+    first, last = job.end_layers or (0, 0)
+    return {
+        "persistent_gradients": profile.persistent_gradients,
+        "step_bytes": profile.step_bytes * _step_share(job),
+        "step_parameters": profile.step_parameters,
+        "bucket_elements": profile.bucket_elements,
+        "live_parameters": np.inf if stays else profile.live_parameters,
+        "ddp_buckets": profile.ddp_buckets,
+        "stage_outputs": profile.stage_outputs,
+        "flat_step": profile.flat_step,
+        "dequantised_copies": profile.dequantised_copies,
+        "workspace": profile.workspace,
+        "first_layers": first,
+        "last_layers": last,
+        "cpu": device is not None and device.kind == "cpu",
+        "context_factor": context_factor(device.name) if device else 1.0,
+        "reserved": job.reserved,
+        "context": job.context,
+    }
 
 
 def _kind(job: MemoryJob, kind: LayerKind) -> LayerKind:

@@ -14,7 +14,7 @@ import numpy as np
 
 from charter.estimate.arrays import Array, array
 from charter.estimate.layouts import Layouts
-from charter.estimate.memory.buffers import buffer_columns, overhead_columns
+from charter.estimate.memory.buffers import buffer_columns, cached_column, constant_columns, slack_column
 from charter.estimate.memory.constants import TrainingMemoryConstants
 from charter.estimate.memory.shape import MemoryShape
 from charter.estimate.memory.states import Stage, rank_columns, stage_layers
@@ -149,7 +149,9 @@ def _stage_table(shape: MemoryShape, layouts: Layouts, constants: TrainingMemory
     gradients = columns["gradients"]
     columns["early_gradients"] = replace(gradients, values=array(gradients.values * early))
     columns["forward_live"] = _forward_live(columns["live"])
-    return StageTable(phases={phase: _phase(rank, columns, phase) for phase in PHASES})
+    cached = {stepping: cached_column(rank, columns["step"].values, stepping=stepping) for stepping in (False, True)}
+    always = tuple(constant_columns(rank).values())
+    return StageTable(phases={phase: _phase(rank, columns, phase, cached, always) for phase in PHASES})
 
 
 def _forward_live(live: ExplainedColumn) -> ExplainedColumn:
@@ -157,13 +159,17 @@ def _forward_live(live: ExplainedColumn) -> ExplainedColumn:
     return replace(live, values=array(0.5 * live.values), formula="half of " + live.formula)
 
 
-def _phase(rank: Rank, columns: Mapping[str, ExplainedColumn], phase: str) -> TermTable:
+def _phase(
+    rank: Rank,
+    columns: Mapping[str, ExplainedColumn],
+    phase: str,
+    cached: Mapping[bool, ExplainedColumn],
+    always: tuple[ExplainedColumn, ...],
+) -> TermTable:
     alive = [columns[key] for key in PHASES[phase]]
     transient = array(sum((item.values for item in alive if item.part in TRANSIENT), start=np.float64(0.0)))
-    overhead = overhead_columns(rank, transient, stepping=phase == "optimizer step")
-    if phase in ("load", "checkpoint"):
-        overhead.pop("cached")
-    return TermTable(columns=(*alive, *overhead.values()))
+    kept = () if phase in ("load", "checkpoint") else (cached[phase == "optimizer step"],)
+    return TermTable(columns=(*alive, slack_column(rank, transient), *kept, *always))
 
 
 def _layers(shape: MemoryShape, layouts: Layouts, stage: Stage) -> Array:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -51,12 +52,12 @@ class Rank:
     parameters: RankColumns
     stage: Stage
 
-    @property
+    @cached_property
     def tokens(self) -> Array:
         """Tokens of a micro-batch on one rank."""
         return array(self.layouts.micro_batch * self.shape.seq_len / self.layouts.context)
 
-    @property
+    @cached_property
     def group(self) -> Array:
         """Ranks over which ZeRO shards."""
         return array(self.layouts.shards)
@@ -66,7 +67,7 @@ class Rank:
         """1 where weights are gathered before use."""
         return array(((self.layouts.zero >= 3) & (self.group > 1)) | (self.layouts.offload_parameters > 0))
 
-    @property
+    @cached_property
     def held(self) -> Array:
         """Micro-batches in flight."""
         index = {"first": array(0.0), "middle": array(1.0), "last": self.layouts.pipeline - 1}[self.stage]
@@ -166,18 +167,27 @@ def _frozen_base(rank: Rank) -> Array:
 
 def activation_columns(rank: Rank) -> dict[str, ExplainedColumn]:
     """What the forward pass keeps on a pipeline stage, and one layer while its backward pass runs."""
+    return {**_kept_columns(rank), **_live_columns(rank)}
+
+
+def _again(rank: Rank) -> Array:
+    """Share of the layers that the backward pass computes once more."""
+    return array(rank.layouts.recomputes(Recompute.FULL) * rank.shape.recompute_share)
+
+
+def _sequence_group(rank: Rank) -> Array:
+    """Ranks that share what tensor parallelism replicates."""
+    return array(np.where(rank.layouts.sequence_parallel > 0, rank.layouts.tensor, 1.0))
+
+
+def _kept_columns(rank: Rank) -> dict[str, ExplainedColumn]:
     s, lay, layers = rank.shape, rank.layouts, rank.parameters.layers
-    full = lay.recomputes(Recompute.FULL)
+    again, sequence = _again(rank), _sequence_group(rank)
     eager = s.keeps_scores * (lay.recompute == 0)
-    sequence = np.where(lay.sequence_parallel > 0, lay.tensor, 1.0)
     sharded = np.where(lay.context > 1, s.sharded_ring, s.sharded)
     kept = s.replicated / sequence + (sharded + eager * s.scores) / lay.tensor
     inputs = s.compute_bytes * s.hidden / sequence
     on_device = rank.constants.activations * rank.tokens * layers * rank.held * (1 - s.offload_activations)
-    again = full * s.recompute_share
-    one = s.live_replicated / sequence + (s.live_sharded + s.keeps_scores * s.live_scores) / lay.tensor
-    gradients = s.backward_replicated / sequence + (s.backward_sharded + s.keeps_scores * s.live_scores) / lay.tensor
-    live = np.where((again > 0) | (s.offload_activations > 0), 1.0, 0.0)
     shape = "{tokens:,.0f} tokens x {layers:.0f} layers x {held:.4g} micro-batches in flight"
     numbers = {"tokens": rank.tokens, "layers": layers, "held": rank.held}
     encoder = s.encoder_bytes * lay.micro_batch * (rank.stage == "first") * rank.held
@@ -208,6 +218,15 @@ def activation_columns(rank: Rank) -> dict[str, ExplainedColumn]:
             "the list of a plain layer, per token of the encoder",
             encoder=s.encoder_bytes,
         ),
+    }
+
+
+def _live_columns(rank: Rank) -> dict[str, ExplainedColumn]:
+    s, lay, sequence = rank.shape, rank.layouts, _sequence_group(rank)
+    one = s.live_replicated / sequence + (s.live_sharded + s.keeps_scores * s.live_scores) / lay.tensor
+    gradients = s.backward_replicated / sequence + (s.backward_sharded + s.keeps_scores * s.live_scores) / lay.tensor
+    live = np.where((_again(rank) > 0) | (s.offload_activations > 0), 1.0, 0.0)
+    return {
         "live": column(
             "one live layer",
             "activations",

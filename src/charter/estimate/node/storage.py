@@ -13,8 +13,6 @@ LOG_BYTES_PER_STAGE = 64 * 1024.0
 """Job, record, start and end of the log. Judgement."""
 VERDICT_BYTES = 64.0
 """Of one labelled pair beside its texts: principle, probability, order. Judgement."""
-TOKEN_TEXT_BYTES = 4.2
-"""Bytes of English text per token of a 32k-128k vocabulary: rule of thumb, from memory."""
 
 
 def checkpoint_bytes(
@@ -26,8 +24,9 @@ def checkpoint_bytes(
 ) -> float:
     """Bytes of a checkpoint that training can resume from: `2 N + 12 N_trained`, 14 bytes per trained parameter.
 
-    Check: BLOOM's 2.3 TB for 176.2 B parameters is 13.1 bytes per parameter (its model card). Data position and random
-    state are counters, a few hundred bytes, and not counted.
+    Frozen models (reference, reward) are named by hash, not stored. Check: BLOOM's 2.3 TB for 176.2 B parameters is
+    13.1 bytes per parameter (its model card). Data position and random state are counters, a few hundred bytes, and not
+    counted.
 
     >>> checkpoint_bytes(13e9) / 1e9
     182.0
@@ -61,11 +60,6 @@ def retained_bytes(
     One more full checkpoint exists while it is being written (written, verified, renamed, then the oldest removed).
     """
     return (keep_last + 1) * full_checkpoint_bytes + weights_only_kept * weights_only_bytes
-
-
-def text_bytes(num_tokens: float) -> float:
-    """Bytes of JSONL text that holds so many tokens."""
-    return TOKEN_TEXT_BYTES * num_tokens
 
 
 def log_bytes(num_steps: float) -> float:

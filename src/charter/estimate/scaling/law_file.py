@@ -8,8 +8,9 @@ from typing import Any
 
 from charter.errors import DataError
 from charter.estimate.scaling.fitted import FittedLaw, Range
+from charter.estimate.scaling.isoflop import Valley
 from charter.estimate.scaling.laws import KaplanLaw, Law, ParametricLaw
-from charter.estimate.scaling.study import Study
+from charter.estimate.scaling.study import HeldBack, Study
 
 SCHEMA = "charter.scaling-law/1"
 FORMS: dict[str, type[ParametricLaw] | type[KaplanLaw]] = {"chinchilla": ParametricLaw, "kaplan": KaplanLaw}
@@ -38,36 +39,38 @@ def study_json(study: Study, *, source: str) -> dict[str, Any]:
             {"parameters": run.num_parameters, "tokens": run.num_tokens, "loss": run.loss, "flops": run.compute_flops}
             for run in study.runs
         ],
-        "held_back": [
-            {
-                "parameters": item.run.num_parameters,
-                "tokens": item.run.num_tokens,
-                "measured": item.run.loss,
-                "predicted": item.predicted,
-                "p10": item.p10,
-                "p90": item.p90,
-                "error": item.error,
-                "extrapolation": item.extrapolation,
-                "inside": item.inside,
-            }
-            for item in study.held_back
-        ],
+        "held_back": [_held_back(item) for item in study.held_back],
         "isoflop": {
             "size_exponent": study.envelope.size_exponent,
             "size_coefficient": study.envelope.size_coefficient,
-            "budgets": [
-                {
-                    "flops": valley.compute_flops,
-                    "runs": valley.num_runs,
-                    "parameters": valley.best_parameters,
-                    "tokens": valley.best_tokens,
-                    "loss": valley.loss,
-                    "inside": valley.inside,
-                }
-                for valley in study.envelope.valleys
-            ],
+            "budgets": [_budget(valley) for valley in study.envelope.valleys],
         },
         "other_form": None if study.other is None else {"form": study.other[0], "rms": study.other[1]},
+    }
+
+
+def _held_back(item: HeldBack) -> dict[str, Any]:
+    return {
+        "parameters": item.run.num_parameters,
+        "tokens": item.run.num_tokens,
+        "measured": item.run.loss,
+        "predicted": item.predicted,
+        "p10": item.p10,
+        "p90": item.p90,
+        "error": item.error,
+        "extrapolation": item.extrapolation,
+        "inside": item.inside,
+    }
+
+
+def _budget(valley: Valley) -> dict[str, Any]:
+    return {
+        "flops": valley.compute_flops,
+        "runs": valley.num_runs,
+        "parameters": valley.best_parameters,
+        "tokens": valley.best_tokens,
+        "loss": valley.loss,
+        "inside": valley.inside,
     }
 
 

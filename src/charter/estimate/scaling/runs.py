@@ -75,13 +75,14 @@ def check_runs(runs: Sequence[SmallRun]) -> None:
     """Raise, with every reason at once, when the runs cannot tell the terms of a law apart."""
     problems = []
     if len(runs) < FEWEST_RUNS:
-        problems.append(f"{len(runs)} runs cannot fit five constants; give at least {FEWEST_RUNS}")
+        noun = "run" if len(runs) == 1 else "runs"
+        problems.append(f"{len(runs)} {noun} cannot fit five constants; give at least {FEWEST_RUNS}")
     if len({run.num_parameters for run in runs}) < FEWEST_SIZES or len({run.num_tokens for run in runs}) < FEWEST_SIZES:
         problems.append("the runs need at least 3 sizes and 3 numbers of tokens, else the two terms are one")
     elif len({round(math.log(run.num_tokens / run.num_parameters), 3) for run in runs}) == 1:
         problems.append("all runs have the same tokens per parameter: size and tokens cannot be told apart")
     if problems:
-        raise DataError("\n".join(problems))
+        raise DataError("\n  ".join(problems))
 
 
 def _run(row: Mapping[str, str | None], where: str, problems: list[str]) -> SmallRun | None:

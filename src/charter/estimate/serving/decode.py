@@ -67,26 +67,6 @@ def decode_terms(
     return pass_terms(model, group, issue, work, constants)
 
 
-def answer_terms(
-    model: ServedModel,
-    group: ServingDevice,
-    issue: Issue,
-    constants: ServingConstants,
-    *,
-    sequences: Array,
-    prompt: Array,
-    new_tokens: Array,
-) -> TermTable:
-    """`sequences` prompts answered with `new_tokens` each by one replica that decodes them together.
-
-    Also one turn of a full server in steady state: while a slot decodes one answer, every slot has read one prompt,
-    so prefill and decode time add up (chunked prefill moves work between steps, but does not make it less).
-    """
-    first = prefill_terms(model, group, issue, constants, sequences=sequences, prompt=prompt)
-    step = decode_terms(model, group, issue, constants, sequences=sequences, context=prompt + new_tokens / 2)
-    return TermTable(columns=(*first.columns, *_times(step, new_tokens, "new tokens x ")))
-
-
 def rollout_terms(
     model: ServedModel,
     group: ServingDevice,

@@ -59,11 +59,6 @@ class ParameterCount:
         """Parameters of the decoder's layers and the final norm: all but embedding, positions, head and encoder."""
         return self.total - self.embedding - self.positions - self.head - self.encoder
 
-    @property
-    def non_embedding(self) -> int:
-        """Kaplan's N: without the vocabulary and position embeddings (arXiv:2001.08361, section 2.1)."""
-        return self.total - self.embedding - self.positions
-
 
 def count_parameters(architecture: Architecture, *, mtp: bool = False) -> ParameterCount:
     """Parameters of a decoder and of its encoder, exact for the architectures of the catalog.

@@ -68,7 +68,6 @@ class DeviceColumns:
     """TF32, which has 19 bits."""
     rate_8: Array
     rate_4: Array
-    peak_16: Array
     bandwidth: Array
     """Bytes per second that streaming kernels reach."""
     multiprocessors: Array
@@ -122,7 +121,6 @@ class DeviceColumns:
             rate_19=array(a.peak_flops_per_second("tf32") * share),
             rate_8=array(eight * share_8),
             rate_4=array(four * share_8 * (1.0 if four == eight else 0.75)),
-            peak_16=array(peak),
             bandwidth=array(a.memory_bytes_per_second * (1.0 if a.kind == "cpu" else MEMORY_SHARE)),
             multiprocessors=array(units),
             flash1=array(peak * first),

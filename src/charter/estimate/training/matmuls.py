@@ -31,16 +31,17 @@ def shape_share(rows: Array, columns: Array, inner: Array, multiprocessors: Arra
     >>> [round(float(each), 2) for each in shape_share(sides, sides, inner, array(108), array(160))]
     [0.99, 0.43, 0.41]
     """
-    best = array(0.0)
-    for tall, wide, rate in TILES:
-        tiles = np.ceil(rows / tall) * np.ceil(columns / wide)
-        split = np.clip(np.floor(multiprocessors / tiles), 1.0, np.maximum(1.0, np.floor(inner / LONGEST_SPLIT)))
-        spread = tiles * split
-        waves = np.ceil(spread / multiprocessors)
-        used = rows * columns * split / (multiprocessors * waves * tall * wide)
-        depth = inner / split
-        filled = depth / (depth + short_inner * (OVERLAPPED_FILL + (1 - OVERLAPPED_FILL) / waves))
-        best = np.maximum(best, used * rate * filled * np.where(split > 1, SPLIT_SHARE, 1.0))
+    dimensions = max(np.ndim(each) for each in (rows, columns, inner, multiprocessors, short_inner))
+    tall, wide, rate = (array(side).reshape(-1, *(1,) * dimensions) for side in zip(*TILES, strict=True))
+    tiles = np.ceil(rows / tall) * np.ceil(columns / wide)
+    longest = np.maximum(1.0, np.floor(inner / LONGEST_SPLIT))
+    split = np.minimum(np.maximum(np.floor(multiprocessors / tiles), 1.0), longest)
+    spread = tiles * split
+    waves = np.ceil(spread / multiprocessors)
+    used = rows * columns * split / (multiprocessors * waves * tall * wide)
+    depth = inner / split
+    filled = depth / (depth + short_inner * (OVERLAPPED_FILL + (1 - OVERLAPPED_FILL) / waves))
+    best = (used * rate * filled * np.where(split > 1, SPLIT_SHARE, 1.0)).max(axis=0)
     whole = np.minimum(best, 1.0)
     whole = np.where(
         multiprocessors > 1, whole, np.minimum(1.0, rows / (np.ceil(rows / 128) * 128)) * inner / (inner + short_inner)

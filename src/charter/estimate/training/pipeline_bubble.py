@@ -5,7 +5,7 @@ import numpy as np
 from charter.estimate.arrays import Array, array
 
 
-def stage_layers(layers: Array, stages: Array) -> Array:
+def fullest_stage_layers(layers: Array, stages: Array) -> Array:
     """Layers of the fullest stage: `ceil(L / p)`."""
     return array(np.ceil(layers / stages))
 
@@ -20,7 +20,7 @@ def slowest_stage(layers: Array, stages: Array, layer: Array, head: Array) -> Ar
     >>> [float(slowest_stage(array(layers), array(4), array(1.0), array(1.5))) for layers in (8, 9)]
     [3.5, 3.0]
     """
-    fullest = stage_layers(layers, stages)
+    fullest = fullest_stage_layers(layers, stages)
     even = np.isclose(layers / stages, fullest)
     uneven = np.maximum(fullest * layer, np.maximum((layers * layer + head) / stages, head))
     return array(np.where(even, fullest * layer + head, uneven))

@@ -5,9 +5,9 @@ works, and these were then set while looking at residuals of the calibration fil
 rows), `host` of old Megatron (VTR), `elementwise` of old Megatron (KOR, MLM) and Composer (FND), attention of Composer
 (FND), `tensor_exposed` of Megatron-Core (MLM), 16-bit gradients and `adapted_share` of NeMo (NEM), `fused_experts` and
 `local_expert_ops` (MBR). Leaving such a source out of a fit does not test what was set on it. They multiply the fitted
-constants (`training/constants.py`). A stack that nobody measured takes the profile of its family. `yafsdp`: two
-preallocated buffers and few stream events instead of a hook per parameter, and 16-bit gradients on the wire, as its
-authors claim; the figures are judgement.
+constants (`training/constants.py`), which the stacks of one family share. `yafsdp`: two preallocated buffers and few
+stream events instead of a hook per parameter, and 16-bit gradients on the wire, as its authors claim; the figures are
+judgement.
 """
 
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ class StackProfile:
 
     name: str
     family: str
-    """The stack whose fitted constants serve while nothing was measured of this one."""
+    """The stacks whose constants are fitted together: the name under which the calibration keeps them."""
     forward_ops: float
     """Operations issued per dense layer, forward; backward issues `backward_ops`."""
     backward_ops: float
@@ -63,7 +63,7 @@ class StackProfile:
 
 _MEGATRON_OLD = StackProfile(
     name="megatron-2022",
-    family="megatron-2021",
+    family="megatron-classic",
     forward_ops=42.0,
     backward_ops=60.0,
     elementwise=1.1,
@@ -75,7 +75,7 @@ _MEGATRON_OLD = StackProfile(
 )
 _MEGATRON_NEW = StackProfile(
     name="megatron-lm",
-    family="megatron-core",
+    family="megatron-recent",
     forward_ops=30.0,
     backward_ops=40.0,
     elementwise=1.0,
@@ -98,11 +98,9 @@ _TORCHTITAN = StackProfile(
     attention="flash2",
 )
 """Compiled layers; experts run as grouped products (from memory), so nearly nothing is issued per expert."""
-_MEGATRON_CORE = replace(_MEGATRON_NEW, name="megatron-core", family="nemo", tensor_exposed=0.6)
+_MEGATRON_CORE = replace(_MEGATRON_NEW, name="megatron-core", tensor_exposed=0.6)
 """Its published runs overlap tensor-parallel traffic (`--tp-comm-overlap`; from memory); plain scripts do not."""
-_NEMO = replace(
-    _MEGATRON_CORE, name="nemo", family="megatron-core", gradient_bytes=2.0, accumulate_bytes=4.0, adapted_share=0.12
-)
+_NEMO = replace(_MEGATRON_CORE, name="nemo", gradient_bytes=2.0, accumulate_bytes=4.0, adapted_share=0.12)
 """The recipes of NeMo and Megatron-Bridge keep gradients in 16 bits (`grad_reduce_in_fp32=False`, `grad_sync_dtype:
 bf16`; from memory, not read)."""
 
@@ -110,14 +108,14 @@ PROFILES = {
     profile.name: profile
     for profile in (
         replace(_MEGATRON_OLD, name="megatron-2020", elementwise=1.8),
-        replace(_MEGATRON_OLD, name="megatron-2021", family="megatron-2022"),
+        replace(_MEGATRON_OLD, name="megatron-2021"),
         _MEGATRON_OLD,
-        replace(_MEGATRON_OLD, name="megatron-deepspeed", step_multiple=4.0),
+        replace(_MEGATRON_OLD, name="megatron-deepspeed", family="megatron-deepspeed", step_multiple=4.0),
         _MEGATRON_NEW,
         _MEGATRON_CORE,
         _NEMO,
-        replace(_NEMO, name="megatron-bridge", family="nemo"),
-        replace(_NEMO, name="megatron-bridge-2026", family="megatron-bridge", fused_experts=0.5),
+        replace(_NEMO, name="megatron-bridge"),
+        replace(_NEMO, name="megatron-bridge-2026", fused_experts=0.5),
         StackProfile(
             name="composer",
             family="fsdp",
@@ -130,7 +128,7 @@ PROFILES = {
         ),
         StackProfile(
             name="fsdp",
-            family="generic",
+            family="fsdp",
             forward_ops=36.0,
             backward_ops=60.0,
             elementwise=1.5,
@@ -139,10 +137,10 @@ PROFILES = {
             attention="flash2",
         ),
         _TORCHTITAN,
-        replace(_TORCHTITAN, name="yafsdp", family="torchtitan", gather_ops=2.0, gradient_bytes=2.0, elementwise=1.5),
+        replace(_TORCHTITAN, name="yafsdp", gather_ops=2.0, gradient_bytes=2.0, elementwise=1.5),
         StackProfile(
             name="deepspeed-zero",
-            family="generic",
+            family="huggingface",
             host=1.3,
             forward_ops=45.0,
             backward_ops=75.0,
@@ -155,7 +153,7 @@ PROFILES = {
         ),
         StackProfile(
             name="huggingface",
-            family="deepspeed-zero",
+            family="huggingface",
             host=1.5,
             forward_ops=45.0,
             backward_ops=75.0,
@@ -200,7 +198,7 @@ PROFILES = {
         ),
         StackProfile(
             name="maxtext",
-            family="generic",
+            family="maxtext",
             forward_ops=0.0,
             backward_ops=0.0,
             expert_ops=0.0,
@@ -216,7 +214,7 @@ PROFILES = {
         ),
         StackProfile(
             name="generic",
-            family="fsdp",
+            family="generic",
             forward_ops=38.0,
             backward_ops=60.0,
             elementwise=1.6,

@@ -8,7 +8,7 @@ import numpy as np
 
 from charter.estimate.arrays import Array, array
 from charter.estimate.training.micro_batch import StepInputs
-from charter.estimate.training.pipeline_bubble import stage_layers
+from charter.estimate.training.pipeline_bubble import fullest_stage_layers
 from charter.estimate.training.step_job import RECOMPUTE_FULL
 from charter.estimate.training.topology import Group, group
 
@@ -85,7 +85,7 @@ def sharded_weights(given: StepInputs, busy: Array) -> Array:
     spread = _group(given, np.maximum(1.0, links.size / at.expert), at.tensor * at.expert)
     stored = 2.0 * job.compression * np.minimum(job.base_bits / 16, 1.0)
     reduced = np.where(job.frozen > 0, 0.0, given.stack.gradient_bytes * job.compression)
-    latency = (stage_layers(given.model.layers, at.pipeline) - 1) * links.latency
+    latency = (fullest_stage_layers(given.model.layers, at.pipeline) - 1) * links.latency
     passes = 2.0 - job.keeps_gathered + (reduced > 0)
     moved = (2.0 - job.keeps_gathered) * stored + reduced
     own, experts = work.rank_parameters - work.rank_experts, work.rank_experts

@@ -9,7 +9,7 @@ import numpy as np
 from charter.estimate.arrays import Array, array
 from charter.estimate.terms import TermColumn, TermTable
 from charter.estimate.training.micro_batch import StepInputs, micro_batch
-from charter.estimate.training.pipeline_bubble import bubble_seconds, slowest_stage, stage_layers
+from charter.estimate.training.pipeline_bubble import bubble_seconds, fullest_stage_layers, slowest_stage
 from charter.estimate.training.step_communication import (
     context_parallel,
     expert_parallel,
@@ -19,8 +19,6 @@ from charter.estimate.training.step_communication import (
     tensor_parallel,
 )
 
-SMOOTHNESS = 4.0
-"""How sharply the longer of host and device time wins: `(a^4 + b^4)^(1/4)`."""
 HOST_MEMORY_BYTES_PER_SECOND = 150e9
 """That an Adam step on the processors of a node reaches; judgement (DeepSpeed CPU-Adam on two sockets)."""
 OFFLOADED_LINK_BYTES, OFFLOADED_HOST_BYTES = 6.0, 28.0
@@ -127,7 +125,7 @@ def step_values(given: StepInputs, made: LayerSeconds | None = None) -> dict[str
     """
     m, at, work, c = given.model, given.job.layouts, given.work, given.constants
     one = made or layer_seconds(given)
-    layers, share = one.device + one.issued, stage_layers(m.layers, at.pipeline) / m.layers
+    layers, share = one.device + one.issued, fullest_stage_layers(m.layers, at.pipeline) / m.layers
     sends = pipeline_send(given)
     mean_stage = (layers + one.head) / at.pipeline
     slowest = slowest_stage(m.layers, at.pipeline, layers / m.layers, one.head)

@@ -116,7 +116,8 @@ def useful(problem: Problem, stage: int) -> Indices:
     """The ways of a stage that can be in a best plan: at each site, and over all sites less what a move can save.
 
     A way is dropped when another is no worse in time, wait, money and what it holds, at the same site, or at another
-    although every transfer to and from that one were the dearest.
+    although every transfer to and from that one were the dearest. Exact where no pool is scarce; where one is, stages
+    are placed in order, and a longer stage can let another start sooner (Graham 1966), which is not looked for.
     """
     ways = problem.ways[stage]
     figures = np.concatenate([ways.seconds, ways.waits, ways.not_before[:, None], ways.usd, ways.demand], axis=1)

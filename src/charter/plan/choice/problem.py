@@ -156,17 +156,21 @@ def _with_capacity(problem: Problem, base: Rows, ways: Ways, ready: Array) -> Ar
     found = np.full_like(ready, np.inf)
     for quantile in (P50, P90):
         start, end = base.start[:, :, quantile], base.end[:, :, quantile]
+
+        def fits(point: Array, start: Array = start, end: Array = end) -> NDArray[np.bool_]:
+            """Whether the stage has room beside what runs at one moment of each plan."""
+            running = (start <= point[:, None]) & (end > point[:, None])
+            load = (held * running[:, :, None]).sum(axis=1) + ways.demand
+            whole: NDArray[np.bool_] = ((load <= np.asarray(problem.capacity) + TIE) | (ways.demand == 0)).all(axis=1)
+            return whole
+
+        at_starts = np.stack([fits(start[:, stage]) for stage in earlier], axis=1)
         moments = [ready[:, quantile], *(np.maximum(end[:, stage], ready[:, quantile]) for stage in earlier)]
         usable = [np.ones(len(ready), dtype=bool), *(contends[:, stage] for stage in earlier)]
         for moment, asked in zip(moments, usable, strict=True):
             until = moment + ways.seconds[:, quantile]
-            room = asked.copy()
-            for point in (moment, *(start[:, stage] for stage in earlier)):
-                inside = (point == moment) | ((point > moment) & (point < until))
-                running = (start <= point[:, None]) & (end > point[:, None])
-                load = (held * running[:, :, None]).sum(axis=1) + ways.demand
-                fits = ((load <= np.asarray(problem.capacity) + TIE) | (ways.demand == 0)).all(axis=1)
-                room &= fits | ~inside
+            inside = (start >= moment[:, None]) & ((start < until[:, None]) | (start == moment[:, None]))
+            room = asked & fits(moment) & (at_starts | ~inside).all(axis=1)
             found[:, quantile] = np.where(room, np.minimum(found[:, quantile], moment), found[:, quantile])
     return found
 

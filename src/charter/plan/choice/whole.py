@@ -1,10 +1,16 @@
-"""From the options of every stage to one problem in numbers, and back from its answer to options."""
+"""From the options of every stage to one problem in numbers, and back from its answer to options.
+
+Numbers of stages are added there, but medians and p90s do not add. So the middle of a time is the median of the work
+plus the *mean* wait of a spot pool, since means add and the work of all stages errs together; the sum of the p90s is a
+figure that `choice.deadline` calibrates with the plan's joint draws.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from charter.catalog.price_book import PriceBook
 from charter.plan.choice.candidates import NODES, SLOTS, Candidates, accelerators_of, held
 from charter.plan.choice.choose import Choice
 from charter.plan.choice.problem import Array, Move, Problem, Ways
@@ -35,6 +41,7 @@ class Whole:
     capacity: Mapping[str, float]
     """Of every pool, whether it can run short or not."""
     problem: Problem
+    book: PriceBook
 
     def options(self, choice: Choice) -> tuple[Option, ...]:
         """The options of a choice."""
@@ -47,7 +54,9 @@ class Whole:
         return Sharing(capacity={name: most for name, most in self.capacity.items() if name in used}, demand=demand)
 
 
-def whole_problem(project: Project, candidates: Sequence[Candidates], freights: Mapping[str, Freight]) -> Whole:
+def whole_problem(
+    project: Project, candidates: Sequence[Candidates], freights: Mapping[str, Freight], book: PriceBook
+) -> Whole:
     """The problem of choosing an option for each of `candidates`, which stand in execution order."""
     capacity = _capacity(project, candidates)
     locations = tuple(dict.fromkeys(location(option) for item in candidates for option in item.options))
@@ -55,9 +64,9 @@ def whole_problem(project: Project, candidates: Sequence[Candidates], freights: 
     position = {item.name: index for index, item in enumerate(candidates)}
     made = Problem(
         inputs=tuple(tuple(position[name] for name in item.inputs) for item in candidates),
-        ways=tuple(_ways(project, item, freights[item.name], number, tuple(capacity)) for item in candidates),
+        ways=tuple(_ways(project, item, freights[item.name], number, tuple(capacity), book) for item in candidates),
         capacity=tuple(capacity.values()),
-        moves={} if bucket(project) else _moves(candidates, freights, locations),
+        moves={} if bucket(project) else _moves(candidates, freights, locations, book),
     )
     return Whole(
         project=project,
@@ -66,6 +75,7 @@ def whole_problem(project: Project, candidates: Sequence[Candidates], freights: 
         locations=locations,
         capacity=capacity,
         problem=_scarce_only(made),
+        book=book,
     )
 
 
@@ -87,11 +97,12 @@ def _ways(
     freight: Freight,
     number: Mapping[Location, int],
     pools: tuple[str, ...],
+    book: PriceBook,
 ) -> Ways:
     options = item.options
-    seconds = [(option.seconds.p50, option.seconds.p90) for option in options]
-    hubs = [hub_transfer(project, freight, option) for option in options]
-    usd = _usd(project, item, seconds) + np.array([[money] * 2 for money, _ in hubs])
+    seconds = [(option.overhead.wall_seconds, option.seconds.p90) for option in options]
+    hubs = [hub_transfer(project, freight, option, book) for option in options]
+    usd = _usd(project, item, seconds, book) + np.array([[money] * 2 for money, _ in hubs])
     queue = [option.place.queue_seconds for option in options]
     families = {family: index for index, family in enumerate(dict.fromkeys(map(item.family, options)))}
     return Ways(
@@ -105,7 +116,7 @@ def _ways(
     )
 
 
-def _usd(project: Project, item: Candidates, seconds: Sequence[tuple[float, float]]) -> Array:
+def _usd(project: Project, item: Candidates, seconds: Sequence[tuple[float, float]], book: PriceBook) -> Array:
     """Machines and storage; where an option has no price, the time in its place."""
     if item.unpriced:
         return np.array(seconds) * RANK_USD_PER_SECOND
@@ -114,7 +125,7 @@ def _usd(project: Project, item: Candidates, seconds: Sequence[tuple[float, floa
     for option, (p50, p90) in zip(item.options, seconds, strict=True):
         infra = option.place.infra
         if infra not in known:
-            known[infra] = _storage_line(stage_storage(item.work, option, project))
+            known[infra] = _storage_line(stage_storage(item.work, option, project, book))
         start, slope = known[infra]
         usd = option.usd
         assert usd is not None
@@ -132,24 +143,27 @@ def _storage_line(storage: StageStorage) -> tuple[float, float]:
     return start, (usd(PROBE_SECONDS) - start) / PROBE_SECONDS
 
 
-def hub_transfer(project: Project, freight: Freight, option: Option) -> tuple[float, float]:
+def hub_transfer(project: Project, freight: Freight, option: Option, book: PriceBook) -> tuple[float, float]:
     """usd and seconds of a stage where everything goes through the storage that charter.yaml names; else nothing."""
     hub, here = bucket(project), location(option)
     if hub is None:
         return 0.0, 0.0
-    usd = move_usd(freight.total_read_bytes, hub, here) + move_usd(freight.written_bytes, here, hub)
+    usd = move_usd(freight.total_read_bytes, hub, here, book) + move_usd(freight.written_bytes, here, hub, book)
     return usd, move_seconds(freight.total_read_bytes, hub, here)
 
 
 def _moves(
-    candidates: Sequence[Candidates], freights: Mapping[str, Freight], locations: Sequence[Location]
+    candidates: Sequence[Candidates],
+    freights: Mapping[str, Freight],
+    locations: Sequence[Location],
+    book: PriceBook,
 ) -> dict[tuple[int, int], Move]:
     """What moves between stages at each pair of places, where that is not always free."""
     position = {item.name: index for index, item in enumerate(candidates)}
     found = {}
     for item in candidates:
         for writer, num_bytes in freights[item.name].read_bytes.items():
-            usd = [[move_usd(num_bytes, source, target) for target in locations] for source in locations]
+            usd = [[move_usd(num_bytes, source, target, book) for target in locations] for source in locations]
             seconds = [[move_seconds(num_bytes, source, target) for target in locations] for source in locations]
             if np.any(usd) or np.any(seconds):
                 found[(position[writer], position[item.name])] = Move(usd=np.array(usd), seconds=np.array(seconds))

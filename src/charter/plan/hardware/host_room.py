@@ -3,9 +3,17 @@
 from functools import lru_cache
 
 from charter.catalog import prices
+from charter.plan.hardware.place import Place
 
 HOST_BYTES_PER_ACCELERATOR = 128e9
 """Of a node where no offer of the accelerator says it; judgement."""
+
+
+def node_memory_bytes(place: Place) -> float:
+    """System memory of a node: as the project says, else the smallest that is offered with its accelerators."""
+    if place.memory_bytes is not None:
+        return place.memory_bytes
+    return host_bytes_per_accelerator(place.accelerator.name, place.per_node) * place.per_node
 
 
 @lru_cache(maxsize=256)

@@ -51,6 +51,8 @@ class Place:
     """From asking for the capacity to having it."""
     queue_seconds: float = 0.0
     """Median wait in the queue before each stage."""
+    memory_bytes: float | None = None
+    """System memory of a node, where the project says it."""
 
     @property
     def is_cpu(self) -> bool:

@@ -73,6 +73,7 @@ def _place(
             per_node=per_node,
             instance="own node",
             price=site.price or _owned(name),
+            memory_bytes=resources.memory,
         )
     else:
         made = _rented(site, accelerator, per_node, resources, book)

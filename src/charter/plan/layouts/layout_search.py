@@ -10,7 +10,7 @@ from charter.estimate.layouts import Layouts
 from charter.estimate.node.host import host_terms
 from charter.estimate.shapes.parameters import count_parameters
 from charter.estimate.training.factored import Index, rows_of
-from charter.plan.hardware.host_room import host_bytes_per_accelerator
+from charter.plan.hardware.host_room import node_memory_bytes
 from charter.plan.hardware.place import Place
 from charter.plan.layouts.evaluate import Task, least_update_seconds, other_seconds, some_rows, update_seconds
 from charter.plan.layouts.space import EMPTY, Asked, Space, space
@@ -55,6 +55,14 @@ class Searched:
     def fits(self) -> bool:
         """Whether any layout does."""
         return bool(np.any(np.isfinite(self.seconds)))
+
+    def by_need(self) -> Index:
+        """The rows, the smallest need first; where only a bound is known, small micro-batches and recomputation first.
+
+        A bound counts state alone, so it is the same for every micro-batch, and 64 sequences would look as lean as one.
+        """
+        at = self.space.layouts
+        return np.lexsort((-at.recompute, at.micro_batch, self.peak))
 
     @property
     def evaluated(self) -> int:
@@ -190,7 +198,7 @@ def host_room(work: Workload, place: Place) -> float:
     """Bytes of system memory per accelerator that are left beside loading, processes and loaders."""
     weights = 2.0 * sum(count_parameters(role.architecture).total for role in work.roles)
     beside = host_terms(loading_bytes=weights, checkpoint_bytes=0.0, offload_bytes=1.0, ranks=place.per_node).total
-    return host_bytes_per_accelerator(place.accelerator.name, place.per_node) - beside / place.per_node
+    return (node_memory_bytes(place) - beside) / place.per_node
 
 
 def _joined(many: Sequence[Layouts]) -> Layouts:

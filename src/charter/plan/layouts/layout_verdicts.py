@@ -22,7 +22,7 @@ SHOWN = (12, 6, 4)
 def layout_verdicts(question: Question | None, option: Option) -> tuple[Rejected, ...]:
     """What became of every other family on the accelerators of a training option; none for other stages.
 
-    PPO has placements instead of families (rl_search.py).
+    PPO has placements instead of families (rl/search.py).
     """
     if question is None or not question.work.trained or option.place.is_cpu or isinstance(question.stage, PpoStage):
         return ()
@@ -56,9 +56,9 @@ def indivisible(space: Asked) -> Iterator[tuple[str, str]]:
 
 def _best(found: Searched, by: str) -> dict[Family, int]:
     """The row of every family with the least seconds, or bytes."""
-    values = found.seconds if by == "seconds" else found.peak
+    order = np.argsort(found.seconds, kind="stable") if by == "seconds" else found.by_need()
     rows: dict[Family, int] = {}
-    for row in np.argsort(values, kind="stable"):
+    for row in order:
         rows.setdefault(found.space.family_of(int(row)), int(row))
     return rows
 

@@ -78,7 +78,7 @@ def _missed(question: Question, found: Searched, counted: Missed) -> Missed:
     if not np.any(np.isfinite(found.peak)):
         reason = "what is offloaded does not fit the system memory of a node"
         return replace(counted, rejected=(Rejected(option=found.site.label, reason=reason),))
-    layout = found.space.layout(int(np.argmin(found.peak)))
+    layout = found.space.layout(int(found.by_need()[0]))
     peak = peak_of(question, found.site.place, layout)
     rejected = Rejected(option=f"{found.site.label} {layout.label}", reason=does_not_fit(peak, found.capacity))
     return replace(counted, rejected=(rejected,), peaks=((peak, found.capacity),))

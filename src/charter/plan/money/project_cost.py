@@ -2,19 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 
+from charter.catalog.price_book import PriceBook
 from charter.cost.interval import lognormal
 from charter.cost.money import micro_usd
 from charter.cost.monte_carlo import DRAWS, simulate
 from charter.cost.transfer import EGRESS_SOURCES, internet_egress, transfer_usd
 from charter.errors import UsageError
 from charter.estimate.terms import Interval
+from charter.plan.finish import durations
 from charter.plan.hardware.place import LOCAL, ON_PREM
 from charter.plan.money.cost_breakdown import CONTINGENCY, FIXED, LABELS, STAFF, TRANSFER, CostLine, ProjectCost, added
-from charter.plan.money.cost_spread import LABEL_SIGMA, amounts, durations
+from charter.plan.money.cost_spread import LABEL_SIGMA, amounts
 from charter.plan.money.stage_cost import scaled, stage_lines
 from charter.plan.money.unit_costs import energy_kwh, unit_costs
 from charter.plan.stages.stage_plan import MicroUsd, StagePlan, money
-from charter.plan.timeline import Timeline, schedule
+from charter.plan.timeline import Sharing
 from charter.spec.costs import Costs
 from charter.spec.project import Project
 from charter.units import GB, HOURS_PER_MONTH, SECONDS_PER_HOUR
@@ -28,8 +30,8 @@ def project_cost(
     *,
     seed: int = 0,
     draws: int = DRAWS,
-    timeline: Timeline | None = None,
-    max_parallel: int | None = None,
+    sharing: Sharing | None = None,
+    book: PriceBook | None = None,
     actual_usd: Mapping[str, float] | None = None,
     actual_seconds: Mapping[str, float] | None = None,
 ) -> ProjectCost:
@@ -37,23 +39,24 @@ def project_cost(
 
     total = accelerator time (useful, checkpoint, lost and restart, idle, rework) + disks + object storage + transfer +
     managed service + endpoints + fixed services + labels + staff + contingency. Without a section `costs:` the lines
-    are those of the stages alone. `timeline` is the plan's at the median; without it they start as their inputs and
-    `max_parallel` allow.
+    are those of the stages alone. `sharing` is what stages hold of while they run; without it they start as soon as
+    their inputs allow. The finish is drawn as the plan's is, and stretched by the reruns and idle time of `costs:`.
     Services and staff by the month are paid for the finish of the random draws. In the spread a stage in
-    `actual_usd` costs what it did cost; the lines stay those of the plan.
+    `actual_usd` costs what it did cost; the lines stay those of the plan. `book` is the plan's, or the bundled one.
     """
     unknown = sorted(set(actual_usd or {}) - {stage.name for stage in stages})
     if unknown:
         names = ", ".join(stage.name for stage in stages)
         raise UsageError(f"actual costs of {', '.join(unknown)}, but the stages are {names}")
-    costs = project.costs
-    lines = [line for stage in stages for line in stage_lines(stage, project)]
+    costs, prices = project.costs, book or PriceBook.bundled()
+    lines = [line for stage in stages for line in stage_lines(stage, project, prices)]
     if costs.download_results:
         lines += _downloads(stages)
     lines += _labels(costs)
     spread = simulate(
-        amounts(stages, lines, project, _usd_per_second(costs)),
-        durations(stages, project, timeline or _in_slots(stages, max_parallel)),
+        amounts(stages, lines, project, _usd_per_second(costs), prices),
+        durations(stages, sharing, costs),
+        capacity={} if sharing is None else sharing.capacity,
         seed=seed,
         draws=draws,
         contingency=costs.contingency,
@@ -80,18 +83,6 @@ def _unpriced(stages: Sequence[StagePlan], project: Project) -> tuple[str, ...]:
         if served is None or served.usd_per_million_input_tokens is None:
             names.append(f"endpoint of {model}")
     return tuple(names)
-
-
-def _in_slots(stages: Sequence[StagePlan], max_parallel: int | None) -> Timeline | None:
-    """The median timeline of one machine with so many slots."""
-    if max_parallel is None:
-        return None
-    return schedule(
-        [stage.name for stage in stages],
-        {stage.name: stage.inputs for stage in stages},
-        {stage.name: stage.option.seconds.p50 for stage in stages},
-        max_parallel=max_parallel,
-    )
 
 
 def _usd_per_second(costs: Costs) -> float:

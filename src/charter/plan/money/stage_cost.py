@@ -1,6 +1,6 @@
 """The lines of one stage: accelerator time in five buckets, disk, storage, transfer, premium, endpoints."""
 
-from charter.catalog.facts import storage_prices
+from charter.catalog.price_book import PriceBook
 from charter.cost.buckets import ComputeBuckets, compute_buckets
 from charter.cost.managed import SERVICES, managed_multiplier
 from charter.cost.money import split_micro_usd
@@ -17,13 +17,13 @@ DISKS = {"gcp": ("PD", "pd-balanced")}
 DEFAULT_DISK = ("EBS", "gp3")
 
 
-def stage_lines(stage: StagePlan, project: Project) -> tuple[CostLine, ...]:
+def stage_lines(stage: StagePlan, project: Project, book: PriceBook) -> tuple[CostLine, ...]:
     """Every line of a priced stage that is not zero; a stage without a price has only its endpoints."""
     costs = project.costs
     lines = [_endpoint(stage)]
     if stage.compute_usd is not None:
         compute = _compute(stage, costs)
-        lines = [*compute, *_premium(stage, compute, costs), *_around(stage, project), *lines]
+        lines = [*compute, *_premium(stage, compute, costs), *_around(stage, project, book), *lines]
     return tuple(line for line in lines if line.usd.p90)
 
 
@@ -118,25 +118,25 @@ def _premium(stage: StagePlan, compute: list[CostLine], costs: Costs) -> tuple[C
     )
 
 
-def _around(stage: StagePlan, project: Project) -> list[CostLine]:
+def _around(stage: StagePlan, project: Project, book: PriceBook) -> list[CostLine]:
     """Disks, object storage and transfer."""
     costs = project.costs
     rented = stage.option.place.infra not in (LOCAL, ON_PREM)
-    lines = [_disk(stage, costs)] if costs.disk_gb_per_node and rented else []
+    lines = [_disk(stage, costs, book)] if costs.disk_gb_per_node and rented else []
     if stage.storage_usd is not None:
         days = costs.retention.days
         formula = f"{stage.storage_bytes / GB:,.3g} GB; results for {days:g} days after the stage"
-        tier = storage_tier(project, stage.option, costs.retention.tier)
+        tier = storage_tier(project, stage.option, book, costs.retention.tier)
         lines.append(_line(stage, STORAGE, stage.storage_usd, formula, f"{tier.name}: {tier.source}", tier.as_of))
     formula = f"{stage.transfer_bytes / GB:,.3g} GB between places x price per GB"
     lines.append(_line(stage, TRANSFER, stage.transfer_usd, formula, "price book of transfer"))
     return lines
 
 
-def _disk(stage: StagePlan, costs: Costs) -> CostLine:
+def _disk(stage: StagePlan, costs: Costs, book: PriceBook) -> CostLine:
     option = stage.option
     product, tier = DISKS.get(option.place.infra, DEFAULT_DISK)
-    price = next(item for item in storage_prices(product=product) if item.tier == tier)
+    price = next(item for item in book.storage_prices(product=product) if item.tier == tier)
     nodes = option.num_nodes + sum(group.num_nodes for group in option.beside)
     per_second = nodes * costs.disk_gb_per_node * price.usd / (HOURS_PER_MONTH * SECONDS_PER_HOUR)
     usd = money(option.seconds.scaled(per_second * stretch(costs)))

@@ -22,13 +22,18 @@ def largest_term(peak: Peak) -> Term:
     return max(peak.terms, key=lambda term: term.value)
 
 
+NEARLY = 0.95
+"""The least share of a cost that is nearly that cost, as the objective `cheapest` takes it."""
+
+
 def loses_to(option: Option, chosen: Option) -> str:
-    """Dearer, or slower, with both figures."""
+    """Dearer, or slower, with both figures: the medians that the table prints, not means, which spot waits raise."""
     mine, best = option.usd, chosen.usd
-    times = f"{format_seconds(option.overhead.wall_seconds)}, chosen {format_seconds(chosen.overhead.wall_seconds)}"
+    times = f"{format_seconds(option.seconds.p50)}, chosen {format_seconds(chosen.seconds.p50)}"
     if mine is None or best is None:
         return f"slower: {times}"
     prices = f"{format_usd(mine.p50)}, chosen {format_usd(best.p50)}"
     if mine.p50 > best.p50:
         return f"dearer: {prices} (time {times})"
-    return f"slower for nearly the same money: {times} (cost {prices})"
+    tied = "slower for nearly the same money" if mine.p50 >= NEARLY * best.p50 else "slower"
+    return f"{tied}: {times} (cost {prices})"

@@ -4,6 +4,7 @@ The phases of a stage follow each other (a synchronous loop); nothing overlaps b
 """
 
 from dataclasses import replace
+from functools import lru_cache
 from math import ceil
 
 from charter.catalog.accelerators import Accelerator
@@ -21,6 +22,9 @@ from charter.plan.work.phase import Phase, Role, Workload
 from charter.spec.layout import Layout, ZeroStage
 
 ENGINE = NATIVE
+_generation = lru_cache(maxsize=4096)(generation)
+_forward_pass_seconds = lru_cache(maxsize=4096)(forward_pass_seconds)
+"""Places differ in price and market more often than in hardware: a search asks for the same seconds again and again."""
 
 
 def training_terms(
@@ -42,7 +46,7 @@ def training_terms(
             together = 0
             if phase.work == "generate":
                 together = decoded_together(
-                    work, phase, layout, accelerator=accelerator, dtype=dtype, knowledge=knowledge
+                    work, phase, layout, accelerator=accelerator, dtype=dtype, knowledge=knowledge, engine=engine
                 )
             terms += _other(role, phase, layout, together, accelerator, knowledge)
     return tuple(terms)
@@ -154,7 +158,7 @@ def _decoding(
     accelerator: Accelerator,
     knowledge: Knowledge,
 ) -> list[Term]:
-    one = generation(
+    one = _generation(
         role.architecture,
         accelerator,
         sequences=sequences,
@@ -175,7 +179,7 @@ def _scoring(
     width = phase.padded_tokens(phase.batch)
     tokens = phase.batch * width
     share = 0.0 if role.scalar_head else phase.logit_share
-    seconds = forward_pass_seconds(
+    seconds = _forward_pass_seconds(
         role.architecture,
         accelerator,
         tokens=tokens,

@@ -5,7 +5,6 @@ from functools import cache
 from math import exp
 
 from charter.calibration.bundle import bundled
-from charter.calibration.predictions.stacks import FAMILIES
 from charter.catalog.accelerators import CPU, Accelerator
 from charter.estimate.constants import moved
 from charter.estimate.memory.constants import TrainingMemoryConstants
@@ -58,7 +57,7 @@ def _shipped(name: str) -> EngineKnowledge:
     fitted = bundled().quantities[TRAINING].fitted
     return EngineKnowledge(
         space=space,
-        training=moved(TrainingConstants(), fitted.shift(FAMILIES.get(space.stack, space.stack))),
+        training=moved(TrainingConstants(), fitted.shift(PROFILES[space.stack].family)),
         memory=stack.training,
         memory_half_width=stack.half_width,
     )

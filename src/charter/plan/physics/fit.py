@@ -78,7 +78,7 @@ def training_peak(
         for role, breakdown in breakdowns.items()
         for phase, terms in breakdown.phases.items()
     ]
-    room = knowledge.usable_bytes(accelerator) - sum(term.value for _, term in resident)
+    room = _usable(engine, knowledge, accelerator) - sum(term.value for _, term in resident)
     moments += [
         Peak(moment=phase.name, parts=(*resident, *_generation_terms(work, phase, layout, room)))
         for phase in work.phases
@@ -88,13 +88,26 @@ def training_peak(
 
 
 def decoded_together(
-    work: Workload, phase: Phase, layout: Layout, *, accelerator: Accelerator, dtype: str, knowledge: Knowledge
+    work: Workload,
+    phase: Phase,
+    layout: Layout,
+    *,
+    accelerator: Accelerator,
+    dtype: str,
+    knowledge: Knowledge,
+    engine: str = NATIVE_ENGINE,
 ) -> int:
     """Sequences of a rollout that one replica decodes at once: all of its share, or as many as memory holds."""
-    breakdowns = {role.name: _trained(work, role, layout, accelerator, dtype, knowledge) for role in work.trained}
+    breakdowns = {
+        role.name: _trained(work, role, layout, accelerator, dtype, knowledge, engine) for role in work.trained
+    }
     resident = _resident(work, breakdowns, layout, accelerator)
-    room = knowledge.usable_bytes(accelerator) - sum(term.value for _, term in resident)
+    room = _usable(engine, knowledge, accelerator) - sum(term.value for _, term in resident)
     return _together(work.role(phase.role), phase, layout, room)
+
+
+def _usable(engine: str, knowledge: Knowledge, accelerator: Accelerator) -> float:
+    return engine_knowledge(engine, knowledge).usable_bytes(accelerator, knowledge)
 
 
 def _resident(
@@ -191,11 +204,6 @@ def training_job(
 
 def _comes_and_goes(term: Term) -> bool:
     return term.part not in STATE_PARTS and term.name not in CONTEXT_TERMS
-
-
-def frozen_bytes(role: Role, layout: Layout, width_bytes: float) -> float:
-    """Weights of a frozen role on one rank."""
-    return _frozen(role, layout, width_bytes).value
 
 
 def _frozen(role: Role, layout: Layout, width_bytes: float) -> Term:

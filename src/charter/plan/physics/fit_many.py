@@ -73,7 +73,7 @@ def training_totals(
     devices = Devices(
         accelerators=(accelerator,),
         of_row=np.zeros(len(layouts), dtype=np.intp),
-        usable=array([knowledge.usable_bytes(accelerator)]),
+        usable=array([known.usable_bytes(accelerator, knowledge)]),
     )
     return fit_of(work, Layouts.of(layouts), devices, dtype=dtype, known=known).peak
 

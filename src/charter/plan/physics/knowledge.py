@@ -15,6 +15,7 @@ from charter.estimate.constants import moved
 from charter.estimate.memory.constants import InferenceMemoryConstants, TrainingMemoryConstants
 from charter.estimate.runs.rl_step import RlConstants
 from charter.estimate.serving.constants import ServingConstants
+from charter.estimate.terms import Z90
 from charter.estimate.training.constants import TrainingConstants
 from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, PretrainStage, SftStage, Stage
 
@@ -28,7 +29,6 @@ NATIVE_STACKS = {
     INFERENCE_MEMORY: "transformers",
 }
 """Whose constants the native engine takes: Hugging Face layers and decoding, and a memory list of its own."""
-Z90 = 1.2815515655446004
 LOCAL_SIGMA = 0.30
 LOCAL_SIGMA_SOURCE = "judgement (standard deviation of the logarithm); measured paces replace it"
 CPU_USABLE_SHARE = 0.95

@@ -6,7 +6,7 @@ from functools import lru_cache
 from charter.catalog.accelerators import Accelerator
 from charter.estimate.node.host import host_terms
 from charter.estimate.runs.rl_step import RlConstants
-from charter.plan.hardware.host_room import host_bytes_per_accelerator
+from charter.plan.hardware.host_room import node_memory_bytes
 from charter.plan.hardware.place import Place
 from charter.plan.options.question import Question
 from charter.plan.physics.engine_knowledge import engine_knowledge
@@ -61,7 +61,7 @@ def host_shortage(setting: Setting, item: Placed) -> str | None:
     need = host_terms(
         loading_bytes=setting.work.weight_bytes, checkpoint_bytes=0.0, offload_bytes=waiting * ranks, ranks=ranks
     ).total
-    have = host_bytes_per_accelerator(setting.place.accelerator.name, setting.place.per_node) * setting.place.per_node
+    have = node_memory_bytes(setting.place)
     if need <= have:
         return None
     return (

@@ -1,11 +1,12 @@
 """From an option to a stage plan: checkpoints, storage, money."""
 
+from charter.catalog.price_book import PriceBook
 from charter.estimate.shapes.parameters import count_parameters
 from charter.estimate.terms import Term
 from charter.plan.assumption import Assumption
 from charter.plan.options.option import Option, Rejected
 from charter.plan.options.stage_risk import stage_risk
-from charter.plan.physics.knowledge import Knowledge
+from charter.plan.physics.knowledge import Knowledge, time_group
 from charter.plan.stages.interval_source import peak_range, time_source
 from charter.plan.stages.node_needs import checkpoint_bytes, node_needs
 from charter.plan.stages.stage_plan import NOTHING_PAID, StagePlan, money
@@ -29,10 +30,11 @@ def stage_plan(
     option: Option,
     rejected: tuple[Rejected, ...],
     knowledge: Knowledge,
+    book: PriceBook,
 ) -> tuple[StagePlan, Assumption | None]:
     """The plan of one stage, and the price of storage it assumes."""
     work = work.answered_by_endpoints(option.remote) if work.either else work
-    storage = stage_storage(work, option, project)
+    storage = stage_storage(work, option, project, book)
     compute = None if option.machines_usd is None else money(option.machines_usd)
     made = StagePlan(
         name=name,
@@ -52,6 +54,7 @@ def stage_plan(
         done=work_done(work),
         endpoint_usd=NOTHING_PAID if option.endpoint_usd is None else money(option.endpoint_usd),
         risk=stage_risk(option, project.risk),
+        time_quantity=time_group(stage, moe=False)[0],
     )
     return made, storage.assumption
 

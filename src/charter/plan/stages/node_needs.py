@@ -15,6 +15,7 @@ from charter.estimate.shapes.parameters import count_parameters
 from charter.estimate.terms import Breakdown, Term
 from charter.plan.options.option import Option
 from charter.plan.physics.knowledge import Knowledge
+from charter.plan.rl.engine import RL_ENGINES
 from charter.plan.stages.node_traffic import STORAGE, Traffic, checkpoint_traffic, loaded_tokens, stage_traffic
 from charter.plan.work.phase import Workload
 from charter.plan.work.phase_kinds import BYTES_PER_TOKEN_OF_TEXT
@@ -156,7 +157,10 @@ def _busiest(rates: list[tuple[str, float]]) -> float:
 
 
 def _memory(work: Workload, option: Option, full_checkpoint_bytes: float) -> Breakdown:
-    """Without accelerators the stage's own peak; else processes, loaders, loading or staging, offloaded state."""
+    """Without accelerators the stage's own peak; else processes, loaders, loading or staging, offloaded state.
+
+    Engines of reinforcement learning save synchronously, so no second copy of a checkpoint is staged.
+    """
     if option.place.is_cpu or not work.needs_accelerator:
         terms = (
             tuple(term for term in option.peak.terms if term.value)
@@ -165,9 +169,10 @@ def _memory(work: Workload, option: Option, full_checkpoint_bytes: float) -> Bre
         return Breakdown(terms=tuple(term for term in terms if term.value))
     ranks = option.place.per_node
     loaded = max(count_parameters(role.architecture).total for role in work.roles if role.name not in work.remote)
+    staged = 0.0 if option.engine in RL_ENGINES else full_checkpoint_bytes * ranks / option.num_accelerators
     made = host_terms(
         loading_bytes=2.0 * loaded,
-        checkpoint_bytes=full_checkpoint_bytes * ranks / option.num_accelerators,
+        checkpoint_bytes=staged,
         offload_bytes=option.host_bytes * ranks,
         ranks=ranks,
     )

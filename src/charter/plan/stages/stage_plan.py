@@ -8,6 +8,7 @@ from charter.estimate.terms import Interval, Term
 from charter.plan.options.option import Option, Rejected
 from charter.plan.options.question import EngineLayout, Found
 from charter.plan.options.stage_risk import StageRisk
+from charter.plan.physics.knowledge import SERVING
 from charter.plan.serving.endpoint_option import own_or_endpoint
 from charter.plan.stages.interval_source import PeakRange
 from charter.plan.stages.node_needs import NodeNeeds
@@ -67,6 +68,8 @@ class StagePlan:
     """How far the peak may be off, and how that is known."""
     time_source: str
     """Which measurements the width of the time comes from."""
+    time_quantity: str = SERVING
+    """The estimator whose error its time shares with other stages."""
     risk: StageRisk | None = None
     """What is expected of failures, and what checkpoints and spares cost."""
     market_reason: str = ""

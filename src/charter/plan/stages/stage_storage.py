@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from charter.catalog.facts import StoragePrice, storage_prices
+from charter.catalog.facts import StoragePrice
+from charter.catalog.price_book import PriceBook
 from charter.cost.interval import exactly
 from charter.cost.retention import Kept, weights_only_count
 from charter.cost.storage import StorageTier
@@ -57,7 +58,7 @@ class StageStorage:
         return MicroUsd(p10=low, p50=middle, p90=high)
 
 
-def stage_storage(work: Workload, option: Option, project: Project) -> StageStorage:
+def stage_storage(work: Workload, option: Option, project: Project, book: PriceBook) -> StageStorage:
     """Full checkpoints by `keep_last`, weights alone of every m-th checkpoint, final weights and records."""
     retention = project.costs.retention
     terms = storage_terms(work, retention.keep_last or project.storage.keep_last).terms
@@ -71,17 +72,17 @@ def stage_storage(work: Workload, option: Option, project: Project) -> StageStor
             result_bytes=sum(term.value for term in terms) - full,
             days=retention.days,
         ),
-        while_running=storage_tier(project, option),
-        afterwards=storage_tier(project, option, retention.tier),
+        while_running=storage_tier(project, option, book),
+        afterwards=storage_tier(project, option, book, retention.tier),
     )
 
 
-def storage_tier(project: Project, option: Option, kind: str = STANDARD) -> StorageTier:
+def storage_tier(project: Project, option: Option, book: PriceBook, kind: str = STANDARD) -> StorageTier:
     """Where artifacts of a stage live: the provider's object storage of that class, else S3's; own disks are free."""
     if option.place.infra in (LOCAL, ON_PREM) and project.storage.artifacts is None:
         return OWN_DISK
     provider = "gcp" if (project.storage.artifacts or "").startswith("gs://") or option.place.infra == "gcp" else "aws"
-    priced = _price(provider, kind)
+    priced = _price(provider, kind, book)
     return StorageTier(
         name=f"{provider} {priced.product} {priced.tier}",
         usd_per_gb_month=priced.usd,
@@ -91,9 +92,9 @@ def storage_tier(project: Project, option: Option, kind: str = STANDARD) -> Stor
     )
 
 
-def _price(provider: str, kind: str) -> StoragePrice:
+def _price(provider: str, kind: str, book: PriceBook) -> StoragePrice:
     product, tier = TIERS[provider][kind]
-    return next(item for item in storage_prices(provider, product) if item.tier.startswith(tier))
+    return next(item for item in book.storage_prices(provider, product) if item.tier.startswith(tier))
 
 
 def _weights_only(work: Workload, option: Option, retention: Retention) -> Term:

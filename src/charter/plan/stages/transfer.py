@@ -1,9 +1,9 @@
 """What it takes to bring results from where a stage ran to where they are read: bytes, money, time."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from charter.catalog.facts import storage_prices
+from charter.catalog.price_book import PriceBook
 from charter.cost.transfer import TransferTier, internet_egress, transfer_usd
 from charter.plan.hardware.place import LOCAL, ON_PREM
 from charter.plan.options.option import Option
@@ -46,11 +46,19 @@ def bucket(project: Project) -> Location | None:
     return Location(infra=BUCKETS[scheme]) if found and scheme in BUCKETS else None
 
 
-def move_usd(num_bytes: float, source: Location, target: Location) -> float:
+def move_usd(
+    num_bytes: float,
+    source: Location,
+    target: Location,
+    book: PriceBook | None = None,
+    *,
+    already_bytes: float = 0.0,
+) -> float:
     """Money to bring bytes from one place to another: the source charges for what leaves it.
 
-    Same region: free. Another region of the same provider: its cross-region price. Elsewhere: its internet tiers, from
-    the first of the month, for every transfer by itself. Own machines charge nothing, and reading in is free.
+    Same region: free. Another region of the same provider: its cross-region price. Elsewhere: its internet tiers, on
+    top of `already_bytes` that left it in the same month. Own machines charge nothing, and reading in is free. Prices
+    between regions are those of the bundled book unless another is given.
 
     >>> move_usd(100e9, Location(infra="aws"), Location(infra="gcp"))
     9.0
@@ -60,19 +68,47 @@ def move_usd(num_bytes: float, source: Location, target: Location) -> float:
     if source.same(target) or source.infra in (LOCAL, ON_PREM):
         return 0.0
     if source.infra == target.infra:
-        return transfer_usd(num_bytes, (TransferTier(up_to_bytes=float("inf"), usd_per_gb=_regional(source.infra)),))
-    return transfer_usd(num_bytes, internet_egress(source.infra))
+        between = _regional(source.infra, book or PriceBook.bundled())
+        return transfer_usd(num_bytes, (TransferTier(up_to_bytes=float("inf"), usd_per_gb=between),))
+    return transfer_usd(num_bytes, internet_egress(source.infra), already_bytes=already_bytes)
 
 
-def _regional(infra: str) -> float:
+@dataclass(frozen=True, kw_only=True)
+class Shipment:
+    """Bytes that move from one place to another in one month of the project."""
+
+    num_bytes: float
+    source: Location
+    target: Location
+    month: int
+
+
+def shipments_usd(shipments: Sequence[Shipment], book: PriceBook) -> list[float]:
+    """Money of each, in the given order: what leaves a provider for elsewhere in a month runs through its tiers once.
+
+    >>> to_gcp = Shipment(num_bytes=8e12, source=Location(infra="aws"), target=Location(infra="gcp"), month=0)
+    >>> [round(usd) for usd in shipments_usd([to_gcp, to_gcp], PriceBook.bundled())]
+    [720, 691]
+    """
+    left: dict[tuple[str, int], float] = {}
+    found = []
+    for item in shipments:
+        key = (item.source.infra, item.month)
+        found.append(move_usd(item.num_bytes, item.source, item.target, book, already_bytes=left.get(key, 0.0)))
+        if item.source.infra != item.target.infra:
+            left[key] = left.get(key, 0.0) + item.num_bytes
+    return found
+
+
+def _regional(infra: str, book: PriceBook) -> float:
     """usd per GB between two regions of a provider; providers without such a price that charge for the internet are
     taken at the default of OpenCost, the others as free."""
-    named = [item for item in storage_prices(infra, "egress") if "cross-region" in item.tier]
+    named = [item for item in book.storage_prices(infra, "egress") if "cross-region" in item.tier]
     if named:
         return named[0].usd
     if internet_egress(infra)[0].usd_per_gb == 0:
         return 0.0
-    return next(item.usd for item in storage_prices("opencost default", "egress") if item.tier == "region egress")
+    return next(item.usd for item in book.storage_prices("opencost default", "egress") if item.tier == "region egress")
 
 
 def move_seconds(num_bytes: float, source: Location, target: Location) -> float:

@@ -65,7 +65,7 @@ def _values(stage: StagePlan, unit: str) -> list[float]:
 
 
 def gantt(plan: Plan, *, start: float | None) -> dict[str, Any]:
-    """Start and end of each stage when all stages take their median time, and when all take their p90."""
+    """Median and p90 of start and end of each stage over draws of the whole plan."""
     median, high = plan.timeline("p50"), plan.timeline("p90")
     rows = [
         {

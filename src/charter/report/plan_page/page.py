@@ -70,7 +70,7 @@ def schedule(plan: Plan, charts: dict[str, Any]) -> Markup:
     drawn = chart("gantt", label="Start and end of each stage", height=ROW * len(plan.stages) + 40)
     path = " > ".join(plan.timeline().critical_path)
     clock = "" if charts["gantt"]["start"] is None else " Times are UTC."
-    note = f"Solid: every stage takes its median time; pale: every stage takes its p90.{clock} Critical path: {path}."
+    note = f"Solid: medians of start and end over draws of the plan; pale: their p90.{clock} Critical path: {path}."
     return section("Timeline", drawn, tables.schedule_table(plan), note=note)
 
 

@@ -1,0 +1,14 @@
+"""What every suite shares: how many examples properties are tried with, and one command tree for all CLI tests."""
+
+from functools import cache
+
+import typer.testing
+from hypothesis import settings
+
+settings.register_profile("everyday", max_examples=25, deadline=None, derandomize=True)
+settings.register_profile("thorough", max_examples=300, deadline=None)
+settings.load_profile("everyday")
+# `make chaos` runs the properties with --hypothesis-profile=thorough. No deadlines: tests assert no wall-clock times.
+
+typer.testing._get_command = cache(typer.testing._get_command)
+# Typer builds the whole tree of commands anew at each call of a test; it is the same tree.
