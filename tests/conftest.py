@@ -1,10 +1,13 @@
 """What every suite shares: how many examples properties are tried with, and one command tree for all CLI tests."""
 
+import os
 from functools import cache
 
 import typer.testing
 from hypothesis import settings
 
+os.environ.pop("COLUMNS", None)
+# Workers of pytest-xdist are given 80; a test that wants a width says so.
 settings.register_profile("everyday", max_examples=25, deadline=None, derandomize=True)
 settings.register_profile("thorough", max_examples=300, deadline=None)
 settings.load_profile("everyday")
