@@ -129,5 +129,3 @@ def _ends(left: str, right: str) -> tuple[str, str]:
 def _svg(label: str, parts: Iterable[str]) -> Markup:
     frame = f'viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{esc(label)}" style="width:100%;max-width:720px"'
     return Markup(f"<svg {frame}>{''.join(parts)}</svg>")
-
-
