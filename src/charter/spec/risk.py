@@ -54,7 +54,7 @@ class RiskSettings:
     spot_availability: float | None = None
     """Share of time in which the pool has them."""
     spares: Literal["auto"] | int = "auto"
-    """Own spare nodes: `auto` assumes as many as are needed and says how many, a number plans the wait for repairs."""
+    """Own spare nodes: `auto` says how many pay and counts no wait for repairs; a number plans that wait."""
     repair_days: float = 3.0
     """Days until a failed node of one's own is back. Judgement."""
 

@@ -124,7 +124,7 @@ def test_stage_says_what_it_expects_of_failures(lab):
     assert found["checkpoint_interval_steps"] >= 1
     assert found["detection"]["seconds"] == 300
     assert 0.5 < found["useful_share"] <= 1
-    assert found["spares"]["nodes"] == 1
+    assert found["spares"]["nodes"] == found["spares"]["best"] == 0
     assert found["spares"]["pay"] is False
     assert stage.risk.interruptions == pytest.approx(found["expected_interruptions"], abs=1e-6)
 

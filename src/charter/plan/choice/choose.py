@@ -25,7 +25,8 @@ class Choice:
     seconds: tuple[float, float]
     usd: tuple[float, float]
     proven: bool = True
-    """False where the search was cut short."""
+    """No choice of the ways that are not dropped beforehand (`useful`) is better. False where the search was cut short,
+    and where a pool is scarce and results move: there a way that is dropped for one elsewhere might be better."""
     considered: int = 0
     """Partial plans that were evaluated."""
 
@@ -43,7 +44,7 @@ def best(problem: Problem, goal: Goal, *, known: Sequence[Sequence[int]] = ()) -
     back = [{int(row): index for index, row in enumerate(rows)} for rows in kept]
     starts = [[back[stage].get(way, 0) for stage, way in enumerate(plan)] for plan in known]
     top = _improved(small, goal, _top(small, goal, evaluate(small, [*bounds.guesses(), *starts]), None))
-    rows, considered, proven = Rows.empty(), 0, True
+    rows, considered, proven = Rows.empty(), 0, not (problem.capacity and problem.moves)
     for stage, ways in enumerate(small.ways):
         considered += len(rows) * len(ways)
         rows = _promising(small, bounds, rows, len(ways), None if top is None else top[0])

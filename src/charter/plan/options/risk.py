@@ -26,6 +26,7 @@ RESTART_SOURCE = "judgement: rescheduling, loading, warm-up; detection comes on 
 START_SECONDS = 300.0
 LOCAL_START_SECONDS = 1.5
 OWN = "risk: in charter.yaml"
+NO_WAIT = "risk.spares: auto takes a node to be at hand whenever one fails; a number of spares plans the wait"
 PUBLISHED = RiskSettings()
 """Nothing is known but what was published."""
 
@@ -250,6 +251,8 @@ def _failure_assumptions(place: Place, settings: RiskSettings) -> list[Assumptio
             source=OWN if own else CHECKPOINT_SOURCE,
         ),
     ]
+    if place.infra == ON_PREM and settings.spares == "auto":
+        made.append(Assumption(name="wait for the repair of an own node, seconds", value=0, source=NO_WAIT))
     if settings.async_saves:
         made.append(
             Assumption(

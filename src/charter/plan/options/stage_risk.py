@@ -8,16 +8,16 @@ from charter.plan.options.option import Option
 from charter.plan.options.risk import START_SECONDS, detection_delay, failure_rate
 from charter.resilience.detection import Detection
 from charter.resilience.expected_time import ExpectedTime
-from charter.resilience.spares import SpareWorth, best_spares, spare_nodes, spare_worth
+from charter.resilience.spares import SpareWorth, best_spares, spare_worth
 from charter.spec.risk import RiskSettings
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpareAdvice:
-    """How many spare nodes a stage needs, and whether they are worth their price."""
+    """How many spare nodes a stage should have, and whether they are worth their price."""
 
     nodes: int
-    """As many as the project says, else enough for 99 % of the time (Poisson)."""
+    """As many as the project says, else `best`."""
     worth: SpareWorth
     best: int
     """How many save most after their own rent."""
@@ -135,14 +135,11 @@ def _spares(option: Option, settings: RiskSettings) -> SpareAdvice:
     days = settings.repair_days if option.place.infra == ON_PREM else START_SECONDS / 86400
     nodes = option.num_nodes + sum(group.num_nodes for group in option.beside)
     rate = failure_rate(option.place, settings).per_node_day
-    enough = _enough(nodes, rate, days) if settings.spares == "auto" else settings.spares
+    best = best_spares(num_nodes=nodes, failures_per_node_day=rate, repair_days=days) if rate else 0
+    advised = best if settings.spares == "auto" else settings.spares
     return SpareAdvice(
-        nodes=enough,
-        worth=spare_worth(num_nodes=nodes, failures_per_node_day=rate, repair_days=days, spares=enough),
-        best=best_spares(num_nodes=nodes, failures_per_node_day=rate, repair_days=days) if rate else 0,
+        nodes=advised,
+        worth=spare_worth(num_nodes=nodes, failures_per_node_day=rate, repair_days=days, spares=advised),
+        best=best,
         replaced_in_days=days,
     )
-
-
-def _enough(num_nodes: int, rate: float, days: float) -> int:
-    return spare_nodes(num_nodes=num_nodes, failures_per_node_day=rate, repair_days=days) if rate else 0
