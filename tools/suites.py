@@ -56,7 +56,8 @@ def packages(*, with_torch: bool) -> tuple[str, ...]:
 
 GROUPS: dict[str, tuple[Suite, ...]] = {
     "test": (
-        Suite(name="unit", arguments=("tests/unit", "-n", "2"), budget_seconds=90),
+        Suite(name="unit", arguments=("tests/unit", "-n", "2"), budget_seconds=60),
+        Suite(name="plans", arguments=("tests/plans", "-n", "2"), budget_seconds=60),
         Suite(name="published", arguments=("tests/published",), budget_seconds=30),
         Suite(name="golden", arguments=("tests/golden",), budget_seconds=30),
         Suite(
@@ -76,7 +77,7 @@ GROUPS: dict[str, tuple[Suite, ...]] = {
         Suite(name="random kills", arguments=("tests/chaos",), budget_seconds=900),
         Suite(
             name="properties",
-            arguments=("tests/unit", "-n", "2", "--hypothesis-profile=thorough"),
+            arguments=("tests/unit", "tests/plans", "-n", "2", "--hypothesis-profile=thorough"),
             budget_seconds=300,
         ),
     ),

@@ -1,8 +1,6 @@
 """Smallest machines on which public threads and pages say reinforcement learning of a model runs, or does not."""
 
-import importlib.util
-from pathlib import Path
-
+import ppo_case as case
 import pytest
 
 from charter.plan.rl.engine import RL_ENGINES
@@ -10,12 +8,6 @@ from charter.plan.rl.placement import Placed
 from charter.plan.rl.search import rl_options
 from charter.plan.rl.setting import Setting, host_shortage
 from charter.plan.rl.work import rl_work
-
-_SPEC = importlib.util.spec_from_file_location("ppo_case", Path(__file__).parents[1] / "unit" / "plan" / "ppo_case.py")
-assert _SPEC is not None
-assert _SPEC.loader is not None
-case = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(case)
 
 # verl, docs/perf/device_tuning.rst, "Hardware Resource Needed for RL": the minimum rows of GRPO with all parameters
 # trained. Lengths are not printed there; 512 + 1024 tokens are the usual ones of its example scripts.

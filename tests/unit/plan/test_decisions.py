@@ -1,10 +1,9 @@
 """Small decisions that no other test would miss: each of these was broken on purpose once, and nothing failed."""
 
-import importlib.util
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
+import ppo_case as case
 import pytest
 
 from charter.estimate.terms import Interval
@@ -21,11 +20,6 @@ from charter.spec.project import Project, Resources
 from charter.spec.stage import SftStage
 from charter.units import format_seconds
 
-_SPEC = importlib.util.spec_from_file_location("ppo_case", Path(__file__).parent / "ppo_case.py")
-assert _SPEC is not None
-assert _SPEC.loader is not None
-case = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(case)
 SPOT = Price(market="spot", usd_per_hour=0.5, source="test", as_of="")
 
 

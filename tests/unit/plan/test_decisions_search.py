@@ -1,10 +1,9 @@
 """Decisions of the search over places: which share an answer, and what one option must beat another in."""
 
-import importlib.util
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
+import ppo_case as case
 import pytest
 
 from charter.catalog import models
@@ -15,12 +14,6 @@ from charter.plan.physics.knowledge import shipped
 from charter.plan.search import search
 from charter.plan.work.phase import Counters, Phase, Role, Workload
 from charter.spec.stage import SftStage
-
-_SPEC = importlib.util.spec_from_file_location("ppo_case", Path(__file__).parent / "ppo_case.py")
-assert _SPEC is not None
-assert _SPEC.loader is not None
-case = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(case)
 
 
 def test_two_providers_of_one_accelerator_share_an_answer_only_inside_a_node():

@@ -1,10 +1,9 @@
 """Placements of the roles of a PPO stage."""
 
-import importlib.util
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
+import ppo_case as case
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,12 +24,6 @@ from charter.plan.rl.tables import GeneratorChoice, Groups, TrainerChoice
 from charter.plan.rl.work import answer_lengths, rl_work
 from charter.spec.layout import Layout
 from charter.spec.stage import StageResources
-
-_SPEC = importlib.util.spec_from_file_location("ppo_case", Path(__file__).parent / "ppo_case.py")
-assert _SPEC is not None
-assert _SPEC.loader is not None
-case = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(case)
 
 IDEAL = RlConstants(
     generation_factor=array(1.0),

@@ -9,7 +9,7 @@ from charter.api import plan
 from charter.errors import InfeasibleError
 from charter.plan.plan import Plan
 
-EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 PAGE = EXAMPLES.parent / "guides" / "questions.md"
 GIB = 2**30
 

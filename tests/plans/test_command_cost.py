@@ -18,7 +18,7 @@ from charter.errors import UsageError
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory) -> Path:
-    path = Path(__file__).parents[1] / "report" / "fixture_run.py"
+    path = Path(__file__).parents[1] / "unit" / "report" / "fixture_run.py"
     spec = importlib.util.spec_from_file_location("fixture_run_cli", path)
     assert spec is not None
     assert spec.loader is not None
