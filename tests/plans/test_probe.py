@@ -114,6 +114,12 @@ def test_measured_layouts_are_ranked_and_the_pace_is_the_planned_ones():
     assert stage_probe(seconds=(None, 1.5)).pace is None
 
 
+def test_a_faster_layout_is_told_in_the_sequences_that_the_file_counts():
+    for kind, expected in (("sft", 2), ("preference_model", 4)):
+        probe = stage_probe(kind=kind)
+        assert probe.sequences(probe.faster[0]) == expected
+
+
 def test_new_paces_replace_old_ones_of_the_same_kind_only():
     old = [Pace(accelerator="cpu", kind=kind, factor=9.0, steps=3, source="run") for kind in ("sft", "ppo")]
     found = {pace.kind: pace.factor for pace in paces_of([stage_probe()], old)}

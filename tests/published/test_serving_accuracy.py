@@ -56,7 +56,7 @@ def predicted(quantity, row):
 
 @pytest.mark.parametrize(("quantity", "most"), [(GENERATION, 0.22), (RL_STEP, 0.30), (RUN_TOTAL, 0.25)])
 def test_predictions_without_the_source_are_as_near_as_promised(quantity, most):
-    """Issue B: generation throughput <= 22 %, a PPO or GRPO step <= 30 %, hours of a run <= 25 %; one vote each."""
+    """Bars: generation throughput <= 22 %, a PPO or GRPO step <= 30 %, hours of a run <= 25 %; one vote each."""
     cases, refused = cases_of(quantity, bundled_measurements())
     assert len(refused) <= 0.1 * len(cases)
     scored = leave_source_out(quantity, cases)

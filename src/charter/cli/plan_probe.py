@@ -96,6 +96,10 @@ def print_probe(report: "ProbeReport") -> None:
             )
     out.print(table)
     for probe in report.stages:
+        for item in probe.faster[:1]:
+            asked = f"pipeline.{probe.name}.resources.micro_batch: {probe.sequences(item)}"
+            out.print(f"faster: {probe.name} {item.label}; a run takes it where charter.yaml says {asked}")
+    for probe in report.stages:
         for label, why in [("", probe.why), *((f" {item.label}", item.why) for item in probe.layouts)]:
             if why:
                 out.print(f"not measured: {probe.name}{label}: {why}")

@@ -17,7 +17,7 @@ def frozen_values(project: Project, stage: Stage) -> dict[str, str | int]:
     """The values that are written into a stage's job when it first starts, and hold until it is done."""
     micro_batch = stage.resources.micro_batch if stage.resources else None
     return {
-        **({"micro_batch": micro_batch} if micro_batch else {}),
+        **({"micro_batch": max(1, micro_batch // stage.SEQUENCES_PER_ROW)} if micro_batch else {}),
         "threads": stage_threads(project, stage),
         "device": stage_device(project, stage),
         "cpu_capability": cpu_capability(),

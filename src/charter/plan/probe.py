@@ -23,7 +23,7 @@ from charter.spec.stage import (
     Stage,
     StageResources,
 )
-from charter.spec.stage_kinds import AnyStage
+from charter.spec.stage_kinds import STAGE_KINDS, AnyStage
 
 FEWEST_STEPS, MOST_STEPS, WORTH_SECONDS = 6, 24, 3.0
 """Steps of a probed stage: as many as three planned seconds hold, within these bounds. The first warms up, the median
@@ -76,6 +76,10 @@ class StageProbe:
         if first is None:
             return ()
         return tuple(item for item in self.measured if (item.measured_seconds or 0.0) < FASTER * first)
+
+    def sequences(self, layout: LayoutProbe) -> int:
+        """The micro-batch of a layout as `resources.micro_batch` counts it."""
+        return layout.micro_batch * STAGE_KINDS[self.kind].SEQUENCES_PER_ROW
 
     @property
     def pace(self) -> Pace | None:
@@ -132,7 +136,7 @@ def with_micro_batch(project: Project, rows: Mapping[str, int]) -> Project:
         if name not in rows:
             return stage
         resources = stage.resources or StageResources()
-        return replace(stage, resources=replace(resources, micro_batch=rows[name] * sequences_per_row(stage)))
+        return replace(stage, resources=replace(resources, micro_batch=rows[name] * stage.SEQUENCES_PER_ROW))
 
     return replace(project, pipeline={name: prescribed(name, stage) for name, stage in project.pipeline.items()})
 
@@ -140,7 +144,7 @@ def with_micro_batch(project: Project, rows: Mapping[str, int]) -> Project:
 def micro_batches(stage: Stage, planned: StagePlan, count: int) -> tuple[int, ...]:
     """The micro-batches to try, in rows: the planned one, then its halves and doubles within the batch, nearest first.
 
-    A row is what the stage reads: of pairs the planner counts the two sequences (`sequences_per_row`).
+    A row is what the stage reads: of pairs the planner counts the two sequences (`Stage.SEQUENCES_PER_ROW`).
 
     >>> _nearest(8, 16, 3), _nearest(16, 16, 2), _nearest(1, 6, 9)
     ((8, 16, 4), (16, 8), (1, 2, 4, 6))
@@ -148,13 +152,8 @@ def micro_batches(stage: Stage, planned: StagePlan, count: int) -> tuple[int, ..
     if not isinstance(stage, SUPERVISED):
         return (0,)
     batch = stage.global_batch
-    rows = int(planned.option.layout.micro_batch) // sequences_per_row(stage)
+    rows = int(planned.option.layout.micro_batch) // stage.SEQUENCES_PER_ROW
     return _nearest(max(1, min(batch, rows)), batch, count)
-
-
-def sequences_per_row(stage: Stage) -> int:
-    """Sequences that a row of a stage's data becomes: two where answers are compared."""
-    return 2 if isinstance(stage, JudgeStage | PreferenceModelStage) else 1
 
 
 def full_steps(stage: Stage, planned: StagePlan) -> int:

@@ -31,6 +31,7 @@ class StageResources:
     cpus: int | None = None
     """Processor cores: the threads of a local stage."""
     micro_batch: int | None = None
+    """Sequences of a forward and backward pass on one replica; of a pair both answers count."""
     zero: int | None = None
     tensor: int | None = None
     pipeline: int | None = None
@@ -57,6 +58,8 @@ class Stage:
     """Raised by hand when the computation of this kind changes."""
     REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Field name -> what it must name: `model` (a model, or a stage that makes one) or `data` (likewise)."""
+    SEQUENCES_PER_ROW: ClassVar[int] = 1
+    """Sequences that a row of its data becomes: two where answers are compared."""
     MAKES: ClassVar[str] = DATA
     """What its output is to a later stage."""
     RUNS: ClassVar[bool] = True
@@ -131,6 +134,7 @@ class JudgeStage(Optimization, Stage):
 
     REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType({"init": MODEL, "pairs": DATA})
     MAKES: ClassVar[str] = MODEL
+    SEQUENCES_PER_ROW: ClassVar[int] = 2
     kind: Literal["judge"] = "judge"
     init: str
     pairs: Names
@@ -179,6 +183,7 @@ class PreferenceModelStage(Optimization, Stage):
 
     REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType({"init": MODEL, "data": DATA})
     MAKES: ClassVar[str] = MODEL
+    SEQUENCES_PER_ROW: ClassVar[int] = 2
     kind: Literal["preference_model"] = "preference_model"
     init: str
     data: Names

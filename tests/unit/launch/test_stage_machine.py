@@ -2,7 +2,7 @@ from charter.launch.commands import STAGE_MODULES, stage_command
 from charter.launch.local import stage_environment
 from charter.launch.machine import cpu_capability, frozen_values, installed_version, stage_device, stage_threads
 from charter.spec.project import Project, Resources
-from charter.spec.stage import SftStage, StageResources
+from charter.spec.stage import PreferenceModelStage, SftStage, StageResources
 
 STAGE = SftStage(init="b", data=("d",))
 
@@ -48,6 +48,8 @@ def test_what_bits_depend_on_is_frozen_without_importing_torch():
 def test_a_micro_batch_that_the_file_asks_for_reaches_the_stage():
     small = SftStage(init="b", data=("d",), resources=StageResources(micro_batch=4))
     assert frozen_values(project(), small)["micro_batch"] == 4
+    pairs = PreferenceModelStage(init="b", data=("d",), resources=StageResources(micro_batch=4))
+    assert frozen_values(project(), pairs)["micro_batch"] == 2, "two sequences per row"
 
 
 def test_stages_do_not_spin_while_idle_and_have_explicit_threads():
