@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from deepspeed_chat_case import chat_project
 
 from charter.catalog import accelerators, models
 from charter.plan.make import make_plan
@@ -21,7 +22,7 @@ from charter.plan.money.project_cost import project_cost
 from charter.plan.plan import Plan
 from charter.spec.architecture import Architecture
 from charter.spec.project import DataSpec, ModelSpec, Project, Resources
-from charter.spec.stage import PpoStage, PreferenceModelStage, PretrainStage, SftStage, StageResources
+from charter.spec.stage import PreferenceModelStage, PretrainStage, SftStage, StageResources
 
 PRETRAINING, PPO = (0.30, 0.45), (0.17, 0.30)
 A100_80, A100_40, H800 = "A100-80GB:8", "A100-40GB:8", "H800:8"
@@ -147,28 +148,11 @@ def test_deepseek_v3_in_bf16_costs_at_most_twice_its_fp8_price():
 
 @cache
 def deepspeed_chat(actor: str, nodes: int, accelerator: str = A100_80) -> tuple[Plan, ProjectCost]:
-    return priced(chat_project(nodes, accelerator), actor=models.get(actor).architecture, critic=OPT_350M)
+    return priced(chat_project(azure_nodes(nodes, accelerator)), actor=models.get(actor).architecture, critic=OPT_350M)
 
 
-def chat_project(nodes: int, accelerator: str) -> Project:
-    return Project(
-        name="deepspeed-chat",
-        models={"actor": ModelSpec(model="actor"), "critic": ModelSpec(model="critic")},
-        data={"prompts": DataSpec(path="absent.jsonl", rows=263_700, mean_tokens=256)},
-        pipeline={
-            "ppo": PpoStage(
-                policy="actor",
-                reward="critic",
-                prompts=("prompts",),
-                episodes=262_144,
-                rollout_batch=1024,
-                minibatch=1024,
-                max_new_tokens=256,
-                max_prompt_tokens=256,
-            )
-        },
-        resources=Resources(infra="on_prem", accelerators=(accelerator,), num_nodes=nodes, price=32.77 / 8),
-    )
+def azure_nodes(nodes: int, accelerator: str) -> Resources:
+    return Resources(infra="on_prem", accelerators=(accelerator,), num_nodes=nodes, price=32.77 / 8)
 
 
 # microsoft/DeepSpeed blogs/deepspeed-chat/README.md, tables 1 and 2: nodes of 8 x A100-80GB, GPU-hours, usd.
@@ -205,7 +189,7 @@ def test_the_published_13b_run_is_dominated_by_ppo():
     # Table 4, 8 x A100-40GB: 2.5 h, 0.25 h and 10.8 h: 108.8 GPU-hours, 79 % of them in PPO (worked example 10). The
     # rows of the first two steps are not printed: 20 and 40 % of the data to 40 % for PPO (its scripts, from memory),
     # answers of 256 tokens, one epoch.
-    project = chat_project(1, A100_40)
+    project = chat_project(azure_nodes(1, A100_40))
     rows = 131_900
     project = replace(
         project,

@@ -5,13 +5,14 @@ factor of 2.5 is allowed either way; a missing phase, a unit or a wrong exponent
 """
 
 import pytest
+from deepspeed_chat_case import chat_project
 
 from charter.catalog import models
 from charter.plan.make import make_plan
 from charter.plan.plan import Plan
 from charter.spec.architecture import Architecture
 from charter.spec.project import DataSpec, ModelSpec, Project, Resources
-from charter.spec.stage import PpoStage, SftStage
+from charter.spec.stage import SftStage
 
 FACTOR = 2.5
 CRITIC = Architecture(
@@ -38,24 +39,7 @@ def planned(project: Project, **architectures: Architecture) -> Plan:
 
 
 def deepspeed_chat(nodes: int) -> Project:
-    return Project(
-        name="deepspeed-chat",
-        models={"actor": ModelSpec(model="actor"), "critic": ModelSpec(model="critic")},
-        data={"prompts": DataSpec(path="absent.jsonl", rows=263_700, mean_tokens=256)},
-        pipeline={
-            "ppo": PpoStage(
-                policy="actor",
-                reward="critic",
-                prompts=("prompts",),
-                episodes=262_144,
-                rollout_batch=1024,
-                minibatch=1024,
-                max_new_tokens=256,
-                max_prompt_tokens=256,
-            )
-        },
-        resources=Resources(infra="azure", accelerators=("A100-80GB:8",), num_nodes=nodes),
-    )
+    return chat_project(Resources(infra="azure", accelerators=("A100-80GB:8",), num_nodes=nodes))
 
 
 @pytest.mark.parametrize(("actor", "hours"), DEEPSPEED_CHAT)

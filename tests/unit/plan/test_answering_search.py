@@ -6,10 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from charter.catalog import accelerators, models
 from charter.errors import UsageError
 from charter.estimate.serving.api_judge import ApiPrice, api_judgement
+from charter.plan.hardware.place import UNPRICED, Place
 from charter.plan.keep_warm import Gap, shared_servers, warmth
+from charter.plan.options.make_option import make_option
+from charter.plan.options.question import Question
+from charter.plan.physics.fit import answering_peak
+from charter.plan.physics.knowledge import shipped
+from charter.plan.serving import answering_search
 from charter.plan.serving.endpoint_option import own_or_endpoint
+from charter.plan.work.phase import Counters, Phase, Role, Workload
 from charter.plan.work.phase_kinds import longest_answer
 from charter.report.placement_lines import placement_lines
 from charter.spec.checks import check_project
@@ -35,6 +43,62 @@ def planned(lab):
         return made.stages[0]
 
     return plan
+
+
+# ---- how a model is served -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["H100", "H200", "A100-80GB"])
+def test_of_all_widths_that_fit_the_fastest_is_taken_with_the_largest_batch_that_fits(name, monkeypatch):
+    accelerator = accelerators.get(name)
+    place = Place(
+        infra="any", region=None, accelerator=accelerator, per_node=8, instance="", price=UNPRICED, nodes=(1,)
+    )
+    question = answering_question()
+    fitting = {}
+
+    def remembered(*parts, **more):
+        made = make_option(*parts, **more)
+        fitting[made.layout.tensor] = made
+        return made
+
+    monkeypatch.setattr(answering_search, "make_option", remembered)
+    (chosen,), _ = answering_search.answering_options(question, place, 1)
+    assert len(fitting) > 1
+    assert chosen.overhead.useful_seconds == min(made.overhead.useful_seconds for made in fitting.values())
+    (phase,) = question.work.phases
+    for tensor, made in fitting.items():
+        assert made.layout.data * tensor == 8
+        batch = made.layout.micro_batch
+        known = question.knowledge
+        sizes = {
+            count: answering_peak(
+                question.work,
+                tensor=tensor,
+                batches={phase.name: float(count)},
+                accelerator=accelerator,
+                knowledge=known,
+            ).total_bytes
+            for count in (batch, 2 * batch)
+        }
+        assert sizes[batch] <= known.usable_bytes(accelerator)
+        assert batch == phase.batch or sizes[2 * batch] > known.usable_bytes(accelerator)
+
+
+def answering_question():
+    role = Role(name="policy", architecture=models.get("Llama-3.1-70B").architecture, model="base")
+    phase = Phase(
+        name="answers", work="generate", role="policy", steps=20, batch=4096, prompt_tokens=512, new_tokens=512,
+        longest_tokens=1024,
+    )  # fmt: skip
+    return Question(
+        stage=GenerateStage(policy="base", prompts=("prompts",)),
+        work=Workload(roles=(role,), phases=(phase,), counters=Counters()),
+        dtype="bf16",
+        checkpoint_bytes=0.0,
+        use_spot=False,
+        knowledge=shipped(),
+    )
 
 
 # ---- the price and the limits of an endpoint -------------------------------------------------------------------------

@@ -277,6 +277,7 @@ def largest_batch(
     """Sequences whose key/value cache fits beside the weights; 0 when the weights alone do not fit."""
 
     def total(batch: int) -> float:
+        """Bytes with so many sequences in the cache."""
         return inference_memory(
             architecture,
             batch=batch,

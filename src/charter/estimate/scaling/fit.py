@@ -123,6 +123,7 @@ def _huber(residuals: Array) -> tuple[float, Array]:
 
 def _parametric_objective(sizes: Array, tokens: Array, losses: Array) -> Objective:
     def objective(point: Array) -> tuple[float, Array]:
+        """Huber loss of the logarithms at a point, and its gradient."""
         log_e, log_a, log_b, alpha, beta = point
         terms = np.stack([np.full_like(sizes, log_e), log_a - alpha * sizes, log_b - beta * tokens])
         top = terms.max(axis=0)
