@@ -42,6 +42,7 @@ WHERE: Mapping[str, str] = {
     "RiskSettings": "`risk`",
     "StageResources": "`pipeline.NAME.resources`",
     "Adapter": "`pipeline.NAME.adapter`",
+    "Guard": "`pipeline.NAME.guard`",
 }
 
 

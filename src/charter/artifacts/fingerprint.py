@@ -14,12 +14,10 @@ from enum import Enum
 from typing import Any
 
 from charter.errors import DataError
-from charter.spec.quantity import is_execution
+from charter.spec.quantity import ADDED, is_execution
 from charter.spec.stage import Stage
 
 SCHEMA = "charter.identity/1"
-ADDED = "added"
-"""Metadata key of a field that a later Charter added: it counts only when it differs from its default."""
 
 
 def canonical(value: object) -> Any:

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from charter.spec.architecture import Architecture
 from charter.spec.costs import Costs
-from charter.spec.quantity import Bytes, Count, Names, Seconds, Usd, UsdPerHour
+from charter.spec.quantity import Bytes, Count, Names, Seconds, Usd, UsdPerHour, added
 from charter.spec.risk import RiskSettings
 from charter.spec.stage_kinds import AnyStage
 
@@ -56,6 +56,10 @@ class DataSpec:
     """Rows (after `part` and `limit`) that the planner assumes while the file is not there."""
     mean_tokens: float | None = None
     """Tokens of a row that the planner assumes instead of measuring the file."""
+    format: Literal["auto", "jsonl", "parquet", "hf", "webdataset"] = added("auto")
+    """`auto`: by what the path holds. `hf`: a directory written by `datasets`; `webdataset`: tar shards."""
+    on_bad_row: Literal["fail", "skip"] = added("fail")
+    """A row that cannot be read stops the stage, or is left out and counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +141,11 @@ class Storage:
 
     artifacts: str | None = None
     keep_last: int = 2
+    """Newest verified checkpoints of a stage that are kept."""
+    keep_every: Count | None = None
+    """Also every checkpoint whose step is a multiple of it."""
+    keep_best: bool = False
+    """Also the one with the best value of the stage's own measure: the lowest loss, the highest reward."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,6 +63,14 @@ def execution(default: Any = None, *, help: str = "") -> Any:
     return field(default=default, metadata={EXECUTION: True, "help": help})
 
 
+ADDED = "added"
+
+
+def added(default: Any = None) -> Any:
+    """A field that came after stages were finished without it: it counts only when it differs from its default."""
+    return field(default=default, metadata={ADDED: True})
+
+
 def is_execution(item: "Field[Any]") -> bool:
     """Whether a dataclass field is marked as execution."""
     return bool(item.metadata.get(EXECUTION))

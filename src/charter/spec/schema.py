@@ -27,6 +27,7 @@ from charter.spec.project import (
 from charter.spec.risk import RiskSettings
 from charter.spec.stage import StageResources
 from charter.spec.stage_kinds import STAGE_KINDS
+from charter.spec.stage_parts import Guard
 
 SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 BLOCKS: tuple[type, ...] = (
@@ -51,6 +52,7 @@ BLOCKS: tuple[type, ...] = (
     RiskSettings,
     StageResources,
     Adapter,
+    Guard,
 )
 """Every dataclass of the file apart from the stages."""
 

@@ -11,10 +11,19 @@ from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from charter.spec.layout import Adapter
-from charter.spec.quantity import Count, Names, Seconds, execution
-from charter.spec.stage_parts import Dtype, Optimization, Sampling, Schedule
+from charter.spec.quantity import Count, Names, Seconds, added, execution
+from charter.spec.stage_parts import (
+    Dtype,
+    Guard,
+    LossAggregation,
+    Optimization,
+    OptimizerName,
+    Sampling,
+    Schedule,
+)
 
 MODEL, DATA = "model", "data"
+Estimator = Literal["gae", "rloo", "grpo"]
 Engine = Literal["native", "megatron", "deepspeed", "fsdp", "accelerate", "trl", "verl", "openrlhf", "nemo_rl"]
 
 
@@ -47,6 +56,10 @@ class StageResources:
     sequence_parallel: bool | None = None
     offload: Literal["none", "optimizer", "all"] | None = None
     """What is kept in host memory: nothing, the optimizer's state, or parameters too."""
+    attention: Literal["eager", "sdpa", "flash_attention_2", "flex_attention"] | None = None
+    """Attention implementation of the model classes; `sdpa` unless given."""
+    compile: bool | None = None
+    """`torch.compile` of the training forward pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +84,10 @@ class Stage:
     """Whose layouts are offered; `charter run` has the native engine only."""
     checkpoint_every: Count = execution(100)
     """Optimizer steps, rollouts or batches of records between checkpoints."""
+    checkpoint_interval: Seconds | None = execution()
+    """Also a checkpoint when so much time has passed since the last one, at the next boundary."""
+    hang_timeout: Seconds | None = execution()
+    """A process without a sign of life for so long is taken to hang, and restarted; by its own pace unless given."""
     expected_fingerprint: str | None = execution()
     """Pin: refuse to run this stage under any other fingerprint, keep a finished one that has it."""
     timeout: Seconds | None = execution()
@@ -118,6 +135,8 @@ class SftStage(Optimization, Stage):
     kind: Literal["sft"] = "sft"
     init: str
     data: Names
+    packing: bool = added(False)
+    """Conversations share a row of `seq_len` tokens, each seeing only itself; rows, not conversations, are batched."""
 
 
 JudgeFormat = Literal["multiple_choice", "yes_no", "yes_no_mean"]
@@ -194,13 +213,21 @@ class PreferenceModelStage(Optimization, Stage):
     head_learning_rate_ratio: float = 1.0
     shuffle_labels: bool = False
     """A control: the labels are permuted among the pairs, so that they carry no signal."""
+    label_smoothing: float = added(0.0)
+    """Labels are moved by so much towards the other answer."""
+    use_margin: bool = added(False)
+    """The `margin` of a row is subtracted from the score difference (Touvron et al. 2023, section 3.2.2)."""
+    center_weight: float = added(0.0)
+    """Weight of the squared sum of both scores, which keeps them near zero (Eisenstein et al. 2023)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PpoStage(Sampling, Stage):
     """Proximal policy optimisation against a preference model (Schulman et al. 2017; Ouyang et al. 2022)."""
 
-    REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType({"policy": MODEL, "reward": MODEL, "prompts": DATA})
+    REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"policy": MODEL, "reward": MODEL, "prompts": DATA, "ptx_data": DATA}
+    )
     MAKES: ClassVar[str] = MODEL
     kind: Literal["ppo"] = "ppo"
     policy: str
@@ -235,19 +262,53 @@ class PpoStage(Sampling, Stage):
     """First rollouts in which only the value model learns."""
     dtype: Dtype = "bf16"
     adapter: Adapter | None = None
+    optimizer: OptimizerName = added("adamw")
+    guard: Guard | None = None
+    estimator: Estimator = added("gae")
+    """`gae` with a value model; `rloo` (Ahmadian et al. 2024) and `grpo` (Shao et al. 2024) compare the answers to one
+    prompt, without one."""
+    samples_per_prompt: Count = added(1)
+    """Answers to each prompt of a rollout; `rloo` and `grpo` need two or more. It divides rollout_batch."""
+    kl_estimator: Literal["k1", "k3"] = added("k1")
+    """Per-token KL penalty: the log-ratio, or its non-negative form (Schulman 2020)."""
+    loss_aggregation: LossAggregation = added("token")
+    """Mean over all answer tokens of a minibatch, or over answers of each answer's mean."""
+    bootstrap_truncated: bool = added(False)
+    """An answer cut at max_new_tokens goes on in the value model's eyes, instead of ending there."""
+    missing_end_penalty: float | None = None
+    """Subtracted from the score of an answer that has no end token."""
+    stop_update_kl: float | None = None
+    """The epochs over a rollout stop when the policy has moved so far from it: nats per token, k3."""
+    mismatch_clip: float | None = None
+    """Upper bound of the importance weight between generator and trainer where they are different programs."""
+    ptx_weight: float = added(0.0)
+    """Weight of the language-modelling loss on `ptx_data` (PPO-ptx, Ouyang et al. 2022, eq. 2)."""
+    ptx_data: Names = added(())
+    """Conversations or texts that the policy must not unlearn."""
+    ptx_batch: Count = added(32)
+    """Rows of `ptx_data` per policy update."""
+    seq_len: Count = added(1024)
+    """Longest row of `ptx_data` in tokens."""
+    generator: Literal["native", "vllm"] = execution("native")
+    """Who samples: this process, bit for bit repeatable, or vLLM, repeatable by stored answers only."""
+    checkpoint_epochs: bool = execution(False)
+    """Checkpoints also inside a rollout: when it is sampled, and after every epoch over it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DpoStage(Optimization, Stage):
     """Direct preference optimisation (Rafailov et al. 2023)."""
 
-    RUNS: ClassVar[bool] = False
     REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType({"init": MODEL, "data": DATA})
     MAKES: ClassVar[str] = MODEL
+    SEQUENCES_PER_ROW: ClassVar[int] = 2
     kind: Literal["dpo"] = "dpo"
     init: str
+    """Where the policy starts, and the frozen reference."""
     data: Names
     beta: float = 0.1
+    label_smoothing: float = added(0.0)
+    """Share of labels taken to be wrong (conservative DPO, Mitchell 2023)."""
 
 
 Suite = Literal["perplexity", "judge_agreement", "pm_accuracy", "win_rate", "independent_check", "hhh"]

@@ -1,13 +1,33 @@
 """Settings that several kinds of stage have in common: how weights are updated, and how text is drawn."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from charter.spec.layout import Adapter
-from charter.spec.quantity import Count, execution
+from charter.spec.quantity import Count, added, execution
 
 Schedule = Literal["constant", "linear", "cosine"]
-Dtype = Literal["fp32", "bf16"]
+Dtype = Literal["fp32", "bf16", "fp16"]
+OptimizerName = Literal["adamw", "adamw_8bit"]
+OnDivergence = Literal["stop", "skip", "roll_back"]
+LossAggregation = Literal["token", "sequence"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guard:
+    """What happens when a loss is not finite or jumps: stop, leave the update out, or go back and around it."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    on_divergence: OnDivergence = "stop"
+    spike_ratio: float | None = None
+    """A loss of so many times its running mean counts as divergence; only what is not finite does without it."""
+    roll_back_steps: Count = 100
+    """`roll_back`: how far before the divergence training goes on from (PaLM, arXiv:2204.02311, section 5.1)."""
+    skip_steps: Count = 200
+    """`roll_back`: how many steps' data are left out from there."""
+    most: Count = 3
+    """Divergences in all, after which the stage fails."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +53,10 @@ class Optimization:
     dtype: Dtype = "bf16"
     """Precision of the forward and backward pass; weights and optimizer are kept in fp32."""
     adapter: Adapter | None = None
+    optimizer: OptimizerName = added("adamw")
+    """`adamw_8bit` keeps Adam's moments in 8 bits (Dettmers et al. 2022, arXiv:2110.02861)."""
+    guard: Guard | None = None
+    """What happens when the loss is not finite or jumps; the stage stops unless given."""
 
 
 @dataclass(frozen=True, kw_only=True)

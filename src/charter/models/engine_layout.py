@@ -1,0 +1,58 @@
+"""How a stage is laid out over its processes, as its record froze it; the names are the planner's."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+DEFAULT_ATTENTION = "sdpa"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineLayout:
+    """Parallel degrees and memory knobs of one stage; `world_size = data * tensor`."""
+
+    world_size: int = 1
+    zero: int = 0
+    """0: every process has all (DDP); 2: FSDP2 that keeps parameters gathered; 3: FSDP2 that frees them again."""
+    replicas: int = 1
+    """Hybrid sharding: whole copies of what `zero` shards."""
+    tensor: int = 1
+    micro_batch: int = 0
+    """Rows of one forward and backward pass in one process; 0: its whole share of the batch."""
+    recompute: str = "none"
+    offload: str = "none"
+    attention: str = DEFAULT_ATTENTION
+    compile: bool = False
+
+    @property
+    def data(self) -> int:
+        """Processes that read different rows."""
+        return self.world_size // self.tensor
+
+    @property
+    def is_plain(self) -> bool:
+        """One process, nothing wrapped."""
+        return self.world_size == 1 and self.recompute == "none" and self.offload == "none" and not self.compile
+
+    def micro_batches(self, rows: int) -> list[tuple[int, int]]:
+        """`(start, stop)` of each micro-batch of a share of `rows` rows.
+
+        >>> EngineLayout(micro_batch=4).micro_batches(10)
+        [(0, 4), (4, 8), (8, 10)]
+        """
+        size = self.micro_batch or max(rows, 1)
+        return [(start, min(start + size, rows)) for start in range(0, rows, size)]
+
+
+def engine_layout(frozen: Mapping[str, str | int]) -> EngineLayout:
+    """The layout in a stage's frozen values; what is not there has its default."""
+    return EngineLayout(
+        world_size=int(frozen.get("world_size", 1)),
+        zero=int(frozen.get("zero", 0)),
+        replicas=int(frozen.get("replicas", 1)),
+        tensor=int(frozen.get("tensor", 1)),
+        micro_batch=int(frozen.get("micro_batch", 0)),
+        recompute=str(frozen.get("recompute", "none")),
+        offload=str(frozen.get("offload", "none")),
+        attention=str(frozen.get("attention", DEFAULT_ATTENTION)),
+        compile=bool(frozen.get("compile", 0)),
+    )

@@ -1,0 +1,163 @@
+"""The processes of one stage: who this one is, and what they say to one another.
+
+Every process is started with torchrun's variables `RANK`, `WORLD_SIZE` and `LOCAL_RANK`. They meet at
+`MASTER_ADDR:MASTER_PORT` where these are set, else at a port that rank 0 opens and writes into a file of the
+stage's directory. The store is prefixed with `CHARTER_GROUP`, a name of this very start, so that a restarted
+group never reads addresses of the one before.
+"""
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from charter.errors import StageError
+
+GROUP = "CHARTER_GROUP"
+RENDEZVOUS = "rendezvous"
+MEETING_SECONDS = 120.0
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+"""A collective that takes longer raises; a hang is noticed earlier, by the supervisor's watch."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among the processes of its stage; a stage of one process is a group of one.
+
+    `data` ranks read different rows; ranks that hold parts of the same tensors (tensor parallelism) read the same.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    data_rank: int = 0
+    data_size: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    data_group: Any = None
+    """Process group of the data ranks that this process adds up with; None for one process."""
+    host_group: Any = None
+    """Gloo group of all processes, for what is said on the host."""
+    saving_group: Any = None
+    """Gloo group of all processes for checkpoints alone: a save in the background must not meet a step's collective."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process publishes, reports and logs."""
+        return self.rank == 0
+
+    def share(self, rows: Sequence[Any]) -> list[Any]:
+        """This process's rows of a batch: every `data_size`-th, so that shares differ by one at most."""
+        return list(rows[self.data_rank :: self.data_size])
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over the data ranks."""
+        if self.data_size == 1:
+            return values
+        summed = values.clone()
+        dist.all_reduce(summed, group=self.data_group)
+        return summed
+
+    def total(self, sums: dict[str, float]) -> dict[str, float]:
+        """Named numbers summed over the data ranks, in fp64; every process must name the same."""
+        if self.data_size == 1 or not sums:
+            return dict(sums)
+        names = sorted(sums)
+        values = torch.tensor([sums[name] for name in names], dtype=torch.float64, device=self.device)
+        return dict(zip(names, self.sum(values).tolist(), strict=True))
+
+    def any(self, wanted: bool) -> bool:
+        """Whether any process wants something: all get the same answer."""
+        return any(self.gather(wanted))
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every process's value, by rank; values are small and picklable."""
+        if self.world_size == 1:
+            return [value]
+        found: list[Any] = [None] * self.world_size
+        dist.all_gather_object(found, value, group=self.host_group)
+        return found
+
+    def from_first(self, value: Any) -> Any:
+        """Rank 0's value, at every process."""
+        if self.world_size == 1:
+            return value
+        held = [value if self.is_first else None]
+        dist.broadcast_object_list(held, src=0, group=self.host_group)
+        return held[0]
+
+    def wait(self) -> None:
+        """Go on when every process has come here."""
+        if self.world_size > 1:
+            dist.barrier(group=self.host_group)
+
+
+def rank_of_process() -> int:
+    """This process's number among those of its stage, 0 when it is alone."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def world_of_process() -> int:
+    """How many processes the stage has."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def join(stage_dir: Path, device: torch.device, *, tensor: int = 1) -> Ranks:
+    """Meet the other processes of the stage; with `tensor` > 1, neighbouring ranks share one copy of the model."""
+    rank, world = rank_of_process(), world_of_process()
+    if world == 1:
+        return Ranks(device=device)
+    if world % tensor:
+        raise StageError(f"{world} processes cannot be split into groups of {tensor} for tensor parallelism")
+    if not dist.is_initialized():
+        store = PrefixStore(os.environ.get(GROUP, "charter"), _store(stage_dir, rank, world))
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=COLLECTIVE_TIMEOUT)
+    groups = [dist.new_group([*range(first, world, tensor)]) for first in range(tensor)]
+    return Ranks(
+        rank=rank,
+        world_size=world,
+        data_rank=rank // tensor,
+        data_size=world // tensor,
+        device=device,
+        data_group=groups[rank % tensor],
+        host_group=dist.new_group(backend="gloo"),
+        saving_group=dist.new_group(backend="gloo"),
+    )
+
+
+def leave() -> None:
+    """Part from the group; only after a success, since a process that failed must not wait for the others."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _store(stage_dir: Path, rank: int, world: int) -> Any:
+    timeout = timedelta(seconds=MEETING_SECONDS)
+    if "MASTER_ADDR" in os.environ:
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        return TCPStore(host, port, world, is_master=rank == 0, timeout=timeout)
+    place = stage_dir / f"{RENDEZVOUS}-{os.environ.get(GROUP, 'charter')}.json"
+    if rank == 0:
+        store = TCPStore("127.0.0.1", 0, world, is_master=True, timeout=timeout, wait_for_workers=False)
+        temporary = place.with_suffix(".tmp")
+        temporary.write_text(json.dumps({"port": store.port}), encoding="utf-8")
+        temporary.replace(place)
+        return store
+    return TCPStore("127.0.0.1", _port(place), world, is_master=False, timeout=timeout)
+
+
+def _port(place: Path) -> int:
+    deadline = time.monotonic() + MEETING_SECONDS
+    while not place.exists():
+        if time.monotonic() > deadline:
+            raise StageError(f"the first process of the stage did not open its port within {MEETING_SECONDS:g} s")
+        time.sleep(0.01)
+    return int(json.loads(place.read_text(encoding="utf-8"))["port"])
