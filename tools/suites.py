@@ -72,7 +72,7 @@ GROUPS: dict[str, tuple[Suite, ...]] = {
         ),
     ),
     "system": (),
-    "engines": (),
+    "engines": (Suite(name="vllm", arguments=("tests/engines/test_vllm_generator.py",), budget_seconds=600),),
     "chaos": (
         Suite(name="random kills", arguments=("tests/chaos",), budget_seconds=900),
         Suite(
@@ -84,7 +84,6 @@ GROUPS: dict[str, tuple[Suite, ...]] = {
 }
 EMPTY = {
     "system": "will hold what needs apt packages (Slurm, PostgreSQL)",
-    "engines": "will hold the adapters to other engines, each in an environment of its own",
 }
 
 

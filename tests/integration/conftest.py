@@ -120,6 +120,11 @@ def make_workplace(root: Path) -> Workplace:
     return Workplace(root)
 
 
+@pytest.fixture(scope="session")
+def new_workplace():
+    return make_workplace
+
+
 @pytest.fixture
 def work(tmp_path):
     place = make_workplace(tmp_path / "project")

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from charter.launch.commands import STAGE_MODULES
 from charter.pipeline.runner import RunOptions, run_project
 from charter.spec.load import load_project
 
-MODULES = dict.fromkeys(STAGE_MODULES, "counting_stage")
+MODULES = dict.fromkeys(STAGE_MODULES, os.environ.get("COUNTING_MODULE", "counting_stage"))
 
 
 def main() -> int:

@@ -6,12 +6,14 @@ durable action (`faults`), so that a test can crash between any two of them.
 """
 
 import errno
+import functools
 import hashlib
 import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +23,10 @@ from charter.artifacts import faults
 from charter.errors import DataError
 from charter.units import format_bytes
 
-TEMPORARY, DISCARDED = ".tmp-", ".gc-"
+TEMPORARY, DISCARDED, MANIFEST = ".tmp-", ".gc-", "manifest.json"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _BLOCK_BYTES = 1 << 20
+_HASHERS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,30 +101,66 @@ def publish_dir(
     target: Path,
     write: Callable[[Path], None],
     *,
-    manifest: Callable[[Mapping[str, FileFact]], object] | None = None,
+    manifest: Callable[[Mapping[str, FileFact]], str] | None = None,
     expected_bytes: int = 0,
 ) -> dict[str, FileFact]:
     """Make a directory appear complete: `write` fills a temporary one, which is flushed, hashed and renamed.
 
-    With `manifest`, what it returns for the files is added as `manifest.json`. `expected_bytes` (the size of
+    With `manifest`, the text that it makes of the files is added as `manifest.json`. `expected_bytes` (the size of
     the last one, say) is checked against the free space before anything is written. The target must not
     exist.
     """
+    temporary = begin_dir(target, expected_bytes=expected_bytes)
+    with removed_on_error(target, temporary, needed_bytes=expected_bytes):
+        with faults.durable_action(f"fill {target.name}"):
+            write(temporary)
+        facts = settle(temporary, files_under(temporary))
+        finish_dir(temporary, target, facts, manifest=None if manifest is None else manifest(facts))
+    return facts
+
+
+def begin_dir(target: Path, *, expected_bytes: int = 0) -> Path:
+    """An empty temporary directory beside `target`, when there is room for what is expected."""
     target.parent.mkdir(parents=True, exist_ok=True)
     require_free(target, expected_bytes)
     temporary = target.with_name(f"{TEMPORARY}{target.name}-{uuid.uuid4().hex[:8]}")
-    with _disk_full_is_said(target, needed_bytes=expected_bytes, clean=temporary):
-        with faults.durable_action(f"fill {target.name}"):
-            temporary.mkdir()
-            write(temporary)
-        facts = {relative: _settle(temporary / relative) for relative in files_under(temporary)}
-        if manifest is not None:
-            with faults.durable_action(f"manifest {target.name}"):
-                _write_synced(temporary / "manifest.json", json_text(manifest(facts)).encode())
-        for directory in sorted({(temporary / relative).parent for relative in facts} | {temporary}):
-            sync_dir(directory)
-        _rename_synced(temporary, target)
-    return facts
+    with (
+        removed_on_error(target, temporary, needed_bytes=expected_bytes),
+        faults.durable_action(f"make {target.name}"),
+    ):
+        temporary.mkdir()
+    return temporary
+
+
+def settle(directory: Path, relatives: Iterable[str]) -> dict[str, FileFact]:
+    """Flush written files below a directory and say what each holds."""
+    names = list(relatives)
+    for relative in names:
+        _flush(directory / relative)
+    return dict(zip(names, facts_of([directory / relative for relative in names]), strict=True))
+
+
+def facts_of(paths: Sequence[Path]) -> list[FileFact]:
+    """Size and SHA-256 of files, several hashed at once."""
+    with ThreadPoolExecutor(max_workers=min(len(paths), _HASHERS) or 1) as pool:
+        return list(pool.map(lambda path: FileFact(bytes=path.stat().st_size, sha256=sha256_file(path)), paths))
+
+
+def finish_dir(temporary: Path, target: Path, facts: Mapping[str, FileFact], *, manifest: str | None) -> None:
+    """Add the manifest, flush the directories, and let the whole appear under its name."""
+    if manifest is not None:
+        with faults.durable_action(f"manifest {target.name}"):
+            _write_synced(temporary / MANIFEST, manifest.encode())
+    for directory in sorted({(temporary / relative).parent for relative in facts} | {temporary}):
+        sync_dir(directory)
+    _rename_synced(temporary, target)
+
+
+@contextmanager
+def removed_on_error(target: Path, temporary: Path, *, needed_bytes: int = 0) -> Iterator[None]:
+    """Remove the temporary directory when anything fails; a full disk becomes a DataError that says what is needed."""
+    with _disk_full_is_said(target, needed_bytes=needed_bytes, clean=temporary):
+        yield
 
 
 def files_under(root: Path) -> list[str]:
@@ -216,8 +255,8 @@ def _write_synced(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _settle(path: Path) -> FileFact:
-    """Flush one written file, give it the usual permissions, and say what it holds."""
+def _flush(path: Path) -> None:
+    """Flush one written file and give it the usual permissions."""
     with faults.durable_action(f"sync {path.name}"):
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -225,7 +264,6 @@ def _settle(path: Path) -> FileFact:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-    return FileFact(bytes=path.stat().st_size, sha256=sha256_file(path))
 
 
 def _rename_synced(source: Path, target: Path) -> None:
@@ -234,6 +272,7 @@ def _rename_synced(source: Path, target: Path) -> None:
         sync_dir(target.parent)
 
 
+@functools.cache
 def _umask() -> int:
     current = os.umask(0o022)
     os.umask(current)

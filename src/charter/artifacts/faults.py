@@ -5,10 +5,11 @@ Without these variables nothing happens:
     CHARTER_FAULT_AT=12:before     SIGKILL before (or `after`) durable action 12 of the process;
                                    `12:enospc` lets that action fail as a full disk does
     CHARTER_FAULT_LOG=FILE         one line per durable action, so that a test can count them
-    CHARTER_KILL=ppo:checkpoint:40:after[:all]
+    CHARTER_KILL=ppo:checkpoint:40:after[:all|:stop]
                                    SIGKILL at a named boundary: stage, point (start, step, checkpoint,
                                    outputs, record), step, before or after; `all` kills the supervisor and
-                                   the stage server first
+                                   the stage server first, `stop` freezes the process instead (SIGSTOP)
+    CHARTER_FAULT_RANK=1           in that process of a stage that has several, instead of rank 0
 
 A fault fires in the first attempt that a supervisor makes of a stage, so that its restart can be watched.
 """
@@ -16,6 +17,7 @@ A fault fires in the first attempt that a supervisor makes of a stage, so that i
 import errno
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal, NoReturn
@@ -24,14 +26,16 @@ When = Literal["before", "after"]
 ATTEMPT = "CHARTER_ATTEMPT"
 SUPERVISOR_PID = "CHARTER_SUPERVISOR_PID"
 _count = 0
+_counting = threading.Lock()
 
 
 @contextmanager
 def durable_action(name: str) -> Iterator[None]:
     """Count one durable action, and crash before or after it when asked to."""
     global _count
-    _count += 1
-    number = _count
+    with _counting:
+        _count += 1
+        number = _count
     if log := os.environ.get("CHARTER_FAULT_LOG"):
         with open(log, "a", encoding="utf-8") as file:
             file.write(f"{os.getpid()} {number} {name}\n")
@@ -40,14 +44,21 @@ def durable_action(name: str) -> Iterator[None]:
     _crash_at(number, "after")
 
 
-def boundary(stage: str, point: str, step: int, when: When) -> None:
+def boundary(stage: str, point: str, step: int | str, when: When) -> None:
     """Crash at a named boundary of a stage when asked to."""
     wanted = os.environ.get("CHARTER_KILL")
-    if not wanted or os.environ.get(ATTEMPT, "1") != "1":
+    if not wanted or not _meant():
         return
     parts = wanted.split(":")
-    if parts[:4] == [stage, point, str(step), when]:
-        kill_everything() if parts[4:] == ["all"] else _kill_self()
+    if parts[:4] != [stage, point, str(step), when]:
+        return
+    match parts[4:]:
+        case ["all"]:
+            kill_everything()
+        case ["stop"]:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case _:
+            _kill_self()
 
 
 def kill_everything() -> NoReturn:
@@ -66,7 +77,7 @@ def reset_count() -> None:
 
 def _crash_at(number: int, when: When) -> None:
     wanted = os.environ.get("CHARTER_FAULT_AT")
-    if not wanted or os.environ.get(ATTEMPT, "1") != "1":
+    if not wanted or not _meant():
         return
     at, _, what = wanted.partition(":")
     if int(at) != number:
@@ -75,6 +86,12 @@ def _crash_at(number: int, when: When) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if what == when:
         _kill_self()
+
+
+def _meant() -> bool:
+    """Whether a fault fires in this process: in one rank, in the first attempt."""
+    rank = os.environ.get("RANK", "0")
+    return os.environ.get(ATTEMPT, "1") == "1" and rank == os.environ.get("CHARTER_FAULT_RANK", "0")
 
 
 def _kill_self() -> NoReturn:

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from charter.artifacts import durable
+from charter.artifacts.sealed import SEAL, broken_seal, write_sealed
 from charter.errors import DataError
 from charter.spec.project import DataSpec, ModelSpec
 from charter.spec.stage import MODEL, Stage
 from charter.spec.stage_kinds import STAGE_KINDS
 
 JOB_FILE = "job.json"
-SCHEMA = "charter.job/1"
+SCHEMA = "charter.job/2"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +24,7 @@ class JobInput:
     role: str
     source: Literal["stage", "model", "data"]
     path: str | None
-    """Absolute: the `outputs` directory of a stage, a model's directory, a data file.
+    """Absolute: the `outputs` directory of a stage, a model's directory, a data set's path.
 
     None for an inline architecture.
     """
@@ -68,6 +69,8 @@ class Job:
     frozen: Mapping[str, str | int]
     """What the bits depend on, fixed when the stage first starts: `threads`, `device`, library versions."""
     keep_last: int
+    keep_every: int | None = None
+    keep_best: bool = False
     identity: Mapping[str, Any] = field(default_factory=dict)
     """The canonical payload that the fingerprint is the hash of."""
 
@@ -81,16 +84,19 @@ class Job:
 
 def write_job(stage_dir: Path, job: Job) -> None:
     """Write `job.json`."""
-    durable.write_json(stage_dir / JOB_FILE, job_to_json(job))
+    write_sealed(stage_dir / JOB_FILE, job_to_json(job))
 
 
 def read_job(stage_dir: Path) -> Job:
     """Read `job.json`; a DataError names what is wrong with it."""
-    content = durable.read_json(stage_dir / JOB_FILE)
+    path = stage_dir / JOB_FILE
+    content = durable.read_json(path)
+    if (wrong := broken_seal(path, content)) is not None:
+        raise DataError(f"{path} is not a job of this version of Charter, or was damaged: it {wrong}")
     try:
         return job_from_json(content)
     except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{stage_dir / JOB_FILE} is not a job of this version of Charter: {error}") from None
+        raise DataError(f"{path} is not a job of this version of Charter: {error}") from None
 
 
 def job_to_json(job: Job) -> dict[str, Any]:
@@ -106,7 +112,7 @@ def job_to_json(job: Job) -> dict[str, Any]:
 
 def job_from_json(content: Mapping[str, Any]) -> Job:
     """The job that `job_to_json` wrote."""
-    values = {key: value for key, value in content.items() if key != "schema"}
+    values = {key: value for key, value in content.items() if key not in ("schema", SEAL)}
     values["spec"] = _adapter(STAGE_KINDS[values["kind"]]).validate_python(values["spec"])
     adapter = _adapter(JobInput)
     values["inputs"] = {

@@ -105,18 +105,20 @@ def read_holder(path: Path) -> Holder | None:
 
 
 def stop_orphan(directory: Path, *, wait_seconds: float = 10.0) -> Holder | None:
-    """End a process that still holds a directory whose supervisor is dead.
+    """End the processes that still work in a directory whose supervisor is dead.
 
-    Says which, None when there was none.
+    Says which one held it, None when there was none.
     """
     holder = read_holder(directory / "lease.json")
-    if holder is None or not holder.is_alive or holder.pid == os.getpid():
-        return None
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(holder.pid, signal.SIGKILL)
-    if not ends_within(holder, wait_seconds):
-        raise DataError(f"{directory} is still held by {holder}, which SIGKILL did not end; stop it by hand")
-    return holder
+    named = [holder, *(read_holder(path) for path in sorted(directory.glob("member-*.json")))]
+    alive = [found for found in named if found is not None and found.is_alive and found.pid != os.getpid()]
+    for found in alive:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(found.pid, signal.SIGKILL)
+    for found in alive:
+        if not ends_within(found, wait_seconds):
+            raise DataError(f"{directory} is still held by {found}, which SIGKILL did not end; stop it by hand")
+    return alive[0] if alive else None
 
 
 def ends_within(holder: Holder, seconds: float) -> bool:

@@ -9,10 +9,13 @@ from typing import Any
 
 from charter.artifacts import durable
 from charter.artifacts.job import Job
+from charter.artifacts.sealed import broken_seal, write_sealed
 from charter.errors import DataError
 
 RECORD_FILE, OUTPUTS = "record.json", "outputs"
-SCHEMA = "charter.record/1"
+SCHEMA = "charter.record/2"
+UNSEALED = "charter.record/1"
+"""Records of this schema have no seal."""
 _SEEN_FILE = "outputs.seen.json"
 """Sidecar: size and modification time of the outputs when their hashes were last checked."""
 
@@ -77,7 +80,7 @@ def versions() -> dict[str, str]:
 
 def write_record(stage_dir: Path, record: Record) -> None:
     """Write `record.json`, and remember the outputs as seen."""
-    durable.write_json(stage_dir / RECORD_FILE, record.to_json())
+    write_sealed(stage_dir / RECORD_FILE, record.to_json())
     _remember(stage_dir, record)
 
 
@@ -98,6 +101,8 @@ def read_record(stage_dir: Path) -> Record | None:
     if not isinstance(content, dict) or not names - {"notes"} <= set(content):
         missing = sorted(names - {"notes"} - set(content)) if isinstance(content, dict) else ["everything"]
         raise DataError(f"{path} is not a complete record: {', '.join(missing)} missing\n  {advice}")
+    if (wrong := broken_seal(path, content)) is not None and content.get("schema") != UNSEALED:
+        raise DataError(f"{path} {wrong}\n  {advice}")
     values = {name: content[name] for name in names if name in content}
     return Record(**{**values, "notes": tuple(values.get("notes", ()))})
 

@@ -2,29 +2,21 @@
 
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from charter.artifacts import durable, faults
+from charter.artifacts.checkpoints import Checkpoint, Checkpoints
+from charter.artifacts.group import rank_of_process
+from charter.artifacts.heartbeat import PUBLISH, SAVE, Heartbeat
 from charter.artifacts.job import Job, read_job
+from charter.artifacts.position import Position
 from charter.artifacts.record import OUTPUTS, RECORD_FILE, record_of, write_record
-from charter.errors import DataError, StageError
+from charter.errors import StageError
 
-STATE, METRICS, PROGRESS = "state", "metrics.jsonl", "progress.json"
-CHECKPOINT_SCHEMA = "charter.checkpoint/1"
+METRICS, PROGRESS = "metrics.jsonl", "progress.json"
 PROGRESS_EVERY_SECONDS = 0.5
-
-
-@dataclass(frozen=True, kw_only=True)
-class Checkpoint:
-    """A verified checkpoint."""
-
-    step: int
-    path: Path
 
 
 class StageDir:
@@ -37,7 +29,9 @@ class StageDir:
     def __init__(self, path: Path, *, should_stop: Callable[[], bool] = lambda: False) -> None:
         self.path = path
         self.job: Job = read_job(path)
+        self.checkpoints = Checkpoints(path, self.job)
         self._should_stop = should_stop
+        self._heartbeat = Heartbeat(path, rank_of_process())
         self._counters: dict[str, int] = {}
         self._first_report: tuple[float, int] | None = None
         self._last_progress = float("-inf")
@@ -54,22 +48,22 @@ class StageDir:
         """
         return self._should_stop()
 
+    def beat(self, what: str) -> None:
+        """Say that this process lives and begins `what`: a step or a part of one; or `save`, which may take long.
+
+        Cheap: call it in every process, at every step and inside long ones.
+        """
+        self._heartbeat.beat(what)
+
     def latest_checkpoint(self) -> Checkpoint | None:
         """The newest checkpoint whose every file has its recorded hash; None to start at the beginning.
 
         A damaged one is set aside with one line in the log, and the one before it is taken. Metrics of steps
         that will be done again are cut off. A checkpoint of another stage or fingerprint is refused.
         """
-        state = self.path / STATE
-        durable.sweep(state)
-        durable.sweep(self.path)
-        found = None
-        for path in sorted(state.glob("step-????????*"), reverse=True):
-            if path.is_dir() and "." not in path.name:
-                found = self._verified(path)
-            if found is not None:
-                break
-        self._cut_metrics(found.step if found else 0)
+        self.sweep()
+        found = self.checkpoints.newest()
+        self.cut_metrics(found.step if found else 0)
         return found
 
     def save_checkpoint(self, step: int, write: Callable[[Path], None]) -> None:
@@ -77,20 +71,26 @@ class StageDir:
 
         Old ones are removed only when the new one is durable, so that `keep_last` verified ones stay.
         """
-        target = self.path / STATE / f"step-{step:08d}"
+        position = Position(step)
+        target = self.checkpoints.path_of(position)
         if target.exists():
             return
         faults.boundary(self.job.stage, "checkpoint", step, "before")
-        last = self._checkpoint_paths()[-1:]
+        self.beat(SAVE)
         durable.publish_dir(
             target,
             write,
-            manifest=lambda files: self._manifest(step, files),
-            expected_bytes=sum(_directory_bytes(path) for path in last),
+            manifest=lambda files: self.checkpoints.manifest_text(position, files),
+            expected_bytes=self.checkpoints.expected_bytes(),
         )
         faults.boundary(self.job.stage, "checkpoint", step, "after")
-        for path in self._checkpoint_paths()[: -self.job.keep_last]:
-            durable.discard_dir(path)
+        self.checkpoints.published(position)
+        self.beat(f"after checkpoint {position}")
+
+    def sweep(self) -> None:
+        """Remove what a crash left half-written; for the process that publishes, before it reads anything."""
+        self.checkpoints.sweep()
+        durable.sweep(self.path)
 
     def publish_outputs(self, write: Callable[[Path], None], *, step: int, target_step: int) -> None:
         """Publish the outputs, then the record: after this the stage is done."""
@@ -99,6 +99,7 @@ class StageDir:
                 f"stage {self.job.stage} stopped at step {step} of {target_step}: it has no result to publish"
             )
         faults.boundary(self.job.stage, "outputs", step, "before")
+        self.beat(PUBLISH)
         if self.outputs.exists():
             durable.discard_dir(self.outputs)
         facts = durable.publish_dir(self.outputs, write)
@@ -129,6 +130,7 @@ class StageDir:
         too.
         """
         now = time.time()
+        self.beat(f"{unit} {step + 1}")
         counters = counters or {}
         for name, count in counters.items():
             self._counters[name] = self._counters.get(name, 0) + count
@@ -158,39 +160,8 @@ class StageDir:
             },
         )
 
-    def _checkpoint_paths(self) -> list[Path]:
-        return sorted(path for path in (self.path / STATE).glob("step-????????*") if "." not in path.name)
-
-    def _manifest(self, step: int, files: Mapping[str, durable.FileFact]) -> dict[str, Any]:
-        return {
-            "schema": CHECKPOINT_SCHEMA,
-            "stage": self.job.stage,
-            "fingerprint": self.job.fingerprint,
-            "step": step,
-            "frozen": dict(self.job.frozen),
-            "files": {relative: asdict(fact) for relative, fact in files.items()},
-        }
-
-    def _verified(self, path: Path) -> Checkpoint | None:
-        wrong, manifest = _damage(path)
-        if wrong is None and manifest["fingerprint"] != self.job.fingerprint:
-            raise DataError(
-                f"{path} is a checkpoint of another run: stage {manifest['stage']} with fingerprint "
-                f"{manifest['fingerprint'][:8]}, where stage {self.job.stage} with "
-                f"{self.job.fingerprint[:8]} is expected\n"
-                "  move it away to start this stage without it; nothing was changed"
-            )
-        if wrong is None:
-            return Checkpoint(step=int(manifest["step"]), path=path)
-        aside = durable.move_aside(path, "damaged")
-        print(
-            f"checkpoint {path.name} is damaged ({wrong}); kept as {aside.name}, taking the one before",
-            file=sys.stderr,
-        )
-        return None
-
-    def _cut_metrics(self, step: int) -> None:
-        """Cut the lines of steps that will be done again, and a torn last line."""
+    def cut_metrics(self, step: int) -> None:
+        """Cut the lines of steps after `step`, which will be done again, and a torn last line."""
         path = self.path / METRICS
         if not path.exists():
             return
@@ -204,34 +175,9 @@ class StageDir:
             durable.truncate(path, keep_bytes)
 
 
-def _damage(path: Path) -> tuple[str | None, dict[str, Any]]:
-    """What is wrong with a checkpoint, or None and its manifest."""
-    try:
-        manifest = durable.read_json(path / "manifest.json")
-        files = {relative: durable.FileFact(**fact) for relative, fact in manifest["files"].items()}
-        _ = manifest["fingerprint"], manifest["stage"], int(manifest["step"])
-    except DataError as error:
-        return str(error), {}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        return f"its manifest is incomplete: {error}", {}
-    for relative, fact in files.items():
-        file = path / relative
-        if not file.is_file():
-            return f"{relative} is missing", {}
-        if file.stat().st_size != fact.bytes:
-            return f"{relative} has {file.stat().st_size} bytes, recorded {fact.bytes}", {}
-        if durable.sha256_file(file) != fact.sha256:
-            return f"{relative} does not have its recorded sha256", {}
-    return None, manifest
-
-
 def _step_of(line: bytes) -> float:
     """The step of a metrics line; a torn or foreign line counts as one to cut."""
     try:
         return float(json.loads(line)["step"]) if line.endswith(b"\n") else float("inf")
     except (ValueError, KeyError, TypeError):
         return float("inf")
-
-
-def _directory_bytes(path: Path) -> int:
-    return sum((path / name).stat().st_size for name in durable.files_under(path))

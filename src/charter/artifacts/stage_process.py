@@ -1,11 +1,14 @@
 """The process of one stage: `python -m charter.train.sft --stage-dir D`, or a fork of the stage server.
 
-It dies with its parent, stops at a safe point on SIGTERM, and turns every ending into a documented exit code
-and, when it failed, `failure.json`. The traceback of a defect goes to the log only.
+It dies with its parent, stops at a safe point on SIGTERM, prints its stacks into its log on SIGUSR1, and turns every
+ending into a documented exit code and, when it failed, `failure.json`. The traceback of a defect goes to the log only.
+A stage may have several processes (`charter.artifacts.group`): rank 0 holds the lease.
 """
 
 import argparse
+import contextlib
 import ctypes
+import faulthandler
 import os
 import signal
 import sys
@@ -15,12 +18,20 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from charter.artifacts import durable, faults
+from charter.artifacts.group import WORLD_SIZE, failure_name, log_name, rank_of_process
+from charter.artifacts.heartbeat import START
 from charter.artifacts.lease import Lease
+from charter.artifacts.membership import Membership
 from charter.artifacts.stage_dir import StageDir
 from charter.errors import CharterError, DataError, InterruptedRunError, MissingExtraError, StageError
 
-FAILURE, LOG = "failure.json", "log.txt"
 INTERNAL_EXIT, INTERRUPTED_EXIT = 1, InterruptedRunError.exit_code
+PEER_EXIT = 9
+"""Of a process that ended because another one of the stage was lost; never the exit code of a run."""
+OUT_OF_MEMORY, DISK_FULL, PEER_LOST = "out_of_memory", "disk_full", "peer"
+"""Labels in `failure.json` beside those of `charter.errors`."""
+_LOST_CONNECTION = ("DistBackendError", "DistNetworkError", "DistStoreError")
+_GLOO = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "gloo/transport")
 RUN_EXTRA = frozenset({"torch", "transformers", "tokenizers", "safetensors"})
 PIP_COMMAND = 'pip install "charter-plan[run]"'
 _PR_SET_PDEATHSIG = 1
@@ -33,7 +44,18 @@ def stage_main(run: Callable[[StageDir], None], argv: Sequence[str] | None = Non
     arguments = parser.parse_args(argv)
     if parent := os.environ.get(faults.SUPERVISOR_PID):
         die_with_parent(int(parent))
-    sys.exit(run_stage(lambda: run, arguments.stage_dir.resolve()))
+    code = run_stage(lambda: run, arguments.stage_dir.resolve())
+    if int(os.environ.get(WORLD_SIZE, "1")) > 1:
+        end_now(code)
+    sys.exit(code)
+
+
+def end_now(code: int) -> NoReturn:
+    """End without tearing libraries down, which may wait for processes that are gone."""
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
 
 
 def run_stage(load: Callable[[], Callable[[StageDir], None]], path: Path) -> int:
@@ -41,16 +63,18 @@ def run_stage(load: Callable[[], Callable[[StageDir], None]], path: Path) -> int
 
     `load` gives the stage's function: importing it is part of the attempt, since it may lack a library.
     """
-    stop = _StopRequest()
+    rank, stop = rank_of_process(), _StopRequest()
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     try:
-        (path / FAILURE).unlink(missing_ok=True)
-        with Lease(path, lock_name="lease.lock", what="the stage directory"):
+        (path / failure_name(rank)).unlink(missing_ok=True)
+        with _hold(path, rank):
             stage = StageDir(path, should_stop=stop)
+            stage.beat(START)
             faults.boundary(stage.job.stage, "start", 0, "before")
             load()(stage)
-            return _ending(stage, stop)
+            return _ending(stage, stop, rank)
     except BaseException as error:
-        return _failed(path, error)
+        return _failed(path, error, rank)
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -79,47 +103,62 @@ class _StopRequest:
         return self._seen
 
 
-def _ending(stage: StageDir, stop: _StopRequest) -> int:
+def _hold(path: Path, rank: int) -> contextlib.AbstractContextManager[object]:
+    if rank:
+        return Membership(path, rank)
+    return Lease(path, lock_name="lease.lock", what="the stage directory")
+
+
+def _ending(stage: StageDir, stop: _StopRequest, rank: int) -> int:
     if stage.is_done:
         return 0
     if stop():
         return INTERRUPTED_EXIT
+    if rank:
+        return 0
     raise StageError(f"stage {stage.job.stage} ended without publishing its outputs, so it is not done")
 
 
-def _failed(path: Path, error: BaseException) -> int:
+def _failed(path: Path, error: BaseException, rank: int) -> int:
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else INTERNAL_EXIT
-    known = _as_charter_error(error)
-    if isinstance(known, InterruptedRunError):
+    if isinstance(error, InterruptedRunError):
         return INTERRUPTED_EXIT
-    if known is None:
-        code, label, message = (
-            INTERNAL_EXIT,
-            "internal",
-            f"{type(error).__name__}: {error} (traceback in {path / LOG})",
-        )
-        _append_text(path / LOG, "".join(traceback.format_exception(error)))
-    else:
-        code, label, message = known.exit_code, known.label, str(known)
+    code, label, message = _told(error)
+    if label == "internal":
+        message = f"{message} (traceback in {path / log_name(rank)})"
+    if label in ("internal", PEER_LOST):
+        _append_text(path / log_name(rank), "".join(traceback.format_exception(error)))
     print(f"error[{label}]: {message}", file=sys.stderr)
-    durable.write_hint(path / FAILURE, {"exit_code": code, "label": label, "message": message})
+    durable.write_hint(path / failure_name(rank), {"exit_code": code, "label": label, "message": message})
     return code
 
 
-def _as_charter_error(error: BaseException) -> CharterError | None:
-    """The clear form of an error that users can do something about; None for a defect."""
-    if isinstance(error, CharterError):
-        return error
-    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in RUN_EXTRA:
-        return MissingExtraError(f"running stages needs {error.name}: {PIP_COMMAND} (planning works without it)")
+def _told(error: BaseException) -> tuple[int, str, str]:
+    """Exit code, label and message of an error; what users can do something about is in the message."""
     if durable.is_disk_full(error):
-        return DataError(
-            f"disk full: {error}\n  free some space and run the same command again; checkpoints are intact"
-        )
+        advice = "free some space and run the same command again; checkpoints are intact"
+        message = str(error) if isinstance(error, CharterError) else f"disk full: {error}\n  {advice}"
+        return DataError.exit_code, DISK_FULL, message
+    if isinstance(error, CharterError):
+        return error.exit_code, error.label, str(error)
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in RUN_EXTRA:
+        lacking = f"running stages needs {error.name}: {PIP_COMMAND} (planning works without it)"
+        return MissingExtraError.exit_code, MissingExtraError.label, lacking
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return StageError(f"out of memory: {error}\n  use a smaller resources.micro_batch, or recompute: full")
-    return None
+        advice = "use a smaller resources.micro_batch, or recompute: full"
+        return StageError.exit_code, OUT_OF_MEMORY, f"out of memory: {error}\n  {advice}"
+    if _lost_a_peer(error):
+        return PEER_EXIT, PEER_LOST, f"lost another process of the stage: {str(error).splitlines()[0]}"
+    return INTERNAL_EXIT, "internal", f"{type(error).__name__}: {error}"
+
+
+def _lost_a_peer(error: BaseException) -> bool:
+    """Whether the connection to another process broke, which says nothing about why that one ended."""
+    if int(os.environ.get(WORLD_SIZE, "1")) == 1:
+        return False
+    named = type(error).__name__ in _LOST_CONNECTION or isinstance(error, ConnectionError)
+    return named or (isinstance(error, RuntimeError) and any(words in str(error) for words in _GLOO))
 
 
 def _append_text(path: Path, text: str) -> None:

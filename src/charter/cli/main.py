@@ -15,6 +15,7 @@ from charter.cli.compare import compare
 from charter.cli.cost import cost_app
 from charter.cli.doctor import doctor
 from charter.cli.env import env
+from charter.cli.export import export
 from charter.cli.gpus import gpus_app
 from charter.cli.init import init_command
 from charter.cli.logs import logs
@@ -78,6 +79,7 @@ app.command("logs")(logs)
 app.command("stop")(stop)
 app.add_typer(cost_app, name="cost")
 app.command("report")(report)
+app.command("export")(export)
 app.command("accept")(accept)
 app.command("doctor")(doctor)
 app.command("env")(env)

@@ -46,5 +46,12 @@ def _print(found: dict[str, Any]) -> None:
         mark = _MARKS[stage["state"]]
         print(
             f"  {mark} {stage['name']:<{width}}  {stage['kind']:<16} {stage['state']:<11} {steps:>11}  "
-            f"{attempts:<11} {stage['why']}"
+            f"{attempts:<11} {stage['why']}{_beside_plan(stage['actual_over_planned'])}"
         )
+
+
+def _beside_plan(ratios: dict[str, float]) -> str:
+    """`; 1.20 x the planned time, 0.98 x the planned memory`, as far as it was measured."""
+    names = {"seconds": "time", "bytes": "memory"}
+    told = ", ".join(f"{ratios[key]:.2f} x the planned {name}" for key, name in names.items() if key in ratios)
+    return f"; {told}" if told else ""

@@ -9,8 +9,9 @@ score. Only a judge that was fine-tuned so can answer it (docs/decisions/0009-ju
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -138,7 +139,13 @@ def _encode(judge: LanguageModel, text: str, *, max_tokens: int) -> tuple[list[i
 
 
 def log_odds(
-    judge: LanguageModel, texts: Sequence[str], choices: tuple[str, str], *, max_tokens: int, dtype: str
+    judge: LanguageModel,
+    texts: Sequence[str],
+    choices: tuple[str, str],
+    *,
+    max_tokens: int,
+    dtype: str,
+    call: Callable[..., Any] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """log p(first choice) - log p(second) for each question, and both log-probabilities [B, 2]; differentiable.
 
@@ -147,7 +154,7 @@ def log_odds(
     encoded = [_encode(judge, text, max_tokens=max_tokens) for text in texts]
     prompts, read = [ids for ids, _ in encoded], [count for _, count in encoded]
     ids = first_token_ids(judge.tokenizer, choices)
-    both_B2 = next_token_log_probabilities(judge, prompts, ids, read=read, dtype=dtype)
+    both_B2 = next_token_log_probabilities(judge, prompts, ids, read=read, dtype=dtype, call=call)
     return both_B2[:, 0] - both_B2[:, 1], both_B2
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from charter.artifacts.stage_dir import STATE, StageDir
+from charter.artifacts.position import Position
+from charter.artifacts.stage_dir import StageDir
 from charter.errors import DataError
 
 RECORDS, SET_ASIDE, SUMMARY, TOTALS = "records.jsonl", "set_aside.jsonl", "summary.json", "totals.json"
@@ -72,7 +73,7 @@ def make_records(
 
 def _save(stage: StageDir, number: int, previous: Path | None, batch: Batch, totals: Mapping[str, float]) -> Path:
     stage.save_checkpoint(number, lambda path: _write_parts(path, previous, number, batch, totals))
-    return stage.path / STATE / f"step-{number:08d}"
+    return stage.checkpoints.path_of(Position(number))
 
 
 def _add(totals: dict[str, float], batch: Batch) -> None:

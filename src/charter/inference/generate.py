@@ -1,27 +1,20 @@
 """Sample answers from a language model, with randomness that depends on the sample alone.
 
-Legend: B sequences, Q prompt tokens (padded at the left), R answer tokens, V vocabulary.
+Legend: B sequences, Q prompt tokens (padded at the left), R answer tokens, V vocabulary, L answers not yet finished.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from charter.inference.draw import SamplingSettings, choose, uniform_draws
 from charter.models.language_model import LanguageModel
 from charter.models.runtime import precision
 
-
-@dataclass(frozen=True)
-class SamplingSettings:
-    """How the next token is drawn."""
-
-    max_new_tokens: int
-    min_new_tokens: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    dtype: str = "fp32"
+__all__ = ["Answers", "SamplingSettings", "answer_texts", "choose", "generate", "pad_left", "uniform_draws"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +26,14 @@ class Answers:
     answer_BR: Tensor
     answer_mask_BR: Tensor
     """True up to and including the end token."""
+    log_probability_BR: Tensor | None = None
+    """log p of each answer token where the generator is another engine than the trainer."""
+
+    def share(self, number: int, count: int, device: torch.device) -> "Answers":
+        """The rows of one of several processes, each of which has `count`."""
+        part = slice(number * count, (number + 1) * count)
+        values = (self.prompt_BQ, self.prompt_mask_BQ, self.answer_BR, self.answer_mask_BR, self.log_probability_BR)
+        return Answers(*(None if value is None else value[part].to(device) for value in values))  # type: ignore[arg-type]
 
 
 def pad_left(rows: Sequence[Sequence[int]], *, padding: int, width: int | None = None) -> tuple[Tensor, Tensor]:
@@ -51,28 +52,6 @@ def pad_left(rows: Sequence[Sequence[int]], *, padding: int, width: int | None =
     return ids, mask
 
 
-def uniform_draws(seeds: Sequence[int], count: int) -> Tensor:
-    """`count` uniform numbers in [0, 1) for each seed: row b depends on `seeds[b]` alone."""
-    rows = [torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) for seed in seeds]
-    return torch.stack(rows)
-
-
-def choose(logits_BV: Tensor, draw_B: Tensor, settings: SamplingSettings) -> Tensor:
-    """The next token by inverting the distribution function at the draw; the likeliest one at temperature 0."""
-    if settings.temperature == 0:
-        return logits_BV.argmax(-1)
-    probabilities_BV = torch.softmax(logits_BV.float() / settings.temperature, -1).double()
-    if settings.top_p < 1:
-        sorted_BV, order_BV = torch.sort(probabilities_BV, dim=-1, descending=True, stable=True)
-        outside_BV = sorted_BV.cumsum(-1) - sorted_BV >= settings.top_p
-        probabilities_BV = probabilities_BV.masked_fill(outside_BV.gather(-1, order_BV.argsort(-1)), 0)
-    cumulative_BV = probabilities_BV.cumsum(-1)
-    target_B1 = draw_B.to(cumulative_BV)[:, None] * cumulative_BV[:, -1:]
-    chosen_B = torch.searchsorted(cumulative_BV, target_B1, right=True).squeeze(-1)
-    last_possible_B = (probabilities_BV > 0).long().cumsum(-1).argmax(-1)
-    return torch.minimum(chosen_B, last_possible_B)
-
-
 @torch.no_grad()
 def generate(
     language_model: LanguageModel,
@@ -85,44 +64,96 @@ def generate(
     """Sample one answer per prompt with a key/value cache.
 
     Draw t of sequence b depends on `seeds[b]` and t alone. Logits still depend on the shape of the batch, so
-    for bit-exact replay the caller repeats the same batch whole.
+    for bit-exact replay the caller repeats the same batch whole. `prompt_width` pads the returned prompts, not
+    what the model reads.
     """
     model = language_model.model.eval()
     device = next(model.parameters()).device
-    ids_BQ, mask_BQ = (
-        item.to(device) for item in pad_left(prompts, padding=language_model.padding_id, width=prompt_width)
-    )
+    padding, end = language_model.padding_id, language_model.end_id
+    ids_BQ, mask_BQ = pad_left(prompts, padding=padding)
     draws_BR = uniform_draws(seeds, settings.max_new_tokens).to(device)
-    end = language_model.end_id
-    mask, position_B, step_ids, cache = mask_BQ, mask_BQ.sum(1) - 1, ids_BQ, None
-    positions = (mask_BQ.cumsum(1) - 1).clamp_min(0)
-    finished_B = torch.zeros(len(prompts), dtype=torch.bool, device=device)
-    tokens: list[Tensor] = []
-    masks: list[Tensor] = []
+    answer_BR = torch.full(draws_BR.shape, padding, dtype=torch.long, device=device)
+    batch = _Unfinished.of(ids_BQ, mask_BQ, settings.max_new_tokens, device)
+    steps = 0
     with precision(settings.dtype, device):
-        for step in range(settings.max_new_tokens):
-            out = model(
-                input_ids=step_ids,
-                attention_mask=mask,
-                position_ids=positions,
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            )
-            cache, logits_BV = out.past_key_values, out.logits[:, -1].float()
-            if step < settings.min_new_tokens:
-                logits_BV[:, end] = float("-inf")
-            token_B = choose(logits_BV, draws_BR[:, step], settings)
-            token_B = torch.where(finished_B, language_model.padding_id, token_B)
-            tokens.append(token_B)
-            masks.append(~finished_B)
-            finished_B = finished_B | (token_B == end)
-            if bool(finished_B.all()):
-                break
-            position_B = position_B + 1
-            step_ids, positions = token_B[:, None], position_B[:, None]
-            mask = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
-    return Answers(ids_BQ, mask_BQ, torch.stack(tokens, 1), torch.stack(masks, 1))
+        while steps < settings.max_new_tokens and len(batch.row_L):
+            logits_LV = batch.next_logits(model)
+            if steps < settings.min_new_tokens:
+                logits_LV[:, end] = float("-inf")
+            token_L = choose(logits_LV, draws_BR[batch.row_L, steps], settings)
+            answer_BR[batch.row_L, steps] = torch.where(batch.finished_L, padding, token_L)
+            batch.extend(token_L, token_L == end)
+            steps += 1
+    answer_BR = answer_BR[:, :steps]
+    ids_BQ, mask_BQ = (item.to(device) for item in pad_left(prompts, padding=padding, width=prompt_width))
+    return Answers(ids_BQ, mask_BQ, answer_BR, _until_end(answer_BR, end))
+
+
+def _until_end(answer_BR: Tensor, end: int) -> Tensor:
+    """True up to and including the first end token."""
+    places_R = torch.arange(answer_BR.shape[1], device=answer_BR.device)
+    last_B = torch.where(answer_BR == end, places_R, answer_BR.shape[1]).amin(1)
+    return places_R <= last_B[:, None]
+
+
+@dataclass
+class _Unfinished:
+    """The rows that the model still reads, with their keys and values.
+
+    Finished rows leave when they are half of the batch: a rule of the batch alone, so that a replay meets the same
+    shapes and therefore the same bits.
+    """
+
+    row_L: Tensor
+    """Which rows of the whole batch."""
+    finished_L: Tensor
+    ids_LQ: Tensor
+    """What the model reads next."""
+    position_LQ: Tensor
+    mask_LT: Tensor | None
+    """Which columns are tokens, room for all answers included; None where no row is padded."""
+    columns: int
+    cache: Any = None
+
+    @staticmethod
+    def of(ids_BQ: Tensor, mask_BQ: Tensor, room: int, device: torch.device) -> "_Unfinished":
+        """All rows, before the first token."""
+        rows, width = ids_BQ.shape
+        position_BQ = (mask_BQ.cumsum(1) - 1).clamp_min(0)
+        is_padded = not bool(mask_BQ.all())
+        mask_BT = torch.cat([mask_BQ, mask_BQ.new_ones((rows, room))], 1).to(device) if is_padded else None
+        finished_B = torch.zeros(rows, dtype=torch.bool, device=device)
+        row_B = torch.arange(rows, device=device)
+        return _Unfinished(row_B, finished_B, ids_BQ.to(device), position_BQ.to(device), mask_BT, width)
+
+    def next_logits(self, model: Any) -> Tensor:
+        """Logits of the token after what was read, in fp32."""
+        out = model(
+            input_ids=self.ids_LQ,
+            attention_mask=None if self.mask_LT is None else self.mask_LT[:, : self.columns],
+            position_ids=self.position_LQ,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        self.cache = out.past_key_values
+        logits_LV: Tensor = out.logits[:, -1].float()
+        return logits_LV
+
+    def extend(self, token_L: Tensor, ends_L: Tensor) -> None:
+        """Append a token to every row, and let finished rows go when there are enough of them."""
+        self.finished_L = self.finished_L | ends_L
+        self.ids_LQ, self.position_LQ = token_L[:, None], self.position_LQ[:, -1:] + 1
+        self.columns += 1
+        rest = len(self.row_L) - int(self.finished_L.sum())
+        if rest > len(self.row_L) // 2:
+            return
+        kept = (~self.finished_L).nonzero().squeeze(1)
+        self.row_L, self.finished_L = self.row_L[kept], self.finished_L[kept]
+        self.ids_LQ, self.position_LQ = self.ids_LQ[kept], self.position_LQ[kept]
+        self.mask_LT = None if self.mask_LT is None else self.mask_LT[kept]
+        if rest:
+            self.cache.batch_select_indices(kept)
 
 
 def answer_texts(language_model: LanguageModel, answers: Answers) -> list[str]:

@@ -3,7 +3,8 @@
 Legend: B sequences, T tokens, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from charter.errors import DataError
 from charter.inference.generate import pad_left
 from charter.models.chat import encode_answer, encode_prompt
 from charter.models.language_model import LanguageModel
+from charter.models.length_groups import CPU_PASS_TOKENS, CUDA_PASS_TOKENS, equal_groups, length_groups
 from charter.models.preference import PreferenceModel, pool
 from charter.models.runtime import precision
 from charter.spec.dataset import Turn
@@ -39,17 +41,19 @@ def next_token_log_probabilities(
     *,
     read: Sequence[int] | None = None,
     dtype: str = "fp32",
+    call: Callable[..., Any] | None = None,
 ) -> Tensor:
     """log p of each choice as the next token after each prompt, as [B, len(choices)], differentiable.
 
-    With `read`, the mean of these over the last `read[b]` positions of prompt b.
+    With `read`, the mean of these over the last `read[b]` positions of prompt b. `call` runs the model or what
+    wraps it.
     """
     device = next(language_model.model.parameters()).device
     counts_B1 = torch.tensor([1] * len(prompts) if read is None else list(read), device=device)[:, None]
     width = int(counts_B1.max())
     ids, mask = (item.to(device) for item in pad_left(prompts, padding=language_model.padding_id))
     with precision(dtype, device):
-        logits_BWV = language_model.model(
+        logits_BWV = (call or language_model.model)(
             input_ids=ids,
             attention_mask=mask,
             position_ids=(mask.cumsum(1) - 1).clamp_min(0),
@@ -100,14 +104,34 @@ def score_rows(
     answer_lengths: Sequence[int],
     *,
     dtype: str = "fp32",
+    call: Callable[..., Tensor] | None = None,
+    groups: int | None = None,
 ) -> Tensor:
-    """Raw preference scores of encoded answers, one per row, differentiable."""
+    """Raw preference scores of encoded answers, one per row, differentiable.
+
+    `call` runs the scalar model or what wraps it. Rows of like length go through it together, so that little is
+    padding; with `groups`, in that many passes whatever the lengths, as sharded models need.
+    """
     device = next(model.scalar.parameters()).device
-    padded = pad_right(rows, answer_lengths, padding=model.language_model.padding_id)
-    ids, mask, answer = (item.to(device) for item in padded)
-    with precision(dtype, device):
-        values_BT = model.scalar(ids, mask)
-    return pool(values_BT, answer, pooling=model.settings["pooling"])
+    lengths = [len(row) for row in rows]
+    if groups is None:
+        pass_tokens = CUDA_PASS_TOKENS if device.type == "cuda" else CPU_PASS_TOKENS
+        parts = length_groups(lengths, pass_tokens=pass_tokens)
+    else:
+        parts = equal_groups(lengths, groups=groups)
+    scores = []
+    for part in parts:
+        padded = pad_right(
+            [rows[index] for index in part],
+            [answer_lengths[index] for index in part],
+            padding=model.language_model.padding_id,
+        )
+        ids_BT, _, answer_BT = (item.to(device) for item in padded)
+        with precision(dtype, device):
+            values_BT = (call or model.scalar)(ids_BT)
+        scores.append(pool(values_BT, answer_BT, pooling=model.settings["pooling"]))
+    order = torch.tensor([index for part in parts for index in part], device=device)
+    return torch.cat(scores)[order.argsort()]
 
 
 @torch.no_grad()
@@ -117,6 +141,7 @@ def score_answers(
     *,
     batch: int = 64,
     dtype: str = "fp32",
+    groups: int | None = None,
 ) -> Tensor:
     """Normalised rewards of answers, one per conversation."""
     model.scalar.eval()
@@ -128,6 +153,7 @@ def score_answers(
             [row for row, _ in encoded[i : i + batch]],
             [n for _, n in encoded[i : i + batch]],
             dtype=dtype,
+            groups=groups,
         )
         for i in range(0, len(encoded), batch)
     ]

@@ -13,6 +13,7 @@ STAGE_MODULES: Mapping[str, str] = MappingProxyType(
         "critique": "charter.feedback.critique",
         "label": "charter.feedback.label",
         "preference_model": "charter.train.preference_model",
+        "dpo": "charter.train.dpo",
         "ppo": "charter.train.ppo",
         "eval": "charter.evaluate.run",
     }

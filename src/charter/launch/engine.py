@@ -1,5 +1,6 @@
 """What the pipeline asks of an engine: start a stage process, see how it ended, stop it."""
 
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,10 +17,12 @@ class StageStart:
     attempt: int
     """1 for the first attempt of this supervisor."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    processes: int = 1
+    """Processes of the stage; they share its directory, and rank 0 publishes."""
 
 
-class StageHandle(Protocol):
-    """A started stage process."""
+class ProcessHandle(Protocol):
+    """One started process."""
 
     @property
     def pid(self) -> int | None:
@@ -28,11 +31,39 @@ class StageHandle(Protocol):
     def poll(self) -> int | None:
         """Its exit code, minus the number of the signal that ended it, or None while it runs."""
 
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal, as soon as it exists; nothing when it has ended."""
+
+
+class StageHandle(Protocol):
+    """The started processes of a stage, as one."""
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of rank 0, None until it is known."""
+
+    @property
+    def processes(self) -> int:
+        """How many they are."""
+
+    @property
+    def failed_rank(self) -> int:
+        """The process that failed first; 0 when none has."""
+
+    def poll(self) -> int | None:
+        """Its exit code, minus the number of the signal that ended it, or None while it runs.
+
+        Of several processes: that of the one that failed first, which is why the others were ended.
+        """
+
     def stop(self) -> None:
-        """Ask it to stop at the next safe point."""
+        """Ask all to stop at the next safe point."""
 
     def kill(self) -> None:
-        """End it now; what it had published stays."""
+        """End all now; what was published stays."""
+
+    def dump_stacks(self) -> None:
+        """Let every process print into its log where it is."""
 
 
 class Engine(Protocol):
@@ -40,6 +71,9 @@ class Engine(Protocol):
 
     def start(self, request: StageStart) -> StageHandle:
         """Start one attempt."""
+
+    def renew(self) -> None:
+        """End whatever stands between the supervisor and its stages and does not answer; they end with it."""
 
     def close(self) -> None:
         """End everything that still runs."""

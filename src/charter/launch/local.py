@@ -13,11 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from charter.artifacts import faults
-from charter.artifacts.stage_process import LOG
 from charter.errors import StageError
-from charter.launch.commands import stage_command
+from charter.launch.children import ProcessEngine, inherited_environment
 from charter.launch.engine import Engine, StageStart
+from charter.launch.group import GroupHandle, rank_environments
 
 LAUNCH_VARIABLE = "CHARTER_LAUNCH"
 """`process` starts every stage as a process of its own instead of forking the preloaded server."""
@@ -43,71 +42,13 @@ def stage_environment(*, threads: int) -> dict[str, str]:
     }
 
 
-class ProcessEngine:
-    """Every stage is a process of its own: `python -m charter.train.sft --stage-dir D`."""
-
-    def __init__(self, *, environment: Mapping[str, str]) -> None:
-        self._environment = {**os.environ, **environment, faults.SUPERVISOR_PID: str(os.getpid())}
-        self._started: list[ProcessHandle] = []
-
-    def start(self, request: StageStart) -> "ProcessHandle":
-        """Start a process with its output in the stage's log."""
-        environment = {**self._environment, **request.environment, faults.ATTEMPT: str(request.attempt)}
-        with (request.stage_dir / LOG).open("ab") as log:
-            process = subprocess.Popen(
-                stage_command(request.module, request.stage_dir),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,
-            )
-        handle = ProcessHandle(process)
-        self._started.append(handle)
-        return handle
-
-    def close(self) -> None:
-        """End what still runs."""
-        for handle in self._started:
-            handle.kill()
-            handle.wait()
-
-
-class ProcessHandle:
-    """A stage that is a child of the supervisor."""
-
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
-        self._process = process
-
-    @property
-    def pid(self) -> int | None:
-        """Its process id."""
-        return self._process.pid
-
-    def poll(self) -> int | None:
-        """Its exit code, or None while it runs."""
-        return self._process.poll()
-
-    def stop(self) -> None:
-        """SIGTERM."""
-        self._process.terminate()
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        self._process.kill()
-
-    def wait(self) -> None:
-        """Wait for its end."""
-        self._process.wait()
-
-
 class ForkServerEngine:
     """Stages are forks of one server, which imports at once and is started again when it dies."""
 
     def __init__(self, *, preload: Sequence[str], server_log: Path, environment: Mapping[str, str]) -> None:
         self._preload = tuple(preload)
         self._server_log = server_log
-        self._environment = {**os.environ, **environment, faults.SUPERVISOR_PID: str(os.getpid())}
+        self._environment = inherited_environment(environment)
         self._ids = itertools.count(1)
         self._handles: dict[int, ForkHandle] = {}
         self._buffer = b""
@@ -115,15 +56,22 @@ class ForkServerEngine:
         self._connection: socket.socket | None = None
         self._connected()
 
-    def start(self, request: StageStart) -> "ForkHandle":
-        """Ask the server for a fork; the stage starts when the server has finished its imports."""
+    def start(self, request: StageStart) -> GroupHandle:
+        """Ask the server for forks; they start when it has finished its imports."""
+        return GroupHandle([self._fork(request, environment) for environment in rank_environments(request)])
+
+    def renew(self) -> None:
+        """End the server and with it every stage; the next start makes another one."""
+        self._server_died()
+
+    def _fork(self, request: StageStart, environment: Mapping[str, str]) -> "ForkHandle":
         handle = ForkHandle(self)
         number = next(self._ids)
         message = {
             "id": number,
             "module": request.module,
             "stage_dir": str(request.stage_dir),
-            "environment": {**request.environment, faults.ATTEMPT: str(request.attempt)},
+            "environment": environment,
         }
         self.receive()
         for attempt in range(2):
@@ -204,10 +152,10 @@ class ForkServerEngine:
             self._server.wait()
             self._server = None
         self._buffer = b""
-        for handle in self._handles.values():
+        handles, self._handles = list(self._handles.values()), {}
+        for handle in handles:
             _wait_gone(handle.pid)
             handle.ended(-signal.SIGKILL)
-        self._handles.clear()
 
 
 class ForkHandle:
@@ -230,29 +178,22 @@ class ForkHandle:
         self._engine.receive()
         return self._exit
 
-    def stop(self) -> None:
-        """SIGTERM, as soon as it exists."""
-        self._signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """SIGKILL, as soon as it exists."""
-        self._signal(signal.SIGKILL)
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal, as soon as it exists; of several before that, the last one."""
+        self._wanted = number
+        if self._pid is not None and self._exit is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, number)
 
     def started(self, pid: int) -> None:
         """The server has said its process id."""
         self._pid = pid
         if self._wanted is not None:
-            self._signal(self._wanted)
+            self.send(self._wanted)
 
     def ended(self, code: int) -> None:
         """The server has said how it ended."""
         self._exit = code
-
-    def _signal(self, number: signal.Signals) -> None:
-        self._wanted = number
-        if self._pid is not None and self._exit is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, number)
 
 
 def _wait_gone(pid: int | None, *, seconds: float = 5.0) -> None:

@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from charter.artifacts import faults
+from charter.artifacts.group import log_name, rank_of_process
 from charter.artifacts.stage_dir import StageDir
-from charter.artifacts.stage_process import LOG, die_with_parent, run_stage
+from charter.artifacts.stage_process import die_with_parent, end_now, run_stage
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -107,10 +108,7 @@ class StageServer:
             faults.reset_count()
             code = _run(request["module"], Path(request["stage_dir"]))
         finally:
-            with contextlib.suppress(Exception):
-                sys.stdout.flush()
-                sys.stderr.flush()
-            os._exit(code)
+            end_now(code)
 
     def _reap(self) -> None:
         while True:
@@ -128,7 +126,7 @@ class StageServer:
 
 
 def _run(module: str, stage_dir: Path) -> int:
-    log = os.open(stage_dir / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    log = os.open(stage_dir / log_name(rank_of_process()), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Outcome = Literal["running", "done", "failed", "interrupted", "killed"]
+Outcome = Literal["running", "done", "failed", "interrupted", "killed", "hung"]
 Clock = Literal["monotonic", "wall", "wall_backwards"]
-OUTCOMES: tuple[Outcome, ...] = ("running", "done", "failed", "interrupted", "killed")
+OUTCOMES: tuple[Outcome, ...] = ("running", "done", "failed", "interrupted", "killed", "hung")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -66,9 +66,27 @@ def prepare(connection: Connection, path: Path) -> None:
     if check != "ok":
         raise DataError(_damaged(path, check))
     if version < SCHEMA_VERSION:
+        if has_tables:
+            _move_aside(connection)
         metadata.create_all(connection)
+        if has_tables:
+            _take_over(connection)
         connection.exec_driver_sql(f"PRAGMA application_id={APPLICATION_ID}")
         connection.exec_driver_sql(f"PRAGMA user_version={SCHEMA_VERSION}")
+
+
+def _move_aside(connection: Connection) -> None:
+    """Before an older file gets the present tables; charges follow from attempts and are written anew."""
+    connection.exec_driver_sql("DROP TABLE IF EXISTS charges")
+    connection.exec_driver_sql("ALTER TABLE attempts RENAME TO attempts_before")
+
+
+def _take_over(connection: Connection) -> None:
+    columns = ", ".join(column.name for column in attempts.columns)
+    connection.exec_driver_sql(f"INSERT INTO attempts ({columns}) SELECT {columns} FROM attempts_before")
+    connection.exec_driver_sql("DROP TABLE attempts_before")
+    for run, stage in connection.execute(select(attempts.c.run, attempts.c.stage).distinct()).all():
+        _settle(connection, run=run, stage=stage)
 
 
 def insert_attempt(connection: Connection, values: Mapping[str, Any]) -> int:

@@ -23,8 +23,8 @@ from sqlalchemy.engine import Connection
 from charter.ledger.attempt import OUTCOMES
 from charter.ledger.filesystem import is_network_filesystem
 
-SCHEMA_VERSION = 1
-"""Raised when a table changes; kept in `PRAGMA user_version`."""
+SCHEMA_VERSION = 2
+"""Raised when a table changes; kept in `PRAGMA user_version`. 2: the outcome `hung`."""
 APPLICATION_ID = 0x43485254
 """`CHRT`, in `PRAGMA application_id`: tells a ledger from any other SQLite file."""
 BUSY_TIMEOUT_MILLISECONDS = 10_000

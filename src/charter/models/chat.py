@@ -37,25 +37,48 @@ def encode_prompt(tokenizer: Any, turns: Sequence[Turn], *, max_tokens: int | No
 
 def encode_answer(tokenizer: Any, turns: Sequence[Turn], answer: str, *, max_tokens: int | None = None) -> list[int]:
     """The ids of an answer with the template's end of turn; too long is cut at the right."""
-    prefix = _template(tokenizer, turns, generation=True)
-    whole = _template(tokenizer, (*turns, Turn("assistant", answer)), generation=False)
-    text = whole[len(prefix) :] if whole.startswith(prefix) else answer + str(tokenizer.eos_token)
-    ids = _ids(tokenizer, text)
+    ids = _ids(tokenizer, _texts(tokenizer, turns, answer)[1])
     return ids if max_tokens is None else ids[:max_tokens]
 
 
 def encode_conversation(tokenizer: Any, turns: Sequence[Turn], *, max_tokens: int) -> Encoded:
     """A conversation with its assistant turns marked; too long is cut at the left, so that the last answer stays."""
+    return encode_conversations(tokenizer, [turns], max_tokens=max_tokens)[0]
+
+
+def encode_conversations(tokenizer: Any, conversations: Sequence[Sequence[Turn]], *, max_tokens: int) -> list[Encoded]:
+    """As `encode_conversation`, all with one call of the tokenizer, which spreads them over threads."""
+    pieces = [
+        [_texts(tokenizer, turns[:index], turn.content) for index, turn in enumerate(turns) if turn.role == "assistant"]
+        for turns in conversations
+    ]
+    found = iter(encode_texts(tokenizer, [text for row in pieces for pair in row for text in pair]))
+    return [_joined([(next(found), next(found)) for _ in row], max_tokens) for row in pieces]
+
+
+def encode_texts(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    """The ids of many texts, each as if it were alone."""
+    if not texts:
+        return []
+    found: list[list[int]] = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+    return found
+
+
+def _texts(tokenizer: Any, turns: Sequence[Turn], answer: str) -> tuple[str, str]:
+    """What stands before an answer, and the answer with the template's end of turn."""
+    prefix = _template(tokenizer, turns, generation=True)
+    whole = _template(tokenizer, (*turns, Turn("assistant", answer)), generation=False)
+    return prefix, whole[len(prefix) :] if whole.startswith(prefix) else answer + str(tokenizer.eos_token)
+
+
+def _joined(pieces: Sequence[tuple[list[int], list[int]]], max_tokens: int) -> Encoded:
+    """Prompts and answers of one conversation end to end; a prompt that does not go on from there starts it anew."""
     ids: list[int] = []
     marks: list[bool] = []
-    for index, turn in enumerate(turns):
-        if turn.role != "assistant":
-            continue
-        prompt = _ids(tokenizer, _template(tokenizer, turns[:index], generation=True))
+    for prompt, answer in pieces:
         context = prompt[len(ids) :] if prompt[: len(ids)] == ids else prompt
         if context is prompt:
             ids, marks = [], []
-        answer = encode_answer(tokenizer, turns[:index], turn.content)
         ids += context + answer
         marks += [False] * len(context) + [True] * len(answer)
     return Encoded(tuple(ids[-max_tokens:]), tuple(marks[-max_tokens:]))

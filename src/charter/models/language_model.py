@@ -1,14 +1,19 @@
 """Language models: Hugging Face classes, made from an architecture or loaded from a directory."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from charter.errors import DataError
-from charter.models.runtime import seeded
+from charter.models.engine_layout import DEFAULT_ATTENTION
+from charter.models.runtime import checked_attention, seeded
+from charter.models.sharded_load import empty_parameters
+from charter.models.token_forward import give_token_forward
 from charter.models.tokenizer import load_tokenizer
 from charter.spec.architecture import Architecture
 
@@ -20,6 +25,9 @@ class LanguageModel:
     model: Any
     tokenizer: Any
 
+    def __post_init__(self) -> None:
+        give_token_forward(self.model)
+
     @property
     def end_id(self) -> int:
         """The end-of-turn token: generation stops there."""
@@ -30,14 +38,17 @@ class LanguageModel:
         """The padding token."""
         return int(self.tokenizer.pad_token_id)
 
-    def save(self, path: Path) -> None:
-        """Write config, weights (safetensors) and tokenizer."""
+    def save(self, path: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        """Write config, weights (safetensors) and tokenizer; `weights` are whole tensors of a model in parts."""
         path.mkdir(parents=True, exist_ok=True)
-        self.model.save_pretrained(str(path), safe_serialization=True)
+        given = None if weights is None else dict(weights)
+        self.model.save_pretrained(str(path), state_dict=given, safe_serialization=True)
         self.tokenizer.save_pretrained(str(path))
 
 
-def new_language_model(architecture: Architecture, tokenizer: Any, *, seed: int) -> LanguageModel:
+def new_language_model(
+    architecture: Architecture, tokenizer: Any, *, seed: int, attention: str = DEFAULT_ATTENTION
+) -> LanguageModel:
     """A Llama-style model with fresh weights that only `seed` decides."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -64,7 +75,7 @@ def new_language_model(architecture: Architecture, tokenizer: Any, *, seed: int)
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
-        attn_implementation="sdpa",
+        attn_implementation=checked_attention(attention),
     )
     with seeded(seed):
         model = LlamaForCausalLM(config)
@@ -84,17 +95,18 @@ def check_model_directory(path: Path) -> None:
         raise DataError(f"{path / 'config.json'}: not valid JSON: {error}") from None
 
 
-def load_language_model(path: Path) -> LanguageModel:
+def load_language_model(path: Path, *, attention: str = DEFAULT_ATTENTION) -> LanguageModel:
     """Load weights and tokenizer; a partial load (missing or unexpected weights) is refused."""
     from transformers import AutoModelForCausalLM
 
     check_model_directory(path)
+    checked_attention(attention)
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             str(path),
             local_files_only=True,
             dtype=torch.float32,
-            attn_implementation="sdpa",
+            attn_implementation=attention,
             output_loading_info=True,
         )
     except (OSError, ValueError) as error:
@@ -102,4 +114,17 @@ def load_language_model(path: Path) -> LanguageModel:
     wrong = sorted(report["missing_keys"]) + sorted(report["unexpected_keys"])
     if wrong:
         raise DataError(f"{path}: weights do not match config.json: {', '.join(wrong[:5])}")
+    return LanguageModel(model=model, tokenizer=load_tokenizer(path))
+
+
+def empty_language_model(path: Path, *, attention: str = DEFAULT_ATTENTION) -> LanguageModel:
+    """The model and tokenizer of a directory without weights, to be filled once it is sharded (`parallelize`)."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    check_model_directory(path)
+    config = AutoConfig.from_pretrained(str(path), local_files_only=True)
+    with empty_parameters():
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation=checked_attention(attention)
+        )
     return LanguageModel(model=model, tokenizer=load_tokenizer(path))

@@ -4,6 +4,7 @@ Legend: B sequences, T tokens, H hidden size.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from charter.errors import DataError
+from charter.models.engine_layout import DEFAULT_ATTENTION
 from charter.models.language_model import LanguageModel, check_model_directory, load_language_model
 
 HEAD_FILE, HEAD_WEIGHTS = "charter_head.json", "charter_head.safetensors"
@@ -27,8 +29,8 @@ class ScalarModel(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, ids_BT: Tensor, mask_BT: Tensor, position_ids_BT: Tensor | None = None) -> Tensor:
-        """The head's value at every token, in fp32."""
+    def forward(self, ids_BT: Tensor, mask_BT: Tensor | None = None, position_ids_BT: Tensor | None = None) -> Tensor:
+        """The head's value at every token, in fp32; a mask is needed only where padding comes before tokens."""
         hidden_BTH = self.body(
             input_ids=ids_BT, attention_mask=mask_BT, position_ids=position_ids_BT, use_cache=False
         ).last_hidden_state
@@ -69,24 +71,37 @@ class PreferenceModel:
         normalised: Tensor = (score - self.settings["score_mean"]) / self.settings["score_deviation"]
         return normalised
 
-    def save(self, path: Path) -> None:
-        """Write body, tokenizer, head and settings."""
+    def save(self, path: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        """Write body, tokenizer, head and settings; `weights` are whole tensors of a scalar model in parts."""
         from safetensors.torch import save_file
 
-        self.language_model.save(path)
-        head = {name: value.detach().cpu().contiguous() for name, value in self.scalar.head.state_dict().items()}
+        weights = self.scalar.state_dict() if weights is None else weights
+        self.language_model.save(path, self._language_weights(weights))
+        head = {
+            name.removeprefix("head."): value.detach().cpu().contiguous()
+            for name, value in weights.items()
+            if name.startswith("head.")
+        }
         save_file(head, str(path / HEAD_WEIGHTS))
         (path / HEAD_FILE).write_text(json.dumps(self.settings, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
+    def _language_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The causal model's weights: the body's, and the output embeddings that no preference changes."""
+        whole = self.language_model.model
+        prefix = f"{whole.base_model_prefix}."
+        body = {f"{prefix}{name[5:]}": value for name, value in weights.items() if name.startswith("body.")}
+        rest = {name: value for name, value in whole.state_dict().items() if not name.startswith(prefix)}
+        return {**rest, **body}
 
-def load_preference_model(path: Path) -> PreferenceModel:
+
+def load_preference_model(path: Path, *, attention: str = DEFAULT_ATTENTION) -> PreferenceModel:
     """Load body and head; a language model without a head is refused."""
     from safetensors.torch import load_file
 
     check_model_directory(path)
     if not (path / HEAD_FILE).exists():
         raise DataError(f"{path}: not a preference model (no {HEAD_FILE}); name a preference_model stage")
-    language_model = load_language_model(path)
+    language_model = load_language_model(path, attention=attention)
     scalar = ScalarModel(language_model)
     scalar.head.load_state_dict(load_file(str(path / HEAD_WEIGHTS)))
     settings = json.loads((path / HEAD_FILE).read_text(encoding="utf-8"))

@@ -1,12 +1,19 @@
 """How torch computes in this process: threads, determinism, device, precision."""
 
 import contextlib
+import importlib.util
 import os
 from collections.abc import Iterator, Mapping
 
 import torch
 
-from charter.errors import DataError
+from charter.errors import DataError, MissingExtraError
+
+SIXTEEN_BITS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+ATTENTION = {"sdpa": "", "eager": "", "flash_attention_2": "flash_attn", "flex_attention": ""}
+"""Implementations of attention that Hugging Face's classes know, and the package that each needs."""
+CUDA_ONLY = ("flash_attention_2", "flex_attention")
+"""Flex attention has no backward pass on a CPU (torch 2.13)."""
 
 
 def configure(frozen: Mapping[str, str | int]) -> torch.device:
@@ -26,10 +33,25 @@ def configure(frozen: Mapping[str, str | int]) -> torch.device:
 
 
 def precision(dtype: str, device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """The autocast context of a stage: matmuls in bf16, weights and sums in fp32; nothing for fp32."""
-    if dtype == "bf16":
-        return torch.autocast(device_type=device.type, dtype=torch.bfloat16)
+    """The autocast context of a stage: matmuls in 16 bits, weights and sums in fp32; nothing for fp32."""
+    if dtype in SIXTEEN_BITS:
+        return torch.autocast(device_type=device.type, dtype=SIXTEEN_BITS[dtype])
     return contextlib.nullcontext()
+
+
+def checked_attention(name: str) -> str:
+    """The name of an attention implementation that can run here; else what is missing."""
+    if name not in ATTENTION:
+        raise DataError(f"attention {name!r} is unknown; use one of {', '.join(ATTENTION)}")
+    package = ATTENTION[name]
+    if package and importlib.util.find_spec(package) is None:
+        raise MissingExtraError(
+            f"attention {name} needs the package {package.replace('_', '-')}, which is not installed; install it (it "
+            "needs a CUDA device), or use attention sdpa"
+        )
+    if name in CUDA_ONLY and not torch.cuda.is_available():
+        raise DataError(f"attention {name} needs a CUDA device, none is visible here; use attention sdpa")
+    return name
 
 
 @contextlib.contextmanager

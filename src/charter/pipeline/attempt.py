@@ -1,6 +1,7 @@
 """One attempt at one stage while it runs: its process, its progress, its line in the ledger."""
 
 import json
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,13 +9,18 @@ from typing import Any
 
 from charter.artifacts.lease import host_id
 from charter.artifacts.stage_dir import METRICS
-from charter.launch.engine import StageHandle
+from charter.launch.engine import Engine, StageHandle
 from charter.ledger import Ledger, Outcome
 from charter.pipeline.graph import PlannedStage
+from charter.pipeline.hang_watch import Hang, HangWatch, read_signs
 from charter.pipeline.staleness import checkpoint_step, read_progress
 from charter.spec.project import Project
 from charter.units import MICRO_USD_PER_USD
 
+DUMP_SECONDS = 1.0
+"""Time for a process that hangs to print its stacks."""
+RENEW_SECONDS = 10.0
+"""A killed process that is not reported as ended by then: whoever should report it does not answer either."""
 COUNTERS = ("tokens", "pairs", "episodes", "records")
 
 
@@ -32,6 +38,10 @@ class RunningAttempt:
     stop_asked: float | None = None
     """Monotonic time of the request to stop."""
     timed_out: bool = False
+    watch: HangWatch = field(default_factory=lambda: HangWatch(limit_seconds=None))
+    hang: Hang | None = None
+    hung_at: float = 0.0
+    """Monotonic time when the hang was noticed."""
     last_heartbeat: float = 0.0
     last_shown: Mapping[str, Any] = field(default_factory=dict)
 
@@ -45,6 +55,22 @@ class RunningAttempt:
         found = read_progress(self.stage.directory)
         return found if found.get("updated_at", 0) >= self.started_at and found.get("pid") == self.handle.pid else {}
 
+    def end_if_hung(self, engine: Engine) -> None:
+        """Look for signs of life; a stage without any prints its stacks and is ended a second later."""
+        now = time.monotonic()
+        if self.hang is None:
+            if self.watch.is_due(now):
+                self.hang = self.watch.look(now, read_signs(self.stage.directory, self.handle.processes))
+                if self.hang is not None:
+                    self.hung_at = now
+                    self.handle.dump_stacks()
+            return
+        if now - self.hung_at >= DUMP_SECONDS:
+            self.handle.kill()
+        if now - self.hung_at >= RENEW_SECONDS:
+            self.hung_at = now
+            engine.renew()
+
     def ask_to_stop(self) -> None:
         """SIGTERM, once."""
         if self.stop_asked is None:
@@ -53,7 +79,7 @@ class RunningAttempt:
 
 
 def begin_attempt(
-    ledger: Ledger, project: Project, stage: PlannedStage, *, first_step: int, device: str, pid: int
+    ledger: Ledger, project: Project, stage: PlannedStage, *, first_step: int, frozen: Mapping[str, str | int]
 ) -> int:
     """Write the intent into the ledger before the attempt spends anything."""
     price = price_micro_usd_per_hour(project)
@@ -64,12 +90,13 @@ def begin_attempt(
         fingerprint=stage.asked_fingerprint,
         at=time.time(),
         monotonic=time.monotonic(),
-        accelerator=device,
+        accelerator=str(frozen["device"]),
+        count=1 if frozen["device"] == "cpu" else int(frozen.get("world_size", 1)),
         first_step=first_step,
         price_micro_usd_per_hour=price,
         price_source=None if price is None else "resources.price in charter.yaml",
         host=host_id().partition("/")[0],
-        pid=pid,
+        pid=os.getpid(),
     )
 
 

@@ -2,21 +2,31 @@
 
 import signal
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from charter.artifacts import durable
+from charter.artifacts.group import FAILURE, failure_name, log_name
 from charter.artifacts.record import damaged_output, read_record
-from charter.artifacts.stage_process import FAILURE, LOG
+from charter.artifacts.stage_process import DISK_FULL, INTERRUPTED_EXIT, OUT_OF_MEMORY, PEER_EXIT
 from charter.errors import CharterError, DataError, MissingExtraError, StageError
 from charter.ledger import Outcome
 from charter.pipeline.attempt import RunningAttempt, last_step
 from charter.pipeline.graph import PlannedStage
-from charter.pipeline.restart import Ending
-from charter.pipeline.staleness import checkpoint_step
+from charter.pipeline.restart import Ending, FailureClass
+from charter.pipeline.staleness import checkpoint_position
 
 _ERRORS: Mapping[int, type[CharterError]] = {7: MissingExtraError, 8: DataError}
 """Exit codes of a stage that the run passes on; every other failure is a stage failure (5)."""
+PERMANENT = frozenset({2, 3, 4, 7, 8})
+"""Exit codes that another attempt would only repeat: configuration, budget, a missing tool, bad data."""
+BY_LABEL: Mapping[str, FailureClass] = {
+    OUT_OF_MEMORY: "out_of_memory",
+    DISK_FULL: "disk_full",
+    "diverged": "not_finite",
+}
+"""What the label in a stage's own `failure.json` says."""
+OWN_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL})
+"""What a process brings upon itself."""
 
 
 def is_finished(stage: PlannedStage) -> bool:
@@ -28,70 +38,104 @@ def is_finished(stage: PlannedStage) -> bool:
 
 
 def ending_of(attempt: RunningAttempt, exit_code: int, *, out_of_memory: bool) -> Ending:
-    """How an attempt ended, for the restart policy."""
+    """How an attempt ended, for the restart policy; `out_of_memory`: the kernel has killed a process for memory."""
+    label = _failure(attempt).get("label", "")
     return Ending(
+        failure=classify(
+            exit_code, label=str(label), hung=attempt.hang is not None, timed_out=attempt.timed_out, oom=out_of_memory
+        ),
         exit_code=exit_code,
         step=last_step(attempt),
-        checkpoint_step=checkpoint_step(attempt.stage.directory),
-        out_of_memory=out_of_memory,
+        checkpoint=checkpoint_position(attempt.stage.directory),
     )
+
+
+def classify(exit_code: int, *, label: str, hung: bool, timed_out: bool, oom: bool) -> FailureClass:
+    """The class of a failure.
+
+    >>> classify(-9, label="", hung=False, timed_out=False, oom=True)
+    'out_of_memory'
+    >>> classify(5, label="diverged", hung=False, timed_out=False, oom=False)
+    'not_finite'
+    """
+    if timed_out or hung:
+        return "timeout" if timed_out else "hung"
+    if exit_code in (-signal.SIGKILL, 137):
+        return "out_of_memory" if oom else "lost"
+    if exit_code < 0:
+        return "crashed" if -exit_code in OWN_SIGNALS else "lost"
+    if exit_code == INTERRUPTED_EXIT:
+        return "stopped"
+    if exit_code in (PEER_EXIT, 143):
+        return "lost"
+    if label in BY_LABEL and exit_code:
+        return BY_LABEL[label]
+    return "permanent" if exit_code in PERMANENT else "error"
 
 
 def outcome_of(ending: Ending) -> Outcome:
     """The ledger's word for an ending that did not finish the stage."""
-    if ending.exit_code == 6:
-        return "interrupted"
-    return "killed" if ending.was_killed else "failed"
+    match ending.failure:
+        case "stopped":
+            return "interrupted"
+        case "hung":
+            return "hung"
+        case "lost" | "crashed" | "timeout":
+            return "killed"
+        case "out_of_memory":
+            return "killed" if ending.exit_code in (-signal.SIGKILL, 137) else "failed"
+    return "failed"
 
 
 def describe_ending(attempt: RunningAttempt, ending: Ending) -> str:
     """What happened, in words."""
-    if attempt.timed_out:
+    who = f"process {attempt.handle.failed_rank} of {attempt.handle.processes} " if attempt.handle.processes > 1 else ""
+    code, message = ending.exit_code, str(_failure(attempt).get("message", ""))
+    if ending.failure == "timeout":
         return f"ran longer than its timeout of {attempt.stage.spec.timeout:g} s"
-    if ending.out_of_memory:
-        return "was killed by the kernel for lack of memory"
-    if ending.exit_code < 0:
-        return f"was killed by {_signal_name(-ending.exit_code)}"
-    if ending.exit_code == 0:
+    if attempt.hang is not None:
+        return attempt.hang.words(attempt.handle.processes)
+    if ending.failure == "out_of_memory" and not message:
+        advice = "use a smaller resources.micro_batch, recompute: full, or a machine with more memory"
+        return f"{who}was killed by the kernel for lack of memory; {advice}"
+    if code < 0:
+        return f"{who}was killed by {_signal_name(-code)}"
+    if code == 0:
         return "ended with exit code 0 without reaching its target and publishing verified outputs"
-    if ending.exit_code == 6:
+    if ending.failure == "stopped":
         return "was stopped from outside at a safe point"
-    message = failure_message(attempt.stage.directory)
-    return message or f"ended with exit code {ending.exit_code}"
+    if message and attempt.handle.failed_rank:
+        return f"{who.strip()}: {message}"
+    return message or f"{who}ended with exit code {code}"
 
 
-def failure_of(stage: PlannedStage, what: str, exit_code: int, reason: str) -> CharterError:
+def failure_of(attempt: RunningAttempt, what: str, ending: Ending, reason: str) -> CharterError:
     """The error that ends the run because of a stage."""
-    kind = _ERRORS.get(exit_code, StageError)
-    log = stage.directory / LOG
-    return kind(f"stage {stage.name}: {what}\n  given up: {reason}; the log is {log}")
+    kind = _ERRORS.get(ending.exit_code, StageError)
+    log = attempt.stage.directory / log_name(attempt.handle.failed_rank)
+    return kind(f"stage {attempt.stage.name}: {what}\n  given up: {reason}; the log is {log}")
 
 
-def failure_message(directory: Path) -> str:
-    """The message of the stage's own `failure.json`, empty when there is none."""
+def keep_failure(attempt: RunningAttempt, ending: Ending, what: str, error: CharterError) -> None:
+    """Leave the first cause in `failure.json`, where the failed process could not write it or was not rank 0."""
+    own = _failure(attempt)
+    told = own if own and ending.exit_code > 0 and ending.failure != "timeout" else {}
+    content = {
+        "exit_code": told.get("exit_code", error.exit_code),
+        "label": told.get("label", error.label),
+        "message": what,
+        "failure": ending.failure,
+    }
+    durable.write_hint(attempt.stage.directory / FAILURE, content)
+
+
+def _failure(attempt: RunningAttempt) -> Mapping[str, Any]:
+    """What the process that failed first has written about it; empty when it could not."""
     try:
-        content: Any = durable.read_json(directory / FAILURE)
+        content: Any = durable.read_json(attempt.stage.directory / failure_name(attempt.handle.failed_rank))
     except DataError:
-        return ""
-    return str(content.get("message", "")) if isinstance(content, dict) else ""
-
-
-def write_failure(directory: Path, *, exit_code: int, label: str, message: str) -> None:
-    """Leave word of a failure that the stage process could not write itself."""
-    durable.write_hint(directory / FAILURE, {"exit_code": exit_code, "label": label, "message": message})
-
-
-def oom_kills(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """How many processes the kernel has killed for memory in this control group (v2 or v1)."""
-    for path in (cgroup / "memory.events", cgroup / "memory" / "memory.oom_control"):
-        try:
-            lines = path.read_text(encoding="ascii").split("\n")
-        except OSError:
-            continue
-        for name, _, count in (line.partition(" ") for line in lines):
-            if name == "oom_kill" and count.isdecimal():
-                return int(count)
-    return 0
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _signal_name(number: int) -> str:

@@ -93,6 +93,8 @@ def job_of(stage: PlannedStage, project: Project, frozen: Mapping[str, str | int
         constitution=stage.constitution,
         frozen=frozen,
         keep_last=project.storage.keep_last,
+        keep_every=project.storage.keep_every,
+        keep_best=project.storage.keep_best,
         identity=stage.identity,
     )
 

@@ -4,7 +4,6 @@ Data by content, models by files or architecture.
 """
 
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,14 @@ from charter.artifacts.job import JobInput
 from charter.errors import DataError, Problem
 from charter.pipeline.hashes import FileHashes
 from charter.pipeline.paths import constitution_path
+from charter.spec.data_files import DataFiles, find_files, is_there
 from charter.spec.project import DataSpec, ModelSpec, Project
 
 MISSING = "missing"
 """Fingerprint of what cannot be read; a stage with such an input does not start."""
 _MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
-_NOT_IDENTITY = {"path", "rows", "mean_tokens"}
-"""Fields of a data set that say where it is, or what the planner assumes of it."""
+_NOT_IDENTITY = {"path", "rows", "mean_tokens", "format"}
+"""Fields of a data set that say where it is, or what the planner assumes of it; the format counts as it was found."""
 
 
 class Inputs:
@@ -72,12 +72,25 @@ class Inputs:
 
     def _data_fingerprint(self, name: str, spec: DataSpec) -> str:
         path = self._path(spec.path)
-        if not path.is_file():
-            hint = f"put the file there, or correct the path; paths are relative to {self._root}"
-            return self._problem(name, f"no file {path}", path=f"data.{name}.path", hint=hint)
-        how = {item.name: getattr(spec, item.name) for item in fields(spec) if item.name not in _NOT_IDENTITY}
-        how = {key: value for key, value in how.items() if value is not None}
-        return fingerprint({"schema": "charter.data/1", "sha256": self._hashes.sha256(path), "how": how})
+        try:
+            if not is_there(path):
+                hint = f"put the file there, or correct the path; paths are relative to {self._root}"
+                return self._problem(name, f"no file {path}", path=f"data.{name}.path", hint=hint)
+            found = find_files(path, spec.format)
+        except DataError as error:
+            return self._problem(name, str(error), path=f"data.{name}.path", hint="")
+        how = {key: value for key, value in canonical(spec).items() if key not in _NOT_IDENTITY}
+        return fingerprint({"schema": "charter.data/1", "how": how, **self._content(found)})
+
+    def _content(self, found: DataFiles) -> dict[str, Any]:
+        """What a data set holds: the hash of its one file, or names and hashes in the order of reading; the format.
+
+        Of one JSONL file the hash is all, as it was before there were other formats.
+        """
+        hashes = [self._hashes.sha256(path) for path in found.files]
+        if not found.single:
+            return {"format": found.format, "files": [list(pair) for pair in zip(found.names, hashes, strict=True)]}
+        return {"sha256": hashes[0]} | ({} if found.format == "jsonl" else {"format": found.format})
 
     def _model_fingerprint(self, name: str, spec: ModelSpec) -> str:
         payload: dict[str, Any] = {"schema": "charter.model/1", "precision": spec.precision}

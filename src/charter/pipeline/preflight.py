@@ -7,11 +7,12 @@ from pathlib import Path
 from charter.artifacts.stage_process import PIP_COMMAND
 from charter.errors import CharterError, DataError, MissingExtraError, Problem, SpecError
 from charter.pipeline.graph import Pipeline, PlannedStage
+from charter.pipeline.layout_checks import check_layout
 from charter.spec.stage_checks import check_runnable
 
 NATIVE = "native"
 RUN_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "sqlalchemy")
-_PAIR_ROLES = frozenset({("judge", "pairs"), ("preference_model", "data"), ("label", "candidates")})
+_PAIR_ROLES = frozenset({("judge", "pairs"), ("preference_model", "data"), ("dpo", "data"), ("label", "candidates")})
 _TEXT_ROLES = frozenset({"tokenizer"})
 _PROMPT_ROLES = frozenset({"prompts"})
 
@@ -21,8 +22,9 @@ def check_before_start(pipeline: Pipeline, todo: Sequence[PlannedStage], *, modu
 
     Configuration, pins, files and their content.
     """
-    config = [*_unsupported(pipeline, modules), *_engines(todo), *_adapters(todo), *_reward_models(todo), *_pins(todo)]
+    config = [*_unsupported(pipeline, modules), *_engines(todo), *_reward_models(todo), *_pins(todo)]
     config += [problem for stage in todo for problem in check_runnable(stage.name, stage.spec)]
+    config += [problem for stage in todo for problem in check_layout(pipeline.project, stage.name, stage.spec)]
     names = [name for stage in todo for name in stage.outside_inputs]
     names += [item.name for stage in todo for item in stage.inputs.get("tokenizer", ())]
     data = pipeline.inputs.problems_of(names)
@@ -31,6 +33,7 @@ def check_before_start(pipeline: Pipeline, todo: Sequence[PlannedStage], *, modu
         raise SpecError([*config, *data])
     if data:
         raise DataError("\n".join(str(problem) for problem in data))
+    _check_adapters(todo)
 
 
 def check_packages(packages: Sequence[str] = RUN_PACKAGES) -> None:
@@ -65,17 +68,14 @@ def _engines(todo: Sequence[PlannedStage]) -> list[Problem]:
     ]
 
 
-def _adapters(todo: Sequence[PlannedStage]) -> list[Problem]:
-    """Adapters are planned, and not trained yet; training all weights instead would be another result."""
-    return [
-        Problem(
-            path=f"pipeline.{stage.name}.adapter",
-            message="this version of Charter plans low-rank adapters but does not train them",
-            hint="remove `adapter` to train all weights; `charter plan` shows what that needs",
+def _check_adapters(todo: Sequence[PlannedStage]) -> None:
+    """Raise where a stage trains an adapter and the library that makes adapters is not installed."""
+    wanting = [stage.name for stage in todo if getattr(stage.spec, "adapter", None) is not None]
+    if wanting and find_spec("peft") is None:
+        raise MissingExtraError(
+            f"training the adapter of {', '.join(wanting)} needs peft: pip install peft "
+            "(or remove `adapter` to train all weights; `charter plan` shows what that needs)"
         )
-        for stage in todo
-        if getattr(stage.spec, "adapter", None) is not None
-    ]
 
 
 def _reward_models(todo: Sequence[PlannedStage]) -> list[Problem]:
@@ -125,6 +125,8 @@ def _unreadable(pipeline: Pipeline, todo: Sequence[PlannedStage], *, skip: set[s
                     continue
                 try:
                     _read(Path(item.path), way, item.data)
+                except MissingExtraError:
+                    raise
                 except CharterError as error:
                     found[key] = Problem(path=f"data.{item.name} (read by {stage.name})", message=str(error))
     return list(found.values())

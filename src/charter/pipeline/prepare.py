@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from charter.artifacts import durable
+from charter.artifacts.group import sweep_start
 from charter.artifacts.job import JOB_FILE, read_job, write_job
 from charter.artifacts.lease import announce, stop_orphan
+from charter.artifacts.position import Position
 from charter.artifacts.record import OUTPUTS, RECORD_FILE, damaged_output, read_record
 from charter.errors import DataError
+from charter.launch.machine import LAYOUT_DEFAULTS, asked_layout
 from charter.pipeline.graph import PlannedStage, job_of
-from charter.pipeline.staleness import checkpoint_step
+from charter.pipeline.staleness import checkpoint_position
 from charter.spec.project import Project
 
 KEEPS_ITS_VALUE = frozenset({"threads"})
@@ -21,56 +24,74 @@ KEEPS_ITS_VALUE = frozenset({"threads"})
 RESHARDED = "resharded"
 
 
+Frozen = Mapping[str, str | int]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
     """A stage directory that an attempt may start in, and what is worth telling."""
 
     first_step: int
+    frozen: Frozen
     notes: tuple[str, ...]
 
+    @property
+    def processes(self) -> int:
+        """Processes that the stage is started with."""
+        return int(self.frozen.get("world_size", 1))
 
-def prepare(stage: PlannedStage, project: Project, here: Mapping[str, str | int], *, reshard: bool) -> Prepared:
-    """Write the job of a stage; the values that its bits depend on stay as frozen at its first start."""
+
+def prepare(
+    stage: PlannedStage, project: Project, here: Frozen, *, reshard: bool, planned: Frozen | None = None
+) -> Prepared:
+    """Write the job of a stage; the values that its bits depend on stay as frozen at its first start.
+
+    `planned` is the part of the layout that the plan decides where the file does not.
+    """
     directory = stage.directory
     directory.mkdir(parents=True, exist_ok=True)
     notes = []
     if (orphan := stop_orphan(directory)) is not None:
         notes.append(f"stopped the orphan {orphan}")
+    sweep_start(directory)
     notes += _set_damage_aside(directory)
-    step = checkpoint_step(directory)
-    frozen = _frozen(stage, here, step=step, reshard=reshard)
+    started = checkpoint_position(directory)
+    frozen = _frozen(stage, project, {**(planned or {}), **here}, started=started != Position(0), reshard=reshard)
     write_job(directory, job_of(stage, project, frozen))
     announce(directory)
-    return Prepared(first_step=step, notes=tuple(notes))
+    return Prepared(first_step=started.step, frozen=frozen, notes=tuple(notes))
 
 
-def drift(stage: PlannedStage, here: Mapping[str, str | int]) -> list[str]:
-    """How this machine differs from what a stage with a checkpoint was started on, in words.
+def drift(stage: PlannedStage, project: Project, here: Frozen) -> list[str]:
+    """How this machine and the file differ from what a stage with a checkpoint was started on, in words.
 
-    Empty when it may go on.
+    Empty when it may go on. A layout that the file no longer says stays as it was.
     """
-    if not (stage.directory / JOB_FILE).exists() or checkpoint_step(stage.directory) == 0:
+    if not (stage.directory / JOB_FILE).exists() or checkpoint_position(stage.directory) == Position(0):
         return []
     frozen = read_job(stage.directory).frozen
-    return [
-        f"{name} {frozen[name]} -> {value}"
+    found = {
+        name: (frozen[name], value)
         for name, value in here.items()
-        if name in frozen and name not in KEEPS_ITS_VALUE and frozen[name] != value
-    ]
+        if name in frozen and name not in KEEPS_ITS_VALUE and name not in LAYOUT_DEFAULTS
+    }
+    for name, value in asked_layout(project, stage.spec).items():
+        found[name] = (frozen.get(name, LAYOUT_DEFAULTS[name]), value)
+    return [f"{name} {old} -> {new}" for name, (old, new) in found.items() if old != new]
 
 
-def _frozen(stage: PlannedStage, here: Mapping[str, str | int], *, step: int, reshard: bool) -> Mapping[str, str | int]:
-    if step == 0:
+def _frozen(stage: PlannedStage, project: Project, here: Frozen, *, started: bool, reshard: bool) -> Frozen:
+    if not started:
         return here
-    changed = drift(stage, here)
+    changed = drift(stage, project, here)
     frozen = read_job(stage.directory).frozen
     if not changed and not reshard:
-        return {**here, **frozen}
+        return {**{name: value for name, value in here.items() if name not in LAYOUT_DEFAULTS}, **frozen}
     if not reshard:
         raise drift_error(stage, changed)
-    told = f"at step {step}: {', '.join(changed) or 'resources of the file'}; no longer bit-identical"
+    told = f"at step {checkpoint_position(stage.directory)}: {', '.join(changed) or 'resources of the file'}; "
     earlier = [str(frozen[RESHARDED])] if RESHARDED in frozen else []
-    return {**here, RESHARDED: "; ".join([*earlier, told])}
+    return {**here, RESHARDED: "; ".join([*earlier, f"{told}no longer bit-identical"])}
 
 
 def drift_error(stage: PlannedStage, changed: list[str]) -> DataError:

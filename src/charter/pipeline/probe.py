@@ -14,10 +14,10 @@ from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from charter.artifacts.group import failure_name
 from charter.artifacts.job import write_job
 from charter.artifacts.record import read_record
 from charter.artifacts.stage_dir import METRICS
-from charter.artifacts.stage_process import FAILURE
 from charter.calibration.bundle import Bundle, load, save
 from charter.calibration.pace import Pace, seconds_per_step
 from charter.errors import InfeasibleError
@@ -246,12 +246,15 @@ def _attempt(engine: Engine, pipeline: Pipeline, stage: PlannedStage, directory:
         frozen["micro_batch"] = micro_batch
     write_job(directory, job_of(stage, pipeline.project, frozen))
     module = STAGE_MODULES[stage.spec.kind]
-    handle = engine.start(StageStart(stage=stage.name, module=module, stage_dir=directory, attempt=1))
+    processes = int(frozen.get("world_size", 1))
+    handle = engine.start(
+        StageStart(stage=stage.name, module=module, stage_dir=directory, attempt=1, processes=processes)
+    )
     while (code := handle.poll()) is None:
         time.sleep(POLL_SECONDS)
     if code == 0 and read_record(directory) is not None:
         return ""
-    failure = directory / FAILURE
+    failure = directory / failure_name(handle.failed_rank)
     told = failure.read_text(encoding="utf-8") if failure.is_file() else ""
     return _message(told) or f"its process ended with {code}"
 

@@ -20,9 +20,10 @@ from charter.pipeline.events import Events, Listener
 from charter.pipeline.graph import Pipeline, PlannedStage, build_pipeline
 from charter.pipeline.paths import run_dir
 from charter.pipeline.planned import write_plan
+from charter.pipeline.planned_layout import planned_layouts
 from charter.pipeline.preflight import check_before_start, check_packages
 from charter.pipeline.prepare import drift, drift_error
-from charter.pipeline.signals import StopSignals
+from charter.pipeline.signals import NOTICE_FILE, StopSignals
 from charter.pipeline.staleness import Verdict, assess
 from charter.pipeline.supervisor import Supervisor
 from charter.spec.project import Project
@@ -76,7 +77,8 @@ def check_work(work: Work, options: RunOptions) -> None:
     if options.reshard:
         return
     for stage in work.todo:
-        if changed := drift(stage, frozen_values(work.pipeline.project, stage.spec)):
+        project = work.pipeline.project
+        if changed := drift(stage, project, frozen_values(project, stage.spec)):
             raise drift_error(stage, changed)
 
 
@@ -86,7 +88,11 @@ def run_project(
     """Run or resume a project; returns what was found to do when all of it is done, raises otherwise."""
     options = options or RunOptions()
     where = run_dir(root.resolve())
-    with StopSignals() as signals, Lease(where, lock_name="run.lock", what="the project") as lease:
+    with (
+        StopSignals(where / NOTICE_FILE) as signals,
+        Lease(where, lock_name="run.lock", what="the project") as lease,
+    ):
+        signals.forget_notice()
         work = find_work(project, root, options)
         check_work(work, options)
         events = Events(where, listeners)
@@ -120,8 +126,8 @@ def _run(work: Work, options: RunOptions, events: Events, signals: StopSignals, 
             stop_grace_seconds=options.stop_grace_seconds,
         )
         try:
-            if options.keep_plan and (problem := write_plan(project, work.pipeline.root)) is not None:
-                events.emit("plan_failed", message=problem)
+            if options.keep_plan:
+                supervisor.layouts = _planned_layouts(work, events)
             supervisor.run(work.todo, done=_done(work), signals=signals, tick=lease.touch)
         except CharterError as error:
             events.emit("run_stopped", run=project.name, label=error.label, message=str(error))
@@ -129,6 +135,14 @@ def _run(work: Work, options: RunOptions, events: Events, signals: StopSignals, 
         finally:
             engine.close()
             supervisor.close()
+
+
+def _planned_layouts(work: Work, events: Events) -> Mapping[str, Mapping[str, str | int]]:
+    plan, problem = write_plan(work.pipeline.project, work.pipeline.root, work.todo)
+    if plan is None:
+        events.emit("plan_failed", message=problem)
+        return {}
+    return planned_layouts(plan, work.pipeline.project)
 
 
 def _tell_start(work: Work, events: Events) -> None:

@@ -1,14 +1,19 @@
-"""Ctrl-C and SIGTERM as requests that the supervisor reads when it is ready for them."""
+"""Ctrl-C, SIGTERM and a notice file as requests that the supervisor reads when it is ready for them."""
 
 import signal
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
+
+NOTICE_FILE = "preempt-notice"
+"""In the run directory: whoever learns that the machine will be taken away creates it; the run stops as on SIGTERM."""
 
 
 class StopSignals:
     """Counts requests to stop while the context is open; the handlers of before come back after it."""
 
-    def __init__(self) -> None:
+    def __init__(self, notice: Path | None = None) -> None:
+        self._notice = notice
         self.interrupts = 0
         self.terminations = 0
         self._before: dict[int, Any] = {}
@@ -16,7 +21,17 @@ class StopSignals:
     @property
     def wanted(self) -> bool:
         """Whether anybody has asked to stop."""
-        return bool(self.interrupts or self.terminations)
+        return bool(self.interrupts or self.terminations or self.noticed)
+
+    @property
+    def noticed(self) -> bool:
+        """Whether somebody has left a notice that this machine will be taken away."""
+        return self._notice is not None and self._notice.exists()
+
+    def forget_notice(self) -> None:
+        """Remove a notice that an earlier run was meant by."""
+        if self._notice is not None:
+            self._notice.unlink(missing_ok=True)
 
     @property
     def impatient(self) -> bool:

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from charter.artifacts import durable
+from charter.artifacts.checkpoints import STATE, positions_in
 from charter.artifacts.fingerprint import differences
+from charter.artifacts.group import FAILURE
 from charter.artifacts.job import JOB_FILE
 from charter.artifacts.lease import read_holder
+from charter.artifacts.position import Position
 from charter.artifacts.record import damaged_output, read_record
-from charter.artifacts.stage_dir import PROGRESS, STATE
-from charter.artifacts.stage_process import FAILURE
+from charter.artifacts.stage_dir import PROGRESS
 from charter.errors import DataError
 from charter.pipeline.graph import PlannedStage
 from charter.pipeline.paths import earlier_stage_dirs
@@ -62,10 +64,14 @@ def assess(stage: PlannedStage, root: Path, *, thorough: bool = False) -> Verdic
     return _unfinished("interrupted", _where_it_stopped(directory), directory)
 
 
+def checkpoint_position(directory: Path) -> Position:
+    """Where the newest checkpoint stands, the beginning when there is none; its files are not verified here."""
+    return max(positions_in(directory / STATE), default=Position(0))
+
+
 def checkpoint_step(directory: Path) -> int:
-    """The step of the newest checkpoint, 0 when there is none; its files are not verified here."""
-    found = [path.name for path in (directory / STATE).glob("step-????????") if path.is_dir()]
-    return max((int(name[5:]) for name in found if name[5:].isdecimal()), default=0)
+    """The finished steps of the newest checkpoint, 0 when there is none."""
+    return checkpoint_position(directory).step
 
 
 def read_progress(directory: Path) -> dict[str, Any]:

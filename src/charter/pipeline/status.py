@@ -1,18 +1,19 @@
 """The state of every stage, in the shape that machines read (`charter status --json`)."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from charter.pipeline.graph import build_pipeline
 from charter.pipeline.paths import run_dir
-from charter.pipeline.staleness import assess
+from charter.pipeline.staleness import assess, read_progress
 from charter.spec.project import Project
 
 LEDGER_FILE = "ledger.sqlite"
 
 
 def status_of(project: Project, root: Path, *, thorough: bool = False) -> dict[str, Any]:
-    """The run's name, and for every stage its state, step, attempts, fingerprint, outputs and why it is so.
+    """The run's name, and how far every stage is, why it is so, and how it goes beside its plan.
 
     `outputs` maps paths relative to the stage's `outputs` directory to their SHA-256, and is empty until the
     stage is done.
@@ -37,9 +38,21 @@ def status_of(project: Project, root: Path, *, thorough: bool = False) -> dict[s
                 "outputs": dict(verdict.outputs),
                 "why": why,
                 "directory": str(stage.directory),
+                "actual_over_planned": actual_over_planned(read_progress(stage.directory)),
             }
         )
     return {"run": project.name, "stages": stages}
+
+
+def actual_over_planned(progress: Mapping[str, Any]) -> dict[str, float]:
+    """Measured over planned seconds of a step and peak bytes, as a stage last said them; without those it has not.
+
+    >>> actual_over_planned({"metrics": {"loss": 2.0, "actual_over_planned_seconds": 1.25}})
+    {'seconds': 1.25}
+    """
+    metrics = progress.get("metrics") or {}
+    found = {name: metrics.get(f"actual_over_planned_{name}") for name in ("seconds", "bytes")}
+    return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
 
 
 def _attempts(project: Project, root: Path) -> dict[str, int]:

@@ -1,35 +1,31 @@
 """The loop of a run: starts ready stages, watches running ones, decides about ended ones."""
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from charter.errors import CharterError, InterruptedRunError
 from charter.launch.engine import Engine, StageStart
-from charter.launch.machine import frozen_values
+from charter.launch.machine import TRAINS, frozen_values
 from charter.ledger import Ledger
 from charter.pipeline.attempt import RunningAttempt, begin_attempt, end_attempt, heartbeat
 from charter.pipeline.budget import budget_error, limit_passed, share_warning, spent_usd, stops_at_limit
-from charter.pipeline.endings import (
-    describe_ending,
-    ending_of,
-    failure_of,
-    is_finished,
-    oom_kills,
-    outcome_of,
-    write_failure,
-)
+from charter.pipeline.endings import describe_ending, ending_of, failure_of, is_finished, keep_failure, outcome_of
 from charter.pipeline.events import Events
 from charter.pipeline.graph import Pipeline, PlannedStage
+from charter.pipeline.hang_watch import LEAST_SECONDS, START_SECONDS, HangWatch
+from charter.pipeline.oom import oom_kills
 from charter.pipeline.prepare import prepare
 from charter.pipeline.restart import Ending, decide
 from charter.pipeline.signals import StopSignals
 from charter.pipeline.timings import write_timings
 
 POLL_SECONDS = 0.02
+ENDED_BY_STOPPING = frozenset({"stopped", "lost", "hung", "timeout"})
+"""What a stage that was asked to stop may end as without anything being wrong."""
 HEARTBEAT_SECONDS = 2.0
 """How often the ledger hears of a running attempt: what a kill can cost its accuracy."""
 CTRL_C_EXIT = 130
+STOPPED = "stopped at a safe point; the same command continues from the last checkpoints"
 
 
 class Supervisor:
@@ -66,6 +62,8 @@ class Supervisor:
         self._last_heartbeat = 0.0
         self._warned = False
         self._told_share = 0.0
+        self.layouts: Mapping[str, Mapping[str, str | int]] = {}
+        """By stage: what the plan decides of its layout where the file does not."""
 
     def run(
         self, todo: Sequence[PlannedStage], *, done: set[str], signals: StopSignals, tick: Callable[[], None]
@@ -97,9 +95,8 @@ class Supervisor:
 
     def _heed(self, signals: StopSignals) -> None:
         if signals.wanted and self._failure is None:
-            self._failure = InterruptedRunError(
-                "stopped at a safe point; the same command continues from the last checkpoints"
-            )
+            why = "a notice says that this machine will be taken away; " if signals.noticed else ""
+            self._failure = InterruptedRunError(f"{why}{STOPPED}")
             if signals.interrupts:
                 self._failure.exit_code = CTRL_C_EXIT
             self._events.emit("stopping", stages=[attempt.stage.name for attempt in self._active])
@@ -122,28 +119,34 @@ class Supervisor:
 
     def _start(self, stage: PlannedStage) -> None:
         project = self._pipeline.project
-        frozen = frozen_values(project, stage.spec)
-        prepared = prepare(stage, project, frozen, reshard=self._reshard)
-        number = len(self._endings.get(stage.name, ())) + 1
-        ledger_id = begin_attempt(
-            self._ledger,
-            project,
+        prepared = prepare(
             stage,
-            first_step=prepared.first_step,
-            device=str(frozen["device"]),
-            pid=os.getpid(),
+            project,
+            frozen_values(project, stage.spec),
+            reshard=self._reshard,
+            planned=self.layouts.get(stage.name),
         )
+        number = len(self._endings.get(stage.name, ())) + 1
+        ledger_id = begin_attempt(self._ledger, project, stage, first_step=prepared.first_step, frozen=prepared.frozen)
         handle = self._engine.start(
             StageStart(
                 stage=stage.name,
                 module=self._modules[stage.spec.kind],
                 stage_dir=stage.directory,
                 attempt=number,
+                processes=prepared.processes,
             )
         )
+        # An answer of a judge may be long in coming, and a stage that asks for one has no steps to go by.
+        least = LEAST_SECONDS if stage.spec.kind in TRAINS else START_SECONDS
         self._active.append(
             RunningAttempt(
-                stage=stage, handle=handle, number=number, ledger_id=ledger_id, first_step=prepared.first_step
+                stage=stage,
+                handle=handle,
+                number=number,
+                ledger_id=ledger_id,
+                first_step=prepared.first_step,
+                watch=HangWatch(limit_seconds=stage.spec.hang_timeout, least_seconds=least),
             )
         )
         for note in prepared.notes:
@@ -166,6 +169,8 @@ class Supervisor:
             elif attempt.stage.spec.timeout is not None and attempt.seconds > attempt.stage.spec.timeout:
                 attempt.timed_out = True
                 attempt.handle.kill()
+            else:
+                attempt.end_if_hung(self._engine)
 
     def _settle(self, attempt: RunningAttempt, exit_code: int, waiting: list[PlannedStage], done: set[str]) -> None:
         """Decide about an ended attempt; what its directory holds counts, not what its exit code says."""
@@ -178,16 +183,16 @@ class Supervisor:
             self._events.emit("stage_done", stage=stage.name, seconds=attempt.seconds, number=attempt.number)
             return
         kills = oom_kills()
-        ending = ending_of(attempt, exit_code, out_of_memory=exit_code == -9 and kills > self._oom_kills)
+        ending = ending_of(attempt, exit_code, out_of_memory=kills > self._oom_kills)
         self._oom_kills = kills
         what = describe_ending(attempt, ending)
-        asked = attempt.stop_asked is not None and (ending.was_killed or ending.exit_code == 0)
-        outcome = "interrupted" if asked and exit_code == 6 else outcome_of(ending)
-        end_attempt(self._ledger, attempt, outcome, note=what)
-        if asked:
-            self._events.emit("stage_interrupted", stage=stage.name, step=ending.step)
+        end_attempt(self._ledger, attempt, outcome_of(ending), note=what)
+        asked = attempt.stop_asked is not None and (ending.failure in ENDED_BY_STOPPING or exit_code == 0)
+        if not asked and ending.failure != "stopped":
+            self._restart_or_give_up(attempt, ending, what, waiting)
             return
-        self._restart_or_give_up(attempt, ending, what, waiting)
+        self._failure = self._failure or InterruptedRunError(f"stage {stage.name} was asked to stop; {STOPPED}")
+        self._events.emit("stage_interrupted", stage=stage.name, step=ending.step)
 
     def _restart_or_give_up(
         self, attempt: RunningAttempt, ending: Ending, what: str, waiting: list[PlannedStage]
@@ -196,15 +201,21 @@ class Supervisor:
         endings = self._endings.setdefault(stage.name, [])
         endings.append(ending)
         decision = decide(endings)
-        details = {"stage": stage.name, "message": what, "number": attempt.number, "step": ending.step}
+        details = {
+            "stage": stage.name,
+            "message": what,
+            "number": attempt.number,
+            "step": ending.step,
+            "failure": ending.failure,
+            "rank": attempt.handle.failed_rank,
+        }
         if decision.restart and self._failure is None:
             self._not_before[stage.name] = time.monotonic() + decision.wait_seconds
             waiting.insert(0, stage)
             self._events.emit("stage_restart", **details, reason=decision.reason, wait_seconds=decision.wait_seconds)
             return
-        error = failure_of(stage, what, ending.exit_code, decision.reason)
-        if ending.exit_code <= 0 or attempt.timed_out:
-            write_failure(stage.directory, exit_code=error.exit_code, label=error.label, message=what)
+        error = failure_of(attempt, what, ending, decision.reason)
+        keep_failure(attempt, ending, what, error)
         self._failure = self._failure or error
         self._events.emit("stage_failed", **details, reason=decision.reason)
 

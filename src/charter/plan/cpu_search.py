@@ -5,9 +5,10 @@ from charter.plan.options.make_option import make_option
 from charter.plan.options.option import Option, Rejected
 from charter.plan.options.question import Missed, Question
 from charter.plan.options.why_not import does_not_fit
+from charter.plan.physics.cpu_memory import training_peak
 from charter.plan.physics.cpu_time import cpu_phase_terms
-from charter.plan.physics.fit import answering_peak, training_peak
-from charter.spec.layout import Layout
+from charter.plan.physics.fit import answering_peak
+from charter.spec.layout import Layout, Recompute
 
 
 def on_processors(question: Question, place: Place) -> tuple[tuple[Option, ...], Missed]:
@@ -16,8 +17,9 @@ def on_processors(question: Question, place: Place) -> tuple[tuple[Option, ...],
     if work.trained:
         batch = question.training.batch
         micro = min(batch, fixed.micro_batch) if fixed and fixed.micro_batch else batch
-        layout = Layout(micro_batch=micro, accumulation=-(-batch // micro))
-        peak = training_peak(work, layout, accelerator=machine, dtype=question.dtype, knowledge=question.knowledge)
+        again = Recompute(fixed.recompute) if fixed and fixed.recompute else Recompute.NONE
+        layout = Layout(micro_batch=micro, accumulation=-(-batch // micro), recompute=again)
+        peak = training_peak(work, layout)
         label = layout.label.removeprefix("dp1 ")
     else:
         batches = {phase.name: float(phase.batch) for phase in work.phases}

@@ -7,6 +7,7 @@ from pathlib import Path
 from charter.catalog import models
 from charter.errors import SpecError
 from charter.spec.architecture import Architecture
+from charter.spec.data_files import is_there
 from charter.spec.dataset import DataFacts, data_facts
 from charter.spec.project import ModelSpec, Project
 
@@ -20,13 +21,13 @@ class PlanInputs:
 
 
 def read_inputs(project: Project, directory: Path) -> PlanInputs:
-    """Read what `project` names relative to `directory`; a data file that is not there is left out."""
+    """Read what `project` names relative to `directory`; a data set that is not there is left out."""
     return PlanInputs(
         architectures={name: _architecture(name, spec, directory) for name, spec in project.models.items()},
         facts={
             name: data_facts(directory / spec.path, spec)
             for name, spec in project.data.items()
-            if (directory / spec.path).is_file()
+            if is_there(directory / spec.path)
         },
     )
 

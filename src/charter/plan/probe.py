@@ -13,6 +13,7 @@ from charter.plan.stages.stage_plan import StagePlan
 from charter.spec.project import DataSpec, ModelSpec, Project
 from charter.spec.stage import (
     CritiqueStage,
+    DpoStage,
     EvalStage,
     JudgeStage,
     LabelStage,
@@ -30,7 +31,7 @@ FEWEST_STEPS, MOST_STEPS, WORTH_SECONDS = 6, 24, 3.0
 of the other intervals counts. Judgement."""
 FASTER = 0.9
 """Medians of a few steps differ by up to a tenth on a machine that does other things too; judgement."""
-SUPERVISED = (PretrainStage, SftStage, JudgeStage, PreferenceModelStage)
+SUPERVISED = (PretrainStage, SftStage, JudgeStage, PreferenceModelStage, DpoStage)
 """Kinds whose layout on one machine is a micro-batch and an accumulation."""
 LOCAL = "local"
 

@@ -34,7 +34,7 @@ def check_project(project: Project) -> Iterator[Problem]:
     if not 0 <= project.seed < 2**63:
         yield Problem(message=f"must be from 0 to 2^63 - 1; found {project.seed}", path="seed")
     yield from check_ranges(project, "", [("deadline", POSITIVE)])
-    yield from check_ranges(project.storage, "storage", [("keep_last", AT_LEAST_ONE)])
+    yield from check_ranges(project.storage, "storage", [("keep_last", AT_LEAST_ONE), ("keep_every", AT_LEAST_ONE)])
     yield from _check_resources(project.resources)
     yield from _check_serving(project)
     yield from check_costs(project.costs)

@@ -1,16 +1,15 @@
 """Data sets as values: conversations, prompts, preference pairs, texts; and what a planner needs to know of them.
 
-Every reader takes the path of a JSONL file and the `DataSpec` that selects from it: `part` first, then `limit`,
-both in rows of the file and in file order.
+Every reader takes the path of a data set (see `data_files`) and the `DataSpec` that selects from it: `part` first,
+then `limit`, both in rows and in the order of the files. A row that cannot be read is an error, or with
+`on_bad_row: skip` is left out and counted in the `SkippedRows` that the reader is given.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from charter.errors import DataError
-from charter.spec.checks import parse_part
-from charter.spec.jsonl import Row, read_rows
+from charter.spec.data_row import Row, SkippedRows
 from charter.spec.project import DataSpec
 from charter.spec.rows import (
     TEXT_ROLE,
@@ -19,12 +18,13 @@ from charter.spec.rows import (
     Turns,
     chosen_probability_of,
     conversation_of,
+    margin_of,
     pair_of,
-    part_of,
     prompt_of,
     row_kind,
     text_of,
 )
+from charter.spec.selection import each_row, selected_rows
 
 __all__ = [
     "TEXT_ROLE",
@@ -32,12 +32,16 @@ __all__ = [
     "DataFacts",
     "Pair",
     "Prompt",
+    "SkippedRows",
     "Turn",
     "data_facts",
+    "each_conversation",
+    "each_text",
     "read_conversations",
     "read_pairs",
     "read_prompts",
     "read_texts",
+    "selected_rows",
 ]
 
 
@@ -59,13 +63,14 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two answers to one prompt, and how probable it is that `chosen` is the better one."""
+    """Two answers to one prompt, how probable it is that `chosen` is the better one, and by how much it is."""
 
     id: str
     prompt: Turns
     chosen: str
     rejected: str
     chosen_probability: float = 1.0
+    margin: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,60 +90,55 @@ class DataFacts:
     max_response_bytes: int
 
 
-def read_conversations(path: Path, spec: DataSpec | None = None) -> tuple[Conversation, ...]:
+def read_conversations(
+    path: Path, spec: DataSpec | None = None, skipped: SkippedRows | None = None
+) -> tuple[Conversation, ...]:
     """Conversations to be imitated: `messages` rows, or preference rows of which the column says which answer.
 
     With `column: both` a preference row gives two conversations, with ids that end in `/chosen` and `/rejected`.
     """
-    found: list[Conversation] = []
-    for row in selected_rows(path, spec):
-        kind = row_kind(row)
-        if kind == "pair":
-            if spec is None or spec.column is None:
-                row.refuse("is a preference pair; say which answer to learn with `column: chosen` (or rejected, both)")
-            found += _conversations_of_pair(row, spec.column)
-        elif kind in ("messages", "completion"):
-            _refuse_column(row, spec)
-            found.append(Conversation(row.id, conversation_of(row)))
-        else:
-            row.refuse(f"holds `{kind}` only; a conversation needs `messages`, or a preference pair and `column`")
-    return tuple(found)
+    return tuple(each_conversation(path, spec, skipped))
 
 
-def read_prompts(path: Path, spec: DataSpec | None = None) -> tuple[Prompt, ...]:
+def read_prompts(path: Path, spec: DataSpec | None = None, skipped: SkippedRows | None = None) -> tuple[Prompt, ...]:
     """The prompts of any data set that has some; answers are left out."""
-    return tuple(Prompt(row.id, prompt_of(row)) for row in selected_rows(path, spec))
+    return tuple(each_row(path, spec, skipped, lambda row: [Prompt(row.id, prompt_of(row))]))
 
 
-def read_pairs(path: Path, spec: DataSpec | None = None) -> tuple[Pair, ...]:
-    """Preference pairs, with `chosen_probability` where the file has one."""
-    return tuple(Pair(row.id, *pair_of(row), chosen_probability_of(row)) for row in selected_rows(path, spec))
+def read_pairs(path: Path, spec: DataSpec | None = None, skipped: SkippedRows | None = None) -> tuple[Pair, ...]:
+    """Preference pairs, with `chosen_probability` and `margin` where the file has them."""
+    return tuple(
+        each_row(
+            path, spec, skipped, lambda row: [Pair(row.id, *pair_of(row), chosen_probability_of(row), margin_of(row))]
+        )
+    )
 
 
-def read_texts(path: Path, spec: DataSpec | None = None) -> tuple[Conversation, ...]:
+def read_texts(
+    path: Path, spec: DataSpec | None = None, skipped: SkippedRows | None = None
+) -> tuple[Conversation, ...]:
     """Anything that can be read as text, for pretraining; of a pair both answers, unless `column` names one."""
-    found: list[Conversation] = []
-    for row in selected_rows(path, spec):
-        kind = row_kind(row)
-        if kind == "pair":
-            found += _conversations_of_pair(row, (spec and spec.column) or "both")
-            continue
-        _refuse_column(row, spec)
-        if kind == "text":
-            turns = text_of(row)
-        else:
-            turns = prompt_of(row) if kind == "prompt" else conversation_of(row)
-        found.append(Conversation(row.id, turns))
-    return tuple(found)
+    return tuple(each_text(path, spec, skipped))
+
+
+def each_conversation(
+    path: Path, spec: DataSpec | None = None, skipped: SkippedRows | None = None
+) -> Iterator[Conversation]:
+    """What `read_conversations` reads, one after the other, so that a large data set needs no memory."""
+    return each_row(path, spec, skipped, lambda row: _conversations(row, spec))
+
+
+def each_text(path: Path, spec: DataSpec | None = None, skipped: SkippedRows | None = None) -> Iterator[Conversation]:
+    """What `read_texts` reads, one after the other."""
+    return each_row(path, spec, skipped, lambda row: _texts(row, spec))
 
 
 def data_facts(path: Path, spec: DataSpec | None = None) -> DataFacts:
     """Rows and lengths of a data set, read as a stream, so that a large file needs no memory."""
     rows = responses = prompt_bytes = response_bytes = max_prompt = max_response = 0
     kind: RowKind = "text"
-    for row in selected_rows(path, spec):
-        kind = row_kind(row) if rows == 0 else kind
-        prompt, answers = _lengths(row, spec)
+    for found, prompt, answers in each_row(path, spec, None, lambda row: [(row_kind(row), *_lengths(row, spec))]):
+        kind = found if rows == 0 else kind
         rows += 1
         prompt_bytes += prompt
         max_prompt = max(max_prompt, prompt)
@@ -156,23 +156,28 @@ def data_facts(path: Path, spec: DataSpec | None = None) -> DataFacts:
     )
 
 
-def selected_rows(path: Path, spec: DataSpec | None = None) -> Iterator[Row]:
-    """The rows that a data set selects from its file, in file order; refuses to select none."""
-    spec = spec or DataSpec(path=str(path))
-    part, parts = (1, 1) if spec.part is None else parse_part(spec.part)
-    seen = taken = 0
-    for row in read_rows(path):
-        seen += 1
-        if spec.limit is not None and taken >= spec.limit:
-            break
-        if parts > 1 and part_of(row, parts) != part:
-            continue
-        taken += 1
-        yield row
-    if not seen:
-        raise DataError(f"{path} holds no rows; it needs at least one JSON object per line")
-    if not taken:
-        raise DataError(f"part {spec.part} of {path} holds none of its {seen} rows; use fewer parts")
+def _conversations(row: Row, spec: DataSpec | None) -> list[Conversation]:
+    kind = row_kind(row)
+    if kind == "pair":
+        if spec is None or spec.column is None:
+            row.refuse("is a preference pair; say which answer to learn with `column: chosen` (or rejected, both)")
+        return _conversations_of_pair(row, spec.column)
+    if kind not in ("messages", "completion"):
+        row.refuse(f"holds `{kind}` only; a conversation needs `messages`, or a preference pair and `column`")
+    _refuse_column(row, spec)
+    return [Conversation(row.id, conversation_of(row))]
+
+
+def _texts(row: Row, spec: DataSpec | None) -> list[Conversation]:
+    kind = row_kind(row)
+    if kind == "pair":
+        return _conversations_of_pair(row, (spec and spec.column) or "both")
+    _refuse_column(row, spec)
+    if kind == "text":
+        turns = text_of(row)
+    else:
+        turns = prompt_of(row) if kind == "prompt" else conversation_of(row)
+    return [Conversation(row.id, turns)]
 
 
 def _refuse_column(row: Row, spec: DataSpec | None) -> None:

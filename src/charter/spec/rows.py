@@ -1,8 +1,8 @@
-"""One JSONL row in any of TRL's formats, as turns: conversations, prompts, preference pairs, plain text.
+"""One row of a data set in any of TRL's formats, as turns: conversations, prompts, preference pairs, plain text.
 
 Formats (https://huggingface.co/docs/trl/dataset_formats): `messages`; `prompt`; `prompt` and `completion`;
 `prompt`, `chosen` and `rejected` (texts or lists of turns); `chosen` and `rejected` as whole conversations (the
-prompt is what they share); `text`. Label records add `chosen_probability`.
+prompt is what they share); `text`. Preference rows may add `chosen_probability` (label records do) and `margin`.
 """
 
 import hashlib
@@ -10,11 +10,13 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from charter.spec.jsonl import Row, is_unicode, json_kind
+from charter.spec.data_row import Row, is_unicode, json_kind
 
 ROLES = ("system", "user", "assistant")
 TEXT_ROLE = "text"
 """The role of plain text, which is not part of any conversation and gets no chat template."""
+LARGEST_MARGIN = 1e6
+"""Beyond any difference of scores; also what fits every number format."""
 FORMATS = "messages | prompt | prompt + completion | prompt + chosen + rejected | text"
 
 
@@ -94,6 +96,15 @@ def chosen_probability_of(row: Row) -> float:
     valid = isinstance(found, int | float) and not isinstance(found, bool)
     if not valid or not math.isfinite(found) or not 0 <= found <= 1:
         row.refuse(f"`chosen_probability` must be a number from 0 to 1, found {json_kind(found)}")
+    return float(found)
+
+
+def margin_of(row: Row) -> float:
+    """By how much the chosen answer is better, on the scale of a preference model's scores; 0 where none is given."""
+    found = row.value.get("margin", 0.0)
+    valid = isinstance(found, int | float) and not isinstance(found, bool)
+    if not valid or not 0 <= found <= LARGEST_MARGIN:
+        row.refuse(f"`margin` must be a number from 0 to {LARGEST_MARGIN:g}, found {json_kind(found)}")
     return float(found)
 
 

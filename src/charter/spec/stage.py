@@ -284,7 +284,7 @@ class PpoStage(Sampling, Stage):
     ptx_weight: float = added(0.0)
     """Weight of the language-modelling loss on `ptx_data` (PPO-ptx, Ouyang et al. 2022, eq. 2)."""
     ptx_data: Names = added(())
-    """Conversations or texts that the policy must not unlearn."""
+    """Conversations that the policy must not unlearn."""
     ptx_batch: Count = added(32)
     """Rows of `ptx_data` per policy update."""
     seq_len: Count = added(1024)

@@ -5,13 +5,13 @@ from dataclasses import MISSING, fields
 
 from charter.errors import Problem
 from charter.spec.checks import check_accelerators, check_name
-from charter.spec.layout import Adapter
+from charter.spec.ppo_checks import check_ppo
 from charter.spec.ranges import (
     AT_LEAST_ONE,
     NOT_NEGATIVE,
     POSITIVE,
-    SHARE,
     SHARE_ABOVE_ZERO,
+    SHARE_BELOW_HALF,
     SHARE_BELOW_ONE,
     Range,
     check_ranges,
@@ -29,18 +29,16 @@ from charter.spec.stage import (
     references,
 )
 from charter.spec.stage_parts import Optimization, Sampling
+from charter.spec.update_checks import ADAM, check_adapter, check_guard
 
-_ADAM: tuple[tuple[str, Range], ...] = (
-    ("learning_rate", POSITIVE),
-    ("warmup_steps", NOT_NEGATIVE),
-    ("min_learning_rate_ratio", SHARE),
-    ("weight_decay", NOT_NEGATIVE),
-    ("beta1", SHARE_BELOW_ONE),
-    ("beta2", SHARE_BELOW_ONE),
-    ("gradient_clip", POSITIVE),
+_EVERY_STAGE: tuple[tuple[str, Range], ...] = (
+    ("checkpoint_every", AT_LEAST_ONE),
+    ("checkpoint_interval", POSITIVE),
+    ("hang_timeout", POSITIVE),
+    ("timeout", POSITIVE),
 )
 _OPTIMIZATION: tuple[tuple[str, Range], ...] = (
-    *_ADAM,
+    *ADAM,
     ("epochs", POSITIVE),
     ("steps", AT_LEAST_ONE),
     ("global_batch", AT_LEAST_ONE),
@@ -54,23 +52,10 @@ _SAMPLING: tuple[tuple[str, Range], ...] = (
     ("max_prompt_tokens", AT_LEAST_ONE),
     ("rollout_batch", AT_LEAST_ONE),
 )
-_PPO: tuple[tuple[str, Range], ...] = (
-    *_ADAM,
-    ("temperature", POSITIVE),
-    ("value_learning_rate", POSITIVE),
-    ("episodes", AT_LEAST_ONE),
-    ("minibatch", AT_LEAST_ONE),
-    ("ppo_epochs", AT_LEAST_ONE),
-    ("clip_ratio", POSITIVE),
-    ("value_clip", POSITIVE),
-    ("value_loss_weight", NOT_NEGATIVE),
-    ("entropy_weight", NOT_NEGATIVE),
-    ("gae_lambda", SHARE),
-    ("discount", SHARE_ABOVE_ZERO),
-    ("kl_coefficient", NOT_NEGATIVE),
-    ("kl_target", POSITIVE),
-    ("kl_horizon", AT_LEAST_ONE),
-    ("reward_clip", POSITIVE),
+_PREFERENCE_MODEL: tuple[tuple[str, Range], ...] = (
+    ("head_learning_rate_ratio", POSITIVE),
+    ("label_smoothing", SHARE_BELOW_HALF),
+    ("center_weight", NOT_NEGATIVE),
 )
 _STAGE_RESOURCES: tuple[tuple[str, Range], ...] = (
     ("num_nodes", AT_LEAST_ONE),
@@ -102,7 +87,7 @@ def check_stage(name: str, stage: Stage) -> Iterator[Problem]:
         if "" in names:
             yield Problem(message="holds an empty name", path=f"{path}.{role}")
     yield from _check_required_names(stage, path)
-    yield from check_ranges(stage, path, [("checkpoint_every", AT_LEAST_ONE), ("timeout", POSITIVE)])
+    yield from check_ranges(stage, path, _EVERY_STAGE)
     if stage.resources is not None:
         yield from _check_stage_resources(stage.resources, f"{path}.resources")
     if isinstance(stage, Optimization):
@@ -136,16 +121,8 @@ def _check_optimization(stage: Optimization, path: str) -> Iterator[Problem]:
     if stage.steps is not None and stage.warmup_steps > stage.steps:
         message = f"{stage.warmup_steps} warm-up steps, but the stage has only {stage.steps} steps"
         yield Problem(message=message, path=f"{path}.warmup_steps")
-    yield from _check_adapter(stage.adapter, path)
-
-
-def _check_adapter(adapter: Adapter | None, path: str) -> Iterator[Problem]:
-    if adapter is None:
-        return
-    yield from check_ranges(adapter, f"{path}.adapter", [("rank", AT_LEAST_ONE), ("alpha", AT_LEAST_ONE)])
-    if adapter.base_bits not in (4, 8, 16):
-        message = f"must be 4 (QLoRA), 8 or 16 (LoRA); found {adapter.base_bits}"
-        yield Problem(message=message, path=f"{path}.adapter.base_bits")
+    yield from check_adapter(stage.adapter, path)
+    yield from check_guard(stage.guard, f"{path}.guard")
 
 
 def _check_sampling(stage: Sampling, path: str) -> Iterator[Problem]:
@@ -178,11 +155,11 @@ def _check_label(stage: LabelStage, path: str) -> Iterator[Problem]:
 
 
 def _check_preference_model(stage: PreferenceModelStage, path: str) -> Iterator[Problem]:
-    yield from check_ranges(stage, path, [("head_learning_rate_ratio", POSITIVE)])
+    yield from check_ranges(stage, path, _PREFERENCE_MODEL)
 
 
 def _check_dpo(stage: DpoStage, path: str) -> Iterator[Problem]:
-    yield from check_ranges(stage, path, [("beta", POSITIVE)])
+    yield from check_ranges(stage, path, [("beta", POSITIVE), ("label_smoothing", SHARE_BELOW_HALF)])
 
 
 def _check_eval(stage: EvalStage, path: str) -> Iterator[Problem]:
@@ -214,40 +191,6 @@ def check_runnable(name: str, stage: Stage) -> Iterator[Problem]:
             )
 
 
-def _check_ppo(stage: PpoStage, path: str) -> Iterator[Problem]:
-    yield from check_ranges(stage, path, _PPO)
-    yield from _check_adapter(stage.adapter, path)
-    batch = stage.rollout_batch
-    if batch < 1 or stage.episodes < 1 or stage.minibatch < 1:
-        return
-    if stage.episodes % batch:
-        below, above = stage.episodes // batch * batch, -(-stage.episodes // batch) * batch
-        nearest = " or ".join(str(number) for number in (below, above) if number)
-        message = f"{stage.episodes} is not a multiple of rollout_batch, {batch}"
-        yield Problem(message=message, path=f"{path}.episodes", hint=f"the nearest that work: {nearest}")
-    elif stage.value_warmup_rollouts >= stage.episodes // batch:
-        message = f"the policy would never learn: there are {stage.episodes // batch} rollouts in all"
-        yield Problem(message=message, path=f"{path}.value_warmup_rollouts")
-    if batch % stage.minibatch:
-        message = f"{stage.minibatch} does not divide rollout_batch, {batch}"
-        nearest = " or ".join(str(number) for number in divisors_near(batch, stage.minibatch))
-        hint = f"the nearest that work: {nearest}"
-        yield Problem(message=message, path=f"{path}.minibatch", hint=hint)
-
-
-def divisors_near(number: int, wanted: int) -> list[int]:
-    """The divisors of a number next to one that is wanted: the nearest below, the nearest above.
-
-    Looks 10,000 to either side; beyond that it names 1 and the number itself, which always divide it.
-
-    >>> divisors_near(64, 48), divisors_near(64, 100)
-    ([32, 64], [64])
-    """
-    below = next((k for k in range(wanted - 1, max(0, wanted - 10_000), -1) if number % k == 0), 1)
-    above = next((k for k in range(wanted + 1, min(number, wanted + 10_000)) if number % k == 0), number)
-    return sorted({below, above})
-
-
 _BY_KIND: Mapping[type[Stage], Callable[..., Iterator[Problem]]] = {
     JudgeStage: _check_judge,
     CritiqueStage: _check_critique,
@@ -255,5 +198,5 @@ _BY_KIND: Mapping[type[Stage], Callable[..., Iterator[Problem]]] = {
     PreferenceModelStage: _check_preference_model,
     DpoStage: _check_dpo,
     EvalStage: _check_eval,
-    PpoStage: _check_ppo,
+    PpoStage: check_ppo,
 }

@@ -1,7 +1,8 @@
 """Fine-tune a judge on human preference pairs, prompted with the constitution as it will be when it labels."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as functional
@@ -18,17 +19,22 @@ from charter.feedback.judge import (
     multiple_choice_text,
     one_answer_text,
 )
-from charter.models.dropout import set_dropout
 from charter.models.language_model import LanguageModel
-from charter.models.runtime import configure
 from charter.spec.dataset import Pair, read_pairs
 from charter.spec.stage import JudgeStage
-from charter.train.models import starting_model
-from charter.train.schedule import total_steps
-from charter.train.supervised import BatchLoss, SupervisedRun, make_optimizer
+from charter.train.language_stage import train_and_publish
+from charter.train.models import starting_model, trained_model
+from charter.train.setup import set_up
+from charter.train.supervised import BatchLoss
 
 
-def judge_loss(judge: LanguageModel, pairs: Sequence[tuple[Pair, Principle]], spec: JudgeStage) -> BatchLoss:
+def judge_loss(
+    judge: LanguageModel,
+    pairs: Sequence[tuple[Pair, Principle]],
+    spec: JudgeStage,
+    *,
+    call: Callable[..., Any] | None = None,
+) -> BatchLoss:
     """Bradley-Terry loss on the judge's log-odds, plus a share of the plain loss on the right choice's token.
 
     All formats ask two questions per pair; the right choice is known for each.
@@ -43,7 +49,7 @@ def judge_loss(judge: LanguageModel, pairs: Sequence[tuple[Pair, Principle]], sp
             answers = (pair.chosen, pair.rejected)
             texts += [one_answer_text(spec.format, pair.prompt, answer, principle) for answer in answers]
         right += [0, 1]
-    odds_B, both_B2 = log_odds(judge, texts, CHOICES[spec.format], max_tokens=spec.seq_len, dtype=spec.dtype)
+    odds_B, both_B2 = log_odds(judge, texts, CHOICES[spec.format], max_tokens=spec.seq_len, dtype=spec.dtype, call=call)
     first, second = odds_B.view(-1, 2).unbind(1)
     margin = first - second
     choice = -both_B2.gather(1, torch.tensor(right, device=both_B2.device)[:, None]).view(-1, 2).mean(1)
@@ -53,26 +59,22 @@ def judge_loss(judge: LanguageModel, pairs: Sequence[tuple[Pair, Principle]], sp
 
 def run(stage: StageDir) -> None:
     """Train to the target step and publish the judge."""
-    job, spec = stage.job, stage.job.spec
+    setup = set_up(stage)
+    job, spec = setup.job, setup.job.spec
     assert isinstance(spec, JudgeStage)
     if job.constitution is None:
         raise DataError("a judge needs `constitution:` in charter.yaml; `charter init` writes an example")
     constitution: Constitution = load_constitution(Path(job.constitution))
-    device = configure(job.frozen)
-    judge = starting_model(job)
-    judge.model.to(device)
-    set_dropout(judge.model, spec.dropout)
+    judge = starting_model(job, attention=setup.layout.attention)
+    trained = trained_model(setup, judge, spec, dropout=spec.dropout)
     pairs = [pair for item in job.inputs["pairs"] for pair in read_pairs(item.location(), item.data)]
 
     def loss_of(rows: Sequence[int], step: int) -> BatchLoss:
         batch = [(pairs[row], constitution.draw(job.seed, job.stage, pairs[row].id, step)) for row in rows]
-        return judge_loss(judge, batch, spec)
+        return judge_loss(judge, batch, spec, call=trained.parallel.call)
 
-    target = total_steps(epochs=spec.epochs, steps=spec.steps, rows=len(pairs), global_batch=spec.global_batch)
-    optimizer = make_optimizer([(list(judge.model.parameters()), spec.learning_rate)], spec)
     judge.tokenizer.model_max_length = spec.seq_len
-    SupervisedRun(stage, judge.model, optimizer, spec, len(pairs), target, loss_of).train()
-    stage.publish_outputs(lambda directory: judge.save(directory / "model"), step=target, target_step=target)
+    train_and_publish(setup, spec, trained, len(pairs), loss_of)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """The coefficient of the KL penalty, fixed or adapted to a target."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 
 @dataclass
@@ -15,6 +17,8 @@ class KlController:
     0.102
     """
 
+    STATE: ClassVar[tuple[str, ...]] = ("coefficient",)
+
     coefficient: float
     target: float | None
     horizon: int
@@ -26,10 +30,10 @@ class KlController:
         error = min(max(kl_nats / self.target - 1, -0.2), 0.2)
         self.coefficient *= 1 + error * answers / self.horizon
 
-    def state_dict(self) -> dict[str, float]:
+    def state_dict(self) -> dict[str, Any]:
         """What a resume needs."""
         return {"coefficient": self.coefficient}
 
-    def load_state_dict(self, state: dict[str, float]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where a checkpoint stopped."""
         self.coefficient = float(state["coefficient"])

@@ -1,11 +1,67 @@
-"""Losses as pure functions of tensors.
+"""Losses as sums of terms, and the sums that every other loss is made of. Pure functions of tensors.
 
-Legend: B sequences, T tokens, V vocabulary.
+Legend: B sequences, T tokens, V vocabulary, R answer tokens.
 """
+
+from dataclasses import dataclass
+from typing import assert_never
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
+
+from charter.spec.stage_parts import LossAggregation
+
+
+@dataclass(frozen=True)
+class Summed:
+    """A sum of terms and how many there are: parts of a batch add up to the whole, in any division.
+
+    >>> part, rest = Summed(torch.tensor(6.0), torch.tensor(1)), Summed(torch.tensor(2.0), torch.tensor(3))
+    >>> part.mean.item(), rest.mean.item(), (part + rest).mean.item()
+    (6.0, 0.6666666865348816, 2.0)
+    """
+
+    total: Tensor
+    count: Tensor
+
+    def __add__(self, other: "Summed") -> "Summed":
+        return Summed(self.total + other.total, self.count + other.count)
+
+    @property
+    def mean(self) -> Tensor:
+        """The total per term; 0 of no terms."""
+        return self.total / self.count.clamp_min(1)
+
+    def detach(self) -> "Summed":
+        """The same numbers without a gradient."""
+        return Summed(self.total.detach(), self.count)
+
+    def named(self, name: str) -> dict[str, float]:
+        """Total and count as plain numbers, `name` and `name_count`, for sums over processes."""
+        return {name: self.total.item(), f"{name}_count": float(self.count)}
+
+
+def aggregate(values_BR: Tensor, mask_BR: Tensor, aggregation: LossAggregation) -> Summed:
+    """Per-token values as one sum: of every token (`token`), or of every answer's mean over its tokens (`sequence`).
+
+    The mean over a batch is sum_b sum_t v / sum_b n_b, or sum_b (sum_t v / n_b) / B: in the first a long answer weighs
+    more, in the second all weigh the same. Answers without a token do not count, nor does what the mask leaves out.
+    Sources: Yu et al. 2025 (DAPO, arXiv:2503.14476), section 3.3, for the first; Shao et al. 2024 (arXiv:2402.03300),
+    eq. 3, for the second.
+
+    >>> values, mask = torch.tensor([[1.0, 3.0], [8.0, 9.0]]), torch.tensor([[True, True], [True, False]])
+    >>> aggregate(values, mask, "token").mean.item(), aggregate(values, mask, "sequence").mean.item()
+    (4.0, 5.0)
+    """
+    kept_BR = torch.where(mask_BR, values_BR, torch.zeros((), device=values_BR.device))
+    length_B = mask_BR.sum(1)
+    match aggregation:
+        case "token":
+            return Summed(kept_BR.sum(), length_B.sum())
+        case "sequence":
+            return Summed((kept_BR.sum(1) / length_B.clamp_min(1)).sum(), (length_B > 0).sum())
+    assert_never(aggregation)
 
 
 def summed_cross_entropy(logits_BTV: Tensor, ids_BT: Tensor, counted_BT: Tensor) -> Tensor:
@@ -28,60 +84,3 @@ def bradley_terry(margin_B: Tensor, probability_B: Tensor) -> Tensor:
     0.6931
     """
     return -(probability_B * functional.logsigmoid(margin_B) + (1 - probability_B) * functional.logsigmoid(-margin_B))
-
-
-def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the masked entries.
-
-    >>> masked_mean(torch.tensor([1.0, 5.0]), torch.tensor([True, False])).item()
-    1.0
-    """
-    weights = mask.float()
-    return (values * weights).sum() / weights.sum().clamp_min(1)
-
-
-def clipped_policy_loss(
-    log_probability: Tensor,
-    old_log_probability: Tensor,
-    advantage: Tensor,
-    mask: Tensor,
-    *,
-    clip_ratio: float,
-) -> tuple[Tensor, Tensor]:
-    """PPO's clipped surrogate, averaged over tokens, and the share of tokens that were clipped.
-
-    -min(r A, clip(r, 1 - e, 1 + e) A) with r = exp(log p - log p_old).
-    Source: Schulman et al. 2017 (arXiv:1707.06347), eq. 7.
-
-    >>> one = torch.ones(1)
-    >>> clipped_policy_loss(torch.log(2 * one), 0 * one, one, one.bool(), clip_ratio=0.2)[0].item()
-    -1.2000000476837158
-    """
-    ratio = torch.exp(log_probability - old_log_probability)
-    clipped = ratio.clamp(1 - clip_ratio, 1 + clip_ratio)
-    loss = masked_mean(-torch.minimum(ratio * advantage, clipped * advantage), mask)
-    share = masked_mean(((ratio - clipped).abs() > 0).float(), mask)
-    return loss, share.detach()
-
-
-def clipped_value_loss(value: Tensor, old_value: Tensor, return_: Tensor, mask: Tensor, *, value_clip: float) -> Tensor:
-    """Half the larger of the squared errors of the value and of the value held within `value_clip` of the old one.
-
-    Source: the reference implementation of Schulman et al. 2017, as documented by Huang et al. 2022
-    ("The 37 implementation details of PPO", detail 9).
-    """
-    near = old_value + (value - old_value).clamp(-value_clip, value_clip)
-    worse = torch.maximum((value - return_) ** 2, (near - return_) ** 2)
-    return 0.5 * masked_mean(worse, mask)
-
-
-def kl_estimate(log_probability: Tensor, reference_log_probability: Tensor) -> Tensor:
-    """The non-negative estimate k3 = exp(-d) - 1 + d of KL(policy | reference) per token, d = log p - log p_ref.
-
-    Unbiased for tokens drawn from the policy (Schulman 2020, "Approximating KL divergence").
-
-    >>> kl_estimate(torch.tensor(0.0), torch.tensor(0.0)).item()
-    0.0
-    """
-    difference = log_probability - reference_log_probability
-    return torch.exp(-difference) - 1 + difference

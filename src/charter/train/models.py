@@ -1,22 +1,83 @@
-"""The model that a stage starts from: fresh from an architecture, or read from a directory."""
+"""The models of a stage: fresh or read from a directory, spread as the layout says, saved whole."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
 
 from charter.artifacts.draws import draw_seed
 from charter.artifacts.job import Job, JobInput
 from charter.errors import DataError
+from charter.models.adapters import add_adapter, merged_weights, save_adapter
+from charter.models.dropout import set_dropout
 from charter.models.language_model import LanguageModel, load_language_model, new_language_model
+from charter.models.parallel import Parallel, parallelize
+from charter.models.token_forward import token_losses
 from charter.models.tokenizer import train_tokenizer
 from charter.spec.dataset import read_texts
+from charter.spec.layout import Adapter
+from charter.train.setup import Setup
+
+ADAPTER = "adapter"
 
 
-def starting_model(job: Job, *, role: str = "init") -> LanguageModel:
+class ModelSettings(Protocol):
+    """The fields of a stage that decide what of a model is trained, and in which precision."""
+
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def adapter(self) -> Adapter | None: ...
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A language model that a stage trains."""
+
+    model: LanguageModel
+    parallel: Parallel
+    adapter: Adapter | None
+
+    def save(self, path: Path, weights: Mapping[str, Tensor]) -> None:
+        """Write the model from whole weights; of an adapter, the merged model and the adapter beside it."""
+        plain = weights if self.adapter is None else merged_weights(weights, self.adapter)
+        self.model.save(path, plain)
+        if self.adapter is not None:
+            save_adapter(path.parent / ADAPTER, weights, self.model.model, self.adapter)
+
+    def any_loss(self, ids_BT: Tensor) -> Tensor:
+        """Some loss of some tokens, for what only needs a backward pass."""
+        return token_losses(self.parallel.call, ids_BT, torch.ones_like(ids_BT, dtype=torch.bool)).loss_sum
+
+
+def trained_model(setup: Setup, model: LanguageModel, spec: ModelSettings, *, dropout: float = 0.0) -> TrainedModel:
+    """A language model made ready to be trained: dropout, adapter, its place on the processes."""
+    set_dropout(model.model, dropout)
+    if spec.adapter is not None:
+        add_adapter(model.model, spec.adapter, seed=setup.seed("adapter"))
+    parallel = parallelize(model.model, setup.layout, setup.ranks, dtype=spec.dtype)
+    return TrainedModel(model, parallel, spec.adapter)
+
+
+def frozen_model(setup: Setup, module: nn.Module, dtype: str) -> Parallel:
+    """A model that only reads: a reference, a reward model."""
+    parallel = parallelize(module.eval(), setup.layout, setup.ranks, dtype=dtype, trained=False)
+    module.requires_grad_(False)
+    return parallel
+
+
+def starting_model(job: Job, *, role: str = "init", attention: str = "sdpa") -> LanguageModel:
     """The language model named by `role`."""
     item = job.only(role)
     if item.model is not None and item.model.architecture is not None:
-        return _fresh_model(job, item)
-    return load_language_model(item.location())
+        return _fresh_model(job, item, attention)
+    return load_language_model(item.location(), attention=attention)
 
 
-def _fresh_model(job: Job, item: JobInput) -> LanguageModel:
+def _fresh_model(job: Job, item: JobInput, attention: str) -> LanguageModel:
     model = item.model
     assert model is not None
     assert model.architecture is not None
@@ -36,4 +97,5 @@ def _fresh_model(job: Job, item: JobInput) -> LanguageModel:
             f"model {item.name!r}: none of {', '.join(model.tokenizer.train_on)} has text for the tokenizer"
         )
     tokenizer = train_tokenizer(texts, vocab_size=model.tokenizer.vocab_size)
-    return new_language_model(model.architecture, tokenizer, seed=draw_seed(job.seed, "weights", item.role))
+    seed = draw_seed(job.seed, "weights", item.role)
+    return new_language_model(model.architecture, tokenizer, seed=seed, attention=attention)

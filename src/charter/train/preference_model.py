@@ -1,33 +1,47 @@
 """Bradley-Terry preference model on hard or soft labels."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from charter.artifacts.draws import draw_seed, keyed_permutation
+from charter.artifacts.draws import keyed_permutation
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
+from charter.errors import DataError
 from charter.inference.score import encode_scored, score_rows
+from charter.models.adapters import add_adapter, merged_weights
+from charter.models.parallel import parallelize
 from charter.models.preference import PreferenceModel, ScalarModel
-from charter.models.runtime import configure, seeded
+from charter.models.runtime import seeded
 from charter.spec.dataset import Pair, read_pairs
 from charter.spec.stage import PreferenceModelStage
-from charter.train.losses import bradley_terry
+from charter.train.losses_pairs import preference_loss
 from charter.train.models import starting_model
+from charter.train.optimizers import make_optimizer
+from charter.train.publish import publish_model
 from charter.train.schedule import total_steps
-from charter.train.supervised import BatchLoss, SupervisedRun, make_optimizer
+from charter.train.setup import Setup, set_up
+from charter.train.supervised import BatchLoss, SupervisedTask
 
 SCORING_BATCH = 64
+ROWS_OF_A_PASS = 8
+"""Where several processes must make the same number of passes, about so many rows go in each."""
 
 
 def shuffled(pairs: Sequence[Pair], *, seed: int) -> list[Pair]:
     """The pairs with their labels permuted among them: same texts, same label values, no signal.
 
-    The two answers are put in alphabetical order first, so that a label says "the first with probability p".
+    The two answers are put in alphabetical order first, so that a label says "the first with probability p, by a
+    margin m"; a margin of the second answer over the first is a negative one.
     """
     labels = [
-        pair.chosen_probability if pair.chosen <= pair.rejected else 1 - pair.chosen_probability for pair in pairs
+        (pair.chosen_probability, pair.margin)
+        if pair.chosen <= pair.rejected
+        else (1 - pair.chosen_probability, -pair.margin)
+        for pair in pairs
     ]
     order = keyed_permutation(len(pairs), seed=seed)
     return [
@@ -35,30 +49,49 @@ def shuffled(pairs: Sequence[Pair], *, seed: int) -> list[Pair]:
             pair,
             chosen=min(pair.chosen, pair.rejected),
             rejected=max(pair.chosen, pair.rejected),
-            chosen_probability=labels[source],
+            chosen_probability=labels[source][0],
+            margin=labels[source][1],
         )
         for pair, source in zip(pairs, order, strict=True)
     ]
 
 
-def pair_loss(model: PreferenceModel, pairs: Sequence[Pair], *, dtype: str) -> BatchLoss:
+def pair_loss(
+    model: PreferenceModel,
+    pairs: Sequence[Pair],
+    spec: PreferenceModelStage,
+    *,
+    call: Callable[..., Tensor] | None = None,
+    groups: int | None = None,
+) -> BatchLoss:
     """Summed Bradley-Terry loss of some pairs, and how many the model ranks as the label does."""
     limit = int(model.settings["seq_len"])
     encoded = [
         encode_scored(model, p.prompt, answer, max_tokens=limit) for p in pairs for answer in (p.chosen, p.rejected)
     ]
-    scores = score_rows(model, [row for row, _ in encoded], [length for _, length in encoded], dtype=dtype)
+    rows, lengths = [row for row, _ in encoded], [length for _, length in encoded]
+    scores = score_rows(model, rows, lengths, dtype=spec.dtype, call=call, groups=groups)
     chosen, rejected = scores.view(-1, 2).unbind(1)
-    margin = chosen - rejected
-    label = torch.tensor([pair.chosen_probability for pair in pairs], device=margin.device)
-    right = ((margin > 0) == (label >= 0.5)).sum()
-    return BatchLoss(
-        bradley_terry(margin, label).sum(), float(len(pairs)), {"accuracy": float(right)}, {"pairs": len(pairs)}
+    label, margin = torch.tensor([(pair.chosen_probability, pair.margin) for pair in pairs], device=chosen.device).T
+    right = ((chosen > rejected) == (label >= 0.5)).sum()
+    loss = preference_loss(
+        chosen,
+        rejected,
+        label,
+        margin_B=margin if spec.use_margin else None,
+        label_smoothing=spec.label_smoothing,
+        center_weight=spec.center_weight,
     )
+    figures = torch.stack([right.float(), (chosen - rejected).sum(), scores.sum()]).tolist()
+    sums = {"accuracy": figures[0], "score_margin": figures[1], "score": figures[2] / 2}
+    counters = {"pairs": len(pairs), "tokens": sum(len(row) for row in rows)}
+    return BatchLoss(loss.sum(), float(len(pairs)), sums, counters)
 
 
 @torch.no_grad()
-def score_statistics(model: PreferenceModel, pairs: Sequence[Pair], *, dtype: str) -> tuple[float, float]:
+def score_statistics(
+    model: PreferenceModel, pairs: Sequence[Pair], *, dtype: str, groups: int | None = None
+) -> tuple[float, float]:
     """Mean and deviation of the raw scores over all answers of the training pairs."""
     model.scalar.eval()
     limit = int(model.settings["seq_len"])
@@ -67,7 +100,7 @@ def score_statistics(model: PreferenceModel, pairs: Sequence[Pair], *, dtype: st
     ]
     scores = torch.cat(
         [
-            score_rows(model, [row for row, _ in part], [length for _, length in part], dtype=dtype)
+            score_rows(model, [row for row, _ in part], [length for _, length in part], dtype=dtype, groups=groups)
             for start in range(0, len(encoded), SCORING_BATCH)
             for part in [encoded[start : start + SCORING_BATCH]]
         ]
@@ -77,32 +110,52 @@ def score_statistics(model: PreferenceModel, pairs: Sequence[Pair], *, dtype: st
 
 def run(stage: StageDir) -> None:
     """Train to the target step, measure the scale of the scores, and publish the model."""
-    job, spec = stage.job, stage.job.spec
+    setup = set_up(stage)
+    job, spec = setup.job, setup.job.spec
     assert isinstance(spec, PreferenceModelStage)
-    device = configure(job.frozen)
-    language_model = starting_model(job)
-    with seeded(draw_seed(job.seed, job.stage, "head")):
-        scalar = ScalarModel(language_model, dropout=spec.dropout).to(device)
+    language_model = starting_model(job, attention=setup.layout.attention)
+    with seeded(setup.seed("head")):
+        scalar = ScalarModel(language_model, dropout=spec.dropout)
+    if spec.adapter is not None:
+        add_adapter(scalar, spec.adapter, seed=setup.seed("adapter"))
     settings: dict[str, str | int | float] = {"pooling": spec.pooling, "context": spec.context, "seq_len": spec.seq_len}
     model = PreferenceModel(scalar, language_model, settings)
-    pairs = [pair for item in job.inputs["data"] for pair in read_pairs(item.location(), item.data)]
-    if spec.shuffle_labels:
-        pairs = shuffled(pairs, seed=draw_seed(job.seed, job.stage, "shuffle"))
+    pairs = stage_pairs(setup, spec)
+    parallel = parallelize(scalar, setup.layout, setup.ranks, dtype=spec.dtype)
 
     def loss_of(rows: Sequence[int], step: int) -> BatchLoss:
-        return pair_loss(model, [pairs[row] for row in rows], dtype=spec.dtype)
+        return pair_loss(
+            model, [pairs[row] for row in rows], spec, call=parallel.call, groups=passes(setup, 2 * len(rows))
+        )
 
     target = total_steps(epochs=spec.epochs, steps=spec.steps, rows=len(pairs), global_batch=spec.global_batch)
     head_rate = spec.learning_rate * spec.head_learning_rate_ratio
-    groups = [
-        (list(scalar.body.parameters()), spec.learning_rate),
-        (list(scalar.head.parameters()), head_rate),
-    ]
+    groups = [(list(scalar.body.parameters()), spec.learning_rate), (list(scalar.head.parameters()), head_rate)]
     optimizer = make_optimizer(groups, spec)
-    SupervisedRun(stage, scalar, optimizer, spec, len(pairs), target, loss_of).train()
-    mean, deviation = score_statistics(model, pairs, dtype=spec.dtype)
+    SupervisedTask(setup, parallel, optimizer, spec, len(pairs), target, loss_of).train()
+    with parallel.gathered():
+        mean, deviation = score_statistics(model, pairs, dtype=spec.dtype, groups=passes(setup, SCORING_BATCH))
     settings |= {"score_mean": mean, "score_deviation": deviation}
-    stage.publish_outputs(lambda directory: model.save(directory / "model"), step=target, target_step=target)
+
+    def save(path: Path, weights: Mapping[str, Tensor]) -> None:
+        model.save(path, weights if spec.adapter is None else merged_weights(weights, spec.adapter))
+
+    publish_model(setup, parallel, save, target_step=target)
+
+
+def stage_pairs(setup: Setup, spec: PreferenceModelStage) -> list[Pair]:
+    """The pairs of the stage's data, shuffled labels and all."""
+    pairs = [pair for item in setup.job.inputs["data"] for pair in read_pairs(item.location(), item.data)]
+    if spec.use_margin and not any(pair.margin for pair in pairs):
+        raise DataError(
+            "use_margin: no row of the stage's data has a `margin` above 0; add the column, or leave it out"
+        )
+    return shuffled(pairs, seed=setup.seed("shuffle")) if spec.shuffle_labels else pairs
+
+
+def passes(setup: Setup, rows: int) -> int | None:
+    """In how many passes rows of like length go through the model: the same everywhere where processes must agree."""
+    return None if setup.ranks.world_size == 1 else max(1, rows // ROWS_OF_A_PASS)
 
 
 if __name__ == "__main__":

@@ -1,74 +1,62 @@
 """Train a language model on plain text; the texts are packed end to end, so no token is padding."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from charter.artifacts.job import Job
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
-from charter.errors import DataError
-from charter.models.dropout import set_dropout
-from charter.models.language_model import LanguageModel
-from charter.models.runtime import configure, precision
-from charter.spec.dataset import read_texts
+from charter.models.runtime import precision
+from charter.models.token_forward import token_losses
 from charter.spec.stage import PretrainStage
-from charter.train.losses import summed_cross_entropy
-from charter.train.models import starting_model
-from charter.train.schedule import total_steps
-from charter.train.supervised import BatchLoss, SupervisedRun, make_optimizer
-
-
-def packed_rows(job: Job, tokenizer: Any, *, seq_len: int) -> Tensor:
-    """All texts of the stage's data as rows of `seq_len` tokens; the last, incomplete row is left out."""
-    stream: list[int] = []
-    for item in job.inputs["data"]:
-        for conversation in read_texts(item.location(), item.data):
-            messages = [{"role": turn.role, "content": turn.content} for turn in conversation.turns]
-            text = tokenizer.apply_chat_template(messages, tokenize=False)
-            stream += tokenizer(text, add_special_tokens=False)["input_ids"]
-            if stream[-1] != tokenizer.eos_token_id:
-                stream.append(tokenizer.eos_token_id)
-    rows = len(stream) // seq_len
-    if rows == 0:
-        raise DataError(f"the data has {len(stream)} tokens, fewer than one row of seq_len {seq_len}; lower seq_len")
-    return torch.tensor(stream[: rows * seq_len]).view(rows, seq_len)
+from charter.train.language_stage import train_and_publish
+from charter.train.models import starting_model, trained_model
+from charter.train.setup import set_up
+from charter.train.supervised import BatchLoss
+from charter.train.token_data import text_stream
 
 
 def language_loss(
-    model: LanguageModel, ids_BT: Tensor, counted_BT: Tensor, mask_BT: Tensor, *, dtype: str
+    call: Callable[..., Any],
+    ids_BT: Tensor,
+    counted_BT: Tensor,
+    *,
+    dtype: str,
+    device: torch.device,
+    tokens: int | None = None,
+    mask: Tensor | None = None,
+    position_BT: Tensor | None = None,
 ) -> BatchLoss:
-    """Summed cross-entropy of the counted tokens of one micro-batch."""
-    device = next(model.model.parameters()).device
-    ids_BT, counted_BT, mask_BT = ids_BT.to(device), counted_BT.to(device), mask_BT.to(device)
+    """Summed cross-entropy of the counted tokens of one micro-batch, with the mean entropy and the share guessed right.
+
+    `tokens` are those that are not padding. Padding at the right needs no mask: nothing before it looks there.
+    """
+    ids_BT, counted_BT = ids_BT.to(device), counted_BT.to(device)
     with precision(dtype, device):
-        logits_BTV = model.model(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False).logits
-    loss = summed_cross_entropy(logits_BTV, ids_BT, counted_BT)
-    return BatchLoss(loss, float(counted_BT[:, 1:].sum()), {}, {"tokens": int(mask_BT.sum())})
+        found = token_losses(call, ids_BT, counted_BT, mask_BT=mask, position_BT=position_BT)
+    entropy, right = torch.stack([found.entropy_N.sum(), found.is_likeliest_N.float().sum()]).tolist()
+    read = ids_BT.numel() if tokens is None else tokens
+    sums = {"entropy": entropy, "token_accuracy": right}
+    return BatchLoss(found.loss_sum, float(len(found.entropy_N)), sums, {"tokens": read})
 
 
 def run(stage: StageDir) -> None:
     """Train to the target step and publish the model."""
-    job, spec = stage.job, stage.job.spec
+    setup = set_up(stage)
+    spec = setup.job.spec
     assert isinstance(spec, PretrainStage)
-    device = configure(job.frozen)
-    model = starting_model(job)
-    model.model.to(device)
-    set_dropout(model.model, spec.dropout)
-    rows_NT = packed_rows(job, model.tokenizer, seq_len=spec.seq_len)
-    everything_T = torch.ones(spec.seq_len, dtype=torch.bool)
+    model = starting_model(setup.job, attention=setup.layout.attention)
+    rows_NT = text_stream(stage, model.tokenizer, seq_len=spec.seq_len, ranks=setup.ranks)
+    trained = trained_model(setup, model, spec, dropout=spec.dropout)
 
     def loss_of(rows: Sequence[int], step: int) -> BatchLoss:
-        ids_BT = rows_NT[list(rows)]
-        counted_BT = everything_T.expand_as(ids_BT)
-        return language_loss(model, ids_BT, counted_BT, counted_BT.long(), dtype=spec.dtype)
+        ids_BT = rows_NT[rows]
+        everything_BT = torch.ones_like(ids_BT, dtype=torch.bool)
+        return language_loss(trained.parallel.call, ids_BT, everything_BT, dtype=spec.dtype, device=setup.device)
 
-    target = total_steps(epochs=spec.epochs, steps=spec.steps, rows=len(rows_NT), global_batch=spec.global_batch)
-    optimizer = make_optimizer([(list(model.model.parameters()), spec.learning_rate)], spec)
-    SupervisedRun(stage, model.model, optimizer, spec, len(rows_NT), target, loss_of).train()
-    stage.publish_outputs(lambda directory: model.save(directory / "model"), step=target, target_step=target)
+    train_and_publish(setup, spec, trained, len(rows_NT), loss_of)
 
 
 if __name__ == "__main__":

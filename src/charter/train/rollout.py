@@ -1,33 +1,40 @@
-"""One PPO rollout: sample answers, score them, and put everything that the update needs side by side.
+"""What PPO computes of sampled answers: log-probabilities and values of their tokens.
 
-Legend: B answers, Q prompt tokens (padded left), R answer tokens, V vocabulary.
+Legend: B answers, T tokens of prompt and answer (padded at the right), R answer tokens, S = R + 1 states around
+them, N real answer tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from charter.inference.generate import Answers
-from charter.inference.score import token_log_probabilities
-from charter.models.language_model import LanguageModel
-from charter.models.preference import ScalarModel
 from charter.models.runtime import precision
+from charter.models.token_loss import TokenFigures
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """Prompts and answers as one padded tensor of fixed shape, with what is known of each answer token."""
+    """Prompts, each followed by its answer, and what is known of each answer token.
+
+    Padding is at the right, where causal attention never looks, so no mask is needed.
+    """
 
     ids_BT: Tensor
     mask_BT: Tensor
-    position_BT: Tensor
+    prompt_tokens_B: Tensor
     answer_mask_BR: Tensor
 
     def rows(self, index: Tensor) -> "Sequences":
-        """Some of the sequences."""
-        return Sequences(self.ids_BT[index], self.mask_BT[index], self.position_BT[index], self.answer_mask_BR[index])
+        """Some of the sequences, without the columns that are padding in all of them."""
+        mask_BT = self.mask_BT[index]
+        width = int(mask_BT.sum(1).max())
+        return Sequences(
+            self.ids_BT[index, :width], mask_BT[:, :width], self.prompt_tokens_B[index], self.answer_mask_BR[index]
+        )
 
     @property
     def answer_tokens(self) -> int:
@@ -36,93 +43,60 @@ class Sequences:
 
 
 def as_sequences(answers: Answers, *, answer_width: int, padding: int) -> Sequences:
-    """Prompts and answers side by side; answers padded at the right to `answer_width`, so that shapes never change."""
+    """Prompts and answers side by side, each row from its first column on; answers masked to `answer_width` tokens."""
     missing = answer_width - answers.answer_BR.shape[1]
-    answer_BR = torch.nn.functional.pad(answers.answer_BR, (0, missing), value=padding)
     answer_mask_BR = torch.nn.functional.pad(answers.answer_mask_BR, (0, missing), value=False)
-    mask_BT = torch.cat([answers.prompt_mask_BQ, answer_mask_BR.long()], 1)
+    real_BT = torch.cat([answers.prompt_mask_BQ.bool(), answers.answer_mask_BR], 1)
+    length_B = real_BT.sum(1)
+    first_B = (real_BT.shape[1] - answers.answer_mask_BR.shape[1]) - answers.prompt_mask_BQ.sum(1)
+    places_T = torch.arange(int(length_B.max()), device=real_BT.device)
+    column_BT = (first_B[:, None] + places_T).clamp_max(real_BT.shape[1] - 1)
+    mask_BT = places_T < length_B[:, None]
+    ids_BT = torch.cat([answers.prompt_BQ, answers.answer_BR], 1).gather(1, column_BT)
     return Sequences(
-        torch.cat([answers.prompt_BQ, answer_BR], 1),
-        mask_BT,
-        (mask_BT.cumsum(1) - 1).clamp_min(0),
-        answer_mask_BR,
+        torch.where(mask_BT, ids_BT, padding), mask_BT.long(), answers.prompt_mask_BQ.sum(1), answer_mask_BR
     )
 
 
 def answer_log_probabilities(
-    model: LanguageModel, sequences: Sequences, *, temperature: float, dtype: str, entropy_gradient: bool = False
-) -> tuple[Tensor, Tensor]:
-    """log p of each answer token at the sampling temperature, and the entropy there, both [B, R].
-
-    Differentiable; the entropy only when asked, since it keeps a second copy of the logits.
-    """
-    width = sequences.answer_tokens
-    with precision(dtype, sequences.ids_BT.device):
-        logits_BTV = model.model(
-            input_ids=sequences.ids_BT,
-            attention_mask=sequences.mask_BT,
-            position_ids=sequences.position_BT,
-            use_cache=False,
-            logits_to_keep=width + 1,
-        ).logits
-    logits_BTV = logits_BTV.float() / (temperature or 1.0)
-    log_probability_BR = token_log_probabilities(logits_BTV, sequences.ids_BT[:, -width - 1 :])
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        all_BRV = torch.log_softmax(logits_BTV[:, :-1], -1)
-        entropy_BR = -(all_BRV.exp() * all_BRV).sum(-1)
-    return log_probability_BR, entropy_BR
-
-
-def answer_values(value_model: ScalarModel, sequences: Sequences, *, dtype: str) -> Tensor:
-    """The value of the state before each answer token, [B, R], differentiable."""
-    with precision(dtype, sequences.ids_BT.device):
-        values_BT: Tensor = value_model(sequences.ids_BT, sequences.mask_BT, sequences.position_BT)
-    return values_BT[:, -sequences.answer_tokens - 1 : -1]
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """A finished rollout: what was sampled under which policy, and what it earned."""
-
-    sequences: Sequences
-    log_probability_BR: Tensor
-    reference_BR: Tensor
-    value_BR: Tensor
-    score_B: Tensor
-
-    @property
-    def mask_BR(self) -> Tensor:
-        """Which answer tokens are real."""
-        return self.sequences.answer_mask_BR
-
-    def kl_nats(self) -> float:
-        """Mean over answers of the summed log-ratio to the reference: the k1 estimate of KL(policy | reference)."""
-        difference_BR = (self.log_probability_BR - self.reference_BR) * self.mask_BR
-        return difference_BR.sum(1).mean().item()
-
-
-@torch.no_grad()
-def evaluate_sequences(
-    policy: LanguageModel,
-    reference: LanguageModel,
-    value_model: ScalarModel,
+    call: Callable[..., Any],
     sequences: Sequences,
-    minibatches: Sequence[Tensor],
     *,
     temperature: float,
     dtype: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Old log-probabilities, the reference's, and old values, computed minibatch by minibatch.
+    entropy_gradient: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """log p of each answer token at the sampling temperature, and the entropy there, both [B, R] and 0 at padding.
 
-    The minibatches are those of the first PPO epoch: logits depend on the rows of a batch, and the same batch
-    gives the same bits, so that the first minibatch's ratio is exactly 1.
+    `call` runs the model or what wraps it. Differentiable; the entropy only when asked.
     """
-    shape = sequences.answer_mask_BR.shape
-    log_probability, reference_, value = (torch.zeros(shape, device=sequences.ids_BT.device) for _ in range(3))
-    for index in minibatches:
-        part = sequences.rows(index)
-        log_probability[index] = answer_log_probabilities(policy, part, temperature=temperature, dtype=dtype)[0]
-        reference_[index] = answer_log_probabilities(reference, part, temperature=temperature, dtype=dtype)[0]
-        value[index] = answer_values(value_model, part, dtype=dtype)
-    mask = sequences.answer_mask_BR
-    return log_probability * mask, reference_ * mask, value * mask
+    mask_BR, read_BT = sequences.answer_mask_BR, sequences.ids_BT[:, :-1]
+    row_N, token_N = mask_BR.nonzero().unbind(1)
+    column_N = sequences.prompt_tokens_B[row_N] + token_N
+    with precision(dtype, read_BT.device):
+        found: TokenFigures = call(
+            input_ids=read_BT,
+            at_N=row_N * read_BT.shape[1] + column_N - 1,
+            target_N=sequences.ids_BT[row_N, column_N],
+            temperature=temperature or 1.0,
+        )
+    entropy_N = found.entropy_N if entropy_gradient else found.entropy_N.detach()
+    place_N = row_N * mask_BR.shape[1] + token_N
+    return _spread(found.log_probability_N, place_N, mask_BR), _spread(entropy_N, place_N, mask_BR)
+
+
+def _spread(value_N: Tensor, place_N: Tensor, mask_BR: Tensor) -> Tensor:
+    """Values of real answer tokens at their places, 0 elsewhere."""
+    return value_N.new_zeros(mask_BR.numel()).index_copy(0, place_N, value_N).view(mask_BR.shape)
+
+
+def answer_values(call: Callable[..., Tensor], sequences: Sequences, *, dtype: str) -> Tensor:
+    """The value of the state before each answer token, and after the last one, [B, S], differentiable.
+
+    `call` runs the value model or what wraps it. Where an answer is padding the value has no meaning.
+    """
+    with precision(dtype, sequences.ids_BT.device):
+        values_BT = call(sequences.ids_BT)
+    states_S = torch.arange(sequences.answer_tokens + 1, device=values_BT.device)
+    column_BS = (sequences.prompt_tokens_B[:, None] - 1 + states_S).clamp_max(values_BT.shape[1] - 1)
+    return values_BT.gather(1, column_BS)

@@ -1,10 +1,9 @@
 """Learning rate, number of steps and data order as pure functions of the step."""
 
-import functools
 import math
 from typing import Protocol
 
-from charter.artifacts.draws import draw_seed, keyed_permutation
+from charter.artifacts.draws import draw_seed, permuted
 
 
 class ScheduleSettings(Protocol):
@@ -49,11 +48,6 @@ def total_steps(*, epochs: float | None, steps: int | None, rows: int, global_ba
     return max(1, math.ceil((epochs or 1) * rows / global_batch))
 
 
-@functools.lru_cache(maxsize=4)
-def _epoch_order(rows: int, seed: int, epoch: int) -> tuple[int, ...]:
-    return tuple(keyed_permutation(rows, seed=draw_seed(seed, "epoch", epoch)))
-
-
 def batch_rows(step: int, *, rows: int, batch: int, seed: int) -> list[int]:
     """The rows of one batch: a function of (seed, epoch, step) alone, so that resume needs no loader state.
 
@@ -62,7 +56,12 @@ def batch_rows(step: int, *, rows: int, batch: int, seed: int) -> list[int]:
     >>> sorted(batch_rows(0, rows=4, batch=2, seed=1) + batch_rows(1, rows=4, batch=2, seed=1))
     [0, 1, 2, 3]
     """
-    return [
-        _epoch_order(rows, seed, position // rows)[position % rows]
-        for position in range(step * batch, (step + 1) * batch)
-    ]
+    found: list[int] = []
+    position, end = step * batch, (step + 1) * batch
+    while position < end:
+        epoch, first = divmod(position, rows)
+        last = min(rows, first + end - position)
+        order = draw_seed(seed, "epoch", epoch)
+        found += [permuted(place, rows, seed=order) for place in range(first, last)]
+        position += last - first
+    return found

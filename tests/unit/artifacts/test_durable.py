@@ -27,7 +27,9 @@ def test_a_published_directory_has_the_sha256_of_every_file_in_its_manifest(tmp_
         (out / "sub" / "w.bin").write_bytes(b"weights")
 
     facts = durable.publish_dir(
-        tmp_path / "x" / "step", write, manifest=lambda files: {"files": {n: f.sha256 for n, f in files.items()}}
+        tmp_path / "x" / "step",
+        write,
+        manifest=lambda files: json.dumps({"files": {n: f.sha256 for n, f in files.items()}}),
     )
     assert facts["sub/w.bin"].sha256 == hashlib.sha256(b"weights").hexdigest()
     assert facts["sub/w.bin"].bytes == 7

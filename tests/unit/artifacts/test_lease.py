@@ -2,13 +2,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict
 
 import pytest
 
 from charter.artifacts import durable, lease
+from charter.artifacts.group import member_path, sweep_start
 from charter.artifacts.lease import Holder, Lease, host_id, read_holder, start_ticks, stop_orphan, this_process
+from charter.artifacts.membership import Membership
 from charter.errors import UsageError
 
 HOLD = """
@@ -97,3 +100,38 @@ def test_a_live_holder_on_another_host_is_respected_until_it_is_silent(tmp_path,
     with take(tmp_path):
         assert read_holder(tmp_path / "lease.json").host == host_id()
     assert lease.STALE_AFTER_SECONDS > 2
+
+
+def test_an_orphan_is_ended_with_all_its_processes(tmp_path, holder):
+    others = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) for _ in range(3)]
+    for rank, process in enumerate(others[:2], start=1):
+        told = Holder(pid=process.pid, start_ticks=start_ticks(process.pid), host=host_id(), since=0.0)
+        durable.write_json(member_path(tmp_path, rank), asdict(told))
+    reused = Holder(pid=others[2].pid, start_ticks=1, host=host_id(), since=0.0)
+    durable.write_json(member_path(tmp_path, 3), asdict(reused))
+    assert stop_orphan(tmp_path).pid == holder.pid
+    assert [process.wait() for process in (holder, *others[:2])] == [-signal.SIGKILL] * 3
+    assert others[2].poll() is None, "another process that got the number of one of them"
+    others[2].kill()
+    others[2].wait()
+    (tmp_path / "heartbeat-1").touch()
+    sweep_start(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"lease.json", "run.lock"}
+
+
+def test_a_process_beside_rank_0_ends_itself_when_rank_0_is_gone_but_not_when_it_has_left(
+    tmp_path, holder, monkeypatch
+):
+    monkeypatch.setattr("charter.artifacts.membership.LOOK_EVERY_SECONDS", 0.01)
+    died = threading.Event()
+    with Membership(tmp_path, 1, die=died.set) as member:
+        assert read_holder(member_path(tmp_path, 1)).pid == os.getpid()
+        assert not member.first_is_gone()
+        holder.kill()
+        holder.wait()
+        assert member.first_is_gone()
+        assert died.wait(10)
+    (tmp_path / "lease.json").unlink()
+    with Membership(tmp_path, 1, die=died.set) as member:
+        assert not member.first_is_gone()
+    assert not member_path(tmp_path, 1).exists()

@@ -1,8 +1,16 @@
 from charter.launch.commands import STAGE_MODULES, stage_command
 from charter.launch.local import stage_environment
-from charter.launch.machine import cpu_capability, frozen_values, installed_version, stage_device, stage_threads
+from charter.launch.machine import (
+    cpu_capability,
+    frozen_values,
+    gpus_here,
+    installed_version,
+    stage_device,
+    stage_processes,
+    stage_threads,
+)
 from charter.spec.project import Project, Resources
-from charter.spec.stage import PreferenceModelStage, SftStage, StageResources
+from charter.spec.stage import EvalStage, PreferenceModelStage, SftStage, StageResources
 
 STAGE = SftStage(init="b", data=("d",))
 
@@ -50,6 +58,44 @@ def test_a_micro_batch_that_the_file_asks_for_reaches_the_stage():
     assert frozen_values(project(), small)["micro_batch"] == 4
     pairs = PreferenceModelStage(init="b", data=("d",), resources=StageResources(micro_batch=4))
     assert frozen_values(project(), pairs)["micro_batch"] == 2, "two sequences per row"
+
+
+def test_processes_are_asked_for_with_the_accelerators_and_share_the_cores(monkeypatch):
+    monkeypatch.setattr("charter.launch.machine.usable_cores", lambda: 8)
+    monkeypatch.setattr("charter.launch.machine.gpus_here", lambda: 0)
+    four = project(accelerators=("cpu:4",))
+    assert (stage_processes(four, STAGE), stage_threads(four, STAGE), stage_device(four, STAGE)) == (4, 2, "cpu")
+    assert frozen_values(four, STAGE)["world_size"] == 4
+    assert stage_threads(project(accelerators=("cpu:16",)), STAGE) == 1
+    own = SftStage(init="b", data=("d",), resources=StageResources(accelerators="cpu:2", cpus=6))
+    assert (stage_processes(four, own), stage_threads(four, own)) == (2, 3)
+    assert stage_processes(four, EvalStage(policy="b", against="c")) == 1
+    assert stage_processes(project(accelerators=("H100:8",)), STAGE) == 1, "no GPU here: one process on the processors"
+
+
+def test_on_gpus_there_is_a_process_for_each_that_is_asked_for(monkeypatch):
+    monkeypatch.setattr("charter.launch.machine.gpus_here", lambda: 8)
+    assert stage_processes(project(accelerators=("H100:8",)), STAGE) == 8
+    assert (stage_processes(project(), STAGE), stage_device(project(), STAGE)) == (1, "cuda")
+    assert stage_device(project(accelerators=("cpu:2",)), STAGE) == "cpu"
+
+
+def test_gpus_are_counted_as_far_as_they_are_visible(tmp_path, monkeypatch):
+    for name in ("nvidia0", "nvidia1", "nvidia12", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    for visible, count in ((None, 3), ("0,1", 2), ("", 0), ("-1", 0), ("0,1,2,3", 3)):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert gpus_here(tmp_path) == count
+
+
+def test_a_layout_of_the_file_is_frozen_where_it_is_not_the_default():
+    resources = StageResources(zero=3, tensor=1, recompute="full", offload="none", attention="eager", compile=True)
+    frozen = frozen_values(project(accelerators=("cpu:2",)), SftStage(init="b", data=("d",), resources=resources))
+    layout = {"world_size": 2, "zero": 3, "recompute": "full", "attention": "eager", "compile": 1}
+    assert {**frozen, **layout} == frozen
+    assert not {"tensor", "offload", "replicas", "micro_batch"} & set(frozen)
 
 
 def test_stages_do_not_spin_while_idle_and_have_explicit_threads():

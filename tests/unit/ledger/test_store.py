@@ -235,3 +235,37 @@ def test_a_ledger_held_by_another_program_is_said_after_waiting(path, monkeypatc
             ledger.begin(**STAGE, at=1.0)
         holder.close()
         assert ledger.begin(**STAGE, at=1.0) == 1
+
+
+def test_a_ledger_of_the_first_schema_is_taken_over_with_its_attempts_and_charges(path):
+    with Ledger.open(path) as ledger:
+        attempt_id = ledger.begin(**STAGE, at=100.0, price_micro_usd_per_hour=3_600_000)
+        ledger.end(attempt_id, at=110.0, outcome="killed", step=4)
+        before = ledger.attempts()
+    with sqlite3.connect(path) as connection:
+        (old,) = connection.execute("select sql from sqlite_master where name = 'attempts'").fetchone()
+        connection.executescript(
+            f"""
+            PRAGMA foreign_keys=OFF;
+            CREATE TABLE kept AS SELECT * FROM attempts;
+            DROP TABLE attempts;
+            {old.replace(", 'hung'", "")};
+            INSERT INTO attempts SELECT * FROM kept;
+            DROP TABLE kept;
+            PRAGMA user_version=1;
+            """
+        )
+        with pytest.raises(sqlite3.IntegrityError):
+            connection.execute("update attempts set outcome = 'hung'")
+    connection.close()
+    with Ledger.open(path) as ledger:
+        assert ledger.attempts() == before
+        second = ledger.begin(**STAGE, at=200.0, price_micro_usd_per_hour=3_600_000)
+        ledger.end(second, at=220.0, outcome="hung", step=4)
+        assert [attempt.outcome for attempt in ledger.attempts()] == ["killed", "hung"]
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("select EffectiveCost from charges order by x_AttemptId").fetchall() == [
+            (10_000,),
+            (20_000,),
+        ]
+    connection.close()

@@ -6,8 +6,9 @@ from charter.errors import DataError, MissingExtraError, SpecError
 from charter.launch.commands import STAGE_MODULES
 from charter.pipeline.graph import build_pipeline
 from charter.pipeline.preflight import check_before_start, check_packages
+from charter.spec.layout import Adapter
 from charter.spec.project import DataSpec, ModelSpec, Project
-from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, SftStage
+from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, PrepareStage, SftStage, StageResources
 from charter.spec.stage_kinds import STAGE_KINDS
 
 ROW = '{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}\n'
@@ -42,9 +43,17 @@ def test_every_kind_that_runs_has_its_module():
 
 
 def test_kinds_that_only_plan_are_refused_with_what_still_works(project, tmp_path):
-    other = replace(project, pipeline={"d": DpoStage(init="base", data=("chat",), steps=1)})
-    with pytest.raises(SpecError, match=r"pipeline.d: stages of kind dpo cannot be run(.|\n)*charter plan"):
+    other = replace(project, pipeline={"d": PrepareStage(data=("chat",))})
+    with pytest.raises(SpecError, match=r"pipeline.d: stages of kind prepare cannot be run(.|\n)*charter plan"):
         check(other, tmp_path)
+
+
+@pytest.mark.parametrize("kind", [DpoStage, PreferenceModelStage], ids=lambda kind: kind.__name__)
+def test_stages_that_compare_answers_need_pairs(project, tmp_path, kind):
+    with pytest.raises(DataError, match=r"chat.jsonl:1.* is not a preference pair"):
+        check(replace(project, pipeline={"s": kind(init="base", data=("chat",), steps=1)}), tmp_path)
+    (tmp_path / "pairs.jsonl").write_text('{"prompt": "Q", "chosen": "a", "rejected": "b"}\n')
+    check(replace(project, pipeline={"s": kind(init="base", data=("pairs",), steps=1)}), tmp_path)
 
 
 def test_other_engines_are_planned_for_and_not_run(project, tmp_path):
@@ -83,3 +92,21 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it():
     with pytest.raises(MissingExtraError, match=r'no_such_package: pip install "charter-plan\[run\]"') as caught:
         check_packages(["json", "no_such_package"])
     assert caught.value.exit_code == 7
+
+
+def test_an_adapter_is_trained_where_the_library_for_it_is_installed(project, tmp_path, monkeypatch):
+    lora = replace(project.pipeline["sft"], adapter=Adapter(rank=4))
+    other = replace(project, pipeline={"sft": lora})
+    monkeypatch.setattr("charter.pipeline.preflight.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"training the adapter of sft needs peft: pip install peft"):
+        check(other, tmp_path)
+    monkeypatch.setattr("charter.pipeline.preflight.find_spec", lambda name: name)
+    check(other, tmp_path)
+
+
+def test_a_layout_that_cannot_run_is_refused_with_everything_else(project, tmp_path):
+    odd = replace(project.pipeline["sft"], resources=StageResources(accelerators="cpu:3", pipeline=2))
+    with pytest.raises(SpecError) as caught:
+        check(replace(project, pipeline={"sft": odd}), tmp_path)
+    assert "pipeline.sft.resources.pipeline" in str(caught.value)
+    assert "global_batch: 63 or 66" in str(caught.value)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from charter.spec.architecture import Architecture, MixtureOfExperts, StateSpace
 from charter.spec.checks import check_accelerators, check_data, check_model, check_project, parse_part
 from charter.spec.layout import Adapter
+from charter.spec.ppo_checks import divisors_near
 from charter.spec.project import Budget, DataSpec, ModelSpec, Place, Project, Resources, Serving, Storage, TokenizerSpec
 from charter.spec.stage import (
     CritiqueStage,
@@ -21,7 +22,8 @@ from charter.spec.stage import (
     SftStage,
     StageResources,
 )
-from charter.spec.stage_checks import check_runnable, check_stage, divisors_near
+from charter.spec.stage_checks import check_runnable, check_stage
+from charter.spec.stage_parts import Guard
 
 SFT = SftStage(init="base", data=("chats",), epochs=1)
 JUDGE = JudgeStage(init="base", pairs=("pairs",))
@@ -87,6 +89,20 @@ OUT_OF_RANGE = [
     (PPO, "kl_target", 0.0),
     (PPO, "kl_horizon", 0),
     (PPO, "reward_clip", 0.0),
+    (SFT, "checkpoint_interval", 0.0),
+    (SFT, "hang_timeout", 0.0),
+    (PPO, "hang_timeout", -1.0),
+    (PM, "label_smoothing", 0.5),
+    (PM, "label_smoothing", -0.1),
+    (PM, "center_weight", -0.1),
+    (DPO, "label_smoothing", 0.5),
+    (PPO, "samples_per_prompt", 0),
+    (PPO, "missing_end_penalty", -1.0),
+    (PPO, "stop_update_kl", 0.0),
+    (PPO, "mismatch_clip", 0.9),
+    (PPO, "ptx_weight", -1.0),
+    (PPO, "ptx_batch", 0),
+    (PPO, "seq_len", 0),
 ]
 
 
@@ -98,12 +114,85 @@ def test_a_value_out_of_range_is_refused_with_the_range(stage, field, value):
     assert f"found {value}" in found[f"pipeline.s.{field}"]
 
 
-ON_THE_EDGE = [(SFT, "dropout", 0.0), (SFT, "beta1", 0.0), (CRITIQUE, "top_p", 1.0), (CRITIQUE, "temperature", 0.0)]
+ON_THE_EDGE = [
+    (SFT, "dropout", 0.0),
+    (PM, "label_smoothing", 0.49),
+    (PM, "center_weight", 0.0),
+    (DPO, "label_smoothing", 0.0),
+    (PPO, "mismatch_clip", 1.0),
+    (PPO, "missing_end_penalty", 0.0),
+    (SFT, "beta1", 0.0),
+    (CRITIQUE, "top_p", 1.0),
+    (CRITIQUE, "temperature", 0.0),
+]
 
 
 @pytest.mark.parametrize(("stage", "field", "value"), [*ON_THE_EDGE, (PPO, "gae_lambda", 0.0), (PPO, "discount", 1.0)])
 def test_the_closed_end_of_a_range_is_accepted(stage, field, value):
     assert told(check_stage("s", replace(stage, **{field: value}))) == {}
+
+
+GUARDS = [("spike_ratio", 1.0), ("spike_ratio", 0.5), ("roll_back_steps", 0), ("skip_steps", -1), ("most", 0)]
+
+
+@pytest.mark.parametrize(("field", "value"), GUARDS)
+@pytest.mark.parametrize("stage", [SFT, PPO], ids=lambda stage: stage.kind)
+def test_guards_are_checked(stage, field, value):
+    found = told(check_stage("s", replace(stage, guard=Guard(**{field: value}))))
+    assert list(found) == [f"pipeline.s.guard.{field}"]
+    assert told(check_stage("s", replace(stage, guard=Guard(spike_ratio=1.5, most=1)))) == {}
+
+
+def test_going_back_leaves_out_the_data_of_the_divergence():
+    guard = Guard(on_divergence="roll_back", roll_back_steps=50, skip_steps=50)
+    found = told(check_stage("s", replace(SFT, guard=guard)))
+    assert list(found) == ["pipeline.s.guard.skip_steps"]
+    assert "met again | give more than 50" in found["pipeline.s.guard.skip_steps"]
+    for works in (replace(guard, skip_steps=51), replace(guard, on_divergence="skip")):
+        assert told(check_stage("s", replace(SFT, guard=works))) == {}
+
+
+@pytest.mark.parametrize("estimator", ["rloo", "grpo"])
+def test_estimators_that_compare_answers_need_several_to_a_prompt(estimator):
+    stage = replace(PPO, estimator=estimator)
+    found = told(check_stage("s", stage))
+    assert list(found) == ["pipeline.s.samples_per_prompt"]
+    assert (
+        f"{estimator} compares the answers to one prompt and needs 2 or more" in found["pipeline.s.samples_per_prompt"]
+    )
+    assert told(check_stage("s", replace(stage, samples_per_prompt=2))) == {}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("value_warmup_rollouts", 1), ("bootstrap_truncated", True), ("discount", 0.9)]
+)
+def test_estimators_without_a_value_model_refuse_what_only_it_could_do(field, value):
+    given = replace(PPO, **{field: value})
+    assert told(check_stage("s", given)) == {}
+    for estimator in ("rloo", "grpo"):
+        found = told(check_stage("s", replace(given, estimator=estimator, samples_per_prompt=4)))
+        assert list(found) == [f"pipeline.s.{field}"]
+        assert f"remove {field}, or take the estimator gae" in found[f"pipeline.s.{field}"]
+
+
+def test_answers_to_a_prompt_divide_the_rollout_and_the_nearest_are_named():
+    found = told(check_stage("s", replace(PPO, samples_per_prompt=12, rollout_batch=64)))
+    assert found == {
+        "pipeline.s.samples_per_prompt": "12 does not divide rollout_batch, 64 | the nearest that work: 8 or 16"
+    }
+    assert told(check_stage("s", replace(PPO, samples_per_prompt=16, rollout_batch=64))) == {}
+
+
+def test_a_pretraining_mix_has_a_weight_and_data_or_neither():
+    assert "name conversations" in told(check_stage("s", replace(PPO, ptx_weight=1.0)))["pipeline.s.ptx_data"]
+    assert "would not be learnt" in told(check_stage("s", replace(PPO, ptx_data=("chats",))))["pipeline.s.ptx_weight"]
+    assert told(check_stage("s", replace(PPO, ptx_weight=1.0, ptx_data=("chats",)))) == {}
+
+
+def test_a_kl_target_needs_a_coefficient_that_can_move():
+    stage = replace(PPO, kl_target=6.0, kl_coefficient=0.0)
+    assert list(told(check_stage("s", stage))) == ["pipeline.s.kl_target"]
+    assert told(check_stage("s", replace(stage, kl_coefficient=0.01))) == {}
 
 
 def test_epochs_and_steps_exclude_each_other():
@@ -285,6 +374,7 @@ def test_data_is_checked(field, value):
 PROJECTS = {
     "seed": replace(PROJECT, seed=-1),
     "deadline": replace(PROJECT, deadline=0.0),
+    "storage.keep_every": replace(PROJECT, storage=Storage(keep_every=0)),
     "storage.keep_last": replace(PROJECT, storage=Storage(keep_last=0)),
     "resources.cpus": replace(PROJECT, resources=Resources(cpus=0)),
     "resources.max_parallel_stages": replace(PROJECT, resources=Resources(max_parallel_stages=0)),

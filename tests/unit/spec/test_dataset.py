@@ -251,6 +251,18 @@ def test_a_bad_pair_says_what_is_wrong(write, row, words):
     assert words in str(caught.value)
 
 
+def test_a_margin_is_kept_and_is_zero_where_none_is_given(write):
+    assert read_pairs(write({**PAIR, "margin": 1.5}))[0].margin == 1.5
+    assert read_pairs(write({**PAIR, "margin": 0}))[0].margin == 0.0
+    assert read_pairs(write(PAIR))[0].margin == 0.0
+
+
+@pytest.mark.parametrize("margin", ["-0.5", "1e7", "1e999", "1" + "0" * 400, "true", "null", '"1"', "NaN"])
+def test_what_is_no_margin_is_refused(write, margin):
+    with pytest.raises(DataError, match=r"number"):
+        read_pairs(write(f'{{"prompt": "Q", "chosen": "a", "rejected": "b", "margin": {margin}}}'))
+
+
 def test_a_number_beyond_floating_point_is_no_probability(write):
     with pytest.raises(DataError, match="from 0 to 1"):
         read_pairs(write('{"prompt": "Q", "chosen": "a", "rejected": "b", "chosen_probability": 1e999}'))
@@ -341,7 +353,7 @@ json_values = st.recursive(
     ),
     max_leaves=6,
 )
-FIELDS = ["id", "prompt", "chosen", "rejected", "messages", "text", "completion", "chosen_probability"]
+FIELDS = ["id", "prompt", "chosen", "rejected", "messages", "text", "completion", "chosen_probability", "margin"]
 
 
 @settings(deadline=None)

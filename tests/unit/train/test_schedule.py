@@ -37,6 +37,20 @@ def test_epochs_are_rounded_up_to_whole_steps():
     assert total_steps(epochs=1, steps=None, rows=1, global_batch=64) == 1
 
 
+@pytest.mark.parametrize(("rows", "batch"), [(300, 64), (1001, 500), (257, 1000)])
+def test_batches_of_many_rows_run_on_over_the_end_of_an_epoch(rows, batch):
+    stream = [row for step in range(-(-3 * rows // batch)) for row in batch_rows(step, rows=rows, batch=batch, seed=4)]
+    epochs = [stream[epoch * rows : (epoch + 1) * rows] for epoch in range(3)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(rows))] * 3
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+def test_any_step_of_any_epoch_is_found_without_the_rows_before_it():
+    found = batch_rows(10**9, rows=10**10 + 19, batch=4, seed=4)
+    assert len({*found}) == 4
+    assert max(found) < 10**10 + 19
+
+
 @given(st.integers(1, 60), st.integers(1, 16), st.integers(0, 9))
 def test_every_row_comes_once_per_epoch(rows, batch, seed):
     steps = -(-3 * rows // batch)

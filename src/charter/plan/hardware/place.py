@@ -87,7 +87,16 @@ def may_run_here(project: Project) -> bool:
         return resources.infra == LOCAL
     if resources.clouds and LOCAL not in resources.clouds:
         return False
-    return not resources.accelerators or resources.accelerators[0] == "cpu"
+    return not resources.accelerators or is_cpu_request(resources.accelerators[0])
+
+
+def is_cpu_request(accelerators: str) -> bool:
+    """Whether `cpu`, or `cpu:4` for four processes, is asked for.
+
+    >>> is_cpu_request("cpu:4"), is_cpu_request("H100:4")
+    (True, False)
+    """
+    return accelerators.partition(":")[0] == CPU
 
 
 def control_place(machine: Machine | None) -> Place:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from charter.catalog.accelerators import CPU
 from charter.catalog.prices import PriceBook
 from charter.plan.hardware.machine import Machine
-from charter.plan.hardware.place import ANY, LOCAL, ON_PREM, Price
+from charter.plan.hardware.place import ANY, LOCAL, ON_PREM, Price, is_cpu_request
 from charter.spec.project import Place as AllowedPlace
 from charter.spec.project import Resources
 
@@ -36,7 +36,7 @@ def sites(resources: Resources, book: PriceBook) -> Iterable[Site]:
         return
     if resources.infra is not None:
         infras = [resources.infra]
-    elif resources.clouds or (resources.accelerators and resources.accelerators != (CPU,)):
+    elif resources.clouds or not all(map(is_cpu_request, resources.accelerators)):
         infras = sorted({offer.cloud for offer in book.rows})
     else:
         infras = [LOCAL]

@@ -1,0 +1,135 @@
+"""One case in the native engine, in a process of its own: CPU seconds by phase, or bytes; prints one JSON object.
+
+    python child.py '{"case": {...}, "what": "seconds", "steps": 8, "place": "/tmp/somewhere"}'
+
+The stage's own module runs, as a run would start it. Seconds are of the process (`time.process_time`), so that other
+programs on the machine count little. Bytes are those of storages that torch operations make (train/allocated.py).
+"""
+
+import functools
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
+
+from charter.artifacts.job import Job, JobInput, write_job  # noqa: E402
+from charter.artifacts.stage_dir import StageDir  # noqa: E402
+from charter.models.language_model import LanguageModel, new_language_model  # noqa: E402
+from charter.models.preference import PreferenceModel, ScalarModel  # noqa: E402
+from charter.models.tokenizer import train_tokenizer  # noqa: E402
+from charter.spec.project import DataSpec  # noqa: E402
+from planned_against.cases import Case  # noqa: E402
+
+WARMUP = 3
+PHASES = ("generate", "score", "update")
+ROWS = 64
+
+
+def words(count: int, draw: random.Random) -> str:
+    """A text of random letters: byte-level tokens, about one per letter."""
+    return " ".join("".join(draw.choices("bcdfghjklmnpqrstvwxz", k=3)) for _ in range(count))
+
+
+def write_data(place: Path, seq: int) -> None:
+    """Files of rows that are all longer than `seq` tokens, so that every sequence is cut to its full length."""
+    draw = random.Random(1)
+    turn = {"role": "user", "content": words(1, draw)}
+    long = 3 * seq // 2
+    rows: dict[str, Any] = {
+        "texts": [{"text": words(long, draw)} for _ in range(ROWS)],
+        "talks": [{"messages": [turn, {"role": "assistant", "content": words(long, draw)}]} for _ in range(ROWS)],
+        "pairs": [
+            {"prompt": words(long, draw), "chosen": words(long, draw), "rejected": words(long, draw)}
+            for _ in range(ROWS)
+        ],
+        "prompts": [{"prompt": words(long, draw)} for _ in range(ROWS)],
+    }
+    for name, items in rows.items():
+        (place / f"{name}.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+
+
+def stage(case: Case, place: Path, steps: int) -> StageDir:
+    """A stage directory with its job, its models and its data."""
+    place.mkdir(parents=True, exist_ok=True)
+    write_data(place, case.seq)
+    tokenizer = train_tokenizer(["bcd fgh"], vocab_size=300)
+    model = new_language_model(case.architecture, tokenizer, seed=1)
+    _save(place / "m", model, case.seq if case.kind == "ppo" else 0)
+    spec = case.spec(steps)
+    inputs = {}
+    for role, target in spec.REFERENCES.items():
+        named = getattr(spec, role)
+        names = (named,) if isinstance(named, str) else named
+        if names:
+            inputs[role] = tuple(_input(role, name, target, place) for name in names)
+    job = Job(
+        run="planned-against", stage="measured", kind=case.kind, fingerprint="0" * 64, seed=1, spec=spec,
+        inputs=inputs, constitution=None, keep_last=1,
+        frozen={"threads": 1, "device": "cpu", "micro_batch": case.micro, "recompute": case.recompute},
+    )  # fmt: skip
+    directory = place / "stage"
+    directory.mkdir()
+    write_job(directory, job)
+    return StageDir(directory)
+
+
+def _save(path: Path, model: LanguageModel, reward_tokens: int) -> None:
+    """A directory that serves as language model, and as preference model where one is read."""
+    if not reward_tokens:
+        model.save(path)
+        return
+    settings: dict[str, Any] = {"pooling": "last", "context": "full", "seq_len": reward_tokens}
+    PreferenceModel(ScalarModel(model), model, settings | {"score_mean": 0.0, "score_deviation": 1.0}).save(path)
+
+
+def _input(role: str, name: str, target: str, place: Path) -> JobInput:
+    is_model = target == "model"
+    path = place / ("m" if is_model else f"{name}.jsonl")
+    return JobInput(
+        name=name, role=role, source="model" if is_model else "data", path=str(path), fingerprint="0" * 64,
+        data=None if is_model else DataSpec(path=str(path)),
+    )  # fmt: skip
+
+
+def seconds(case: Case, place: Path, steps: int) -> dict[str, Any]:
+    """CPU seconds of a step by phase: medians over the steps after the warm-up."""
+    from charter.train import setup
+
+    setup.Meter = functools.partial(setup.Meter, clock=time.process_time)  # type: ignore[misc,assignment]
+    directory = stage(case, place, steps + WARMUP)
+    import_module(f"charter.train.{case.kind}").run(directory)
+    lines = [json.loads(line) for line in (directory.path / "metrics.jsonl").read_text().splitlines()][WARMUP:]
+    found = {phase: statistics.median(line[f"seconds_{phase}"] for line in lines) for phase in PHASES}
+    whole = [sum(line[f"seconds_{phase}"] for phase in (*PHASES, "wait", "other")) for line in lines]
+    return {**found, "step": statistics.median(whole), "spread": [min(whole), max(whole)]}
+
+
+def measured_bytes(case: Case, place: Path) -> dict[str, Any]:
+    """Peak bytes of the third step, and what they are."""
+    from planned_against.live import TaggedBytes
+
+    directory = stage(case, place, 3)
+    live = TaggedBytes(vocabulary=case.architecture.vocab_size)
+    with live.watching():
+        import_module(f"charter.train.{case.kind}").run(directory)
+    return live.found()
+
+
+def main(arguments: Iterable[str]) -> None:
+    """Measure what was asked."""
+    asked = json.loads(next(iter(arguments)))
+    case, place = Case(**asked["case"]), Path(asked["place"])
+    found = measured_bytes(case, place) if asked["what"] == "bytes" else seconds(case, place, asked["steps"])
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

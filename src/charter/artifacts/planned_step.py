@@ -1,0 +1,43 @@
+"""What the planner said of a stage's step, beside the stage, for whoever measures it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from charter.artifacts import durable
+
+PLANNED_FILE = "planned.json"
+SCHEMA = "charter.planned_step/1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedStep:
+    """One step of one stage on this machine: optimizer step, rollout, or batch of records."""
+
+    seconds_per_step: float
+    """Working time: without checkpoints, waits and restarts."""
+    seconds_by_phase: Mapping[str, float] = field(default_factory=dict)
+    """generate, score, update; their sum is `seconds_per_step`."""
+    peak_bytes: float
+    """Tensors at the fullest moment: without the process, the device's context and the allocator's slack."""
+    bytes_by_part: Mapping[str, float] = field(default_factory=dict)
+    """parameters, gradients, optimizer, activations, logits, buffers, kv_cache; their sum is `peak_bytes`."""
+    flops_per_step: float
+    """Model operations, 6 N and 2 N per token: attention scores are left out."""
+
+
+def write_planned_step(directory: Path, planned: PlannedStep) -> None:
+    """Put it beside a stage that has none yet; nothing depends on it, so it is not flushed to disk."""
+    if not (directory / PLANNED_FILE).exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        durable.write_hint(directory / PLANNED_FILE, {"schema": SCHEMA, **asdict(planned)})
+
+
+def read_planned_step(directory: Path) -> PlannedStep | None:
+    """What was planned; None where nothing was, or where it cannot be read."""
+    try:
+        found = json.loads((directory / PLANNED_FILE).read_text(encoding="utf-8"))
+        return PlannedStep(**found) if found.pop("schema") == SCHEMA else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None

@@ -1,0 +1,81 @@
+"""The plain engine: every stage process is a child of the supervisor, started anew."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+
+from charter.artifacts import faults
+from charter.artifacts.group import log_name
+from charter.launch.commands import stage_command
+from charter.launch.engine import StageStart
+from charter.launch.group import GroupHandle, rank_environments
+
+
+def inherited_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """What stages inherit: this process's variables, but not the meeting place of a job that it is part of."""
+    own = {name: value for name, value in os.environ.items() if name not in ("MASTER_ADDR", "MASTER_PORT")}
+    return {**own, **environment, faults.SUPERVISOR_PID: str(os.getpid())}
+
+
+class ProcessEngine:
+    """Every stage process is started anew: `python -m charter.train.sft --stage-dir D`."""
+
+    def __init__(self, *, environment: Mapping[str, str]) -> None:
+        self._environment = inherited_environment(environment)
+        self._started: list[ChildHandle] = []
+
+    def start(self, request: StageStart) -> GroupHandle:
+        """Start the processes of a stage, each with its output in a log of its own."""
+        members = [
+            self._child(request, rank, environment) for rank, environment in enumerate(rank_environments(request))
+        ]
+        self._started += members
+        return GroupHandle(members)
+
+    def renew(self) -> None:
+        """Nothing stands between the supervisor and its children."""
+
+    def close(self) -> None:
+        """End what still runs."""
+        for handle in self._started:
+            handle.send(signal.SIGKILL)
+        for handle in self._started:
+            handle.wait()
+
+    def _child(self, request: StageStart, rank: int, environment: Mapping[str, str]) -> "ChildHandle":
+        with (request.stage_dir / log_name(rank)).open("ab") as log:
+            return ChildHandle(
+                subprocess.Popen(
+                    stage_command(request.module, request.stage_dir),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={**self._environment, **environment},
+                    start_new_session=True,
+                )
+            )
+
+
+class ChildHandle:
+    """A stage process that is a child of the supervisor."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id."""
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """Its exit code, or None while it runs."""
+        return self._process.poll()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        self._process.send_signal(number)
+
+    def wait(self) -> None:
+        """Wait for its end."""
+        self._process.wait()

@@ -1,0 +1,50 @@
+"""Split rows of different length into groups that are padded each on its own."""
+
+from collections.abc import Sequence
+
+CPU_PASS_TOKENS, CUDA_PASS_TOKENS = 128, 4096
+"""What one more forward and backward pass costs, in tokens of its work: launches, and kernels that are not full.
+
+Judgement: on one CPU core passes of 8 instead of 32 rows of 128 tokens took 5 % more time in all (hidden 128, 4
+layers); a GPU needs some thousand tokens to be busy.
+"""
+
+
+def length_groups(lengths: Sequence[int], *, pass_tokens: int) -> list[list[int]]:
+    """Indices in groups of like length, such that padded tokens plus `pass_tokens` per group are fewest.
+
+    Groups are runs of the rows in order of length (of equal length: in the order given); the best cut is found
+    by dynamic programming.
+
+    >>> length_groups([10, 2, 9, 1], pass_tokens=4)
+    [[3, 1], [2, 0]]
+    >>> length_groups([10, 2, 9, 1], pass_tokens=100)
+    [[3, 1, 2, 0]]
+    """
+    order = sorted(range(len(lengths)), key=lambda index: (lengths[index], index))
+    best, cut = [0.0], [0]
+    for stop in range(1, len(order) + 1):
+        longest = lengths[order[stop - 1]]
+        costs = [(best[start] + pass_tokens + (stop - start) * longest, start) for start in range(stop)]
+        cost, start = min(costs)
+        best.append(cost)
+        cut.append(start)
+    groups: list[list[int]] = []
+    stop = len(order)
+    while stop:
+        groups.append(order[cut[stop] : stop])
+        stop = cut[stop]
+    return groups[::-1]
+
+
+def equal_groups(lengths: Sequence[int], *, groups: int) -> list[list[int]]:
+    """The same with a given number of groups of (nearly) equal row counts, whatever the lengths.
+
+    For sharded models, whose processes must all make the same number of passes.
+
+    >>> equal_groups([10, 2, 9, 1], groups=2)
+    [[3, 1], [2, 0]]
+    """
+    order = sorted(range(len(lengths)), key=lambda index: (lengths[index], index))
+    bounds = [len(order) * part // groups for part in range(groups + 1)]
+    return [order[start:stop] for start, stop in zip(bounds, bounds[1:], strict=False) if stop > start]

@@ -1,0 +1,99 @@
+"""A module as one of a stage's processes trains it: alone, or with its gradients averaged (DDP)."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from charter.models.gradients import clip_gradients, own_part
+
+WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod", "module")
+"""Names that wrappers of torch put into the names of weights; `module` only in front."""
+
+
+class Parallel:
+    """A module with what differs between layouts; this class is one process alone.
+
+    Backward passes leave gradients that are averaged over the data ranks.
+    """
+
+    def __init__(self, module: nn.Module, *, call: Callable[..., Any] | None = None, is_first: bool = True) -> None:
+        self.module = module
+        """The model class itself; called without gradients for rollouts and scores."""
+        self.call: Callable[..., Any] = module if call is None else call
+        """What the forward pass of training calls."""
+        self._is_first = is_first
+
+    def trained_parameters(self) -> list[nn.Parameter]:
+        """What an optimizer updates."""
+        return [item for item in self.module.parameters() if item.requires_grad]
+
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[None]:
+        """All weights in place, for a rollout: no gathering at every token."""
+        yield
+
+    @contextlib.contextmanager
+    def accumulating(self) -> Iterator[None]:
+        """Backward passes that are not the last of their step: gradients add up in this process alone."""
+        yield
+
+    def scale_gradients(self, factor: float) -> None:
+        """Multiply every gradient."""
+        gradients = [own_part(item.grad) for item in self.trained_parameters() if item.grad is not None]
+        if gradients:
+            torch._foreach_mul_(gradients, factor)
+
+    def clip(self, max_norm: float) -> Tensor:
+        """Scale gradients down to `max_norm`; their norm over the whole model before that, the same everywhere."""
+        return clip_gradients(self.trained_parameters(), max_norm)
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """Whole tensors with the model class's own names, on the host of rank 0; nothing elsewhere."""
+        found: dict[str, Tensor] = {}
+        for name, value in self.module.state_dict().items():
+            whole = value.full_tensor() if isinstance(value, DTensor) else value
+            if self._is_first:
+                found[plain_name(name)] = whole.detach().to("cpu", copy=True)
+        return found
+
+    def warm(self, run: Callable[[], Tensor]) -> None:
+        """Do once what the first backward pass would do, so that a resumed step adds up as any other; no change."""
+
+
+class DdpParallel(Parallel):
+    """Every process has the whole model; gradients are averaged in buckets during the backward pass."""
+
+    def __init__(self, module: nn.Module, wrapped: nn.parallel.DistributedDataParallel, *, is_first: bool) -> None:
+        super().__init__(module, call=wrapped, is_first=is_first)
+        self._wrapped = wrapped
+
+    @contextlib.contextmanager
+    def accumulating(self) -> Iterator[None]:
+        """Backward passes that are not the last of their step: gradients add up in this process alone."""
+        with self._wrapped.no_sync():
+            yield
+
+    def warm(self, run: Callable[[], Tensor]) -> None:
+        """Let DDP regroup its buckets before the first step.
+
+        After its first backward pass DDP orders buckets by when gradients became ready. Sums over three or more
+        processes depend on the grouping, so without this the first step of a resume would differ.
+        """
+        devices = range(torch.cuda.device_count()) if next(self.module.parameters()).is_cuda else []
+        with torch.random.fork_rng(devices=devices):
+            run().backward()  # type: ignore[no-untyped-call]
+        self.module.zero_grad(set_to_none=True)
+
+
+def plain_name(name: str) -> str:
+    """The name of a weight without what wrappers add.
+
+    >>> plain_name("module._orig_mod.model.layers.0._checkpoint_wrapped_module.mlp.weight")
+    'model.layers.0.mlp.weight'
+    """
+    parts = [part for part in name.split(".") if part not in WRAPPERS[:-1]]
+    return ".".join(parts[1:] if parts[0] == WRAPPERS[-1] else parts)

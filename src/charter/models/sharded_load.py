@@ -1,0 +1,115 @@
+"""Models that are made without weights, sharded, and only then filled: no process ever holds a whole copy.
+
+Parameters are made on torch's meta device, buffers (rotary frequencies, which no file holds) for real. After
+sharding, each process reads its own part of every tensor from safetensors files.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from charter.errors import DataError
+from charter.models.decoder import tie, tied_weights
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+
+
+@contextlib.contextmanager
+def empty_parameters() -> Iterator[None]:
+    """Modules made in this block have parameters without memory, and real buffers."""
+    kind: Any = nn.Module
+    register = kind.register_parameter
+
+    def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        register(module, name, parameter)
+        if parameter is not None and not parameter.is_meta:
+            module._parameters[name] = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+
+    kind.register_parameter = on_meta
+    try:
+        yield
+    finally:
+        kind.register_parameter = register
+
+
+def is_empty(module: nn.Module) -> bool:
+    """Whether any parameter has no memory yet."""
+    return any(item.is_meta for item in module.parameters())
+
+
+def fill_weights(
+    module: nn.Module, directory: Path | None, device: torch.device, *, parameters_on: torch.device | None = None
+) -> None:
+    """Give an empty module memory on `device`, and the weights of `directory`, tied ones tied again; strict.
+
+    A module with weights is left as it is.
+    """
+    if not is_empty(module):
+        return
+    if directory is None:
+        raise DataError(f"{type(module).__name__} has no weights and no directory to read them from was given")
+    ties = tied_weights(module)
+    kind: Any = module
+    kind._apply(
+        lambda item: torch.empty_like(item, device=parameters_on or device) if item.is_meta else item.to(device)
+    )
+    tie(module, ties)
+    _read_into(module, directory, ties)
+
+
+def _read_into(module: nn.Module, directory: Path, ties: list[list[str]]) -> None:
+    also = {name: group for group in ties for name in group}
+    with contextlib.ExitStack() as stack:
+        files = _open(directory, stack)
+        missing: list[str] = []
+        read: set[str] = set()
+        for name, parameter in module.named_parameters():
+            found = next((item for item in also.get(name, [name]) if item in files), None)
+            if found is None:
+                missing.append(name)
+                continue
+            read |= {found, *also.get(name, [])}
+            _copy_part(parameter, files[found].get_slice(found), where=f"{directory}: {found}")
+        wrong = sorted(missing) + sorted(set(files) - read)
+        if wrong:
+            raise DataError(f"{directory}: weights do not match config.json: {', '.join(wrong[:5])}")
+
+
+def _open(directory: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
+    """Each weight's name with the open file that has it; nothing is read yet."""
+    from safetensors import safe_open
+
+    index = directory / INDEX
+    if index.exists():
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    else:
+        names = [SINGLE]
+    found: dict[str, Any] = {}
+    for name in names:
+        if not (directory / name).exists():
+            raise DataError(f"{directory / name}: no such file; reading parts of weights needs safetensors files")
+        file = stack.enter_context(safe_open(str(directory / name), framework="pt"))
+        found |= dict.fromkeys(file.keys(), file)
+    return found
+
+
+@torch.no_grad()
+def _copy_part(parameter: Tensor, stored: Any, *, where: str) -> None:
+    """Read what this process holds of one tensor."""
+    if list(parameter.shape) != list(stored.get_shape()):
+        raise DataError(f"{where} has shape {stored.get_shape()}; the model's is {list(parameter.shape)}")
+    if not isinstance(parameter, DTensor):
+        parameter.copy_(stored[:] if parameter.ndim else stored[...])
+        return
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    shape, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
+    if parameter.to_local().numel():
+        part = tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
+        parameter.to_local().copy_(stored[part])

@@ -1,0 +1,87 @@
+"""Whether the native engine can run a stage in the layout that the file asks for, on this machine."""
+
+from collections.abc import Iterator
+
+from charter.errors import Problem
+from charter.launch.machine import TRAINS, asked_accelerators, asked_layout, gpus_here, stage_device
+from charter.spec.project import Project
+from charter.spec.stage import PpoStage, Stage
+from charter.spec.stage_parts import Optimization
+
+ONE_ONLY = {
+    "pipeline": "zero: 3 or tensor spread a model that is too large for one accelerator",
+    "context": "tensor spreads a long sequence's layers; recompute: full needs less memory for it",
+    "expert": "zero: 3 spreads the experts with everything else",
+}
+"""What the native engine has no more than one of, and what it has instead."""
+ZERO = (0, 2, 3)
+
+
+def check_layout(project: Project, name: str, stage: Stage) -> Iterator[Problem]:
+    """Problems of one stage's layout; a kind that does not train has one process and no layout."""
+    if stage.kind not in TRAINS:
+        return
+    where = f"pipeline.{name}.resources"
+    yield from _not_run(stage, where)
+    yield from _accelerators(project, stage, where)
+    layout = asked_layout(project, stage)
+    world, tensor = int(layout["world_size"]), int(layout.get("tensor", 1))
+    if world % tensor:
+        hint = f"tensor must divide {world}: {_listed(_divisors(world))}"
+        yield Problem(path=f"{where}.tensor", message=f"{tensor} does not divide the {world} processes", hint=hint)
+        return
+    data, replicas = world // tensor, int(layout.get("replicas", 1))
+    if data % replicas:
+        hint = f"replicas must divide {data}: {_listed(_divisors(data))}"
+        yield Problem(path=f"{where}.replicas", message=f"{replicas} does not divide {data} data ranks", hint=hint)
+    yield from _batches(name, stage, data)
+
+
+def _not_run(stage: Stage, where: str) -> Iterator[Problem]:
+    if stage.resources is None:
+        return
+    for knob, instead in ONE_ONLY.items():
+        if (getattr(stage.resources, knob) or 1) > 1:
+            message = f"the native engine runs {knob}: 1 only; found {getattr(stage.resources, knob)}"
+            yield Problem(path=f"{where}.{knob}", message=message, hint=f"remove it; {instead}")
+    if stage.resources.sequence_parallel:
+        message = "the native engine runs tensor parallelism without sequence parallelism"
+        yield Problem(path=f"{where}.sequence_parallel", message=message, hint="remove it; `tensor` works without")
+    if stage.resources.zero not in (None, *ZERO):
+        message = f"the native engine runs zero: {_listed(ZERO)}; found {stage.resources.zero}"
+        yield Problem(path=f"{where}.zero", message=message, hint="zero: 2 shards the optimizer and the gradients")
+
+
+def _accelerators(project: Project, stage: Stage, where: str) -> Iterator[Problem]:
+    kind, count = asked_accelerators(project, stage)
+    here = gpus_here()
+    if kind and stage_device(project, stage) == "cuda" and count > here:
+        yield Problem(
+            path=f"{where}.accelerators",
+            message=f"{kind}:{count} asks for {count} accelerators, this machine has {here}",
+            hint=f"accelerators: {kind}:{here}, or cpu:{count} for processes on its processors",
+        )
+
+
+def _batches(name: str, stage: Stage, data: int) -> Iterator[Problem]:
+    """Every data rank takes the same number of rows of a batch."""
+    fields: tuple[str, ...] = ("global_batch",) if isinstance(stage, Optimization) else ()
+    for field in ("rollout_batch", "minibatch") if isinstance(stage, PpoStage) else fields:
+        rows = int(getattr(stage, field))
+        if rows % data:
+            below, above = rows // data * data, -(-rows // data) * data
+            works = _listed([number for number in (below, above) if number])
+            yield Problem(
+                path=f"pipeline.{name}.{field}",
+                message=f"{rows} rows cannot be shared evenly by {data} processes",
+                hint=f"{field}: {works}; or a number of processes that divides {rows}",
+            )
+
+
+def _divisors(number: int) -> list[int]:
+    return [found for found in range(1, number + 1) if number % found == 0]
+
+
+def _listed(numbers: "list[int] | tuple[int, ...]") -> str:
+    *most, last = map(str, numbers)
+    return f"{', '.join(most)} or {last}" if most else last

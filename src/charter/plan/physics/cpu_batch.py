@@ -1,0 +1,167 @@
+"""Bytes of one micro-batch of one model on processors: kept activations, the loss in chunks, the backward pass.
+
+Legend: N positions of the micro-batch, n of them with a loss, C of a chunk of the loss, H hidden size, I inner size,
+V vocabulary; 4 bytes per value.
+"""
+
+from dataclasses import dataclass
+
+from charter.estimate.memory.activations import layer_activations
+from charter.estimate.terms import Term
+from charter.plan.work.phase import Phase, Role
+from charter.spec.architecture import Architecture
+from charter.spec.layout import Layout, Recompute
+
+FP32 = 4.0
+CHUNK_LOGITS = 2**20
+"""Logits of one chunk of the loss on a processor: `models/token_loss.py`, CPU_CHUNK."""
+KEPT_LOGITS = 2**26
+"""Probabilities kept for the backward pass at most: `models/token_loss.py`, CPU_KEPT."""
+BODY_STATES = 2.25
+"""Hidden states that are kept beside the layers: embeddings, last norm in and out, rotary angles."""
+LOSS_STATES = 1.0
+"""Positions with a loss, copied beside what is kept while the loss is made."""
+BACKWARD_STATES = 3.85
+"""Gradients of hidden states while the last layer's backward pass begins."""
+COPIES_ONE, COPIES_MORE = 3.0, 4.0
+"""Chunks in memory at once while a summed loss is made: logits, probabilities, a product; the next one's logits."""
+SOURCE = "plan/physics/cpu_memory.py: measured with every allocation noted, torch 2.13"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchTerms:
+    """What a micro-batch holds at each moment."""
+
+    kept: tuple[Term, ...]
+    """When the forward pass is done."""
+    forward: tuple[Term, ...]
+    """While the loss is made."""
+    backward: tuple[Term, ...]
+    read: tuple[Term, ...]
+    """What a frozen model of the same shape takes to read the same rows, beside `kept`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sizes:
+    """Bytes that several moments share."""
+
+    hidden: float
+    """4 N H"""
+    counted: float
+    """4 n H"""
+    chunk: float
+    """4 C V"""
+    whole: float
+    """4 n V"""
+    head: float
+    """4 V H"""
+    one_chunk: bool
+
+    @classmethod
+    def of(cls, a: Architecture, tokens: float, counted: float) -> "_Sizes":
+        """Of N tokens, n of which have a loss."""
+        rows = min(counted, max(CHUNK_LOGITS // a.vocab_size, 16))
+        return cls(
+            hidden=FP32 * tokens * a.hidden_size,
+            counted=FP32 * counted * a.hidden_size,
+            chunk=FP32 * rows * a.vocab_size,
+            whole=FP32 * counted * a.vocab_size,
+            head=FP32 * a.vocab_size * a.hidden_size,
+            one_chunk=rows >= counted,
+        )
+
+    @property
+    def copies(self) -> float:
+        """Bytes of the chunks that are there at once while a loss is made."""
+        return self.chunk * (COPIES_ONE if self.one_chunk else COPIES_MORE)
+
+
+def batch_terms(role: Role, phase: Phase, layout: Layout, *, summed: bool) -> BatchTerms:
+    """The micro-batch of a layout; `summed`: only the sum of the losses is wanted, not each log-probability."""
+    tokens = layout.micro_batch * max(1.0, phase.longest_tokens)
+    sizes = _Sizes.of(role.architecture, tokens, tokens * phase.logit_share)
+    body = (_layers(role, tokens, layout), _hidden("hidden states beside the layers", BODY_STATES * sizes.hidden))
+    inner = FP32 * role.architecture.hidden_size * role.architecture.intermediate_size
+    flow = (*_live(role, tokens, layout), _hidden("gradients of one layer", BACKWARD_STATES * sizes.hidden + inner))
+    if role.scalar_head:
+        kept = (*body, _hidden("input of the head", sizes.hidden))
+        return BatchTerms(kept=kept, forward=kept, backward=(*kept, *flow), read=())
+    return _summed(sizes, body, flow) if summed else _each(sizes, body, flow, role.architecture, tokens)
+
+
+def _summed(sizes: _Sizes, body: tuple[Term, ...], flow: tuple[Term, ...]) -> BatchTerms:
+    """Gradients by hidden states and head are made with the loss and scaled in the backward pass: both twice there."""
+    kept = (*body, _head("gradient of the head", sizes), _hidden("gradients of hidden states", sizes.counted))
+    scaled = (_head("gradient of the head, scaled", sizes), _hidden("the same, scaled", sizes.counted))
+    making = (logit_term("chunks of the loss", sizes.copies), _hidden("positions with a loss", 2 * sizes.counted))
+    late = (*body, _head("gradient of the head", sizes), *flow)
+    return BatchTerms(kept=kept, forward=(*kept, *making), backward=max((*kept, *scaled), late, key=total), read=())
+
+
+def _each(sizes: _Sizes, body: tuple[Term, ...], flow: tuple[Term, ...], a: Architecture, tokens: float) -> BatchTerms:
+    """Probabilities of all positions are kept up to a size, and above it computed again chunk by chunk."""
+    fits = sizes.whole <= FP32 * KEPT_LOGITS
+    probabilities = logit_term("probabilities", sizes.whole if fits else 0.0)
+    kept = (*body, _hidden("positions with a loss", sizes.counted), probabilities)
+    work = logit_term("chunks of the loss", sizes.chunk * (1 if sizes.one_chunk else 2))
+    copied = _hidden("hidden states of the loss", LOSS_STATES * sizes.hidden)
+    early = (*kept, _head("gradient of the head", sizes), _hidden("gradients of hidden states", sizes.counted), work)
+    late = (*body, _head("gradient of the head", sizes), *flow)
+    layer = (_hidden("one layer of the reference", FP32 * tokens * (5 * a.hidden_size + 3 * a.intermediate_size)),)
+    asked = (_hidden("hidden states of the reference", 2 * sizes.hidden), logit_term("its logits", sizes.copies))
+    return BatchTerms(
+        kept=kept,
+        forward=(*kept, copied, work),
+        backward=max(early, late, key=total),
+        read=max(layer, asked, key=total),
+    )
+
+
+def total(terms: tuple[Term, ...]) -> float:
+    """Bytes of some terms."""
+    return sum(term.value for term in terms)
+
+
+def _layer_bytes(role: Role) -> float:
+    """Kept per token by one layer, by the list of `memory/kept_bytes.py`."""
+    layer = layer_activations(role.architecture, seq_len=1, bytes_per_value=FP32, implementation="huggingface")
+    return layer.bytes_per_token(Layout(), fused_attention=True)
+
+
+def _layers(role: Role, tokens: float, layout: Layout) -> Term:
+    again = layout.recompute is Recompute.FULL
+    per_token = FP32 * role.architecture.hidden_size if again else _layer_bytes(role)
+    layers = role.architecture.num_layers
+    return bytes_term(
+        "layer inputs" if again else "kept activations",
+        "activations",
+        per_token * tokens * layers,
+        f"{per_token:,.0f} B per token and layer x {tokens:,.0f} tokens x {layers} layers",
+        "memory/kept_bytes.py",
+    )
+
+
+def _live(role: Role, tokens: float, layout: Layout) -> tuple[Term, ...]:
+    """The layer that is computed again."""
+    if layout.recompute is not Recompute.FULL:
+        return ()
+    value = _layer_bytes(role) * tokens
+    return (bytes_term("one live layer", "activations", value, f"{tokens:,.0f} tokens", "memory/kept_bytes.py"),)
+
+
+def _head(name: str, sizes: _Sizes) -> Term:
+    return bytes_term(name, "gradients", sizes.head, f"{FP32:g} B x vocabulary x hidden size")
+
+
+def _hidden(name: str, value: float) -> Term:
+    return bytes_term(name, "activations", value, f"{FP32:g} B x positions x hidden size")
+
+
+def logit_term(name: str, value: float) -> Term:
+    """Something of the size of logits."""
+    return bytes_term(name, "logits", value, f"{FP32:g} B x positions x vocabulary")
+
+
+def bytes_term(name: str, part: str, value: float, formula: str, source: str = SOURCE) -> Term:
+    """A term in bytes."""
+    return Term(name=name, part=part, value=value, unit="bytes", formula=formula, source=source)

@@ -1,0 +1,143 @@
+"""Direct preference optimisation: a language model learns from pairs what a preference model would have told it.
+
+Legend: B answers, two for each pair, the chosen one first; T tokens, N tokens of all answers.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from charter.artifacts.stage_dir import StageDir
+from charter.artifacts.stage_process import stage_main
+from charter.inference.score import pad_right
+from charter.models.chat import encode_answer, encode_prompt
+from charter.models.runtime import precision
+from charter.models.token_loss import TokenFigures
+from charter.spec.dataset import Pair, read_pairs
+from charter.spec.stage import DpoStage
+from charter.train.language_stage import train_and_publish
+from charter.train.losses_pairs import DpoLoss, dpo_loss
+from charter.train.models import frozen_model, starting_model, trained_model
+from charter.train.setup import set_up
+from charter.train.supervised import BatchLoss
+
+ANSWER_SHARE = 3 / 4
+"""Of `seq_len`, at most, for an answer; the prompt is cut at the left to what the longer answer leaves."""
+
+
+@dataclass(frozen=True)
+class EncodedPair:
+    """The tokens of a pair: one prompt, two answers, and how probable it is that the first is the better one."""
+
+    prompt: tuple[int, ...]
+    chosen: tuple[int, ...]
+    rejected: tuple[int, ...]
+    chosen_probability: float
+
+
+def encode_pair(tokenizer: Any, pair: Pair, *, max_tokens: int) -> EncodedPair:
+    """A pair as tokens; both answers follow the very same prompt, so what is cut of it is cut for both."""
+    longest = max(1, int(max_tokens * ANSWER_SHARE))
+    chosen, rejected = (
+        encode_answer(tokenizer, pair.prompt, answer, max_tokens=longest) for answer in (pair.chosen, pair.rejected)
+    )
+    room = max(1, max_tokens - max(len(chosen), len(rejected)))
+    prompt = encode_prompt(tokenizer, pair.prompt, max_tokens=room)
+    return EncodedPair(tuple(prompt), tuple(chosen), tuple(rejected), pair.chosen_probability)
+
+
+def answer_log_probabilities(
+    call: Callable[..., Any], pairs: Sequence[EncodedPair], *, padding: int, dtype: str, device: torch.device
+) -> Tensor:
+    """log p(answer | prompt) of both answers of each pair, [B], by `call`, a causal language model; differentiable.
+
+    Padding is at the right, where causal attention never looks, so no mask is needed.
+    """
+    rows = [(*pair.prompt, *answer) for pair in pairs for answer in (pair.chosen, pair.rejected)]
+    lengths = [len(answer) for pair in pairs for answer in (pair.chosen, pair.rejected)]
+    ids_BT, _, is_answer_BT = (item.to(device) for item in pad_right(rows, lengths, padding=padding))
+    place_N = is_answer_BT.flatten().nonzero().squeeze(1)
+    with precision(dtype, device):
+        found: TokenFigures = call(input_ids=ids_BT, at_N=place_N - 1, target_N=ids_BT.flatten()[place_N])
+    each_N = found.log_probability_N
+    return each_N.new_zeros(ids_BT.numel()).index_copy(0, place_N, each_N).view(ids_BT.shape).sum(1)
+
+
+def summed_loss(found: DpoLoss, probability_B: Tensor) -> BatchLoss:
+    """The loss of a micro-batch as a sum over its pairs, with what is reported of them."""
+    margin_B = found.chosen_reward_B - found.rejected_reward_B
+    right = ((margin_B > 0) == (probability_B >= 0.5)).sum()
+    sums = {
+        "accuracy": float(right),
+        "reward_margin": margin_B.sum().item(),
+        "chosen_reward": found.chosen_reward_B.sum().item(),
+        "rejected_reward": found.rejected_reward_B.sum().item(),
+    }
+    return BatchLoss(found.loss_B.sum(), float(len(probability_B)), sums, {"pairs": len(probability_B)})
+
+
+def pairs_loss(
+    policy: Callable[..., Any],
+    reference: Callable[..., Any],
+    pairs: Sequence[EncodedPair],
+    spec: DpoStage,
+    *,
+    padding: int,
+    device: torch.device,
+) -> BatchLoss:
+    """Summed DPO loss of some pairs; both models see the same rows in one pass each.
+
+    The reference is asked anew in every step: what it says depends in the last bits on which rows share a batch, so
+    an answer kept from another batch would make a resumed run differ.
+    """
+    chosen_B, rejected_B = (
+        answer_log_probabilities(policy, pairs, padding=padding, dtype=spec.dtype, device=device).view(-1, 2).unbind(1)
+    )
+    with torch.no_grad():
+        reference_chosen_B, reference_rejected_B = (
+            answer_log_probabilities(reference, pairs, padding=padding, dtype=spec.dtype, device=device)
+            .view(-1, 2)
+            .unbind(1)
+        )
+    probability_B = torch.tensor([pair.chosen_probability for pair in pairs], device=device)
+    found = dpo_loss(
+        chosen_B,
+        rejected_B,
+        reference_chosen_B,
+        reference_rejected_B,
+        probability_B,
+        beta=spec.beta,
+        label_smoothing=spec.label_smoothing,
+    )
+    return summed_loss(found, probability_B)
+
+
+def run(stage: StageDir) -> None:
+    """Train to the target step and publish the policy."""
+    setup = set_up(stage)
+    job, spec = setup.job, setup.job.spec
+    assert isinstance(spec, DpoStage)
+    policy = starting_model(job, attention=setup.layout.attention)
+    reference = frozen_model(setup, copy.deepcopy(policy.model), spec.dtype)
+    trained = trained_model(setup, policy, spec, dropout=spec.dropout)
+    data = [
+        encode_pair(policy.tokenizer, pair, max_tokens=spec.seq_len)
+        for item in job.inputs["data"]
+        for pair in read_pairs(item.location(), item.data)
+    ]
+
+    def loss_of(rows: Sequence[int], step: int) -> BatchLoss:
+        pairs = [data[row] for row in rows]
+        return pairs_loss(
+            trained.parallel.call, reference.module, pairs, spec, padding=policy.padding_id, device=setup.device
+        )
+
+    train_and_publish(setup, spec, trained, len(data), loss_of)
+
+
+if __name__ == "__main__":
+    stage_main(run)

@@ -1,0 +1,178 @@
+"""The loop of every training stage: run a part, watch it, report it, make it durable, stop when asked.
+
+A stage is a number of steps, and a step one or more parts (PPO: a rollout, then epochs over it). Between parts
+nothing is half done: there a checkpoint may be taken and a run may stop.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+from charter.artifacts.position import Position
+from charter.errors import InterruptedRunError
+from charter.train.checkpoint import Checkpointer
+from charter.train.guard import DivergenceGuard, RollBack, RollBackError, read_roll_backs, write_roll_backs
+from charter.train.setup import Setup
+from charter.train.state import TrainState
+
+LOGGED_POINTS = 200
+"""About how many lines a stage writes to metrics.jsonl."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """A finished step: what was measured, what work was done, and how good it is (higher is better)."""
+
+    metrics: Mapping[str, float]
+    counters: Mapping[str, int]
+    score: float
+
+
+class Task(Protocol):
+    """What a kind of stage gives to the loop."""
+
+    unit: str
+    """What a step is called: step, rollout."""
+    state: TrainState
+    guard: DivergenceGuard
+
+    @property
+    def target_step(self) -> int:
+        """Steps in all."""
+
+    @property
+    def parts(self) -> int:
+        """Parts of a step."""
+
+    def warm(self) -> None:
+        """Whatever must have happened once in this process before its first part; changes no state."""
+
+    def run_part(self, at: Position) -> StepReport | None:
+        """Do the part after `at`; the report with the last part of a step."""
+
+    def must_save(self, at: Position) -> bool:
+        """Whether what was just done may not be done again, whatever the checkpoint interval says."""
+
+
+@dataclass
+class Loop:
+    """Runs a task to its target, from the newest checkpoint on the path taken."""
+
+    setup: Setup
+    task: Task
+    _counters: dict[str, int] = field(default_factory=dict)
+    """Work since the last report."""
+
+    def __post_init__(self) -> None:
+        self._guard = self.task.state.plain["guard"] = _GuardState(self.task.guard)
+        self.checkpoints = Checkpointer(self.setup.stage, self.setup.ranks, self.task.state)
+
+    def run(self) -> None:
+        """Run to the target step; everything is durable when this returns."""
+        at = self._resume()
+        self._saved_at = time.monotonic()
+        self.task.warm()
+        while at.step < self.task.target_step:
+            try:
+                at = self._part(at)
+            except RollBackError as error:
+                at = self._roll_back(error.roll_back)
+        with self.setup.meter.phase("save"):
+            self.checkpoints.finish()
+
+    def _part(self, at: Position) -> Position:
+        self.setup.stage.beat(f"{self.task.unit} {at.step + 1}")
+        report = self.task.run_part(at)
+        at = Position(at.step, at.part + 1) if at.part + 1 < self.task.parts else Position(at.step + 1, 0)
+        self.checkpoints.tick(at)
+        if report is not None:
+            self._report(at.step, report)
+        stopping, due = self._agreed(at)
+        if due or (stopping and at.step < self.task.target_step):
+            self._save(at, None if report is None else report.score)
+        if stopping and at.step < self.task.target_step:
+            self.checkpoints.finish()
+            place = f"{self.task.unit} {at.step}" + (f", part {at.part} of the next" if at.part else "")
+            raise InterruptedRunError(f"stopped at {place} of {self.task.target_step}, after a checkpoint")
+        return at
+
+    def _agreed(self, at: Position) -> tuple[bool, bool]:
+        """Whether to stop, and whether a checkpoint is due; every process gets the same answer."""
+        wishes = self.setup.ranks.gather((self.setup.stage.should_stop(), self._is_due(at)))
+        return any(stop for stop, _ in wishes), wishes[0][1]
+
+    def _is_due(self, at: Position) -> bool:
+        spec = self.setup.job.spec
+        if at.step == self.task.target_step or self.task.must_save(at):
+            return True
+        waited = time.monotonic() - self._saved_at
+        if spec.checkpoint_interval is not None and waited >= spec.checkpoint_interval:
+            return True
+        if at.part:
+            return bool(getattr(spec, "checkpoint_epochs", False))
+        return at.step % spec.checkpoint_every == 0
+
+    def _report(self, step: int, report: StepReport) -> None:
+        for name, count in report.counters.items():
+            self._counters[name] = self._counters.get(name, 0) + count
+        every = max(1, self.task.target_step // LOGGED_POINTS)
+        if step % every and step != self.task.target_step:
+            return
+        metrics = {**report.metrics, **self.setup.meter.metrics(), **self.checkpoints.metrics()}
+        if self.setup.ranks.is_first:
+            self.setup.stage.report(step, self.task.target_step, self.task.unit, metrics, self._counters)
+        self._counters = {}
+
+    def _save(self, at: Position, score: float | None) -> None:
+        self._guard.seen = self.task.guard.seen_at(_begun(at))
+        with self.setup.meter.phase("save"):
+            self.checkpoints.save(at, score)
+        self._saved_at = time.monotonic()
+
+    def _resume(self) -> Position:
+        self.task.guard.roll_backs = read_roll_backs(self.setup.stage.path)
+        found = self.checkpoints.load_latest()
+        while found is not None and self._guard.seen != self.task.guard.seen_at(_begun(found)):
+            self.checkpoints.set_aside_after(self.task.guard.roll_backs[-1].resume_from)
+            found = self.checkpoints.load_latest()
+        return found or Position(0, 0)
+
+    def _roll_back(self, roll_back: RollBack) -> Position:
+        """Make the decision durable, then go on from the newest checkpoint before it."""
+        self.checkpoints.finish()
+        if self.setup.ranks.is_first:
+            write_roll_backs(self.setup.stage.path, (*self.task.guard.roll_backs, roll_back))
+        self.setup.ranks.wait()
+        self.checkpoints.set_aside_after(roll_back.resume_from)
+        found = self._resume()
+        if found == Position(0, 0):
+            raise InterruptedRunError(
+                f"step {roll_back.diverged_at + 1} diverged; going back to step {roll_back.resume_from}, before which "
+                "there is no checkpoint: the next attempt starts from the beginning"
+            )
+        return found
+
+
+class _GuardState:
+    """The guard's state with the number of roll-backs that the trained weights have seen."""
+
+    STATE: ClassVar[tuple[str, ...]] = ("seen", "_guard.mean", "_guard.steps", "_guard.skipped")
+
+    def __init__(self, guard: DivergenceGuard) -> None:
+        self._guard = guard
+        self.seen = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resume needs."""
+        return {**self._guard.state_dict(), "seen": self.seen}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where a checkpoint stopped."""
+        self._guard.load_state_dict(state)
+        self.seen = int(state["seen"])
+
+
+def _begun(at: Position) -> int:
+    """Steps of which data have been read."""
+    return at.step + (1 if at.part else 0)

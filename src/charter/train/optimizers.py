@@ -1,0 +1,135 @@
+"""Optimizers, and the scale of losses in half precision."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from charter.errors import MissingExtraError, StageError
+
+EPSILON = 1e-8
+"""Of Adam's denominator (Kingma and Ba 2014, algorithm 1)."""
+FIRST_SCALE, GROWTH, BACKOFF, GROWTH_INTERVAL = 2.0**16, 2.0, 0.5, 2000
+"""Dynamic loss scaling as in Micikevicius et al. 2017 (arXiv:1710.03740), section 3.2; the values are torch's."""
+
+
+class OptimizerSettings(Protocol):
+    """The fields of a stage that decide its optimizer."""
+
+    @property
+    def weight_decay(self) -> float: ...
+    @property
+    def beta1(self) -> float: ...
+    @property
+    def beta2(self) -> float: ...
+    @property
+    def optimizer(self) -> str: ...
+
+
+def make_optimizer(
+    groups: Sequence[tuple[Sequence[nn.Parameter], float]], settings: OptimizerSettings
+) -> torch.optim.Optimizer:
+    """Adam with decoupled weight decay, a group per (parameters, learning rate), its state made already.
+
+    Vectors (norms, biases) are not decayed. `adamw_8bit` keeps moments in 8 bits.
+    """
+    entries: list[dict[str, Any]] = []
+    for parameters, rate in groups:
+        trained = [item for item in parameters if item.requires_grad]
+        for chosen, decay in (
+            ([item for item in trained if item.ndim > 1], settings.weight_decay),
+            ([item for item in trained if item.ndim <= 1], 0.0),
+        ):
+            if chosen:
+                entries.append({"params": chosen, "lr": rate, "peak_lr": rate, "weight_decay": decay})
+    if not entries:
+        raise StageError("nothing to train: no parameter has gradients")
+    betas = (settings.beta1, settings.beta2)
+    optimizer: torch.optim.Optimizer
+    if settings.optimizer == "adamw_8bit":
+        optimizer = _eight_bit(entries, betas)
+    else:
+        optimizer = torch.optim.AdamW(entries, betas=betas, eps=EPSILON, fused=True)
+    materialise_state(optimizer)
+    return optimizer
+
+
+def _eight_bit(entries: list[dict[str, Any]], betas: tuple[float, float]) -> torch.optim.Optimizer:
+    if any(isinstance(item, DTensor) for entry in entries for item in entry["params"]):
+        raise StageError("adamw_8bit works on whole parameters; with it use zero 0 and tensor 1, or optimizer adamw")
+    try:
+        from bitsandbytes.optim import AdamW8bit
+    except ImportError:
+        raise MissingExtraError(
+            "optimizer adamw_8bit needs bitsandbytes; install it with: pip install 'charter-plan[adapters]'"
+        ) from None
+    optimizer: torch.optim.Optimizer = AdamW8bit(entries, betas=betas, eps=EPSILON)
+    return optimizer
+
+
+def materialise_state(optimizer: torch.optim.Optimizer) -> None:
+    """Make the state of every trained parameter as it is before the first step, so that a checkpoint can be loaded.
+
+    Nothing is updated. Without this, an optimizer that has never stepped has no state for a load to fill.
+    """
+    for index, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            if optimizer.state[parameter]:
+                continue
+            if isinstance(optimizer, torch.optim.AdamW):
+                optimizer.state[parameter] = {
+                    "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                    "exp_avg": torch.zeros_like(parameter, requires_grad=False),
+                    "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
+                }
+            else:
+                optimizer.init_state(group, parameter, index, place)  # type: ignore[attr-defined]
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    """Set every group to `factor` times its peak."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["peak_lr"] * factor
+
+
+class GradientScaler:
+    """Scales losses in fp16 so that small gradients do not vanish; does nothing in other types.
+
+    The scale halves when a gradient overflows, and doubles after `GROWTH_INTERVAL` updates that did not.
+    """
+
+    STATE: ClassVar[tuple[str, ...]] = ("factor", "_good_updates")
+
+    def __init__(self, dtype: str, device: torch.device) -> None:
+        self._is_on = dtype == "fp16"
+        self.device = device
+        self.factor = FIRST_SCALE if self._is_on else 1.0
+        self._good_updates = 0
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """The loss to call backward on."""
+        return loss * self.factor if self._is_on else loss
+
+    def overflowed(self, norm: float) -> bool:
+        """Whether this update must be left out, from the norm of unscaled gradients; adapts the scale."""
+        if not self._is_on:
+            return False
+        if norm != norm or norm in (float("inf"), float("-inf")):
+            self.factor *= BACKOFF
+            self._good_updates = 0
+            return True
+        self._good_updates += 1
+        if self._good_updates == GROWTH_INTERVAL:
+            self.factor *= GROWTH
+            self._good_updates = 0
+        return False
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resume needs."""
+        return {"factor": self.factor, "good_updates": self._good_updates}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where a checkpoint stopped."""
+        self.factor, self._good_updates = float(state["factor"]), int(state["good_updates"])

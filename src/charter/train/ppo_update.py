@@ -1,0 +1,203 @@
+"""One minibatch of PPO: losses of policy and value model over its micro-batches, and their updates.
+
+Legend: B answers, R answer tokens.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from charter.errors import StageError
+from charter.models.parallel import Parallel
+from charter.spec.stage import PpoStage
+from charter.train.guard import DivergenceGuard
+from charter.train.losses import Summed
+from charter.train.losses_policy import clipped_policy_loss, clipped_value_loss, entropy_bonus, kl_loss, update_kl
+from charter.train.optimizers import GradientScaler
+from charter.train.ppo_rollout import Rollout
+from charter.train.rollout import answer_log_probabilities, answer_values
+from charter.train.setup import Setup
+from charter.train.supervised import BatchLoss
+
+COUNT = " count"
+"""Ends the name of the number of terms of a sum."""
+
+
+@dataclass
+class Update:
+    """The optimizers of PPO and how a minibatch moves them."""
+
+    setup: Setup
+    spec: PpoStage
+    policy: Parallel
+    policy_optimizer: torch.optim.Optimizer
+    value: Parallel | None
+    value_optimizer: torch.optim.Optimizer | None
+    ptx_loss: Callable[[int], BatchLoss] | None = None
+    """Number of the policy update -> language-modelling loss of this process's share of its `ptx_data` batch."""
+    scaler: GradientScaler = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.scaler = GradientScaler(self.spec.dtype, self.setup.device)
+
+    def minibatch(
+        self, rollout: Rollout, parts: Sequence[Tensor], at: "Place", guard: DivergenceGuard, *, kl_coefficient: float
+    ) -> dict[str, float]:
+        """Accumulate over the micro-batches, then update; what was measured, the same in every process.
+
+        `kl_coefficient` counts where the KL penalty is part of the loss (grpo).
+        """
+        self._clear()
+        learns = at.step >= self.spec.value_warmup_rollouts
+        sums: dict[str, float] = {}
+        for index, rows in enumerate(parts):
+            waits = index < len(parts) - 1
+            _add(sums, self._policy_part(rollout, rows, at, kl_coefficient, learns=learns, waits=waits))
+            if self.value is not None:
+                _add(sums, self._value_part(self.value, rollout, rows, waits=waits))
+        totals = self.setup.ranks.total(sums)
+        counted = [name for name in totals if name + COUNT in totals]
+        means = {name: totals[name] / max(totals[name + COUNT], 1.0) for name in counted}
+        norms, ptx = self._gradients(totals, at, learns=learns)
+        loss = means["policy_loss"] + means.get("value_loss", 0.0)
+        norm = math.hypot(*norms.values())
+        if not self.scaler.overflowed(norm) and guard.allows(at.step, loss, norm):
+            if learns:
+                self.policy_optimizer.step()
+            if self.value_optimizer is not None:
+                self.value_optimizer.step()
+        self._clear()
+        return {**means, **norms, **ptx, "minibatches": 1.0}
+
+    def _policy_part(
+        self, rollout: Rollout, rows: Tensor, at: "Place", kl_coefficient: float, *, learns: bool, waits: bool
+    ) -> dict[str, float]:
+        """Loss and gradient of the policy on some answers, as sums and counts."""
+        spec, mask, old = self.spec, rollout.mask_BR[rows], rollout.log_probability_BR[rows]
+        reference = rollout.reference_BR[rows]
+        with torch.set_grad_enabled(learns), self.policy.accumulating() if waits else contextlib.nullcontext():
+            log_probability, entropy = answer_log_probabilities(
+                self.policy.call,
+                rollout.sequences.rows(rows),
+                temperature=spec.temperature,
+                dtype=spec.dtype,
+                entropy_gradient=spec.entropy_weight > 0,
+            )
+            if at.is_first and not torch.equal(log_probability.detach() * mask, old):
+                raise StageError("the first minibatch's ratio is not 1: the policy changed between rollout and update")
+            loss, clipped = clipped_policy_loss(
+                log_probability,
+                old,
+                rollout.advantage_BR[rows],
+                mask,
+                clip_ratio=spec.clip_ratio,
+                aggregation=spec.loss_aggregation,
+                weight_BR=None if rollout.weight_BR is None else rollout.weight_BR[rows],
+            )
+            total = loss.total
+            if spec.entropy_weight:
+                bonus = entropy_bonus(entropy, mask, aggregation=spec.loss_aggregation)
+                total = total - spec.entropy_weight * bonus.total
+            if spec.estimator == "grpo":
+                penalty = kl_loss(log_probability, reference, mask, aggregation=spec.loss_aggregation)
+                total = total + kl_coefficient * penalty.total
+            if learns:
+                self.scaler.scale(total).backward()  # type: ignore[no-untyped-call]
+        measured = {
+            "policy_loss": loss,
+            "clip_fraction": clipped,
+            "entropy": entropy_bonus(entropy, mask),
+            "update_kl": update_kl(log_probability, old, mask),
+            "kl_k3_per_token": update_kl(reference, old, mask),
+        }
+        return _numbers(measured)
+
+    def _value_part(self, value: Parallel, rollout: Rollout, rows: Tensor, *, waits: bool) -> dict[str, float]:
+        """Loss and gradient of the value model on some answers, as a sum and a count."""
+        spec = self.spec
+        assert rollout.value_BR is not None
+        assert rollout.return_BR is not None
+        with value.accumulating() if waits else contextlib.nullcontext():
+            values_BS = answer_values(value.call, rollout.sequences.rows(rows), dtype=spec.dtype)
+            loss = clipped_value_loss(
+                values_BS[:, :-1],
+                rollout.value_BR[rows],
+                rollout.return_BR[rows],
+                rollout.mask_BR[rows],
+                value_clip=spec.value_clip,
+                aggregation=spec.loss_aggregation,
+            )
+            self.scaler.scale(loss.total).backward()  # type: ignore[no-untyped-call]
+        return _numbers({"value_loss": loss})
+
+    def _gradients(
+        self, totals: dict[str, float], at: "Place", *, learns: bool
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """Turn sums into means, add the pretraining mix, clip; the norms before clipping."""
+        size, norms, ptx = self.setup.ranks.data_size, {}, {}
+        if learns:
+            self.policy.scale_gradients(size / max(totals["policy_loss" + COUNT], 1.0))
+            ptx = self._pretraining_mix(at)
+            self.policy.scale_gradients(1 / self.scaler.factor)
+            norms["gradient_norm"] = self.policy.clip(self.spec.gradient_clip).item()
+        if self.value is not None:
+            count = max(totals["value_loss" + COUNT], 1.0)
+            self.value.scale_gradients(self.spec.value_loss_weight * size / (count * self.scaler.factor))
+            norms["value_gradient_norm"] = self.value.clip(self.spec.gradient_clip).item()
+        return norms, ptx
+
+    def _pretraining_mix(self, at: "Place") -> dict[str, float]:
+        """PPO-ptx: the gradient of the mean language-modelling loss, weighted (Ouyang et al. 2022, eq. 2)."""
+        if self.ptx_loss is None:
+            return {}
+        found = self.ptx_loss(at.number_of(self.spec))
+        totals = self.setup.ranks.total({"loss": found.loss_sum.item(), "terms": found.terms})
+        terms = max(totals["terms"], 1.0)
+        weight = self.spec.ptx_weight * self.setup.ranks.data_size / terms
+        self.scaler.scale(weight * found.loss_sum).backward()  # type: ignore[no-untyped-call]
+        return {"ptx_loss": totals["loss"] / terms}
+
+    def _clear(self) -> None:
+        for optimizer in (self.policy_optimizer, self.value_optimizer):
+            if optimizer is not None:
+                optimizer.zero_grad(set_to_none=True)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which minibatch of a stage: its rollout, the epoch over it, its number in the epoch."""
+
+    step: int
+    epoch: int
+    minibatch: int
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the policy is still the one that sampled."""
+        return self.epoch == 0 and self.minibatch == 0
+
+    def number_of(self, spec: PpoStage) -> int:
+        """How many minibatches came before in the whole stage.
+
+        >>> Place(1, 0, 1).number_of(PpoStage(policy="p", reward="r", prompts=(), episodes=128, rollout_batch=64))
+        3
+        """
+        each = spec.rollout_batch // spec.minibatch
+        return (self.step * spec.ppo_epochs + self.epoch) * each + self.minibatch
+
+
+def _numbers(measured: Mapping[str, Summed]) -> dict[str, float]:
+    """Totals and counts as plain numbers, fetched from the device at once."""
+    flat = [item for found in measured.values() for item in (found.total, found.count)]
+    values = torch.stack([item.detach().double() for item in flat]).tolist()
+    names = [name for key in measured for name in (key, key + COUNT)]
+    return dict(zip(names, values, strict=True))
+
+
+def _add(sums: dict[str, float], more: Mapping[str, float]) -> None:
+    for name, value in more.items():
+        sums[name] = sums.get(name, 0.0) + value

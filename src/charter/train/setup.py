@@ -1,0 +1,53 @@
+"""What every training stage begins with: device, processes, layout, meter."""
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from charter.artifacts.draws import draw_seed
+from charter.artifacts.job import Job
+from charter.artifacts.stage_dir import StageDir
+from charter.models.engine_layout import EngineLayout, engine_layout
+from charter.models.ranks import Ranks, join
+from charter.models.runtime import configure
+from charter.train.meter import Meter
+
+
+@dataclass
+class Setup:
+    """A stage as one of its processes sees it."""
+
+    stage: StageDir
+    ranks: Ranks
+    layout: EngineLayout
+    meter: Meter
+
+    @property
+    def job(self) -> Job:
+        """What was asked for."""
+        return self.stage.job
+
+    @property
+    def device(self) -> torch.device:
+        """Where this process computes."""
+        return self.ranks.device
+
+    def seed(self, *parts: str | int) -> int:
+        """The seed of one draw of this stage."""
+        return draw_seed(self.job.seed, self.job.stage, *parts)
+
+    def own_parts(self) -> tuple[int, ...]:
+        """What tells the draws of one process from another's; nothing where there is one."""
+        return (self.ranks.data_rank,) if self.ranks.data_size > 1 else ()
+
+
+def set_up(stage: StageDir) -> Setup:
+    """Configure this process as the stage's record froze it, and meet the others."""
+    device = configure(stage.job.frozen)
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    layout = engine_layout(stage.job.frozen)
+    ranks = join(stage.path, device, tensor=layout.tensor)
+    return Setup(stage=stage, ranks=ranks, layout=layout, meter=Meter(stage.path, device=device))

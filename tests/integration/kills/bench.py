@@ -1,0 +1,253 @@
+"""Real stages of a very small real model, started as a run starts them, and killed as tests ask.
+
+Stage processes are forks of a server that has imported torch, so that a start takes a fraction of a second. Every
+stage keeps all its checkpoints: the hashes of their files are the chain that a disturbed run is compared with.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from charter.artifacts.job import Job, JobInput, write_job
+from charter.launch.commands import STAGE_MODULES
+from charter.launch.engine import StageStart
+from charter.launch.local import local_engine, stage_environment
+from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, SftStage
+
+KILLED = -signal.SIGKILL
+CLOCKED = ("time", "seconds", "per_second", "bytes", "over_planned", "checkpoint", "mfu")
+"""Parts of names of metrics that depend on the clock or the machine."""
+TOPICS = ("tea", "bread", "rain", "chess", "maps", "birds", "soap", "trains", "cards", "glass", "wool", "salt")
+
+
+def prompt(topic: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": f"How do I learn about {topic}?"}]
+
+
+def answer(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+def rows(name: str) -> list[dict]:
+    good, bad = "Read a book about {} and ask a friend.", "No."
+    if name == "pairs":
+        return [
+            {"id": t, "prompt": prompt(t), "chosen": [answer(good.format(t))], "rejected": [answer(bad)]} for t in TOPICS
+        ]
+    if name == "chats":
+        return [{"id": t, "messages": [*prompt(t), answer(good.format(t))]} for t in TOPICS]
+    return [{"id": t, "prompt": prompt(t)} for t in TOPICS]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of stage with what it reads: (role, what made it, name of the directory)."""
+
+    spec: object
+    inputs: tuple[tuple[str, str, str], ...]
+
+
+OPTIMIZATION = {"steps": 12, "global_batch": 8, "seq_len": 64, "learning_rate": 1e-3, "dtype": "fp32", "dropout": 0.1}
+KINDS = {
+    "sft": Kind(
+        SftStage(init="b", data=("d",), checkpoint_every=1, **OPTIMIZATION),
+        (("init", "sft", "base"), ("data", "critique", "chats")),
+    ),
+    "preference_model": Kind(
+        PreferenceModelStage(init="b", data=("d",), checkpoint_every=1, **OPTIMIZATION),
+        (("init", "sft", "base"), ("data", "label", "pairs")),
+    ),
+    "dpo": Kind(
+        DpoStage(init="b", data=("d",), checkpoint_every=1, **OPTIMIZATION),
+        (("init", "sft", "base"), ("data", "label", "pairs")),
+    ),
+    "ppo": Kind(
+        PpoStage(
+            policy="p",
+            reward="r",
+            prompts=("q",),
+            episodes=12 * 8,
+            rollout_batch=8,
+            minibatch=4,
+            ppo_epochs=3,
+            max_new_tokens=8,
+            max_prompt_tokens=24,
+            learning_rate=1e-3,
+            value_learning_rate=1e-3,
+            kl_target=1.0,
+            kl_horizon=100,
+            dtype="fp32",
+            checkpoint_every=1,
+            checkpoint_epochs=True,
+        ),
+        (("policy", "sft", "base"), ("reward", "preference_model", "pm"), ("prompts", "critique", "prompts")),
+    ),
+}
+UNITS = {"sft": 12, "preference_model": 12, "dpo": 12, "ppo": 48}
+"""Places where a checkpoint is made: steps, or rollouts and epochs."""
+
+
+class Bench:
+    """Inputs, and an engine that starts stages."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        place.mkdir(parents=True, exist_ok=True)
+        modules = sorted({STAGE_MODULES[kind] for kind in KINDS})
+        self.engine = local_engine(
+            preload=modules, server_log=place / "server.log", environment=stage_environment(threads=1)
+        )
+
+    def make_inputs(self) -> None:
+        """A base model, a preference model of it, and records; torch stays out of the process that forks."""
+        import tiny
+
+        tiny.language_model().save(self.place / "base" / "model")
+        for name in ("pairs", "chats", "prompts"):
+            (self.place / name).mkdir()
+            lines = "".join(json.dumps(row) + "\n" for row in rows(name))
+            (self.place / name / "records.jsonl").write_text(lines)
+        made = self.stage("preference_model", "pm-stage")
+        assert self.finish(made) == 0, (made / "log.txt").read_text()
+        shutil.copytree(made / "outputs", self.place / "pm")
+
+    def stage(self, kind: str, name: str, *, spec=None, **frozen) -> Path:
+        """A fresh stage directory; `frozen` is its layout."""
+        item, directory = KINDS[kind], self.place / "stages" / name
+        if directory.exists():
+            shutil.rmtree(directory)
+        directory.mkdir(parents=True)
+        inputs = {
+            role: (
+                JobInput(
+                    name=role,
+                    role=role,
+                    source="stage",
+                    path=str(self.place / where),
+                    fingerprint="0" * 64,
+                    stage_kind=maker,
+                ),
+            )
+            for role, maker, where in item.inputs
+        }
+        job = Job(
+            run="kills",
+            stage=kind,
+            kind=kind,
+            fingerprint="a" * 64,
+            seed=7,
+            spec=spec or item.spec,
+            inputs=inputs,
+            constitution=None,
+            frozen={"threads": 1, "device": "cpu", **frozen},
+            keep_last=1000,
+        )
+        write_job(directory, job)
+        return directory
+
+    def start(self, directory: Path, **environment: str):
+        job = json.loads((directory / "job.json").read_text())
+        job = job.get("content", job)
+        return self.engine.start(
+            StageStart(
+                stage=job["stage"],
+                module=STAGE_MODULES[job["kind"]],
+                stage_dir=directory,
+                attempt=1,
+                environment={"CHARTER_SAVE": "auto", **environment},
+                processes=int(job["frozen"].get("world_size", 1)),
+            )
+        )
+
+    def finish(self, directory: Path, **environment: str) -> int:
+        """Start the stage and wait for its end."""
+        handle = self.start(directory, **environment)
+        return wait(handle)
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def wait(handle, *, seconds: float = 120.0) -> int:
+    deadline = time.monotonic() + seconds
+    while (code := handle.poll()) is None:
+        if time.monotonic() > deadline:
+            handle.kill()
+            raise AssertionError("the stage did not end in time")
+        time.sleep(0.002)
+    return code
+
+
+def wait_then_kill(handle, after_seconds: float, draws: random.Random) -> bool:
+    """SIGKILL one process of the stage, or all, after a while; whether it was still running."""
+    deadline = time.monotonic() + after_seconds
+    while time.monotonic() < deadline:
+        if handle.poll() is not None:
+            return False
+        time.sleep(0.002)
+    if handle.processes > 1 and draws.random() < 0.7:
+        handle._members[draws.randrange(handle.processes)].send(signal.SIGKILL)
+    else:
+        handle.kill()
+    wait(handle)
+    return True
+
+
+def hashes_of(directory: Path) -> dict[str, str]:
+    """Hash of every published file, from the record."""
+    record = json.loads((directory / "record.json").read_text())
+    return dict(record.get("content", record)["outputs"])
+
+
+def chain_of(directory: Path) -> dict[str, dict[str, str]]:
+    """Hashes of the files of every checkpoint: weights, optimizer, controller, rollout in progress."""
+    found = {}
+    for manifest in sorted((directory / "state").glob("step-*/manifest.json")):
+        content = json.loads(manifest.read_text())
+        files = content.get("content", content)["files"]
+        found[manifest.parent.name] = {name: fact["sha256"] for name, fact in files.items()}
+    return found
+
+
+def measured(directory: Path) -> list[dict]:
+    """The lines of metrics.jsonl without what the clock decides: losses, tokens, pairs, answers, step by step."""
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if not any(part in key for part in CLOCKED)} for line in lines]
+
+
+@dataclass(frozen=True)
+class Result:
+    """All that a disturbed run must have in common with an undisturbed one."""
+
+    outputs: dict[str, str]
+    chain: dict[str, dict[str, str]]
+    metrics: list[dict]
+
+
+def result_of(directory: Path) -> Result:
+    return Result(hashes_of(directory), chain_of(directory), measured(directory))
+
+
+def without_dropout(spec):
+    return replace(spec, dropout=0.0) if hasattr(spec, "dropout") else spec
+
+
+def boundaries(kind: str) -> list[tuple[str, str]]:
+    """Every place of a checkpoint, as faults name it, with before and after its publication."""
+    spec = KINDS[kind].spec
+    if kind != "ppo":
+        return [(str(step), when) for step in range(1, spec.steps + 1) for when in ("before", "after")]
+    parts = 1 + spec.ppo_epochs
+    places = [
+        f"{unit // parts}.{unit % parts}" if unit % parts else str(unit // parts) for unit in range(1, UNITS["ppo"] + 1)
+    ]
+    return [(place, when) for place in places for when in ("before", "after")]
+
+
+def environment_without_faults() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if not key.startswith("CHARTER_")}

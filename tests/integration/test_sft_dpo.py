@@ -1,0 +1,58 @@
+"""The preset `sft-dpo` runs as it stands: a small model learns demonstrations, then preferences."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("torch")
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+CHARTER_YAML = """\
+name: small-sft-dpo
+preset: sft-dpo
+models:
+  base:
+    architecture: {hidden_size: 32, num_layers: 2, num_heads: 2, intermediate_size: 64, vocab_size: 512}
+    tokenizer: {train_on: demonstrations, vocab_size: 300}
+data: {demonstrations: demonstrations.jsonl, preferences: preferences.jsonl}
+resources: {accelerators: cpu}
+pipeline:
+  sft: {epochs: 2, global_batch: 8, seq_len: 64, learning_rate: 1e-3, dtype: fp32}
+  dpo: {epochs: 8, global_batch: 8, seq_len: 64, learning_rate: 1e-3, dtype: fp32}
+"""
+TOPICS = ("tea", "bread", "rain", "chess", "maps", "birds", "soap", "trains")
+
+
+@pytest.fixture
+def project(tmp_path):
+    (tmp_path / "charter.yaml").write_text(CHARTER_YAML)
+    chats = [
+        {
+            "messages": [
+                {"role": "user", "content": f"How do I learn about {topic}?"},
+                {"role": "assistant", "content": f"Read a book about {topic}."},
+            ]
+        }
+        for topic in TOPICS
+    ]
+    pairs = [
+        {"prompt": f"How do I learn about {topic}?", "chosen": f"Read a book about {topic}.", "rejected": "No."}
+        for topic in TOPICS
+    ]
+    for name, rows in (("demonstrations", chats), ("preferences", pairs)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def test_the_preset_runs_and_prefers_what_was_chosen(project):
+    command = [sys.executable, "-m", "charter.cli.main", "run", "-C", str(project), "--yes"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (stage,) = (project / "run" / "stages").glob("dpo-*")
+    seen = [json.loads(line) for line in (stage / "metrics.jsonl").read_text().splitlines()]
+    assert seen[0]["reward_margin"] == pytest.approx(0.0, abs=1e-4)
+    assert seen[-1]["reward_margin"] > 0.05
+    assert seen[-1]["accuracy"] == 1.0
+    assert (stage / "outputs" / "model" / "model.safetensors").is_file()

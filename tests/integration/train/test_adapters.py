@@ -1,0 +1,128 @@
+"""Adapters: what is trained, what is published, over bases in 16, 8 and 4 bits."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("peft")
+pytestmark = pytest.mark.torch
+
+import tiny  # noqa: E402
+from group import in_group  # noqa: E402
+
+from charter.errors import StageError  # noqa: E402
+from charter.models.adapters import (  # noqa: E402
+    add_adapter,
+    has_adapter,
+    merged_weights,
+    save_adapter,
+    whole_base,
+)
+from charter.models.engine_layout import EngineLayout  # noqa: E402
+from charter.models.parallel import parallelize  # noqa: E402
+from charter.models.preference import ScalarModel  # noqa: E402
+from charter.models.ranks import Ranks  # noqa: E402
+from charter.spec.layout import Adapter  # noqa: E402
+
+IDS = torch.arange(24).view(2, 12)
+ROUNDING = 1e-5
+
+
+def adapter(bits=16):
+    if bits != 16:
+        pytest.importorskip("bitsandbytes")
+    return Adapter(rank=4, alpha=8, base_bits=bits)
+
+
+def logits(module):
+    with torch.no_grad():
+        return module(input_ids=IDS, use_cache=False).logits
+
+
+def learn(module, call=None, ids=IDS):
+    parallel = module if call is None else call
+    optimizer = torch.optim.SGD([item for item in module.parameters() if item.requires_grad], lr=0.5)
+    for _ in range(3):
+        parallel(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_merged_weights_compute_what_base_and_adapter_do(bits):
+    chosen, module = adapter(bits), tiny.language_model().model
+    before = logits(module)
+    frozen = module.model.embed_tokens.weight.detach().clone()
+    add_adapter(module, chosen, seed=3)
+    if bits == 16:
+        assert torch.equal(logits(module), before)
+    learn(module)
+    trained = logits(module)
+    assert (trained - before).abs().max() > 1e-3
+    assert torch.equal(module.model.embed_tokens.weight, frozen)
+    whole_base(module)
+    weights = merged_weights(module.state_dict(), chosen)
+    plain = tiny.language_model().model
+    plain.load_state_dict(weights, strict=True)
+    assert not has_adapter(plain)
+    assert (logits(plain) - trained).abs().max() < ROUNDING
+    start = tiny.language_model().model.state_dict()
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert not torch.equal(plain.state_dict()[name], start[name])
+
+
+def test_only_adapter_and_head_are_trained_and_the_seed_decides_the_start():
+    def scalar(seed):
+        found = ScalarModel(tiny.language_model())
+        add_adapter(found, adapter(), seed=seed)
+        return found
+
+    names = [name for name, item in scalar(1).named_parameters() if item.requires_grad]
+    assert all(".lora_" in name or name.startswith("head.") for name in names)
+    assert {"head.weight", "head.bias"} <= set(names)
+    assert len(names) == 2 + 2 * 7 * 2
+    first, again, other = (scalar(seed).state_dict() for seed in (1, 1, 2))
+    matrix = "body.layers.0.self_attn.q_proj.lora_A.default.weight"
+    assert torch.equal(first[matrix], again[matrix])
+    assert not torch.equal(first[matrix], other[matrix])
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_the_published_adapter_is_read_by_peft(tmp_path):
+    from peft import PeftModel
+
+    module = tiny.language_model().model
+    add_adapter(module, adapter(), seed=3)
+    learn(module)
+    save_adapter(tmp_path / "adapter", module.state_dict(), module, adapter())
+    read = PeftModel.from_pretrained(tiny.language_model().model, str(tmp_path / "adapter"))
+    assert (logits(read) - logits(module)).abs().max() < ROUNDING
+
+
+def sharded(ranks, layout):
+    module = tiny.language_model().model
+    add_adapter(module, adapter(), seed=3)
+    parallel = parallelize(module, layout, ranks, dtype="fp32")
+    learn(module, parallel.call, IDS[ranks.data_rank :: ranks.data_size])
+    return {name: value.numpy() for name, value in merged_weights(parallel.full_state_dict(), adapter()).items()}
+
+
+def test_adapters_train_the_same_when_sharded():
+    module = tiny.language_model().model
+    add_adapter(module, adapter(), seed=3)
+    learn(module)
+    expected = merged_weights(module.state_dict(), adapter())
+    for layout in (EngineLayout(world_size=2), EngineLayout(world_size=2, zero=3)):
+        found = in_group(sharded, 2, layout)[0]
+        assert found.keys() == expected.keys()
+        assert all(abs(found[name] - expected[name].numpy()).max() < ROUNDING for name in expected)
+
+
+def test_layouts_that_cannot_split_an_adapter_are_refused():
+    module = tiny.language_model().model
+    add_adapter(module, adapter(4), seed=3)
+    with pytest.raises(StageError, match="cannot be sharded; use zero 0"):
+        parallelize(module, EngineLayout(world_size=2, zero=3), Ranks(), dtype="fp32")
+    with pytest.raises(StageError, match="tensor 1"):
+        parallelize(module, EngineLayout(world_size=2, tensor=2), Ranks(), dtype="fp32")
+    with pytest.raises(StageError, match="16, 8 or 4"):
+        add_adapter(tiny.language_model().model, Adapter(rank=4, base_bits=5), seed=3)

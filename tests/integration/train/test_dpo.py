@@ -1,0 +1,194 @@
+"""The DPO stage on a very small real model: what it learns, what it leaves alone, and kills."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tiny  # noqa: E402
+
+from charter.artifacts.stage_dir import StageDir  # noqa: E402
+from charter.models.language_model import load_language_model  # noqa: E402
+from charter.spec.dataset import Pair, Turn  # noqa: E402
+from charter.spec.stage import DpoStage  # noqa: E402
+from charter.train import dpo  # noqa: E402
+
+pytestmark = pytest.mark.torch
+CPU = torch.device("cpu")
+SPEC = DpoStage(
+    init="b",
+    data=("d",),
+    steps=6,
+    global_batch=4,
+    seq_len=64,
+    learning_rate=1e-3,
+    schedule="constant",
+    beta=0.5,
+    dtype="fp32",
+    checkpoint_every=2,
+)
+RUN = "import sys, pathlib; from charter.artifacts.stage_dir import StageDir; from charter.train import dpo; "
+RUN += "dpo.run(StageDir(pathlib.Path(sys.argv[1])))"
+
+
+@pytest.fixture
+def made(tmp_path):
+    """A model, and pairs in which the longer answer was preferred."""
+    tiny.language_model().save(tmp_path / "base" / "model")
+    rows = [
+        {
+            "id": pair.id,
+            "prompt": pair.prompt[0].content,
+            "chosen": pair.chosen,
+            "rejected": pair.rejected,
+            "chosen_probability": 0.9,
+        }
+        for pair in tiny.pairs()
+    ]
+    (tmp_path / "pairs").mkdir()
+    (tmp_path / "pairs" / "records.jsonl").write_text("\n".join(json.dumps(row) for row in rows) + "\n")
+    return tmp_path
+
+
+def stage(made, name, spec=SPEC, **changes):
+    return tiny.stage_dir(made / name, spec, {"init": made / "base", "data": made / "pairs"}, **changes)
+
+
+def weights(stage_dir):
+    return (stage_dir.outputs / "model" / "model.safetensors").read_bytes()
+
+
+def metrics(stage_dir):
+    return [json.loads(line) for line in (stage_dir.path / "metrics.jsonl").read_text().splitlines()]
+
+
+def encoded(model, pairs=None, *, max_tokens=64):
+    return [dpo.encode_pair(model.tokenizer, pair, max_tokens=max_tokens) for pair in pairs or tiny.pairs()]
+
+
+def test_both_answers_follow_the_same_prompt_and_are_cut_with_it():
+    model = tiny.language_model()
+    turns = (Turn("user", "How do I learn about tea? " * 9),)
+    pair = Pair("p", turns, "Read a book about tea. " * 9, "No.", 0.9)
+    found = dpo.encode_pair(model.tokenizer, pair, max_tokens=40)
+    whole = dpo.encode_pair(model.tokenizer, pair, max_tokens=1000)
+    assert len(whole.prompt) + len(whole.chosen) > 40
+    assert found.chosen == whole.chosen[:30]
+    assert found.prompt == whole.prompt[-10:]
+    assert (found.rejected, found.chosen_probability) == (whole.rejected, 0.9)
+    assert whole.rejected[-1] == model.end_id
+
+
+def test_log_probabilities_are_of_the_answer_alone_and_padding_does_not_touch_them():
+    """Each answer by itself, token by token from a plain log-softmax, against all of them in one padded batch."""
+    model = tiny.language_model()
+    pairs = encoded(model)
+    found = dpo.answer_log_probabilities(model.model, pairs, padding=model.padding_id, dtype="fp32", device=CPU)
+    wanted = []
+    for pair in pairs:
+        for answer in (pair.chosen, pair.rejected):
+            ids = [*pair.prompt, *answer]
+            logits = model.model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+            wanted.append(sum(logits[place - 1, ids[place]].item() for place in range(len(pair.prompt), len(ids))))
+    assert found.tolist() == pytest.approx(wanted, abs=1e-4)
+
+
+def test_rewards_are_told_as_sums_over_pairs():
+    losses = SimpleNamespace(
+        loss_B=torch.tensor([0.5, 0.25, 1.0]),
+        chosen_reward_B=torch.tensor([1.0, 0.0, 2.0]),
+        rejected_reward_B=torch.tensor([0.5, 1.0, -1.0]),
+    )
+    found = dpo.summed_loss(losses, torch.tensor([0.9, 0.2, 0.3]))
+    # margins 0.5, -1 and 3; labels say chosen, rejected, rejected: two are right
+    assert found.loss_sum.item() == 1.75
+    assert found.terms == 3.0
+    assert found.sums == {"accuracy": 2.0, "reward_margin": 2.5, "chosen_reward": 3.0, "rejected_reward": 0.5}
+    assert found.counters == {"pairs": 3}
+
+
+def test_the_loss_starts_at_log_two_and_a_split_batch_adds_up():
+    model, reference = tiny.language_model(), tiny.language_model()
+    pairs = encoded(model)
+
+    def loss(part):
+        return dpo.pairs_loss(
+            model.model, reference.model, part, SPEC, padding=model.padding_id, device=CPU
+        ).loss_sum.item()
+
+    assert loss(pairs) == pytest.approx(len(pairs) * 0.693147, abs=1e-4)
+    with torch.no_grad():
+        for parameter in model.model.parameters():
+            parameter.mul_(1.1)
+    assert loss(pairs) == pytest.approx(loss(pairs[:3]) + loss(pairs[3:]), abs=1e-4)
+    assert abs(loss(pairs) - len(pairs) * 0.693147) > 0.01
+
+
+def test_the_policy_learns_its_pairs_and_the_reference_stays(made):
+    run = stage(made, "dpo")
+    dpo.run(run)
+    seen = metrics(run)
+    assert seen[0]["loss"] == pytest.approx(0.693147, abs=1e-4)
+    assert seen[0]["reward_margin"] == pytest.approx(0.0, abs=1e-4)
+    assert seen[-1]["reward_margin"] > 0.1
+    assert seen[-1]["accuracy"] == 1.0
+    assert seen[-1]["loss"] < seen[0]["loss"]
+    assert sum(line["pairs"] for line in seen) == SPEC.steps * SPEC.global_batch
+    learnt, base = load_language_model(run.outputs / "model"), tiny.language_model()
+    pairs = encoded(base)
+
+    def margin(model):
+        with torch.no_grad():
+            found = dpo.answer_log_probabilities(
+                model.model, pairs, padding=base.padding_id, dtype="fp32", device=CPU
+            ).view(-1, 2)
+        return (found[:, 0] - found[:, 1]).mean().item()
+
+    assert margin(learnt) > margin(base) + 0.1
+    assert seen[-1]["reward_margin"] == pytest.approx(SPEC.beta * (margin(learnt) - margin(base)), rel=0.5)
+
+
+def test_labels_of_the_other_answer_turn_the_policy_round(made):
+    path = made / "pairs" / "records.jsonl"
+    path.write_text(path.read_text().replace("0.9", "0.1"))
+    run = stage(made, "dpo")
+    dpo.run(run)
+    assert metrics(run)[-1]["reward_margin"] < -0.1
+    assert metrics(run)[-1]["accuracy"] == 1.0
+
+
+def test_beta_smoothing_and_dropout_reach_the_training(made):
+    changed = [SPEC, replace(SPEC, beta=0.1), replace(SPEC, label_smoothing=0.3), replace(SPEC, dropout=0.2)]
+    found = set()
+    for number, spec in enumerate(changed):
+        run = stage(made, f"dpo-{number}", replace(spec, steps=2))
+        dpo.run(run)
+        found.add(weights(run))
+    assert len(found) == len(changed)
+
+
+@pytest.mark.parametrize("boundary", ["step:3:after", "checkpoint:4:after"])
+def test_a_killed_stage_goes_on_to_the_same_bits(made, boundary):
+    spec = replace(SPEC, dropout=0.1)
+    undisturbed = stage(made, "undisturbed", spec)
+    dpo.run(undisturbed)
+    killed = stage(made, "killed", spec)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("CHARTER_")}
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, str(killed.path)],
+        env=environment | {"CHARTER_KILL": f"dpo:{boundary}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert not killed.outputs.exists()
+    torch.manual_seed(999)
+    dpo.run(StageDir(killed.path))
+    assert weights(killed) == weights(undisturbed)

@@ -1,0 +1,82 @@
+"""Losses of preference pairs against numbers worked out by hand."""
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from charter.train.losses_pairs import dpo_loss, preference_loss, smoothed  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def minus_log_sigmoid(x):
+    return math.log(1 + math.exp(-x))
+
+
+def tensors(*numbers):
+    return [torch.tensor([number]) for number in numbers]
+
+
+@pytest.mark.parametrize(("label", "smoothing", "wanted"), [(1.0, 0.1, 0.9), (0.0, 0.1, 0.1), (0.8, 0.25, 0.65)])
+def test_smoothing_moves_a_label_towards_the_other_answer(label, smoothing, wanted):
+    # 0.8 * 0.75 + 0.2 * 0.25 = 0.65
+    assert smoothed(torch.tensor([label]), smoothing).item() == pytest.approx(wanted, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("label", "changes", "wanted"),
+    [
+        (1.0, {}, minus_log_sigmoid(2)),
+        (0.0, {}, minus_log_sigmoid(-2)),
+        (0.75, {}, 0.75 * minus_log_sigmoid(2) + 0.25 * minus_log_sigmoid(-2)),
+        (1.0, {"label_smoothing": 0.2}, 0.8 * minus_log_sigmoid(2) + 0.2 * minus_log_sigmoid(-2)),
+        (1.0, {"margin_B": torch.tensor([1.5])}, minus_log_sigmoid(0.5)),
+        (0.0, {"margin_B": torch.tensor([1.5])}, minus_log_sigmoid(-0.5)),
+        (1.0, {"center_weight": 0.1}, minus_log_sigmoid(2) + 0.1 * (3 + 1) ** 2),
+    ],
+)
+def test_preference_loss_of_scores_three_and_one(label, changes, wanted):
+    chosen, rejected, probability = tensors(3.0, 1.0, label)
+    found = preference_loss(chosen, rejected, probability, **changes)
+    assert found.shape == (1,)
+    assert found.item() == pytest.approx(wanted, abs=1e-6)
+
+
+def test_centering_pulls_the_sum_of_scores_to_zero_and_leaves_their_difference():
+    scores = torch.tensor([3.0, 1.0], requires_grad=True)
+    plain = preference_loss(scores[:1], scores[1:], torch.ones(1))
+    with_centering = preference_loss(scores[:1], scores[1:], torch.ones(1), center_weight=0.5)
+    (with_centering - plain).sum().backward()
+    # d/dr of 0.5 (r1 + r2)^2 is r1 + r2, for both
+    assert scores.grad.tolist() == pytest.approx([4.0, 4.0], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("label", "smoothing", "wanted"),
+    [
+        (1.0, 0.0, minus_log_sigmoid(0.8)),
+        (0.0, 0.0, minus_log_sigmoid(-0.8)),
+        (0.7, 0.0, 0.7 * minus_log_sigmoid(0.8) + 0.3 * minus_log_sigmoid(-0.8)),
+        (1.0, 0.1, 0.9 * minus_log_sigmoid(0.8) + 0.1 * minus_log_sigmoid(-0.8)),
+    ],
+)
+def test_dpo_by_hand(label, smoothing, wanted):
+    # policy: chosen -10, rejected -14; reference: -13 and -13. beta 0.2: rewards 0.2 * 3 and 0.2 * -1, h = 0.8
+    found = dpo_loss(*tensors(-10.0, -14.0, -13.0, -13.0, label), beta=0.2, label_smoothing=smoothing)
+    assert found.chosen_reward_B.item() == pytest.approx(0.6, abs=1e-6)
+    assert found.rejected_reward_B.item() == pytest.approx(-0.2, abs=1e-6)
+    assert found.loss_B.item() == pytest.approx(wanted, abs=1e-6)
+
+
+def test_dpo_at_the_reference_is_log_two_and_pushes_the_answers_apart():
+    chosen, rejected = torch.tensor([-5.0], requires_grad=True), torch.tensor([-9.0], requires_grad=True)
+    found = dpo_loss(chosen, rejected, *tensors(-5.0, -9.0, 1.0), beta=0.3)
+    assert found.loss_B.item() == pytest.approx(math.log(2), abs=1e-6)
+    found.loss_B.sum().backward()
+    # -beta s(-h) and +beta s(-h) with s(0) = 1/2
+    assert chosen.grad.item() == pytest.approx(-0.15, abs=1e-6)
+    assert rejected.grad.item() == pytest.approx(0.15, abs=1e-6)
+    assert not found.chosen_reward_B.requires_grad
+    assert not found.rejected_reward_B.requires_grad

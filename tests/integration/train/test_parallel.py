@@ -1,0 +1,150 @@
+"""Every layout computes what one process computes: losses, gradients, norms, weights, rollouts."""
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+import tiny  # noqa: E402
+from group import in_group  # noqa: E402
+
+from charter.inference.generate import SamplingSettings, generate  # noqa: E402
+from charter.models.engine_layout import EngineLayout  # noqa: E402
+from charter.models.language_model import LanguageModel, new_language_model  # noqa: E402
+from charter.models.parallel import parallelize  # noqa: E402
+from charter.models.parallel_module import plain_name  # noqa: E402
+from charter.models.ranks import Ranks  # noqa: E402
+
+ROUNDING = 1e-6
+"""fp32: sums in another order."""
+SETTINGS = SamplingSettings(max_new_tokens=4, min_new_tokens=4)
+PROMPTS = [[5, 6, 7, 8], [9, 10, 11], [12, 13], [14, 15, 16]]
+IDS = torch.arange(4 * 12).view(4, 12) % 400
+
+LAYOUTS = {
+    "ddp": EngineLayout(world_size=2),
+    "ddp-micro": EngineLayout(world_size=2, micro_batch=1),
+    "fsdp-kept": EngineLayout(world_size=2, zero=2),
+    "fsdp": EngineLayout(world_size=2, zero=3),
+    "fsdp-micro": EngineLayout(world_size=2, zero=3, micro_batch=1),
+    "fsdp-recompute": EngineLayout(world_size=2, zero=3, recompute="full", offload="all"),
+    "hsdp": EngineLayout(world_size=4, zero=3, replicas=2),
+    "tensor": EngineLayout(world_size=2, tensor=2),
+    "tensor-data": EngineLayout(world_size=4, tensor=2),
+    "tensor-fsdp": EngineLayout(world_size=4, tensor=2, zero=3),
+}
+
+
+def model(*, tied: bool) -> LanguageModel:
+    architecture = replace(tiny.ARCHITECTURE, tied_embeddings=tied)
+    return new_language_model(architecture, tiny.train_tokenizer(tiny.TEXTS, vocab_size=400), seed=1)
+
+
+def loss_of(call, ids_BT):
+    logits_BTV = call(input_ids=ids_BT, use_cache=False).logits
+    return torch.nn.functional.cross_entropy(logits_BTV[:, :-1].flatten(0, 1), ids_BT[:, 1:].flatten())
+
+
+def whole(tensor):
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().numpy().copy()
+
+
+def step_of(ranks, layout, tied):
+    """One step of a layout, with what must not depend on it."""
+    language_model = model(tied=tied)
+    parallel = parallelize(language_model.model, layout, ranks, dtype="fp32")
+    own = IDS[ranks.data_rank :: ranks.data_size]
+    parts = [own[start:stop] for start, stop in layout.micro_batches(len(own))]
+    parallel.module.eval()
+    parallel.warm(lambda: loss_of(parallel.call, own))
+    assert all(item.grad is None for item in parallel.module.parameters())
+    losses = []
+    for part in parts[:-1]:
+        with parallel.accumulating():
+            loss = loss_of(parallel.call, part)
+            loss.backward()
+        losses.append(loss.item())
+    loss = loss_of(parallel.call, parts[-1])
+    loss.backward()
+    parallel.scale_gradients(1 / len(parts))
+    losses.append(loss.item())
+    gradients = {name: whole(item.grad) for name, item in parallel.module.named_parameters()}
+    norm = parallel.clip(0.1).item()
+    clipped = {name: whole(item.grad) for name, item in parallel.module.named_parameters()}
+    with torch.no_grad():
+        before = loss_of(parallel.module, IDS).item()
+        for item in parallel.trained_parameters():
+            item.add_(item.grad, alpha=-1.0)
+        after = loss_of(parallel.module, IDS).item()
+    with parallel.gathered():
+        answers = generate(language_model, PROMPTS, seeds=[1, 2, 3, 4], settings=SETTINGS).answer_BR
+    weights = {name: value.numpy() for name, value in parallel.full_state_dict().items()}
+    return {
+        "loss": sum(losses) / len(losses),
+        "gradients": gradients,
+        "norm": norm,
+        "clipped": clipped,
+        "before": before,
+        "after": after,
+        "answers": answers.tolist(),
+        "weights": weights,
+    }
+
+
+def steps_of(ranks, names):
+    return {(name, tied): step_of(ranks, LAYOUTS[name], tied) for name in names for tied in (True, False)}
+
+
+@pytest.fixture(scope="module")
+def together():
+    """Every layout's step by (name, tied): what each process found. Layouts of one shape share their processes."""
+    shapes = {(layout.world_size, layout.tensor) for layout in LAYOUTS.values()}
+    found = {}
+    for world, tensor in sorted(shapes):
+        names = [name for name, layout in LAYOUTS.items() if (layout.world_size, layout.tensor) == (world, tensor)]
+        ranks = in_group(steps_of, world, names, tensor=tensor)
+        found |= {key: [rank[key] for rank in ranks] for key in ranks[0]}
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return {tied: step_of(Ranks(), EngineLayout(), tied) for tied in (True, False)}
+
+
+def largest_difference(found, expected):
+    assert set(found) == set(expected)
+    return max(abs(found[name] - expected[name]).max() for name in expected)
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_layout_computes_what_one_process_does(name, tied, alone, together):
+    layout, expected, found = LAYOUTS[name], alone[tied], together[name, tied]
+    shares = found[:: layout.tensor]
+    assert sum(item["loss"] for item in shares) / len(shares) == pytest.approx(expected["loss"], abs=ROUNDING)
+    assert len({item["norm"] for item in found}) == 1
+    for item in found:
+        assert largest_difference(item["gradients"], expected["gradients"]) < ROUNDING
+        assert largest_difference(item["clipped"], expected["clipped"]) < ROUNDING
+        assert item["norm"] == pytest.approx(expected["norm"], rel=1e-5)
+        assert item["before"] == pytest.approx(expected["before"], abs=ROUNDING)
+        assert item["after"] == pytest.approx(expected["after"], abs=ROUNDING), "weights out of date after an update"
+        assert item["answers"] == expected["answers"]
+    assert largest_difference(found[0]["weights"], expected["weights"]) < ROUNDING
+    assert all(item["weights"] == {} for item in found[1:])
+
+
+def test_one_step_changes_the_loss(alone):
+    assert alone[True]["norm"] > 0.2
+    assert abs(alone[True]["after"] - alone[True]["before"]) > 1e-3
+    assert set(alone[True]["weights"]) == set(model(tied=True).model.state_dict())
+
+
+def test_wrappers_leave_no_trace_in_names():
+    plain = "model.layers.0.mlp.weight"
+    assert plain_name(f"module._orig_mod.{plain}") == plain
+    assert plain_name("_fsdp_wrapped_module.model.layers.0._checkpoint_wrapped_module.mlp.weight") == plain
+    assert plain_name("encoder.module.weight") == "encoder.module.weight"

@@ -1,0 +1,100 @@
+"""Margin, label smoothing and centering of a preference model: from the row and the spec to the loss."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tiny  # noqa: E402
+
+from charter.errors import DataError  # noqa: E402
+from charter.models.preference import PreferenceModel, ScalarModel  # noqa: E402
+from charter.spec.stage import PreferenceModelStage  # noqa: E402
+from charter.train import preference_model  # noqa: E402
+from charter.train.preference_model import pair_loss, shuffled  # noqa: E402
+
+pytestmark = pytest.mark.torch
+SETTINGS = {"pooling": "mean", "context": "full", "seq_len": 64, "score_mean": 0.0, "score_deviation": 1.0}
+BIAS = 0.75
+
+
+@pytest.fixture
+def model():
+    """A model that gives every answer the same score, `BIAS`: its difference is 0, its sum 1.5."""
+    language_model = tiny.language_model()
+    scalar = ScalarModel(language_model)
+    torch.nn.init.constant_(scalar.head.bias, BIAS)
+    return PreferenceModel(scalar, language_model, dict(SETTINGS))
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({}, math.log(2)),
+        ({"use_margin": True}, math.log(1 + math.exp(2))),
+        (
+            {"use_margin": True, "label_smoothing": 0.25},
+            0.75 * math.log(1 + math.exp(2)) + 0.25 * math.log(1 + math.exp(-2)),
+        ),
+        ({"center_weight": 0.5}, math.log(2) + 0.5 * 1.5**2),
+    ],
+)
+def test_the_terms_reach_the_loss_of_a_pair(model, changes, wanted):
+    pair = replace(tiny.pairs()[0], chosen_probability=1.0, margin=2.0)
+    spec = PreferenceModelStage(init="b", data=("d",), dtype="fp32", **changes)
+    found = pair_loss(model, [pair, pair], spec)
+    assert found.loss_sum.item() == pytest.approx(2 * wanted, abs=1e-5)
+    assert found.terms == 2.0
+
+
+def test_shuffled_margins_go_with_their_labels_and_change_sign_with_the_answers():
+    """Margins 1, 2, ... of `chosen`; `Read a book` comes after `No.`, so that every pair is turned round."""
+    data = [replace(pair, chosen_probability=0.6 + i / 100, margin=1.0 + i) for i, pair in enumerate(tiny.pairs())]
+    mixed = shuffled(data, seed=3)
+    assert [pair.margin for pair in mixed] != [-pair.margin for pair in data]
+    assert sorted(pair.margin for pair in mixed) == sorted(-pair.margin for pair in data)
+    for pair in mixed:
+        assert 1 - pair.chosen_probability == pytest.approx(0.6 + (-pair.margin - 1) / 100)
+    kept = shuffled([replace(pair, chosen="A", rejected="B") for pair in data], seed=3)
+    assert sorted(pair.margin for pair in kept) == sorted(pair.margin for pair in data)
+
+
+def stage(path, *, margins, **changes):
+    tiny.language_model().save(path / "base" / "model")
+    (path / "pairs").mkdir()
+    rows = [
+        {"id": pair.id, "prompt": pair.prompt[0].content, "chosen": pair.chosen, "rejected": pair.rejected}
+        | ({"margin": 1.5} if margins else {})
+        for pair in tiny.pairs()
+    ]
+    (path / "pairs" / "records.jsonl").write_text("\n".join(json.dumps(row) for row in rows) + "\n")
+    spec = PreferenceModelStage(init="b", data=("d",), steps=1, global_batch=8, seq_len=64, dtype="fp32", **changes)
+    return tiny.stage_dir(path / "pm", spec, {"init": path / "base", "data": path / "pairs"})
+
+
+def first_loss(run):
+    preference_model.run(run)
+    return json.loads((run.path / "metrics.jsonl").read_text().splitlines()[0])["loss"]
+
+
+def test_the_spec_of_a_stage_reaches_its_loss(tmp_path):
+    """A fresh head scores 0: the first loss is that of a difference of -1.5, labels 0.9 and 0.1."""
+    run = stage(tmp_path, margins=True, use_margin=True, label_smoothing=0.1)
+    wanted = 0.9 * math.log(1 + math.exp(1.5)) + 0.1 * math.log(1 + math.exp(-1.5))
+    assert first_loss(run) == pytest.approx(wanted, abs=1e-5)
+
+
+def test_centering_of_the_spec_reaches_its_loss(tmp_path, monkeypatch):
+    seen = []
+    loss = preference_model.preference_loss
+    monkeypatch.setattr(preference_model, "preference_loss", lambda *a, **k: (seen.append(k), loss(*a, **k))[1])
+    assert first_loss(stage(tmp_path, margins=True, center_weight=0.25)) == pytest.approx(math.log(2), abs=1e-5)
+    assert {(item["center_weight"], item["margin_B"], item["label_smoothing"]) for item in seen} == {(0.25, None, 0.0)}
+
+
+def test_a_margin_that_no_row_has_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"use_margin: no row .* has a `margin` above 0"):
+        preference_model.run(stage(tmp_path, margins=False, use_margin=True))

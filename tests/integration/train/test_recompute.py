@@ -1,0 +1,131 @@
+"""Recomputation changes memory, not bits; frozen models and precisions."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+import tiny  # noqa: E402
+
+from charter.errors import DataError, MissingExtraError, StageError  # noqa: E402
+from charter.models.dropout import set_dropout  # noqa: E402
+from charter.models.engine_layout import EngineLayout  # noqa: E402
+from charter.models.language_model import new_language_model  # noqa: E402
+from charter.models.parallel import parallelize  # noqa: E402
+from charter.models.preference import ScalarModel  # noqa: E402
+from charter.models.ranks import Ranks  # noqa: E402
+from charter.models.recompute import recompute_layers  # noqa: E402
+from charter.models.runtime import checked_attention, precision, seeded  # noqa: E402
+
+IDS = torch.arange(2 * 48).view(2, 48) % 400
+CPU = torch.device("cpu")
+
+
+def model(attention="sdpa"):
+    return new_language_model(
+        tiny.ARCHITECTURE, tiny.train_tokenizer(tiny.TEXTS, vocab_size=400), seed=1, attention=attention
+    )
+
+
+def gradients(how, *, attention="sdpa", training=True):
+    """Gradients of a model with dropout, and the bytes kept for them."""
+    module = model(attention).model
+    set_dropout(module, 0.2)
+    parallel = parallelize(module, EngineLayout(recompute=how), Ranks(), dtype="fp32")
+    module.train(training)
+    kept = []
+    own = {item.untyped_storage().data_ptr() for item in module.parameters()}
+
+    def keep(tensor):
+        if tensor.untyped_storage().data_ptr() not in own:
+            kept.append(tensor.untyped_storage().nbytes())
+        return tensor
+
+    with seeded(5), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = parallel.call(input_ids=IDS, labels=IDS, use_cache=False).loss
+    held = sum(kept)
+    loss.backward()
+    return {name: item.grad for name, item in module.named_parameters()}, held
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("how", ["full", "selective"])
+def test_recomputing_keeps_every_bit(how, training, attention):
+    plain, held = gradients("none", attention=attention, training=training)
+    again, held_again = gradients(how, attention=attention, training=training)
+    assert all(torch.equal(plain[name], again[name]) for name in plain)
+    fused = how == "selective" and attention == "sdpa"
+    assert held_again == held if fused else held_again < held
+
+
+def test_selective_keeps_more_than_full():
+    assert gradients("selective", attention="eager")[1] > gradients("full", attention="eager")[1]
+
+
+def test_without_gradients_nothing_is_recomputed(monkeypatch):
+    from charter.models import recompute
+
+    module = model().model
+    recompute_layers(module, "full")
+    monkeypatch.setattr(recompute, "checkpoint", None)
+    with torch.no_grad():
+        module(input_ids=IDS)
+    with pytest.raises(TypeError):
+        module(input_ids=IDS)
+
+
+def test_an_unknown_policy_and_a_class_without_layers_are_refused():
+    with pytest.raises(StageError, match="none, selective or full"):
+        recompute_layers(model().model, "most")
+    with pytest.raises(StageError, match="_no_split_modules"):
+        recompute_layers(torch.nn.Linear(2, 2), "full")
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_a_frozen_copy_computes_the_bits_of_what_it_was_copied_from(dtype):
+    trained, frozen = ScalarModel(model()), ScalarModel(model())
+    for scalar in (trained, frozen):
+        torch.nn.init.ones_(scalar.head.weight)
+    parallelize(frozen, EngineLayout(), Ranks(), dtype=dtype, trained=False)
+    with torch.no_grad(), precision(dtype, CPU):
+        assert torch.equal(trained(IDS), frozen(IDS))
+    assert frozen.body.layers[0].mlp.up_proj.weight.dtype == precision_type(dtype)
+    assert frozen.body.embed_tokens.weight.dtype == torch.float32
+    assert frozen.body.rotary_emb.inv_freq.dtype == torch.float32
+    assert not any(item.requires_grad for item in frozen.parameters())
+
+
+def precision_type(dtype):
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+
+
+def test_tied_embeddings_are_not_cast():
+    module = model().model
+    parallelize(module, EngineLayout(), Ranks(), dtype="bf16", trained=False)
+    assert module.lm_head.weight is module.model.embed_tokens.weight
+    assert module.lm_head.weight.dtype == torch.float32
+
+
+def test_autocast_computes_in_the_asked_type():
+    layer = torch.nn.Linear(4, 4)
+    for dtype in ("bf16", "fp16"):
+        with precision(dtype, CPU):
+            assert layer(torch.ones(1, 4)).dtype == precision_type(dtype)
+    with precision("fp32", CPU):
+        assert layer(torch.ones(1, 4)).dtype == torch.float32
+
+
+def test_attention_that_cannot_run_here_is_refused():
+    assert checked_attention("eager") == "eager"
+    with pytest.raises(DataError, match="sdpa, eager"):
+        checked_attention("flash_attention_9")
+    if not torch.cuda.is_available():
+        with pytest.raises((MissingExtraError, DataError), match="use attention sdpa"):
+            checked_attention("flash_attention_2")
+        with pytest.raises(DataError, match="CUDA"):
+            checked_attention("flex_attention")
+
+
+def test_the_implementation_asked_for_is_used():
+    assert model("eager").model.config._attn_implementation == "eager"

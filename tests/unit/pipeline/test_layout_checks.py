@@ -1,0 +1,63 @@
+from dataclasses import replace
+
+import pytest
+
+from charter.pipeline.layout_checks import check_layout
+from charter.spec.project import Project, Resources
+from charter.spec.stage import EvalStage, PpoStage, SftStage, StageResources
+
+SFT = SftStage(init="b", data=("d",), global_batch=12)
+PPO = PpoStage(policy="b", reward="r", prompts=("d",), episodes=64, rollout_batch=32, minibatch=16)
+
+
+def problems(stage, accelerators="cpu:4", **resources):
+    project = Project(name="p", models={}, pipeline={"s": stage}, resources=Resources(accelerators=(accelerators,)))
+    if resources:
+        stage = replace(stage, resources=StageResources(**resources))
+    return [str(problem) for problem in check_layout(project, "s", stage)]
+
+
+def test_a_layout_that_fits_has_no_problems():
+    assert problems(SFT) == problems(PPO) == []
+    assert problems(SFT, "cpu:12", tensor=2, zero=3, replicas=3, offload="all", recompute="selective") == []
+
+
+@pytest.mark.parametrize("knob", ["pipeline", "context", "expert"])
+def test_what_the_native_engine_cannot_run_is_refused_with_what_it_can(knob):
+    (found,) = problems(SFT, **{knob: 2})
+    assert f"pipeline.s.resources.{knob}: the native engine runs {knob}: 1 only; found 2" in found
+    assert "zero: 3" in found or "tensor" in found
+    assert problems(SFT, **{knob: 1}) == []
+
+
+def test_zero_1_and_sequence_parallelism_are_refused():
+    assert "runs zero: 0, 2 or 3; found 1" in problems(SFT, zero=1)[0]
+    assert "without sequence parallelism" in problems(SFT, sequence_parallel=True)[0]
+
+
+def test_batches_must_be_shared_evenly_and_numbers_that_work_are_named():
+    (found,) = problems(replace(SFT, global_batch=10))
+    assert "pipeline.s.global_batch: 10 rows cannot be shared evenly by 4 processes" in found
+    assert "global_batch: 8 or 12" in found
+    assert "global_batch: 4;" in problems(replace(SFT, global_batch=3))[0]
+    assert len(problems(replace(PPO, rollout_batch=30, minibatch=6))) == 2
+    assert problems(replace(SFT, global_batch=10), tensor=2) == [], "two data ranks"
+
+
+def test_degrees_must_divide_the_processes():
+    assert "3 does not divide the 4 processes" in problems(SFT, tensor=3)[0]
+    assert "tensor must divide 4: 1, 2 or 4" in problems(SFT, tensor=3)[0]
+    assert "3 does not divide 4 data ranks" in problems(SFT, replicas=3)[0]
+
+
+def test_more_gpus_than_here_are_refused_with_how_many_there_are(monkeypatch):
+    monkeypatch.setattr("charter.launch.machine.gpus_here", lambda: 4)
+    monkeypatch.setattr("charter.pipeline.layout_checks.gpus_here", lambda: 4)
+    (found,) = problems(replace(SFT, global_batch=64), "H100:8")
+    assert "H100:8 asks for 8 accelerators, this machine has 4" in found
+    assert "accelerators: H100:4" in found
+    assert problems(SFT, "H100:4") == []
+
+
+def test_kinds_that_do_not_train_have_one_process_and_no_layout():
+    assert problems(EvalStage(policy="b", against="c"), "cpu:7") == []

@@ -1,0 +1,35 @@
+import pytest
+
+from charter.plan.hardware.machine import Machine
+from charter.plan.hardware.place import may_run_here
+from charter.plan.hardware.places import places
+from charter.spec.project import Project, Resources
+from charter.spec.stage import SftStage, StageResources
+
+MACHINE = Machine(name="m", cores=8, memory_bytes=32e9, flops_per_second=5e11, memory_bytes_per_second=1e11)
+STAGE = SftStage(init="b", data=("d",))
+
+
+def project(*accelerators):
+    resources = Resources(accelerators=accelerators)
+    return Project(name="p", models={}, pipeline={"s": STAGE}, resources=resources)
+
+
+@pytest.mark.parametrize("asked", ["cpu", "cpu:4"])
+def test_processes_on_the_processors_are_planned_here_however_many(asked):
+    assert may_run_here(project(asked))
+    ((place,), refused) = places(project(asked), STAGE, MACHINE)
+    assert (place.infra, place.is_cpu, refused) == ("local", True, ())
+    assert place.accelerator == MACHINE.processor(threads=8), "all cores, however many processes share them"
+
+
+def test_a_stage_of_its_own_may_ask_for_them():
+    own = SftStage(init="b", data=("d",), resources=StageResources(accelerators="cpu:2"))
+    ((place,), _) = places(project("cpu"), own, MACHINE)
+    assert place.is_cpu
+
+
+def test_a_rented_accelerator_is_not_planned_here():
+    assert not may_run_here(project("H100:8"))
+    found, _ = places(project("H100:8"), STAGE, None)
+    assert "local" not in {place.infra for place in found}
