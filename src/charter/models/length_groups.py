@@ -1,5 +1,6 @@
 """Split rows of different length into groups that are padded each on its own."""
 
+import itertools
 from collections.abc import Sequence
 
 CPU_PASS_TOKENS, CUDA_PASS_TOKENS = 128, 4096
@@ -47,4 +48,4 @@ def equal_groups(lengths: Sequence[int], *, groups: int) -> list[list[int]]:
     """
     order = sorted(range(len(lengths)), key=lambda index: (lengths[index], index))
     bounds = [len(order) * part // groups for part in range(groups + 1)]
-    return [order[start:stop] for start, stop in zip(bounds, bounds[1:], strict=False) if stop > start]
+    return [order[start:stop] for start, stop in itertools.pairwise(bounds) if stop > start]

@@ -1,6 +1,7 @@
 """How torch computes in this process: threads, determinism, device, precision."""
 
 import contextlib
+import ctypes
 import importlib.util
 import os
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,10 @@ ATTENTION = {"sdpa": "", "eager": "", "flash_attention_2": "flash_attn", "flex_a
 """Implementations of attention that Hugging Face's classes know, and the package that each needs."""
 CUDA_ONLY = ("flash_attention_2", "flex_attention")
 """Flex attention has no backward pass on a CPU (torch 2.13)."""
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Parameters of mallopt(3)."""
+LARGEST_KEPT = 2**25
+"""Bytes of a block that the allocator takes from its own heap; glibc takes no more than 32 MiB here."""
 
 
 def configure(frozen: Mapping[str, str | int]) -> torch.device:
@@ -29,7 +34,24 @@ def configure(frozen: Mapping[str, str | int]) -> torch.device:
         if not torch.cuda.is_available():
             raise DataError("this stage was started on a CUDA device; none is visible here")
     torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    if device.type == "cpu":
+        keep_freed_memory()
     return device
+
+
+def keep_freed_memory() -> None:
+    """Let the allocator of glibc keep large blocks instead of giving them back after every operation.
+
+    A training step frees and asks again for the same tensors; each time the system would have to map and clear
+    their pages, 10 to 15 % of a small model's step. Elsewhere than on glibc nothing happens.
+    """
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        return
+    mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)
+    mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def precision(dtype: str, device: torch.device) -> contextlib.AbstractContextManager[object]:

@@ -50,24 +50,24 @@ class TokenForward:
     ) -> TokenFigures | LossFigures:
         """Figures of `target_N` as the tokens that follow the positions `at_N`, counted through all of B x T."""
         model: Any = self
-        head = model.get_output_embeddings()
+        head: nn.Module = model.get_output_embeddings()
         if model.config.model_type not in PLAIN_HEADS:
             logits_BTV = super().forward(use_cache=False, **inputs).logits  # type: ignore[misc]
             return _of_logits(logits_BTV.flatten(0, 1).index_select(0, at_N), target_N, summed, temperature)
         hidden_BTH = model.get_decoder()(use_cache=False, **inputs).last_hidden_state
-        hidden_NH = hidden_BTH.flatten(0, 1)
-        if len(at_N) != len(hidden_NH):
-            hidden_NH = hidden_NH.index_select(0, at_N)
+        hidden_NH = hidden_BTH.flatten(0, 1).index_select(0, at_N)
         if not _is_plain(head):
             return _of_logits(head(hidden_NH[None])[0], target_N, summed, temperature)
-        return _of_hidden(hidden_NH, head.weight, target_N, summed, temperature)
+        weight_VH: Tensor = head.get_parameter("weight")
+        found: TokenFigures | LossFigures = _of_hidden(hidden_NH, weight_VH, target_N, summed, temperature)
+        return found
 
 
 def _is_plain(head: nn.Module) -> bool:
     """Whether the head is a product with one whole, local weight and nothing else (no adapter, no shard, no hook)."""
-    if type(head) is not nn.Linear or head.bias is not None or head._forward_hooks or head._forward_pre_hooks:
+    if type(head) is not nn.Linear or head._forward_hooks or head._forward_pre_hooks:
         return False
-    return type(head.weight) in (nn.Parameter, Tensor)
+    return getattr(head, "bias", None) is None and type(head.weight) in (nn.Parameter, Tensor)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -145,7 +145,7 @@ class _SummedLoss(torch.autograd.Function):
         return -losses_N.sum(), kept.log_probability_N, kept.entropy_N, kept.is_likeliest_N
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         gradient_NH, gradient_VH = ctx.saved_tensors
         by_hidden = None if gradient_NH is None else (gradient_NH * upstream).to(ctx.dtypes[0])
         by_weight = None if gradient_VH is None else (gradient_VH * upstream).to(ctx.dtypes[1])
@@ -224,7 +224,7 @@ def _add_gradients(
     gradient_VH: Tensor | None,
     part: slice,
 ) -> None:
-    """The chunk's gradient by the hidden states, and its share of that by the weight, which sums over chunks in fp32."""
+    """The chunk's gradient by the hidden states, and its share of that by the weight, a sum over chunks in fp32."""
     if gradient_NH is not None:
         torch.mm(by_logits_CV, weight_VH, out=gradient_NH[part])
     if gradient_VH is None:

@@ -5,9 +5,11 @@ nothing is half done: there a checkpoint may be taken and a run may stop.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
+
+from torch import nn
 
 from charter.artifacts.position import Position
 from charter.errors import InterruptedRunError
@@ -36,6 +38,10 @@ class Task(Protocol):
     """What a step is called: step, rollout."""
     state: TrainState
     guard: DivergenceGuard
+
+    @property
+    def frozen(self) -> Sequence[nn.Module]:
+        """Models that are read and never change."""
 
     @property
     def target_step(self) -> int:
@@ -72,6 +78,7 @@ class Loop:
         """Run to the target step; everything is durable when this returns."""
         at = self._resume()
         self._saved_at = time.monotonic()
+        self._watch_bytes()
         self.task.warm()
         while at.step < self.task.target_step:
             try:
@@ -80,6 +87,12 @@ class Loop:
                 at = self._roll_back(error.roll_back)
         with self.setup.meter.phase("save"):
             self.checkpoints.finish()
+
+    def _watch_bytes(self) -> None:
+        """Count what the state holds, and once, in a single process, all that a step allocates."""
+        state, layout = self.task.state, self.setup.layout
+        modules = [*state.modules.values(), *self.task.frozen]
+        self.setup.meter.watch(modules, state.optimizers.values(), look=layout.is_plain)
 
     def _part(self, at: Position) -> Position:
         self.setup.stage.beat(f"{self.task.unit} {at.step + 1}")

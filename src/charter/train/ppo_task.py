@@ -4,9 +4,11 @@ All randomness is counter-based, so a checkpoint holds weights, optimizers, the 
 parts of a step the rollout in progress; nothing else is needed to go on bit for bit.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
+
+from torch import nn
 
 from charter.artifacts.position import Position
 from charter.spec.stage import PpoStage
@@ -81,6 +83,11 @@ class PpoTask:
         if self.models.value is not None and self.update.value_optimizer is not None:
             self.state.modules["value"] = self.models.value.module
             self.state.optimizers["value"] = self.update.value_optimizer
+
+    @property
+    def frozen(self) -> Sequence[nn.Module]:
+        """The reference and the reward model."""
+        return (self.models.reference.module, self.models.reward.scalar)
 
     @property
     def target_step(self) -> int:

@@ -11,7 +11,7 @@ from charter.artifacts.stage_dir import StageDir
 from charter.models.engine_layout import EngineLayout, engine_layout
 from charter.models.ranks import Ranks, join
 from charter.models.runtime import configure
-from charter.train.meter import Meter
+from charter.train.meter import Meter, peak_of
 
 
 @dataclass
@@ -50,4 +50,6 @@ def set_up(stage: StageDir) -> Setup:
         torch.cuda.set_device(device)
     layout = engine_layout(stage.job.frozen)
     ranks = join(stage.path, device, tensor=layout.tensor)
-    return Setup(stage=stage, ranks=ranks, layout=layout, meter=Meter(stage.path, device=device))
+    dtype = str(getattr(stage.job.spec, "dtype", "fp32"))
+    meter = Meter(stage.path, device=device, peak_flops_per_second=peak_of(device, dtype), processes=ranks.world_size)
+    return Setup(stage=stage, ranks=ranks, layout=layout, meter=meter)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from charter.artifacts.position import Position
 from charter.models.parallel import Parallel
@@ -56,6 +56,8 @@ class SupervisedTask:
     target_step: int
     loss_of: Callable[[Sequence[int], int], BatchLoss]
     """(rows of the micro-batch, step) -> its loss."""
+    frozen: Sequence[nn.Module] = ()
+    """A reference that DPO reads."""
     unit: str = "step"
     parts: int = 1
     guard: DivergenceGuard = field(init=False)

@@ -37,7 +37,8 @@ def rows(name: str) -> list[dict]:
     good, bad = "Read a book about {} and ask a friend.", "No."
     if name == "pairs":
         return [
-            {"id": t, "prompt": prompt(t), "chosen": [answer(good.format(t))], "rejected": [answer(bad)]} for t in TOPICS
+            {"id": t, "prompt": prompt(t), "chosen": [answer(good.format(t))], "rejected": [answer(bad)]}
+            for t in TOPICS
         ]
     if name == "chats":
         return [{"id": t, "messages": [*prompt(t), answer(good.format(t))]} for t in TOPICS]
@@ -205,12 +206,15 @@ def hashes_of(directory: Path) -> dict[str, str]:
 
 
 def chain_of(directory: Path) -> dict[str, dict[str, str]]:
-    """Hashes of the files of every checkpoint: weights, optimizer, controller, rollout in progress."""
+    """Hashes of the files of every checkpoint: weights, optimizer, controller, rollout in progress.
+
+    `.metadata` is left out: torch writes a random identity and a path into that index of the tensor files.
+    """
     found = {}
     for manifest in sorted((directory / "state").glob("step-*/manifest.json")):
         content = json.loads(manifest.read_text())
         files = content.get("content", content)["files"]
-        found[manifest.parent.name] = {name: fact["sha256"] for name, fact in files.items()}
+        found[manifest.parent.name] = {name: fact["sha256"] for name, fact in files.items() if name != ".metadata"}
     return found
 
 
@@ -244,7 +248,7 @@ def boundaries(kind: str) -> list[tuple[str, str]]:
         return [(str(step), when) for step in range(1, spec.steps + 1) for when in ("before", "after")]
     parts = 1 + spec.ppo_epochs
     places = [
-        f"{unit // parts}.{unit % parts}" if unit % parts else str(unit // parts) for unit in range(1, UNITS["ppo"] + 1)
+        f"{unit // parts}-{unit % parts}" if unit % parts else str(unit // parts) for unit in range(1, UNITS["ppo"] + 1)
     ]
     return [(place, when) for place in places for when in ("before", "after")]
 

@@ -1,4 +1,4 @@
-"""SIGKILL at random moments, several in one run, on one process of a group or on all; the bits are the undisturbed ones.
+"""SIGKILL at random moments, several in a run, on one process of a group or on all; the bits are the undisturbed ones.
 
 CHARTER_CHAOS_KILLS (make chaos N=...) sets how many kills each layout gets; the seed of the draws is printed.
 """

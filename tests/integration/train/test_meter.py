@@ -64,13 +64,16 @@ def test_every_reading_starts_where_the_last_one_ended(tmp_path):
     assert measured.metrics()["seconds_update"] == 0.0
 
 
+def fail_in(phase, clock):
+    with phase:
+        clock.now += 1
+        raise RuntimeError
+
+
 def test_a_phase_that_fails_is_closed(tmp_path):
     measured, clock = meter(tmp_path)
-    phase = measured.phase("score")
-    phase.__enter__()
-    clock.now += 1
     with pytest.raises(RuntimeError):
-        phase.__exit__(RuntimeError, RuntimeError(), None)
+        fail_in(measured.phase("score"), clock)
     with measured.phase("update"):
         clock.now += 1
     found = measured.metrics()

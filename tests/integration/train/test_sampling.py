@@ -94,7 +94,9 @@ def test_answers_are_those_of_each_prompt_alone(prompts, least):
 
 def test_the_model_reads_fewer_rows_when_half_have_ended():
     model, rows = ending_often(4.5), []
-    model.model.register_forward_pre_hook(lambda m, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True)
+    model.model.register_forward_pre_hook(
+        lambda m, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
     answers = generate(model, PROMPTS * 4, seeds=list(range(16)), settings=SamplingSettings(30))
     assert rows[0] == 16
     assert min(rows) <= 4
@@ -132,7 +134,9 @@ def test_log_probabilities_and_entropies_are_those_of_each_answer_alone(sampled,
         assert (found[row, len(answer) :] == 0).all()
     assert found.requires_grad
     assert not entropy.requires_grad
-    assert answer_log_probabilities(model.model, sequences, temperature=1, dtype="fp32", entropy_gradient=True)[1].requires_grad
+    assert answer_log_probabilities(model.model, sequences, temperature=1, dtype="fp32", entropy_gradient=True)[
+        1
+    ].requires_grad
 
 
 def test_rows_lose_shared_padding_and_keep_their_figures(sampled):
@@ -142,7 +146,9 @@ def test_rows_lose_shared_padding_and_keep_their_figures(sampled):
     part = sequences.rows(index)
     assert part.ids_BT.shape[1] == int(lengths[index].max())
     whole, _ = answer_log_probabilities(model.model, sequences, temperature=1, dtype="fp32")
-    torch.testing.assert_close(answer_log_probabilities(model.model, part, temperature=1, dtype="fp32")[0], whole[index])
+    torch.testing.assert_close(
+        answer_log_probabilities(model.model, part, temperature=1, dtype="fp32")[0], whole[index]
+    )
 
 
 def test_values_stand_before_each_token_and_after_the_last(sampled):

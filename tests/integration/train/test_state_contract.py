@@ -127,7 +127,8 @@ def test_an_attribute_outside_the_state_is_found(made, tmp_path):
     task = task_of(tmp_path / "stage", made)
     before = attributes(task)
     task.sampler.setup.layout.__dict__["forgotten"] = 1.0
-    assert {path for path, value in attributes(task).items() if before.get(path) != value} == {".setup.layout.forgotten"}
+    changed = {path for path, value in attributes(task).items() if before.get(path) != value}
+    assert changed == {".setup.layout.forgotten"}
 
 
 def test_a_supervised_step_changes_its_state_only(made, tmp_path):

@@ -108,7 +108,10 @@ def _each(sizes: _Sizes, body: tuple[Term, ...], flow: tuple[Term, ...], a: Arch
     early = (*kept, _head("gradient of the head", sizes), _hidden("gradients of hidden states", sizes.counted), work)
     late = (*body, _head("gradient of the head", sizes), *flow)
     layer = (_hidden("one layer of the reference", FP32 * tokens * (5 * a.hidden_size + 3 * a.intermediate_size)),)
-    asked = (_hidden("hidden states of the reference", 2 * sizes.hidden), logit_term("its logits", sizes.copies))
+    asked = (
+        _hidden("hidden states of the reference", sizes.hidden),
+        logit_term("its logits", COPIES_ONE * sizes.chunk),
+    )
     return BatchTerms(
         kept=kept,
         forward=(*kept, copied, work),
