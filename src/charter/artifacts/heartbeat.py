@@ -40,12 +40,21 @@ class Heartbeat:
         self._count = self._parts = 0
         self._written_at = float("-inf")
         self._was_slow = False
+        self._what = START
 
     def beat(self, what: str) -> None:
         """This process lives, and begins `what`: `start`, `save`, `publish`, or a step by any other name."""
+        self._parts += what not in SLOW
+        self._sign(what)
+
+    def alive(self) -> None:
+        """This process is still at what it began: a token, a micro-batch further."""
+        self._sign(self._what)
+
+    def _sign(self, what: str) -> None:
         self._count += 1
+        self._what = what
         slow = what in SLOW
-        self._parts += not slow
         now = time.monotonic()
         if now - self._written_at < BEAT_EVERY_SECONDS and slow == self._was_slow:
             return

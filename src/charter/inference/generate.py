@@ -3,7 +3,7 @@
 Legend: B sequences, Q prompt tokens (padded at the left), R answer tokens, V vocabulary, L answers not yet finished.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,8 +60,9 @@ def generate(
     seeds: Sequence[int],
     settings: SamplingSettings,
     prompt_width: int | None = None,
+    tell: Callable[[], None] = lambda: None,
 ) -> Answers:
-    """Sample one answer per prompt with a key/value cache.
+    """Sample one answer per prompt with a key/value cache; `tell` is called at every token.
 
     Draw t of sequence b depends on `seeds[b]` and t alone. Logits still depend on the shape of the batch, so
     for bit-exact replay the caller repeats the same batch whole. `prompt_width` pads the returned prompts, not
@@ -84,6 +85,7 @@ def generate(
             answer_BR[batch.row_L, steps] = torch.where(batch.finished_L, padding, token_L)
             batch.extend(token_L, token_L == end)
             steps += 1
+            tell()
     answer_BR = answer_BR[:, :steps]
     ids_BQ, mask_BQ = (item.to(device) for item in pad_left(prompts, padding=padding, width=prompt_width))
     return Answers(ids_BQ, mask_BQ, answer_BR, _until_end(answer_BR, end))

@@ -49,8 +49,8 @@ class NativeGenerator:
 
     is_exact = True
 
-    def __init__(self, policy: LanguageModel) -> None:
-        self._policy = policy
+    def __init__(self, policy: LanguageModel, *, tell: Callable[[], None] = lambda: None) -> None:
+        self._policy, self._tell = policy, tell
         self.version: int | None = None
 
     def sample(
@@ -64,7 +64,9 @@ class NativeGenerator:
     ) -> Answers:
         """One answer per prompt by the weights as they are now."""
         check_version(version, self.version)
-        return generate(self._policy, prompts, seeds=seeds, settings=settings, prompt_width=prompt_width)
+        return generate(
+            self._policy, prompts, seeds=seeds, settings=settings, prompt_width=prompt_width, tell=self._tell
+        )
 
     def update_weights(self, weights: Weights, *, version: int) -> None:
         """Note the version; the weights are the policy's own, so none are read."""

@@ -20,7 +20,7 @@ LEAST_SECONDS = 60.0
 GAPS = 10.0
 """A sign is overdue after so many times the longest time between two signs so far."""
 PARTS_BEFORE_PACE = 2
-"""The second sign of work says that the first part of the first step is done; before that there is no pace."""
+"""The second beginning of a step says that the first step is done; before that there is no pace."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,10 +67,9 @@ class Loop:
 
     setup: Setup
     task: Task
-    _counters: dict[str, int] = field(default_factory=dict)
-    """Work since the last report."""
 
     def __post_init__(self) -> None:
+        self._unreported = self.task.state.plain["unreported"] = _Unreported()
         self._guard = self.task.state.plain["guard"] = _GuardState(self.task.guard)
         self.checkpoints = Checkpointer(self.setup.stage, self.setup.ranks, self.task.state)
 
@@ -95,7 +94,9 @@ class Loop:
         self.setup.meter.watch(modules, state.optimizers.values(), look=layout.is_plain)
 
     def _part(self, at: Position) -> Position:
-        self.setup.stage.beat(f"{self.task.unit} {at.step + 1}")
+        if at.part == 0:
+            self.setup.stage.beat(f"{self.task.unit} {at.step + 1}")
+        self.setup.stage.alive()
         report = self.task.run_part(at)
         at = Position(at.step, at.part + 1) if at.part + 1 < self.task.parts else Position(at.step + 1, 0)
         self.checkpoints.tick(at)
@@ -127,15 +128,14 @@ class Loop:
         return at.step % spec.checkpoint_every == 0
 
     def _report(self, step: int, report: StepReport) -> None:
-        for name, count in report.counters.items():
-            self._counters[name] = self._counters.get(name, 0) + count
+        self._unreported.add(report.counters)
         every = max(1, self.task.target_step // LOGGED_POINTS)
         if step % every and step != self.task.target_step:
             return
         metrics = {**report.metrics, **self.setup.meter.metrics(), **self.checkpoints.metrics()}
         if self.setup.ranks.is_first:
-            self.setup.stage.report(step, self.task.target_step, self.task.unit, metrics, self._counters)
-        self._counters = {}
+            self.setup.stage.report(step, self.task.target_step, self.task.unit, metrics, self._unreported.work)
+        self._unreported.work = {}
 
     def _save(self, at: Position, score: float | None) -> None:
         self._guard.seen = self.task.guard.seen_at(_begun(at))
@@ -165,6 +165,28 @@ class Loop:
                 "there is no checkpoint: the next attempt starts from the beginning"
             )
         return found
+
+
+@dataclass
+class _Unreported:
+    """Work since the last line of metrics, so that lines after a resume count what an undisturbed run counts."""
+
+    STATE: ClassVar[tuple[str, ...]] = ("work",)
+
+    work: dict[str, int] = field(default_factory=dict)
+
+    def add(self, counters: Mapping[str, int]) -> None:
+        """A step is done."""
+        for name, count in counters.items():
+            self.work[name] = self.work.get(name, 0) + count
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resume needs."""
+        return {"work": dict(self.work)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where a checkpoint stopped."""
+        self.work = {str(name): int(count) for name, count in state["work"].items()}
 
 
 class _GuardState:

@@ -79,7 +79,7 @@ def _models(setup: Setup, spec: PpoStage, policy: TrainedModel) -> Models:
 
 def _generator(setup: Setup, spec: PpoStage, policy: TrainedModel) -> Generator | None:
     if spec.generator == "native":
-        return NativeGenerator(policy.model)
+        return NativeGenerator(policy.model, tell=setup.stage.alive)
     if not setup.ranks.is_first:
         return None
     from charter.inference.vllm_generator import VllmGenerator

@@ -157,6 +157,7 @@ class Sampler:
         value_BS = None if self.models.value is None else torch.zeros((shape[0], shape[1] + 1), device=device)
         temperature, dtype = self.spec.temperature, self.spec.dtype
         for index in (item for minibatch in minibatches for item in minibatch):
+            self.setup.stage.alive()
             part = sequences.rows(index)
             policy, reference = self.models.trained.module, self.models.reference.module
             old_BR[index] = answer_log_probabilities(policy, part, temperature=temperature, dtype=dtype)[0]

@@ -56,6 +56,7 @@ class Update:
         sums: dict[str, float] = {}
         for index, rows in enumerate(parts):
             waits = index < len(parts) - 1
+            self.setup.stage.alive()
             _add(sums, self._policy_part(rollout, rows, at, kl_coefficient, learns=learns, waits=waits))
             if self.value is not None:
                 _add(sums, self._value_part(self.value, rollout, rows, waits=waits))

@@ -122,6 +122,7 @@ class SupervisedTask:
         counters: dict[str, int] = {}
         parts = self._micro_batches(self._own_rows(step))
         for index, rows in enumerate(parts):
+            self.setup.stage.alive()
             seed = self.setup.seed("dropout", step, index, *self.setup.own_parts())
             last = index == len(parts) - 1
             with contextlib.nullcontext() if last else self.parallel.accumulating(), seeded(seed):

@@ -124,3 +124,17 @@ def test_a_heartbeat_is_written_at_most_every_quarter_second_but_what_is_slow_at
     heart.beat("save")
     assert read_sign(tmp_path, 1) == Sign(6, 4, "save")
     assert read_sign(tmp_path, 0) is None
+
+
+def test_a_token_is_a_sign_of_life_but_not_the_beginning_of_a_step(tmp_path, monkeypatch):
+    """Else the first update, which takes longer than any token, would be taken for a hang."""
+    now = [0.0]
+    monkeypatch.setattr("charter.artifacts.heartbeat.time.monotonic", lambda: now[0])
+    heart = Heartbeat(tmp_path, 0)
+    heart.beat("rollout 1")
+    for second in range(1, 4):
+        now[0] = float(second)
+        heart.alive()
+    sign = read_sign(tmp_path, 0)
+    assert sign is not None
+    assert (sign.count, sign.parts, sign.what) == (4, 1, "rollout 1")
