@@ -66,7 +66,7 @@ def measure(directory: Path, device: str, state_bytes: int, rounds: int) -> dict
         beside: list[tuple[int, float]] = []
         for _ in range(PARTS):
             flying = checkpoints._in_flight
-            busy = flying is not None and flying.thread.is_alive()
+            busy = flying is not None and flying.is_busy
             (beside.append((0, part())) if busy else usual.append(part()))
         checkpoints.finish()
         if step < 2:

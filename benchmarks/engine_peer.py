@@ -22,6 +22,7 @@ from charter.models.parallel import parallelize
 from charter.models.preference import PreferenceModel, ScalarModel
 from charter.spec.dataset import Pair, Turn
 from charter.spec.stage import PpoStage, PreferenceModelStage, PretrainStage
+from charter.train.encoded_pairs import EncodedPairs
 from charter.train.models import trained_model
 from charter.train.optimizers import make_optimizer
 from charter.train.ppo import ppo_task
@@ -136,7 +137,7 @@ def preference_model(steps, scale, *, same_length):
     )
     setup = set_up(stage_of(spec))
     found = placed(setup, work.pairs(work.PAIRS * steps, same_length=same_length), work.PAIRS)
-    pairs = [
+    texts = [
         Pair(
             str(number),
             (Turn("user", work.text(pair.chosen[: pair.shared])),),
@@ -146,6 +147,7 @@ def preference_model(steps, scale, *, same_length):
         for number, pair in enumerate(found)
     ]
     model = preference(scale, spec.seq_len)
+    pairs = EncodedPairs(model, texts)
     parallel = parallelize(model.scalar, setup.layout, setup.ranks, dtype=spec.dtype)
     optimizer = make_optimizer([(parallel.trained_parameters(), spec.learning_rate)], spec)
 

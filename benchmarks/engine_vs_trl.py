@@ -1,7 +1,8 @@
 """Charter's engine against TRL, step by step in turn, per CPU second. The last line is one JSON object.
 
 Both train the same models on the same rows with the same hyperparameters, in fp32 on one thread, and log the same
-kind of statistics every step (`peer_workload.py`). TRL 1.16.0 does fine-tuning and preference models, 1.12.0 PPO: the
+kind of statistics every step (`peer_workload.py`). In PPO neither side may draw the end token, so that all answers are
+of one length. TRL 1.16.0 does fine-tuning and preference models, 1.12.0 PPO: the
 last that has it. Each lives in an environment of its own under ~/.cache/charter-benchmarks, made when missing.
 
 A step of one side is followed by the same step of the other, so that a busy machine slows both. CPU seconds are
@@ -109,6 +110,9 @@ def compare(stage: str, scale: int, steps: int) -> dict:
         "timed_steps": len(timed),
         "first_metrics": [{k: round(v, 6) for k, v in side["metrics"].items()} for side in done[0]],
     }
+    if stage == "ppo":
+        ends = [(own["metrics"]["end_tokens"], other["metrics"]["val/num_eos_tokens"]) for own, other in done]
+        found |= {"same_lengths": all(pair == (0, 0) for pair in ends)}
     if stage in SAME:
         mine, other = SAME[stage]
         gaps = [abs(a["metrics"][mine] - b["metrics"][other]) / abs(b["metrics"][other]) for a, b in done[:3]]

@@ -42,8 +42,8 @@ def agreement(model: Path, judge: tuple[str, float, float, int], halves: tuple, 
     from charter.models.language_model import load_language_model
     from charter.spec.stage import JudgeStage
     from charter.train.judge import judge_loss
+    from charter.train.optimizers import make_optimizer, set_learning_rate
     from charter.train.schedule import batch_rows, learning_rate_factor, total_steps
-    from charter.train.supervised import make_optimizer, set_learning_rate
 
     form, epochs, rate, batch = judge
     taught, asked = halves

@@ -13,11 +13,9 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
 from math import exp, log
 from pathlib import Path
 from typing import Any
@@ -26,18 +24,17 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
 from planned_against.cases import Case, cases  # noqa: E402
-from planned_against.child import write_data  # noqa: E402
+from planned_against.data import write_data  # noqa: E402
+from planned_against.processes import in_child  # noqa: E402
 
 from charter.pipeline.planned_step import planned_step  # noqa: E402
 from charter.plan.hardware.machine import Machine, probe_machine  # noqa: E402
 from charter.plan.physics.knowledge import shipped  # noqa: E402
 from charter.plan.project_plan import plan_project  # noqa: E402
 
-CHILD = ROOT / "benchmarks" / "planned_against" / "child.py"
 PHASES = ("generate", "score", "update")
 WORTH_SECONDS = 2.0
 """CPU seconds that the measured steps of a case should take; at least 5 steps, at most 20."""
-LONGEST_SECONDS = 300.0
 MEMORY_ALLOWED, TIME_ALLOWED = 0.05, 0.15
 PARTS = {"weights": "parameters", "gradients": "gradients", "optimizer": "optimizer"}
 
@@ -58,30 +55,16 @@ def planned(case: Case, machine: Machine) -> dict[str, Any]:
         "bytes": step.peak_bytes,
         "parts": dict(step.bytes_by_part),
         "moment": stage.option.peak.moment,
+        "terms": {term.name: term.value / steps for term in stage.option.time_terms},
     }
 
 
-def run_child(case: Case, what: str, steps: int, child: Path) -> dict[str, Any] | str:
-    """One measurement; what went wrong where it did."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    with tempfile.TemporaryDirectory() as place:
-        asked = {"case": asdict(case), "what": what, "steps": steps, "place": f"{place}/case"}
-        done = subprocess.run(
-            [sys.executable, child, json.dumps(asked)],
-            capture_output=True, text=True, timeout=LONGEST_SECONDS, check=False, env=environment,
-        )  # fmt: skip
-    if done.returncode:
-        return done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"ended with {done.returncode}"
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-def measure(case: Case, machine: Machine, child: Path) -> dict[str, Any]:
+def measure(case: Case, machine: Machine, measured: Sequence[str]) -> dict[str, Any]:
     """One configuration: planned, measured, and what went wrong."""
     row: dict[str, Any] = {"case": case.label, "kind": case.kind, "planned": planned(case, machine)}
     wanted = WORTH_SECONDS / max(row["planned"]["seconds"]["step"], 1e-3)
-    for what in ("seconds", "bytes"):
-        found = run_child(case, what, max(5, min(20, round(wanted))), child)
+    for what in measured:
+        found = in_child(case, what, max(5, min(20, round(wanted))))
         row[what if isinstance(found, dict) else "failed"] = found
     return row
 
@@ -154,19 +137,24 @@ def main() -> int:
     """Measure every case; 1 when a required figure is missed or a case failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="cases whose label contains this")
-    parser.add_argument("--child", type=Path, default=CHILD, help=argparse.SUPPRESS)
     parser.add_argument("--rows", type=Path, help="write every row here")
-    parser.add_argument("--again", type=Path, help="plan anew, but take what was measured from this file of rows")
+    parser.add_argument("--what", choices=("seconds", "bytes", "both"), default="both")
+    parser.add_argument(
+        "--again", type=Path, nargs="*", default=[], help="plan anew, but take what was measured from these rows"
+    )
     asked = parser.parse_args()
     machine = probe_machine()
     chosen = [case for case in cases() if asked.only in case.label]
     rows = []
-    earlier = {row["case"]: row for row in json.loads(asked.again.read_text())} if asked.again else {}
+    measured = ("seconds", "bytes") if asked.what == "both" else (asked.what,)
+    earlier: dict[str, dict[str, Any]] = {}
+    for row in (row for file in asked.again for row in json.loads(file.read_text())):
+        earlier[row["case"]] = earlier.get(row["case"], {}) | row
     for case in chosen:
         if case.label in earlier:
             rows.append(earlier[case.label] | {"planned": planned(case, machine)})
         else:
-            rows.append(measure(case, machine, asked.child))
+            rows.append(measure(case, machine, measured))
         print(shown(rows[-1]), flush=True)
         if asked.rows:
             asked.rows.write_text(json.dumps(rows))

@@ -126,10 +126,12 @@ def ppo(steps, scale):
         cliprange_value=work.CLIP,
         lam=work.GAE_LAMBDA,
     )
+    policy = work.causal_model(scale)
+    policy.generation_config.min_new_tokens = work.ANSWER_TOKENS
     trainer = PPOTrainer(
         args=arguments,
         processing_class=work.tokenizer(),
-        model=work.causal_model(scale),
+        model=policy,
         ref_model=work.causal_model(scale),
         reward_model=work.scalar_model(scale),
         value_model=work.scalar_model(scale),

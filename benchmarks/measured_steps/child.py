@@ -3,29 +3,35 @@
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from charter.artifacts.position import Position
 from charter.inference.generate import SamplingSettings, generate
 from charter.models.chat import Encoded
+from charter.models.parallel import Parallel, parallelize
 from charter.models.runtime import configure
 from charter.spec.dataset import Pair
 from charter.spec.stage import PreferenceModelStage, SftStage
+from charter.train.loop import Task
+from charter.train.meter import Meter
+from charter.train.optimizers import make_optimizer
 from charter.train.preference_model import pair_loss
 from charter.train.pretrain import language_loss
+from charter.train.setup import Setup
 from charter.train.sft import collate
-from charter.train.supervised import BatchLoss, SupervisedRun, make_optimizer
+from charter.train.supervised import BatchLoss, SupervisedTask
 
 from .grid import Case
 from .memory import PeakMemory, gib_of, optimizer_gib
 from .subjects import (
-    add_adapters,
+    add_lora,
     language_model,
     preference_model,
     question,
-    recompute_layers,
+    setup_of,
     stage_dtype,
     text_of,
     token_ids,
@@ -34,45 +40,24 @@ from .subjects import (
 BATCHES_OF_DATA = 2
 
 
-class TimedStage:
-    """Stands in for a stage's directory: writes nothing, and notes the time at every report."""
-
-    def __init__(self, spec: Any, memory: PeakMemory, *, warmup: int, micro_batch: int = 0) -> None:
-        frozen = {"micro_batch": micro_batch}
-        self.job = SimpleNamespace(seed=1, stage="measured", spec=spec, frozen=frozen)
-        self.memory, self.warmup = memory, warmup
-        self.seconds: list[float] = []
-        self.last = time.perf_counter()
-
-    def latest_checkpoint(self) -> None:
-        """There is none."""
-
-    def should_stop(self) -> bool:
-        """Never."""
-        return False
-
-    def save_checkpoint(self, step: int, write: Callable[..., None]) -> None:
-        """Nothing is saved: the time of a checkpoint is no part of a step."""
-
-    def report(self, step: int, *unused: object) -> None:
-        """A step is done; after the warm-up memory is watched anew."""
-        now = clock()
-        self.seconds.append(now - self.last)
-        if step == self.warmup:
-            self.memory.reset()
-        self.last = clock()
-
-    @property
-    def measured(self) -> list[float]:
-        """Seconds of the steps after the warm-up."""
-        return self.seconds[self.warmup :]
-
-
 def clock() -> float:
     """Seconds, when the device has done all it was told."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     return time.perf_counter()
+
+
+def timed_steps(task: Task, memory: PeakMemory, *, steps: int, warmup: int) -> list[float]:
+    """Seconds of each step after the warm-up, from whose end on memory is watched anew."""
+    seconds = []
+    for step in range(warmup + steps):
+        if step == warmup:
+            memory.reset()
+        start = clock()
+        for part in range(task.parts):
+            task.run_part(Position(step, part))
+        seconds.append(clock() - start)
+    return seconds[warmup:]
 
 
 def measure(case: Case, device_name: str, threads: int, steps: int, warmup: int) -> dict[str, Any]:
@@ -100,17 +85,19 @@ def _supervised(case: Case, device: torch.device, memory: PeakMemory, *, steps: 
         init="model", data=("data",), steps=steps + warmup, global_batch=case.global_batch, seq_len=case.seq,
         dtype=stage_dtype(case), schedule="constant",
     )  # fmt: skip
-    module, parameters, loss_of = make(case, device)
-    optimizer = make_optimizer([(list(module.parameters()), spec.learning_rate)], spec)
-    stage = TimedStage(spec, memory, warmup=warmup, micro_batch=case.micro_batch)
+    meter = Meter(Path(), device=device)
+    setup = setup_of(spec, device, meter, micro_batch=case.micro_batch, recompute=case.recompute)
+    parallel, parameters, loss_of = make(case, setup)
+    optimizer = make_optimizer([(parallel.trained_parameters(), spec.learning_rate)], spec)
     rows = case.global_batch * BATCHES_OF_DATA
-    SupervisedRun(stage, module, optimizer, spec, rows, steps + warmup, loss_of).train()  # type: ignore[arg-type]
+    task = SupervisedTask(setup, parallel, optimizer, spec, rows, steps + warmup, loss_of)
+    seconds = timed_steps(task, memory, steps=steps, warmup=warmup)
     return {
-        "metrics": {"step_time_s": statistics.median(stage.measured)},
-        "spread": [min(stage.measured), max(stage.measured)],
-        "steps": len(stage.measured),
+        "metrics": {"step_time_s": statistics.median(seconds)},
+        "spread": [min(seconds), max(seconds)],
+        "steps": len(seconds),
         "peak_gib": memory.peak_gib(),
-        "resident_gib": {"weights": gib_of(module.parameters()), "optimizer": optimizer_gib(optimizer)},
+        "resident_gib": {"weights": gib_of(parallel.module.parameters()), "optimizer": optimizer_gib(optimizer)},
         "params_b": parameters / 1e9,
     }
 
@@ -118,13 +105,12 @@ def _supervised(case: Case, device: torch.device, memory: PeakMemory, *, steps: 
 Loss = Callable[[Sequence[int], int], BatchLoss]
 
 
-def _language_loss(case: Case, device: torch.device) -> tuple[torch.nn.Module, int, Loss]:
-    model = language_model(case, device)
+def _language_loss(case: Case, setup: Setup) -> tuple[Parallel, int, Loss]:
+    model = language_model(case, setup.device)
     parameters = sum(item.numel() for item in model.model.parameters())
     if case.lora_rank:
-        add_adapters(model.model, case.lora_rank)
-    if case.recompute:
-        recompute_layers(model.model)
+        add_lora(model, case.lora_rank)
+    parallel = parallelize(model.model, setup.layout, setup.ranks, dtype=stage_dtype(case))
     vocabulary = case.architecture.vocab_size
     data = [
         Encoded(tuple(token_ids(case.seq, vocabulary, row)), (True,) * case.seq)
@@ -133,15 +119,14 @@ def _language_loss(case: Case, device: torch.device) -> tuple[torch.nn.Module, i
 
     def loss_of(rows: Sequence[int], step: int) -> BatchLoss:
         batch = collate([data[row] for row in rows], padding=model.padding_id)
-        return language_loss(model, *batch, dtype=stage_dtype(case))
+        return language_loss(parallel.call, *batch, dtype=stage_dtype(case), device=setup.device)
 
-    return model.model, parameters, loss_of
+    return parallel, parameters, loss_of
 
 
-def _preference_loss(case: Case, device: torch.device) -> tuple[torch.nn.Module, int, Loss]:
-    model = preference_model(case, device)
-    if case.recompute:
-        recompute_layers(model.scalar.body)
+def _preference_loss(case: Case, setup: Setup) -> tuple[Parallel, int, Loss]:
+    model = preference_model(case, setup.device)
+    parallel = parallelize(model.scalar, setup.layout, setup.ranks, dtype=stage_dtype(case))
     vocabulary, answer = case.architecture.vocab_size, case.seq // 2
     pairs = [
         Pair(
@@ -154,9 +139,9 @@ def _preference_loss(case: Case, device: torch.device) -> tuple[torch.nn.Module,
     ]
 
     def loss_of(rows: Sequence[int], step: int) -> BatchLoss:
-        return pair_loss(model, [pairs[row] for row in rows], dtype=stage_dtype(case))
+        return pair_loss(model, [pairs[row] for row in rows], setup.job.spec, call=parallel.call)
 
-    return model.scalar, sum(item.numel() for item in model.scalar.parameters()), loss_of
+    return parallel, sum(item.numel() for item in model.scalar.parameters()), loss_of
 
 
 def _inference(case: Case, device: torch.device, memory: PeakMemory, *, repeats: int) -> dict[str, Any]:

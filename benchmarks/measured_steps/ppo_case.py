@@ -1,82 +1,85 @@
 """One PPO step of the project's engine, with the time and the peak memory of its three phases.
 
-generate: sampling of the answers; train: advantages and all minibatch updates; other: the rest of the step, which is
-the reward model, the old and the reference log-probabilities, and the values.
+generate: sampling of the answers; train: all minibatch updates; other: the rest of the step, which is the reward
+model, the old and the reference log-probabilities, the values, and the advantages.
 """
 
 import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from charter.errors import StageError
+from charter.inference.generator import NativeGenerator
+from charter.models.parallel import parallelize
 from charter.spec.dataset import Prompt
 from charter.spec.stage import PpoStage
-from charter.train import ppo
-from charter.train.ppo import PpoRun
-from charter.train.rollout import Rollout
+from charter.train.meter import Meter
+from charter.train.models import frozen_model
+from charter.train.optimizers import make_optimizer
+from charter.train.ppo_sampling import Models, Sampler
+from charter.train.ppo_task import PpoTask
+from charter.train.ppo_update import Update
+from charter.train.setup import Setup
 
-from .child import BATCHES_OF_DATA, TimedStage, clock
+from .child import BATCHES_OF_DATA, clock, timed_steps
 from .grid import Case
 from .memory import PeakMemory, gib_of, optimizer_gib
-from .subjects import language_model, preference_model, question, recompute_layers, stage_dtype
+from .subjects import language_model, preference_model, question, setup_of, stage_dtype
 
-PHASES = ("generate", "other", "train")
-
-
-class Phases:
-    """Seconds of every phase, step by step, and its highest peak after the warm-up."""
-
-    def __init__(self, memory: PeakMemory) -> None:
-        self.memory = memory
-        self.seconds: dict[str, list[float]] = {phase: [] for phase in PHASES}
-        self.peaks: dict[str, list[float]] = {phase: [] for phase in PHASES}
-        self.started = 0.0
-
-    def start(self) -> None:
-        """A phase begins."""
-        self.memory.reset()
-        self.started = clock()
-
-    def end(self, phase: str) -> None:
-        """It ends, and the next one begins."""
-        self.seconds[phase].append(clock() - self.started)
-        self.peaks[phase].append(self.memory.peak_gib())
-        self.start()
+PHASES = {"generate": "generate", "score": "other", "update": "train"}
+"""What the engine calls a phase, and what a row does."""
 
 
-class TimedPpo(PpoRun):
-    """The engine's PPO with a clock between its phases."""
+class PhaseMeter(Meter):
+    """Seconds of every phase, step by step, and its highest peak."""
 
-    phases: Phases
-    recompute = False
+    def __init__(self, device: torch.device, memory: PeakMemory) -> None:
+        super().__init__(Path(), device=device)
+        self._memory = memory
+        self.step = -1
+        self.seconds: dict[tuple[str, int], float] = {}
+        self.peaks: dict[tuple[str, int], float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:  # type: ignore[override]
+        """Time and watch the block; a step begins with its sampling."""
+        self.step += name == "generate"
+        self._memory.reset()
+        start = clock()
+        yield
+        key = (PHASES[name], self.step)
+        self.seconds[key] = self.seconds.get(key, 0.0) + clock() - start
+        self.peaks[key] = max(self.peaks.get(key, 0.0), self._memory.peak_gib())
+
+    def of(self, phase: str, warmup: int) -> list[float]:
+        """Seconds of a phase after the warm-up."""
+        return [value for (name, step), value in self.seconds.items() if name == phase and step >= warmup]
+
+    def peak_of(self, phase: str, warmup: int) -> float:
+        """The highest peak of a phase after the warm-up."""
+        return max(value for (name, step), value in self.peaks.items() if name == phase and step >= warmup)
+
+
+class PatientUpdate(Update):
+    """The engine's update; where its kernels do not give the same bits twice, once more without the ratio's check."""
+
     ratio_is_checked = True
 
-    def _rollout(self, step: int) -> Rollout:
-        self.phases.start()
-        rollout = super()._rollout(step)
-        self.phases.end("other")
-        return rollout
-
-    def _update(self, rollout: Rollout, step: int) -> dict[str, float]:
-        self.phases.start()
-        for module in (self.policy.model, self.value):
-            module.train(self.recompute)
-        metrics = super()._update(rollout, step)
-        for module in (self.policy.model, self.value):
-            module.eval()
-        self.phases.end("train")
-        return metrics
-
-    def _minibatch(self, *arguments: Any, first: bool, step: int) -> dict[str, float]:
-        """As the engine does; where its kernels do not give the same bits twice, once more without that check."""
+    def minibatch(self, rollout: Any, parts: Any, at: Any, guard: Any, **options: Any) -> dict[str, float]:
+        """As the engine does."""
+        unchecked = replace(at, epoch=at.epoch + 1)
         try:
-            return super()._minibatch(*arguments, first=first and self.ratio_is_checked, step=step)
+            return super().minibatch(rollout, parts, at if self.ratio_is_checked else unchecked, guard, **options)
         except StageError:
-            if not first or not self.ratio_is_checked:
+            if not at.is_first or not self.ratio_is_checked:
                 raise
-            TimedPpo.ratio_is_checked = False
-            return super()._minibatch(*arguments, first=False, step=step)
+            self.ratio_is_checked = False
+            return super().minibatch(rollout, parts, unchecked, guard, **options)
 
 
 def measure_ppo(case: Case, device: torch.device, memory: PeakMemory, *, steps: int, warmup: int) -> dict[str, Any]:
@@ -86,78 +89,61 @@ def measure_ppo(case: Case, device: torch.device, memory: PeakMemory, *, steps: 
         rollout_batch=case.rollout_batch, minibatch=case.micro_batch, max_prompt_tokens=case.prompt_tokens,
         max_new_tokens=case.answer_tokens, min_new_tokens=case.answer_tokens, dtype=stage_dtype(case),
     )  # fmt: skip
-    stage = TimedStage(spec, memory, warmup=warmup)
-    run = _run(case, spec, stage, device)
-    run.phases = phases = Phases(memory)
-    run.recompute = case.recompute
-    with_clock(phases)
-    run.train()
-    generated, trained = phases.seconds["generate"][warmup:], phases.seconds["train"][warmup:]
-    rest = [whole - one - two for whole, one, two in zip(stage.measured, generated, trained, strict=True)]
-    peaks = {phase: max(phases.peaks[phase][warmup:]) for phase in PHASES}
+    meter = PhaseMeter(device, memory)
+    task = _task(case, spec, setup_of(spec, device, meter, recompute=case.recompute))
+    whole = timed_steps(task, memory, steps=steps, warmup=warmup)
+    generated, trained = meter.of("generate", warmup), meter.of("train", warmup)
+    rest = [step - one - two for step, one, two in zip(whole, generated, trained, strict=True)]
+    peaks = {phase: meter.peak_of(phase, warmup) for phase in PHASES.values()}
+    assert task.models.value is not None
     return {
         "metrics": {
-            "step_time_s": statistics.median(stage.measured),
+            "step_time_s": statistics.median(whole),
             "ppo_generate_time_s": statistics.median(generated),
             "ppo_train_time_s": statistics.median(trained),
             "ppo_other_time_s": statistics.median(rest),
         },
-        "spread": [min(stage.measured), max(stage.measured)],
-        "steps": len(stage.measured),
+        "spread": [min(whole), max(whole)],
+        "steps": len(whole),
         "peak_gib": max(peaks.values()),
         "phase_peak_gib": peaks,
-        "resident_gib": _resident(run),
-        "params_b": _billions(run.policy.model),
-        "critic_params_b": _billions(run.value),
-        "reward_params_b": _billions(run.reward.scalar),
-        "ratio_is_checked": TimedPpo.ratio_is_checked,
+        "resident_gib": _resident(task),
+        "params_b": _billions(task.models.policy.model),
+        "critic_params_b": _billions(task.models.value.module),
+        "reward_params_b": _billions(task.models.reward.scalar),
+        "ratio_is_checked": getattr(task.update, "ratio_is_checked", True),
     }
 
 
-def with_clock(phases: Phases) -> None:
-    """Put the clock around the engine's sampling, which it calls by name from inside the rollout."""
-    sample = ppo.generate
-
-    def timed(*arguments: Any, **options: Any) -> Any:
-        phases.start()
-        answers = sample(*arguments, **options)
-        phases.end("generate")
-        return answers
-
-    ppo.generate = timed
-
-
-def _run(case: Case, spec: PpoStage, stage: TimedStage, device: torch.device) -> TimedPpo:
-    vocabulary = case.architecture.vocab_size
+def _task(case: Case, spec: PpoStage, setup: Setup) -> PpoTask:
+    device, dtype, vocabulary = setup.device, stage_dtype(case), case.architecture.vocab_size
     prompts = tuple(
         Prompt(id=str(row), turns=question(case.prompt_tokens, vocabulary, row))
         for row in range(case.rollout_batch * BATCHES_OF_DATA)
     )
-    policy, value = language_model(case, device), preference_model(case, device).scalar
-    if case.recompute:
-        recompute_layers(policy.model)
-        recompute_layers(value.body)
-    return TimedPpo(
-        stage=stage,  # type: ignore[arg-type]
-        spec=spec,
-        policy=policy,
-        reference=language_model(case, device),
-        reward=preference_model(case, device),
-        value=value,
-        prompts=prompts,
+    policy, reward = language_model(case, device), preference_model(case, device)
+    trained, value = (
+        parallelize(module, setup.layout, setup.ranks, dtype=dtype)
+        for module in (policy.model, preference_model(case, device).scalar)
     )
+    frozen_model(setup, reward.scalar, dtype)
+    reference = frozen_model(setup, language_model(case, device).model, dtype)
+    for module in (trained.module, value.module, reward.scalar):
+        module.eval()
+    models = Models(policy, trained, reference, reward, value)
+    policy_optimizer, value_optimizer = (
+        make_optimizer([(item.trained_parameters(), spec.learning_rate)], spec) for item in (trained, value)
+    )
+    update = PatientUpdate(setup, spec, trained, policy_optimizer, value, value_optimizer)
+    return PpoTask(setup, spec, models, Sampler(setup, spec, models, NativeGenerator(policy), prompts), update)
 
 
-def _resident(run: PpoRun) -> dict[str, float]:
+def _resident(task: PpoTask) -> dict[str, float]:
     """What each role keeps in memory between steps."""
-    return {
-        "policy": gib_of(run.policy.model.parameters()),
-        "policy optimizer": optimizer_gib(run.policy_optimizer),
-        "value": gib_of(run.value.parameters()),
-        "value optimizer": optimizer_gib(run.value_optimizer),
-        "reference": gib_of(run.reference.model.parameters()),
-        "reward": gib_of(run.reward.scalar.parameters()),
-    }
+    found = {name: gib_of(module.parameters()) for name, module in task.state.modules.items()}
+    found |= {f"{name} optimizer": optimizer_gib(item) for name, item in task.state.optimizers.items()}
+    reference, reward = task.models.reference.module, task.models.reward.scalar
+    return found | {"reference": gib_of(reference.parameters()), "reward": gib_of(reward.parameters())}
 
 
 def _billions(module: torch.nn.Module) -> float:

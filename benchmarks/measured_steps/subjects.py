@@ -1,17 +1,24 @@
-"""What is measured: models with random weights on the device, low-rank adapters, and texts of an exact length."""
+"""What is measured: models of random weights on the device, a setup without directory, texts of an exact length."""
 
 import random
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from charter.models.adapters import add_adapter
+from charter.models.engine_layout import EngineLayout
 from charter.models.language_model import LanguageModel
 from charter.models.preference import PreferenceModel, ScalarModel
+from charter.models.ranks import Ranks
 from charter.spec.dataset import Turn
+from charter.spec.layout import Adapter
 from charter.spec.stage_parts import Dtype
+from charter.train.meter import Meter
+from charter.train.setup import Setup
 
 from .grid import PURE, Case
 
@@ -105,35 +112,14 @@ def preference_model(case: Case, device: torch.device) -> PreferenceModel:
     return PreferenceModel(scalar, base, settings | {"score_mean": 0.0, "score_deviation": 1.0})
 
 
-def recompute_layers(body: Any) -> None:
-    """Full recomputation: one checkpoint per layer; it holds while the module is in training mode."""
-    if hasattr(body, "activation_checkpointing_enable"):
-        body.activation_checkpointing_enable()
-    else:  # its name in older releases of transformers, deprecated since
-        body.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+def setup_of(spec: Any, device: torch.device, meter: Meter, *, micro_batch: int = 0, recompute: bool = False) -> Setup:
+    """A stage's setup without a directory: what its steps need, and no checkpoints, heartbeat or metrics."""
+    job = SimpleNamespace(seed=1, stage="measured", spec=spec)
+    stage: Any = SimpleNamespace(job=job, alive=lambda: None)
+    layout = EngineLayout(micro_batch=micro_batch, recompute="full" if recompute else "none")
+    return Setup(stage=stage, ranks=Ranks(device=device), layout=layout, meter=meter)
 
 
-class LowRankLinear(nn.Module):
-    """A frozen projection and its low-rank update `x A^T B^T` (Hu et al. 2021, arXiv:2106.09685)."""
-
-    def __init__(self, frozen: nn.Linear, rank: int) -> None:
-        super().__init__()
-        self.frozen = frozen
-        self.down = nn.Parameter(frozen.weight.new_empty(rank, frozen.in_features).normal_() / rank)
-        self.up = nn.Parameter(frozen.weight.new_zeros(frozen.out_features, rank))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The projection with its update."""
-        low = nn.functional.linear(x, self.down)
-        changed: Tensor = self.frozen(x) + nn.functional.linear(low, self.up)
-        return changed
-
-
-def add_adapters(model: Any, rank: int) -> None:
-    """Freeze a model and put adapters on every projection of its layers; the output projection stays as it is."""
-    model.requires_grad_(False)
-    body = model.get_decoder()
-    for module in list(body.layers.modules()):
-        for name, child in list(module.named_children()):
-            if isinstance(child, nn.Linear):
-                setattr(module, name, LowRankLinear(child, rank))
+def add_lora(model: LanguageModel, rank: int) -> None:
+    """The engine's adapters on every projection of the layers; the output projection stays as it is."""
+    add_adapter(model.model, Adapter(rank=rank), seed=1)

@@ -1,59 +1,30 @@
-"""One case in the native engine, in a process of its own: CPU seconds by phase, or bytes; prints one JSON object.
-
-    python child.py '{"case": {...}, "what": "seconds", "steps": 8, "place": "/tmp/somewhere"}'
+"""One case in the native engine: CPU seconds by phase, or bytes.
 
 The stage's own module runs, as a run would start it. Seconds are of the process (`time.process_time`), so that other
-programs on the machine count little. Bytes are those of storages that torch operations make (train/allocated.py).
+programs on the machine count little. Bytes are those of storages that torch operations make.
 """
 
 import functools
 import json
-import random
 import statistics
-import sys
 import time
-from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
+from charter.artifacts.job import Job, JobInput, write_job
+from charter.artifacts.stage_dir import StageDir
+from charter.models.language_model import LanguageModel, new_language_model
+from charter.models.preference import PreferenceModel, ScalarModel
+from charter.models.tokenizer import train_tokenizer
+from charter.spec.project import DataSpec
 
-from charter.artifacts.job import Job, JobInput, write_job  # noqa: E402
-from charter.artifacts.stage_dir import StageDir  # noqa: E402
-from charter.models.language_model import LanguageModel, new_language_model  # noqa: E402
-from charter.models.preference import PreferenceModel, ScalarModel  # noqa: E402
-from charter.models.tokenizer import train_tokenizer  # noqa: E402
-from charter.spec.project import DataSpec  # noqa: E402
-from planned_against.cases import Case  # noqa: E402
+from .cases import Case
+from .data import write_data
+from .live import TaggedBytes
 
 WARMUP = 3
 PHASES = ("generate", "score", "update")
-ROWS = 64
-
-
-def words(count: int, draw: random.Random) -> str:
-    """A text of random letters: byte-level tokens, about one per letter."""
-    return " ".join("".join(draw.choices("bcdfghjklmnpqrstvwxz", k=3)) for _ in range(count))
-
-
-def write_data(place: Path, seq: int) -> None:
-    """Files of rows that are all longer than `seq` tokens, so that every sequence is cut to its full length."""
-    draw = random.Random(1)
-    turn = {"role": "user", "content": words(1, draw)}
-    long = 3 * seq // 2
-    rows: dict[str, Any] = {
-        "texts": [{"text": words(long, draw)} for _ in range(ROWS)],
-        "talks": [{"messages": [turn, {"role": "assistant", "content": words(long, draw)}]} for _ in range(ROWS)],
-        "pairs": [
-            {"prompt": words(long, draw), "chosen": words(long, draw), "rejected": words(long, draw)}
-            for _ in range(ROWS)
-        ],
-        "prompts": [{"prompt": words(long, draw)} for _ in range(ROWS)],
-    }
-    for name, items in rows.items():
-        (place / f"{name}.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
 
 
 def stage(case: Case, place: Path, steps: int) -> StageDir:
@@ -114,8 +85,6 @@ def seconds(case: Case, place: Path, steps: int) -> dict[str, Any]:
 
 def measured_bytes(case: Case, place: Path) -> dict[str, Any]:
     """Peak bytes of the third step, and what they are."""
-    from planned_against.live import TaggedBytes
-
     directory = stage(case, place, 3)
     live = TaggedBytes(vocabulary=case.architecture.vocab_size)
     with live.watching():
@@ -123,13 +92,6 @@ def measured_bytes(case: Case, place: Path) -> dict[str, Any]:
     return live.found()
 
 
-def main(arguments: Iterable[str]) -> None:
-    """Measure what was asked."""
-    asked = json.loads(next(iter(arguments)))
-    case, place = Case(**asked["case"]), Path(asked["place"])
-    found = measured_bytes(case, place) if asked["what"] == "bytes" else seconds(case, place, asked["steps"])
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+def measured(case: Case, what: str, steps: int, place: Path) -> dict[str, Any]:
+    """CPU seconds or bytes."""
+    return measured_bytes(case, place) if what == "bytes" else seconds(case, place, steps)

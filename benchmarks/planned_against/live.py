@@ -81,7 +81,7 @@ class TaggedBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _before_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if self._updates == 0:
-            for module in [item for item in gc.get_objects() if isinstance(item, torch.nn.Module)]:
+            for module in [item for item in gc.get_objects() if issubclass(type(item), torch.nn.Module)]:
                 for tensor in (*module.parameters(), *module.buffers()):
                     self.note(tensor, "weights")
         for group in optimizer.param_groups:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
+PYTHONPATH = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
 CHARTER_YAML = """\
 name: count
 models:
@@ -60,7 +61,7 @@ class Workplace:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(HERE), **environment},
+            env={**os.environ, "PYTHONPATH": PYTHONPATH, **environment},
             start_new_session=True,
         )
         self.running.append(process)

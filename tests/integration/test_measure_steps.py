@@ -134,10 +134,11 @@ def test_texts_have_the_length_they_are_asked_for(parts):
 def test_adapters_leave_the_model_as_it_was_and_train_alone(parts):
     grid, subjects = parts["grid"], parts["subjects"]
     case = grid.Case(kind="lora", model="charter-tiny", seq=16, lora_rank=4)
-    model = subjects.language_model(case, torch.device("cpu")).model
+    subject = subjects.language_model(case, torch.device("cpu"))
+    model = subject.model
     ids = torch.arange(2, 18)[None]
     before = model(input_ids=ids).logits
-    subjects.add_adapters(model, 4)
+    subjects.add_lora(subject, 4)
     trained = sum(item.numel() for item in model.parameters() if item.requires_grad)
     hidden, kv, ffn, layers = 64, 32, 176, 2
     assert trained == layers * 4 * (2 * (hidden + hidden) + 2 * (hidden + kv) + 3 * (hidden + ffn))
@@ -147,8 +148,10 @@ def test_adapters_leave_the_model_as_it_was_and_train_alone(parts):
 def test_recomputation_keeps_less_for_the_backward_pass(parts):
     def kept(recompute):
         case = parts["grid"].Case(kind="sft", model="charter-tiny", micro_batch=2, seq=64, recompute=recompute)
-        module, _, loss_of = parts["child"]._language_loss(case, torch.device("cpu"))
-        module.train()
+        child, subjects = parts["child"], parts["subjects"]
+        setup = subjects.setup_of(None, torch.device("cpu"), None, recompute=recompute)
+        parallel, _, loss_of = child._language_loss(case, setup)
+        parallel.module.train()
         sizes = []
         with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.nbytes) or x, lambda x: x):
             loss_of([0, 1], 0)

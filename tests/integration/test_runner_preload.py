@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from charter.launch.commands import STAGE_MODULES
+from charter.launch.commands import STAGE_MODULES, preloaded_modules
 from charter.launch.local import stage_environment
 
 PRELOAD = """
@@ -18,7 +18,7 @@ print(json.dumps({"threads": len(os.listdir("/proc/self/task")), "loaded": loade
 
 @pytest.mark.torch
 def test_after_its_imports_the_server_has_one_thread_so_that_forking_is_safe():
-    modules = sorted(STAGE_MODULES.values())
+    modules = preloaded_modules(STAGE_MODULES.values())
     done = subprocess.run(
         [sys.executable, "-c", PRELOAD, *modules],
         capture_output=True,

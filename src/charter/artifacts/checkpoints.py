@@ -4,6 +4,7 @@ A checkpoint is a directory that appeared whole under the name of its position a
 longer on the path is renamed, never deleted; what retention removes is older than enough verified ones.
 """
 
+import fnmatch
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -11,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from charter.artifacts import durable
+from charter.artifacts.file_facts import FileFact, facts_of, files_under
 from charter.artifacts.fingerprint import differences
 from charter.artifacts.job import Job
 from charter.artifacts.position import Position, position_of
 from charter.artifacts.retention import Held, Retention
 from charter.artifacts.sealed import read_sealed, sealed_text
+from charter.artifacts.whole_dir import MANIFEST
 from charter.errors import DataError
 
 STATE, PINNED = "state", "pinned"
@@ -45,7 +48,13 @@ class Checkpoints:
     def __init__(self, stage_dir: Path, job: Job) -> None:
         self.directory = stage_dir / STATE
         self.job = job
-        self.retention = Retention(keep_last=job.keep_last, keep_every=job.keep_every, keep_best=job.keep_best)
+        guard = getattr(job.spec, "guard", None)
+        self.retention = Retention(
+            keep_last=job.keep_last,
+            keep_every=job.keep_every,
+            keep_best=job.keep_best,
+            go_back_steps=guard.roll_back_steps if guard and guard.on_divergence == "roll_back" else None,
+        )
         self._verified: set[Position] = set()
 
     def positions(self) -> list[Position]:
@@ -72,7 +81,7 @@ class Checkpoints:
     def accept(self, position: Position, *, world_size: int = 1) -> Checkpoint:
         """A checkpoint that was found undamaged, when it belongs to this job."""
         path = self.path_of(position)
-        manifest = read_sealed(path / durable.MANIFEST)
+        manifest = read_sealed(path / MANIFEST)
         if manifest["fingerprint"] != self.job.fingerprint:
             raise DataError(_of_another_run(path, manifest, self.job))
         if manifest["world_size"] != world_size and RESHARDED not in self.job.frozen:
@@ -100,7 +109,7 @@ class Checkpoints:
     def manifest_text(
         self,
         position: Position,
-        files: Mapping[str, durable.FileFact],
+        files: Mapping[str, FileFact],
         *,
         world_size: int = 1,
         metric: float | None = None,
@@ -126,7 +135,7 @@ class Checkpoints:
         return sum(
             (path / name).stat().st_size
             for path in map(self.path_of, self.positions()[-1:])
-            for name in durable.files_under(path)
+            for name in files_under(path)
         )
 
     def published(self, position: Position) -> None:
@@ -159,8 +168,8 @@ def damage(path: Path, *, share: int = 0, shares: int = 1) -> str | None:
     With `shares` processes each hashes every so-many-th file; the manifest is checked by all.
     """
     try:
-        manifest = read_sealed(path / durable.MANIFEST)
-        files = {relative: durable.FileFact(**fact) for relative, fact in manifest["files"].items()}
+        manifest = read_sealed(path / MANIFEST)
+        files = {relative: FileFact(**fact) for relative, fact in manifest["files"].items()}
         if position_of(path.name) != Position(manifest["step"], manifest["part"]):
             return f"it is the checkpoint of position {Position(manifest['step'], manifest['part'])}"
         _ = manifest["fingerprint"], manifest["stage"], manifest["world_size"]
@@ -171,7 +180,7 @@ def damage(path: Path, *, share: int = 0, shares: int = 1) -> str | None:
     own = sorted(files)[share::shares]
     if missing := [relative for relative in own if not (path / relative).is_file()]:
         return f"{missing[0]} is missing"
-    for relative, found in zip(own, durable.facts_of([path / relative for relative in own]), strict=True):
+    for relative, found in zip(own, facts_of([path / relative for relative in own]), strict=True):
         if found.bytes != files[relative].bytes:
             return f"{relative} has {found.bytes} bytes, recorded {files[relative].bytes}"
         if found.sha256 != files[relative].sha256:
@@ -179,9 +188,15 @@ def damage(path: Path, *, share: int = 0, shares: int = 1) -> str | None:
     return None
 
 
+def files_of(path: Path, pattern: str = "*") -> dict[str, FileFact]:
+    """What a checkpoint's manifest says of the files whose names match."""
+    files = read_sealed(path / MANIFEST)["files"]
+    return {name: FileFact(**fact) for name, fact in files.items() if fnmatch.fnmatchcase(name, pattern)}
+
+
 def _metric(path: Path) -> float | None:
     try:
-        value = read_sealed(path / durable.MANIFEST).get("metric")
+        value = read_sealed(path / MANIFEST).get("metric")
     except DataError:
         return None
     return None if value is None else float(value)

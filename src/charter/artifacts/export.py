@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from charter.artifacts import durable
+from charter.artifacts.file_facts import files_under, sha256_file
 from charter.artifacts.record import OUTPUTS, Record, damaged_output
 from charter.artifacts.safetensors_file import StoredTensor, differing_tensors, read_header, write_tensors
 from charter.errors import DataError
@@ -47,17 +48,17 @@ def copy_model(stage_dir: Path, record: Record, target: Path) -> ScoreMeaning | 
     source = stage_dir / OUTPUTS / MODEL
     if (source / HEAD_SETTINGS).exists():
         return _copy_preference_model(source, target)
-    for relative in durable.files_under(source):
+    for relative in files_under(source):
         _copy(source / relative, target / relative)
-        if durable.sha256_file(target / relative) != record.outputs[f"{MODEL}/{relative}"]:
+        if sha256_file(target / relative) != record.outputs[f"{MODEL}/{relative}"]:
             raise DataError(f"{relative} changed while it was copied; check the disk and export again")
     return None
 
 
 def _copy_preference_model(source: Path, target: Path) -> ScoreMeaning:
     config = _classifier_config(json.loads((source / CONFIG).read_text(encoding="utf-8")), source)
-    weights = [name for name in durable.files_under(source) if name.endswith(".safetensors") and name != HEAD_WEIGHTS]
-    for relative in durable.files_under(source):
+    weights = [name for name in files_under(source) if name.endswith(".safetensors") and name != HEAD_WEIGHTS]
+    for relative in files_under(source):
         if relative not in {*weights, CONFIG, INDEX, HEAD_WEIGHTS}:
             _copy(source / relative, target / relative)
     (target / CONFIG).write_text(durable.json_text(config), encoding="utf-8")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from charter.artifacts import durable
+from charter.artifacts.file_facts import sha256_file
 from charter.artifacts.job import Job
 from charter.artifacts.sealed import broken_seal, write_sealed
 from charter.errors import DataError
@@ -119,7 +120,7 @@ def damaged_output(stage_dir: Path, record: Record, *, thorough: bool = False) -
             return f"file {relative} is missing"
         if seen.get(relative) == _stat(path):
             continue
-        if (found := durable.sha256_file(path)) != expected:
+        if (found := sha256_file(path)) != expected:
             (stage_dir / _SEEN_FILE).unlink(missing_ok=True)
             return f"file {relative} has sha256 {found[:12]}..., recorded {expected[:12]}..."
     if not record.outputs:

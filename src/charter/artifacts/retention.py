@@ -20,11 +20,13 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """What is kept: the newest `keep_last`, every `keep_every`-th step, the best, and whatever is pinned."""
+    """What is kept: the newest `keep_last`, every `keep_every`-th step, the best, whatever is pinned, and what to go back to."""
 
     keep_last: int
     keep_every: int | None = None
     keep_best: bool = False
+    go_back_steps: int | None = None
+    """How far training may have to go back from the newest one (`guard: on_divergence: roll_back`)."""
 
     def removable(self, held: Iterable[Held]) -> list[Position]:
         """The positions that may be removed, oldest first.
@@ -38,12 +40,21 @@ class Retention:
         kept = {item.position for item in newest_first if item.pinned or self._is_on_the_grid(item.position)}
         if self.keep_best and (best := _best(newest_first)) is not None:
             kept.add(best)
+        kept |= self._to_go_back_to([item.position for item in reversed(newest_first)])
         verified, removable = 0, []
         for item in newest_first:
             if verified >= max(1, self.keep_last) and item.position not in kept:
                 removable.append(item.position)
             verified += item.verified
         return removable[::-1]
+
+    def _to_go_back_to(self, oldest_first: list[Position]) -> set[Position]:
+        """The newest one that lies far enough back, and the one after it, which will lie far enough back next."""
+        if self.go_back_steps is None:
+            return set()
+        limit = Position(max(0, oldest_first[-1].step - self.go_back_steps))
+        early = [item for item in oldest_first if item <= limit]
+        return {*early[-1:], *oldest_first[len(early) : len(early) + 1]}
 
     def _is_on_the_grid(self, position: Position) -> bool:
         return self.keep_every is not None and position.part == 0 and position.step % self.keep_every == 0

@@ -5,14 +5,17 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from charter.artifacts import durable, faults
 from charter.artifacts.checkpoints import Checkpoint, Checkpoints
+from charter.artifacts.file_facts import FileFact
 from charter.artifacts.group import rank_of_process
 from charter.artifacts.heartbeat import PUBLISH, SAVE, Heartbeat
 from charter.artifacts.job import Job, read_job
 from charter.artifacts.position import Position
 from charter.artifacts.record import OUTPUTS, RECORD_FILE, record_of, write_record
+from charter.artifacts.whole_dir import publish_dir
 from charter.errors import StageError
 
 METRICS, PROGRESS = "metrics.jsonl", "progress.json"
@@ -70,10 +73,13 @@ class StageDir:
         self.cut_metrics(found.step if found else 0)
         return found
 
-    def save_checkpoint(self, step: int, write: Callable[[Path], None]) -> None:
+    def save_checkpoint(
+        self, step: int, write: Callable[[Path], None], *, kept: Mapping[str, FileFact] = MappingProxyType({})
+    ) -> None:
         """Publish a checkpoint of `step` finished steps; `write` fills the directory it is given.
 
-        Old ones are removed only when the new one is durable, so that `keep_last` verified ones stay.
+        Files taken over from an earlier one must still be as `kept` says: what went bad on the disk since is not given
+        a new hash. Old ones are removed only when the new one is durable, so that `keep_last` verified ones stay.
         """
         position = Position(step)
         target = self.checkpoints.path_of(position)
@@ -81,10 +87,10 @@ class StageDir:
             return
         faults.boundary(self.job.stage, "checkpoint", step, "before")
         self.beat(SAVE)
-        durable.publish_dir(
+        publish_dir(
             target,
             write,
-            manifest=lambda files: self.checkpoints.manifest_text(position, files),
+            manifest=lambda files: self.checkpoints.manifest_text(position, _as_kept(files, kept)),
             expected_bytes=self.checkpoints.expected_bytes(),
         )
         faults.boundary(self.job.stage, "checkpoint", step, "after")
@@ -106,7 +112,7 @@ class StageDir:
         self.beat(PUBLISH)
         if self.outputs.exists():
             durable.discard_dir(self.outputs)
-        facts = durable.publish_dir(self.outputs, write)
+        facts = publish_dir(self.outputs, write)
         if not facts:
             raise StageError(f"stage {self.job.stage} published no output files")
         faults.boundary(self.job.stage, "outputs", step, "after")
@@ -177,6 +183,16 @@ class StageDir:
                 keep_bytes += len(line)
         if keep_bytes < path.stat().st_size:
             durable.truncate(path, keep_bytes)
+
+
+def _as_kept(files: Mapping[str, FileFact], kept: Mapping[str, FileFact]) -> Mapping[str, FileFact]:
+    changed = sorted(name for name, fact in kept.items() if files.get(name) != fact)
+    if changed:
+        raise StageError(
+            f"{changed[0]} is no longer as it was in the checkpoint it comes from; the disk may be failing\n"
+            "  the stage goes on from the newest checkpoint that is whole"
+        )
+    return files
 
 
 def _step_of(line: bytes) -> float:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from charter.artifacts import durable, faults
+from charter.artifacts.disk_space import is_disk_full
 from charter.artifacts.group import WORLD_SIZE, failure_name, log_name, rank_of_process
 from charter.artifacts.heartbeat import START
 from charter.artifacts.lease import Lease
@@ -136,7 +137,7 @@ def _failed(path: Path, error: BaseException, rank: int) -> int:
 
 def _told(error: BaseException) -> tuple[int, str, str]:
     """Exit code, label and message of an error; what users can do something about is in the message."""
-    if durable.is_disk_full(error):
+    if is_disk_full(error):
         advice = "free some space and run the same command again; checkpoints are intact"
         message = str(error) if isinstance(error, CharterError) else f"disk full: {error}\n  {advice}"
         return DataError.exit_code, DISK_FULL, message

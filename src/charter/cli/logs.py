@@ -23,10 +23,7 @@ def logs(
     from charter.pipeline.graph import build_pipeline
 
     project, root = open_project(directory)
-    pipeline = build_pipeline(project, root)
-    if stage not in pipeline.stages:
-        raise UsageError(f"no stage is called {stage!r}; the stages are {', '.join(pipeline.stages)}")
-    path = pipeline.stages[stage].directory / "log.txt"
+    path = build_pipeline(project, root).stage(stage).directory / "log.txt"
     if not path.exists():
         raise UsageError(f"stage {stage} has not run yet as it is written now, so there is no {path}")
     text = path.read_text(encoding="utf-8", errors="replace")

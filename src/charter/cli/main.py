@@ -11,6 +11,7 @@ import typer
 
 from charter.cli.accept import accept
 from charter.cli.calibrate import calibrate
+from charter.cli.checkpoints import checkpoints_app
 from charter.cli.compare import compare
 from charter.cli.cost import cost_app
 from charter.cli.doctor import doctor
@@ -80,6 +81,7 @@ app.command("stop")(stop)
 app.add_typer(cost_app, name="cost")
 app.command("report")(report)
 app.command("export")(export)
+app.add_typer(checkpoints_app, name="checkpoints")
 app.command("accept")(accept)
 app.command("doctor")(doctor)
 app.command("env")(env)

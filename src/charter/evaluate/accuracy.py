@@ -10,6 +10,7 @@ from charter.evaluate import bag_of_words
 from charter.evaluate.bag_of_words import win_of
 from charter.evaluate.bench import Bench
 from charter.evaluate.figures import Figure, difference, mean, proportion
+from charter.evaluate.intervals import sign_test
 from charter.feedback.judge import MULTIPLE_CHOICE, Verdict
 from charter.spec.dataset import Pair, Turn
 
@@ -55,7 +56,8 @@ def pm_accuracy(bench: Bench) -> list[Figure]:
         key = "reward" if is_reward else f"also.{name}"
         label = "Preference model that rewards the policy" if is_reward else f"Preference model {name}"
         found.append(proportion(f"pm_accuracy.{key}", label, wins, note=HELD_OUT))
-        found.append(_over(bench, key, label, wins, words))
+        found.append(_over(bench, key, label, wins, "words", "bag of words", words))
+        found.append(_over(bench, key, label, wins, "shorter", "the shorter-answer baseline", shorter))
     found.append(proportion("pm_accuracy.shorter_answer", "Baseline: the shorter answer wins", shorter, note=HELD_OUT))
     found.append(proportion("pm_accuracy.bag_of_words", "Baseline: bag of words", words, note=words_note))
     return found
@@ -126,6 +128,11 @@ def _verdict_wins(verdicts: Sequence[Verdict]) -> list[float]:
     return [win_of(verdict.probability_first, 0.5) for verdict in verdicts]
 
 
-def _over(bench: Bench, key: str, label: str, wins: Sequence[float], words: Sequence[float]) -> Figure:
+def _over(
+    bench: Bench, key: str, label: str, wins: Sequence[float], short: str, name: str, baseline: Sequence[float]
+) -> Figure:
+    """A preference model less a baseline on the same pairs, with an exact test of their difference."""
     seed = bench.seed("pm_accuracy", key)
-    return difference(f"pm_accuracy.{key}_over_words", f"{label}, less bag of words", wins, words, seed=seed)
+    test = sign_test([a - b for a, b in zip(wins, baseline, strict=True)])
+    note = f"better on {test.better} pairs, worse on {test.worse}; exact sign test p = {test.p_value:.3g}"
+    return difference(f"pm_accuracy.{key}_over_{short}", f"{label}, less {name}", wins, baseline, seed=seed, note=note)

@@ -50,6 +50,11 @@ STATEMENTS = (
     ("judge_agreement.over_shorter", 0.0, "the judge agrees with humans more often than the shorter-answer rule"),
     ("pm_accuracy.reward", 0.5, "the preference model ranks held-out human pairs better than chance"),
     (
+        "pm_accuracy.reward_over_shorter",
+        0.0,
+        "the preference model is better than the shorter-answer rule on held-out pairs",
+    ),
+    (
         "pm_accuracy.reward_over_words",
         0.0,
         "the preference model is better than a bag of words on held-out pairs",

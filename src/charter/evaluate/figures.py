@@ -53,7 +53,7 @@ class Figure:
     def headline(self) -> bool:
         """Whether the figure belongs in a summary."""
         return self.key in HEADLINES or (
-            self.key.startswith("pm_accuracy.also.") and not self.key.endswith("_over_words")
+            self.key.startswith("pm_accuracy.also.") and not self.key.endswith(("_over_words", "_over_shorter"))
         )
 
 

@@ -83,6 +83,30 @@ def paired_bootstrap(differences: Sequence[float], *, seed: int) -> Interval:
     return Interval(low=float(means[RESAMPLES // 40]), high=float(means[RESAMPLES - 1 - RESAMPLES // 40]))
 
 
+@dataclass(frozen=True, kw_only=True)
+class SignTest:
+    """On how many rows one measure is better or worse than another, and how probable so uneven a split is by chance."""
+
+    better: int
+    worse: int
+    p_value: float
+
+
+def sign_test(differences: Sequence[float]) -> SignTest:
+    """The exact two-sided sign test of paired differences; rows without a difference do not count.
+
+    p = min(1, 2 P(K <= min(better, worse))) with K binomial(better + worse, 1/2). On outcomes of 0 and 1 it is the
+    exact test of McNemar 1947. Rows must be independent.
+
+    >>> sign_test([1.0, 1.0, 1.0, 1.0, 1.0, -1.0, 0.0])
+    SignTest(better=5, worse=1, p_value=0.21875)
+    """
+    better, worse = sum(value > 0 for value in differences), sum(value < 0 for value in differences)
+    n = better + worse
+    tail = sum(math.comb(n, count) for count in range(min(better, worse) + 1))
+    return SignTest(better=better, worse=worse, p_value=min(1.0, 2 * tail / 2**n))
+
+
 def standard_error(successes: float, n: int) -> float:
     """Standard error of a proportion, sqrt(p(1-p)/n).
 

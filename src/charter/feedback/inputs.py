@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 
 from charter.artifacts.job import Job, JobInput
+from charter.artifacts.stage_rows import Reader, stage_rows
 from charter.errors import DataError
 from charter.feedback.constitution import Constitution, load_constitution
 from charter.models.language_model import LanguageModel, load_language_model
@@ -46,8 +47,7 @@ def role_prompts(job: Job, role: str, *, limit: int | None) -> tuple[Prompt, ...
 
     It is no error: late in a pipeline that would cost more than it saves, and every result states its own count.
     """
-    found = [row for item in job.inputs.get(role, ()) for row in read_prompts(item.location(), item.data)]
-    _require(job, role, len(found))
+    found = _rows(job, role, read_prompts)
     if limit is not None and len(found) < limit:
         print(f"{job.stage}: {limit} {role} were asked for, {len(found)} are there; all of them are used", flush=True)
     return with_unique_ids(found[:limit])
@@ -55,9 +55,7 @@ def role_prompts(job: Job, role: str, *, limit: int | None) -> tuple[Prompt, ...
 
 def role_pairs(job: Job, role: str) -> tuple[Pair, ...]:
     """The preference pairs of a role in file order."""
-    found = [row for item in job.inputs.get(role, ()) for row in read_pairs(item.location(), item.data)]
-    _require(job, role, len(found))
-    return with_unique_ids(found)
+    return with_unique_ids(_rows(job, role, read_pairs))
 
 
 def with_unique_ids(rows: Sequence[_Row]) -> tuple[_Row, ...]:
@@ -70,6 +68,10 @@ def with_unique_ids(rows: Sequence[_Row]) -> tuple[_Row, ...]:
     return tuple(unique)
 
 
-def _require(job: Job, role: str, found: int) -> None:
+def _rows(job: Job, role: str, read: Reader[_Row]) -> list[_Row]:
+    found, skipped = stage_rows(job, role, read)
+    for line in skipped.lines():
+        print(line, flush=True)
     if not found:
         raise DataError(f"stage {job.stage} needs `{role}`; name a data set or a stage that makes one")
+    return found

@@ -1,8 +1,10 @@
 """Records made in fixed batches: the unit that survives a crash, and that is replayed whole after one.
 
-A checkpoint holds every finished batch as a file of its own. Files of earlier batches are hard links to the previous
-checkpoint's, so a save writes one batch, however many came before. After a kill at any moment at most one batch is
-made again, and it comes out the same, because its draws hang on the ids of its records alone.
+A checkpoint holds every finished batch as a file of its own. Files of earlier batches are hard links to those of the
+checkpoint before the previous one, so a save writes two batches, however many came before, and two checkpoints in a row
+share no file: a bad block damages every second one, never all. What is taken over must still have the hash that it was
+published with. After a kill at any moment at most one batch is made again, and it comes out the same, because its draws
+hang on the ids of its records alone.
 """
 
 import json
@@ -13,12 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from charter.artifacts.checkpoints import files_of
 from charter.artifacts.position import Position
 from charter.artifacts.stage_dir import StageDir
 from charter.errors import DataError
 
 RECORDS, SET_ASIDE, SUMMARY, TOTALS = "records.jsonl", "set_aside.jsonl", "summary.json", "totals.json"
 UNIT = "batches"
+_PARTS = "batch-*.jsonl"
 Record = Mapping[str, Any]
 _Item = TypeVar("_Item")
 
@@ -45,6 +49,35 @@ def in_batches(items: Sequence[_Item], size: int) -> list[Sequence[_Item]]:
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Parts:
+    """What the checkpoint of a batch is made of."""
+
+    number: int
+    previous: Path | None
+    older: Path | None
+    """The one before the previous, where this very process has verified or written it."""
+    batch: Batch
+    totals: Mapping[str, float]
+
+    def save(self, stage: StageDir) -> Path:
+        """Publish the checkpoint; where it lies."""
+        kept = files_of(self.previous, _PARTS) if self.previous else {}
+        stage.save_checkpoint(self.number, self._write, kept=kept)
+        return stage.checkpoints.path_of(Position(self.number))
+
+    def _write(self, path: Path) -> None:
+        for part in sorted(self.previous.glob(_PARTS)) if self.previous else []:
+            if self.older is not None and (self.older / part.name).exists():
+                _link(self.older / part.name, path / part.name)
+            else:
+                shutil.copyfile(part, path / part.name)
+        for kind, rows in ((RECORDS, self.batch.records), (SET_ASIDE, self.batch.set_aside)):
+            if rows:
+                (path / f"batch-{self.number:08d}.{kind}").write_text(_lines(rows), encoding="utf-8")
+        (path / TOTALS).write_text(json.dumps(self.totals, sort_keys=True) + "\n", encoding="utf-8")
+
+
 def make_records(
     stage: StageDir,
     batches: Sequence[Sequence[_Item]],
@@ -60,20 +93,17 @@ def make_records(
     checkpoint = stage.latest_checkpoint()
     finished, previous = (checkpoint.step, checkpoint.path) if checkpoint else (0, None)
     totals = _read_totals(previous)
+    older: Path | None = None
     for number in range(finished + 1, len(batches) + 1):
         if stage.should_stop():
             return
         batch = make(batches[number - 1])
         _add(totals, batch)
-        previous = _save(stage, number, previous, batch, totals)
+        parts = _Parts(number=number, previous=previous, older=older, batch=batch, totals=totals)
+        older, previous = previous, parts.save(stage)
         counters = {"records": len(batch.records), "tokens": batch.tokens}
         stage.report(number, len(batches), UNIT, summarise(totals), counters)
     _publish(stage, previous, len(batches), _figures(totals, summarise))
-
-
-def _save(stage: StageDir, number: int, previous: Path | None, batch: Batch, totals: Mapping[str, float]) -> Path:
-    stage.save_checkpoint(number, lambda path: _write_parts(path, previous, number, batch, totals))
-    return stage.checkpoints.path_of(Position(number))
 
 
 def _add(totals: dict[str, float], batch: Batch) -> None:
@@ -87,15 +117,6 @@ def _figures(
 ) -> dict[str, float]:
     kept = {key: totals[key] for key in ("records", "set_aside", "generated_tokens") if key in totals}
     return {**kept, **summarise(totals)}
-
-
-def _write_parts(path: Path, previous: Path | None, number: int, batch: Batch, totals: Mapping[str, float]) -> None:
-    for part in sorted(previous.glob("*.jsonl")) if previous else []:
-        _link(part, path / part.name)
-    for kind, rows in ((RECORDS, batch.records), (SET_ASIDE, batch.set_aside)):
-        if rows:
-            (path / f"batch-{number:08d}.{kind}").write_text(_lines(rows), encoding="utf-8")
-    (path / TOTALS).write_text(json.dumps(totals, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _link(source: Path, target: Path) -> None:

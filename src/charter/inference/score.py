@@ -6,6 +6,8 @@ Legend: B sequences, T tokens, V vocabulary.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -13,10 +15,15 @@ from charter.errors import DataError
 from charter.inference.generate import pad_left
 from charter.models.chat import encode_answer, encode_prompt
 from charter.models.language_model import LanguageModel
-from charter.models.length_groups import CPU_PASS_TOKENS, CUDA_PASS_TOKENS, equal_groups, length_groups
-from charter.models.preference import PreferenceModel, pool
+from charter.models.length_groups import CPU_PASS_TOKENS, CUDA_PASS_TOKENS, equal_groups, length_groups, token_batches
+from charter.models.preference import PreferenceModel, pool, pooled_positions
 from charter.models.runtime import precision
 from charter.spec.dataset import Turn
+
+Ids = Sequence[int] | npt.NDArray[np.int32]
+"""Tokens of one row."""
+SCORING_TOKENS, SCORING_ROWS = 32768, 64
+"""Of one batch of answers that are only scored. 32768 tokens x 4096 hidden x 4 bytes: one activation is 0.5 GiB."""
 
 
 def token_log_probabilities(logits_BTV: Tensor, ids_BT: Tensor) -> Tensor:
@@ -78,9 +85,7 @@ def encode_scored(
     return context + answer_ids, len(answer_ids)
 
 
-def pad_right(
-    rows: Sequence[Sequence[int]], answer_lengths: Sequence[int], *, padding: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def pad_right(rows: Sequence[Ids], answer_lengths: Sequence[int], *, padding: int) -> tuple[Tensor, Tensor, Tensor]:
     """Ids, mask and answer mask, padded at the right.
 
     >>> ids, mask, answer = pad_right([[5, 6, 7], [8]], [2, 1], padding=0)
@@ -92,7 +97,7 @@ def pad_right(
     mask = torch.zeros((len(rows), width), dtype=torch.long)
     answer = torch.zeros((len(rows), width), dtype=torch.bool)
     for index, (row, length) in enumerate(zip(rows, answer_lengths, strict=True)):
-        ids[index, : len(row)] = torch.tensor(row)
+        ids[index, : len(row)] = torch.as_tensor(row)
         mask[index, : len(row)] = 1
         answer[index, len(row) - length : len(row)] = True
     return ids, mask, answer
@@ -100,7 +105,7 @@ def pad_right(
 
 def score_rows(
     model: PreferenceModel,
-    rows: Sequence[Sequence[int]],
+    rows: Sequence[Ids],
     answer_lengths: Sequence[int],
     *,
     dtype: str = "fp32",
@@ -127,9 +132,11 @@ def score_rows(
             padding=model.language_model.padding_id,
         )
         ids_BT, _, answer_BT = (item.to(device) for item in padded)
+        read_BT = pooled_positions(answer_BT, pooling=model.settings["pooling"])
+        at_N = read_BT.flatten().nonzero().squeeze(1)
         with precision(dtype, device):
-            values_BT = (call or model.scalar)(ids_BT)
-        scores.append(pool(values_BT, answer_BT, pooling=model.settings["pooling"]))
+            value_N = (call or model.scalar)(ids_BT, at_N=at_N)
+        scores.append(pool(value_N, read_BT))
     order = torch.tensor([index for part in parts for index in part], device=device)
     return torch.cat(scores)[order.argsort()]
 
@@ -139,22 +146,23 @@ def score_answers(
     model: PreferenceModel,
     conversations: Sequence[tuple[Sequence[Turn], str]],
     *,
-    batch: int = 64,
+    budget_tokens: int = SCORING_TOKENS,
     dtype: str = "fp32",
     groups: int | None = None,
 ) -> Tensor:
-    """Normalised rewards of answers, one per conversation."""
+    """Normalised rewards of answers, one per conversation, scored by batches of at most `budget_tokens` tokens.
+
+    With `groups` (see `score_rows`), which several processes need, by `SCORING_ROWS` rows instead.
+    """
     model.scalar.eval()
     limit = int(model.settings["seq_len"])
     encoded = [encode_scored(model, turns, answer, max_tokens=limit) for turns, answer in conversations]
+    if groups is None:
+        batches = token_batches([len(row) for row, _ in encoded], budget_tokens=budget_tokens)
+    else:
+        batches = [slice(start, start + SCORING_ROWS) for start in range(0, len(encoded), SCORING_ROWS)]
     scores = [
-        score_rows(
-            model,
-            [row for row, _ in encoded[i : i + batch]],
-            [n for _, n in encoded[i : i + batch]],
-            dtype=dtype,
-            groups=groups,
-        )
-        for i in range(0, len(encoded), batch)
+        score_rows(model, [row for row, _ in encoded[part]], [n for _, n in encoded[part]], dtype=dtype, groups=groups)
+        for part in batches
     ]
     return model.normalise(torch.cat(scores)) if scores else torch.zeros(0)

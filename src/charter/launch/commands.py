@@ -1,7 +1,7 @@
 """Which module runs which kind of stage."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -18,6 +18,21 @@ STAGE_MODULES: Mapping[str, str] = MappingProxyType(
         "eval": "charter.evaluate.run",
     }
 )
+
+MODELS_MODULE = "charter.models.preload"
+"""Imports what loading a model imports."""
+
+
+def preloaded_modules(stage_modules: Iterable[str]) -> list[str]:
+    """What a stage server imports once for all its stages.
+
+    >>> preloaded_modules(["charter.train.sft", "charter.train.sft"])
+    ['charter.models.preload', 'charter.train.sft']
+    >>> preloaded_modules(["another_stage"])
+    ['another_stage']
+    """
+    modules = set(stage_modules)
+    return sorted(modules | {MODELS_MODULE} if modules & set(STAGE_MODULES.values()) else modules)
 
 
 def stage_command(module: str, stage_dir: Path) -> list[str]:

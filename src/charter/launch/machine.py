@@ -17,7 +17,6 @@ _AVX512 = {"avx512f", "avx512dq", "avx512bw", "avx512vl", "fma"}
 _AVX2 = {"avx2", "fma"}
 
 
-TRAINS = frozenset({"pretrain", "sft", "judge", "preference_model", "ppo", "dpo"})
 """Kinds of stage that run with several processes; the others have one."""
 LAYOUT_DEFAULTS: Mapping[str, str | int] = MappingProxyType(
     {name: value if isinstance(value, str) else int(value) for name, value in asdict(EngineLayout()).items()}

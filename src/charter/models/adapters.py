@@ -76,6 +76,26 @@ def merged_weights(weights: Mapping[str, Tensor], adapter: Adapter) -> dict[str,
     return found
 
 
+def published_weights(
+    module: nn.Module, weights: Mapping[str, Tensor], adapter: Adapter | None
+) -> Mapping[str, Tensor]:
+    """Plain weights of a trained module: its base in full precision, its adapter added in; `weights` are its own."""
+    if adapter is None:
+        return weights
+    return merged_weights(_whole_weights(module, weights), adapter)
+
+
+def _whole_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights with every quantised matrix as the numbers that it stands for; one at a time on its device."""
+    found = dict(weights)
+    for name, layer in module.named_modules():
+        if type(layer).__name__ in QUANTISED:
+            for key in [key for key in found if key.startswith(f"{name}.") and key != f"{name}.bias"]:
+                del found[key]
+            found[f"{name}.weight"] = _plain_linear(layer).weight.detach().cpu()
+    return found
+
+
 def adapter_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The adapter's own matrices, under the names that peft reads."""
     return {

@@ -8,11 +8,11 @@ from charter.errors import StageError
 
 
 def decoder_layers(module: nn.Module) -> list[nn.Module]:
-    """The layers that a Hugging Face class keeps whole (`_no_split_modules`), in order."""
+    """The layers that a Hugging Face class keeps whole (`_no_split_modules`), in order; sharding derives their classes."""
     kinds: set[str] = set()
     for item in module.modules():
         kinds |= set(getattr(item, "_no_split_modules", None) or ())
-    found = [item for item in module.modules() if type(item).__name__ in kinds]
+    found = [item for item in module.modules() if kinds & {base.__name__ for base in type(item).__mro__}]
     if not found:
         raise StageError(
             f"{type(module).__name__} does not say what its layers are (_no_split_modules); sharding and "

@@ -49,3 +49,19 @@ def equal_groups(lengths: Sequence[int], *, groups: int) -> list[list[int]]:
     order = sorted(range(len(lengths)), key=lambda index: (lengths[index], index))
     bounds = [len(order) * part // groups for part in range(groups + 1)]
     return [order[start:stop] for start, stop in itertools.pairwise(bounds) if stop > start]
+
+
+def token_batches(lengths: Sequence[int], *, budget_tokens: int) -> list[slice]:
+    """Consecutive rows whose number times their longest is at most `budget_tokens`; a row longer than that is alone.
+
+    >>> token_batches([4, 4, 2, 9, 1], budget_tokens=8)
+    [slice(0, 2, None), slice(2, 3, None), slice(3, 4, None), slice(4, 5, None)]
+    """
+    found: list[slice] = []
+    start, longest = 0, 0
+    for index, length in enumerate(lengths):
+        longest = max(longest, length)
+        if index > start and (index + 1 - start) * longest > budget_tokens:
+            found.append(slice(start, index))
+            start, longest = index, length
+    return [*found, slice(start, len(lengths))] if lengths else []

@@ -1,8 +1,9 @@
 """Preference and value models: a language model's body with a scalar head.
 
-Legend: B sequences, T tokens, H hidden size.
+Legend: B sequences, T tokens, N positions that are asked for, H hidden size.
 """
 
+import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from charter.errors import DataError
+from charter.models.asked_positions import asked_positions
 from charter.models.engine_layout import DEFAULT_ATTENTION
 from charter.models.language_model import LanguageModel, check_model_directory, load_language_model
 
@@ -29,28 +31,51 @@ class ScalarModel(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, ids_BT: Tensor, mask_BT: Tensor | None = None, position_ids_BT: Tensor | None = None) -> Tensor:
-        """The head's value at every token, in fp32; a mask is needed only where padding comes before tokens."""
-        hidden_BTH = self.body(
-            input_ids=ids_BT, attention_mask=mask_BT, position_ids=position_ids_BT, use_cache=False
-        ).last_hidden_state
-        values_BT: Tensor = self.head(self.dropout(hidden_BTH)).squeeze(-1).float()
-        return values_BT
+    def forward(
+        self,
+        ids_BT: Tensor,
+        mask_BT: Tensor | None = None,
+        position_ids_BT: Tensor | None = None,
+        *,
+        at_N: Tensor | None = None,
+    ) -> Tensor:
+        """The head's value at every token, in fp32; a mask is needed only where padding comes before tokens.
+
+        With `at_N`, the values at these positions alone, counted through all of B x T, each named once.
+        """
+        asked = contextlib.nullcontext() if at_N is None else asked_positions(self.body, at_N)
+        with asked:
+            hidden: Tensor = self.body(
+                input_ids=ids_BT, attention_mask=mask_BT, position_ids=position_ids_BT, use_cache=False
+            ).last_hidden_state
+        if at_N is not None:
+            hidden = hidden.flatten(0, 1).index_select(0, at_N)
+        values: Tensor = self.head(self.dropout(hidden)).squeeze(-1).float()
+        return values
 
 
-def pool(values_BT: Tensor, answer_mask_BT: Tensor, *, pooling: str) -> Tensor:
-    """One score per sequence: the value at the answer's last token, or its mean over the answer.
+def pooled_positions(answer_mask_BT: Tensor, *, pooling: str) -> Tensor:
+    """Which positions make a sequence's score: the answer's last token (`last`), or all of the answer (`mean`).
 
-    >>> values = torch.tensor([[1.0, 2.0, 4.0, 0.0]]); mask = torch.tensor([[0, 1, 1, 0]]).bool()
-    >>> pool(values, mask, pooling="last").item(), pool(values, mask, pooling="mean").item()
-    (4.0, 3.0)
+    >>> pooled_positions(torch.tensor([[False, True, True, False]]), pooling="last").tolist()
+    [[False, False, True, False]]
     """
     if pooling == "mean":
-        weights_BT = answer_mask_BT.float()
-        return (values_BT * weights_BT).sum(1) / weights_BT.sum(1).clamp_min(1)
-    positions_T = torch.arange(values_BT.shape[1], device=values_BT.device)
-    last_B = torch.where(answer_mask_BT, positions_T, -1).amax(1).clamp_min(0)
-    return values_BT.gather(1, last_B[:, None]).squeeze(1)
+        return answer_mask_BT
+    positions_T = torch.arange(answer_mask_BT.shape[1], device=answer_mask_BT.device)
+    last_B1 = torch.where(answer_mask_BT, positions_T, 0).amax(1, keepdim=True)
+    return positions_T == last_B1
+
+
+def pool(value_N: Tensor, read_BT: Tensor) -> Tensor:
+    """One score per sequence: the mean of the values at its pooled positions, which are given row by row.
+
+    >>> pool(torch.tensor([2.0, 4.0, 5.0]), torch.tensor([[False, True, True], [True, False, False]])).tolist()
+    [3.0, 5.0]
+    """
+    at_N = read_BT.flatten().nonzero().squeeze(1)
+    values_BT = value_N.new_zeros(read_BT.numel()).index_copy(0, at_N, value_N).view(read_BT.shape)
+    return values_BT.sum(1) / read_BT.sum(1).clamp_min(1)
 
 
 class PreferenceModel:

@@ -20,9 +20,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from charter.artifacts.group import GROUP, WORLD_SIZE, rank_of_process
 from charter.errors import StageError
 
-GROUP = "CHARTER_GROUP"
 RENDEZVOUS = "rendezvous"
 MEETING_SECONDS = 120.0
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
@@ -99,14 +99,9 @@ class Ranks:
             dist.barrier(group=self.host_group)
 
 
-def rank_of_process() -> int:
-    """This process's number among those of its stage, 0 when it is alone."""
-    return int(os.environ.get("RANK", "0"))
-
-
 def world_of_process() -> int:
     """How many processes the stage has."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    return int(os.environ.get(WORLD_SIZE, "1"))
 
 
 def join(stage_dir: Path, device: torch.device, *, tensor: int = 1) -> Ranks:

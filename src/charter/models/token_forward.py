@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from charter.models.asked_positions import asked_positions, give_asked_positions
 from charter.models.decoder import hugging_face_models
 from charter.models.token_loss import LossFigures, TokenFigures, figures_of_logits, summed_token_loss, token_figures
 
@@ -28,6 +29,7 @@ def give_token_forward(module: nn.Module) -> None:
         kind = type(model)
         if model.get_output_embeddings() is not None and not issubclass(kind, TokenForward):
             model.__class__ = type(kind.__name__, (TokenForward, kind), {"__module__": kind.__module__})
+            give_asked_positions(model)
 
 
 class TokenForward:
@@ -54,7 +56,9 @@ class TokenForward:
         if model.config.model_type not in PLAIN_HEADS:
             logits_BTV = super().forward(use_cache=False, **inputs).logits  # type: ignore[misc]
             return _of_logits(logits_BTV.flatten(0, 1).index_select(0, at_N), target_N, summed, temperature)
-        hidden_BTH = model.get_decoder()(use_cache=False, **inputs).last_hidden_state
+        body = model.get_decoder()
+        with asked_positions(body, at_N):
+            hidden_BTH = body(use_cache=False, **inputs).last_hidden_state
         hidden_NH = hidden_BTH.flatten(0, 1).index_select(0, at_N)
         if not _is_plain(head):
             return _of_logits(head(hidden_NH[None])[0], target_N, summed, temperature)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from charter.artifacts import durable
+from charter.artifacts.disk_space import free_bytes
 from charter.artifacts.stage_process import PIP_COMMAND
 from charter.launch.machine import cpu_capability, installed_version
 from charter.pipeline.preflight import RUN_PACKAGES
@@ -61,7 +62,7 @@ def _accelerator() -> Check:
 
 
 def _file_system(directory: Path) -> tuple[Check, ...]:
-    free = durable.free_bytes(directory)
+    free = free_bytes(directory)
     space = Check(
         name="disk",
         ok=free >= MIN_FREE_BYTES,

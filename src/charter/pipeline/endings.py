@@ -23,6 +23,7 @@ BY_LABEL: Mapping[str, FailureClass] = {
     OUT_OF_MEMORY: "out_of_memory",
     DISK_FULL: "disk_full",
     "diverged": "not_finite",
+    "begin_again": "begin_again",
 }
 """What the label in a stage's own `failure.json` says."""
 OWN_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL})

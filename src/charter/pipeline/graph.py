@@ -8,6 +8,7 @@ from typing import Any
 from charter.artifacts.fingerprint import fingerprint, stage_identity
 from charter.artifacts.job import Job, JobInput
 from charter.artifacts.record import OUTPUTS
+from charter.errors import UsageError
 from charter.pipeline.accept import Kept, kept_record, read_acceptances
 from charter.pipeline.hashes import FileHashes
 from charter.pipeline.inputs import Inputs
@@ -62,6 +63,12 @@ class Pipeline:
     root: Path
     stages: Mapping[str, PlannedStage]
     inputs: Inputs
+
+    def stage(self, name: str) -> PlannedStage:
+        """The stage of that name; a UsageError that says which there are."""
+        if name not in self.stages:
+            raise UsageError(f"no stage is called {name!r}; the stages are {', '.join(self.stages)}")
+        return self.stages[name]
 
 
 def build_pipeline(project: Project, root: Path) -> Pipeline:

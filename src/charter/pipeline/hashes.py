@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from charter.artifacts import durable
+from charter.artifacts.file_facts import sha256_file
 from charter.errors import DataError
 
 
@@ -27,7 +28,7 @@ class FileHashes:
         known = self._known.get(str(path))
         if known is not None and known[:3] == stamp:
             return str(known[3])
-        digest = durable.sha256_file(path)
+        digest = sha256_file(path)
         self._known[str(path)] = [*stamp, digest]
         self._changed = True
         return digest

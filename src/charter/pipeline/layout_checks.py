@@ -64,18 +64,27 @@ def _accelerators(project: Project, stage: Stage, where: str) -> Iterator[Proble
 
 
 def _batches(name: str, stage: Stage, data: int) -> Iterator[Problem]:
-    """Every data rank takes the same number of rows of a batch."""
-    fields: tuple[str, ...] = ("global_batch",) if isinstance(stage, Optimization) else ()
-    for field in ("rollout_batch", "minibatch") if isinstance(stage, PpoStage) else fields:
-        rows = int(getattr(stage, field))
-        if rows % data:
-            below, above = rows // data * data, -(-rows // data) * data
+    """Every data rank takes the same number of rows of a batch; the answers to one prompt stay together."""
+    for field, together in _shared_fields(stage).items():
+        rows, unit = int(getattr(stage, field)), data * together
+        if rows % unit:
+            below, above = rows // unit * unit, -(-rows // unit) * unit
             works = _listed([number for number in (below, above) if number])
+            groups = f", {together} answers to a prompt together" if together > 1 else ""
+            fewer = f"{rows // together} ({field} / samples_per_prompt)" if together > 1 else rows
             yield Problem(
                 path=f"pipeline.{name}.{field}",
-                message=f"{rows} rows cannot be shared evenly by {data} processes",
-                hint=f"{field}: {works}; or a number of processes that divides {rows}",
+                message=f"{rows} rows cannot be shared evenly by {data} processes{groups}",
+                hint=f"{field}: {works}; or a number of processes that divides {fewer}",
             )
+
+
+def _shared_fields(stage: Stage) -> dict[str, int]:
+    """The fields that count rows which the data ranks share, and how many of those rows go together."""
+    if isinstance(stage, PpoStage):
+        mix = {"ptx_batch": 1} if stage.ptx_weight else {}
+        return {"rollout_batch": stage.samples_per_prompt, "minibatch": 1, **mix}
+    return {"global_batch": 1} if isinstance(stage, Optimization) else {}
 
 
 def _divisors(number: int) -> list[int]:

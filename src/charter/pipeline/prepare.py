@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from charter.artifacts import durable
+from charter.artifacts.checkpoints import RESHARDED
 from charter.artifacts.group import sweep_start
 from charter.artifacts.job import JOB_FILE, read_job, write_job
 from charter.artifacts.lease import announce, stop_orphan
@@ -21,8 +22,6 @@ from charter.spec.project import Project
 
 KEEPS_ITS_VALUE = frozenset({"threads"})
 """What a resume can reproduce on another machine: it uses the frozen value. The rest must be as it was."""
-RESHARDED = "resharded"
-
 
 Frozen = Mapping[str, str | int]
 
@@ -49,7 +48,7 @@ def prepare(
     `planned` is the part of the layout that the plan decides where the file does not.
     """
     directory = stage.directory
-    directory.mkdir(parents=True, exist_ok=True)
+    durable.make_dir(directory)
     notes = []
     if (orphan := stop_orphan(directory)) is not None:
         notes.append(f"stopped the orphan {orphan}")

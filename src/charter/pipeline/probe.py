@@ -21,7 +21,7 @@ from charter.artifacts.stage_dir import METRICS
 from charter.calibration.bundle import Bundle, load, save
 from charter.calibration.pace import Pace, seconds_per_step
 from charter.errors import InfeasibleError
-from charter.launch.commands import STAGE_MODULES
+from charter.launch.commands import STAGE_MODULES, preloaded_modules
 from charter.launch.engine import Engine, StageStart
 from charter.launch.local import local_engine, stage_environment
 from charter.launch.machine import frozen_values
@@ -227,7 +227,7 @@ def _needed(pipeline: Pipeline, wanted: set[str]) -> set[str]:
 @contextmanager
 def _engine(pipeline: Pipeline, place: Path, wanted: set[str]) -> Iterator[Engine]:
     specs = [pipeline.stages[name].spec for name in sorted(wanted)]
-    modules = sorted({STAGE_MODULES[spec.kind] for spec in specs})
+    modules = preloaded_modules(STAGE_MODULES[spec.kind] for spec in specs)
     threads = max((int(frozen_values(pipeline.project, spec)["threads"]) for spec in specs), default=1)
     engine = local_engine(
         preload=modules, server_log=place / "stage_server.log", environment=stage_environment(threads=threads)

@@ -7,7 +7,8 @@ from typing import Literal
 from charter.artifacts.position import Position
 
 FailureClass = Literal[
-    "lost", "crashed", "hung", "timeout", "out_of_memory", "not_finite", "disk_full", "stopped", "error", "permanent"
+    "lost", "crashed", "hung", "timeout", "out_of_memory", "not_finite", "disk_full", "stopped", "error", "begin_again",
+    "permanent"
 ]
 """Why an attempt did not finish its stage:
 
@@ -16,6 +17,7 @@ FailureClass = Literal[
 - `hung`: no sign of life, ended by the supervisor; `timeout`: ran longer than its `timeout`;
 - `out_of_memory`: of the machine (killed by the kernel) or of an accelerator;
 - `not_finite`: the loss is not a number, or it diverged;
+- `begin_again`: it went back to before its first checkpoint, around what made it diverge;
 - `stopped`: at a safe point on request, by the run or by whoever takes the machine away;
 - `error`: any other failure; `permanent`: one that another attempt would only repeat.
 """

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from charter.artifacts.lease import Lease
 from charter.errors import CharterError, UsageError
-from charter.launch.commands import STAGE_MODULES
+from charter.launch.commands import STAGE_MODULES, preloaded_modules
 from charter.launch.local import local_engine, stage_environment
 from charter.launch.machine import frozen_values
 from charter.ledger import Ledger
@@ -107,7 +107,7 @@ def _run(work: Work, options: RunOptions, events: Events, signals: StopSignals, 
     project, where = work.pipeline.project, run_dir(work.pipeline.root)
     slots = max(1, project.resources.max_parallel_stages)
     threads = max(int(frozen_values(project, stage.spec)["threads"]) for stage in work.todo)
-    modules = sorted({options.modules[stage.spec.kind] for stage in work.todo})
+    modules = preloaded_modules(options.modules[stage.spec.kind] for stage in work.todo)
     with Ledger.open(where / LEDGER_FILE) as ledger:
         for attempt in ledger.close_abandoned(now=time.time(), run=project.name):
             events.emit("attempt_abandoned", stage=attempt.stage, number=attempt.number, step=attempt.last_step)

@@ -112,9 +112,9 @@ def input_names(stage: PlannedStage, old: Mapping[str, Any], new: Mapping[str, A
 
 
 def describe_all(stage: PlannedStage, old: Mapping[str, Any]) -> list[str]:
-    """All differences between an old identity and the one that is asked for, in words."""
+    """All differences between an old identity and the one that is asked for, in words, each once."""
     names = input_names(stage, old, stage.identity)
-    return [describe(*item, names) for item in differences(old, stage.identity)]
+    return list(dict.fromkeys(describe(*item, names) for item in differences(old, stage.identity)))
 
 
 def _why_new(stage: PlannedStage, root: Path) -> str:

@@ -176,8 +176,6 @@ def not_probed(stage: Stage, planned: StagePlan, project: Project) -> str:
         return f"planned on {place.label}, which is not this machine"
     if not stage.RUNS:
         return f"stages of kind {stage.kind} cannot be run by this version of Charter"
-    if getattr(stage, "adapter", None) is not None:
-        return "adapters are planned, and not trained yet"
     if isinstance(stage, EvalStage):
         return "it goes by suites, not by steps"
     if isinstance(stage, LabelStage) and stage.candidates and stage.pairs:

@@ -119,6 +119,7 @@ class GenerateStage(Sampling, Stage):
 class PretrainStage(Optimization, Stage):
     """Train a language model on plain text, from scratch or onwards."""
 
+    REVISION: ClassVar[int] = 2
     REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType({"init": MODEL, "data": DATA})
     MAKES: ClassVar[str] = MODEL
     kind: Literal["pretrain"] = "pretrain"
@@ -130,6 +131,7 @@ class PretrainStage(Optimization, Stage):
 class SftStage(Optimization, Stage):
     """Supervised fine-tuning; the loss counts assistant turns only."""
 
+    REVISION: ClassVar[int] = 2
     REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType({"init": MODEL, "data": DATA})
     MAKES: ClassVar[str] = MODEL
     kind: Literal["sft"] = "sft"
@@ -151,6 +153,7 @@ class JudgeStage(Optimization, Stage):
     the answer and averages, for judges too small to gather an answer at its end.
     """
 
+    REVISION: ClassVar[int] = 2
     REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType({"init": MODEL, "pairs": DATA})
     MAKES: ClassVar[str] = MODEL
     SEQUENCES_PER_ROW: ClassVar[int] = 2
@@ -166,6 +169,7 @@ class JudgeStage(Optimization, Stage):
 class CritiqueStage(Sampling, Stage):
     """Answer, criticise under a drawn principle, revise; in rounds (Bai et al. 2022, section 3)."""
 
+    REVISION: ClassVar[int] = 2
     REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType({"policy": MODEL, "critic": MODEL, "prompts": DATA})
     kind: Literal["critique"] = "critique"
     policy: str
@@ -183,6 +187,7 @@ class LabelStage(Sampling, Stage):
     The label is soft: the normalised probability of the judge's choice, averaged over both orders.
     """
 
+    REVISION: ClassVar[int] = 2
     REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType(
         {"judge": MODEL, "policy": MODEL, "prompts": DATA, "candidates": DATA}
     )
@@ -200,6 +205,7 @@ class LabelStage(Sampling, Stage):
 class PreferenceModelStage(Optimization, Stage):
     """Bradley-Terry preference model on hard or soft labels."""
 
+    REVISION: ClassVar[int] = 2
     REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType({"init": MODEL, "data": DATA})
     MAKES: ClassVar[str] = MODEL
     SEQUENCES_PER_ROW: ClassVar[int] = 2
@@ -225,6 +231,7 @@ class PreferenceModelStage(Optimization, Stage):
 class PpoStage(Sampling, Stage):
     """Proximal policy optimisation against a preference model (Schulman et al. 2017; Ouyang et al. 2022)."""
 
+    REVISION: ClassVar[int] = 2
     REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType(
         {"policy": MODEL, "reward": MODEL, "prompts": DATA, "ptx_data": DATA}
     )
@@ -299,6 +306,7 @@ class PpoStage(Sampling, Stage):
 class DpoStage(Optimization, Stage):
     """Direct preference optimisation (Rafailov et al. 2023)."""
 
+    REVISION: ClassVar[int] = 2
     REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType({"init": MODEL, "data": DATA})
     MAKES: ClassVar[str] = MODEL
     SEQUENCES_PER_ROW: ClassVar[int] = 2
@@ -318,6 +326,7 @@ Suite = Literal["perplexity", "judge_agreement", "pm_accuracy", "win_rate", "ind
 class EvalStage(Sampling, Stage):
     """Measure what was made, on data that no stage has seen; every figure with its 95 % interval."""
 
+    REVISION: ClassVar[int] = 2
     REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
             "policy": MODEL,

@@ -7,30 +7,30 @@ save is in flight; what went wrong in it is raised by the next `save` or `finish
 
 import shutil
 import sys
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor
 
-from charter.artifacts import durable, faults
+from charter.artifacts import faults
 from charter.artifacts.checkpoints import damage
+from charter.artifacts.file_facts import FileFact
 from charter.artifacts.heartbeat import SAVE
 from charter.artifacts.position import Position
 from charter.artifacts.stage_dir import StageDir
-from charter.errors import CharterError
+from charter.artifacts.whole_dir import begin_dir, finish_dir, removed_on_error, settle
 from charter.models.ranks import Ranks
 from charter.train import state_files, state_tensors
+from charter.train.background import Background
 from charter.train.save_mode import SaveMode
 from charter.train.staging import HostBuffers
 from charter.train.state import TrainState
-
-_Result = TypeVar("_Result")
+from charter.train.together import Together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,15 +44,6 @@ class _Content:
 
 
 @dataclass
-class _InFlight:
-    """A save in the background."""
-
-    thread: threading.Thread
-    error: BaseException | None = None
-    seconds: float = 0.0
-
-
-@dataclass
 class Checkpointer:
     """Saves and loads one training state; every process of the stage calls the same methods in the same order."""
 
@@ -61,7 +52,7 @@ class Checkpointer:
     state: TrainState
     mode: SaveMode = field(default_factory=SaveMode)
     _buffers: HostBuffers = field(default_factory=HostBuffers)
-    _in_flight: _InFlight | None = None
+    _in_flight: Background | None = None
     _last: Position | None = None
     _part_began: float | None = None
     _part_beside: bool = False
@@ -70,6 +61,7 @@ class Checkpointer:
 
     def __post_init__(self) -> None:
         self._saving = replace(self.ranks, host_group=self.ranks.saving_group)
+        self._together = Together(self._saving)
         self._files = self.stage.checkpoints
 
     def load_latest(self) -> Position | None:
@@ -78,12 +70,12 @@ class Checkpointer:
         Damaged ones are set aside, and the lines of `metrics.jsonl` that will be written again are cut off.
         """
         self.finish()
-        self._first(self.stage.sweep)
+        self._together.first(self.stage.sweep)
         found = self._newest_undamaged()
         if found is not None:
             self._load(found)
         self._last = found
-        self._first(lambda: self.stage.cut_metrics(found.step if found else 0))
+        self._together.first(lambda: self.stage.cut_metrics(found.step if found else 0))
         return found
 
     def load_before(self, step: int) -> Position | None:
@@ -94,7 +86,7 @@ class Checkpointer:
     def set_aside_after(self, step: int) -> None:
         """Rename every checkpoint of more than `step` finished steps, so that it is not taken again."""
         self.finish()
-        self._first(lambda: self._files.set_aside_after(Position(step)))
+        self._together.first(lambda: self._files.set_aside_after(Position(step)))
 
     def save(self, position: Position, metric: float | None = None) -> None:
         """Make the state durable at `position`; `metric` says how good it is, higher is better.
@@ -112,7 +104,7 @@ class Checkpointer:
         self._tell()
         content = self._content(metric, copied=mode == "async")
         if mode == "async":
-            self._start(position, content)
+            self._in_flight = Background(f"checkpoint {position}", partial(self._publish, position, content))
         else:
             self._publish(position, content)
         self._last = position
@@ -131,20 +123,20 @@ class Checkpointer:
 
     def _begin_part(self) -> None:
         self._part_began = time.perf_counter()
-        self._part_beside = self._in_flight is not None and self._in_flight.thread.is_alive()
+        self._part_beside = self._in_flight is not None and self._in_flight.is_busy
 
     def finish(self) -> None:
         """Wait until the save in flight is durable; what went wrong in it is raised here."""
         flying, self._in_flight = self._in_flight, None
         if flying is None:
             return
-        if flying.thread.is_alive():
+        if flying.is_busy:
             self.stage.beat(SAVE)
-        flying.thread.join()
+        error = flying.wait()
         self._note(checkpoint_background_seconds=flying.seconds)
-        if flying.error is not None:
+        if error is not None:
             self._last = None
-            raise flying.error
+            raise error
 
     def metrics(self) -> dict[str, float]:
         """Seconds that saves took since the last call, and whether the last was in the background."""
@@ -160,68 +152,53 @@ class Checkpointer:
             buffers = {name: held[f"buffers/{name}"] for name in buffers}
         return _Content(tensors=tensors, values=state_tensors.values_of(self.state), buffers=buffers, metric=metric)
 
-    def _start(self, position: Position, content: _Content) -> None:
-        flying = _InFlight(thread=threading.Thread(name=f"checkpoint {position}", daemon=True))
-
-        def write() -> None:
-            began = time.perf_counter()
-            try:
-                self._publish(position, content)
-            except BaseException as error:
-                flying.error = error
-            flying.seconds = time.perf_counter() - began
-
-        flying.thread.run = write  # type: ignore[method-assign]
-        self._in_flight = flying
-        flying.thread.start()
-
     def _publish(self, position: Position, content: _Content) -> None:
         stage, files = self.stage.job.stage, self._files
         target = files.path_of(position)
         faults.boundary(stage, "checkpoint", str(position), "before")
         expected = files.expected_bytes() if self.ranks.is_first else 0
-        temporary = self._first(lambda: durable.begin_dir(target, expected_bytes=expected))
+        temporary = self._together.first(lambda: begin_dir(target, expected_bytes=expected))
         try:
             facts = self._write(temporary, target, content)
             text = files.manifest_text(position, facts, world_size=self.ranks.world_size, metric=content.metric)
-            self._first(lambda: durable.finish_dir(temporary, target, facts, manifest=text))
+            self._together.first(lambda: finish_dir(temporary, target, facts, manifest=text))
         except BaseException:
             if self.ranks.is_first:
                 shutil.rmtree(temporary, ignore_errors=True)
             raise
         faults.boundary(stage, "checkpoint", str(position), "after")
-        self._first(lambda: files.published(position))
+        self._together.first(lambda: files.published(position))
 
-    def _write(self, temporary: Path, target: Path, content: _Content) -> dict[str, durable.FileFact]:
+    def _write(self, temporary: Path, target: Path, content: _Content) -> dict[str, FileFact]:
         """Write and hash this process's files; the facts of all files of all processes."""
 
-        def write_own() -> dict[str, durable.FileFact]:
-            with durable.removed_on_error(target, temporary):
+        def write_own() -> dict[str, FileFact]:
+            with removed_on_error(target, temporary):
                 if self.ranks.is_first:
                     state_files.write_values(temporary, content.values, content.buffers)
                 action.close()
-                return durable.settle(temporary, state_files.files_of(temporary, self.ranks))
+                return settle(temporary, state_files.files_of(temporary, self.ranks))
 
         def enter() -> None:
-            with durable.removed_on_error(target, temporary):
+            with removed_on_error(target, temporary):
                 action.enter_context(faults.durable_action(f"fill {target.name}"))
 
         with ExitStack() as action:
-            self._together(enter)
-            with durable.removed_on_error(target, temporary):
+            self._together.each(enter)
+            with removed_on_error(target, temporary):
                 state_files.write_tensors(temporary, content.tensors, self._saving)
-            shares = self._together(write_own)
+            shares = self._together.each(write_own)
         return {name: fact for share in shares for name, fact in share.items()}
 
     def _newest_undamaged(self) -> Position | None:
         positions: list[Position] = self.ranks.from_first(self._files.positions())
         for position in reversed(positions):
             look = partial(damage, share=self.ranks.rank, shares=self.ranks.world_size)
-            found = self._together(partial(look, self._files.path_of(position)))
+            found = self._together.each(partial(look, self._files.path_of(position)))
             wrong = next((item for item in found if item is not None), None)
             if wrong is None:
                 return position
-            self._first(partial(self._files.set_damaged_aside, position, wrong))
+            self._together.first(partial(self._files.set_damaged_aside, position, wrong))
         return None
 
     def _load(self, position: Position) -> None:
@@ -234,24 +211,6 @@ class Checkpointer:
         state_tensors.load_values(self.state, state_files.read_values(path))
         self.state.buffers.clear()
         self.state.buffers.update(state_files.read_buffers(path, self.ranks.device))
-
-    def _first(self, work: Callable[[], _Result]) -> _Result:
-        """What rank 0 alone does, and its result; every process goes on, or fails, with it."""
-        return self._together(lambda: work() if self.ranks.is_first else None)[0]  # type: ignore[return-value]
-
-    def _together(self, work: Callable[[], _Result]) -> list[_Result]:
-        """Every process's result of its own work, by rank; where one fails, all fail."""
-        if self.ranks.world_size == 1:
-            return [work()]
-        try:
-            outcome: tuple[Any, Exception | None] = (work(), None)
-        except Exception as error:
-            outcome = (None, error)
-        outcomes = self._saving.gather(outcome)
-        errors = [error for _, error in outcomes if error is not None]
-        if errors:
-            raise next((error for error in errors if isinstance(error, CharterError)), errors[0])
-        return [value for value, _ in outcomes]
 
     def _note(self, **values: float) -> None:
         for name, value in values.items():

@@ -67,17 +67,19 @@ def answer_log_probabilities(
     return each_N.new_zeros(ids_BT.numel()).index_copy(0, place_N, each_N).view(ids_BT.shape).sum(1)
 
 
-def summed_loss(found: DpoLoss, probability_B: Tensor) -> BatchLoss:
+def summed_loss(found: DpoLoss, probability_B: Tensor, pairs: Sequence[EncodedPair]) -> BatchLoss:
     """The loss of a micro-batch as a sum over its pairs, with what is reported of them."""
+    answers = sum(len(pair.chosen) + len(pair.rejected) for pair in pairs)
+    counters = {"pairs": len(pairs), "tokens": answers + 2 * sum(len(pair.prompt) for pair in pairs)}
     margin_B = found.chosen_reward_B - found.rejected_reward_B
     right = ((margin_B > 0) == (probability_B >= 0.5)).sum()
     sums = {
-        "accuracy": float(right),
-        "reward_margin": margin_B.sum().item(),
-        "chosen_reward": found.chosen_reward_B.sum().item(),
-        "rejected_reward": found.rejected_reward_B.sum().item(),
+        "accuracy": right,
+        "reward_margin": margin_B.sum(),
+        "chosen_reward": found.chosen_reward_B.sum(),
+        "rejected_reward": found.rejected_reward_B.sum(),
     }
-    return BatchLoss(found.loss_B.sum(), float(len(probability_B)), sums, {"pairs": len(probability_B)})
+    return BatchLoss(found.loss_B.sum(), float(len(probability_B)), sums, counters, logits=answers)
 
 
 def pairs_loss(
@@ -113,7 +115,7 @@ def pairs_loss(
         beta=spec.beta,
         label_smoothing=spec.label_smoothing,
     )
-    return summed_loss(found, probability_B)
+    return summed_loss(found, probability_B, pairs)
 
 
 def run(stage: StageDir) -> None:
@@ -124,19 +126,16 @@ def run(stage: StageDir) -> None:
     policy = starting_model(job, attention=setup.layout.attention)
     reference = frozen_model(setup, copy.deepcopy(policy.model), spec.dtype)
     trained = trained_model(setup, policy, spec, dropout=spec.dropout)
-    data = [
-        encode_pair(policy.tokenizer, pair, max_tokens=spec.seq_len)
-        for item in job.inputs["data"]
-        for pair in read_pairs(item.location(), item.data)
-    ]
+    pairs = setup.rows("data", read_pairs)
+    data = [encode_pair(policy.tokenizer, pair, max_tokens=spec.seq_len) for pair in pairs]
 
     def loss_of(rows: Sequence[int], step: int) -> BatchLoss:
-        pairs = [data[row] for row in rows]
+        chosen = [data[row] for row in rows]
         return pairs_loss(
-            trained.parallel.call, reference.module, pairs, spec, padding=policy.padding_id, device=setup.device
+            trained.parallel.call, reference.module, chosen, spec, padding=policy.padding_id, device=setup.device
         )
 
-    train_and_publish(setup, spec, trained, len(data), loss_of)
+    train_and_publish(setup, spec, trained, len(data), loss_of, sequences_per_row=2, reads_reference=True)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from charter.artifacts import durable
+from charter.artifacts.sealed import read_sealed, write_sealed
 from charter.errors import StageError
 from charter.spec.stage_parts import Guard
 
-ROLL_BACKS = "roll_backs.json"
+ROLL_BACKS, ROLL_BACKS_KEY = "roll_backs.json", "roll_backs"
 DECAY = 0.95
 """Weight of the past in the running mean of the loss: about the last twenty steps."""
 FIRST_STEPS = 20
@@ -21,6 +21,12 @@ class DivergedError(StageError):
     """The loss is not finite or jumped, and the stage is not allowed to go on."""
 
     label = "diverged"
+
+
+class BeginAgainError(StageError):
+    """Training has to go back to before its first checkpoint: the next attempt starts from the beginning."""
+
+    label = "begin_again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,11 +118,11 @@ class DivergenceGuard:
 
 
 def read_roll_backs(stage_dir: Path) -> tuple[RollBack, ...]:
-    """The roll-backs of a stage, in their order."""
+    """The roll-backs of a stage, in their order; a damaged file is refused, since the path taken hangs on it."""
     path = stage_dir / ROLL_BACKS
-    return tuple(RollBack(**item) for item in durable.read_json(path)) if path.exists() else ()
+    return tuple(RollBack(**item) for item in read_sealed(path)[ROLL_BACKS_KEY]) if path.exists() else ()
 
 
 def write_roll_backs(stage_dir: Path, roll_backs: tuple[RollBack, ...]) -> None:
     """Make the roll-backs durable, before anything acts on them."""
-    durable.write_json(stage_dir / ROLL_BACKS, [vars(item) for item in roll_backs])
+    write_sealed(stage_dir / ROLL_BACKS, {ROLL_BACKS_KEY: [vars(item) for item in roll_backs]})

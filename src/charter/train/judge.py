@@ -1,6 +1,7 @@
 """Fine-tune a judge on human preference pairs, prompted with the constitution as it will be when it labels."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +50,31 @@ def judge_loss(
             answers = (pair.chosen, pair.rejected)
             texts += [one_answer_text(spec.format, pair.prompt, answer, principle) for answer in answers]
         right += [0, 1]
-    odds_B, both_B2 = log_odds(judge, texts, CHOICES[spec.format], max_tokens=spec.seq_len, dtype=spec.dtype, call=call)
+    counted = _Counted(call or judge.model)
+    choices = CHOICES[spec.format]
+    odds_B, both_B2 = log_odds(judge, texts, choices, max_tokens=spec.seq_len, dtype=spec.dtype, call=counted)
     first, second = odds_B.view(-1, 2).unbind(1)
     margin = first - second
     choice = -both_B2.gather(1, torch.tensor(right, device=both_B2.device)[:, None]).view(-1, 2).mean(1)
     loss = (-functional.logsigmoid(margin) + spec.cross_entropy_weight * choice).sum()
-    return BatchLoss(loss, float(len(pairs)), {"accuracy": float((margin > 0).sum())}, {"pairs": len(pairs)})
+    sums = {"accuracy": float((margin > 0).sum())}
+    counters = {"pairs": len(pairs), "tokens": counted.tokens}
+    return BatchLoss(loss, float(len(pairs)), sums, counters, logits=counted.logits)
+
+
+@dataclass
+class _Counted:
+    """Runs a language model, and counts what it reads and answers."""
+
+    call: Callable[..., Any]
+    tokens: int = 0
+    logits: int = 0
+
+    def __call__(self, **inputs: Any) -> Any:
+        """What the model says."""
+        self.tokens += int(inputs["attention_mask"].sum())
+        self.logits += len(inputs["input_ids"]) * int(inputs["logits_to_keep"])
+        return self.call(**inputs)
 
 
 def run(stage: StageDir) -> None:
@@ -67,14 +87,14 @@ def run(stage: StageDir) -> None:
     constitution: Constitution = load_constitution(Path(job.constitution))
     judge = starting_model(job, attention=setup.layout.attention)
     trained = trained_model(setup, judge, spec, dropout=spec.dropout)
-    pairs = [pair for item in job.inputs["pairs"] for pair in read_pairs(item.location(), item.data)]
+    pairs = setup.rows("pairs", read_pairs)
 
     def loss_of(rows: Sequence[int], step: int) -> BatchLoss:
         batch = [(pairs[row], constitution.draw(job.seed, job.stage, pairs[row].id, step)) for row in rows]
         return judge_loss(judge, batch, spec, call=trained.parallel.call)
 
     judge.tokenizer.model_max_length = spec.seq_len
-    train_and_publish(setup, spec, trained, len(pairs), loss_of)
+    train_and_publish(setup, spec, trained, len(pairs), loss_of, sequences_per_row=2)
 
 
 if __name__ == "__main__":

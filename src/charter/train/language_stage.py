@@ -11,6 +11,7 @@ from charter.train.publish import publish_model
 from charter.train.schedule import total_steps
 from charter.train.setup import Setup
 from charter.train.supervised import BatchLoss, SupervisedTask, TrainingSettings
+from charter.train.work import count_supervised
 
 
 class LanguageStage(TrainingSettings, OptimizerSettings, Protocol):
@@ -34,8 +35,18 @@ def train_and_publish(
     trained: TrainedModel,
     rows: int,
     loss_of: Callable[[Sequence[int], int], BatchLoss],
+    *,
+    sequences_per_row: float = 1.0,
+    reads_reference: bool = False,
 ) -> None:
     """Train to the target step and publish the model."""
+    count_supervised(
+        setup,
+        trained.model.model.config,
+        sequences=spec.global_batch * sequences_per_row,
+        has_adapter=spec.adapter is not None,
+        reads_reference=reads_reference,
+    )
     target = total_steps(epochs=spec.epochs, steps=spec.steps, rows=rows, global_batch=spec.global_batch)
     optimizer = make_optimizer([(trained.parallel.trained_parameters(), spec.learning_rate)], spec)
     SupervisedTask(setup, trained.parallel, optimizer, spec, rows, target, loss_of).train()

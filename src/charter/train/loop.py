@@ -4,6 +4,7 @@ A stage is a number of steps, and a step one or more parts (PPO: a rollout, then
 nothing is half done: there a checkpoint may be taken and a run may stop.
 """
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from torch import nn
 from charter.artifacts.position import Position
 from charter.errors import InterruptedRunError
 from charter.train.checkpoint import Checkpointer
-from charter.train.guard import DivergenceGuard, RollBack, RollBackError, read_roll_backs, write_roll_backs
+from charter.train.guard import BeginAgainError, DivergenceGuard, RollBack, RollBackError, read_roll_backs, write_roll_backs
 from charter.train.setup import Setup
 from charter.train.state import TrainState
 
@@ -104,7 +105,7 @@ class Loop:
             self._report(at.step, report)
         stopping, due = self._agreed(at)
         if due or (stopping and at.step < self.task.target_step):
-            self._save(at, None if report is None else report.score)
+            self._save(at, report.score if report is not None and math.isfinite(report.score) else None)
         if stopping and at.step < self.task.target_step:
             self.checkpoints.finish()
             place = f"{self.task.unit} {at.step}" + (f", part {at.part} of the next" if at.part else "")
@@ -132,7 +133,13 @@ class Loop:
         every = max(1, self.task.target_step // LOGGED_POINTS)
         if step % every and step != self.task.target_step:
             return
-        metrics = {**report.metrics, **self.setup.meter.metrics(), **self.checkpoints.metrics()}
+        metrics = {
+            **report.metrics,
+            **self.setup.skipped.metrics(),
+            **self.setup.meter.metrics(),
+            **self.checkpoints.metrics(),
+        }
+        metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
         if self.setup.ranks.is_first:
             self.setup.stage.report(step, self.task.target_step, self.task.unit, metrics, self._unreported.work)
         self._unreported.work = {}
@@ -160,7 +167,7 @@ class Loop:
         self.checkpoints.set_aside_after(roll_back.resume_from)
         found = self._resume()
         if found == Position(0, 0):
-            raise InterruptedRunError(
+            raise BeginAgainError(
                 f"step {roll_back.diverged_at + 1} diverged; going back to step {roll_back.resume_from}, before which "
                 "there is no checkpoint: the next attempt starts from the beginning"
             )

@@ -64,6 +64,31 @@ def clipped_value_loss(
     return aggregate(0.5 * worse_BR, mask_BR, aggregation)
 
 
+def clipped_values(
+    value_BR: Tensor, old_value_BR: Tensor, return_BR: Tensor, mask_BR: Tensor, *, value_clip: float
+) -> Summed:
+    """How many values lost their gradient because they moved by more than `value_clip`: the held one's error is larger.
+
+    >>> old, mask = torch.zeros(1, 2), torch.ones(1, 2).bool()
+    >>> clipped_values(torch.tensor([[2.0, 2.0]]), old, torch.tensor([[2.0, -1.0]]), mask, value_clip=0.5).mean.item()
+    0.5
+    """
+    held_BR = old_value_BR + (value_BR - old_value_BR).clamp(-value_clip, value_clip)
+    is_held_BR = (held_BR - return_BR) ** 2 > (value_BR - return_BR) ** 2
+    return aggregate(is_held_BR.float(), mask_BR, "token").detach()
+
+
+def ratio_moments(log_probability_BR: Tensor, old_BR: Tensor, mask_BR: Tensor) -> tuple[Summed, Summed]:
+    """r - 1 and (r - 1)^2 of every token's ratio r = p / p_old, no gradient: its mean, and with both its variance.
+
+    >>> mean, square = ratio_moments(torch.log(torch.tensor([[1.0, 3.0]])), torch.zeros(1, 2), torch.ones(1, 2).bool())
+    >>> round(1 + mean.mean.item(), 4), round((square.mean - mean.mean**2).item(), 4)
+    (2.0, 1.0)
+    """
+    beyond_BR = torch.expm1(_difference(log_probability_BR, old_BR, mask_BR)).detach()
+    return aggregate(beyond_BR, mask_BR, "token"), aggregate(beyond_BR**2, mask_BR, "token")
+
+
 def kl_loss(
     log_probability_BR: Tensor, reference_BR: Tensor, mask_BR: Tensor, *, aggregation: LossAggregation = "token"
 ) -> Summed:

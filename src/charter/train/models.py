@@ -1,7 +1,7 @@
 """The models of a stage: fresh or read from a directory, spread as the layout says, saved whole."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -10,14 +10,15 @@ from torch import Tensor, nn
 
 from charter.artifacts.draws import draw_seed
 from charter.artifacts.job import Job, JobInput
+from charter.artifacts.stage_rows import stage_rows
 from charter.errors import DataError
-from charter.models.adapters import add_adapter, merged_weights, save_adapter
+from charter.models.adapters import add_adapter, published_weights, save_adapter
 from charter.models.dropout import set_dropout
 from charter.models.language_model import LanguageModel, load_language_model, new_language_model
 from charter.models.parallel import Parallel, parallelize
 from charter.models.token_forward import token_losses
 from charter.models.tokenizer import train_tokenizer
-from charter.spec.dataset import read_texts
+from charter.spec.dataset import each_text
 from charter.spec.layout import Adapter
 from charter.train.setup import Setup
 
@@ -43,8 +44,7 @@ class TrainedModel:
 
     def save(self, path: Path, weights: Mapping[str, Tensor]) -> None:
         """Write the model from whole weights; of an adapter, the merged model and the adapter beside it."""
-        plain = weights if self.adapter is None else merged_weights(weights, self.adapter)
-        self.model.save(path, plain)
+        self.model.save(path, published_weights(self.parallel.module, weights, self.adapter))
         if self.adapter is not None:
             save_adapter(path.parent / ADAPTER, weights, self.model.model, self.adapter)
 
@@ -85,13 +85,9 @@ def _fresh_model(job: Job, item: JobInput, attention: str) -> LanguageModel:
         raise DataError(
             f"model {item.name!r} is an architecture without a tokenizer; add `tokenizer: {{train_on: [...]}}`"
         )
-    texts = [
-        turn.content
-        for source in job.inputs.get("tokenizer", ())
-        if source.name in model.tokenizer.train_on
-        for conversation in read_texts(source.location(), source.data)
-        for turn in conversation.turns
-    ]
+    wanted = tuple(item for item in job.inputs.get("tokenizer", ()) if item.name in model.tokenizer.train_on)
+    asked = replace(job, inputs={"tokenizer": wanted})
+    texts = [turn.content for item in stage_rows(asked, "tokenizer", each_text)[0] for turn in item.turns]
     if not texts:
         raise DataError(
             f"model {item.name!r}: none of {', '.join(model.tokenizer.train_on)} has text for the tokenizer"

@@ -60,6 +60,12 @@ class Reader:
         return found.total, found.head, found.mixing, found.scores
 
 
+LOGITS = "logits"
+"""Counter of the positions whose logits are computed."""
+MINIBATCHES = "minibatches"
+"""Counter of the minibatches that a step of reinforcement learning has trained on."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SupervisedWork:
     """Operations of a stage that trains one model on sequences; DPO reads them with a frozen reference too."""
@@ -70,10 +76,13 @@ class SupervisedWork:
     reference: Reader | None = None
 
     def __call__(self, counters: Mapping[str, int]) -> Operations:
-        """Of one step, in which `tokens` tokens were read."""
+        """Of one step, in which `tokens` tokens were read and `logits` positions have a loss (all, if not counted)."""
         tokens = float(counters.get("tokens", 0))
-        done = self.model.training(tokens, self.sequences_per_step)
-        return done + self.reference.forward(tokens, self.sequences_per_step) if self.reference else done
+        share = _share(counters)
+        done = self.model.training(tokens, self.sequences_per_step, head_share=share)
+        if self.reference is not None:
+            done += self.reference.forward(tokens, self.sequences_per_step, head_share=share)
+        return done
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,16 +93,22 @@ class PolicyWork:
     reward: Reader
     value: Reader | None
     """None where no critic is trained (rloo, grpo)."""
-    epochs: int
-    answer_share: float
-    """Share of the tokens that are answers, whose logits are computed."""
+    minibatches: int
+    """Of an epoch."""
 
     def __call__(self, counters: Mapping[str, int]) -> Operations:
-        """Of one rollout of `episodes` answers, in which `tokens` tokens of prompts and answers were read."""
+        """Of one rollout of `episodes` answers: `tokens` of prompts and answers, `logits` of them answers."""
         tokens, sequences = float(counters.get("tokens", 0)), float(counters.get("episodes", 1))
-        read = self.policy.forward(tokens, sequences, head_share=self.answer_share)
+        share, epochs = _share(counters), counters.get(MINIBATCHES, 0) / self.minibatches
+        read = self.policy.forward(tokens, sequences, head_share=share)
         done = read * 3 + self.reward.forward(tokens, sequences)
-        done += self.policy.training(tokens, sequences, head_share=self.answer_share) * self.epochs
+        done += self.policy.training(tokens, sequences, head_share=share) * epochs
         if self.value is not None:
-            done += self.value.forward(tokens, sequences) + self.value.training(tokens, sequences) * self.epochs
+            done += self.value.forward(tokens, sequences) + self.value.training(tokens, sequences) * epochs
         return done
+
+
+def _share(counters: Mapping[str, int]) -> float:
+    """Logits per token."""
+    tokens = counters.get("tokens", 0)
+    return counters.get(LOGITS, tokens) / tokens if tokens else 1.0

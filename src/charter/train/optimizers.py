@@ -1,5 +1,6 @@
 """Optimizers, and the scale of losses in half precision."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
@@ -13,6 +14,7 @@ EPSILON = 1e-8
 """Of Adam's denominator (Kingma and Ba 2014, algorithm 1)."""
 FIRST_SCALE, GROWTH, BACKOFF, GROWTH_INTERVAL = 2.0**16, 2.0, 0.5, 2000
 """Dynamic loss scaling as in Micikevicius et al. 2017 (arXiv:1710.03740), section 3.2; the values are torch's."""
+SMALLEST_SCALE = 1.0
 
 
 class OptimizerSettings(Protocol):
@@ -113,10 +115,15 @@ class GradientScaler:
         return loss * self.factor if self._is_on else loss
 
     def overflowed(self, norm: float) -> bool:
-        """Whether this update must be left out, from the norm of unscaled gradients; adapts the scale."""
+        """Whether this update must be left out, from the norm of unscaled gradients; adapts the scale.
+
+        What overflows at the smallest scale is no overflow of the scale's making, and the guard's to judge.
+        """
         if not self._is_on:
             return False
-        if norm != norm or norm in (float("inf"), float("-inf")):
+        if not math.isfinite(norm):
+            if self.factor <= SMALLEST_SCALE:
+                return False
             self.factor *= BACKOFF
             self._good_updates = 0
             return True

@@ -21,6 +21,7 @@ from charter.train.ppo_update import Update
 from charter.train.pretraining_mix import pretraining_mix
 from charter.train.publish import publish_model
 from charter.train.setup import Setup, set_up
+from charter.train.work import count_ppo
 
 
 def ppo_task(setup: Setup) -> tuple[PpoTask, TrainedModel]:
@@ -31,7 +32,8 @@ def ppo_task(setup: Setup) -> tuple[PpoTask, TrainedModel]:
         setup, load_language_model(job.only("policy").location(), attention=setup.layout.attention), spec
     )
     models = _models(setup, spec, policy)
-    prompts = tuple(p for item in job.inputs["prompts"] for p in read_prompts(item.location(), item.data))
+    count_ppo(setup, spec, policy.model.model.config, models.reward.language_model.model.config)
+    prompts = tuple(setup.rows("prompts", read_prompts))
     sampler = Sampler(setup, spec, models, _generator(setup, spec, policy), prompts)
     value_optimizer = None
     if models.value is not None:

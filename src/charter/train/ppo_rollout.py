@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from charter.models.ranks import Ranks
+from charter.train.kl_penalty import KlEstimator, kl_penalty
 from charter.train.rollout import Sequences
 
 _SEQUENCES = "sequences."
@@ -36,9 +37,23 @@ class Rollout:
         """Which answer tokens are real."""
         return self.sequences.answer_mask_BR
 
-    def kl_sum_nats(self) -> float:
-        """Sum over answers of the log-ratio to the reference: the k1 estimate of KL(policy | reference) times B."""
-        return float(((self.log_probability_BR - self.reference_BR) * self.mask_BR).double().sum())
+    def sums(self, *, kl_estimator: KlEstimator) -> dict[str, float]:
+        """Sums over the answers, fetched from the device at once.
+
+        `kl` is the log-ratio to the reference, the k1 estimate of KL(policy | reference); `kl_penalty` the estimate
+        that the reward is charged for; `answer_entropy` is -log p, whose mean estimates the entropy of whole answers.
+        """
+        mask, old, reference = self.mask_BR, self.log_probability_BR, self.reference_BR
+        found = {
+            "kl": ((old - reference) * mask).double().sum(),
+            "kl_penalty": (kl_penalty(old, reference, estimator=kl_estimator) * mask).double().sum(),
+            "answer_entropy": -(old * mask).double().sum(),
+            "reward_mean": self.score_B.double().sum(),
+            "response_tokens": mask.sum().double(),
+            "ended_share": self.ended_B.sum().double(),
+            "tokens": self.sequences.mask_BT.sum().double(),
+        }
+        return dict(zip(found, torch.stack(list(found.values())).tolist(), strict=True))
 
     def to_buffers(self, ranks: Ranks) -> dict[str, Tensor]:
         """All processes' rollouts as one, rank after rank: what a checkpoint holds. The answers' width is the same."""

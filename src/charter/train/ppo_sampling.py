@@ -13,6 +13,7 @@ from charter.artifacts.draws import keyed_permutation
 from charter.inference.generate import Answers, SamplingSettings, answer_texts
 from charter.inference.generator import Generator
 from charter.inference.score import score_answers
+from charter.models.adapters import published_weights
 from charter.models.chat import encode_prompt
 from charter.models.language_model import LanguageModel
 from charter.models.parallel import Parallel
@@ -85,7 +86,8 @@ class Sampler:
         everyone = ranks.gather((prompts, seeds))[:: ranks.world_size // ranks.data_size]
         found: Answers | None = None
         if generator is not None:
-            generator.update_weights(weights.items(), version=step)
+            whole = published_weights(self.models.trained.module, weights, self.spec.adapter)
+            generator.update_weights(whole.items(), version=step)
             asked = [prompt for own, _ in everyone for prompt in own]
             all_seeds = [seed for _, own in everyone for seed in own]
             found = generator.sample(asked, seeds=all_seeds, settings=settings, version=step)

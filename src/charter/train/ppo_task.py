@@ -4,6 +4,7 @@ All randomness is counter-based, so a checkpoint holds weights, optimizers, the 
 parts of a step the rollout in progress; nothing else is needed to go on bit for bit.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -17,6 +18,7 @@ from charter.train.guard import DivergenceGuard
 from charter.train.kl_controller import KlController
 from charter.train.loop import Loop, StepReport
 from charter.train.losses_policy import stops_update
+from charter.train.operations import LOGITS, MINIBATCHES
 from charter.train.optimizers import set_learning_rate
 from charter.train.ppo_rollout import Rollout
 from charter.train.ppo_sampling import Models, Sampler
@@ -36,9 +38,9 @@ class RolloutProgress:
     stopped: bool = False
 
     def add(self, sums: Mapping[str, float]) -> None:
-        """Add what an epoch measured."""
+        """Add what a minibatch measured; what is not finite belongs to an update that was left out."""
         for name, value in sums.items():
-            self.sums[name] = self.sums.get(name, 0.0) + value
+            self.sums[name] = self.sums.get(name, 0.0) + (value if math.isfinite(value) else 0.0)
 
     def clear(self) -> None:
         """A new rollout."""
@@ -149,23 +151,21 @@ class PpoTask:
     def _finish(self, step: int) -> StepReport:
         """Adapt the KL coefficient, and put together what the rollout and its epochs have measured."""
         rollout, answers = self._rollout(), self.spec.rollout_batch
-        own = {
-            "kl": rollout.kl_sum_nats(),
-            "reward_mean": float(rollout.score_B.double().sum()),
-            "response_tokens": float(rollout.mask_BR.sum()),
-            "ended_share": float(rollout.ended_B.sum()),
-        }
-        totals = self.setup.ranks.total({**own, "tokens": float(rollout.sequences.mask_BT.sum())})
+        totals = self.setup.ranks.total(rollout.sums(kl_estimator=self.spec.kl_estimator))
         tokens = int(totals.pop("tokens"))
         sums = dict(self.progress.sums)
-        count = max(sums.pop("minibatches"), 1.0)
+        count = max(sums.pop(MINIBATCHES), 1.0)
         metrics = {name: value / count for name, value in sums.items()}
         metrics |= {name: value / answers for name, value in totals.items()}
+        charged = 0.0 if self.spec.estimator == "grpo" else self.controller.coefficient
+        metrics["kl_reward"] = -charged * metrics.pop("kl_penalty")
+        metrics["total_reward"] = metrics["reward_mean"] + metrics["kl_reward"]
+        metrics["end_tokens"] = totals["ended_share"]
         metrics["kl_coefficient"] = self.controller.coefficient
         metrics["learning_rate"] = self.update.policy_optimizer.param_groups[0]["lr"]
         self.controller.update(kl_nats=metrics["kl"], answers=answers)
         self.state.buffers.clear()
         self.progress.clear()
         counters = {"episodes": answers, "tokens": tokens}
-        self.setup.meter.add(counters)
+        self.setup.meter.add({**counters, LOGITS: int(totals["response_tokens"]), MINIBATCHES: int(count)})
         return StepReport(metrics=metrics, counters=counters, score=metrics["reward_mean"])

@@ -16,7 +16,15 @@ from charter.models.parallel import Parallel
 from charter.spec.stage import PpoStage
 from charter.train.guard import DivergenceGuard
 from charter.train.losses import Summed
-from charter.train.losses_policy import clipped_policy_loss, clipped_value_loss, entropy_bonus, kl_loss, update_kl
+from charter.train.losses_policy import (
+    clipped_policy_loss,
+    clipped_value_loss,
+    clipped_values,
+    entropy_bonus,
+    kl_loss,
+    ratio_moments,
+    update_kl,
+)
 from charter.train.optimizers import GradientScaler
 from charter.train.ppo_rollout import Rollout
 from charter.train.rollout import answer_log_probabilities, answer_values
@@ -25,6 +33,8 @@ from charter.train.supervised import BatchLoss
 
 COUNT = " count"
 """Ends the name of the number of terms of a sum."""
+RATIO, RATIO_SQUARE = "ratio less 1", "its square"
+"""Sums over tokens of which the mean and the variance of the ratio are made."""
 
 
 @dataclass
@@ -57,16 +67,18 @@ class Update:
         for index, rows in enumerate(parts):
             waits = index < len(parts) - 1
             self.setup.stage.alive()
-            _add(sums, self._policy_part(rollout, rows, at, kl_coefficient, learns=learns, waits=waits))
+            measured = self._policy_part(rollout, rows, at, kl_coefficient, learns=learns, waits=waits)
             if self.value is not None:
-                _add(sums, self._value_part(self.value, rollout, rows, waits=waits))
+                measured |= self._value_part(self.value, rollout, rows, waits=waits)
+            _add(sums, _numbers(measured))
         totals = self.setup.ranks.total(sums)
         counted = [name for name in totals if name + COUNT in totals]
-        means = {name: totals[name] / max(totals[name + COUNT], 1.0) for name in counted}
+        means = _with_ratio({name: totals[name] / max(totals[name + COUNT], 1.0) for name in counted})
         norms, ptx = self._gradients(totals, at, learns=learns)
         loss = means["policy_loss"] + means.get("value_loss", 0.0)
         norm = math.hypot(*norms.values())
-        if not self.scaler.overflowed(norm) and guard.allows(at.step, loss, norm):
+        overflowed = math.isfinite(loss) and self.scaler.overflowed(norm)
+        if not overflowed and guard.allows(at.step, loss, norm):
             if learns:
                 self.policy_optimizer.step()
             if self.value_optimizer is not None:
@@ -76,8 +88,8 @@ class Update:
 
     def _policy_part(
         self, rollout: Rollout, rows: Tensor, at: "Place", kl_coefficient: float, *, learns: bool, waits: bool
-    ) -> dict[str, float]:
-        """Loss and gradient of the policy on some answers, as sums and counts."""
+    ) -> dict[str, Summed]:
+        """Loss and gradient of the policy on some answers, and what is measured of it."""
         spec, mask, old = self.spec, rollout.mask_BR[rows], rollout.log_probability_BR[rows]
         reference = rollout.reference_BR[rows]
         with torch.set_grad_enabled(learns), self.policy.accumulating() if waits else contextlib.nullcontext():
@@ -108,32 +120,29 @@ class Update:
                 total = total + kl_coefficient * penalty.total
             if learns:
                 self.scaler.scale(total).backward()  # type: ignore[no-untyped-call]
-        measured = {
+        beyond, squared = ratio_moments(log_probability, old, mask)
+        return {
             "policy_loss": loss,
             "clip_fraction": clipped,
             "entropy": entropy_bonus(entropy, mask),
             "update_kl": update_kl(log_probability, old, mask),
             "kl_k3_per_token": update_kl(reference, old, mask),
+            RATIO: beyond,
+            RATIO_SQUARE: squared,
         }
-        return _numbers(measured)
 
-    def _value_part(self, value: Parallel, rollout: Rollout, rows: Tensor, *, waits: bool) -> dict[str, float]:
-        """Loss and gradient of the value model on some answers, as a sum and a count."""
+    def _value_part(self, value: Parallel, rollout: Rollout, rows: Tensor, *, waits: bool) -> dict[str, Summed]:
+        """Loss and gradient of the value model on some answers, and how many of its values are clipped."""
         spec = self.spec
         assert rollout.value_BR is not None
         assert rollout.return_BR is not None
+        old, returns, mask = rollout.value_BR[rows], rollout.return_BR[rows], rollout.mask_BR[rows]
+        clip = spec.value_clip
         with value.accumulating() if waits else contextlib.nullcontext():
-            values_BS = answer_values(value.call, rollout.sequences.rows(rows), dtype=spec.dtype)
-            loss = clipped_value_loss(
-                values_BS[:, :-1],
-                rollout.value_BR[rows],
-                rollout.return_BR[rows],
-                rollout.mask_BR[rows],
-                value_clip=spec.value_clip,
-                aggregation=spec.loss_aggregation,
-            )
+            values = answer_values(value.call, rollout.sequences.rows(rows), dtype=spec.dtype)[:, :-1]
+            loss = clipped_value_loss(values, old, returns, mask, value_clip=clip, aggregation=spec.loss_aggregation)
             self.scaler.scale(loss.total).backward()  # type: ignore[no-untyped-call]
-        return _numbers({"value_loss": loss})
+        return {"value_loss": loss, "value_clip_fraction": clipped_values(values, old, returns, mask, value_clip=clip)}
 
     def _gradients(
         self, totals: dict[str, float], at: "Place", *, learns: bool
@@ -197,6 +206,13 @@ def _numbers(measured: Mapping[str, Summed]) -> dict[str, float]:
     values = torch.stack([item.detach().double() for item in flat]).tolist()
     names = [name for key in measured for name in (key, key + COUNT)]
     return dict(zip(names, values, strict=True))
+
+
+def _with_ratio(means: Mapping[str, float]) -> dict[str, float]:
+    """The means with mean and variance of the ratio instead of its moments."""
+    kept = {name: value for name, value in means.items() if name not in (RATIO, RATIO_SQUARE)}
+    beyond, squared = means[RATIO], means[RATIO_SQUARE]
+    return {**kept, "ratio_mean": 1 + beyond, "ratio_variance": squared - beyond**2}
 
 
 def _add(sums: dict[str, float], more: Mapping[str, float]) -> None:

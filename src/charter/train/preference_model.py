@@ -11,13 +11,14 @@ from charter.artifacts.draws import keyed_permutation
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
 from charter.errors import DataError
-from charter.inference.score import encode_scored, score_rows
-from charter.models.adapters import add_adapter, merged_weights
+from charter.inference.score import score_rows
+from charter.models.adapters import add_adapter, published_weights
 from charter.models.parallel import parallelize
 from charter.models.preference import PreferenceModel, ScalarModel
 from charter.models.runtime import seeded
 from charter.spec.dataset import Pair, read_pairs
 from charter.spec.stage import PreferenceModelStage
+from charter.train.encoded_pairs import EncodedPair, EncodedPairs
 from charter.train.losses_pairs import preference_loss
 from charter.train.models import starting_model
 from charter.train.optimizers import make_optimizer
@@ -25,8 +26,10 @@ from charter.train.publish import publish_model
 from charter.train.schedule import total_steps
 from charter.train.setup import Setup, set_up
 from charter.train.supervised import BatchLoss, SupervisedTask
+from charter.train.work import count_supervised
 
 SCORING_BATCH = 64
+"""Answers."""
 ROWS_OF_A_PASS = 8
 """Where several processes must make the same number of passes, about so many rows go in each."""
 
@@ -58,22 +61,18 @@ def shuffled(pairs: Sequence[Pair], *, seed: int) -> list[Pair]:
 
 def pair_loss(
     model: PreferenceModel,
-    pairs: Sequence[Pair],
+    pairs: Sequence[EncodedPair],
     spec: PreferenceModelStage,
     *,
     call: Callable[..., Tensor] | None = None,
     groups: int | None = None,
 ) -> BatchLoss:
-    """Summed Bradley-Terry loss of some pairs, and how many the model ranks as the label does."""
-    limit = int(model.settings["seq_len"])
-    encoded = [
-        encode_scored(model, p.prompt, answer, max_tokens=limit) for p in pairs for answer in (p.chosen, p.rejected)
-    ]
-    rows, lengths = [row for row, _ in encoded], [length for _, length in encoded]
+    """Summed Bradley-Terry loss of some pairs, how many the model ranks as the label does, and what it scores them."""
+    rows = [ids for pair in pairs for ids in pair.ids]
+    lengths = [count for pair in pairs for count in pair.answer_tokens]
     scores = score_rows(model, rows, lengths, dtype=spec.dtype, call=call, groups=groups)
     chosen, rejected = scores.view(-1, 2).unbind(1)
     label, margin = torch.tensor([(pair.chosen_probability, pair.margin) for pair in pairs], device=chosen.device).T
-    right = ((chosen > rejected) == (label >= 0.5)).sum()
     loss = preference_loss(
         chosen,
         rejected,
@@ -82,29 +81,27 @@ def pair_loss(
         label_smoothing=spec.label_smoothing,
         center_weight=spec.center_weight,
     )
-    figures = torch.stack([right.float(), (chosen - rejected).sum(), scores.sum()]).tolist()
-    sums = {"accuracy": figures[0], "score_margin": figures[1], "score": figures[2] / 2}
+    with torch.no_grad():
+        is_right = (chosen > rejected) == (label >= 0.5)
+        sums = {"accuracy": is_right.sum(), "score_margin": (chosen - rejected).sum(), "score": scores.sum() / 2}
+        extremes = {"score_min": scores.min(), "score_max": scores.max()}
     counters = {"pairs": len(pairs), "tokens": sum(len(row) for row in rows)}
-    return BatchLoss(loss.sum(), float(len(pairs)), sums, counters)
+    return BatchLoss(loss.sum(), float(len(pairs)), sums, counters, extremes=extremes)
 
 
 @torch.no_grad()
 def score_statistics(
-    model: PreferenceModel, pairs: Sequence[Pair], *, dtype: str, groups: int | None = None
+    model: PreferenceModel, pairs: Sequence[EncodedPair], *, dtype: str, groups: int | None = None
 ) -> tuple[float, float]:
     """Mean and deviation of the raw scores over all answers of the training pairs."""
     model.scalar.eval()
-    limit = int(model.settings["seq_len"])
-    encoded = [
-        encode_scored(model, p.prompt, answer, max_tokens=limit) for p in pairs for answer in (p.chosen, p.rejected)
-    ]
-    scores = torch.cat(
-        [
-            score_rows(model, [row for row, _ in part], [length for _, length in part], dtype=dtype, groups=groups)
-            for start in range(0, len(encoded), SCORING_BATCH)
-            for part in [encoded[start : start + SCORING_BATCH]]
-        ]
-    ).double()
+    found = []
+    for start in range(0, len(pairs), SCORING_BATCH // 2):
+        part = pairs[start : start + SCORING_BATCH // 2]
+        rows = [ids for pair in part for ids in pair.ids]
+        lengths = [count for pair in part for count in pair.answer_tokens]
+        found.append(score_rows(model, rows, lengths, dtype=dtype, groups=groups))
+    scores = torch.cat(found).double()
     return scores.mean().item(), max(scores.std(unbiased=False).item(), 1e-6)
 
 
@@ -120,7 +117,7 @@ def run(stage: StageDir) -> None:
         add_adapter(scalar, spec.adapter, seed=setup.seed("adapter"))
     settings: dict[str, str | int | float] = {"pooling": spec.pooling, "context": spec.context, "seq_len": spec.seq_len}
     model = PreferenceModel(scalar, language_model, settings)
-    pairs = stage_pairs(setup, spec)
+    pairs = EncodedPairs(model, stage_pairs(setup, spec))
     parallel = parallelize(scalar, setup.layout, setup.ranks, dtype=spec.dtype)
 
     def loss_of(rows: Sequence[int], step: int) -> BatchLoss:
@@ -132,20 +129,27 @@ def run(stage: StageDir) -> None:
     head_rate = spec.learning_rate * spec.head_learning_rate_ratio
     groups = [(list(scalar.body.parameters()), spec.learning_rate), (list(scalar.head.parameters()), head_rate)]
     optimizer = make_optimizer(groups, spec)
+    count_supervised(
+        setup,
+        language_model.model.config,
+        sequences=2 * spec.global_batch,
+        scalar_head=True,
+        has_adapter=spec.adapter is not None,
+    )
     SupervisedTask(setup, parallel, optimizer, spec, len(pairs), target, loss_of).train()
     with parallel.gathered():
         mean, deviation = score_statistics(model, pairs, dtype=spec.dtype, groups=passes(setup, SCORING_BATCH))
     settings |= {"score_mean": mean, "score_deviation": deviation}
 
     def save(path: Path, weights: Mapping[str, Tensor]) -> None:
-        model.save(path, weights if spec.adapter is None else merged_weights(weights, spec.adapter))
+        model.save(path, published_weights(scalar, weights, spec.adapter))
 
     publish_model(setup, parallel, save, target_step=target)
 
 
 def stage_pairs(setup: Setup, spec: PreferenceModelStage) -> list[Pair]:
     """The pairs of the stage's data, shuffled labels and all."""
-    pairs = [pair for item in setup.job.inputs["data"] for pair in read_pairs(item.location(), item.data)]
+    pairs = setup.rows("data", read_pairs)
     if spec.use_margin and not any(pair.margin for pair in pairs):
         raise DataError(
             "use_margin: no row of the stage's data has a `margin` above 0; add the column, or leave it out"

@@ -36,10 +36,10 @@ def language_loss(
     ids_BT, counted_BT = ids_BT.to(device), counted_BT.to(device)
     with precision(dtype, device):
         found = token_losses(call, ids_BT, counted_BT, mask_BT=mask, position_BT=position_BT)
-    entropy, right = torch.stack([found.entropy_N.sum(), found.is_likeliest_N.float().sum()]).tolist()
     read = ids_BT.numel() if tokens is None else tokens
-    sums = {"entropy": entropy, "token_accuracy": right}
-    return BatchLoss(found.loss_sum, float(len(found.entropy_N)), sums, {"tokens": read})
+    sums = {"entropy": found.entropy_N.sum(), "token_accuracy": found.is_likeliest_N.sum()}
+    count = len(found.entropy_N)
+    return BatchLoss(found.loss_sum, float(count), sums, {"tokens": read}, logits=count)
 
 
 def run(stage: StageDir) -> None:
@@ -49,6 +49,7 @@ def run(stage: StageDir) -> None:
     assert isinstance(spec, PretrainStage)
     model = starting_model(setup.job, attention=setup.layout.attention)
     rows_NT = text_stream(stage, model.tokenizer, seq_len=spec.seq_len, ranks=setup.ranks)
+    setup.count_skipped(rows_NT.skipped)
     trained = trained_model(setup, model, spec, dropout=spec.dropout)
 
     def loss_of(rows: Sequence[int], step: int) -> BatchLoss:

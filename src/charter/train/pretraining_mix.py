@@ -19,6 +19,7 @@ def pretraining_mix(setup: Setup, spec: PpoStage, policy: TrainedModel) -> Calla
     if not spec.ptx_weight:
         return None
     data = conversation_rows(setup.stage, policy.model.tokenizer, seq_len=spec.seq_len, ranks=setup.ranks, role=ROLE)
+    setup.count_skipped(data.skipped)
 
     def loss(number: int) -> BatchLoss:
         rows = batch_rows(number, rows=len(data), batch=spec.ptx_batch, seed=setup.seed("ptx order"))

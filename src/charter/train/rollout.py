@@ -93,10 +93,14 @@ def _spread(value_N: Tensor, place_N: Tensor, mask_BR: Tensor) -> Tensor:
 def answer_values(call: Callable[..., Tensor], sequences: Sequences, *, dtype: str) -> Tensor:
     """The value of the state before each answer token, and after the last one, [B, S], differentiable.
 
-    `call` runs the value model or what wraps it. Where an answer is padding the value has no meaning.
+    `call` runs the value model or what wraps it. 0 where an answer is padding.
     """
-    with precision(dtype, sequences.ids_BT.device):
-        values_BT = call(sequences.ids_BT)
-    states_S = torch.arange(sequences.answer_tokens + 1, device=values_BT.device)
-    column_BS = (sequences.prompt_tokens_B[:, None] - 1 + states_S).clamp_max(values_BT.shape[1] - 1)
-    return values_BT.gather(1, column_BS)
+    ids_BT, prompt_B1 = sequences.ids_BT, sequences.prompt_tokens_B[:, None]
+    states_S = torch.arange(sequences.answer_tokens + 1, device=ids_BT.device)
+    is_state_BS = states_S <= sequences.answer_mask_BR.sum(1, keepdim=True)
+    column_BS = prompt_B1 - 1 + states_S
+    row_B1 = torch.arange(len(ids_BT), device=ids_BT.device)[:, None]
+    at_N = (row_B1 * ids_BT.shape[1] + column_BS)[is_state_BS]
+    with precision(dtype, ids_BT.device):
+        value_N = call(ids_BT, at_N=at_N)
+    return _spread(value_N, is_state_BS.flatten().nonzero().squeeze(1), is_state_BS)

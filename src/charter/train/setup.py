@@ -1,17 +1,23 @@
 """What every training stage begins with: device, processes, layout, meter."""
 
 import os
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 
 from charter.artifacts.draws import draw_seed
 from charter.artifacts.job import Job
 from charter.artifacts.stage_dir import StageDir
+from charter.artifacts.stage_rows import Reader, stage_rows
 from charter.models.engine_layout import EngineLayout, engine_layout
 from charter.models.ranks import Ranks, join
 from charter.models.runtime import configure
+from charter.spec.data_row import SkippedRows
 from charter.train.meter import Meter, peak_of
+
+Made = TypeVar("Made")
 
 
 @dataclass
@@ -22,6 +28,8 @@ class Setup:
     ranks: Ranks
     layout: EngineLayout
     meter: Meter
+    skipped: SkippedRows = field(default_factory=SkippedRows)
+    """Bad rows of all the data that the stage has read."""
 
     @property
     def job(self) -> Job:
@@ -36,6 +44,18 @@ class Setup:
     def seed(self, *parts: str | int) -> int:
         """The seed of one draw of this stage."""
         return draw_seed(self.job.seed, self.job.stage, *parts)
+
+    def rows(self, role: str, read: Reader[Made]) -> list[Made]:
+        """All rows of a role; those left out are told and counted."""
+        found, skipped = stage_rows(self.job, role, read)
+        self.count_skipped(skipped)
+        for line in skipped.lines() if self.ranks.is_first else ():
+            print(line, file=sys.stderr)
+        return found
+
+    def count_skipped(self, skipped: SkippedRows) -> None:
+        """Have the metrics count rows that a reader has skipped, and has told."""
+        self.skipped.count += skipped.count
 
     def own_parts(self) -> tuple[int, ...]:
         """What tells the draws of one process from another's; nothing where there is one."""

@@ -39,9 +39,10 @@ def run(stage: StageDir) -> None:
     assert isinstance(spec, SftStage)
     model = starting_model(setup.job, attention=setup.layout.attention)
     data = conversation_rows(stage, model.tokenizer, seq_len=spec.seq_len, ranks=setup.ranks)
+    setup.count_skipped(data.skipped)
     trained = trained_model(setup, model, spec, dropout=spec.dropout)
     count, loss_of = _packed(setup, spec, trained, data) if spec.packing else _single(setup, spec, trained, data)
-    train_and_publish(setup, spec, trained, count, loss_of)
+    train_and_publish(setup, spec, trained, count, loss_of, sequences_per_row=len(data) / count)
 
 
 def _single(setup: Setup, spec: SftStage, trained: TrainedModel, data: TokenRows) -> tuple[int, Rows]:

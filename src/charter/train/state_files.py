@@ -19,6 +19,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
 from charter.artifacts import durable
+from charter.artifacts.disk_space import is_disk_full
+from charter.artifacts.file_facts import files_under
 from charter.errors import StageError
 from charter.models.ranks import Ranks
 
@@ -94,7 +96,7 @@ def read_buffers(directory: Path, device: torch.device) -> dict[str, Tensor]:
 
 def files_of(directory: Path, ranks: Ranks) -> Sequence[str]:
     """The files of a checkpoint in writing that this process has to flush and hash."""
-    names = durable.files_under(directory)
+    names = files_under(directory)
     own = f"__{ranks.rank}_"
     return [name for name in names if name.startswith(own) or (ranks.is_first and not name.startswith("__"))]
 
@@ -107,7 +109,7 @@ def _expect_no_group() -> None:
 def _plain_error(error: CheckpointException, what: str) -> Exception:
     """`CheckpointException` is not an `Exception`, so nothing would catch it; a full disk stays recognisable."""
     causes = [failure[0] for failure in error.failures.values()]
-    full = next((cause for cause in causes if durable.is_disk_full(cause)), None)
+    full = next((cause for cause in causes if is_disk_full(cause)), None)
     if full is not None:
         return OSError(28, "No space left on device")
     return StageError(f"{what}: {'; '.join(f'{type(cause).__name__}: {cause}' for cause in causes)}")

@@ -1,6 +1,7 @@
 """The step of every stage that trains one model on fixed data: accumulate, clip, update."""
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -14,6 +15,7 @@ from charter.models.runtime import seeded
 from charter.spec.stage_parts import Guard
 from charter.train.guard import DivergenceGuard
 from charter.train.loop import Loop, StepReport
+from charter.train.operations import LOGITS
 from charter.train.optimizers import GradientScaler, set_learning_rate
 from charter.train.schedule import ScheduleSettings, batch_rows, learning_rate_factor
 from charter.train.setup import Setup
@@ -39,9 +41,22 @@ class BatchLoss:
 
     loss_sum: Tensor
     terms: float
-    sums: Mapping[str, float]
+    sums: Mapping[str, float | Tensor]
     counters: Mapping[str, int]
     """Tokens read, or pairs compared: what the ledger counts."""
+    logits: int = 0
+    """Positions whose logits were computed."""
+    extremes: Mapping[str, Tensor] = field(default_factory=dict)
+    """Figures of which the least or the largest is reported: their names end in `_min` or `_max`."""
+
+    def fetch(self) -> tuple[float, dict[str, float], dict[str, float]]:
+        """The loss, the sums and the extremes as plain numbers, fetched from the device at once."""
+        known = {name: value for name, value in self.sums.items() if not isinstance(value, Tensor)}
+        asked = {name: value for name, value in self.sums.items() if isinstance(value, Tensor)}
+        tensors = [self.loss_sum, *asked.values(), *self.extremes.values()]
+        loss, *values = torch.stack([item.detach().double() for item in tensors]).tolist()
+        extremes = dict(zip(self.extremes, values[len(asked) :], strict=True))
+        return loss, {**known, **dict(zip(asked, values[: len(asked)], strict=True))}, extremes
 
 
 @dataclass
@@ -94,15 +109,16 @@ class SupervisedTask:
         self.optimizer.zero_grad(set_to_none=True)
         set_learning_rate(self.optimizer, learning_rate_factor(step, self.target_step, self.settings))
         with self.setup.meter.phase("update"):
-            sums, counters = self._accumulate(step)
+            sums, extremes, counters = self._accumulate(step)
             totals = self.setup.ranks.total({**sums, **{f"n_{name}": float(n) for name, n in counters.items()}})
             terms = max(totals.pop("terms"), 1.0)
             norm = self._update(step, totals["loss_sum"] / terms, terms)
         counters = {name: int(totals.pop(f"n_{name}")) for name in counters}
         loss = totals.pop("loss_sum") / terms
-        self.setup.meter.add(counters)
+        self.setup.meter.add({**counters, LOGITS: int(totals.pop(LOGITS))})
         metrics = {name: value / terms for name, value in totals.items()}
         rate = self.optimizer.param_groups[0]["lr"]
+        metrics |= self._extremes(extremes)
         metrics |= {"loss": loss, "gradient_norm": norm, "learning_rate": rate}
         if self.guard.skipped:
             metrics["skipped_steps"] = float(self.guard.skipped)
@@ -116,9 +132,18 @@ class SupervisedTask:
     def _micro_batches(self, rows: Sequence[int]) -> list[Sequence[int]]:
         return [rows[start:stop] for start, stop in self.setup.layout.micro_batches(len(rows))]
 
-    def _accumulate(self, step: int) -> tuple[dict[str, float], dict[str, int]]:
-        """Forward and backward of every micro-batch; sums of losses, gradients of sums."""
-        sums: dict[str, float] = {"terms": 0.0, "loss_sum": 0.0}
+    def _extremes(self, own: Mapping[str, float]) -> dict[str, float]:
+        """The least or the largest over all processes."""
+        everyone = self.setup.ranks.gather(own) if own else []
+        found: dict[str, float] = {}
+        for part in everyone:
+            _keep_extremes(found, part)
+        return found
+
+    def _accumulate(self, step: int) -> tuple[dict[str, float], dict[str, float], dict[str, int]]:
+        """Forward and backward of every micro-batch: sums, extremes and work; gradients of sums."""
+        sums: dict[str, float] = {"terms": 0.0, "loss_sum": 0.0, LOGITS: 0.0}
+        extremes: dict[str, float] = {}
         counters: dict[str, int] = {}
         parts = self._micro_batches(self._own_rows(step))
         for index, rows in enumerate(parts):
@@ -128,22 +153,31 @@ class SupervisedTask:
             with contextlib.nullcontext() if last else self.parallel.accumulating(), seeded(seed):
                 result = self.loss_of(rows, step)
                 self.scaler.scale(result.loss_sum).backward()  # type: ignore[no-untyped-call]
+            loss, found, ends = result.fetch()
             sums["terms"] += result.terms
-            sums["loss_sum"] += result.loss_sum.item()
-            for name, value in result.sums.items():
+            sums["loss_sum"] += loss
+            sums[LOGITS] += result.logits
+            for name, value in found.items():
                 sums[name] = sums.get(name, 0.0) + value
+            _keep_extremes(extremes, ends)
             for name, count in result.counters.items():
                 counters[name] = counters.get(name, 0) + count
-        return sums, counters
+        return sums, extremes, counters
 
     def _update(self, step: int, loss: float, terms: float) -> float:
         """Turn sums into means, clip, and apply what the guard allows; the gradient's norm before clipping."""
         self.parallel.scale_gradients(self.setup.ranks.data_size / (terms * self.scaler.factor))
         norm = self.parallel.clip(self.settings.gradient_clip).item()
-        if self.scaler.overflowed(norm):
+        if math.isfinite(loss) and self.scaler.overflowed(norm):
             self.optimizer.zero_grad(set_to_none=True)
             return norm
         if self.guard.allows(step, loss, norm):
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return norm
+
+
+def _keep_extremes(found: dict[str, float], more: Mapping[str, float]) -> None:
+    for name, value in more.items():
+        keep = min if name.endswith("_min") else max
+        found[name] = keep(found.get(name, value), value)

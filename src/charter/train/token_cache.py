@@ -17,11 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from charter.artifacts import durable
+from charter.artifacts.file_facts import files_under, sha256_file
 from charter.artifacts.fingerprint import fingerprint
 from charter.artifacts.heartbeat import START
 from charter.artifacts.job import JobInput
 from charter.artifacts.sealed import read_sealed, sealed_text
 from charter.artifacts.stage_dir import StageDir
+from charter.artifacts.whole_dir import MANIFEST, publish_dir
 from charter.errors import DataError
 from charter.models.chat import Encoded
 from charter.models.ranks import Ranks
@@ -105,7 +107,7 @@ def _key(items: Iterable[JobInput], tokenizer: Any, how: Mapping[str, str | int]
 
 def _content(item: JobInput) -> list[Any]:
     """What stands for the rows of an input: of a data set its fingerprint, of a stage's records their hash."""
-    found = item.fingerprint if item.source == "data" else durable.sha256_file(item.location())
+    found = item.fingerprint if item.source == "data" else sha256_file(item.location())
     return [found, item.data]
 
 
@@ -113,7 +115,7 @@ def tokenizer_hash(tokenizer: Any) -> str:
     """SHA-256 over all files that the tokenizer saves: vocabulary, merges, special tokens, chat template."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
-        found = [(name, durable.sha256_file(Path(folder) / name)) for name in durable.files_under(Path(folder))]
+        found = [(name, sha256_file(Path(folder) / name)) for name in files_under(Path(folder))]
     return hashlib.sha256(repr(found).encode()).hexdigest()
 
 
@@ -139,7 +141,7 @@ def _build(stage: StageDir, ranks: Ranks, path: Path, key: str, make: Chunks, *,
                 end = int(ends[-1]) if len(ends) else end
         (directory / OFFSETS).write_bytes(np.concatenate(offsets).astype("<u8").tobytes())
 
-    durable.publish_dir(
+    publish_dir(
         path,
         write,
         manifest=lambda files: sealed_text(
@@ -157,7 +159,7 @@ def _build(stage: StageDir, ranks: Ranks, path: Path, key: str, make: Chunks, *,
 def _damage(path: Path, key: str) -> str | None:
     """What is wrong with a cache, in words; None when every byte is as it was written."""
     try:
-        manifest = read_sealed(path / durable.MANIFEST)
+        manifest = read_sealed(path / MANIFEST)
     except DataError as error:
         return str(error)
     if manifest.get("schema") != SCHEMA or manifest.get("key") != key:
@@ -166,13 +168,13 @@ def _damage(path: Path, key: str) -> str | None:
         file = path / name
         if not file.is_file():
             return f"{name} is missing"
-        if file.stat().st_size != fact["bytes"] or durable.sha256_file(file) != fact["sha256"]:
+        if file.stat().st_size != fact["bytes"] or sha256_file(file) != fact["sha256"]:
             return f"{name} does not have its recorded size and sha256"
     return None
 
 
 def _open(path: Path) -> TokenRows:
-    manifest = read_sealed(path / durable.MANIFEST)
+    manifest = read_sealed(path / MANIFEST)
     return TokenRows(
         ids=_mapped(path / TOKENS, manifest["kind"]),
         offsets=_mapped(path / OFFSETS, "<u8"),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from charter.artifacts.job import Job, JobInput, write_job
-from charter.launch.commands import STAGE_MODULES
+from charter.launch.commands import STAGE_MODULES, preloaded_modules
 from charter.launch.engine import StageStart
 from charter.launch.local import local_engine, stage_environment
 from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, SftStage
@@ -99,7 +99,7 @@ class Bench:
     def __init__(self, place: Path) -> None:
         self.place = place
         place.mkdir(parents=True, exist_ok=True)
-        modules = sorted({STAGE_MODULES[kind] for kind in KINDS})
+        modules = preloaded_modules(STAGE_MODULES[kind] for kind in KINDS)
         self.engine = local_engine(
             preload=modules, server_log=place / "server.log", environment=stage_environment(threads=1)
         )

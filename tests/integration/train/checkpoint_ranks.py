@@ -56,7 +56,7 @@ def make_state(ranks: Any, kind: str, seed: int) -> Any:
     import torch
     from torch import nn
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
     from torch.nn.parallel import DistributedDataParallel
 
@@ -70,9 +70,10 @@ def make_state(ranks: Any, kind: str, seed: int) -> Any:
         parallelize_module(module, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
         fully_shard(module[0], mesh=mesh["data"])
         fully_shard(module, mesh=mesh["data"])
-    if kind == "fsdp2":
-        fully_shard(module[0])
-        fully_shard(module)
+    if kind in ("fsdp2", "offloaded"):
+        kept = {"offload_policy": CPUOffloadPolicy(pin_memory=False)} if kind == "offloaded" else {}
+        fully_shard(module[0], **kept)
+        fully_shard(module, **kept)
     wrapped = DistributedDataParallel(module) if kind == "ddp" else module
     optimizer = torch.optim.AdamW([item for item in module.parameters() if item.requires_grad], lr=0.1)
     return TrainState(modules={"net": wrapped}, optimizers={"net": optimizer})

@@ -14,3 +14,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 def _one_thread():
     torch = pytest.importorskip("torch")
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def engine_inputs(tmp_path_factory):
+    """Inputs of every kind of training stage, made once."""
+    torch = pytest.importorskip("torch")
+    torch.set_num_threads(1)
+    from engine_bench import make_inputs
+
+    return make_inputs(tmp_path_factory.mktemp("inputs"))

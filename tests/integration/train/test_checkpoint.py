@@ -2,7 +2,9 @@
 
 import json
 import os
+import pickle
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,12 +16,15 @@ import tiny  # noqa: E402
 from torch import nn  # noqa: E402
 
 from charter.artifacts import durable  # noqa: E402
+from charter.artifacts.disk_space import free_bytes  # noqa: E402
 from charter.artifacts.position import Position  # noqa: E402
 from charter.artifacts.stage_dir import StageDir  # noqa: E402
 from charter.errors import DataError, StageError  # noqa: E402
 from charter.models.ranks import Ranks  # noqa: E402
 from charter.spec.stage import SftStage  # noqa: E402
+from charter.train import state_files, state_tensors  # noqa: E402
 from charter.train.checkpoint import Checkpointer  # noqa: E402
+from charter.train.optimizers import make_optimizer  # noqa: E402
 from charter.train.save_mode import SaveMode  # noqa: E402
 from charter.train.state import TrainState  # noqa: E402
 
@@ -29,8 +34,15 @@ OPTIMIZERS = {
     "momentum": lambda items: torch.optim.SGD(items, lr=0.1, momentum=0.9),
     "sgd": lambda items: torch.optim.SGD(items, lr=0.1),
     "adafactor": lambda items: torch.optim.Adafactor(items, lr=0.1),
+    "adamw_8bit": lambda items: adamw_8bit(items),
     "rate in a tensor": lambda items: torch.optim.AdamW(items, lr=torch.tensor(0.1), foreach=False, capturable=False),
 }
+
+
+def adamw_8bit(items):
+    """Charter's own, for tensors large enough to be kept in 8 bits."""
+    pytest.importorskip("bitsandbytes")
+    return make_optimizer([(items, 0.1)], replace(SPEC, optimizer="adamw_8bit"))
 
 
 class Counter:
@@ -142,6 +154,30 @@ def test_a_loaded_state_is_the_saved_one_bit_for_bit_and_goes_on_the_same(tmp_pa
     assert facts(loaded) == after
 
 
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_moments_in_8_bits_come_back_bit_for_bit_and_go_on_the_same(tmp_path, mode):
+    def large(seed):
+        torch.manual_seed(seed)
+        net = nn.Linear(128, 64)
+        return TrainState(modules={"net": net}, optimizers={"net": adamw_8bit(list(net.parameters()))})
+
+    def go_on(state):
+        net, optimizer = state.modules["net"], state.optimizers["net"]
+        for step in range(3):
+            net(torch.arange(256.0).reshape(2, 128) / (step + 3)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return {name: value.tolist() for name, value in state_tensors.tensors_of(state).items()}
+
+    first, second = large(1), large(2)
+    go_on(first)
+    formats = {value.dtype for value in state_tensors.tensors_of(first).values()}
+    assert torch.uint8 in formats
+    save_and_finish(checkpointer(tmp_path, first, mode), Position(3))
+    assert checkpointer(tmp_path, second).load_latest() == Position(3)
+    assert go_on(first) == go_on(second)
+
+
 def test_what_the_state_became_after_a_background_save_began_is_not_in_it(tmp_path):
     state = make_state(1)
     saver = checkpointer(tmp_path, state, "async")
@@ -229,6 +265,29 @@ def test_every_flipped_bit_and_every_truncation_of_every_file_is_noticed(tmp_pat
     assert tried > 300
     assert checkpointer(tmp_path, make_state(2)).load_latest() == Position(2)
     assert capsys.readouterr().err.count("step-00000002 is damaged") == tried
+
+
+class Hostile:
+    """Runs when it is unpickled."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self):
+        return (os.mkdir, (str(self.trace),))
+
+
+def test_a_pickle_is_not_opened_before_its_hash_is_found_right(tmp_path):
+    saver = checkpointer(tmp_path, make_state(1), keep_last=9)
+    saver.save(Position(1))
+    saver.save(Position(2))
+    (tmp_path / "state" / "step-00000002" / ".metadata").write_bytes(pickle.dumps(Hostile(tmp_path / "ran")))
+    assert checkpointer(tmp_path, make_state(2)).load_latest() == Position(1)
+    assert not (tmp_path / "ran").exists()
+    aside = tmp_path / "state" / "step-00000002.damaged-1"
+    with pytest.raises(Exception, match=""):
+        state_files.saved_tensors(aside)
+    assert (tmp_path / "ran").exists(), "the pickle would have run"
 
 
 def test_another_architecture_is_refused_by_name(tmp_path):
@@ -392,7 +451,7 @@ def test_a_file_system_that_is_full_leaves_what_was_there_and_the_stage_goes_on_
             saver.save(Position(1))
             saver.finish()
             filler = small / "filler"
-            free = durable.free_bytes(small)
+            free = free_bytes(small)
             filler.write_bytes(bytes(free - 400_000))
             for expected in (saver._files.expected_bytes, lambda: 0):
                 saver._files.expected_bytes = expected

@@ -28,7 +28,10 @@ def shards(directory: Path, step: int) -> set[str]:
     return {name.split("_")[2] for name in names if name.startswith("__")}
 
 
-@pytest.mark.parametrize(("kind", "world", "mode"), [("fsdp2", 3, "async"), ("ddp", 2, "sync"), ("tp", 4, "async")])
+@pytest.mark.parametrize(
+    ("kind", "world", "mode"),
+    [("fsdp2", 3, "async"), ("ddp", 2, "sync"), ("tp", 4, "async"), ("offloaded", 2, "async")],
+)
 def test_a_sharded_state_comes_back_bit_for_bit_at_the_same_and_at_other_sizes(directory, kind, world, mode):
     told = run_ranks(world, "save", directory, kind=kind, mode=mode)
     assert shards(directory, 2) == {str(rank) for rank in range(world)}

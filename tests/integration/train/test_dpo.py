@@ -106,12 +106,14 @@ def test_rewards_are_told_as_sums_over_pairs():
         chosen_reward_B=torch.tensor([1.0, 0.0, 2.0]),
         rejected_reward_B=torch.tensor([0.5, 1.0, -1.0]),
     )
-    found = dpo.summed_loss(losses, torch.tensor([0.9, 0.2, 0.3]))
+    pairs = [dpo.EncodedPair((1, 2, 3), (4,) * count, (5, 6), 0.5) for count in (1, 2, 4)]
+    found = dpo.summed_loss(losses, torch.tensor([0.9, 0.2, 0.3]), pairs)
     # margins 0.5, -1 and 3; labels say chosen, rejected, rejected: two are right
     assert found.loss_sum.item() == 1.75
     assert found.terms == 3.0
     assert found.sums == {"accuracy": 2.0, "reward_margin": 2.5, "chosen_reward": 3.0, "rejected_reward": 0.5}
-    assert found.counters == {"pairs": 3}
+    assert found.counters == {"pairs": 3, "tokens": 3 * 2 * 3 + 7 + 6}
+    assert found.logits == 7 + 6
 
 
 def test_the_loss_starts_at_log_two_and_a_split_batch_adds_up():

@@ -12,7 +12,7 @@ import tiny  # noqa: E402
 from charter.artifacts.export import check_outputs, copy_model  # noqa: E402
 from charter.artifacts.record import read_record  # noqa: E402
 from charter.errors import DataError  # noqa: E402
-from charter.models.preference import PreferenceModel, ScalarModel, pool  # noqa: E402
+from charter.models.preference import PreferenceModel, ScalarModel, pool, pooled_positions  # noqa: E402
 from charter.spec.stage import PreferenceModelStage, SftStage  # noqa: E402
 
 SETTINGS = {"pooling": "last", "seq_len": 64, "score_mean": 0.5, "score_deviation": 2.0}
@@ -73,7 +73,8 @@ def test_a_preference_model_scores_the_same_in_transformers(tmp_path, preference
     batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="right")
     mask = batch["attention_mask"]
     with torch.no_grad():
-        ours = pool(made.scalar(batch["input_ids"], mask), mask.bool(), pooling="last")
+        read = pooled_positions(mask.bool(), pooling="last")
+        ours = pool(made.scalar(batch["input_ids"], mask)[read], read)
         theirs = loaded.eval()(input_ids=batch["input_ids"], attention_mask=mask).logits.squeeze(1)
     assert ours.std() > 0.01
     torch.testing.assert_close(theirs + score.bias, ours, rtol=1e-5, atol=1e-6)

@@ -255,7 +255,15 @@ def test_work_of_a_step_by_kind():
     assert SupervisedWork(model=READER, sequences_per_step=4)(counters).model == one
     assert SupervisedWork(model=READER, sequences_per_step=4, reference=READER)(counters).model == pairs
     answered = READER.forward(128, 4, head_share=0.5).model
-    ppo = PolicyWork(policy=READER, reward=scalar, value=scalar, epochs=2, answer_share=0.5)(counters).model
+    half = {"tokens": 128, "logits": 64}
+    counted = READER.training(128, 4, head_share=0.5).model
+    assert SupervisedWork(model=READER, sequences_per_step=4)(half).model == counted
+    both = SupervisedWork(model=READER, sequences_per_step=4, reference=READER)(half).model
+    assert both == pytest.approx(counted + answered)
+    counters |= {"logits": 64, "minibatches": 6}
+    ppo = PolicyWork(policy=READER, reward=scalar, value=scalar, minibatches=3)(counters).model
     assert ppo == pytest.approx((3 + 2 * 3) * answered + (1 + 1 + 2 * 3) * scalar.forward(128, 4).model)
-    without = PolicyWork(policy=READER, reward=scalar, value=None, epochs=2, answer_share=0.5)(counters).model
+    stopped = PolicyWork(policy=READER, reward=scalar, value=scalar, minibatches=3)(counters | {"minibatches": 3}).model
+    assert stopped == pytest.approx((3 + 3) * answered + (1 + 1 + 3) * scalar.forward(128, 4).model)
+    without = PolicyWork(policy=READER, reward=scalar, value=None, minibatches=3)(counters).model
     assert without == pytest.approx((3 + 2 * 3) * answered + scalar.forward(128, 4).model)

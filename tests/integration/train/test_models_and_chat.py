@@ -13,7 +13,7 @@ from charter.inference.score import score_rows  # noqa: E402
 from charter.models.chat import encode_answer, encode_conversation, encode_prompt  # noqa: E402
 from charter.models.dropout import set_dropout  # noqa: E402
 from charter.models.language_model import load_language_model  # noqa: E402
-from charter.models.preference import PreferenceModel, ScalarModel, load_preference_model, pool  # noqa: E402
+from charter.models.preference import PreferenceModel, ScalarModel, load_preference_model, pool, pooled_positions  # noqa: E402
 from charter.spec.dataset import Turn  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -90,8 +90,9 @@ def test_preference_model_survives_saving(model, tmp_path):
 def test_pooling_reads_the_answer_only():
     values = torch.tensor([[9.0, 1.0, 3.0, 9.0]])
     mask = torch.tensor([[False, True, True, False]])
-    assert pool(values, mask, pooling="last").item() == 3.0
-    assert pool(values, mask, pooling="mean").item() == 2.0
+    for pooling, wanted in (("last", 3.0), ("mean", 2.0)):
+        read = pooled_positions(mask, pooling=pooling)
+        assert pool(values[read], read).item() == wanted
 
 
 def test_padding_does_not_change_a_score(model):

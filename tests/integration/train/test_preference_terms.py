@@ -14,6 +14,7 @@ from charter.errors import DataError  # noqa: E402
 from charter.models.preference import PreferenceModel, ScalarModel  # noqa: E402
 from charter.spec.stage import PreferenceModelStage  # noqa: E402
 from charter.train import preference_model  # noqa: E402
+from charter.train.encoded_pairs import EncodedPairs  # noqa: E402
 from charter.train.preference_model import pair_loss, shuffled  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -45,7 +46,7 @@ def model():
 def test_the_terms_reach_the_loss_of_a_pair(model, changes, wanted):
     pair = replace(tiny.pairs()[0], chosen_probability=1.0, margin=2.0)
     spec = PreferenceModelStage(init="b", data=("d",), dtype="fp32", **changes)
-    found = pair_loss(model, [pair, pair], spec)
+    found = pair_loss(model, EncodedPairs(model, [pair, pair])[:], spec)
     assert found.loss_sum.item() == pytest.approx(2 * wanted, abs=1e-5)
     assert found.terms == 2.0
 

@@ -177,9 +177,9 @@ def test_scores_do_not_depend_on_the_grouping(pooling, groups, monkeypatch):
     model, widths = preference_model(pooling), []
     rows = [list(range(5, 5 + length)) for length in (4, 20, 3, 21, 5, 19, 20)]
 
-    def call(ids_BT):
+    def call(ids_BT, **asked):
         widths.append(ids_BT.shape[1])
-        return model.scalar(ids_BT)
+        return model.scalar(ids_BT, **asked)
 
     found = score_rows(model, rows, [2] * 7, call=call, groups=groups)
     alone = torch.cat([score_rows(model, [row], [2]) for row in rows])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from charter.artifacts import durable, faults
+from charter.artifacts.whole_dir import publish_dir
 from charter.errors import DataError
 
 
@@ -26,7 +27,7 @@ def test_a_published_directory_has_the_sha256_of_every_file_in_its_manifest(tmp_
         (out / "sub").mkdir()
         (out / "sub" / "w.bin").write_bytes(b"weights")
 
-    facts = durable.publish_dir(
+    facts = publish_dir(
         tmp_path / "x" / "step",
         write,
         manifest=lambda files: json.dumps({"files": {n: f.sha256 for n, f in files.items()}}),
@@ -44,7 +45,7 @@ def test_private_modes_of_libraries_become_the_usual_ones(tmp_path):
 
     before = os.umask(0o022)
     try:
-        durable.publish_dir(tmp_path / "outputs", write)
+        publish_dir(tmp_path / "outputs", write)
     finally:
         os.umask(before)
     assert (tmp_path / "outputs" / "model.safetensors").stat().st_mode & 0o777 == 0o644
@@ -56,7 +57,7 @@ def test_a_writer_that_fails_publishes_nothing_and_leaves_nothing(tmp_path):
         raise RuntimeError("defect")
 
     with pytest.raises(RuntimeError, match="defect"):
-        durable.publish_dir(tmp_path / "outputs", write)
+        publish_dir(tmp_path / "outputs", write)
     assert os.listdir(tmp_path) == []
 
 
@@ -73,7 +74,7 @@ def test_a_full_disk_is_a_data_error_with_bytes_needed_and_free(tmp_path, error)
         raise error
 
     with pytest.raises(DataError, match=r"disk full: .*outputs needs 4.0 KiB or more, .* are free") as caught:
-        durable.publish_dir(tmp_path / "outputs", write)
+        publish_dir(tmp_path / "outputs", write)
     assert caught.value.exit_code == 8
     assert os.listdir(tmp_path) == []
 
@@ -81,7 +82,7 @@ def test_a_full_disk_is_a_data_error_with_bytes_needed_and_free(tmp_path, error)
 def test_a_directory_that_cannot_fit_is_refused_before_it_is_written(tmp_path):
     written = []
     with pytest.raises(DataError, match="disk full"):
-        durable.publish_dir(tmp_path / "outputs", written.append, expected_bytes=2**62)
+        publish_dir(tmp_path / "outputs", written.append, expected_bytes=2**62)
     assert written == []
 
 

@@ -58,8 +58,10 @@ def test_what_no_run_may_claim_is_always_said():
     assert DISTILLED not in claims_of([], judge_learnt_from_humans=False).may_not
 
 
-def test_a_preference_model_no_better_than_a_bag_of_words_is_said_to_be_so():
-    claims = claims_of(
-        [figure("pm_accuracy.reward_over_words", 0.01, -0.05, 0.07, n=208)], judge_learnt_from_humans=True
-    )
-    assert any("better than a bag of words" in claim for claim in claims.may_not)
+@pytest.mark.parametrize(("baseline", "words"), [("words", "a bag of words"), ("shorter", "the shorter-answer rule")])
+def test_a_preference_model_no_better_than_a_baseline_is_said_to_be_so(baseline, words):
+    found = figure(f"pm_accuracy.reward_over_{baseline}", 0.01, -0.05, 0.07, n=208)
+    claims = claims_of([found], judge_learnt_from_humans=True)
+    assert any(f"better than {words}" in claim for claim in claims.may_not)
+    claims = claims_of([replace(found, low=0.001)], judge_learnt_from_humans=True)
+    assert any(f"better than {words}" in claim for claim in claims.may)

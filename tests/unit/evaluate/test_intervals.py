@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.errors import DataError
-from charter.evaluate.intervals import of_mean, of_ratio, paired_bootstrap, standard_error, wilson
+from charter.evaluate.intervals import of_mean, of_ratio, paired_bootstrap, sign_test, standard_error, wilson
 
 counts = st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
 
@@ -53,6 +53,22 @@ def test_bootstrap_agrees_with_the_normal_interval_on_many_rows():
     tolerance = 0.1 * (normal.high - normal.low)
     assert found.low == pytest.approx(normal.low, abs=tolerance)
     assert found.high == pytest.approx(normal.high, abs=tolerance)
+
+
+@given(st.lists(st.sampled_from([-1.0, -0.5, 0.0, 0.5, 1.0]), max_size=60))
+def test_a_sign_test_knows_no_side_and_ignores_ties(differences):
+    found, mirrored = sign_test(differences), sign_test([-value for value in differences])
+    assert (found.better, found.worse, found.p_value) == (mirrored.worse, mirrored.better, mirrored.p_value)
+    assert sign_test([*differences, 0.0]) == found
+    assert found.better + found.worse == sum(value != 0 for value in differences)
+    assert 0 < found.p_value <= 1
+
+
+def test_a_sign_test_by_hand():
+    # 9 of 10: 2 (C(10, 0) + C(10, 1)) / 2^10 = 22 / 1024. An even split and no difference at all show nothing.
+    assert sign_test([1.0] * 9 + [-1.0]).p_value == 22 / 1024
+    assert sign_test([1.0, -1.0]).p_value == 1.0
+    assert sign_test([]).p_value == 1.0
 
 
 def test_too_few_rows_are_refused():

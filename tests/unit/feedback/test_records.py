@@ -1,11 +1,12 @@
 import json
 import os
+from dataclasses import replace
 
 import pytest
 
 from charter.artifacts.job import Job, write_job
 from charter.artifacts.stage_dir import StageDir
-from charter.errors import DataError
+from charter.errors import DataError, StageError
 from charter.feedback.records import Batch, in_batches, make_records
 from charter.spec.stage import CritiqueStage
 
@@ -48,7 +49,7 @@ def make(items):
 
 
 def summarise(totals):
-    return {"mean_weight": totals["weight"] / totals["records"]}
+    return {"mean_weight": totals["weight"] / max(1, totals["records"])}
 
 
 def outputs(path):
@@ -120,11 +121,64 @@ def test_a_damaged_batch_file_is_noticed_and_made_again(tmp_path, undisturbed):
     assert outputs(path) == undisturbed
 
 
-def test_earlier_batches_are_linked_not_written_again(tmp_path):
-    run(tmp_path / "run")
-    first, second = sorted((tmp_path / "run" / "state").glob("step-*"))
-    name = "batch-00000001.records.jsonl"
-    assert (first / name).stat().st_ino == (second / name).stat().st_ino
+def killed_before(path, last, make=make):
+    """Everything up to a batch, with all its checkpoints."""
+
+    def dying(items):
+        if items == in_batches(ITEMS, 1)[last]:
+            raise Killed
+        return make(items)
+
+    with pytest.raises(Killed):
+        make_records(stage_at(path), in_batches(ITEMS, 1), dying, summarise=summarise)
+
+
+def inodes(path, step):
+    return {file.name: file.stat().st_ino for file in (path / "state" / f"step-{step:08d}").glob("batch-*")}
+
+
+def test_earlier_batches_are_linked_but_two_checkpoints_in_a_row_share_no_file(tmp_path):
+    path = tmp_path / "run"
+    stage_at(path)
+    write_job(path, replace(StageDir(path).job, keep_last=9))
+    killed_before(path, 7)
+    for step in range(2, 8):
+        assert not set(inodes(path, step).values()) & set(inodes(path, step - 1).values())
+    for step in range(3, 8):
+        linked = set(inodes(path, step).items()) & set(inodes(path, step - 2).items())
+        assert len(linked) == step - 2
+    assert len(inodes(path, 7)) == 7
+
+
+def test_a_bad_block_damages_every_second_checkpoint_and_the_one_before_is_taken(tmp_path):
+    path = tmp_path / "bad"
+    stage_at(path)
+    killed_before(path, 6)
+    with (path / "state" / "step-00000006" / "batch-00000001.set_aside.jsonl").open("r+b") as file:
+        file.write(b"x")
+    assert stage_at(path).latest_checkpoint().step == 5
+    assert (path / "state" / "step-00000006.damaged-1").is_dir()
+
+
+@pytest.mark.parametrize("damaged", [4, 5])
+def test_what_went_bad_since_it_was_written_is_not_given_a_new_hash(tmp_path, damaged):
+    path, whole = tmp_path / "bad", tmp_path / "whole"
+
+    def make_and_damage(items):
+        if items == [5]:
+            file = path / "state" / f"step-{damaged:08d}" / "batch-00000002.records.jsonl"
+            file.write_bytes(file.read_bytes().replace(b"1", b"7"))
+        return make(items)
+
+    stage_at(path)
+    write_job(path, replace(StageDir(path).job, keep_last=3))
+    if damaged == 4:
+        with pytest.raises(StageError, match=r"batch-00000002\.records\.jsonl is no longer as it was"):
+            make_records(stage_at(path), in_batches(ITEMS, 1), make_and_damage, summarise=summarise)
+        assert not (path / "state" / "step-00000006").exists()
+    for place in (path, whole):
+        make_records(stage_at(place), in_batches(ITEMS, 1), make, summarise=summarise)
+    assert outputs(path) == outputs(whole)
 
 
 def test_a_file_system_without_links_gives_the_same_bytes(tmp_path, undisturbed, monkeypatch):

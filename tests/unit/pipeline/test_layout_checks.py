@@ -4,7 +4,16 @@ import pytest
 
 from charter.pipeline.layout_checks import check_layout
 from charter.spec.project import Project, Resources
-from charter.spec.stage import EvalStage, PpoStage, SftStage, StageResources
+from charter.spec.stage import (
+    DpoStage,
+    EvalStage,
+    JudgeStage,
+    PpoStage,
+    PreferenceModelStage,
+    PretrainStage,
+    SftStage,
+    StageResources,
+)
 
 SFT = SftStage(init="b", data=("d",), global_batch=12)
 PPO = PpoStage(policy="b", reward="r", prompts=("d",), episodes=64, rollout_batch=32, minibatch=16)
@@ -42,6 +51,29 @@ def test_batches_must_be_shared_evenly_and_numbers_that_work_are_named():
     assert "global_batch: 4;" in problems(replace(SFT, global_batch=3))[0]
     assert len(problems(replace(PPO, rollout_batch=30, minibatch=6))) == 2
     assert problems(replace(SFT, global_batch=10), tensor=2) == [], "two data ranks"
+
+
+def test_the_answers_to_one_prompt_go_to_one_process():
+    grouped = replace(PPO, estimator="grpo", samples_per_prompt=4)
+    assert problems(grouped, "cpu:8") == []
+    (found,) = problems(replace(grouped, rollout_batch=48), "cpu:8")
+    assert "s.rollout_batch: 48 rows cannot be shared evenly by 8 processes, 4 answers to a prompt together" in found
+    assert "rollout_batch: 32 or 64; or a number of processes that divides 12 (rollout_batch / samples_per" in found
+
+
+def test_the_pretraining_mix_is_shared_evenly_where_there_is_one():
+    mixed = replace(PPO, ptx_batch=6)
+    assert problems(mixed) == []
+    (found,) = problems(replace(mixed, ptx_weight=0.5, ptx_data=("d",)))
+    assert "pipeline.s.ptx_batch: 6 rows cannot be shared evenly by 4 processes" in found
+    assert "ptx_batch: 4 or 8; or a number of processes that divides 6" in found
+
+
+@pytest.mark.parametrize("kind", [PretrainStage, JudgeStage, PreferenceModelStage, DpoStage])
+def test_every_kind_of_training_shares_its_batches_evenly(kind):
+    role = {"pairs": ("d",)} if kind is JudgeStage else {"data": ("d",)}
+    assert problems(kind(init="b", global_batch=12, **role)) == []
+    assert "global_batch: 8 or 12" in problems(kind(init="b", global_batch=10, **role))[0]
 
 
 def test_degrees_must_divide_the_processes():

@@ -4,10 +4,11 @@ import math
 
 import pytest
 
-from charter.errors import StageError
+from charter.errors import DataError, StageError
 from charter.spec.stage_parts import Guard
 from charter.train.guard import (
     FIRST_STEPS,
+    ROLL_BACKS,
     DivergedError,
     DivergenceGuard,
     RollBack,
@@ -89,3 +90,11 @@ def test_roll_backs_are_read_as_they_were_written(tmp_path):
     assert read_roll_backs(tmp_path) == ()
     write_roll_backs(tmp_path, backs)
     assert read_roll_backs(tmp_path) == backs
+
+
+def test_damaged_roll_backs_are_refused_since_the_path_taken_hangs_on_them(tmp_path):
+    write_roll_backs(tmp_path, (RollBack(diverged_at=9, resume_from=4, skip_steps=2),))
+    path = tmp_path / ROLL_BACKS
+    path.write_text(path.read_text().replace('"resume_from": 4', '"resume_from": 5'))
+    with pytest.raises(DataError, match=r"roll_backs.json .* damaged"):
+        read_roll_backs(tmp_path)

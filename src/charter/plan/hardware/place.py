@@ -36,6 +36,8 @@ class Place:
     accelerator: Accelerator
     per_node: int
     """Accelerators of a node; 1 stands for the processors of a local machine."""
+    processes: int = 1
+    """Into which the processors of a local machine are divided; `accelerator` is what one of them has."""
     instance: str
     price: Price
     spot: Price | None = None
@@ -61,8 +63,10 @@ class Place:
 
     @property
     def hardware(self) -> str:
-        """`H100-SXM-80GB:8`, or `cpu`."""
-        return CPU if self.is_cpu else f"{self.accelerator.name}:{self.per_node}"
+        """`H100-SXM-80GB:8`, `cpu`, or `cpu:4` for four processes."""
+        if self.is_cpu:
+            return CPU if self.processes == 1 else f"{CPU}:{self.processes}"
+        return f"{self.accelerator.name}:{self.per_node}"
 
     @property
     def label(self) -> str:

@@ -32,7 +32,7 @@ def places(
     refused: list[Refused] = []
     for site in sites(resources, known):
         for text in requests((wanted,) if wanted else site.names, site, known, machine):
-            made = _place(site, text, resources, known, machine, threads)
+            made = _place(site, text, resources, known, machine, threads, is_spread=stage.kind in TRAINS)
             if isinstance(made, Place):
                 made = _with_nodes(made, resources, stage)
             if isinstance(made, Refused):
@@ -57,11 +57,18 @@ def _share(resources: Resources, machine: Machine | None) -> int | None:
 
 
 def _place(
-    site: Site, text: str, resources: Resources, book: PriceBook, machine: Machine | None, threads: int | None
+    site: Site,
+    text: str,
+    resources: Resources,
+    book: PriceBook,
+    machine: Machine | None,
+    threads: int | None,
+    *,
+    is_spread: bool,
 ) -> Place | Refused:
     name, per_node = accelerators.parse_request(text)
     if site.infra == LOCAL:
-        return _local(name, per_node, site.price, machine, threads)
+        return _local(name, per_node, site.price, machine, threads, is_spread=is_spread)
     if name == CPU:
         return Refused(option=f"cpu on {site.infra}", reason="training on rented processors is not planned yet")
     accelerator = accelerators.get(name)
@@ -96,12 +103,15 @@ def _owned(name: str) -> Price:
 
 
 def _local(
-    name: str, per_node: int, own: Price | None, machine: Machine | None, threads: int | None
+    name: str, per_node: int, own: Price | None, machine: Machine | None, threads: int | None, *, is_spread: bool
 ) -> Place | Refused:
+    """On this machine; of its processors, `cpu:4` for a stage that is spread means four processes that divide them."""
     if machine is None:
         raise UsageError("a local plan needs the probe of the machine")
+    processes = per_node if name == CPU and is_spread else 1
     if name == CPU:
-        accelerator, count = machine.processor(threads=threads), 1
+        threads = min(threads or machine.cores, machine.cores)
+        accelerator, count = machine.processor(threads=max(1, threads // processes)), 1
     elif machine.gpu_name is None:
         return Refused(option=f"{name}:{per_node} on local", reason="nvidia-smi shows no accelerator on this machine")
     else:
@@ -115,6 +125,7 @@ def _local(
         region=None,
         accelerator=accelerator,
         per_node=count,
+        processes=processes,
         instance=machine.name,
         price=own or UNPRICED,
     )

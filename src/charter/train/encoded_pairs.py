@@ -1,0 +1,65 @@
+"""Preference pairs as tokens: each pair is encoded when it is first read, and kept."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from charter.inference.score import encode_scored
+from charter.models.preference import PreferenceModel
+from charter.spec.dataset import Pair
+
+Ids = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class EncodedPair:
+    """What a preference model reads of a pair, first the chosen answer, then the other."""
+
+    ids: tuple[Ids, Ids]
+    answer_tokens: tuple[int, int]
+    """How many of the ids, at their end, are the answer."""
+    chosen_probability: float
+    margin: float
+
+
+class EncodedPairs(Sequence[EncodedPair]):
+    """The pairs of a stage as tokens, 4 bytes each.
+
+    They are encoded where they are read and not all in advance, so that a resumed stage steps on at once; a second
+    epoch, and the statistics after training, find them encoded.
+    """
+
+    def __init__(self, model: PreferenceModel, pairs: Sequence[Pair]) -> None:
+        self._model, self._pairs = model, pairs
+        self._found: list[EncodedPair | None] = [None] * len(pairs)
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[row] for row in range(len(self))[index]]
+        found = self._found[index]
+        if found is None:
+            found = self._found[index] = encode_pair(self._model, self._pairs[index])
+        return found
+
+    def __iter__(self) -> Iterator[EncodedPair]:
+        return (self[row] for row in range(len(self)))
+
+
+def encode_pair(model: PreferenceModel, pair: Pair) -> EncodedPair:
+    """A pair as the model reads it, within its `seq_len`."""
+    limit = int(model.settings["seq_len"])
+    chosen, rejected = (
+        encode_scored(model, pair.prompt, answer, max_tokens=limit) for answer in (pair.chosen, pair.rejected)
+    )
+    return EncodedPair(
+        (np.array(chosen[0], np.int32), np.array(rejected[0], np.int32)),
+        (chosen[1], rejected[1]),
+        pair.chosen_probability,
+        pair.margin,
+    )

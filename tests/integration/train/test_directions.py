@@ -1,0 +1,196 @@
+"""Every loss moves its model the right way: measured on the model itself, not by the code that computes the loss."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tiny  # noqa: E402
+from engine_bench import run, stage  # noqa: E402
+
+from charter.artifacts.position import Position  # noqa: E402
+from charter.feedback.judge import Comparison, compare  # noqa: E402
+from charter.inference.score import score_answers  # noqa: E402
+from charter.models.language_model import load_language_model  # noqa: E402
+from charter.models.preference import load_preference_model  # noqa: E402
+from charter.spec.stage import JudgeStage  # noqa: E402
+from charter.train import judge, ppo_sampling, preference_model, sft  # noqa: E402
+from charter.train.judge import judge_loss  # noqa: E402
+from charter.train.loop import Loop  # noqa: E402
+from charter.train.ppo import ppo_task  # noqa: E402
+from charter.train.rollout import answer_values  # noqa: E402
+from charter.train.setup import set_up  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+@torch.no_grad()
+def probability_of(model, text):
+    """Mean log p of the tokens of a text."""
+    ids = model.tokenizer(text, return_tensors="pt").input_ids
+    log_probability = model.model(input_ids=ids).logits[0].log_softmax(-1)
+    return log_probability[:-1].gather(1, ids[0, 1:, None]).mean().item()
+
+
+def test_fine_tuning_makes_its_answers_likelier(engine_inputs, tmp_path):
+    learnt = load_language_model(
+        run(stage(engine_inputs, tmp_path / "sft", "sft", steps=6, learning_rate=5e-3), sft).outputs / "model"
+    )
+    base = load_language_model(engine_inputs / "base" / "model")
+    for pair in tiny.pairs():
+        assert probability_of(learnt, pair.chosen) > probability_of(base, pair.chosen) + 0.05
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_preference_model_scores_higher_what_its_labels_prefer(engine_inputs, tmp_path, turned, monkeypatch):
+    """Scores have mean 0 and deviation 1 over the training pairs; labels below one half prefer the other answer."""
+    if turned:
+        real = preference_model.read_pairs
+        monkeypatch.setattr(
+            preference_model,
+            "read_pairs",
+            lambda *a, **k: [replace(pair, chosen_probability=0.05) for pair in real(*a, **k)],
+        )
+        made = run(stage(engine_inputs, tmp_path / "pm", "preference_model", steps=8), preference_model).outputs
+    model = load_preference_model((made if turned else engine_inputs / "pm") / "model")
+    model.scalar.eval()
+    answers = [(pair.prompt, answer) for pair in tiny.pairs() for answer in (pair.chosen, pair.rejected)]
+    scores = score_answers(model, answers).view(-1, 2)
+    better, worse = scores.unbind(1) if not turned else scores.flip(1).unbind(1)
+    assert (better > worse).all()
+    assert scores.mean().item() == pytest.approx(0.0, abs=1e-3)
+    assert scores.std(unbiased=False).item() == pytest.approx(1.0, abs=1e-3)
+
+
+@pytest.mark.parametrize("format", ["yes_no", "yes_no_mean"])
+def test_a_taught_judge_prefers_what_it_was_taught(engine_inputs, tmp_path, format):
+    made = run(stage(engine_inputs, tmp_path / "judge", "judge", format=format, seq_len=160, learning_rate=5e-3), judge)
+    principle = judge.load_constitution(engine_inputs / "constitution.yaml").draw(0, "any")
+    items = [
+        Comparison(turns=pair.prompt, first=pair.rejected, second=pair.chosen, principle=principle)
+        for pair in tiny.pairs()
+    ]
+    found = []
+    for path in (engine_inputs / "base", made.outputs):
+        model = load_language_model(path / "model")
+        verdicts = compare(model, items, format=format, both_orders=True, max_tokens=159)
+        found.append(sum(1 - verdict.probability_first for verdict in verdicts) / len(verdicts))
+    assert found[1] > found[0] + 0.005
+
+
+@pytest.mark.parametrize("format", ["multiple_choice", "yes_no", "yes_no_mean"])
+def test_the_loss_of_a_judge_by_hand(monkeypatch, format):
+    """Log-odds of 2 and -1: a margin of 3; the right choices have probabilities 1/2 and 1/4."""
+    asked = []
+
+    def log_odds(model, texts, choices, **_):
+        asked.extend(str(text) for text in texts)
+        return torch.tensor([2.0, -1.0]), torch.log(torch.tensor([[0.5, 0.1], [0.2, 0.25]]))
+
+    monkeypatch.setattr(judge, "log_odds", log_odds)
+    spec, pair = JudgeStage(init="b", pairs=("p",), format=format, cross_entropy_weight=0.5), tiny.pairs()[0]
+    found = judge_loss(tiny.language_model(), [(pair, _Principle())], spec)
+    wanted = math.log(1 + math.exp(-3)) + 0.5 * (math.log(2) + math.log(4)) / 2
+    assert found.loss_sum.item() == pytest.approx(wanted, rel=1e-5)
+    assert found.sums["accuracy"] == 1.0
+    if format == "multiple_choice":
+        assert [f"(A) {pair.chosen}" in asked[0], f"(B) {pair.chosen}" in asked[1]] == [True, True]
+    else:
+        assert [pair.chosen in asked[0], pair.rejected in asked[1]] == [True, True]
+
+
+class _Principle:
+    """The wording of a question needs one."""
+
+    id, critique, revision, compare = "kind", "Is it kind?", "Make it kind.", "Which is kinder?"
+
+
+LEARNING = {
+    "rollout_batch": 32, "episodes": 64, "samples_per_prompt": 4, "minibatch": 16, "min_new_tokens": 6,
+    "learning_rate": 4e-3, "value_learning_rate": 4e-3, "kl_coefficient": 0.0,
+}  # fmt: skip
+
+
+@pytest.fixture
+def task(engine_inputs, tmp_path):
+    """(changes of the spec) -> a PPO task, ready to be run part by part."""
+    count = iter(range(100))
+
+    def make(**changes):
+        found = stage(engine_inputs, tmp_path / f"ppo-{next(count)}", "ppo", **(LEARNING | changes))
+        made, _ = ppo_task(set_up(found))
+        Loop(made.setup, made)
+        return made
+
+    return make
+
+
+def whole_step(task, step=0):
+    for part in range(task.parts):
+        task.run_part(Position(step, part))
+
+
+@torch.no_grad()
+def next_tokens(module, sequences):
+    """The distributions that the first rollout's answers were drawn from, one row per answer token."""
+    logits = module(input_ids=sequences.ids_BT).logits.log_softmax(-1)
+    rows, tokens = sequences.answer_mask_BR.nonzero().unbind(1)
+    return logits[rows, sequences.prompt_tokens_B[rows] + tokens - 1]
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("estimator", ["gae", "rloo", "grpo"])
+def test_a_policy_writes_more_of_what_is_rewarded(task, monkeypatch, estimator, sign):
+    """The reward is how often an answer has the letter e, or that with a minus."""
+    monkeypatch.setattr(
+        ppo_sampling,
+        "score_answers",
+        lambda model, conversations, **_: torch.tensor([sign * text.count("e") for _, text in conversations]),
+    )
+    found = task(estimator=estimator)
+    module, tokenizer = found.models.trained.module, found.models.policy.tokenizer
+    sequences = found.sampler.sample(0, 0, kl_coefficient=0.0).sequences
+    vocabulary = range(module.config.vocab_size)
+    letters_V = torch.tensor([float(str(tokenizer.decode([token])).count("e")) for token in vocabulary])
+    before = (next_tokens(module, sequences).exp() @ letters_V).mean().item()
+    whole_step(found)
+    after = (next_tokens(module, sequences).exp() @ letters_V).mean().item()
+    assert sign * (after - before) > 0.01
+
+
+@pytest.mark.parametrize("estimator", ["gae", "rloo", "grpo"])
+def test_the_penalty_pulls_a_policy_back_to_its_reference(task, monkeypatch, estimator):
+    """No reward at all, and a policy that was moved away: KL(policy | reference) over the same answers falls."""
+    monkeypatch.setattr(ppo_sampling, "score_answers", lambda model, texts, **_: torch.zeros(len(texts)))
+    found = task(estimator=estimator, kl_coefficient=0.5, whiten_advantages=estimator != "grpo")
+    with torch.no_grad():
+        for index, value in enumerate(found.models.trained.module.parameters()):
+            value.add_(0.05 * torch.randn(value.shape, generator=torch.Generator().manual_seed(index)))
+    sequences = found.sampler.sample(0, 0, kl_coefficient=0.5).sequences
+
+    def kl():
+        ours = next_tokens(found.models.trained.module, sequences)
+        theirs = next_tokens(found.models.reference.module, sequences)
+        return (ours.exp() * (ours - theirs)).sum(1).mean().item()
+
+    before = kl()
+    for step in range(2):
+        whole_step(found, step)
+    assert kl() < 0.97 * before
+
+
+def test_the_value_model_moves_towards_the_returns(task, monkeypatch):
+    monkeypatch.setattr(ppo_sampling, "score_answers", lambda model, texts, **_: torch.full((len(texts),), 2.0))
+    found = task(value_clip=10.0, ppo_epochs=4)
+    rollout = found.sampler.sample(0, 0, kl_coefficient=0.0)
+
+    @torch.no_grad()
+    def error():
+        values = answer_values(found.models.value.module, rollout.sequences, dtype="fp32")[:, :-1]
+        return ((values - rollout.return_BR)[rollout.mask_BR] ** 2).mean().item()
+
+    before = error()
+    whole_step(found)
+    assert error() < 0.9 * before

@@ -1,0 +1,107 @@
+"""Whole stages of several processes, of every kind of model: what they publish is what one process does."""
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from engine_bench import farthest, metrics, run, stage, weights  # noqa: E402
+
+from charter.artifacts.checkpoints import RESHARDED  # noqa: E402
+from charter.artifacts.job import write_job  # noqa: E402
+from charter.artifacts.stage_dir import StageDir  # noqa: E402
+from charter.errors import InterruptedRunError  # noqa: E402
+from charter.models.preference import load_preference_model  # noqa: E402
+from charter.train import dpo, judge, ppo, preference_model, sft  # noqa: E402
+
+pytestmark = pytest.mark.torch
+MODULES = {"sft": sft, "preference_model": preference_model, "dpo": dpo, "judge": judge, "ppo": ppo}
+DDP, SHARDED = {"world_size": 2}, {"world_size": 2, "zero": 3}
+HYBRID = {"world_size": 4, "zero": 3, "replicas": 2}
+TENSOR = {"world_size": 2, "tensor": 2}
+CASES = [
+    ("sft", HYBRID),
+    ("sft", TENSOR),
+    ("dpo", DDP),
+    ("dpo", SHARDED),
+    ("judge", DDP),
+    ("judge", SHARDED),
+    ("preference_model", DDP),
+    ("preference_model", SHARDED),
+    ("preference_model", TENSOR),
+    ("ppo", DDP),
+    ("ppo", SHARDED),
+    ("ppo", TENSOR),
+]
+NEAR = 2e-3
+"""Of weights after 2 steps of Adam at 1e-3: where a gradient is 0 but for rounding, its sign is a coin's."""
+
+
+def label(value):
+    return value if isinstance(value, str) else "-".join(f"{name}{size}" for name, size in value.items())
+
+
+@pytest.fixture(scope="module")
+def alone(engine_inputs, tmp_path_factory):
+    """(kind) -> the stage as one process runs it; each is run once."""
+    known = {}
+
+    def make(kind):
+        if kind not in known:
+            known[kind] = run(short(engine_inputs, tmp_path_factory.mktemp(kind) / "stage", kind), MODULES[kind])
+        return known[kind]
+
+    return make
+
+
+def short(inputs, path, kind, **settings):
+    """A stage of two steps; a rollout of PPO is one minibatch."""
+    steps = {"episodes": 8, "minibatch": 8} if kind == "ppo" else {"steps": 2}
+    return stage(inputs, path, kind, **(steps | settings))
+
+
+@pytest.mark.parametrize(("kind", "layout"), CASES, ids=label)
+def test_several_processes_do_what_one_does(engine_inputs, tmp_path, alone, kind, layout):
+    found = run(short(engine_inputs, tmp_path / "stage", kind, frozen={**layout, "micro_batch": 2}), MODULES[kind])
+    one = alone(kind)
+    for first, second in zip(metrics(one), metrics(found), strict=True):
+        for name in {"loss", "policy_loss", "value_loss", "accuracy", "reward_mean", "tokens", "pairs", "episodes"}:
+            if name in first:
+                assert second[name] == pytest.approx(first[name], rel=5e-3, abs=1e-4), name
+        for name in {"gradient_norm", "value_gradient_norm"} & first.keys():
+            assert second[name] == pytest.approx(first[name], rel=2e-2, abs=1e-5), name
+    assert farthest(weights(one), weights(found)) < NEAR
+    if kind == "preference_model":
+        scalars = [load_preference_model(item.outputs / "model") for item in (one, found)]
+        for name in ("score_mean", "score_deviation"):
+            assert scalars[1].settings[name] == pytest.approx(scalars[0].settings[name], rel=0.05, abs=1e-3)
+        assert (scalars[0].scalar.head.weight - scalars[1].scalar.head.weight).abs().max() < NEAR
+
+
+def test_processes_sample_one_rollout_by_its_numbers(engine_inputs, tmp_path):
+    """The prompts and seeds of answers belong to their places in the whole rollout, however many processes share it."""
+    pytest.importorskip("torch.distributed")
+    one = run(short(engine_inputs, tmp_path / "one", "ppo", samples_per_prompt=2, estimator="rloo"), ppo)
+    two = run(short(engine_inputs, tmp_path / "two", "ppo", samples_per_prompt=2, estimator="rloo", frozen=DDP), ppo)
+    for name in ("reward_mean", "response_tokens", "ended_share", "tokens"):
+        assert metrics(two)[0][name] == pytest.approx(metrics(one)[0][name], rel=1e-4), name
+
+
+def test_another_number_of_processes_is_refused_and_works_when_the_record_says_so(engine_inputs, tmp_path):
+    """What `charter run --reshard` writes into the job: the loss goes on as it would have."""
+    whole = run(stage(engine_inputs, tmp_path / "whole", "sft", steps=4, frozen=DDP), sft)
+    found = stage(engine_inputs, tmp_path / "stage", "sft", steps=4)
+    asked = iter(range(9))
+    with pytest.raises(InterruptedRunError, match="step 2"):
+        sft.run(StageDir(found.path, should_stop=lambda: next(asked) >= 1))
+    write_job(found.path, replace(found.job, frozen={**found.job.frozen, **DDP}))
+    with pytest.raises(AssertionError, match="--reshard"):
+        run(StageDir(found.path), sft)
+    for item in found.path.glob("error-*.txt"):
+        item.unlink()
+    write_job(found.path, replace(found.job, frozen={**found.job.frozen, **DDP, RESHARDED: "at step 2: asked"}))
+    run(StageDir(found.path), sft)
+    assert [line["step"] for line in metrics(found)] == [1, 2, 3, 4]
+    losses = [[line["loss"] for line in metrics(item)] for item in (found, whole)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)

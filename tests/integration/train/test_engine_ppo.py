@@ -1,0 +1,427 @@
+"""Every setting of PPO reaches what it is meant for, on a very small real model."""
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from engine_bench import stage  # noqa: E402
+
+from charter.artifacts.position import Position  # noqa: E402
+from charter.errors import StageError  # noqa: E402
+from charter.inference.generate import generate  # noqa: E402
+from charter.inference.generator import NativeGenerator  # noqa: E402
+from charter.train.loop import Loop  # noqa: E402
+from charter.train.ppo import ppo_task  # noqa: E402
+from charter.train.setup import set_up  # noqa: E402
+
+pytestmark = pytest.mark.torch
+GROUPS = {"estimator": "rloo", "samples_per_prompt": 2}
+
+
+@pytest.fixture
+def task(engine_inputs, tmp_path):
+    """(changes of the spec) -> a PPO task, ready to be run part by part."""
+    count = iter(range(100))
+
+    def make(frozen=None, **changes):
+        found = stage(engine_inputs, tmp_path / f"ppo-{next(count)}", "ppo", frozen=frozen, **changes)
+        made, _ = ppo_task(set_up(found))
+        Loop(made.setup, made)
+        return made
+
+    return make
+
+
+def rollout_of(task, step=0, *, kl_coefficient=0.5):
+    return task.sampler.sample(step, step, kl_coefficient=kl_coefficient)
+
+
+def whole_step(task, step=0):
+    """Run a whole step; its report."""
+    found = [task.run_part(Position(step, part)) for part in range(task.parts)]
+    assert found[:-1] == [None] * (task.parts - 1)
+    return found[-1]
+
+
+def weights(module):
+    return torch.cat([value.flatten() for value in module.state_dict().values()])
+
+
+def moved(task, step=0):
+    """How far a step moves the policy, and the value model where there is one."""
+    modules = [item.module for item in (task.models.trained, task.models.value) if item is not None]
+    before = [weights(item).clone() for item in modules]
+    whole_step(task, step)
+    return [(weights(item) - old).abs().max().item() for item, old in zip(modules, before, strict=True)]
+
+
+def test_frozen_models_stay_and_trained_ones_move(task):
+    found = task()
+    frozen = [weights(item).clone() for item in found.frozen]
+    assert all(distance > 1e-4 for distance in moved(found))
+    assert all(torch.equal(weights(item), old) for item, old in zip(found.frozen, frozen, strict=True))
+    assert not any(p.requires_grad for item in found.frozen for p in item.parameters())
+
+
+def test_value_warm_up_freezes_the_policy(task):
+    found = task(value_warmup_rollouts=1)
+    policy, value = moved(found)
+    assert policy == 0.0
+    assert value > 1e-4
+    assert moved(found, step=1)[0] > 1e-4
+
+
+def test_estimators_without_a_value_model_have_none(task):
+    for estimator in ("rloo", "grpo"):
+        found = task(estimator=estimator, samples_per_prompt=2)
+        assert found.models.value is None
+        assert set(found.state.modules) == {"policy"}
+        report = whole_step(found)
+        assert "value_loss" not in report.metrics
+        assert moved(found, 1)[0] > 1e-5
+
+
+def test_the_answers_of_a_group_are_to_the_same_prompt_and_drawn_anew(task):
+    found = task(samples_per_prompt=4)
+    rollout = rollout_of(found)
+    prompts = [
+        tuple(ids[:count].tolist())
+        for ids, count in zip(rollout.sequences.ids_BT, rollout.sequences.prompt_tokens_B, strict=True)
+    ]
+    assert [len(set(prompts[start : start + 4])) for start in (0, 4)] == [1, 1]
+    assert prompts[0] != prompts[4]
+    assert len({tuple(row.tolist()) for row in rollout.sequences.ids_BT}) > 2
+
+
+def test_rollouts_draw_anew_at_every_step_and_the_same_again(task):
+    """The prompts belong to the data step, the draws to the step."""
+    found = task(samples_per_prompt=8, min_new_tokens=6)
+
+    def drawn(step, data_step):
+        sequences = found.sampler.sample(step, data_step, kl_coefficient=0.5).sequences
+        start = int(sequences.prompt_tokens_B[0])
+        return sequences.ids_BT[0, :start].tolist(), sequences.ids_BT[:, start : start + 6].tolist()
+
+    assert drawn(0, 0) == drawn(0, 0)
+    assert drawn(1, 0)[0] == drawn(0, 0)[0]
+    assert drawn(1, 0)[1] != drawn(0, 0)[1]
+    assert drawn(0, 1)[0] != drawn(0, 0)[0]
+
+
+def shifted(task, by=0.05):
+    """The task after its policy has moved away from the reference."""
+    with torch.no_grad():
+        for index, value in enumerate(task.models.trained.module.parameters()):
+            value.add_(by * torch.randn(value.shape, generator=torch.Generator().manual_seed(index)))
+    return task
+
+
+def test_the_kl_penalty_is_of_the_estimator_asked_for(task):
+    """With no discounting, lambda 1 and values of 0, the first token's advantage is score less all penalties."""
+    for name in ("k1", "k3"):
+        found = shifted(
+            task(kl_estimator=name, gae_lambda=1.0, whiten_advantages=False, dtype="fp32", bootstrap_truncated=False)
+        )
+        for value in (found.models.value.module.head.weight, found.models.value.module.head.bias):
+            torch.nn.init.zeros_(value)
+        rollout = rollout_of(found, kl_coefficient=0.5)
+        difference = (rollout.reference_BR - rollout.log_probability_BR) * rollout.mask_BR
+        each = -difference if name == "k1" else (difference.exp() - 1 - difference) * rollout.mask_BR
+        expected = rollout.score_B - 0.5 * each.sum(1)
+        assert torch.allclose(rollout.advantage_BR[:, 0], expected, atol=1e-4)
+        assert each.sum() > 0.1
+
+
+def test_the_kl_coefficient_moves_towards_its_target_and_only_with_one(task):
+    fixed, held = task(), task(kl_target=1e-3, kl_horizon=8)
+    for found in (fixed, held):
+        before = found.controller.coefficient
+        first = whole_step(found)
+        assert first.metrics["kl"] == 0.0, "the first rollout is sampled by the reference itself"
+        assert first.metrics["kl_coefficient"] == before == found.spec.kl_coefficient
+        found.first = found.controller.coefficient
+        found.second = whole_step(found, 1)
+    assert fixed.controller.coefficient == 0.05
+    assert held.first == pytest.approx(0.05 * 0.8), "KL 0 is far below the target: 8 answers of a horizon of 8"
+    kl = held.second.metrics["kl"]
+    assert held.controller.coefficient == pytest.approx(held.first * (1 + min(max(kl / 1e-3 - 1, -0.2), 0.2)))
+
+
+def test_grpo_has_its_kl_in_the_loss_with_the_present_coefficient(task):
+    """The gradient of the KL term is the only one where all scores of a group are the same."""
+    settings = {"estimator": "grpo", "samples_per_prompt": 8, "minibatch": 8, "ppo_epochs": 1}
+    still, pulled = shifted(task(**settings, kl_coefficient=0.0)), shifted(task(**settings, kl_coefficient=0.5))
+    adapted = shifted(task(**settings, kl_coefficient=0.5, kl_target=1.0, kl_horizon=8))
+    norms = []
+    for found, coefficient in ((still, 0.0), (pulled, 0.5), (adapted, 1.0)):
+        found.models.reward.normalise = lambda score: torch.zeros_like(score)
+        found.controller.coefficient = coefficient
+        norms.append(whole_step(found).metrics["gradient_norm"])
+    assert norms[0] == 0.0
+    assert norms[1] > 1e-3
+    assert norms[2] == pytest.approx(2 * norms[1], rel=1e-3)
+
+
+def test_a_gae_penalty_is_not_in_the_loss(task):
+    found = shifted(task(reward_clip=0.0, gae_lambda=1.0, whiten_advantages=False, minibatch=8, ppo_epochs=1))
+    for value in (found.models.value.module.head.weight, found.models.value.module.head.bias):
+        torch.nn.init.zeros_(value)
+    found.controller.coefficient = 0.0
+    assert whole_step(found).metrics["gradient_norm"] == 0.0
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence"])
+def test_losses_are_averaged_over_tokens_or_answers(task, aggregation):
+    found = task(loss_aggregation=aggregation, minibatch=8, ppo_epochs=1, whiten_advantages=False)
+    rollout = rollout_of(found)
+    found.sampler = FixedSampler(found.sampler, rollout)
+    reported = whole_step(found).metrics["policy_loss"]
+    loss, mask = -rollout.advantage_BR * rollout.mask_BR, rollout.mask_BR.float()
+    each = loss.sum() / mask.sum() if aggregation == "token" else (loss.sum(1) / mask.sum(1)).mean()
+    other = (loss.sum(1) / mask.sum(1)).mean() if aggregation == "token" else loss.sum() / mask.sum()
+    assert reported == pytest.approx(each.item(), rel=1e-4)
+    assert abs(each - other) > 1e-4
+
+
+class FixedSampler:
+    """A sampler that gives one rollout, and all else as the one it stands for."""
+
+    def __init__(self, sampler, rollout):
+        self._sampler, self._rollout = sampler, rollout
+
+    def sample(self, step, data_step, *, kl_coefficient):
+        return self._rollout
+
+    def __getattr__(self, name):
+        return getattr(self._sampler, name)
+
+
+def test_an_answer_cut_at_its_longest_goes_on_in_the_value_model(task):
+    plain, going_on = task(), task(bootstrap_truncated=True)
+    first, second = rollout_of(plain), rollout_of(going_on)
+    assert 0 < first.ended_B.sum() < 8
+    last_B = first.mask_BR.long().sum(1) - 1
+    differs_B = ~torch.isclose(first.return_BR, second.return_BR, atol=1e-5).gather(1, last_B[:, None]).squeeze(1)
+    assert differs_B.tolist() == (~first.ended_B).tolist()
+
+
+def test_an_answer_without_its_end_pays_and_scores_are_clipped_before(task):
+    free, paying, clipped = task(), task(missing_end_penalty=2.0), task(missing_end_penalty=2.0, reward_clip=0.01)
+    first, second, third = rollout_of(free), rollout_of(paying), rollout_of(clipped)
+    missing_B = (~first.ended_B).float()
+    assert 0 < missing_B.sum() < 8
+    assert torch.allclose(first.score_B - second.score_B, 2.0 * missing_B)
+    assert torch.allclose(third.score_B, first.score_B.clamp(-0.01, 0.01) - 2.0 * missing_B)
+    assert first.score_B.abs().max() > 0.01
+
+
+def test_the_end_is_banned_before_the_fewest_tokens(task):
+    assert rollout_of(task(min_new_tokens=6)).mask_BR.long().sum(1).tolist() == [6] * 8
+    found = task(min_new_tokens=3, max_new_tokens=24, temperature=3.0)
+    rollout = rollout_of(found)
+    end = found.models.policy.end_id
+    answers = [
+        ids[int(start) : int(start) + int(count)].tolist()
+        for ids, start, count in zip(
+            rollout.sequences.ids_BT, rollout.sequences.prompt_tokens_B, rollout.mask_BR.sum(1), strict=True
+        )
+    ]
+    assert all(end not in answer[:3] for answer in answers)
+
+
+def test_log_probabilities_of_both_models_are_at_the_sampling_temperature(task):
+    rollout = rollout_of(task(temperature=0.5))
+    found = task(temperature=0.5)
+    sequences = rollout.sequences
+    for name, module in (("log_probability_BR", found.models.trained.module), ("reference_BR", found.frozen[0])):
+        with torch.no_grad():
+            logits = module(input_ids=sequences.ids_BT).logits / 0.5
+        column = int(sequences.prompt_tokens_B[0])
+        expected = logits[0, column - 1].log_softmax(-1)[sequences.ids_BT[0, column]]
+        assert getattr(rollout, name)[0, 0].item() == pytest.approx(expected.item(), abs=1e-4)
+
+
+def test_advantages_are_whitened_over_the_rollout_where_asked(task):
+    def spread(rollout):
+        values = rollout.advantage_BR[rollout.mask_BR]
+        return values.mean().item(), values.std(unbiased=False).item()
+
+    assert spread(rollout_of(task())) == (pytest.approx(0.0, abs=1e-5), pytest.approx(1.0, abs=1e-4))
+    assert spread(rollout_of(task(whiten_advantages=False)))[1] != pytest.approx(1.0, abs=1e-2)
+
+
+def test_epochs_end_when_the_policy_has_moved_too_far(task):
+    free, held = task(ppo_epochs=3), task(ppo_epochs=3, stop_update_kl=1e-9)
+    assert moved(free)[0] > moved(held)[0]
+    first = task(ppo_epochs=1)
+    assert moved(first)[0] == pytest.approx(moved(task(ppo_epochs=3, stop_update_kl=1e-9))[0], rel=1e-6)
+    again = task(ppo_epochs=3, stop_update_kl=1e9)
+    assert moved(again)[0] == pytest.approx(moved(task(ppo_epochs=3))[0], rel=1e-6)
+
+
+def test_an_entropy_bonus_keeps_the_policy_more_random(task):
+    found = []
+    for weight in (0.0, 5.0):
+        made = task(entropy_weight=weight, learning_rate=5e-3)
+        found.append([whole_step(made, step).metrics["entropy"] for step in range(2)][-1])
+    assert found[1] > found[0]
+
+
+def test_the_loss_on_ptx_data_moves_the_policy_towards_it(task):
+    """Values and scores that are constant give no gradient of PPO: what is left is the mix, and it learns the chats."""
+    settings = {"estimator": "grpo", "samples_per_prompt": 8, "kl_coefficient": 0.0, "learning_rate": 5e-3}
+    mixed, plain = task(**settings, ptx_weight=1.0, ptx_batch=4, seq_len=48), task(**settings)
+    for found in (mixed, plain):
+        found.models.reward.normalise = lambda score: torch.zeros_like(score)
+    assert moved(plain) == [0.0]
+    losses = [whole_step(mixed, step).metrics["ptx_loss"] for step in range(2)]
+    assert losses[1] < losses[0] - 0.05
+    assert mixed.update.ptx_loss(0).terms > 0
+    assert mixed.update.ptx_loss(0).loss_sum.item() != mixed.update.ptx_loss(1).loss_sum.item()
+
+
+def test_the_weight_of_the_mix_scales_its_gradient(task):
+    settings = {"estimator": "grpo", "samples_per_prompt": 8, "kl_coefficient": 0.0, "minibatch": 8, "ppo_epochs": 1}
+    norms = []
+    for weight in (1.0, 3.0):
+        found = task(**settings, ptx_weight=weight, ptx_batch=8, seq_len=48)
+        found.models.reward.normalise = lambda score: torch.zeros_like(score)
+        data, model = found.update.ptx_loss(0), found.models.trained.module
+        (data.loss_sum / data.terms).backward()
+        alone = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm().item()
+        model.zero_grad()
+        norms.append(whole_step(found).metrics["gradient_norm"] / (weight * alone))
+    assert norms == [pytest.approx(1.0, rel=1e-4)] * 2
+
+
+class OtherProgram(NativeGenerator):
+    """Says that its log-probabilities are other than the trainer's, as another program's are."""
+
+    def __init__(self, policy, by):
+        super().__init__(policy)
+        self._by = by
+
+    def sample(self, prompts, *, seeds, settings, prompt_width=None, version=None):
+        answers = generate(self._policy, prompts, seeds=seeds, settings=settings, prompt_width=prompt_width)
+        return replace(answers, log_probability_BR=torch.full(answers.answer_BR.shape, self._by))
+
+
+def test_importance_weights_between_generator_and_trainer_are_cut_and_weigh_the_loss(task):
+    settings = {"minibatch": 8, "ppo_epochs": 1, "whiten_advantages": False}
+    plain, clipped = task(**settings), task(mismatch_clip=2.0, **settings)
+    reports = {}
+    for name, by in (("half", -4.5), ("cut", -100.0)):
+        found = task(mismatch_clip=2.0, **settings)
+        found.sampler = replace(found.sampler, generator=OtherProgram(found.models.policy, by))
+        rollout = rollout_of(found)
+        expected = (rollout.log_probability_BR - by).exp().clamp(max=2.0)
+        assert torch.allclose(rollout.weight_BR[rollout.mask_BR], expected[rollout.mask_BR])
+        reports[name] = whole_step(found).metrics["policy_loss"]
+    assert rollout_of(clipped).weight_BR is None, "the trainer samples itself: nothing to weigh"
+    assert reports["cut"] == pytest.approx(2 * whole_step(plain).metrics["policy_loss"], rel=1e-4)
+    assert reports["half"] != pytest.approx(reports["cut"], rel=1e-2)
+
+
+def test_a_policy_changed_between_rollout_and_update_is_noticed(task):
+    found = task()
+    found.run_part(Position(0, 0))
+    with torch.no_grad():
+        next(found.models.trained.module.parameters()).add_(0.01)
+    with pytest.raises(StageError, match="ratio is not 1"):
+        found.run_part(Position(0, 1))
+
+
+def test_micro_batches_add_up_to_the_minibatch(task):
+    """The rounding of matrix products of another shape is all that differs; learning is slow, so that Adam's first
+    steps, which have the sign of a gradient that may be 0 but for rounding, cannot show more."""
+    found = {}
+    for size in (0, 1, 3):
+        made = task(frozen={"micro_batch": size}, entropy_weight=0.1)
+        found[size] = whole_step(made).metrics
+    for size in (1, 3):
+        for name in ("policy_loss", "value_loss", "gradient_norm", "value_gradient_norm", "entropy", "clip_fraction"):
+            assert found[size][name] == pytest.approx(found[0][name], rel=2e-2, abs=1e-4), (size, name)
+
+
+def test_first_gradients_do_not_depend_on_the_micro_batch(task):
+    norms = []
+    for size in (0, 1, 3):
+        made = task(frozen={"micro_batch": size}, minibatch=8, ppo_epochs=1, entropy_weight=0.1)
+        report = whole_step(made).metrics
+        norms.append([report[name] for name in ("gradient_norm", "value_gradient_norm", "policy_loss", "value_loss")])
+    assert norms[1] == pytest.approx(norms[0], rel=1e-3, abs=1e-6)
+    assert norms[2] == pytest.approx(norms[0], rel=1e-3, abs=1e-6)
+
+
+def test_the_value_loss_is_weighted(task):
+    norms = []
+    for weight in (0.5, 1.0):
+        found = task(value_loss_weight=weight, minibatch=8, ppo_epochs=1)
+        norms.append(whole_step(found).metrics["value_gradient_norm"])
+    assert norms[1] == pytest.approx(2 * norms[0], rel=1e-4)
+
+
+def test_learning_rates_are_each_models_own_and_follow_the_schedule(task):
+    found = task(learning_rate=1e-3, value_learning_rate=2e-3, schedule="linear", min_learning_rate_ratio=0.0)
+    whole_step(found)
+    assert [item.param_groups[0]["lr"] for item in optimizers(found)] == [1e-3, 2e-3]
+    report = whole_step(found, 1)
+    assert [item.param_groups[0]["lr"] for item in optimizers(found)] == [5e-4, 1e-3]
+    assert report.metrics["learning_rate"] == 5e-4
+
+
+def optimizers(task):
+    return task.update.policy_optimizer, task.update.value_optimizer
+
+
+def test_gradients_of_both_models_are_clipped(task):
+    free = task(minibatch=8, ppo_epochs=1)
+    report = whole_step(free).metrics
+    held = task(minibatch=8, ppo_epochs=1, gradient_clip=1e-9, learning_rate=1.0)
+    assert report["gradient_norm"] > 1e-6
+    assert whole_step(held).metrics["gradient_norm"] == pytest.approx(report["gradient_norm"], rel=1e-4)
+    moments = held.update.policy_optimizer.state
+    assert max(item["exp_avg"].abs().max().item() for item in moments.values()) <= 1e-9
+
+
+def test_the_work_of_a_rollout_is_counted(task):
+    found = task()
+    found.run_part(Position(0, 0))
+    tokens = int(found.state.buffers["sequences.mask_BT"].sum())
+    answer_tokens = int(found.state.buffers["sequences.answer_mask_BR"].sum())
+    for part in range(1, found.parts):
+        report = found.run_part(Position(0, part))
+    assert report.counters == {"episodes": 8, "tokens": tokens}
+    assert report.metrics["response_tokens"] == answer_tokens / 8
+    assert report.score == report.metrics["reward_mean"]
+    assert found.state.buffers == {}
+    assert found.progress.sums == {}
+
+
+def test_what_cannot_be_sampled_again_is_kept_at_once(task):
+    found = task()
+    places = [Position(0, 1), Position(0, 2), Position(1, 0)]
+    assert [found.must_save(at) for at in places] == [False] * 3
+    other = NativeGenerator(found.models.policy)
+    other.is_exact = False
+    found.sampler = replace(found.sampler, generator=other)
+    assert [found.must_save(at) for at in places] == [True, False, False]
+    found.sampler = replace(found.sampler, generator=None)
+    assert found.must_save(places[0])
+
+
+def test_a_diverging_update_is_left_out_or_stops_the_stage(task):
+    from charter.spec.stage_parts import Guard
+    from charter.train.guard import DivergedError
+
+    skipping, stopping = task(guard=Guard(on_divergence="skip", most=100)), task()
+    for found in (skipping, stopping):
+        found.models.reward.normalise = lambda score: score * float("nan")
+    before = weights(skipping.models.trained.module).clone()
+    whole_step(skipping)
+    assert torch.equal(before, weights(skipping.models.trained.module))
+    assert skipping.guard.skipped == 4
+    with pytest.raises(DivergedError, match="not finite"):
+        whole_step(stopping)
