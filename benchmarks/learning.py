@@ -36,6 +36,8 @@ FIGURES = {
     "check_difference": "independent_check.difference",
 }
 """What is printed, by its key in the evaluation's `results.json`."""
+BASELINES = ("shorter_answer", "bag_of_words")
+CHECKS = ("control_by_own_reward", "check_policy", "check_control", "check_difference")
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 """97.5 % points of Student's t for so many seeds (Student 1908; tables)."""
 
@@ -72,18 +74,25 @@ def pair_wins(directory: Path) -> tuple[list[float], list[float]]:
     return [win_of(a, b) for a, b in zip(scores[::2], scores[1::2], strict=True)], shorter_wins(pairs)
 
 
+def paired(differences: list[float]) -> dict[str, float]:
+    """The mean of paired differences, its 95 % interval by bootstrap over the pairs, and the exact sign test."""
+    from charter.evaluate.intervals import paired_bootstrap, sign_test
+
+    interval = paired_bootstrap(differences, seed=0)
+    ends = {"value": statistics.fmean(differences), "low": interval.low, "high": interval.high}
+    return {name: round(value, 6) for name, value in ends.items()} | vars(sign_test(differences))
+
+
 def measure(directory: Path) -> tuple[dict, list[float]]:
     """The figures of a finished seed, and on each pair the preference model less the shorter-answer rule."""
-    from charter.evaluate.intervals import sign_test
-
     results = json.loads((output_of(directory, "eval") / "results.json").read_text())
     by_key = {figure["key"]: figure for figure in results["figures"]}
     found = {name: {part: by_key[key][part] for part in ("value", "low", "high", "n")} for name, key in FIGURES.items()}
     model, shorter = pair_wins(directory)
-    if abs(sum(model) / len(model) - found["preference_model"]["value"]) > 1e-6:
+    if abs(sum(model) / len(model) - found["preference_model"]["value"]) > 1 / len(model):
         raise SystemExit(f"{directory}: the preference model scores other than in results.json")
     differences = [a - b for a, b in zip(model, shorter, strict=True)]
-    found["over_shorter"] = vars(sign_test(differences)) | {"value": round(sum(differences) / len(differences), 6)}
+    found["over_shorter"] = paired(differences)
     return found, differences
 
 
@@ -99,22 +108,15 @@ def over_seeds(values: list[float]) -> dict[str, float]:
 
 def together(seeds: dict[int, dict], differences: list[list[float]]) -> dict:
     """All seeds: every figure over seeds, and the test against the rule with a pair's mean over seeds as one row."""
-    from charter.evaluate.intervals import paired_bootstrap, sign_test
-
     names = [*FIGURES, "over_shorter"]
     found = {name: over_seeds([item[name]["value"] for item in seeds.values()]) for name in names}
     by_pair = [statistics.fmean(item) for item in zip(*differences, strict=True)]
-    interval = paired_bootstrap(by_pair, seed=0)
-    found["over_shorter_by_pair"] = vars(sign_test(by_pair)) | {
-        "value": round(statistics.fmean(by_pair), 6),
-        "low": round(interval.low, 6),
-        "high": round(interval.high, 6),
-    }
+    found["over_shorter_by_pair"] = paired(by_pair)
     return found
 
 
-def shown(figure: dict, *, percent: bool) -> str:
-    """`58.2 (51.4 to 64.7)`, in per cent or as it is."""
+def shown(figure: dict, *, percent: bool = True) -> str:
+    """`58.2 (51.4 to 64.7)`, in per cent or as it is; of a mean over seeds, too."""
     scale, digits = (100, 1) if percent else (1, 2)
     value = figure.get("value", figure.get("mean"))
     if "low" not in figure:
@@ -122,17 +124,27 @@ def shown(figure: dict, *, percent: bool) -> str:
     return f"{scale * value:.{digits}f} ({scale * figure['low']:.{digits}f} to {scale * figure['high']:.{digits}f})"
 
 
-def print_table(seeds: dict[int, dict], everything: dict) -> None:
-    """One row per figure, one column per seed, the mean over seeds last."""
-    print("| figure, with its 95 % interval | " + " | ".join(f"seed {seed}" for seed in seeds) + " | mean over seeds |")
-    print("| --- |" + " --- |" * (len(seeds) + 1))
-    for name in [*FIGURES, "over_shorter"]:
-        percent = name not in ("reward_gain", "kl", "kl_control")
-        cells = [shown(item[name], percent=percent) for item in seeds.values()]
-        print(f"| {name} | " + " | ".join(cells) + f" | {shown(everything[name], percent=percent)} |")
-    tests = [item["over_shorter"] for item in seeds.values()] + [everything["over_shorter_by_pair"]]
-    cells = [f"{test['better']} : {test['worse']}, p = {test['p_value']:.3g}" for test in tests]
-    print("| pairs better : worse than the shorter-answer rule, exact sign test | " + " | ".join(cells) + " |")
+def print_tables(seeds: dict[int, dict], everything: dict) -> None:
+    """What the preference model learnt, then what PPO learnt from it: a row per seed, the mean over seeds last."""
+    rows = {f"seed {seed}": found for seed, found in seeds.items()}
+    everything = {**everything, "over_shorter": everything["over_shorter_by_pair"]}
+    print("| | judge, unseen pairs | preference model | shorter; bag of words | model less shorter, better : worse |")
+    print("| --- | --- | --- | --- | --- |")
+    for name, found in {**rows, "mean": everything}.items():
+        test = found["over_shorter"]
+        exact = f"{test['better']} : {test['worse']}, p = {test['p_value']:.2g}"
+        baselines = "; ".join(shown({"value": found[key].get("value", found[key].get("mean"))}) for key in BASELINES)
+        cells = [shown(found["judge"]), shown(found["preference_model"]), baselines]
+        print(f"| {name} | {' | '.join(cells)} | {shown(test)}, {exact} |")
+    print(
+        "\n| | reward gained | KL, nats | control by its own | check: policy | check: control | policy less control |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for name, found in {**rows, "mean": everything}.items():
+        measures = [shown(found[key], percent=False) for key in ("reward_gain", "kl")]
+        shares = [shown(found[key]) for key in CHECKS]
+        print(f"| {name} | {' | '.join(measures + shares)} |")
+    print()
 
 
 def main() -> None:
@@ -149,6 +161,7 @@ def main() -> None:
         os.execv(PYTHON, [str(PYTHON), *sys.argv])
     import torch
 
+    torch.set_num_threads(1)
     seeds: dict[int, dict] = {}
     differences = []
     with tempfile.TemporaryDirectory() as temporary:
@@ -159,7 +172,7 @@ def main() -> None:
             differences.append(found)
             print(f"seed {seed}: {json.dumps(seeds[seed])}", file=sys.stderr, flush=True)
     everything = together(seeds, differences)
-    print_table(seeds, everything)
+    print_tables(seeds, everything)
     machine = {"cpus": os.cpu_count(), "architecture": platform.machine(), "torch": torch.__version__}
     made = {"command": " ".join(sys.argv), "date": datetime.now(tz=UTC).date().isoformat(), "machine": machine}
     print(json.dumps({"seeds": seeds, "all": everything, **made}))

@@ -16,6 +16,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from math import exp, log
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,7 @@ def planned(case: Case, machine: Machine) -> dict[str, Any]:
 def measure(case: Case, machine: Machine, measured: Sequence[str]) -> dict[str, Any]:
     """One configuration: planned, measured, and what went wrong."""
     row: dict[str, Any] = {"case": case.label, "kind": case.kind, "planned": planned(case, machine)}
+    row["machine"] = asdict(machine)
     wanted = WORTH_SECONDS / max(row["planned"]["seconds"]["step"], 1e-3)
     for what in measured:
         found = in_child(case, what, max(5, min(20, round(wanted))))
@@ -149,10 +151,12 @@ def main() -> int:
     measured = ("seconds", "bytes") if asked.what == "both" else (asked.what,)
     earlier: dict[str, dict[str, Any]] = {}
     for row in (row for file in asked.again for row in json.loads(file.read_text())):
-        earlier[row["case"]] = earlier.get(row["case"], {}) | row
+        if "failed" not in row:
+            earlier[row["case"]] = earlier.get(row["case"], {}) | row
     for case in chosen:
-        if case.label in earlier:
-            rows.append(earlier[case.label] | {"planned": planned(case, machine)})
+        row = earlier.get(case.label, {})
+        if all(name in row for name in measured):
+            rows.append(row | {"planned": planned(case, Machine(**row["machine"]))})
         else:
             rows.append(measure(case, machine, measured))
         print(shown(rows[-1]), flush=True)

@@ -6,6 +6,7 @@ python trl_peer.py STAGE STEPS SCALE
 import os
 import sys
 import tempfile
+from functools import partial
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
@@ -106,7 +107,7 @@ def preference_model(steps, scale, *, same_length):
 
 def ppo(steps, scale):
     """Proximal policy optimisation."""
-    from trl.experimental.ppo import PPOConfig, PPOTrainer
+    from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer
 
     rows = [{"input_ids": row} for row in work.prompts(work.ANSWERS * steps)]
     arguments = PPOConfig(
@@ -126,12 +127,11 @@ def ppo(steps, scale):
         cliprange_value=work.CLIP,
         lam=work.GAE_LAMBDA,
     )
-    policy = work.causal_model(scale)
-    policy.generation_config.min_new_tokens = work.ANSWER_TOKENS
+    ppo_trainer.GenerationConfig = partial(transformers.GenerationConfig, min_new_tokens=work.ANSWER_TOKENS)
     trainer = PPOTrainer(
         args=arguments,
         processing_class=work.tokenizer(),
-        model=policy,
+        model=work.causal_model(scale),
         ref_model=work.causal_model(scale),
         reward_model=work.scalar_model(scale),
         value_model=work.scalar_model(scale),

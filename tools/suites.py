@@ -16,6 +16,10 @@ NO_TESTS_COLLECTED = 5
 STUCK_AFTER_BUDGETS = 10
 BYTECODE = ROOT / ".venv" / "bytecode"
 TORCH_PACKAGES = ("models", "inference", "feedback", "train", "evaluate")
+APART = ("train", "kills")
+"""Folders of tests/integration that are suites of their own."""
+BY_FILE = ("-n", "2", "--dist", "loadfile")
+"""Two workers, each with whole files: what a file makes once for its tests is made once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +71,15 @@ GROUPS: dict[str, tuple[Suite, ...]] = {
         ),
         Suite(
             name="integration",
-            arguments=("tests/integration", "--doctest-modules", *packages(with_torch=True)),
-            budget_seconds=600,
+            arguments=("tests/integration", *(f"--ignore=tests/integration/{name}" for name in APART), *BY_FILE),
+            budget_seconds=180,
         ),
+        Suite(
+            name="engine",
+            arguments=("tests/integration/train", "--doctest-modules", *packages(with_torch=True), *BY_FILE),
+            budget_seconds=180,
+        ),
+        Suite(name="kills", arguments=("tests/integration/kills",), budget_seconds=240),
     ),
     "system": (),
     "engines": (Suite(name="vllm", arguments=("tests/engines/test_vllm_generator.py",), budget_seconds=600),),

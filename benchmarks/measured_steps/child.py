@@ -15,6 +15,7 @@ from charter.models.parallel import Parallel, parallelize
 from charter.models.runtime import configure
 from charter.spec.dataset import Pair
 from charter.spec.stage import PreferenceModelStage, SftStage
+from charter.train.encoded_pairs import EncodedPairs
 from charter.train.loop import Task
 from charter.train.meter import Meter
 from charter.train.optimizers import make_optimizer
@@ -128,7 +129,7 @@ def _preference_loss(case: Case, setup: Setup) -> tuple[Parallel, int, Loss]:
     model = preference_model(case, setup.device)
     parallel = parallelize(model.scalar, setup.layout, setup.ranks, dtype=stage_dtype(case))
     vocabulary, answer = case.architecture.vocab_size, case.seq // 2
-    pairs = [
+    read = [
         Pair(
             id=str(row),
             prompt=question(case.seq - answer, vocabulary, 3 * row),
@@ -137,6 +138,8 @@ def _preference_loss(case: Case, setup: Setup) -> tuple[Parallel, int, Loss]:
         )
         for row in range(case.global_batch * BATCHES_OF_DATA)
     ]
+
+    pairs = EncodedPairs(model, read)
 
     def loss_of(rows: Sequence[int], step: int) -> BatchLoss:
         return pair_loss(model, [pairs[row] for row in rows], setup.job.spec, call=parallel.call)

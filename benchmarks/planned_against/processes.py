@@ -7,6 +7,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import charter
+
 from .cases import Case
 
 PRELOADED = [f"charter.train.{kind}" for kind in ("sft", "pretrain", "preference_model", "dpo", "ppo")]
@@ -16,6 +18,7 @@ DETAIL = 300
 
 def in_child(case: Case, what: str, steps: int) -> dict[str, Any] | str:
     """One measurement; what went wrong where it did."""
+    os.environ["PYTHONPATH"] = str(Path(charter.__file__).parents[1])
     os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*PRELOADED, "transformers.models.llama.modeling_llama"])

@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from charter.pipeline.status import status_of
+from charter.spec.load import load_project
+
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
@@ -24,7 +27,14 @@ BOUNDARIES = {
     "after a checkpoint is published": "checkpoint:15:after",
     "after the outputs, before the record": f"outputs:{STEPS}:after",
 }
-CASES = [(stage, name) for stage in ("sft", "pm", "ppo") for name in BOUNDARIES]
+CASES = [
+    ("sft", "between two checkpoints"),
+    ("pm", "before a checkpoint is published"),
+    ("pm", "after the outputs, before the record"),
+    ("ppo", "between two checkpoints"),
+    ("ppo", "after a checkpoint is published"),
+]
+"""Every boundary once or twice; `kills/` has all of them for every kind, at the stage process."""
 
 
 def charter(*arguments: str, kill: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -37,9 +47,7 @@ def charter(*arguments: str, kill: str | None = None) -> subprocess.CompletedPro
 
 
 def stages_of(project: Path) -> dict[str, dict]:
-    done = charter("status", "-C", str(project), "--json")
-    assert done.returncode == 0, done.stderr
-    return {stage["name"]: stage for stage in json.loads(done.stdout)["stages"]}
+    return {stage["name"]: stage for stage in status_of(load_project(project), project)["stages"]}
 
 
 @pytest.fixture(scope="module")
@@ -90,14 +98,14 @@ def test_killed_at_a_boundary_the_weights_are_the_same(undisturbed, tmp_path, st
     assert found["outputs"] == reference["outputs"]
 
 
-@pytest.mark.parametrize("stage", ["judge", "critique", "label", "eval"])
+@pytest.mark.parametrize("stage", ["critique", "label", "eval"])
 def test_the_other_stages_survive_a_kill_too(undisturbed, tmp_path, stage):
     project = tmp_path / "project"
     shutil.copytree(undisturbed, project)
     for directory in (project / "run" / "stages").iterdir():
         if directory.name.rpartition("-")[0] == stage:
             shutil.rmtree(directory)
-    step = {"judge": 5, "critique": 1, "label": 2, "eval": 2}[stage]
+    step = {"critique": 1, "label": 2, "eval": 2}[stage]
     kill = f"{stage}:checkpoint:{step}:after:all"
     assert charter("run", "-C", str(project), "--yes", "--only", stage, kill=kill).returncode == -signal.SIGKILL
     resumed = charter("run", "-C", str(project), "--yes", "--only", stage)

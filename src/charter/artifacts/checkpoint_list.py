@@ -67,8 +67,8 @@ def parse_position(text: str) -> Position:
     >>> parse_position("12"), parse_position("12-2"), parse_position("step-00000012")
     (Position(step=12, part=0), Position(step=12, part=2), Position(step=12, part=0))
     """
-    step, _, part = text.partition("-")
-    named = f"step-{int(step):08d}{f'-{part}' if part else ''}" if step.isascii() and step.isdigit() else text
+    step, dash, part = text.partition("-")
+    named = f"step-{int(step):08d}{dash}{part}" if step.isascii() and step.isdigit() else text
     if (position := position_of(named)) is None:
         raise UsageError(f"{text!r} is no checkpoint; give finished steps, as 12, or with parts, as 12-2")
     return position

@@ -25,7 +25,7 @@ def write_file(path: Path, data: bytes | str) -> None:
     content = data.encode() if isinstance(data, str) else data
     temporary = path.with_name(f"{TEMPORARY}{path.name}-{uuid.uuid4().hex[:8]}")
     with disk_full_is_said(path, needed_bytes=len(content), clean=temporary):
-        with faults.durable_action(f"write {path.name}"):
+        with faults.durable_action(f"write {path.name}", writes=temporary):
             write_synced(temporary, content)
         move(temporary, path)
 
@@ -70,7 +70,10 @@ def write_hint(path: Path, value: object) -> None:
 def append_line(path: Path, value: object, *, sync: bool = False) -> None:
     """Add one JSON line with a single write, so that a crash can tear at most the last line."""
     line = (json.dumps(value, ensure_ascii=False) + "\n").encode()
-    with disk_full_is_said(path, needed_bytes=len(line)), faults.durable_action(f"append {path.name}"):
+    with (
+        disk_full_is_said(path, needed_bytes=len(line)),
+        faults.durable_action(f"append {path.name}", writes=path),
+    ):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             written = os.write(descriptor, line)
@@ -115,7 +118,7 @@ def discard_dir(path: Path) -> None:
     """Remove a directory in two steps; a crash between them leaves a name that is swept later."""
     doomed = path.with_name(f"{DISCARDED}{path.name}-{uuid.uuid4().hex[:8]}")
     move(path, doomed)
-    with faults.durable_action(f"remove {path.name}"):
+    with faults.durable_action(f"remove {path.name}", removes=doomed):
         shutil.rmtree(doomed, ignore_errors=True)
 
 
@@ -125,7 +128,7 @@ def sweep(directory: Path) -> None:
         return
     for path in sorted(directory.iterdir()):
         if path.name.startswith((TEMPORARY, DISCARDED)):
-            with faults.durable_action(f"sweep {path.name}"):
+            with faults.durable_action(f"sweep {path.name}", removes=path):
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 

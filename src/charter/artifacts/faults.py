@@ -3,7 +3,8 @@
 Without these variables nothing happens:
 
     CHARTER_FAULT_AT=12:before     SIGKILL before (or `after`) durable action 12 of the process;
-                                   `12:enospc` lets that action fail as a full disk does
+                                   `12:enospc` lets that action fail as a full disk does, `12:torn`
+                                   leaves half of what it writes or removes, then SIGKILL
     CHARTER_FAULT_LOG=FILE         one line per durable action, so that a test can count them
     CHARTER_KILL=ppo:checkpoint:40:after[:all|:stop]
                                    SIGKILL at a named boundary: stage, point (start, step, checkpoint,
@@ -20,7 +21,10 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Literal, NoReturn
+
+from charter.artifacts import tearing
 
 When = Literal["before", "after"]
 ATTEMPT = "CHARTER_ATTEMPT"
@@ -30,8 +34,11 @@ _counting = threading.Lock()
 
 
 @contextmanager
-def durable_action(name: str) -> Iterator[None]:
-    """Count one durable action, and crash before or after it when asked to."""
+def durable_action(name: str, *, writes: Path | None = None, removes: Path | None = None) -> Iterator[None]:
+    """Count one durable action, and crash before, in or after it when asked to.
+
+    `writes` is what it fills or flushes, `removes` what it removes; without either it is atomic, and torn is not done.
+    """
     global _count
     with _counting:
         _count += 1
@@ -40,7 +47,15 @@ def durable_action(name: str) -> Iterator[None]:
         with open(log, "a", encoding="utf-8") as file:
             file.write(f"{os.getpid()} {number} {name}\n")
     _crash_at(number, "before")
+    torn = _is_at(number, "torn")
+    before = tearing.sizes_of(writes) if torn else {}
+    if torn and writes is None:
+        tearing.remove_half(removes) if removes is not None else None
+        _kill_self()
     yield
+    if torn and writes is not None:
+        tearing.cut_what_was_added(writes, before)
+        _kill_self()
     _crash_at(number, "after")
 
 
@@ -76,16 +91,15 @@ def reset_count() -> None:
 
 
 def _crash_at(number: int, when: When) -> None:
-    wanted = os.environ.get("CHARTER_FAULT_AT")
-    if not wanted or not _meant():
-        return
-    at, _, what = wanted.partition(":")
-    if int(at) != number:
-        return
-    if what == "enospc" and when == "before":
+    if when == "before" and _is_at(number, "enospc"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    if what == when:
+    if _is_at(number, when):
         _kill_self()
+
+
+def _is_at(number: int, what: str) -> bool:
+    """Whether this kind of fault is asked for at this action of this process."""
+    return os.environ.get("CHARTER_FAULT_AT") == f"{number}:{what}" and _meant()
 
 
 def _meant() -> bool:

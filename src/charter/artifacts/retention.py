@@ -20,7 +20,7 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """What is kept: the newest `keep_last`, every `keep_every`-th step, the best, whatever is pinned, and what to go back to."""
+    """What is kept: the newest `keep_last`, every `keep_every`-th step, the best, what is pinned or gone back to."""
 
     keep_last: int
     keep_every: int | None = None

@@ -34,7 +34,7 @@ def publish_dir(
     """
     temporary = begin_dir(target, expected_bytes=expected_bytes)
     with removed_on_error(target, temporary, needed_bytes=expected_bytes):
-        with faults.durable_action(f"fill {target.name}"):
+        with faults.durable_action(f"fill {target.name}", writes=temporary):
             write(temporary)
         facts = settle(temporary, files_under(temporary))
         finish_dir(temporary, target, facts, manifest=None if manifest is None else manifest(facts))
@@ -65,7 +65,7 @@ def settle(directory: Path, relatives: Iterable[str]) -> dict[str, FileFact]:
 def finish_dir(temporary: Path, target: Path, facts: Mapping[str, FileFact], *, manifest: str | None) -> None:
     """Add the manifest, flush the directories, and let the whole appear under its name."""
     if manifest is not None:
-        with faults.durable_action(f"manifest {target.name}"):
+        with faults.durable_action(f"manifest {target.name}", writes=temporary / MANIFEST):
             write_synced(temporary / MANIFEST, manifest.encode())
     for directory in sorted({(temporary / relative).parent for relative in facts} | {temporary}):
         sync_dir(directory)
@@ -81,7 +81,7 @@ def removed_on_error(target: Path, temporary: Path, *, needed_bytes: int = 0) ->
 
 def _flush(path: Path) -> None:
     """Flush one written file and give it the usual permissions."""
-    with faults.durable_action(f"sync {path.name}"):
+    with faults.durable_action(f"sync {path.name}", writes=path):
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fchmod(descriptor, 0o666 & ~_umask())

@@ -12,12 +12,12 @@ from charter.models.engine_layout import EngineLayout
 from charter.plan.hardware.machine import usable_cores
 from charter.spec.project import Project
 from charter.spec.stage import Stage
+from charter.spec.stage_kinds import TRAINS
 
 _AVX512 = {"avx512f", "avx512dq", "avx512bw", "avx512vl", "fma"}
 _AVX2 = {"avx2", "fma"}
 
 
-"""Kinds of stage that run with several processes; the others have one."""
 LAYOUT_DEFAULTS: Mapping[str, str | int] = MappingProxyType(
     {name: value if isinstance(value, str) else int(value) for name, value in asdict(EngineLayout()).items()}
 )

@@ -8,7 +8,7 @@ from charter.errors import StageError
 
 
 def decoder_layers(module: nn.Module) -> list[nn.Module]:
-    """The layers that a Hugging Face class keeps whole (`_no_split_modules`), in order; sharding derives their classes."""
+    """The layers that a Hugging Face class keeps whole (`_no_split_modules`), in order, sharded or not."""
     kinds: set[str] = set()
     for item in module.modules():
         kinds |= set(getattr(item, "_no_split_modules", None) or ())

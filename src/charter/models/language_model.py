@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from charter.errors import DataError
-from charter.models.decoder import tied_weights
 from charter.models.engine_layout import DEFAULT_ATTENTION
 from charter.models.runtime import checked_attention, seeded
 from charter.models.sharded_load import empty_parameters
@@ -40,9 +39,12 @@ class LanguageModel:
         return int(self.tokenizer.pad_token_id)
 
     def save(self, path: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-        """Write config, weights (safetensors) and tokenizer; `weights` are whole tensors of a model in parts."""
+        """Write config, weights (safetensors) and tokenizer; `weights` are whole tensors of a model in parts.
+
+        What shares its weights with others is written once, under the name that the class keeps.
+        """
         path.mkdir(parents=True, exist_ok=True)
-        twice = {name for _, *others in tied_weights(self.model) for name in others}
+        twice = self.model.all_tied_weights_keys
         given = None if weights is None else {name: value for name, value in weights.items() if name not in twice}
         self.model.save_pretrained(str(path), state_dict=given, safe_serialization=True)
         self.tokenizer.save_pretrained(str(path))

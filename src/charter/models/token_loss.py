@@ -55,7 +55,8 @@ def summed_token_loss(
     """Sum of -weight_n log p of token n, for softmax(hidden weight'), in fp32; weights are 1 unless given.
 
     The gradient of a sum is known as soon as a chunk's probabilities are, so it is made in the forward pass and
-    nothing of size N V is kept.
+    nothing of size N V is kept. In fp16 it is made in fp32: the scale of the loss, which keeps small gradients from
+    vanishing, is known in the backward pass only.
     """
     return LossFigures(*_SummedLoss.apply(hidden_NH, weight_VH, target_N, weight_N))  # type: ignore[no-untyped-call]
 
@@ -127,7 +128,11 @@ class _SummedLoss(torch.autograd.Function):
         kept = _Kept(hidden_NH)
         hidden, weight = _matmul_inputs(hidden_NH, weight_VH)
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
-        gradient_NH = torch.empty_like(hidden) if needs_hidden else None
+        if hidden.dtype == torch.float16 and (needs_hidden or needs_weight):
+            by, by_hidden, by_weight = torch.float32, hidden.float(), weight.float()
+        else:
+            by, by_hidden, by_weight = hidden.dtype, hidden, weight
+        gradient_NH = torch.empty_like(hidden, dtype=by) if needs_hidden else None
         gradient_VH = torch.zeros_like(weight_VH, dtype=torch.float32) if needs_weight else None
         for part in _chunks(hidden, weight):
             target_C = target_N[part]
@@ -137,7 +142,7 @@ class _SummedLoss(torch.autograd.Function):
             by_logits_CV = _less_one_at(probability_CV, target_C)
             if weight_N is not None:
                 by_logits_CV.mul_(weight_N[part, None])
-            _add_gradients(by_logits_CV.to(hidden.dtype), hidden[part], weight, gradient_NH, gradient_VH, part)
+            _add_gradients(by_logits_CV.to(by), by_hidden[part], by_weight, gradient_NH, gradient_VH, part)
         ctx.save_for_backward(gradient_NH, gradient_VH)
         ctx.dtypes = hidden_NH.dtype, weight_VH.dtype
         ctx.mark_non_differentiable(kept.log_probability_N, kept.entropy_N, kept.is_likeliest_N)

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 
 from charter.errors import Problem
-from charter.launch.machine import TRAINS, asked_accelerators, asked_layout, gpus_here, stage_device
+from charter.launch.machine import asked_accelerators, asked_layout, gpus_here, stage_device
 from charter.spec.project import Project
 from charter.spec.stage import PpoStage, Stage
+from charter.spec.stage_kinds import TRAINS
 from charter.spec.stage_parts import Optimization
 
 ONE_ONLY = {

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 
-from charter.launch.machine import LAYOUT_DEFAULTS, TRAINS, asked_layout
+from charter.launch.machine import LAYOUT_DEFAULTS, asked_layout
 from charter.plan.hardware.place import LOCAL
 from charter.plan.plan import Plan
 from charter.spec.layout import Layout
 from charter.spec.project import Project
 from charter.spec.stage import Stage
+from charter.spec.stage_kinds import TRAINS
 
 
 def frozen_layout(layout: Layout, stage: Stage) -> dict[str, str | int]:

@@ -33,11 +33,12 @@ def planned_step(stage: Stage, planned: StagePlan) -> PlannedStep | None:
     if not steps:
         return None
     option = planned.option
+    processes = option.place.processes
     return PlannedStep(
         seconds_per_step=option.overhead.useful_seconds / steps,
         seconds_by_phase={name: value / steps for name, value in seconds_by_phase(option.time_terms).items()},
-        peak_bytes=sum(term.value for term in option.peak.terms if term.part != NOT_TENSORS),
-        bytes_by_part={name: value for name, value in option.peak.by_part().items() if name != NOT_TENSORS},
+        peak_bytes=sum(term.value for term in option.peak.terms if term.part != NOT_TENSORS) / processes,
+        bytes_by_part={name: value / processes for name, value in option.peak.by_part().items() if name != NOT_TENSORS},
         flops_per_step=planned.done.useful_flops / steps,
     )
 

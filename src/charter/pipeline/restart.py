@@ -7,8 +7,17 @@ from typing import Literal
 from charter.artifacts.position import Position
 
 FailureClass = Literal[
-    "lost", "crashed", "hung", "timeout", "out_of_memory", "not_finite", "disk_full", "stopped", "error", "begin_again",
-    "permanent"
+    "lost",
+    "crashed",
+    "hung",
+    "timeout",
+    "out_of_memory",
+    "not_finite",
+    "disk_full",
+    "stopped",
+    "error",
+    "begin_again",
+    "permanent",
 ]
 """Why an attempt did not finish its stage:
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from charter.errors import CharterError, InterruptedRunError
 from charter.launch.engine import Engine, StageStart
-from charter.launch.machine import TRAINS, frozen_values
+from charter.launch.machine import frozen_values
 from charter.ledger import Ledger
 from charter.pipeline.attempt import RunningAttempt, begin_attempt, end_attempt, heartbeat
 from charter.pipeline.budget import budget_error, limit_passed, share_warning, spent_usd, stops_at_limit
@@ -18,6 +18,7 @@ from charter.pipeline.prepare import prepare
 from charter.pipeline.restart import Ending, decide
 from charter.pipeline.signals import StopSignals
 from charter.pipeline.timings import write_timings
+from charter.spec.stage_kinds import TRAINS
 
 POLL_SECONDS = 0.02
 ENDED_BY_STOPPING = frozenset({"stopped", "lost", "hung", "timeout"})

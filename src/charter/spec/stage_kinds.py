@@ -47,3 +47,5 @@ STAGE_KINDS: Mapping[str, type[Stage]] = MappingProxyType(
         "eval": EvalStage,
     }
 )
+TRAINS = frozenset({"pretrain", "sft", "judge", "preference_model", "ppo", "dpo"})
+"""Kinds of stage that run with several processes; the others have one."""

@@ -181,7 +181,7 @@ class Checkpointer:
 
         def enter() -> None:
             with removed_on_error(target, temporary):
-                action.enter_context(faults.durable_action(f"fill {target.name}"))
+                action.enter_context(faults.durable_action(f"fill {target.name}", writes=temporary))
 
         with ExitStack() as action:
             self._together.each(enter)

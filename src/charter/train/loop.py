@@ -15,7 +15,14 @@ from torch import nn
 from charter.artifacts.position import Position
 from charter.errors import InterruptedRunError
 from charter.train.checkpoint import Checkpointer
-from charter.train.guard import BeginAgainError, DivergenceGuard, RollBack, RollBackError, read_roll_backs, write_roll_backs
+from charter.train.guard import (
+    BeginAgainError,
+    DivergenceGuard,
+    RollBack,
+    RollBackError,
+    read_roll_backs,
+    write_roll_backs,
+)
 from charter.train.setup import Setup
 from charter.train.state import TrainState
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from charter.errors import DataError
 from charter.inference.generate import Answers
 from charter.models.runtime import precision
 from charter.models.token_loss import TokenFigures
@@ -71,6 +72,11 @@ def answer_log_probabilities(
     `call` runs the model or what wraps it. Differentiable; the entropy only when asked.
     """
     mask_BR, read_BT = sequences.answer_mask_BR, sequences.ids_BT[:, :-1]
+    if bool((sequences.prompt_tokens_B < 1).any()):
+        raise DataError(
+            "an answer without a prompt: nothing comes before its first token, so it has no probability; give every "
+            "prompt at least one token (a chat template that begins with one, or a longer max_prompt_tokens)"
+        )
     row_N, token_N = mask_BR.nonzero().unbind(1)
     column_N = sequences.prompt_tokens_B[row_N] + token_N
     with precision(dtype, read_BT.device):

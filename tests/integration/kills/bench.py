@@ -5,12 +5,11 @@ stage keeps all its checkpoints: the hashes of their files are the chain that a 
 """
 
 import json
-import os
 import random
 import shutil
 import signal
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from charter.artifacts.job import Job, JobInput, write_job
@@ -117,7 +116,7 @@ class Bench:
         assert self.finish(made) == 0, (made / "log.txt").read_text()
         shutil.copytree(made / "outputs", self.place / "pm")
 
-    def stage(self, kind: str, name: str, *, spec=None, **frozen) -> Path:
+    def stage(self, kind: str, name: str, *, spec=None, keep_last: int = 1000, **frozen) -> Path:
         """A fresh stage directory; `frozen` is its layout."""
         item, directory = KINDS[kind], self.place / "stages" / name
         if directory.exists():
@@ -146,7 +145,7 @@ class Bench:
             inputs=inputs,
             constitution=None,
             frozen={"threads": 1, "device": "cpu", **frozen},
-            keep_last=1000,
+            keep_last=keep_last,
         )
         write_job(directory, job)
         return directory
@@ -174,7 +173,7 @@ class Bench:
         self.engine.close()
 
 
-def wait(handle, *, seconds: float = 120.0) -> int:
+def wait(handle, *, seconds: float = 300.0) -> int:
     deadline = time.monotonic() + seconds
     while (code := handle.poll()) is None:
         if time.monotonic() > deadline:
@@ -195,8 +194,7 @@ def wait_then_kill(handle, after_seconds: float, draws: random.Random) -> bool:
         handle._members[draws.randrange(handle.processes)].send(signal.SIGKILL)
     else:
         handle.kill()
-    wait(handle)
-    return True
+    return wait(handle) != 0
 
 
 def hashes_of(directory: Path) -> dict[str, str]:
@@ -237,10 +235,6 @@ def result_of(directory: Path) -> Result:
     return Result(hashes_of(directory), chain_of(directory), measured(directory))
 
 
-def without_dropout(spec):
-    return replace(spec, dropout=0.0) if hasattr(spec, "dropout") else spec
-
-
 def boundaries(kind: str) -> list[tuple[str, str]]:
     """Every place of a checkpoint, as faults name it, with before and after its publication."""
     spec = KINDS[kind].spec
@@ -251,7 +245,3 @@ def boundaries(kind: str) -> list[tuple[str, str]]:
         f"{unit // parts}-{unit % parts}" if unit % parts else str(unit // parts) for unit in range(1, UNITS["ppo"] + 1)
     ]
     return [(place, when) for place in places for when in ("before", "after")]
-
-
-def environment_without_faults() -> dict[str, str]:
-    return {key: value for key, value in os.environ.items() if not key.startswith("CHARTER_")}

@@ -1,6 +1,7 @@
 """One bench for all kill tests, and the undisturbed run that each layout is compared with."""
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -20,19 +21,32 @@ def bench(tmp_path_factory):
     found.close()
 
 
+class Undisturbed:
+    """(kind, layout) -> what a run gives to which nothing happens; each is made once."""
+
+    def __init__(self, bench) -> None:
+        self._bench, self._known = bench, {}
+
+    def __call__(self, kind: str, **layout):
+        return self._run(kind, layout)[0]
+
+    def seconds(self, kind: str, **layout) -> float:
+        """How long that run took."""
+        return self._run(kind, layout)[1]
+
+    def _run(self, kind: str, layout):
+        from bench import result_of
+
+        key = (kind, *sorted(layout.items()))
+        if key not in self._known:
+            name = "-".join([kind, *(f"{name}{value}" for name, value in sorted(layout.items()))])
+            directory, began = self._bench.stage(kind, f"undisturbed-{name}", **layout), time.monotonic()
+            assert self._bench.finish(directory) == 0, (directory / "log.txt").read_text()
+            self._known[key] = result_of(directory), time.monotonic() - began
+        return self._known[key]
+
+
 @pytest.fixture(scope="session")
 def undisturbed(bench):
-    """(kind, layout) -> what a run gives to which nothing happens; each is made once."""
-    from bench import result_of
-
-    known = {}
-
-    def run(kind: str, **layout):
-        key = (kind, *sorted(layout.items()))
-        if key not in known:
-            directory = bench.stage(kind, "undisturbed-" + "-".join(map(str, key)).replace("'", ""), **layout)
-            assert bench.finish(directory) == 0, (directory / "log.txt").read_text()
-            known[key] = result_of(directory)
-        return known[key]
-
-    return run
+    """What undisturbed runs give."""
+    return Undisturbed(bench)

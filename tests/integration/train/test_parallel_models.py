@@ -9,10 +9,11 @@ import tiny  # noqa: E402
 from group import in_group  # noqa: E402
 
 from charter.errors import StageError  # noqa: E402
+from charter.inference.score import score_rows  # noqa: E402
 from charter.models.engine_layout import EngineLayout  # noqa: E402
 from charter.models.offload import check_offload  # noqa: E402
 from charter.models.parallel import parallelize  # noqa: E402
-from charter.models.preference import ScalarModel  # noqa: E402
+from charter.models.preference import PreferenceModel, ScalarModel  # noqa: E402
 from charter.models.ranks import Ranks  # noqa: E402
 from charter.models.token_forward import token_losses  # noqa: E402
 
@@ -33,13 +34,22 @@ def scalar(call, ids_BT):
     return (call(ids_BT, torch.ones_like(ids_BT)) ** 2).sum()
 
 
+def grouped(call, ids_BT):
+    """Rows of 6 to 10 tokens, in two passes before one backward; only their last positions are asked for."""
+    rows = [row[: 6 + row[0] % 5] for row in ids_BT.tolist()]
+    model = PreferenceModel(scalar_model(), tiny.language_model(), {"pooling": "last"})
+    return (score_rows(model, rows, [1] * len(rows), call=call, groups=2) ** 2).sum()
+
+
 def scalar_model():
     found = ScalarModel(tiny.language_model())
     torch.nn.init.constant_(found.head.weight, 0.3)
     return found
 
 
-KINDS = {"language": (lambda: tiny.language_model().model, language), "scalar": (scalar_model, scalar)}
+KINDS = {"language": (lambda: tiny.language_model().model, language), "scalar": (scalar_model, scalar)} | {
+    "groups": (scalar_model, grouped)
+}
 
 
 def gradients(ranks, layout):

@@ -1,11 +1,14 @@
 """Drawing tokens, generating answers, and what PPO computes of them."""
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import tiny  # noqa: E402
 
+from charter.errors import DataError  # noqa: E402
 from charter.inference.draw import SamplingSettings, choose, prefix_sums, uniform_draws  # noqa: E402
 from charter.inference.generate import generate  # noqa: E402
 from charter.inference.score import score_rows  # noqa: E402
@@ -137,6 +140,13 @@ def test_log_probabilities_and_entropies_are_those_of_each_answer_alone(sampled,
     assert answer_log_probabilities(model.model, sequences, temperature=1, dtype="fp32", entropy_gradient=True)[
         1
     ].requires_grad
+
+
+def test_an_answer_to_nothing_is_refused(sampled):
+    model, _, sequences = sampled
+    empty = replace(sequences, prompt_tokens_B=sequences.prompt_tokens_B * torch.tensor([1, 1, 0, 1]))
+    with pytest.raises(DataError, match="an answer without a prompt"):
+        answer_log_probabilities(model.model, empty, temperature=1, dtype="fp32")
 
 
 def test_rows_lose_shared_padding_and_keep_their_figures(sampled):

@@ -39,6 +39,21 @@ def test_the_best_stays_the_newest_of_equals_and_those_without_a_metric_are_no_c
     assert Retention(keep_last=1, keep_best=True).removable(held(1, 2)) == [Position(1)]
 
 
+def test_there_is_always_one_to_go_back_to():
+    """Simulated saves: from any step after the newest, a checkpoint lies at most twice the distance back."""
+    for every, back in ((1, 2), (1, 5), (10, 25), (100, 100), (100, 150)):
+        retention, there = Retention(keep_last=1, go_back_steps=back), []
+        for newest in range(every, 12 * every + 10 * back, every):
+            there.append(newest)
+            gone = {item.step for item in retention.removable(held(*there))}
+            there = [step for step in there if step not in gone]
+            assert len(there) <= 4
+            early = [step for step in there if step <= newest - back]
+            assert early or there[0] == every, "none is early enough, and none was removed that is"
+            assert not early or max(early) >= newest - 2 * back - 2 * every
+    assert Retention(keep_last=1, go_back_steps=None).removable(held(1, 2, 3)) == [Position(1), Position(2)]
+
+
 def test_what_is_pinned_stays():
     pinned = Held(position=Position(1), verified=False, pinned=True)
     assert Retention(keep_last=1).removable([pinned, *held(2, 3)]) == [Position(2)]

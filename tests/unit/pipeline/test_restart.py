@@ -13,7 +13,7 @@ from charter.pipeline.restart import (
     decide,
 )
 
-CLASSES = ["lost", "crashed", "hung", "timeout", "out_of_memory", *NEVER_AGAIN, "error"]
+CLASSES = ["lost", "crashed", "hung", "timeout", "out_of_memory", *NEVER_AGAIN, "error", "begin_again"]
 
 
 def ending(failure, *, step=0, checkpoint=0, part=0):
@@ -42,6 +42,7 @@ def test_what_the_stage_or_the_kernel_says_makes_it_clearer():
     assert class_of(5, label="out_of_memory") == "out_of_memory"
     assert class_of(8, label="disk_full") == "disk_full"
     assert class_of(5, label="diverged") == "not_finite"
+    assert class_of(5, label="begin_again") == "begin_again"
     assert class_of(-9, oom=True) == class_of(137, oom=True) == "out_of_memory"
     assert class_of(-11, oom=True) == "crashed"
     assert class_of(5, oom=True) == "error"

@@ -12,6 +12,7 @@ from charter.plan.hardware.place import LOCAL, ON_PREM, UNPRICED, Place, Price, 
 from charter.plan.hardware.site import Site, requests, sites
 from charter.spec.project import Project, Resources
 from charter.spec.stage import Stage
+from charter.spec.stage_kinds import TRAINS
 
 OWNED = {"H100-SXM-80GB": H100_MID, "B200-SXM-180GB": B200_MID}
 OWNED_SOURCE = "cost of ownership, middle scenario (charter.cost.onprem)"

@@ -1,10 +1,13 @@
-"""Peak bytes of a stage that trains on the processors of one machine, under the native engine in one process.
+"""Peak bytes of a stage that trains on the processors of one machine, under the native engine.
 
 Everything is exact but for a few hidden states beside the layers: the engine frees gradients after every update, makes
 the loss in chunks of positions from hidden states (`models/token_loss.py`), and trains the models of a stage one after
-another. Counts of hidden states were measured with every allocation noted, models of 0.1 to 16 million parameters
+another. Several processes hold everything once each, and their gradients all the time: those are the buckets that are
+summed. Counts of hidden states were measured with every allocation noted, models of 0.1 to 16 million parameters
 (benchmarks/planner_vs_engine.py), and hold within 0.3 of one.
 """
+
+from dataclasses import replace
 
 from charter.estimate.memory.terms import CPU_PROCESS_BYTES
 from charter.estimate.shapes.kv_cache import kv_cache_bytes
@@ -21,17 +24,18 @@ MOMENTS = 8.0
 def training_peak(work: Workload, layout: Layout) -> Peak:
     """The fullest moment of a stage, fp32 throughout; roles are trained in their order, and all step at the end."""
     states = [(role.name, term) for role in work.roles for term in _state(role)]
+    gradients = tuple((role.name, _gradients(role)) for role in work.trained)
     always = [
         *states,
         ("", bytes_term("process", "overhead", CPU_PROCESS_BYTES, "torch and transformers", "assumption")),
+        *(gradients if layout.data > 1 else ()),
     ]
     moments = [
         Peak(moment=name, parts=(*always, *parts))
         for index, role in enumerate(work.trained)
         for name, parts in _training(work, role, index, layout)
     ]
-    gradients = tuple((role.name, _gradients(role)) for role in work.trained)
-    moments.append(Peak(moment="optimizer step", parts=(*always, *gradients)))
+    moments.append(Peak(moment="optimizer step", parts=(*always, *(() if layout.data > 1 else gradients))))
     moments += [
         Peak(moment=phase.name, parts=(*always, *_generating(work.role(phase.role), phase)))
         for phase in work.phases
@@ -40,11 +44,22 @@ def training_peak(work: Workload, layout: Layout) -> Peak:
     return max(moments, key=lambda peak: peak.total_bytes)
 
 
+def of_processes(peak: Peak, count: int) -> Peak:
+    """The peak of a machine on which so many processes do the same."""
+    if count == 1:
+        return peak
+    parts = tuple(
+        (role, replace(term, value=count * term.value, formula=f"{count} processes x ({term.formula})"))
+        for role, term in peak.parts
+    )
+    return replace(peak, parts=parts)
+
+
 def _training(work: Workload, role: Role, index: int, layout: Layout) -> list[tuple[str, tuple[tuple[str, Term], ...]]]:
     """Forward and backward pass of one role, beside the gradients that wait: of those before, or of all that add up."""
     phase = next(item for item in work.phases if item.role == role.name and item.work == "train")
     waiting = work.trained if layout.accumulation > 1 else work.trained[:index]
-    waits = tuple((other.name, _gradients(other)) for other in waiting)
+    waits = () if layout.data > 1 else tuple((other.name, _gradients(other)) for other in waiting)
     batch = batch_terms(role, phase, layout, summed=len(work.roles) == 1)
     compared = tuple(
         (other.name, term) for other in work.roles if _reads_beside(work, role, other) for term in batch.read

@@ -8,7 +8,7 @@ approach the matrix-product rate and the estimate with them.
 from charter.catalog.accelerators import Accelerator
 from charter.estimate.memory.activations import layer_activations
 from charter.estimate.shapes.flops import forward_flops_per_token
-from charter.estimate.shapes.parameters import count_parameters
+from charter.estimate.shapes.parameters import adapter_parameters, count_parameters
 from charter.estimate.terms import Term
 from charter.plan.hardware.cpu_constants import (
     ACTIVATION_PASSES,
@@ -16,6 +16,7 @@ from charter.plan.hardware.cpu_constants import (
     BACKWARD_OPERATIONS,
     BACKWARD_PASSES,
     CACHE_PASSES,
+    GRADIENT_BYTES_PER_SECOND,
     LOGIT_BYTES_SAMPLING,
     LOGIT_BYTES_TRAINING,
     MATMUL_SHARE,
@@ -50,6 +51,15 @@ def cpu_phase_terms(
     if training:
         moved += OPTIMIZER_BYTES_PER_PARAMETER * count_parameters(role.architecture).total
     return _terms(phase, phase.steps, operations, flops, moved, processor, dtype)
+
+
+def gradient_sum_term(role: Role, phase: Phase, processes: int) -> Term:
+    """Seconds in which processes add up their gradients: `2 (n - 1) / n x 4 B x parameters / rate` at each step."""
+    trained = adapter_parameters(role.architecture, role.adapter) if role.adapter else None
+    moved = FP32_BYTES * (trained or count_parameters(role.architecture).total) * 2 * (processes - 1) / processes
+    seconds = phase.steps * moved / GRADIENT_BYTES_PER_SECOND
+    formula = f"{phase.steps:,.0f} steps x {moved:.3g} B / {GRADIENT_BYTES_PER_SECOND:.3g} B/s"
+    return _term(phase, "gradients between processes", seconds, formula)
 
 
 def _generation(role: Role, phase: Phase, processor: Accelerator, dtype: str) -> tuple[Term, ...]:
