@@ -35,8 +35,14 @@ test-system: $(DEV_READY)  ## what needs apt packages
 test-engines: $(DEV_READY)  ## what needs other engines (verl, OpenRLHF, NeMo-RL, TRL, vLLM) in environments of their own
 	@$(BIN)/python tools/suites.py engines
 
-chaos: $(DEV_READY)  ## the full matrix of kills and faults
+N ?= 3000
+chaos: export CHARTER_CHAOS_KILLS = $(N)
+chaos: export CHARTER_CHAOS_FLIPS = 100
+chaos: export CHARTER_KILL_RESULTS ?= $(CURDIR)/.kill-results.jsonl
+chaos: $(DEV_READY)  ## the full matrix of kills and faults, N random kills among them, and the page of results
+	@rm -f "$$CHARTER_KILL_RESULTS"
 	@$(BIN)/python tools/suites.py chaos
+	@$(BIN)/python tools/kill_results.py "$$CHARTER_KILL_RESULTS"
 
 check:  ## what CI does: lint, types, imports, test, test-system
 	@bash .ci/run

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-VOCABULARY, SPECIAL = 4096, 3
+VOCABULARY, SPECIAL, END = 4096, 3, 2
 SEQUENCE, SFT_ROWS = 256, 8
 PAIR_TOKENS, PAIRS, SHORTEST = 128, 16, 16
 PROMPT_TOKENS, ANSWER_TOKENS, ANSWERS, EPOCHS = 32, 32, 32, 4
@@ -90,7 +90,7 @@ def config(scale: int, **more: Any) -> Any:
         tie_word_embeddings=False,
         pad_token_id=0,
         bos_token_id=1,
-        eos_token_id=2,
+        eos_token_id=END,
         attn_implementation="sdpa",
         **more,
     )

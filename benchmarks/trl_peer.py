@@ -127,7 +127,7 @@ def ppo(steps, scale):
         cliprange_value=work.CLIP,
         lam=work.GAE_LAMBDA,
     )
-    ppo_trainer.GenerationConfig = partial(transformers.GenerationConfig, min_new_tokens=work.ANSWER_TOKENS)
+    ppo_trainer.GenerationConfig = partial(transformers.GenerationConfig, suppress_tokens=[work.END])
     trainer = PPOTrainer(
         args=arguments,
         processing_class=work.tokenizer(),

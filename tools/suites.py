@@ -84,6 +84,7 @@ GROUPS: dict[str, tuple[Suite, ...]] = {
     "system": (),
     "engines": (Suite(name="vllm", arguments=("tests/engines/test_vllm_generator.py",), budget_seconds=600),),
     "chaos": (
+        Suite(name="kills", arguments=("tests/integration/kills",), budget_seconds=7200),
         Suite(name="random kills", arguments=("tests/chaos",), budget_seconds=900),
         Suite(
             name="properties",

@@ -8,8 +8,9 @@ Without these variables nothing happens:
     CHARTER_FAULT_LOG=FILE         one line per durable action, so that a test can count them
     CHARTER_KILL=ppo:checkpoint:40:after[:all|:stop]
                                    SIGKILL at a named boundary: stage, point (start, step, checkpoint,
-                                   outputs, record), step, before or after; `all` kills the supervisor and
-                                   the stage server first, `stop` freezes the process instead (SIGSTOP)
+                                   outputs, record), step (`40-2` after two parts of the next one), before or
+                                   after; `all` kills the supervisor and the stage server first, `stop`
+                                   freezes the process instead (SIGSTOP)
     CHARTER_FAULT_RANK=1           in that process of a stage that has several, instead of rank 0
 
 A fault fires in the first attempt that a supervisor makes of a stage, so that its restart can be watched.

@@ -1,9 +1,11 @@
 """Whether the native engine can run a stage in the layout that the file asks for, on this machine."""
 
+import math
 from collections.abc import Iterator
 
 from charter.errors import Problem
 from charter.launch.machine import asked_accelerators, asked_layout, gpus_here, stage_device
+from charter.spec.graph import inputs_of
 from charter.spec.project import Project
 from charter.spec.stage import PpoStage, Stage
 from charter.spec.stage_kinds import TRAINS
@@ -24,6 +26,7 @@ def check_layout(project: Project, name: str, stage: Stage) -> Iterator[Problem]
         return
     where = f"pipeline.{name}.resources"
     yield from _not_run(stage, where)
+    yield from _attention(project, stage, where)
     yield from _accelerators(project, stage, where)
     layout = asked_layout(project, stage)
     world, tensor = int(layout["world_size"]), int(layout.get("tensor", 1))
@@ -31,6 +34,7 @@ def check_layout(project: Project, name: str, stage: Stage) -> Iterator[Problem]
         hint = f"tensor must divide {world}: {_listed(_divisors(world))}"
         yield Problem(path=f"{where}.tensor", message=f"{tensor} does not divide the {world} processes", hint=hint)
         return
+    yield from _heads(project, name, tensor, where)
     data, replicas = world // tensor, int(layout.get("replicas", 1))
     if data % replicas:
         hint = f"replicas must divide {data}: {_listed(_divisors(data))}"
@@ -51,6 +55,34 @@ def _not_run(stage: Stage, where: str) -> Iterator[Problem]:
     if stage.resources.zero not in (None, *ZERO):
         message = f"the native engine runs zero: {_listed(ZERO)}; found {stage.resources.zero}"
         yield Problem(path=f"{where}.zero", message=message, hint="zero: 2 shards the optimizer and the gradients")
+
+
+def _attention(project: Project, stage: Stage, where: str) -> Iterator[Problem]:
+    asked = stage.resources.attention if stage.resources else None
+    if asked == "flash_attention_2" and stage_device(project, stage) == "cpu":
+        message = "flash_attention_2 runs on CUDA devices only; this stage runs on processors"
+        yield Problem(path=f"{where}.attention", message=message, hint="attention: sdpa or eager")
+
+
+def _heads(project: Project, name: str, tensor: int, where: str) -> Iterator[Problem]:
+    """Attention heads that tensor parallelism cannot share, of the models a stage builds on, where the file says."""
+    for model in _models_under(project, name):
+        if (sizes := project.models[model].architecture) is None:
+            continue
+        heads, kv_heads = sizes.num_heads, sizes.num_kv_heads or sizes.num_heads
+        if heads % tensor or kv_heads % tensor:
+            both = math.gcd(heads, kv_heads)
+            message = f"{heads} attention heads ({kv_heads} of keys) of {model} cannot be split over {tensor} processes"
+            yield Problem(path=f"{where}.tensor", message=message, hint=f"tensor: {_listed(_divisors(both))}")
+
+
+def _models_under(project: Project, name: str) -> set[str]:
+    """The models that a stage is made from, through any number of stages."""
+    found: set[str] = set()
+    for source in (source for sources in inputs_of(project, name).values() for source in sources):
+        found |= {source} if source in project.models else set()
+        found |= _models_under(project, source) if source in project.pipeline else set()
+    return found
 
 
 def _accelerators(project: Project, stage: Stage, where: str) -> Iterator[Problem]:

@@ -10,7 +10,7 @@ from charter.plan.options.option import Option, Rejected
 from charter.plan.options.question import Missed, Question
 from charter.plan.options.why_not import does_not_fit
 from charter.plan.physics.cpu_memory import of_processes, training_peak
-from charter.plan.physics.cpu_time import cpu_phase_terms, gradient_sum_term
+from charter.plan.physics.cpu_time import cpu_phase_terms, gradient_sum_term, reward_text_term
 from charter.plan.physics.fit import Peak, answering_peak
 from charter.plan.work.phase import Phase, Workload
 from charter.spec.layout import Layout, Recompute
@@ -74,13 +74,20 @@ def _seconds(question: Question, work: Workload, place: Place, layout: Layout) -
             dtype=question.dtype,
             micro_batches=_passes(work, phase, layout),
         )
+        if _is_reward(work, phase):
+            yield reward_text_term(phase)
         if phase.work == "train" and place.processes > 1:
             yield gradient_sum_term(role, phase, place.processes)
 
 
 def _passes(work: Workload, phase: Phase, layout: Layout) -> int:
     """In how many passes a batch is read: by micro-batches where one is trained on it, but for rewards, at once."""
-    role = work.role(phase.role)
-    if not work.trained or phase.work == "generate" or (role.scalar_head and not role.trained):
+    if not work.trained or phase.work == "generate" or _is_reward(work, phase):
         return 1
     return -(-phase.batch // layout.micro_batch)
+
+
+def _is_reward(work: Workload, phase: Phase) -> bool:
+    """Whether a preference model scores what is being trained on."""
+    role = work.role(phase.role)
+    return bool(work.trained) and phase.work == "score" and role.scalar_head and not role.trained

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from charter.artifacts.draws import keyed_permutation
+from charter.artifacts.heartbeat import PUBLISH
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
 from charter.errors import DataError
@@ -91,9 +92,14 @@ def pair_loss(
 
 @torch.no_grad()
 def score_statistics(
-    model: PreferenceModel, pairs: Sequence[EncodedPair], *, dtype: str, groups: int | None = None
+    model: PreferenceModel,
+    pairs: Sequence[EncodedPair],
+    *,
+    dtype: str,
+    groups: int | None = None,
+    tell: Callable[[], None] = lambda: None,
 ) -> tuple[float, float]:
-    """Mean and deviation of the raw scores over all answers of the training pairs."""
+    """Mean and deviation of the raw scores over all answers of the training pairs; `tell` is called at every batch."""
     model.scalar.eval()
     found = []
     for start in range(0, len(pairs), SCORING_BATCH // 2):
@@ -101,6 +107,7 @@ def score_statistics(
         rows = [ids for pair in part for ids in pair.ids]
         lengths = [count for pair in part for count in pair.answer_tokens]
         found.append(score_rows(model, rows, lengths, dtype=dtype, groups=groups))
+        tell()
     scores = torch.cat(found).double()
     return scores.mean().item(), max(scores.std(unbiased=False).item(), 1e-6)
 
@@ -137,8 +144,11 @@ def run(stage: StageDir) -> None:
         has_adapter=spec.adapter is not None,
     )
     SupervisedTask(setup, parallel, optimizer, spec, len(pairs), target, loss_of).train()
+    setup.stage.beat(PUBLISH)
     with parallel.gathered():
-        mean, deviation = score_statistics(model, pairs, dtype=spec.dtype, groups=passes(setup, SCORING_BATCH))
+        mean, deviation = score_statistics(
+            model, pairs, dtype=spec.dtype, groups=passes(setup, SCORING_BATCH), tell=setup.stage.alive
+        )
     settings |= {"score_mean": mean, "score_deviation": deviation}
 
     def save(path: Path, weights: Mapping[str, Tensor]) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from charter.artifacts.heartbeat import PUBLISH
 from charter.models.parallel import Parallel
 from charter.models.ranks import leave
 from charter.train.setup import Setup
@@ -14,6 +15,7 @@ def publish_model(
     setup: Setup, parallel: Parallel, save: Callable[[Path, Mapping[str, Tensor]], None], *, target_step: int
 ) -> None:
     """Publish the outputs from rank 0: `save` writes a model directory from whole tensors with plain names."""
+    setup.stage.beat(PUBLISH)
     weights = parallel.full_state_dict()
     if setup.ranks.is_first:
         setup.stage.publish_outputs(

@@ -137,7 +137,7 @@ class SupervisedTask:
         everyone = self.setup.ranks.gather(own) if own else []
         found: dict[str, float] = {}
         for part in everyone:
-            _keep_extremes(found, part)
+            keep_extremes(found, part)
         return found
 
     def _accumulate(self, step: int) -> tuple[dict[str, float], dict[str, float], dict[str, int]]:
@@ -159,7 +159,7 @@ class SupervisedTask:
             sums[LOGITS] += result.logits
             for name, value in found.items():
                 sums[name] = sums.get(name, 0.0) + value
-            _keep_extremes(extremes, ends)
+            keep_extremes(extremes, ends)
             for name, count in result.counters.items():
                 counters[name] = counters.get(name, 0) + count
         return sums, extremes, counters
@@ -177,7 +177,8 @@ class SupervisedTask:
         return norm
 
 
-def _keep_extremes(found: dict[str, float], more: Mapping[str, float]) -> None:
+def keep_extremes(found: dict[str, float], more: Mapping[str, float]) -> None:
+    """Add figures of which the least (`_min`) or the largest (`_max`) is kept."""
     for name, value in more.items():
         keep = min if name.endswith("_min") else max
         found[name] = keep(found.get(name, value), value)

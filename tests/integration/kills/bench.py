@@ -116,8 +116,10 @@ class Bench:
         assert self.finish(made) == 0, (made / "log.txt").read_text()
         shutil.copytree(made / "outputs", self.place / "pm")
 
-    def stage(self, kind: str, name: str, *, spec=None, keep_last: int = 1000, **frozen) -> Path:
-        """A fresh stage directory; `frozen` is its layout."""
+    def stage(
+        self, kind: str, name: str, *, spec=None, data: str | None = None, keep_last: int = 1000, **frozen
+    ) -> Path:
+        """A fresh stage directory; `frozen` is its layout, `data` the directory of other rows than the usual ones."""
         item, directory = KINDS[kind], self.place / "stages" / name
         if directory.exists():
             shutil.rmtree(directory)
@@ -128,7 +130,7 @@ class Bench:
                     name=role,
                     role=role,
                     source="stage",
-                    path=str(self.place / where),
+                    path=str(self.place / (data if data and role == "data" else where)),
                     fingerprint="0" * 64,
                     stage_kind=maker,
                 ),
@@ -150,8 +152,9 @@ class Bench:
         write_job(directory, job)
         return directory
 
-    def start(self, directory: Path, **environment: str):
-        job = json.loads((directory / "job.json").read_text())
+    def start(self, directory: Path, *, job_text: bytes | None = None, **environment: str):
+        """Start the stage; what to start is read from its job, or from the text of it where the file is damaged."""
+        job = json.loads(job_text or (directory / "job.json").read_bytes())
         job = job.get("content", job)
         return self.engine.start(
             StageStart(
@@ -206,10 +209,13 @@ def hashes_of(directory: Path) -> dict[str, str]:
 def chain_of(directory: Path) -> dict[str, dict[str, str]]:
     """Hashes of the files of every checkpoint: weights, optimizer, controller, rollout in progress.
 
-    `.metadata` is left out: torch writes a random identity and a path into that index of the tensor files.
+    What was set aside (`step-1.damaged-1`) is not one. `.metadata` is left out: torch writes a random identity and a
+    path into that index of the tensor files.
     """
     found = {}
     for manifest in sorted((directory / "state").glob("step-*/manifest.json")):
+        if "." in manifest.parent.name:
+            continue
         content = json.loads(manifest.read_text())
         files = content.get("content", content)["files"]
         found[manifest.parent.name] = {name: fact["sha256"] for name, fact in files.items() if name != ".metadata"}
@@ -229,6 +235,12 @@ class Result:
     outputs: dict[str, str]
     chain: dict[str, dict[str, str]]
     metrics: list[dict]
+
+
+def defects_in(directory: Path) -> list[str]:
+    """Lines in the logs of a stage's processes that are no effect of a kill: an effect is a lost peer, nothing else."""
+    logs = sorted(directory.glob("log*.txt"))
+    return [line for log in logs for line in log.read_text().splitlines() if "error[" in line and "[peer]" not in line]
 
 
 def result_of(directory: Path) -> Result:

@@ -1,5 +1,9 @@
-"""The layouts that are killed: how many processes a stage has, and how they share what they train."""
+"""What is killed: kinds of stages, how many processes they have, and how these share what they train."""
 
+import os
+
+THOROUGH = "CHARTER_CHAOS_KILLS" in os.environ
+"""`make chaos`: everything. CI takes a part that keeps within its time."""
 LAYOUTS: dict[str, dict[str, int]] = {
     "1": {},
     "2 DDP": {"world_size": 2},
@@ -8,7 +12,11 @@ LAYOUTS: dict[str, dict[str, int]] = {
     "4 DDP": {"world_size": 4},
     "4 FSDP2": {"world_size": 4, "zero": 3},
 }
-SEVERAL = [name for name in LAYOUTS if name != "1"]
+KINDS_TOGETHER = ("sft", "preference_model", "ppo")
+EACH = [(kind, name) for name in LAYOUTS if name != "1" for kind in KINDS_TOGETHER]
+SOME = [("ppo", "2 DDP"), ("sft", "2 FSDP2"), ("ppo", "3 DDP"), ("preference_model", "4 DDP"), ("ppo", "4 FSDP2")]
+TOGETHER = EACH if THOROUGH else SOME
+"""Kinds and layouts of several processes."""
 
 
 def processes(name: str) -> int:

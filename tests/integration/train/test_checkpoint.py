@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import subprocess
 from contextlib import suppress
 from dataclasses import replace
@@ -268,21 +267,16 @@ def test_every_flipped_bit_and_every_truncation_of_every_file_is_noticed(tmp_pat
     assert capsys.readouterr().err.count("step-00000002 is damaged") == tried
 
 
-class Hostile:
-    """Runs when it is unpickled."""
-
-    def __init__(self, trace: Path) -> None:
-        self.trace = trace
-
-    def __reduce__(self):
-        return (os.mkdir, (str(self.trace),))
+def hostile(trace: Path) -> bytes:
+    """A pickle that makes a directory when it is opened."""
+    return f"cos\nmkdir\n(V{trace}\ntR.".encode()
 
 
 def test_a_pickle_is_not_opened_before_its_hash_is_found_right(tmp_path):
     saver = checkpointer(tmp_path, make_state(1), keep_last=9)
     saver.save(Position(1))
     saver.save(Position(2))
-    (tmp_path / "state" / "step-00000002" / ".metadata").write_bytes(pickle.dumps(Hostile(tmp_path / "ran")))
+    (tmp_path / "state" / "step-00000002" / ".metadata").write_bytes(hostile(tmp_path / "ran"))
     assert checkpointer(tmp_path, make_state(2)).load_latest() == Position(1)
     assert not (tmp_path / "ran").exists()
     aside = tmp_path / "state" / "step-00000002.damaged-1"

@@ -160,14 +160,19 @@ def test_a_policy_writes_more_of_what_is_rewarded(task, monkeypatch, estimator, 
     assert sign * (after - before) > 0.01
 
 
+def moved_away(task):
+    """The task with a policy that is no longer the reference."""
+    with torch.no_grad():
+        for index, value in enumerate(task.models.trained.module.parameters()):
+            value.add_(0.05 * torch.randn(value.shape, generator=torch.Generator().manual_seed(index)))
+    return task
+
+
 @pytest.mark.parametrize("estimator", ["gae", "rloo", "grpo"])
 def test_the_penalty_pulls_a_policy_back_to_its_reference(task, monkeypatch, estimator):
     """No reward at all, and a policy that was moved away: KL(policy | reference) over the same answers falls."""
     monkeypatch.setattr(ppo_sampling, "score_answers", lambda model, texts, **_: torch.zeros(len(texts)))
-    found = task(estimator=estimator, kl_coefficient=0.5, whiten_advantages=estimator != "grpo")
-    with torch.no_grad():
-        for index, value in enumerate(found.models.trained.module.parameters()):
-            value.add_(0.05 * torch.randn(value.shape, generator=torch.Generator().manual_seed(index)))
+    found = moved_away(task(estimator=estimator, kl_coefficient=0.5, whiten_advantages=estimator != "grpo"))
     sequences = found.sampler.sample(0, 0, kl_coefficient=0.5).sequences
 
     def kl():
@@ -179,6 +184,23 @@ def test_the_penalty_pulls_a_policy_back_to_its_reference(task, monkeypatch, est
     for step in range(2):
         whole_step(found, step)
     assert kl() < 0.97 * before
+
+
+def test_the_gradient_of_grpos_penalty_by_hand(task, monkeypatch):
+    """No reward: what is left is 0.5 times the mean of k3 = exp(-d) - 1 + d with d = log p - log p_ref."""
+    monkeypatch.setattr(ppo_sampling, "score_answers", lambda model, texts, **_: torch.zeros(len(texts)))
+    found = moved_away(task(estimator="grpo", kl_coefficient=0.5, minibatch=32, ppo_epochs=1))
+    module, sequences = found.models.trained.module, found.sampler.sample(0, 0, kl_coefficient=0.5).sequences
+    rows, tokens = sequences.answer_mask_BR.nonzero().unbind(1)
+    place = sequences.prompt_tokens_B[rows] + tokens
+    ours, theirs = (
+        model(input_ids=sequences.ids_BT).logits.log_softmax(-1)[rows, place - 1, sequences.ids_BT[rows, place]]
+        for model in (module, found.models.reference.module)
+    )
+    (0.5 * (torch.expm1(theirs - ours) + ours - theirs)).mean().backward()
+    wanted = torch.cat([p.grad.flatten() for p in module.parameters()]).norm().item()
+    found.run_part(Position(0, 0))
+    assert found.run_part(Position(0, 1)).metrics["gradient_norm"] == pytest.approx(wanted, rel=1e-3)
 
 
 def test_the_value_model_moves_towards_the_returns(task, monkeypatch):

@@ -88,6 +88,17 @@ def test_processes_sample_one_rollout_by_its_numbers(engine_inputs, tmp_path):
         assert metrics(two)[0][name] == pytest.approx(metrics(one)[0][name], rel=1e-4), name
 
 
+def test_the_pretraining_mix_is_shared_among_processes(engine_inputs, tmp_path):
+    """Where scores and KL teach nothing, all gradient is the mix's: the same however many processes share its rows."""
+    settings = {"ptx_weight": 1.0, "ptx_batch": 6, "seq_len": 48, "reward_clip": 0.0, "kl_coefficient": 0.0}
+    settings |= {"estimator": "grpo", "samples_per_prompt": 2}
+    one = run(short(engine_inputs, tmp_path / "one", "ppo", **settings), ppo)
+    two = run(short(engine_inputs, tmp_path / "two", "ppo", frozen=DDP, **settings), ppo)
+    assert metrics(one)[0]["gradient_norm"] > 1e-3
+    for name in ("ptx_loss", "gradient_norm"):
+        assert metrics(two)[0][name] == pytest.approx(metrics(one)[0][name], rel=1e-3), name
+
+
 def test_another_number_of_processes_is_refused_and_works_when_the_record_says_so(engine_inputs, tmp_path):
     """What `charter run --reshard` writes into the job: the loss goes on as it would have."""
     whole = run(stage(engine_inputs, tmp_path / "whole", "sft", steps=4, frozen=DDP), sft)

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from engine_bench import stage  # noqa: E402
+from engine_bench import metrics, stage  # noqa: E402
 
 from charter.artifacts.position import Position  # noqa: E402
 from charter.errors import StageError  # noqa: E402
@@ -169,7 +169,9 @@ def test_a_gae_penalty_is_not_in_the_loss(task):
     for value in (found.models.value.module.head.weight, found.models.value.module.head.bias):
         torch.nn.init.zeros_(value)
     found.controller.coefficient = 0.0
-    assert whole_step(found).metrics["gradient_norm"] == 0.0
+    found.run_part(Position(0, 0))
+    found.controller.coefficient = 0.5
+    assert found.run_part(Position(0, 1)).metrics["gradient_norm"] == 0.0
 
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence"])
@@ -410,6 +412,36 @@ def test_what_cannot_be_sampled_again_is_kept_at_once(task):
     assert [found.must_save(at) for at in places] == [True, False, False]
     found.sampler = replace(found.sampler, generator=None)
     assert found.must_save(places[0])
+
+
+def test_ppo_goes_back_and_around_the_prompts_that_made_it_diverge(engine_inputs, tmp_path):
+    """Divergence in the second epoch of rollout 2 (from 0): back to rollout 1, whose prompts are those of rollout 3."""
+    from charter.spec.stage_parts import Guard
+
+    guard = Guard(on_divergence="roll_back", roll_back_steps=1, skip_steps=2)
+    found = stage(
+        engine_inputs, tmp_path / "back", "ppo", episodes=32, checkpoint_every=1, checkpoint_epochs=True, guard=guard
+    )
+    task, _ = ppo_task(set_up(found))
+    read, clean, update = [], task.sampler.sample, task.update.minibatch
+
+    class Watched(FixedSampler):
+        def sample(self, step, data_step, *, kl_coefficient):
+            read.append((step, data_step))
+            return clean(step, data_step, kl_coefficient=kl_coefficient)
+
+    def minibatch(rollout, parts, at, guard, *, kl_coefficient):
+        if (at.step, at.epoch) == (2, 1) and read[-1] == (2, 2):
+            guard.allows(at.step, float("nan"), 1.0)
+        return update(rollout, parts, at, guard, kl_coefficient=kl_coefficient)
+
+    task.sampler, task.update.minibatch = Watched(task.sampler, None), minibatch
+    task.train()
+    assert read == [(0, 0), (1, 1), (2, 2), (1, 3), (2, 4), (3, 5)]
+    assert [line["step"] for line in metrics(found)] == [1, 2, 3, 4]
+    again, _ = ppo_task(set_up(found))
+    Loop(again.setup, again).run()
+    assert torch.equal(weights(again.models.trained.module), weights(task.models.trained.module))
 
 
 def test_a_diverging_update_is_left_out_or_stops_the_stage(task):

@@ -11,11 +11,13 @@ torch = pytest.importorskip("torch")
 import tiny  # noqa: E402
 
 from charter.errors import DataError  # noqa: E402
+from charter.inference.score import score_rows  # noqa: E402
 from charter.models.preference import PreferenceModel, ScalarModel  # noqa: E402
 from charter.spec.stage import PreferenceModelStage  # noqa: E402
 from charter.train import preference_model  # noqa: E402
 from charter.train.encoded_pairs import EncodedPairs  # noqa: E402
 from charter.train.preference_model import pair_loss, shuffled  # noqa: E402
+from charter.train.supervised import keep_extremes  # noqa: E402
 
 pytestmark = pytest.mark.torch
 SETTINGS = {"pooling": "mean", "context": "full", "seq_len": 64, "score_mean": 0.0, "score_deviation": 1.0}
@@ -49,6 +51,35 @@ def test_the_terms_reach_the_loss_of_a_pair(model, changes, wanted):
     found = pair_loss(model, EncodedPairs(model, [pair, pair])[:], spec)
     assert found.loss_sum.item() == pytest.approx(2 * wanted, abs=1e-5)
     assert found.terms == 2.0
+
+
+def test_scores_are_reported_with_their_least_and_largest(model):
+    torch.nn.init.normal_(model.scalar.head.weight, generator=torch.Generator().manual_seed(0))
+    pairs = EncodedPairs(model, tiny.pairs()[:4])
+    spec = PreferenceModelStage(init="b", data=("d",), dtype="fp32")
+    scores = [
+        score_rows(model, [ids], [count]).item()
+        for pair in pairs
+        for ids, count in zip(pair.ids, pair.answer_tokens, strict=True)
+    ]
+    found = [pair_loss(model, part, spec) for part in (pairs[:1], pairs[1:])]
+    loss, sums, _ = found[1].fetch()
+    assert loss == found[1].loss_sum.item()
+    assert sums["score"] == pytest.approx(sum(scores[2:]) / 2, abs=1e-5)
+    assert sums["score_margin"] == pytest.approx(sum(scores[2::2]) - sum(scores[3::2]), abs=1e-5)
+    kept = {}
+    for part in found:
+        keep_extremes(kept, part.fetch()[2])
+    assert kept == pytest.approx({"score_min": min(scores), "score_max": max(scores)}, abs=1e-5)
+
+
+def test_a_pair_is_encoded_once(model, monkeypatch):
+    pairs = EncodedPairs(model, tiny.pairs()[:2])
+    first = pairs[0]
+    monkeypatch.setattr("charter.train.encoded_pairs.encode_scored", None)
+    assert pairs[0] is first
+    with pytest.raises(TypeError):
+        pairs[1]
 
 
 def test_shuffled_margins_go_with_their_labels_and_change_sign_with_the_answers():

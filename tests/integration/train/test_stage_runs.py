@@ -7,11 +7,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import tiny  # noqa: E402
+from engine_bench import metrics, stage  # noqa: E402
 
 from charter.feedback.judge import question_limit  # noqa: E402
 from charter.models.language_model import load_language_model  # noqa: E402
 from charter.spec.stage import JudgeStage, SftStage  # noqa: E402
-from charter.train import judge, sft  # noqa: E402
+from charter.train import dpo, judge, preference_model, sft  # noqa: E402
 
 pytestmark = pytest.mark.torch
 CONSTITUTION = """
@@ -67,3 +68,12 @@ def test_dropout_of_the_spec_reaches_the_training_of_a_language_model(made):
         )
 
     assert not torch.equal(weights(0.0), weights(0.5))
+
+
+@pytest.mark.parametrize("kind", ["preference_model", "dpo"])
+def test_an_easy_preference_is_learnt(engine_inputs, tmp_path, kind):
+    found = stage(engine_inputs, tmp_path / kind, kind, steps=24)
+    {"preference_model": preference_model, "dpo": dpo}[kind].run(found)
+    lines = metrics(found)
+    assert lines[-1]["accuracy"] == 1.0
+    assert lines[-1]["loss"] < 0.7 * lines[0]["loss"]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from charter.artifacts import durable, faults
+from charter.artifacts.disk_space import is_disk_full
 from charter.artifacts.whole_dir import publish_dir
 from charter.errors import DataError
 
@@ -79,6 +80,15 @@ def test_a_full_disk_is_a_data_error_with_bytes_needed_and_free(tmp_path, error)
     assert os.listdir(tmp_path) == []
 
 
+def test_a_full_disk_is_seen_behind_the_errors_that_it_caused():
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    caused, context, other = RuntimeError("cannot save"), RuntimeError("while saving"), RuntimeError("defect")
+    caused.__cause__, context.__context__, other.__context__ = full, caused, OSError(errno.EIO, "I/O error")
+    assert is_disk_full(caused)
+    assert is_disk_full(context)
+    assert not is_disk_full(other)
+
+
 def test_a_directory_that_cannot_fit_is_refused_before_it_is_written(tmp_path):
     written = []
     with pytest.raises(DataError, match="disk full"):
@@ -100,6 +110,45 @@ def test_lines_are_appended_whole(tmp_path):
     durable.append_line(tmp_path / "m.jsonl", {"step": 1})
     durable.append_line(tmp_path / "m.jsonl", {"step": 2}, sync=True)
     assert (tmp_path / "m.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+def test_a_line_that_is_written_in_part_is_taken_back(tmp_path, monkeypatch):
+    durable.append_line(tmp_path / "m.jsonl", {"step": 1})
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, line: write(descriptor, line[:5]))
+    with pytest.raises(DataError, match="disk full"):
+        durable.append_line(tmp_path / "m.jsonl", {"step": 2})
+    assert (tmp_path / "m.jsonl").read_text() == '{"step": 1}\n'
+
+
+@pytest.mark.parametrize(("number", "raised"), [(errno.ENOSPC, False), (errno.EIO, True)])
+def test_a_hint_is_given_up_on_a_full_disk_and_only_there(tmp_path, monkeypatch, number, raised):
+    durable.write_hint(tmp_path / "progress.json", {"step": 1})
+
+    def fail(path, target):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "replace", fail)
+    if raised:
+        with pytest.raises(OSError, match=os.strerror(number)):
+            durable.write_hint(tmp_path / "progress.json", {"step": 2})
+    else:
+        durable.write_hint(tmp_path / "progress.json", {"step": 2})
+        assert leftovers(tmp_path) == []
+    assert durable.read_json(tmp_path / "progress.json") == {"step": 1}
+
+
+def test_what_is_not_a_number_is_not_written(tmp_path):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        durable.write_json(tmp_path / "a.json", {"loss": float("nan")})
+    assert os.listdir(tmp_path) == []
+
+
+def test_missing_directories_are_made_and_those_that_are_there_stay(tmp_path):
+    durable.make_dir(tmp_path / "a" / "b")
+    (tmp_path / "a" / "b" / "file").touch()
+    durable.make_dir(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b" / "file").exists()
 
 
 def test_sweep_removes_what_crashes_left_and_nothing_else(tmp_path):

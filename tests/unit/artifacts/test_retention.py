@@ -27,6 +27,10 @@ def test_nothing_goes_while_the_newest_is_not_verified():
     assert Retention(keep_last=1).removable([*held(1, 2, 3), *held(4, verified=False)]) == []
 
 
+def test_one_verified_one_is_kept_even_where_none_is_asked_for():
+    assert Retention(keep_last=0).removable(held(1, 2)) == [Position(1)]
+
+
 def test_only_verified_ones_count():
     assert Retention(keep_last=2).removable([*held(1), *held(2, 3, verified=False), *held(4)]) == []
     assert Retention(keep_last=2).removable([*held(1, 2), *held(3, verified=False), *held(4)]) == [Position(1)]

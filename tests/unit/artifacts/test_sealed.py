@@ -25,6 +25,14 @@ def test_every_single_flipped_bit_and_every_truncation_is_noticed(tmp_path):
             read_sealed(path)
 
 
+def test_the_same_content_written_in_another_way_is_refused(tmp_path):
+    path = tmp_path / "manifest.json"
+    write_sealed(path, {"step": 1})
+    path.write_text(path.read_text().replace("\n", " \n"))
+    with pytest.raises(DataError, match="not written as Charter writes it"):
+        read_sealed(path)
+
+
 def test_a_file_without_a_seal_is_refused(tmp_path):
     (tmp_path / "x.json").write_text('{"a": 1}')
     with pytest.raises(DataError, match="no sha256 of its own"):

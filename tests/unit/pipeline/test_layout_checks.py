@@ -3,7 +3,8 @@ from dataclasses import replace
 import pytest
 
 from charter.pipeline.layout_checks import check_layout
-from charter.spec.project import Project, Resources
+from charter.spec.architecture import Architecture
+from charter.spec.project import ModelSpec, Project, Resources
 from charter.spec.stage import (
     DpoStage,
     EvalStage,
@@ -93,3 +94,32 @@ def test_more_gpus_than_here_are_refused_with_how_many_there_are(monkeypatch):
 
 def test_kinds_that_do_not_train_have_one_process_and_no_layout():
     assert problems(EvalStage(policy="b", against="c"), "cpu:7") == []
+
+
+def test_flash_attention_on_processors_is_refused_with_what_works():
+    (found,) = problems(SFT, attention="flash_attention_2")
+    assert "flash_attention_2 runs on CUDA devices only" in found
+    assert "attention: sdpa or eager" in found
+    assert problems(SFT, attention="eager") == []
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "wanted"), [(3, None, "tensor: 1 or 3"), (4, 1, "tensor: 1"), (4, 2, None)]
+)
+def test_heads_that_cannot_be_shared_are_found_through_the_stages_before(heads, kv_heads, wanted):
+    sizes = Architecture(
+        hidden_size=24, num_layers=1, num_heads=heads, num_kv_heads=kv_heads, intermediate_size=8, vocab_size=9
+    )
+    first, second = replace(SFT, init="b"), replace(SFT, init="a", resources=StageResources(tensor=2))
+    project = Project(
+        name="p",
+        models={"b": ModelSpec(architecture=sizes)},
+        pipeline={"a": first, "s": second},
+        resources=Resources(accelerators=("cpu:4",)),
+    )
+    found = [str(problem) for problem in check_layout(project, "s", second)]
+    if wanted is None:
+        assert found == []
+    else:
+        assert "cannot be split over 2 processes" in found[0]
+        assert found[0].endswith(wanted)

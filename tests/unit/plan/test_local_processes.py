@@ -15,12 +15,13 @@ def project(*accelerators):
     return Project(name="p", models={}, pipeline={"s": STAGE}, resources=resources)
 
 
-@pytest.mark.parametrize("asked", ["cpu", "cpu:4"])
-def test_processes_on_the_processors_are_planned_here_however_many(asked):
+@pytest.mark.parametrize(("asked", "processes"), [("cpu", 1), ("cpu:4", 4)])
+def test_processes_on_the_processors_are_planned_here_however_many(asked, processes):
     assert may_run_here(project(asked))
     ((place,), refused) = places(project(asked), STAGE, MACHINE)
     assert (place.infra, place.is_cpu, refused) == ("local", True, ())
-    assert place.accelerator == MACHINE.processor(threads=8), "all cores, however many processes share them"
+    assert place.processes == processes
+    assert place.accelerator == MACHINE.processor(threads=8 // processes), "each process has its share of the cores"
 
 
 def test_a_stage_of_its_own_may_ask_for_them():

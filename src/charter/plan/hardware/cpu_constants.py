@@ -5,6 +5,9 @@ elementwise passes over activations and logits cost memory bandwidth. Measured w
 one core of an AMD EPYC (AVX-512) virtual machine in CPU time, best of five: forward pass, training step and decode
 step of Llama-style models of 0.2 to 14 million parameters, batches of 1 x 8 to 32 x 128 tokens
 (docs/guides/plan.md, "Where the local constants come from"). The probe of the same core: 99 GFLOP/s fp32, 38 GB/s.
+Decode steps and the text work of answers are from whole stages in `benchmarks/planner_vs_engine.py`, shapes of
+`planned_against/fit.py`. Those ran while other programs kept all cores busy, which makes an operation cost 1.6 and a
+byte 1.8 times as much; the figures here stay those of a quiet machine, a pace (`charter calibrate -C`) has the rest.
 """
 
 OPERATION_SECONDS = 6e-6
@@ -13,6 +16,10 @@ OPERATIONS_PER_LAYER = 55.0
 """Such operations of a Hugging Face decoder layer in a forward pass: 0.3 ms per layer measured."""
 OPERATIONS_PER_MODEL = 20.0
 """The same outside the layers: embedding, masks, final norm, head."""
+DECODE_OPERATIONS = 2.0
+"""Operations of a decode step over those of a forward pass: masks, cache, drawing a token."""
+ANSWER_SECONDS = 1e-3
+"""Text work per answer that is rewarded: decode, chat template, tokens of prompt and answer."""
 BACKWARD_OPERATIONS = 4.0
 """Operations of backward pass, clipping and update over those of the forward pass: training step / forward was 5."""
 AUTOCAST_OPERATIONS = 1.5

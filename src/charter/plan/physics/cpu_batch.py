@@ -4,9 +4,10 @@ Legend: N positions of the micro-batch, n of them with a loss, C of a chunk of t
 V vocabulary; 4 bytes per value.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from charter.estimate.memory.activations import layer_activations
+from charter.estimate.shapes.parameters import count_parameters
 from charter.estimate.terms import Term
 from charter.plan.work.phase import Phase, Role
 from charter.spec.architecture import Architecture
@@ -19,6 +20,10 @@ KEPT_LOGITS = 2**26
 """Probabilities kept for the backward pass at most: `models/token_loss.py`, CPU_KEPT."""
 BODY_STATES = 2.25
 """Hidden states that are kept beside the layers: embeddings, last norm in and out, rotary angles."""
+FROZEN_NORM = 1.0
+"""Hidden states that a norm with a frozen weight does not keep: the normalised one, which that gradient would need."""
+MOST_ASKED = 0.75
+"""Share of the positions above which the last layer computes all: `models/asked_positions.py`."""
 LOSS_STATES = 1.0
 """Positions with a loss, copied beside what is kept while the loss is made."""
 BACKWARD_STATES = 3.85
@@ -58,15 +63,15 @@ class _Sizes:
     one_chunk: bool
 
     @classmethod
-    def of(cls, a: Architecture, tokens: float, counted: float) -> "_Sizes":
-        """Of N tokens, n of which have a loss."""
+    def of(cls, a: Architecture, tokens: float, counted: float, *, is_frozen: bool) -> "_Sizes":
+        """Of N tokens, n of which have a loss; a frozen head has no gradient."""
         rows = min(counted, max(CHUNK_LOGITS // a.vocab_size, 16))
         return cls(
             hidden=FP32 * tokens * a.hidden_size,
             counted=FP32 * counted * a.hidden_size,
             chunk=FP32 * rows * a.vocab_size,
             whole=FP32 * counted * a.vocab_size,
-            head=FP32 * a.vocab_size * a.hidden_size,
+            head=0.0 if is_frozen else FP32 * a.vocab_size * a.hidden_size,
             one_chunk=rows >= counted,
         )
 
@@ -79,14 +84,35 @@ class _Sizes:
 def batch_terms(role: Role, phase: Phase, layout: Layout, *, summed: bool) -> BatchTerms:
     """The micro-batch of a layout; `summed`: only the sum of the losses is wanted, not each log-probability."""
     tokens = layout.micro_batch * max(1.0, phase.longest_tokens)
-    sizes = _Sizes.of(role.architecture, tokens, tokens * phase.logit_share)
-    body = (_layers(role, tokens, layout), _hidden("hidden states beside the layers", BODY_STATES * sizes.hidden))
+    sizes = _Sizes.of(role.architecture, tokens, tokens * phase.logit_share, is_frozen=role.adapter is not None)
+    states = BODY_STATES - (FROZEN_NORM if role.adapter else 0.0)
+    beside = _hidden("hidden states beside the layers", states * sizes.hidden)
+    body = (_layers(role, phase, tokens, layout), beside)
     inner = FP32 * role.architecture.hidden_size * role.architecture.intermediate_size
     flow = (*_live(role, tokens, layout), _hidden("gradients of one layer", BACKWARD_STATES * sizes.hidden + inner))
+    last = _last_of_recomputed(role, layout, sizes, flow)
     if role.scalar_head:
-        kept = (*body, _hidden("input of the head", sizes.hidden))
-        return BatchTerms(kept=kept, forward=kept, backward=(*kept, *flow), read=())
-    return _summed(sizes, body, flow) if summed else _each(sizes, body, flow, role.architecture, tokens)
+        kept = (*body, _hidden("input of the head", sizes.counted))
+        found = BatchTerms(kept=kept, forward=kept, backward=(*kept, *flow), read=())
+    else:
+        found = _summed(sizes, body, flow) if summed else _each(sizes, body, flow, role.architecture, tokens)
+    return replace(found, backward=max(found.backward, last, key=total))
+
+
+def _last_of_recomputed(role: Role, layout: Layout, sizes: "_Sizes", flow: tuple[Term, ...]) -> tuple[Term, ...]:
+    """The first layer, computed again when the others' inputs are gone and their gradients are all there."""
+    if layout.recompute is not Recompute.FULL or role.adapter:
+        return ()
+    a = role.architecture
+    table = a.vocab_size * a.hidden_size
+    tables = table * (1 if a.tied_embeddings or role.scalar_head else 2)
+    layers = count_parameters(a).total - table * (1 if a.tied_embeddings else 2)
+    gradients = FP32 * (layers * (1 - 1 / a.num_layers) + tables - (0 if a.tied_embeddings else table))
+    return (
+        bytes_term("gradients of the layers above", "gradients", gradients, f"{FP32:g} B x their parameters"),
+        _hidden("input of the first layer", 2 * sizes.hidden),
+        *flow,
+    )
 
 
 def _summed(sizes: _Sizes, body: tuple[Term, ...], flow: tuple[Term, ...]) -> BatchTerms:
@@ -114,7 +140,7 @@ def _each(sizes: _Sizes, body: tuple[Term, ...], flow: tuple[Term, ...], a: Arch
     )
     return BatchTerms(
         kept=kept,
-        forward=(*kept, copied, work),
+        forward=(*kept, copied, logit_term("log-probabilities of a chunk, and a product", 2 * sizes.chunk)),
         backward=max(early, late, key=total),
         read=max(layer, asked, key=total),
     )
@@ -131,15 +157,29 @@ def _layer_bytes(role: Role) -> float:
     return layer.bytes_per_token(Layout(), fused_attention=True)
 
 
-def _layers(role: Role, tokens: float, layout: Layout) -> Term:
+def left_out_share(role: Role, phase: Phase) -> float:
+    """Share of the positions at which the last layer's feed-forward part is left out, since nobody asks for them.
+
+    Source: `models/asked_positions.py`; above 3/4 asked, and with experts, all are computed.
+    """
+    is_all = phase.logit_share > MOST_ASKED or role.architecture.mixture is not None
+    return 0.0 if is_all else 1.0 - phase.logit_share
+
+
+def _layers(role: Role, phase: Phase, tokens: float, layout: Layout) -> Term:
     again = layout.recompute is Recompute.FULL
     per_token = FP32 * role.architecture.hidden_size if again else _layer_bytes(role)
-    layers = role.architecture.num_layers
+    a, layers = role.architecture, float(role.architecture.num_layers)
+    if not again:
+        arrays = 4 if a.gated_mlp else 2
+        if role.adapter:
+            per_token -= 2 * FROZEN_NORM * FP32 * a.hidden_size
+        layers -= left_out_share(role, phase) * arrays * FP32 * a.intermediate_size / per_token
     return bytes_term(
         "layer inputs" if again else "kept activations",
         "activations",
         per_token * tokens * layers,
-        f"{per_token:,.0f} B per token and layer x {tokens:,.0f} tokens x {layers} layers",
+        f"{per_token:,.0f} B per token and layer x {tokens:,.0f} tokens x {layers:.3g} layers",
         "memory/kept_bytes.py",
     )
 

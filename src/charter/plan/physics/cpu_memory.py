@@ -23,7 +23,7 @@ MOMENTS = 8.0
 
 def training_peak(work: Workload, layout: Layout) -> Peak:
     """The fullest moment of a stage, fp32 throughout; roles are trained in their order, and all step at the end."""
-    states = [(role.name, term) for role in work.roles for term in _state(role)]
+    states = [(role.name, term) for role in work.roles for term in _state(role, work)]
     gradients = tuple((role.name, _gradients(role)) for role in work.trained)
     always = [
         *states,
@@ -77,9 +77,9 @@ def _reads_beside(work: Workload, role: Role, other: Role) -> bool:
     return not generates and not other.trained and role.trained
 
 
-def _state(role: Role) -> list[Term]:
+def _state(role: Role, work: Workload) -> list[Term]:
     """Weights of every role; moments of what is trained."""
-    weights = FP32 * _held(role)
+    weights = FP32 * _held(role, work)
     found = [bytes_term("weights", "parameters", weights, f"{FP32:g} B x {weights / FP32:,.0f}", SOURCE)]
     if role.trained:
         trained = _trained(role)
@@ -102,9 +102,14 @@ def _body(role: Role) -> float:
     return count - head + a.hidden_size + 1
 
 
-def _held(role: Role) -> float:
-    """Parameters in memory: those of an output projection stay with the model that a scalar head was put on."""
-    return float(count_parameters(role.architecture).total) + (_trained(role) if role.adapter else 0.0)
+def _held(role: Role, work: Workload) -> float:
+    """Parameters in memory: those of an output projection stay with a model that is published or only scores.
+
+    The value model of PPO is neither, and lets them go.
+    """
+    is_value = role.scalar_head and role.trained and len(work.roles) > 1
+    base = _body(role) if is_value else float(count_parameters(role.architecture).total)
+    return base + (_trained(role) if role.adapter else 0.0)
 
 
 def _trained(role: Role) -> float:

@@ -12,10 +12,12 @@ from charter.estimate.shapes.parameters import adapter_parameters, count_paramet
 from charter.estimate.terms import Term
 from charter.plan.hardware.cpu_constants import (
     ACTIVATION_PASSES,
+    ANSWER_SECONDS,
     AUTOCAST_OPERATIONS,
     BACKWARD_OPERATIONS,
     BACKWARD_PASSES,
     CACHE_PASSES,
+    DECODE_OPERATIONS,
     GRADIENT_BYTES_PER_SECOND,
     LOGIT_BYTES_SAMPLING,
     LOGIT_BYTES_TRAINING,
@@ -26,6 +28,7 @@ from charter.plan.hardware.cpu_constants import (
     OPTIMIZER_BYTES_PER_PARAMETER,
     SOURCE,
 )
+from charter.plan.physics.cpu_batch import left_out_share
 from charter.plan.work.phase import Phase, Role
 from charter.spec.layout import Layout
 
@@ -45,12 +48,18 @@ def cpu_phase_terms(
     tokens = phase.batch * width
     operations = _operations(role, dtype) * (1 + BACKWARD_OPERATIONS if training else 1) * micro_batches
     head_share = 0.0 if role.scalar_head else phase.logit_share
-    flops = passes * tokens * _forward_flops(role, width, head_share)
+    flops = passes * tokens * (_forward_flops(role, width, head_share) - _left_out_flops(role, phase))
     moved = _activation_bytes(role, tokens) * (1 + BACKWARD_PASSES if training else 1)
     moved += head_share * tokens * role.architecture.vocab_size * LOGIT_BYTES_TRAINING * (passes / 3)
     if training:
         moved += OPTIMIZER_BYTES_PER_PARAMETER * count_parameters(role.architecture).total
     return _terms(phase, phase.steps, operations, flops, moved, processor, dtype)
+
+
+def reward_text_term(phase: Phase) -> Term:
+    """Seconds in which sampled answers become text, and again the tokens that a reward model reads."""
+    seconds = phase.sequences * ANSWER_SECONDS
+    return _term(phase, "text", seconds, f"{phase.sequences:,.0f} answers x {1e3 * ANSWER_SECONDS:g} ms")
 
 
 def gradient_sum_term(role: Role, phase: Phase, processes: int) -> Term:
@@ -74,7 +83,9 @@ def _generation(role: Role, phase: Phase, processor: Accelerator, dtype: str) ->
     weights = FP32_BYTES * count_parameters(a).total
     logits = batch * a.vocab_size * LOGIT_BYTES_SAMPLING
     moved = _activation_bytes(role, prefill_tokens + steps * batch) + steps * (weights + CACHE_PASSES * cache + logits)
-    return _terms(phase, phase.steps, _operations(role, dtype) * (1 + steps), flops, moved, processor, dtype)
+    return _terms(
+        phase, phase.steps, _operations(role, dtype) * (1 + DECODE_OPERATIONS * steps), flops, moved, processor, dtype
+    )
 
 
 def _operations(role: Role, dtype: str) -> float:
@@ -84,6 +95,12 @@ def _operations(role: Role, dtype: str) -> float:
 
 def _forward_flops(role: Role, length: float, head_share: float) -> float:
     return forward_flops_per_token(role.architecture, max(length, 1.0), head_share=head_share).total
+
+
+def _left_out_flops(role: Role, phase: Phase) -> float:
+    """Per token: two for each weight of the last layer's feed-forward part, where nobody asks for its result."""
+    a = role.architecture
+    return left_out_share(role, phase) * 2.0 * (3 if a.gated_mlp else 2) * a.hidden_size * a.intermediate_size
 
 
 def _activation_bytes(role: Role, tokens: float) -> float:

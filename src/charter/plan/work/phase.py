@@ -56,7 +56,7 @@ class Phase:
     ragged: bool = False
     """Sequences differ in length and are padded to the longest of their batch."""
     logit_share: float = 1.0
-    """Share of the positions whose logits are computed (a scalar head has none)."""
+    """Share of the positions whose logits, or scores of a scalar head, are asked for."""
 
     @property
     def sequences(self) -> float:

@@ -48,7 +48,15 @@ def preference_model(stage: PreferenceModelStage, models: Models, library: Libra
     tokens = min(corpus.row_tokens, stage.seq_len)
     steps = training_steps(stage, corpus.rows)
     assume_padding(library)
-    phase = train("model", steps=steps, batch=2 * stage.global_batch, tokens=tokens, longest=stage.seq_len, unit=2)
+    phase = train(
+        "model",
+        steps=steps,
+        batch=2 * stage.global_batch,
+        tokens=tokens,
+        longest=stage.seq_len,
+        unit=2,
+        logit_share=1 / stage.seq_len if stage.pooling == "last" else 1.0,
+    )
     pairs = steps * stage.global_batch
     return Workload(roles=(role,), phases=(phase,), counters=Counters(tokens=phase.sequences * tokens, pairs=pairs))
 
