@@ -20,7 +20,7 @@ class PlannedStep:
     seconds_by_phase: Mapping[str, float] = field(default_factory=dict)
     """generate, score, update; their sum is `seconds_per_step`."""
     peak_bytes: float
-    """Tensors of one process at the fullest moment: without the process, the device's context and the allocator's slack."""
+    """Tensors of one process at the fullest moment; without the process itself and the allocator's slack."""
     bytes_by_part: Mapping[str, float] = field(default_factory=dict)
     """parameters, gradients, optimizer, activations, logits, buffers, kv_cache; their sum is `peak_bytes`."""
     flops_per_step: float

@@ -9,7 +9,7 @@ import random
 import shutil
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from charter.artifacts.job import Job, JobInput, write_job
@@ -88,6 +88,16 @@ KINDS = {
         (("policy", "sft", "base"), ("reward", "preference_model", "pm"), ("prompts", "critique", "prompts")),
     ),
 }
+
+
+def spec_of(kind: str, processes: int):
+    """The stage of a kind; the batches of PPO must be multiples of its processes, which is checked before a run."""
+    spec = KINDS[kind].spec
+    if kind == "ppo" and processes == 3:
+        return replace(spec, episodes=12 * 6, rollout_batch=6, minibatch=3)
+    return spec
+
+
 UNITS = {"sft": 12, "preference_model": 12, "dpo": 12, "ppo": 48}
 """Places where a checkpoint is made: steps, or rollouts and epochs."""
 
@@ -143,7 +153,7 @@ class Bench:
             kind=kind,
             fingerprint="a" * 64,
             seed=7,
-            spec=spec or item.spec,
+            spec=spec or spec_of(kind, int(frozen.get("world_size", 1))),
             inputs=inputs,
             constitution=None,
             frozen={"threads": 1, "device": "cpu", **frozen},

@@ -1,5 +1,6 @@
 """Every loss moves its model the right way: measured on the model itself, not by the code that computes the loss."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -62,6 +63,25 @@ def test_a_preference_model_scores_higher_what_its_labels_prefer(engine_inputs, 
     assert (better > worse).all()
     assert scores.mean().item() == pytest.approx(0.0, abs=1e-3)
     assert scores.std(unbiased=False).item() == pytest.approx(1.0, abs=1e-3)
+
+
+def test_the_accuracy_that_is_told_counts_what_the_labels_prefer(engine_inputs):
+    told = [json.loads(line) for line in (engine_inputs / "pm-stage" / "metrics.jsonl").read_text().splitlines()]
+    assert told[-1]["accuracy"] == 1.0
+    assert told[-1]["score_margin"] > told[0]["score_margin"]
+
+
+def test_shuffled_labels_keep_texts_and_label_values_but_lose_the_link():
+    data = [replace(pair, chosen_probability=0.5 + i / 20) for i, pair in enumerate(tiny.pairs())]
+    mixed = preference_model.shuffled(data, seed=3)
+
+    def label_of_first(pair):
+        return round(pair.chosen_probability if pair.chosen < pair.rejected else 1 - pair.chosen_probability, 6)
+
+    assert [{pair.chosen, pair.rejected} for pair in mixed] == [{pair.chosen, pair.rejected} for pair in data]
+    before, after = [label_of_first(pair) for pair in data], [label_of_first(pair) for pair in mixed]
+    assert sorted(before) == sorted(after)
+    assert sum(a == b for a, b in zip(before, after, strict=True)) < len(data) / 2
 
 
 @pytest.mark.parametrize("format", ["yes_no", "yes_no_mean"])

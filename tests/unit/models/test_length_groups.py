@@ -1,5 +1,7 @@
 """Rows of different length in groups and batches: nothing is lost, and no limit is passed."""
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,7 +26,7 @@ def test_batches_hold_every_row_in_order_within_the_budget(lengths, budget_token
 @given(LENGTHS, st.integers(1, 2000))
 def test_a_batch_ends_only_where_the_next_row_does_not_fit(lengths, budget_tokens):
     batches = token_batches(lengths, budget_tokens=budget_tokens)
-    for part, following in zip(batches, batches[1:], strict=False):
+    for part, following in itertools.pairwise(batches):
         rows = [*lengths[part], lengths[following.start]]
         assert len(rows) * max(rows) > budget_tokens
 
