@@ -142,7 +142,7 @@ def _preference_loss(case: Case, setup: Setup) -> tuple[Parallel, int, Loss]:
     pairs = EncodedPairs(model, read)
 
     def loss_of(rows: Sequence[int], step: int) -> BatchLoss:
-        return pair_loss(model, [pairs[row] for row in rows], setup.job.spec, call=parallel.call)
+        return pair_loss(model, [pairs[row] for row in rows], setup.job.spec, call=parallel.call)  # type: ignore[arg-type]
 
     return parallel, sum(item.numel() for item in model.scalar.parameters()), loss_of
 

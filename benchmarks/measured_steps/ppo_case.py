@@ -46,7 +46,7 @@ class PhaseMeter(Meter):
         self.peaks: dict[tuple[str, int], float] = {}
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:  # type: ignore[override]
+    def phase(self, name: str) -> Iterator[None]:
         """Time and watch the block; a step begins with its sampling."""
         self.step += name == "generate"
         self._memory.reset()

@@ -74,7 +74,7 @@ def seconds(case: Case, place: Path, steps: int) -> dict[str, Any]:
     """CPU seconds of a step by phase: medians over the steps after the warm-up."""
     from charter.train import setup
 
-    setup.Meter = functools.partial(setup.Meter, clock=time.process_time)  # type: ignore[misc,assignment]
+    setup.Meter = functools.partial(setup.Meter, clock=time.process_time)  # type: ignore[attr-defined,assignment]
     directory = stage(case, place, steps + WARMUP)
     import_module(f"charter.train.{case.kind}").run(directory)
     lines = [json.loads(line) for line in (directory.path / "metrics.jsonl").read_text().splitlines()][WARMUP:]

@@ -73,6 +73,7 @@ def _seconds(question: Question, work: Workload, place: Place, layout: Layout) -
             processor=place.accelerator,
             dtype=question.dtype,
             micro_batches=_passes(work, phase, layout),
+            again=layout.recompute is Recompute.FULL,
         )
         if _is_reward(work, phase):
             yield reward_text_term(phase)

@@ -171,7 +171,6 @@ class Loop:
         if self.setup.ranks.is_first:
             write_roll_backs(self.setup.stage.path, (*self.task.guard.roll_backs, roll_back))
         self.setup.ranks.wait()
-        self.checkpoints.set_aside_after(roll_back.resume_from)
         found = self._resume()
         if found == Position(0, 0):
             raise BeginAgainError(

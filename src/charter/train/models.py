@@ -64,9 +64,7 @@ def trained_model(setup: Setup, model: LanguageModel, spec: ModelSettings, *, dr
 
 def frozen_model(setup: Setup, module: nn.Module, dtype: str) -> Parallel:
     """A model that only reads: a reference, a reward model."""
-    parallel = parallelize(module.eval(), setup.layout, setup.ranks, dtype=dtype, trained=False)
-    module.requires_grad_(False)
-    return parallel
+    return parallelize(module.eval(), setup.layout, setup.ranks, dtype=dtype, trained=False)
 
 
 def starting_model(job: Job, *, role: str = "init", attention: str = "sdpa") -> LanguageModel:

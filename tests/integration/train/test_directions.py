@@ -206,21 +206,40 @@ def test_the_penalty_pulls_a_policy_back_to_its_reference(task, monkeypatch, est
     assert kl() < 0.97 * before
 
 
+def of_answers(module, sequences):
+    """log p of every answer token, one row per token, with the graph to differentiate it."""
+    rows, tokens = sequences.answer_mask_BR.nonzero().unbind(1)
+    place = sequences.prompt_tokens_B[rows] + tokens
+    logits = module(input_ids=sequences.ids_BT).logits.log_softmax(-1)
+    return logits[rows, place - 1, sequences.ids_BT[rows, place]]
+
+
 def test_the_gradient_of_grpos_penalty_by_hand(task, monkeypatch):
     """No reward: what is left is 0.5 times the mean of k3 = exp(-d) - 1 + d with d = log p - log p_ref."""
     monkeypatch.setattr(ppo_sampling, "score_answers", lambda model, texts, **_: torch.zeros(len(texts)))
     found = moved_away(task(estimator="grpo", kl_coefficient=0.5, minibatch=32, ppo_epochs=1))
     module, sequences = found.models.trained.module, found.sampler.sample(0, 0, kl_coefficient=0.5).sequences
-    rows, tokens = sequences.answer_mask_BR.nonzero().unbind(1)
-    place = sequences.prompt_tokens_B[rows] + tokens
-    ours, theirs = (
-        model(input_ids=sequences.ids_BT).logits.log_softmax(-1)[rows, place - 1, sequences.ids_BT[rows, place]]
-        for model in (module, found.models.reference.module)
-    )
+    ours, theirs = (of_answers(model, sequences) for model in (module, found.models.reference.module))
     (0.5 * (torch.expm1(theirs - ours) + ours - theirs)).mean().backward()
     wanted = torch.cat([p.grad.flatten() for p in module.parameters()]).norm().item()
     found.run_part(Position(0, 0))
     assert found.run_part(Position(0, 1)).metrics["gradient_norm"] == pytest.approx(wanted, rel=1e-3)
+
+
+def test_the_kl_that_steers_and_the_kl_that_stops_are_of_the_policy_over_the_other(task):
+    """To the reference: log-ratios of what was sampled. From the policy that sampled: r - 1 - log r, r = p / p_old."""
+    found = moved_away(task(minibatch=32, ppo_epochs=2))
+    module, sequences = found.models.trained.module, found.sampler.sample(0, 0, kl_coefficient=0.0).sequences
+    with torch.no_grad():
+        before, reference = (of_answers(model, sequences) for model in (module, found.models.reference.module))
+    found.run_part(Position(0, 0))
+    found.run_part(Position(0, 1))
+    with torch.no_grad():
+        ratio = of_answers(module, sequences) - before
+    report = found.run_part(Position(0, 2)).metrics
+    assert report["kl"] == pytest.approx((before - reference).sum().item() / 32, rel=1e-3)
+    assert report["kl"] > 0.1
+    assert report["update_kl"] == pytest.approx((torch.expm1(ratio) - ratio).mean().item() / 2, rel=1e-2)
 
 
 def test_the_value_model_moves_towards_the_returns(task, monkeypatch):
@@ -236,3 +255,17 @@ def test_the_value_model_moves_towards_the_returns(task, monkeypatch):
     before = error()
     whole_step(found)
     assert error() < 0.9 * before
+
+
+def test_an_answer_that_was_cut_earns_the_value_of_the_state_behind_it(task, monkeypatch):
+    monkeypatch.setattr(ppo_sampling, "score_answers", lambda model, texts, **_: torch.zeros(len(texts)))
+    plain, going_on = (
+        task(bootstrap_truncated=asked).sampler.sample(0, 0, kl_coefficient=0.0) for asked in (False, True)
+    )
+    with torch.no_grad():
+        value_BS = answer_values(task().models.value.module, plain.sequences, dtype="fp32")
+    last_B = plain.mask_BR.long().sum(1, keepdim=True) - 1
+    earned_B = (going_on.return_BR - plain.return_BR).gather(1, last_B).squeeze(1)
+    behind_B = value_BS.gather(1, last_B + 1).squeeze(1) * ~plain.ended_B
+    assert behind_B.abs().max() > 1e-3
+    assert torch.allclose(earned_B, behind_B, atol=1e-4)

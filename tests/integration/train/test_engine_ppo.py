@@ -12,6 +12,7 @@ from charter.artifacts.position import Position  # noqa: E402
 from charter.errors import StageError  # noqa: E402
 from charter.inference.generate import generate  # noqa: E402
 from charter.inference.generator import NativeGenerator  # noqa: E402
+from charter.models.ranks import Ranks  # noqa: E402
 from charter.train.loop import Loop  # noqa: E402
 from charter.train.ppo import ppo_task  # noqa: E402
 from charter.train.setup import set_up  # noqa: E402
@@ -384,8 +385,63 @@ def test_gradients_of_both_models_are_clipped(task):
     held = task(minibatch=8, ppo_epochs=1, gradient_clip=1e-9, learning_rate=1.0)
     assert report["gradient_norm"] > 1e-6
     assert whole_step(held).metrics["gradient_norm"] == pytest.approx(report["gradient_norm"], rel=1e-4)
-    moments = held.update.policy_optimizer.state
-    assert max(item["exp_avg"].abs().max().item() for item in moments.values()) <= 1e-9
+    for optimizer in optimizers(held):
+        assert 0 < max(item["exp_avg"].abs().max().item() for item in optimizer.state.values()) <= 1e-9
+
+
+def test_gradients_of_an_update_that_was_given_up_do_not_reach_the_next(task):
+    norms = []
+    for left in (0.0, 1e3):
+        found = task(minibatch=8, ppo_epochs=1)
+        trained = [*found.models.trained.trained_parameters(), *found.models.value.trained_parameters()]
+        for parameter in trained:
+            parameter.grad = torch.full_like(parameter, left)
+        norms.append(whole_step(found).metrics["gradient_norm"])
+        assert all(parameter.grad is None for parameter in trained), "nor are they held while answers are sampled"
+    assert norms[0] == norms[1]
+
+
+def test_gradients_are_exchanged_once_for_each_update(task, monkeypatch):
+    waited = []
+    found = task(frozen={"micro_batch": 2}, minibatch=8, ppo_epochs=1)
+    for parallel in (found.models.trained, found.models.value):
+        monkeypatch.setattr(parallel, "accumulating", lambda real=parallel.accumulating: (waited.append(1), real())[1])
+    whole_step(found)
+    assert len(waited) == 2 * 3, "all but the last of four micro-batches, of two models"
+
+
+def test_each_epoch_has_an_order_of_its_own(task):
+    found = task(ppo_epochs=2)
+
+    def order(step, epoch):
+        parts = found.sampler.micro_batches(step, epoch)
+        assert [sum(len(part) for part in minibatch) for minibatch in parts] == [4, 4]
+        return [int(row) for minibatch in parts for part in minibatch for row in part]
+
+    orders = [order(*place) for place in ((0, 0), (0, 1), (1, 0))]
+    assert all(sorted(item) == list(range(8)) for item in orders)
+    assert len({tuple(item) for item in orders}) == 3
+    assert order(0, 0) == orders[0]
+
+
+def test_the_distance_that_ends_the_epochs_is_the_last_epochs_own(task):
+    found = task(ppo_epochs=4, stop_update_kl=0.5)
+    told = iter([0.3, 0.3, 0.4, 0.4, 0.7, 0.7, 0.1, 0.1])
+    found.update.minibatch = lambda *arguments, **more: {"update_kl": next(told), "minibatches": 1.0}
+    report = whole_step(found)
+    assert list(told) == [0.1, 0.1], "the third epoch is the last"
+    assert report.metrics["update_kl"] == pytest.approx(2.8 / 6)
+
+
+def test_each_process_reads_its_share_of_the_mix(task):
+    found = task(ptx_weight=1.0, ptx_batch=6, seq_len=48)
+    whole = found.update.ptx_loss(0).terms
+    parts = []
+    for rank in range(2):
+        found.setup.ranks = Ranks(rank=rank, world_size=2, data_rank=rank, data_size=2)
+        parts.append(found.update.ptx_loss(0).terms)
+    assert sum(parts) == whole
+    assert min(parts) > 0
 
 
 def test_the_work_of_a_rollout_is_counted(task):

@@ -98,6 +98,21 @@ def test_a_step_is_the_mean_over_its_terms_clipped_and_counted(task):
     assert report.score == -report.metrics["loss"]
 
 
+def test_gradients_are_clipped_to_their_longest(task):
+    made = task(gradient_clip=1e-6, steps=1)
+    made.train()
+    squares = sum((item["exp_avg"] ** 2).sum().item() for item in made.optimizer.state.values())
+    assert squares**0.5 == pytest.approx((1 - 0.9) * 1e-6, rel=1e-3), "the first moment is 1 - beta1 of the gradient"
+
+
+def test_gradients_are_exchanged_once_for_each_step(task, monkeypatch):
+    made, waited = task(frozen={"micro_batch": 2}), []
+    real = made.parallel.accumulating
+    monkeypatch.setattr(made.parallel, "accumulating", lambda: (waited.append(1), real())[1])
+    made._accumulate(0)
+    assert len(waited) == 3, "all but the last of four micro-batches"
+
+
 @pytest.mark.parametrize("kind", ["sft", "preference_model", "dpo", "judge"])
 def test_micro_batches_add_up_to_the_whole_batch(trained, kind):
     one, several = trained(kind), trained(kind, frozen={"micro_batch": 3})
@@ -234,6 +249,19 @@ def test_a_loss_that_overflows_by_itself_is_the_guards_in_half_precision_too(tas
     endless.loss_of = loss_of
     with pytest.raises(DivergedError, match="step 18"):
         endless.train()
+
+
+def test_the_scale_of_half_precision_is_restored(task):
+    made = task(dtype="fp16", steps=2)
+    poison(made)
+    made.scaler.factor = 8.0
+    asked = iter(range(9))
+    made.setup.stage._should_stop = lambda: next(asked) >= 0
+    with pytest.raises(InterruptedRunError):
+        made.train()
+    again = task(dtype="fp16", steps=2)
+    again.train()
+    assert (again.scaler.factor, again.scaler._good_updates) == (8.0, 2)
 
 
 def _infinite_gradient(task):

@@ -69,12 +69,13 @@ def test_what_is_sent_has_the_adapter_added_in(engine_inputs, tmp_path, spoken):
     assert moved == {name for name in first if "_proj" in name}
 
 
-def test_rank_0_samples_for_all(engine_inputs, tmp_path, spoken):
+@pytest.mark.parametrize("layout", [{}, {"tensor": 2}], ids=["data", "tensor"])
+def test_rank_0_samples_for_all(engine_inputs, tmp_path, spoken, layout):
     """Each process gets its own share: as many answers in all, and the same ones as one process gets."""
     from engine_bench import metrics
 
     settings = SETTINGS | {"episodes": 8, "minibatch": 8}
     one = run(stage(engine_inputs, tmp_path / "one", "ppo", **settings), ppo)
-    two = run(stage(engine_inputs, tmp_path / "two", "ppo", frozen={"world_size": 2}, **settings), ppo)
+    two = run(stage(engine_inputs, tmp_path / "two", "ppo", frozen={"world_size": 2, **layout}, **settings), ppo)
     for name in ("reward_mean", "response_tokens", "tokens", "policy_loss"):
         assert metrics(two)[0][name] == pytest.approx(metrics(one)[0][name], rel=1e-3, abs=1e-5), name

@@ -5,6 +5,7 @@ import pytest
 
 from charter.pipeline.planned_step import planned_step
 from charter.spec.architecture import Architecture
+from charter.spec.layout import Adapter
 from charter.spec.project import Resources
 from charter.spec.stage import DpoStage, PreferenceModelStage, PretrainStage, SftStage, StageResources
 
@@ -17,13 +18,17 @@ SMALL = Architecture(
 DEEP = Architecture(
     hidden_size=256, num_layers=10, num_heads=8, num_kv_heads=4, intermediate_size=704, vocab_size=1024, **SHARED
 )
+WIDE = Architecture(hidden_size=256, num_layers=4, num_heads=8, intermediate_size=704, vocab_size=2048)
+AGAIN = StageResources(recompute="full")
 COMMON = {"init": "base", "steps": 100, "dtype": "fp32"}
 MEASURED = [
     (PretrainStage(data=("chat",), global_batch=8, seq_len=256, **COMMON), SMALL, 117_124_560),
     (DpoStage(data=("pairs",), global_batch=8, seq_len=128, **COMMON), SMALL, 121_790_000),
-    (PreferenceModelStage(data=("pairs",), global_batch=8, seq_len=128, **COMMON), SMALL, 101_564_728),
-    (PreferenceModelStage(data=("pairs",), global_batch=8, seq_len=64, **COMMON), TINY, 14_530_000),
-    (PreferenceModelStage(data=("pairs",), global_batch=4, seq_len=128, **COMMON), DEEP, 309_390_000),
+    (PreferenceModelStage(data=("pairs",), global_batch=8, seq_len=128, **COMMON), SMALL, 88_383_952),
+    (SftStage(data=("chat",), global_batch=16, seq_len=128, resources=AGAIN, **COMMON), SMALL, 42_170_000),
+    (SftStage(data=("chat",), global_batch=4, seq_len=256, resources=AGAIN, **COMMON), DEEP, 147_920_000),
+    (SftStage(data=("chat",), global_batch=4, seq_len=256, adapter=Adapter(rank=8), **COMMON), WIDE, 119_640_000),
+    (PreferenceModelStage(data=("pairs",), global_batch=4, seq_len=128, **COMMON), DEEP, 295_670_376),
     (SftStage(data=("chat",), global_batch=8, seq_len=64, **COMMON), TINY, 11_050_000),
 ]
 

@@ -56,3 +56,17 @@ def test_stages_that_do_not_train_have_one_process():
     stage = GenerateStage(policy="base", prompts=("prompts",), max_new_tokens=16)
     found = lab.one(stage, Resources(infra="local", accelerators=("cpu:2",), cpus=2), architecture=SMALL)
     assert found.stage("stage").option.place.processes == 1
+
+
+def test_recomputation_does_the_forward_pass_again():
+    """Operations from 1 + 4 to 2 + 4; arithmetic by a third of what is not the head."""
+    plain, again = (
+        {
+            term.name: term.value
+            for term in planned("cpu", resources=StageResources(cpus=1, recompute=how))[1].option.time_terms
+        }
+        for how in (None, "full")
+    )
+    assert again["train model: operations"] == pytest.approx(6 / 5 * plain["train model: operations"])
+    assert 1.2 < again["train model: arithmetic"] / plain["train model: arithmetic"] < 4 / 3
+    assert again["train model: memory traffic"] > plain["train model: memory traffic"]

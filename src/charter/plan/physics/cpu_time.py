@@ -37,19 +37,21 @@ FP32_BYTES = 4.0
 
 
 def cpu_phase_terms(
-    role: Role, phase: Phase, *, processor: Accelerator, dtype: str, micro_batches: int = 1
+    role: Role, phase: Phase, *, processor: Accelerator, dtype: str, micro_batches: int = 1, again: bool = False
 ) -> tuple[Term, ...]:
-    """The three terms of a phase, in seconds over all its steps."""
+    """The three terms of a phase, in seconds over all its steps; with `again` layers are computed twice."""
     if phase.work == "generate":
         return _generation(role, phase, processor, dtype)
     training = phase.work == "train"
     passes = 3.0 if training else 1.0
     width = phase.padded_tokens(phase.batch / micro_batches)
     tokens = phase.batch * width
-    operations = _operations(role, dtype) * (1 + BACKWARD_OPERATIONS if training else 1) * micro_batches
+    operations = _operations(role, dtype) * (1 + again + BACKWARD_OPERATIONS if training else 1) * micro_batches
     head_share = 0.0 if role.scalar_head else phase.logit_share
     flops = passes * tokens * (_forward_flops(role, width, head_share) - _left_out_flops(role, phase))
-    moved = _activation_bytes(role, tokens) * (1 + BACKWARD_PASSES if training else 1)
+    moved = _activation_bytes(role, tokens) * (1 + again + BACKWARD_PASSES if training else 1)
+    if training and again:
+        flops += tokens * _forward_flops(role, width, 0.0)
     moved += head_share * tokens * role.architecture.vocab_size * LOGIT_BYTES_TRAINING * (passes / 3)
     if training:
         moved += OPTIMIZER_BYTES_PER_PARAMETER * count_parameters(role.architecture).total
