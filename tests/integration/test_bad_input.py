@@ -73,7 +73,8 @@ def test_a_kind_that_cannot_run_yet(work):
 def test_a_checkpoint_directory_of_another_run(work):
     assert work.run(CHARTER_KILL="b:checkpoint:4:after:all").code == -9
     stolen = work.stage_dir("a") / "state" / "step-00000004"
-    mine = work.stage_dir("b") / "state" / "step-00000006"
+    mine = work.stage_dir("b") / "state" / "step-00000004"
+    shutil.rmtree(mine)
     shutil.copytree(stolen, mine)
     refused(work, 8, "checkpoint of another run: stage a", "stage b")
     assert mine.exists()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from charter.artifacts import faults
+from charter.artifacts.sealed import read_sealed, write_sealed
 from charter.artifacts.stage_process import run_stage
 
 
@@ -315,21 +316,21 @@ def test_threads_stay_as_they_were_when_the_stage_started(work):
 def test_a_newer_revision_is_shown_and_can_be_accepted(work, monkeypatch):
     work.run()
     path = work.stage_dir("a")
-    record = json.loads((path / "record.json").read_text())
+    record = read_sealed(path / "record.json")
     old = path.with_name("a-00000000")
     path.rename(old)
     record["fingerprint"] = "0" * 64
     record["identity"]["revision"] = 0
-    (old / "record.json").write_text(json.dumps(record))
-    job = json.loads((old / "job.json").read_text())
+    write_sealed(old / "record.json", record)
+    job = read_sealed(old / "job.json")
     job["identity"]["revision"] = 0
-    (old / "job.json").write_text(json.dumps(job))
-    assert work.status()["a"]["why"] == "Charter computes this kind differently (revision 0 -> 1)"
+    write_sealed(old / "job.json", job)
+    assert work.status()["a"]["why"] == "Charter computes this kind differently (revision 0 -> 2)"
     refused = work.charter("accept", "a")
     assert refused.code == 2
     accepted = work.charter("accept", "a", "--yes")
     assert accepted.code == 0, accepted.err
-    assert "revision 0 -> 1" in accepted.out
+    assert "revision 0 -> 2" in accepted.out
     state = work.status()["a"]
     assert (state["state"], state["why"], state["fingerprint"]) == ("done", "kept by `charter accept`", "0" * 64)
     work.edit("a: {kind: pretrain,", "a: {kind: pretrain, learning_rate: 2e-4,")

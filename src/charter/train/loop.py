@@ -13,9 +13,10 @@ from typing import Any, ClassVar, Protocol
 from torch import nn
 
 from charter.artifacts.position import Position
-from charter.errors import InterruptedRunError
+from charter.errors import DataError, InterruptedRunError
 from charter.train.checkpoint import Checkpointer
 from charter.train.guard import (
+    ROLL_BACKS,
     BeginAgainError,
     DivergenceGuard,
     RollBack,
@@ -161,8 +162,15 @@ class Loop:
         self.task.guard.roll_backs = read_roll_backs(self.setup.stage.path)
         found = self.checkpoints.load_latest()
         while found is not None and self._guard.seen != self.task.guard.seen_at(_begun(found)):
-            self.checkpoints.set_aside_after(self.task.guard.roll_backs[-1].resume_from)
-            found = self.checkpoints.load_latest()
+            before = found
+            if self.task.guard.roll_backs:
+                self.checkpoints.set_aside_after(self.task.guard.roll_backs[-1].resume_from)
+                found = self.checkpoints.load_latest()
+            if found == before:
+                raise DataError(
+                    f"the checkpoint at step {before.step} does not belong to the roll-backs in {ROLL_BACKS}: one of "
+                    "the two was changed from outside; move the stage's directory away to start it anew"
+                )
         return found or Position(0, 0)
 
     def _roll_back(self, roll_back: RollBack) -> Position:

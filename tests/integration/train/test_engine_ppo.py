@@ -327,6 +327,28 @@ def test_importance_weights_between_generator_and_trainer_are_cut_and_weigh_the_
     assert reports["half"] != pytest.approx(reports["cut"], rel=1e-2)
 
 
+class Twins(Ranks):
+    """Two processes that hold parts of the same tensors: what one says the other says too."""
+
+    def gather(self, value):
+        return [value, value]
+
+    def from_first(self, value):
+        return value
+
+
+def test_processes_that_share_tensors_ask_another_program_once(task):
+    found, asked = task(), []
+    generator = OtherProgram(found.models.policy, -1.0)
+    generator.is_exact = False
+    sample = generator.sample
+    generator.sample = lambda prompts, **settings: (asked.append(len(prompts)), sample(prompts, **settings))[1]
+    found.sampler = replace(found.sampler, generator=generator)
+    found.setup.ranks = Twins(world_size=2)
+    rollout_of(found)
+    assert asked == [8]
+
+
 def test_a_policy_changed_between_rollout_and_update_is_noticed(task):
     found = task()
     found.run_part(Position(0, 0))

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from engine_bench import farthest, metrics, run, run_in_two, stage, weights  # noqa: E402
 
 from charter.artifacts.draws import draw_seed  # noqa: E402
-from charter.errors import InterruptedRunError  # noqa: E402
+from charter.errors import DataError, InterruptedRunError  # noqa: E402
 from charter.models.language_model import load_language_model  # noqa: E402
 from charter.models.preference import load_preference_model  # noqa: E402
 from charter.models.ranks import Ranks  # noqa: E402
@@ -17,7 +17,7 @@ from charter.spec.layout import Adapter  # noqa: E402
 from charter.spec.stage_parts import Guard  # noqa: E402
 from charter.train import dpo, judge, ppo, preference_model, sft, supervised  # noqa: E402
 from charter.train.checkpoint import Checkpointer  # noqa: E402
-from charter.train.guard import BeginAgainError, DivergedError  # noqa: E402
+from charter.train.guard import ROLL_BACKS, BeginAgainError, DivergedError  # noqa: E402
 from charter.train.models import starting_model, trained_model  # noqa: E402
 from charter.train.optimizers import make_optimizer  # noqa: E402
 from charter.train.pretrain import language_loss  # noqa: E402
@@ -375,3 +375,18 @@ def test_an_adapter_over_a_small_base_is_published_whole(trained, kind, bits, en
     assert {name: value.shape for name, value in held.items()} == {name: value.shape for name, value in base.items()}
     assert 0 < farthest(held, base) < (0.06 if bits == 4 else 0.01)
     assert trained(kind, adapter=Adapter(rank=4, alpha=8, base_bits=bits), steps=2, parts=1).outputs.exists()
+
+
+def test_checkpoints_that_the_roll_backs_do_not_explain_are_refused_and_kept(task):
+    stopped, _ = diverging(task, "stopped", checkpoint_every=1)
+    asked = iter(range(99))
+    stopped.setup.stage._should_stop = lambda: next(asked) + 1 >= 8
+    with pytest.raises(InterruptedRunError):
+        stopped.train()
+    state = stopped.setup.stage.path / "state"
+    kept = sorted(path.name for path in state.iterdir())
+    (stopped.setup.stage.path / ROLL_BACKS).unlink()
+    resumed, _ = diverging(task, "stopped", checkpoint_every=1)
+    with pytest.raises(DataError, match=r"does not belong to the roll-backs in roll_backs.json"):
+        resumed.train()
+    assert sorted(path.name for path in state.iterdir()) == kept
