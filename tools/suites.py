@@ -72,14 +72,14 @@ GROUPS: dict[str, tuple[Suite, ...]] = {
         Suite(
             name="integration",
             arguments=("tests/integration", *(f"--ignore=tests/integration/{name}" for name in APART), *BY_FILE),
-            budget_seconds=180,
+            budget_seconds=300,
         ),
         Suite(
             name="engine",
             arguments=("tests/integration/train", "--doctest-modules", *packages(with_torch=True), *BY_FILE),
             budget_seconds=180,
         ),
-        Suite(name="kills", arguments=("tests/integration/kills",), budget_seconds=240),
+        Suite(name="kills", arguments=("tests/integration/kills",), budget_seconds=360),
     ),
     "system": (),
     "engines": (Suite(name="vllm", arguments=("tests/engines/test_vllm_generator.py",), budget_seconds=600),),
