@@ -5,7 +5,7 @@ evaluation; seeds share nothing but the data. Printed for each seed and over all
 the 208 held-out human pairs beside the shorter-answer rule and a bag of words, with the exact sign test (McNemar's)
 of the model against the rule; reward gained by PPO on held-out prompts and the KL it cost; and the independent check
 of policy and control. No seed is left out. The last line is one JSON object. With `--directory`, an interrupted
-benchmark goes on where it stood. About four and a half minutes a seed on two quiet cores.
+benchmark goes on where it stood. Some minutes a seed on two quiet cores.
 """
 
 import argparse
