@@ -22,7 +22,7 @@ LAYOUT_DEFAULTS: Mapping[str, str | int] = MappingProxyType(
     {name: value if isinstance(value, str) else int(value) for name, value in asdict(EngineLayout()).items()}
 )
 """The layout of a stage that says nothing: one process, nothing sharded, thrown away or moved."""
-_CPU = "cpu"
+CPU = "cpu"
 
 
 def frozen_values(project: Project, stage: Stage) -> dict[str, str | int]:
@@ -57,7 +57,7 @@ def stage_processes(project: Project, stage: Stage) -> int:
     if stage.kind not in TRAINS:
         return 1
     name, count = asked_accelerators(project, stage)
-    return count if name == _CPU or (name and stage_device(project, stage) == "cuda") else 1
+    return count if name == CPU or (name and stage_device(project, stage) == "cuda") else 1
 
 
 def asked_accelerators(project: Project, stage: Stage) -> tuple[str, int]:
@@ -83,9 +83,9 @@ def stage_threads(project: Project, stage: Stage) -> int:
 
 def stage_device(project: Project, stage: Stage) -> str:
     """`cuda` where the machine has a GPU and the file does not ask for `cpu`; else `cpu`."""
-    if asked_accelerators(project, stage)[0] == _CPU:
-        return _CPU
-    return "cuda" if gpus_here() else _CPU
+    if asked_accelerators(project, stage)[0] == CPU:
+        return CPU
+    return "cuda" if gpus_here() else CPU
 
 
 def gpus_here(devices: Path = Path("/dev")) -> int:

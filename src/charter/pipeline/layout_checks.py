@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from charter.errors import Problem
-from charter.launch.machine import asked_accelerators, asked_layout, gpus_here, stage_device
+from charter.launch.machine import CPU, asked_accelerators, asked_layout, gpus_here, stage_device
 from charter.spec.graph import inputs_of
 from charter.spec.project import Project
 from charter.spec.stage import PpoStage, Stage
@@ -88,12 +88,14 @@ def _models_under(project: Project, name: str) -> set[str]:
 def _accelerators(project: Project, stage: Stage, where: str) -> Iterator[Problem]:
     kind, count = asked_accelerators(project, stage)
     here = gpus_here()
-    if kind and stage_device(project, stage) == "cuda" and count > here:
-        yield Problem(
-            path=f"{where}.accelerators",
-            message=f"{kind}:{count} asks for {count} accelerators, this machine has {here}",
-            hint=f"accelerators: {kind}:{here}, or cpu:{count} for processes on its processors",
-        )
+    if kind in ("", CPU) or count <= here:
+        return
+    instead = f"accelerators: {kind}:{here}, or " if here else "accelerators: "
+    yield Problem(
+        path=f"{where}.accelerators",
+        message=f"{kind}:{count} asks for {count} accelerators, this machine has {here}",
+        hint=f"{instead}cpu:{count} for processes on its processors; `charter plan` needs none of them",
+    )
 
 
 def _batches(name: str, stage: Stage, data: int) -> Iterator[Problem]:

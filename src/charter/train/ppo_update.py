@@ -5,7 +5,7 @@ Legend: B answers, R answer tokens.
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -27,9 +27,9 @@ from charter.train.losses_policy import (
 )
 from charter.train.optimizers import GradientScaler
 from charter.train.ppo_rollout import Rollout
+from charter.train.pretraining_mix import PretrainingMix, counted_tokens
 from charter.train.rollout import answer_log_probabilities, answer_values
 from charter.train.setup import Setup
-from charter.train.supervised import BatchLoss
 
 COUNT = " count"
 """Ends the name of the number of terms of a sum."""
@@ -47,8 +47,7 @@ class Update:
     policy_optimizer: torch.optim.Optimizer
     value: Parallel | None
     value_optimizer: torch.optim.Optimizer | None
-    ptx_loss: Callable[[int], BatchLoss] | None = None
-    """Number of the policy update -> language-modelling loss of this process's share of its `ptx_data` batch."""
+    mix: PretrainingMix | None = None
     scaler: GradientScaler = field(init=False)
 
     def __post_init__(self) -> None:
@@ -162,14 +161,18 @@ class Update:
 
     def _pretraining_mix(self, at: "Place") -> dict[str, float]:
         """PPO-ptx: the gradient of the mean language-modelling loss, weighted (Ouyang et al. 2022, eq. 2)."""
-        if self.ptx_loss is None:
+        if self.mix is None:
             return {}
-        found = self.ptx_loss(at.number_of(self.spec))
-        totals = self.setup.ranks.total({"loss": found.loss_sum.item(), "terms": found.terms})
-        terms = max(totals["terms"], 1.0)
-        weight = self.spec.ptx_weight * self.setup.ranks.data_size / terms
-        self.scaler.scale(weight * found.loss_sum).backward()  # type: ignore[no-untyped-call]
-        return {"ptx_loss": totals["loss"] / terms}
+        parts, ranks = self.mix.parts(at.number_of(self.spec)), self.setup.ranks
+        terms = max(ranks.total({"terms": float(sum(map(counted_tokens, parts)))})["terms"], 1.0)
+        weight, loss = self.spec.ptx_weight * ranks.data_size / terms, 0.0
+        for index, rows in enumerate(parts):
+            self.setup.stage.alive()
+            with self.policy.accumulating() if index < len(parts) - 1 else contextlib.nullcontext():
+                found = self.mix.loss(rows).loss_sum
+                self.scaler.scale(weight * found).backward()  # type: ignore[no-untyped-call]
+            loss += found.item()
+        return {"ptx_loss": ranks.total({"loss": loss})["loss"] / terms}
 
     def _clear(self) -> None:
         for optimizer in (self.policy_optimizer, self.value_optimizer):

@@ -15,6 +15,7 @@ from charter.inference.generator import NativeGenerator  # noqa: E402
 from charter.models.ranks import Ranks  # noqa: E402
 from charter.train.loop import Loop  # noqa: E402
 from charter.train.ppo import ppo_task  # noqa: E402
+from charter.train.pretraining_mix import counted_tokens  # noqa: E402
 from charter.train.setup import set_up  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -281,8 +282,20 @@ def test_the_loss_on_ptx_data_moves_the_policy_towards_it(task):
     assert moved(plain) == [0.0]
     losses = [whole_step(mixed, step).metrics["ptx_loss"] for step in range(2)]
     assert losses[1] < losses[0] - 0.05
-    assert mixed.update.ptx_loss(0).terms > 0
-    assert mixed.update.ptx_loss(0).loss_sum.item() != mixed.update.ptx_loss(1).loss_sum.item()
+    assert mixed.update.mix.parts(0) != mixed.update.mix.parts(1)
+
+
+def test_the_mix_goes_through_the_policy_by_micro_batches_and_adds_up(task):
+    """A policy that only fits one row at a time must fit the mix, too."""
+    settings = {"ptx_weight": 1.0, "ptx_batch": 6, "seq_len": 48, "minibatch": 8, "ppo_epochs": 1}
+    norms = []
+    for frozen in ({}, {"micro_batch": 2}):
+        made = task(**settings, frozen=frozen)
+        made.models.reward.normalise = lambda score: torch.zeros_like(score)
+        assert [len(part) for part in made.update.mix.parts(0)] == ([2, 2, 2] if frozen else [6])
+        norms.append(whole_step(made).metrics)
+    for name in ("ptx_loss", "gradient_norm"):
+        assert norms[1][name] == pytest.approx(norms[0][name], rel=1e-4), name
 
 
 def test_the_weight_of_the_mix_scales_its_gradient(task):
@@ -291,7 +304,10 @@ def test_the_weight_of_the_mix_scales_its_gradient(task):
     for weight in (1.0, 3.0):
         found = task(**settings, ptx_weight=weight, ptx_batch=8, seq_len=48)
         found.models.reward.normalise = lambda score: torch.zeros_like(score)
-        data, model = found.update.ptx_loss(0), found.models.trained.module
+        mix, model = found.update.mix, found.models.trained.module
+        (rows,) = mix.parts(0)
+        data = mix.loss(rows)
+        assert counted_tokens(rows) == data.terms > 0
         (data.loss_sum / data.terms).backward()
         alone = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm().item()
         model.zero_grad()
@@ -457,13 +473,13 @@ def test_the_distance_that_ends_the_epochs_is_the_last_epochs_own(task):
 
 def test_each_process_reads_its_share_of_the_mix(task):
     found = task(ptx_weight=1.0, ptx_batch=6, seq_len=48)
-    whole = found.update.ptx_loss(0).terms
+    (whole,) = found.update.mix.parts(0)
     parts = []
     for rank in range(2):
         found.setup.ranks = Ranks(rank=rank, world_size=2, data_rank=rank, data_size=2)
-        parts.append(found.update.ptx_loss(0).terms)
-    assert sum(parts) == whole
-    assert min(parts) > 0
+        parts += found.update.mix.parts(0)
+    assert sorted(row.ids for part in parts for row in part) == sorted(row.ids for row in whole)
+    assert [len(part) for part in parts] == [3, 3]
 
 
 def test_the_work_of_a_rollout_is_counted(task):

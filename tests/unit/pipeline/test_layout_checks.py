@@ -92,6 +92,15 @@ def test_more_gpus_than_here_are_refused_with_how_many_there_are(monkeypatch):
     assert problems(SFT, "H100:4") == []
 
 
+def test_gpus_asked_for_where_there_are_none_are_refused_instead_of_training_on_processors(monkeypatch):
+    monkeypatch.setattr("charter.launch.machine.gpus_here", lambda: 0)
+    monkeypatch.setattr("charter.pipeline.layout_checks.gpus_here", lambda: 0)
+    (found,) = problems(SFT, "H100:2")
+    assert "H100:2 asks for 2 accelerators, this machine has 0" in found
+    assert "accelerators: cpu:2 for processes on its processors" in found
+    assert problems(SFT, "cpu") == []
+
+
 def test_kinds_that_do_not_train_have_one_process_and_no_layout():
     assert problems(EvalStage(policy="b", against="c"), "cpu:7") == []
 
