@@ -19,6 +19,11 @@ def rank_of_process() -> int:
     return int(os.environ.get(RANK, "0"))
 
 
+def world_size() -> int:
+    """How many processes the stage has."""
+    return int(os.environ.get(WORLD_SIZE, "1"))
+
+
 def rank_environment(rank: int, *, processes: int, group: str) -> dict[str, str]:
     """What one process of a stage is told about its place.
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from charter.artifacts import durable
 from charter.artifacts.sealed import SEAL, broken_seal, write_sealed
 from charter.errors import DataError
-from charter.spec.project import DataSpec, ModelSpec
+from charter.spec.project import DataSpec, ModelSpec, Serving
 from charter.spec.stage import MODEL, Stage
 from charter.spec.stage_kinds import STAGE_KINDS
 
@@ -71,6 +71,10 @@ class Job:
     keep_last: int
     keep_every: int | None = None
     keep_best: bool = False
+    serving: Mapping[str, Serving] = field(default_factory=dict)
+    """Where models of this stage are served, by the name of the model or stage; never part of the identity."""
+    ledger: str | None = None
+    """Database for calls that cost money, where it is not a file of the stage directory."""
     identity: Mapping[str, Any] = field(default_factory=dict)
     """The canonical payload that the fingerprint is the hash of."""
 
@@ -106,6 +110,7 @@ def job_to_json(job: Job) -> dict[str, Any]:
     plain["spec"] = _adapter(type(job.spec)).dump_python(job.spec, mode="json")
     plain["inputs"] = {role: [_dump_input(item) for item in items] for role, items in job.inputs.items()}
     plain["frozen"] = dict(job.frozen)
+    plain["serving"] = {name: _adapter(Serving).dump_python(item, mode="json") for name, item in job.serving.items()}
     plain["identity"] = dict(job.identity)
     return plain
 
@@ -118,6 +123,8 @@ def job_from_json(content: Mapping[str, Any]) -> Job:
     values["inputs"] = {
         role: tuple(adapter.validate_python(item) for item in items) for role, items in values["inputs"].items()
     }
+    serving = values.get("serving", {})
+    values["serving"] = {name: _adapter(Serving).validate_python(item) for name, item in serving.items()}
     return Job(**values)
 
 

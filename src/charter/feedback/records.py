@@ -1,30 +1,39 @@
 """Records made in fixed batches: the unit that survives a crash, and that is replayed whole after one.
 
-A checkpoint holds every finished batch as a file of its own. Files of earlier batches are hard links to those of the
-checkpoint before the previous one, so a save writes two batches, however many came before, and two checkpoints in a row
-share no file: a bad block damages every second one, never all. What is taken over must still have the hash that it was
-published with. After a kill at any moment at most one batch is made again, and it comes out the same, because its draws
-hang on the ids of its records alone.
+A finished batch is a file of its own (`artifacts/batch_files`), so it does not matter in which order, by which process
+or how often they are made. After a kill at any moment only batches under way are made again, and they come out the
+same: their draws hang on the ids of their items alone, and stored answers of an endpoint are used again.
 """
 
 import json
-import os
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from charter.artifacts.checkpoints import files_of
-from charter.artifacts.position import Position
+from charter.artifacts import faults
+from charter.artifacts.batch_files import BatchFacts, BatchFiles, batch_key
+from charter.artifacts.group import rank_of_process, world_size
 from charter.artifacts.stage_dir import StageDir
 from charter.errors import DataError
+from charter.feedback.drive import Answerer, Making, drive
 
-RECORDS, SET_ASIDE, SUMMARY, TOTALS = "records.jsonl", "set_aside.jsonl", "summary.json", "totals.json"
+RECORDS, SET_ASIDE, SUMMARY = "records.jsonl", "set_aside.jsonl", "summary.json"
 UNIT = "batches"
-_PARTS = "batch-*.jsonl"
+WAIT_FOR_OTHERS_SECONDS = 0.1
 Record = Mapping[str, Any]
-_Item = TypeVar("_Item")
+
+
+class HasId(Protocol):
+    """What is worked on: everything drawn for it hangs on its id."""
+
+    @property
+    def id(self) -> str:
+        """Unique among the items of a stage."""
+
+
+Item = TypeVar("Item", bound=HasId)
+Any_ = TypeVar("Any_")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +49,7 @@ class Batch:
     """Tokens generated."""
 
 
-def in_batches(items: Sequence[_Item], size: int) -> list[Sequence[_Item]]:
+def in_batches(items: Sequence[Any_], size: int) -> list[Sequence[Any_]]:
     """Consecutive batches of a fixed size; the last one may be smaller.
 
     >>> in_batches("abcde", 2)
@@ -49,66 +58,115 @@ def in_batches(items: Sequence[_Item], size: int) -> list[Sequence[_Item]]:
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Parts:
-    """What the checkpoint of a batch is made of."""
-
-    number: int
-    previous: Path | None
-    older: Path | None
-    """The one before the previous, where this very process has verified or written it."""
-    batch: Batch
-    totals: Mapping[str, float]
-
-    def save(self, stage: StageDir) -> Path:
-        """Publish the checkpoint; where it lies."""
-        kept = files_of(self.previous, _PARTS) if self.previous else {}
-        stage.save_checkpoint(self.number, self._write, kept=kept)
-        return stage.checkpoints.path_of(Position(self.number))
-
-    def _write(self, path: Path) -> None:
-        for part in sorted(self.previous.glob(_PARTS)) if self.previous else []:
-            if self.older is not None and (self.older / part.name).exists():
-                _link(self.older / part.name, path / part.name)
-            else:
-                shutil.copyfile(part, path / part.name)
-        for kind, rows in ((RECORDS, self.batch.records), (SET_ASIDE, self.batch.set_aside)):
-            if rows:
-                (path / f"batch-{self.number:08d}.{kind}").write_text(_lines(rows), encoding="utf-8")
-        (path / TOTALS).write_text(json.dumps(self.totals, sort_keys=True) + "\n", encoding="utf-8")
-
-
 def make_records(
     stage: StageDir,
-    batches: Sequence[Sequence[_Item]],
-    make: Callable[[Sequence[_Item]], Batch],
+    batches: Iterable[Sequence[Item]],
+    make: Callable[[Sequence[Item]], Making[Batch]],
+    answerer: Answerer,
     *,
     summarise: Callable[[Mapping[str, float]], Mapping[str, float]],
+    check: Callable[[Mapping[str, float]], None] = lambda _: None,
 ) -> None:
     """Make every batch that is not there yet, then publish all of them in order.
 
+    `batches` is gone through twice, so that a million prompts need not be held. With several processes each makes
+    every so-many-th batch, and the first one publishes. `check` sees the totals before anything is published.
     Outputs: `records.jsonl`, `set_aside.jsonl` when something was, and `summary.json` with what `summarise` makes of
     the totals. The same figures go to the stage's metrics.
     """
-    checkpoint = stage.latest_checkpoint()
-    finished, previous = (checkpoint.step, checkpoint.path) if checkpoint else (0, None)
-    totals = _read_totals(previous)
-    older: Path | None = None
-    for number in range(finished + 1, len(batches) + 1):
-        if stage.should_stop():
-            return
-        batch = make(batches[number - 1])
-        _add(totals, batch)
-        parts = _Parts(number=number, previous=previous, older=older, batch=batch, totals=totals)
-        older, previous = previous, parts.save(stage)
+    files, rank, ranks = BatchFiles(stage.path), rank_of_process(), world_size()
+    if rank == 0:
+        stage.sweep()
+        files.sweep()
+    work = _Work(files, stage.job.fingerprint)
+    keys, totals = work.look(batches)
+    stage.cut_metrics(len(work.finished)) if rank == 0 else None
+    missing = (number for number in keys if number not in work.finished and number % ranks == rank)
+    wanted = set(missing)
+    makings = ((number, make(items)) for number, items in _numbered(batches) if number in wanted)
+    step = len(work.finished)
+    for number, batch in drive(makings, answerer, should_stop=stage.should_stop, tell=stage.alive):
+        faults.boundary(stage.job.stage, "checkpoint", number, "before")
+        work.write(number, keys[number], batch)
+        faults.boundary(stage.job.stage, "checkpoint", number, "after")
+        _add(totals, work.facts_of(number, keys[number], batch))
+        step += 1
         counters = {"records": len(batch.records), "tokens": batch.tokens}
-        stage.report(number, len(batches), UNIT, summarise(totals), counters)
-    _publish(stage, previous, len(batches), _figures(totals, summarise))
+        stage.report(step, len(keys), UNIT, summarise(totals), counters)
+    if stage.should_stop() or rank != 0:
+        return
+    if ranks > 1:
+        _wait_for_others(stage, files, keys)
+        totals = work.look(batches)[1]
+    if stage.should_stop():
+        return
+    check(totals)
+    _publish(stage, files, keys, _figures(totals, summarise))
 
 
-def _add(totals: dict[str, float], batch: Batch) -> None:
-    counted = {"records": len(batch.records), "set_aside": len(batch.set_aside), "generated_tokens": batch.tokens}
-    for key, value in {**counted, **batch.totals}.items():
+class _Work:
+    """Which batches are there, and how one is written."""
+
+    def __init__(self, files: BatchFiles, fingerprint: str) -> None:
+        self.files = files
+        self.finished: set[int] = set()
+        self._fingerprint = fingerprint
+
+    def look(self, batches: Iterable[Sequence[HasId]]) -> tuple[dict[int, str], dict[str, float]]:
+        """The key of every batch, and the sums over those that are there and verify."""
+        keys: dict[int, str] = {}
+        totals: dict[str, float] = {}
+        for number, items in _numbered(batches):
+            keys[number] = batch_key(self._fingerprint, number, [item.id for item in items])
+            facts = self.files.verified(number, keys[number])
+            if facts is not None:
+                self.finished.add(number)
+                _add(totals, facts)
+        return keys, totals
+
+    def write(self, number: int, key: str, batch: Batch) -> None:
+        self.files.write(
+            number,
+            key,
+            records=batch.records,
+            set_aside=batch.set_aside,
+            totals=batch.totals,
+            tokens=batch.tokens,
+        )
+        self.finished.add(number)
+
+    @staticmethod
+    def facts_of(number: int, key: str, batch: Batch) -> BatchFacts:
+        """What the file of a batch says."""
+        return BatchFacts(
+            number=number,
+            key=key,
+            records=len(batch.records),
+            set_aside=len(batch.set_aside),
+            tokens=batch.tokens,
+            totals=batch.totals,
+        )
+
+
+def _numbered(batches: Iterable[Sequence[Any_]]) -> Iterator[tuple[int, Sequence[Any_]]]:
+    """Batches are counted from 1."""
+    return enumerate(batches, start=1)
+
+
+def _wait_for_others(stage: StageDir, files: BatchFiles, keys: Mapping[int, str]) -> None:
+    """Until every batch has a file; the supervisor ends all processes when one of them fails."""
+    import time
+
+    left = dict(keys)
+    while left and not stage.should_stop():
+        left = {number: key for number, key in left.items() if not files.has(number, key)}
+        stage.alive()
+        time.sleep(WAIT_FOR_OTHERS_SECONDS if left else 0)
+
+
+def _add(totals: dict[str, float], facts: BatchFacts) -> None:
+    counted = {"records": facts.records, "set_aside": facts.set_aside, "generated_tokens": facts.tokens}
+    for key, value in {**counted, **facts.totals}.items():
         totals[key] = totals.get(key, 0) + value
 
 
@@ -119,38 +177,21 @@ def _figures(
     return {**kept, **summarise(totals)}
 
 
-def _link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # a file system without hard links
-        shutil.copyfile(source, target)
-
-
-def _lines(records: Sequence[Record]) -> str:
-    return "".join(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records)
-
-
-def _read_totals(checkpoint: Path | None) -> dict[str, float]:
-    if checkpoint is None:
-        return {}
-    found: dict[str, float] = json.loads((checkpoint / TOTALS).read_text(encoding="utf-8"))
-    return found
-
-
-def _publish(stage: StageDir, checkpoint: Path | None, steps: int, figures: Mapping[str, float]) -> None:
-    if checkpoint is None or not figures.get("records"):
+def _publish(stage: StageDir, files: BatchFiles, keys: Mapping[int, str], figures: Mapping[str, float]) -> None:
+    if not figures.get("records"):
         raise DataError(f"stage {stage.job.stage} made no usable record: {dict(figures)}")
 
     def write(path: Path) -> None:
-        for kind in (RECORDS, SET_ASIDE):
-            if parts := sorted(checkpoint.glob(f"batch-*.{kind}")):
-                _join(parts, path / kind)
+        with (
+            (path / RECORDS).open("w", encoding="utf-8") as records,
+            (path / SET_ASIDE).open("w", encoding="utf-8") as aside,
+        ):
+            for number, key in keys.items():
+                kept, left_out = files.rows(number, key)
+                records.writelines(kept)
+                aside.writelines(left_out)
+        if not figures.get("set_aside"):
+            (path / SET_ASIDE).unlink()
         (path / SUMMARY).write_text(json.dumps(figures, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
-    stage.publish_outputs(write, step=steps, target_step=steps)
-
-
-def _join(parts: Sequence[Path], target: Path) -> None:
-    with target.open("wb") as whole:
-        for part in parts:
-            whole.write(part.read_bytes())
+    stage.publish_outputs(write, step=len(keys), target_step=len(keys))

@@ -14,7 +14,7 @@ from charter.pipeline.hashes import FileHashes
 from charter.pipeline.inputs import Inputs
 from charter.pipeline.paths import run_dir, stage_dir
 from charter.spec.graph import execution_order, inputs_of
-from charter.spec.project import Project
+from charter.spec.project import Project, Serving
 from charter.spec.stage import EvalStage, Stage
 
 _READS_CONSTITUTION = frozenset({"judge", "critique", "label"})
@@ -102,8 +102,20 @@ def job_of(stage: PlannedStage, project: Project, frozen: Mapping[str, str | int
         keep_last=project.storage.keep_last,
         keep_every=project.storage.keep_every,
         keep_best=project.storage.keep_best,
+        serving=_serving(stage, project),
+        ledger=project.storage.ledger,
         identity=stage.identity,
     )
+
+
+def _serving(stage: PlannedStage, project: Project) -> dict[str, Serving]:
+    """Where the models that a stage asks are served; those it trains or samples from as weights have no entry."""
+    named = {item.name for items in stage.inputs.values() for item in items}
+    return {
+        name: found
+        for name, found in project.serving.items()
+        if name in named and found.endpoint is not None and found.mode != "own"
+    }
 
 
 def _plan(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from charter.artifacts import durable
+from charter.artifacts.batch_files import finished_batches
 from charter.artifacts.checkpoints import STATE, positions_in
 from charter.artifacts.fingerprint import differences
 from charter.artifacts.group import FAILURE
@@ -65,8 +66,8 @@ def assess(stage: PlannedStage, root: Path, *, thorough: bool = False) -> Verdic
 
 
 def checkpoint_position(directory: Path) -> Position:
-    """Where the newest checkpoint stands, the beginning when there is none; its files are not verified here."""
-    return max(positions_in(directory / STATE), default=Position(0))
+    """Where the newest checkpoint stands, or how many batches of records there are; nothing is verified here."""
+    return max(positions_in(directory / STATE), default=Position(finished_batches(directory)))
 
 
 def checkpoint_step(directory: Path) -> int:

@@ -140,6 +140,12 @@ class Storage:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     artifacts: str | None = None
+    """Second place for checkpoints, records and outputs: a directory on another disk, or `s3://bucket/path`."""
+    replicate_every: Count = 1
+    """Every so-many-th checkpoint is copied there; outputs always are."""
+    ledger: str | None = None
+    """`postgresql://host/database` for a team's ledger; its password by `PGPASSFILE` or the like, never here. A SQLite
+    file in the run's directory unless given."""
     keep_last: int = 2
     """Newest verified checkpoints of a stage that are kept."""
     keep_every: Count | None = None
@@ -156,6 +162,24 @@ class Serving:
 
     endpoint: str | None = None
     """OpenAI-compatible address of a server that answers for the model."""
+    also_endpoints: Names = ()
+    """Further addresses that serve the same model at the same price."""
+    model: str | None = None
+    """What the server calls the model; its catalog name or the name in this file unless given."""
+    api_key: str | None = None
+    """Where the key is, never the key: `env:NAME` or `file:PATH`."""
+    api: Literal["chat", "completions"] = "chat"
+    """`completions` sends the prompt as text, which is what a pretrained judge and a prefilled answer need."""
+    log_probabilities: Literal["top", "none"] = "top"
+    """`none`: the server gives none, so labels need `votes`."""
+    prefill: bool = False
+    """The server continues a last turn of the assistant (vLLM, SGLang: `continue_final_message`)."""
+    billed: bool = True
+    """Whether a request costs money; only where it does not, slow ones are asked a second time."""
+    request_timeout: Seconds = 120.0
+    """Longest wait for one reply, retries not included."""
+    max_attempts: Count = 8
+    """Requests for one answer, after which the stage fails."""
     mode: Literal["endpoint", "own", "auto"] = "endpoint"
     """`endpoint`: the endpoint answers wherever one is given; `own`: never; `auto`: the plan takes what is better."""
     usd_per_million_input_tokens: Usd | None = None

@@ -23,7 +23,7 @@ from charter.spec.stage_parts import (
 )
 
 MODEL, DATA = "model", "data"
-Estimator = Literal["gae", "rloo", "grpo"]
+Estimator = Literal["gae", "rloo", "grpo", "reinforce"]
 Engine = Literal["native", "megatron", "deepspeed", "fsdp", "accelerate", "trl", "verl", "openrlhf", "nemo_rl"]
 
 
@@ -91,28 +91,49 @@ class Stage:
     expected_fingerprint: str | None = execution()
     """Pin: refuse to run this stage under any other fingerprint, keep a finished one that has it."""
     timeout: Seconds | None = execution()
+    needs_approval: bool = execution(False)
+    """Held until a person has looked at samples of what it reads and said `charter approve STAGE`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareStage(Stage):
-    """Filter, de-duplicate and split data."""
+    """Filter and de-duplicate data, and take out what evaluation sets hold too; what is rejected is kept with why."""
 
-    RUNS: ClassVar[bool] = False
-    REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType({"data": DATA})
+    REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType({"data": DATA, "held_out": DATA})
     kind: Literal["prepare"] = "prepare"
     data: Names
+    held_out: Names = ()
+    """Evaluation sets: a row that shares a run of `overlap_words` words with one of them is rejected."""
+    overlap_words: Count = 13
+    """Length of that run (GPT-3, arXiv:2005.14165, appendix C); a shorter text is compared whole."""
+    exact_duplicates: bool = True
+    """Reject rows whose text, with case and spacing evened out, was there before."""
+    near_duplicates: float | None = 0.8
+    """Reject rows more alike to an earlier one than this (Jaccard, MinHash over runs of five words); null: never."""
+    min_characters: Count = 1
+    """Of a prompt, and of every answer."""
+    max_characters: Count | None = None
+    """Of a whole row."""
+    max_rows: Count | None = None
+    """At most so many rows are kept, in file order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateStage(Sampling, Stage):
-    """Sample answers, or expand a seed set of prompts."""
+    """Expand a seed set of prompts by few-shot continuation, or sample answers to prompts."""
 
-    RUNS: ClassVar[bool] = False
     REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType({"policy": MODEL, "prompts": DATA})
     kind: Literal["generate"] = "generate"
     policy: str
     prompts: Names
+    makes: Literal["answers", "prompts"] = "answers"
+    """`answers`: conversations that end in the policy's answer; `prompts`: new prompts in the manner of the given ones
+    (red teaming, Bai et al. 2022, section 3.2)."""
     num_prompts: Count | None = None
+    """Of `answers`: prompts used, all unless given; of `prompts`: new ones to be made."""
+    answers_per_prompt: Count = 1
+    few_shot: Count = 8
+    """Given prompts that a new one is shown after; drawn anew for each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,13 +191,19 @@ class CritiqueStage(Sampling, Stage):
     """Answer, criticise under a drawn principle, revise; in rounds (Bai et al. 2022, section 3)."""
 
     REVISION: ClassVar[int] = 2
-    REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType({"policy": MODEL, "critic": MODEL, "prompts": DATA})
+    REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"policy": MODEL, "critic": MODEL, "prompts": DATA, "demonstrations": DATA}
+    )
     kind: Literal["critique"] = "critique"
     policy: str
     critic: str
     prompts: Names
     revisions: int = 1
     num_prompts: Count | None = None
+    demonstrations: str | None = None
+    """Data set of worked examples (`turns` of a whole critique and revision) that every question begins with."""
+    few_shot: Count = added(0)
+    """How many of them are shown, drawn anew for each prompt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +216,7 @@ class LabelStage(Sampling, Stage):
 
     REVISION: ClassVar[int] = 2
     REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"judge": MODEL, "policy": MODEL, "prompts": DATA, "candidates": DATA}
+        {"judge": MODEL, "policy": MODEL, "prompts": DATA, "candidates": DATA, "demonstrations": DATA}
     )
     kind: Literal["label"] = "label"
     judge: str
@@ -199,6 +226,22 @@ class LabelStage(Sampling, Stage):
     candidates: Names = ()
     both_orders: bool = True
     format: JudgeFormat = "multiple_choice"
+    principles_per_pair: Count = added(1)
+    """Principles that a pair is judged under, drawn without repetition; their labels are averaged."""
+    chain_of_thought: bool = added(False)
+    """The judge reasons before it chooses (Bai et al. 2022, section 4.1; Lee et al. 2023, section 2.1)."""
+    reasoning_tokens: Count = added(256)
+    """Longest chain of thought."""
+    clamp: float | None = None
+    """`0.4`: probabilities are kept within 40 to 60 %, as Bai et al. do after a chain of thought."""
+    demonstrations: str | None = None
+    """Data set of judged pairs (`prompt`, `chosen`, `rejected`) that every question begins with."""
+    few_shot: Count = added(0)
+    """How many of them are shown, drawn anew for each pair."""
+    votes: Count = added(0)
+    """Sampled answers that stand in where the judge gives no log-probabilities; 0: such a pair is set aside."""
+    max_invalid_share: float = added(0.05)
+    """The stage fails when more questions than this share have no valid answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,8 +315,11 @@ class PpoStage(Sampling, Stage):
     optimizer: OptimizerName = added("adamw")
     guard: Guard | None = None
     estimator: Estimator = added("gae")
-    """`gae` with a value model; `rloo` (Ahmadian et al. 2024) and `grpo` (Shao et al. 2024) compare the answers to one
-    prompt, without one."""
+    """`gae` with a value model; `reinforce` likewise, by whole returns less the value (Lee et al. 2023, appendix);
+    `rloo` (Ahmadian et al. 2024) and `grpo` (Shao et al. 2024) compare the answers to one prompt, without one."""
+    reward_from: Literal["preference_model", "judge"] = added("preference_model")
+    """What `reward` names: a preference model, or a language model whose expected rating from 1 to 10 is the reward
+    (direct RLAIF, Lee et al. 2023, section 2.3)."""
     samples_per_prompt: Count = added(1)
     """Answers to each prompt of a rollout; `rloo` and `grpo` need two or more. It divides rollout_batch."""
     kl_estimator: Literal["k1", "k3"] = added("k1")
@@ -319,7 +365,21 @@ class DpoStage(Optimization, Stage):
     """Share of labels taken to be wrong (conservative DPO, Mitchell 2023)."""
 
 
-Suite = Literal["perplexity", "judge_agreement", "pm_accuracy", "win_rate", "independent_check", "hhh"]
+Suite = Literal[
+    "perplexity",
+    "judge_agreement",
+    "pm_accuracy",
+    "pm_calibration",
+    "win_rate",
+    "judge_win_rate",
+    "independent_check",
+    "hhh",
+    "multiple_choice",
+    "refusal",
+    "goodhart",
+    "probes",
+    "lm_eval",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,6 +399,12 @@ class EvalStage(Sampling, Stage):
             "pairs": DATA,
             "prompts": DATA,
             "independent_pairs": DATA,
+            "also_judges": MODEL,
+            "questions": DATA,
+            "refusal_prompts": DATA,
+            "benign_prompts": DATA,
+            "checkpoints_of": MODEL,
+            "probes": DATA,
         }
     )
     kind: Literal["eval"] = "eval"
@@ -361,6 +427,20 @@ class EvalStage(Sampling, Stage):
     """Human pairs that no other stage used, for a check that shares nothing with the reward."""
     suites: tuple[Suite, ...] = ("win_rate",)
     num_prompts: Count | None = None
+    also_judges: Names = ()
+    """Further judges whose agreement with the judge and with human labels is reported."""
+    questions: Names = ()
+    """Multiple-choice questions (`question`, `choices`, `answer`) for the suite `multiple_choice`."""
+    refusal_prompts: Names = ()
+    """Prompts that should be refused, for the suite `refusal`."""
+    benign_prompts: Names = ()
+    """Prompts that should not be: the same suite reports over-refusal on them."""
+    checkpoints_of: str | None = None
+    """PPO stage over whose kept checkpoints the suite `goodhart` compares the reward with the held-out judge."""
+    probes: Names = ()
+    """Fixed judged pairs for the suite `probes`: a judge that answers them otherwise than before has drifted."""
+    lm_eval_tasks: Names = ()
+    """Directories or files of local lm-evaluation-harness tasks, for the suite `lm_eval`."""
 
 
 def references(stage: Stage) -> dict[str, tuple[str, ...]]:

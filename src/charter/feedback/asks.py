@@ -1,0 +1,80 @@
+"""What a stage asks of its models, and what they answer: plain values, whoever computes them.
+
+A stage's records are made by a generator (`drive.Making`) that yields lists of these questions and is sent the
+replies. It knows neither torch nor HTTP, so the same text is asked, and the same rules read the answer, whether the
+model is in this process or behind an endpoint.
+"""
+
+from dataclasses import dataclass
+
+from charter.feedback.question import Question
+from charter.spec.dataset import Turn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """Ask for text: one answer to a conversation."""
+
+    role: str
+    """Which of the stage's models is asked: `policy`, `critic`, `judge`."""
+    turns: tuple[Turn, ...]
+    seed: int
+    """Of this answer alone (`draw_seed`); with the conversation it identifies the answer."""
+    temperature: float
+    top_p: float = 1.0
+    max_new_tokens: int = 512
+    min_new_tokens: int = 0
+    max_prompt_tokens: int = 512
+    """Where the model is in this process, longer prompts are cut at the left."""
+    prefill: str = ""
+    """How the answer begins; it is part of the reply's text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choose:
+    """Ask which of a few letters comes next after a question."""
+
+    role: str
+    question: Question
+    choices: tuple[str, ...]
+    """One letter or figure each: `("A", "B")`, `("1", ..., "10")`."""
+    turns: tuple[Turn, ...] = ()
+    """Conversation before the question, for judges that are asked as assistants (few-shot, chain of thought)."""
+
+
+Ask = Sample | Choose
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """The reply to `Sample`."""
+
+    text: str
+    tokens: int
+    """Generated, end token included."""
+    is_finished: bool = True
+    """Whether it ended by itself; false where `max_new_tokens` cut it."""
+    prompt_tokens: int = 0
+    model: str = ""
+    """What the server says it is; empty for a model of this process."""
+    refusal: str = ""
+    """Why a server would not answer (content filter), in its words; the text is then empty."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The reply to `Choose`."""
+
+    log_probabilities: tuple[float, ...] | None
+    """One for each choice, natural logarithm, not normalised among them; None where the model gave none."""
+    missing: tuple[bool, ...] = ()
+    """Which choices were not among the log-probabilities given: theirs is the upper bound that the rest leaves."""
+    text: str = ""
+    """What the model would have said, for the fall-back and for the record of an invalid answer."""
+    tokens: int = 0
+    prompt_tokens: int = 0
+    model: str = ""
+    refusal: str = ""
+
+
+Reply = Text | Choice

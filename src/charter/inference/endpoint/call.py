@@ -1,0 +1,61 @@
+"""What goes over the wire to an OpenAI-compatible server, and what comes back: plain values."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+
+from charter.spec.dataset import Turn
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallRequest:
+    """One question to one served model. Equal requests have the same stored answer."""
+
+    model: str
+    """The name that the server knows."""
+    turns: tuple[Turn, ...] = ()
+    """A chat; empty where `prompt` is given."""
+    prompt: str = ""
+    """Plain text to continue (`/completions`)."""
+    prefill: str = ""
+    """How the assistant's turn begins; only for servers that continue a last turn of the assistant."""
+    max_new_tokens: int = 512
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    top_log_probabilities: int = 0
+    """How many alternatives of each token are wanted with their log-probabilities; servers give at most 20."""
+
+    @property
+    def key(self) -> str:
+        """SHA-256 of everything that decides the answer: its name in the store of answers."""
+        text = json.dumps(asdict(self), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenAlternatives:
+    """One generated token, and what else could have stood there."""
+
+    token: str
+    log_probability: float
+    top: tuple[tuple[str, float], ...]
+    """Tokens with their log-probabilities, most likely first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallReply:
+    """The parsed, checked answer of a server."""
+
+    text: str
+    finish_reason: str
+    """`stop`, `length`, `content_filter`, or what the server says."""
+    model: str
+    """What the server says answered."""
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    refusal: str = ""
+    log_probabilities: tuple[TokenAlternatives, ...] = ()
+    """One per generated token; empty where none were asked for or given."""
