@@ -145,7 +145,8 @@ class StageDir:
         for name, count in counters.items():
             self._counters[name] = self._counters.get(name, 0) + count
         durable.append_line(self.path / METRICS, {"step": step, "time": now, **metrics, **counters})
-        self._write_progress(step, target_step, unit, metrics, now)
+        if rank_of_process() == 0:
+            self._write_progress(step, target_step, unit, metrics, now)
         faults.boundary(self.job.stage, "step", step, "after")
 
     def _write_progress(self, step: int, target: int, unit: str, metrics: Mapping[str, float], now: float) -> None:

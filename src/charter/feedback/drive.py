@@ -50,7 +50,7 @@ def drive(
     """Every making's number and result as it is ready, in any order.
 
     `tell` is called at every sign of progress. Once `should_stop` says so, no making is begun and no new question is
-    asked: makings under way are given up (their answers, where stored, are found again).
+    asked: what is answered already is finished if it can be, the rest is given up (stored answers are found again).
     """
     waiting = iter(makings)
     under_way: dict[Future[list[Reply]], tuple[int, Making[Made]]] = {}
@@ -64,10 +64,21 @@ def drive(
         if not under_way:
             return
         ready, _ = wait(under_way, timeout=WAIT_SECONDS, return_when=FIRST_COMPLETED)
-        for future in ready:
+        for future in [] if should_stop() else ready:
             number, making = under_way.pop(future)
             tell()
             yield from _advance(number, making, future.result(), answerer, under_way)
+    for future, (number, making) in under_way.items():
+        if future.done():
+            yield from _ended(number, making, future.result())
+
+
+def _ended(number: int, making: "Making[Made]", replies: list[Reply]) -> Iterator[tuple[int, Made]]:
+    """The result, where these replies were the last that were wanted."""
+    try:
+        making.send(replies)
+    except StopIteration as end:
+        yield number, end.value
 
 
 def _advance(

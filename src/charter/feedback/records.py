@@ -6,13 +6,14 @@ same: their draws hang on the ids of their items alone, and stored answers of an
 """
 
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from charter.artifacts import faults
-from charter.artifacts.batch_files import BatchFacts, BatchFiles, batch_key
+from charter.artifacts.batch_files import BatchFacts, BatchFiles, batch_key, finished_batches
 from charter.artifacts.group import rank_of_process, world_size
 from charter.artifacts.stage_dir import StageDir
 from charter.errors import DataError
@@ -90,16 +91,15 @@ def make_records(
         work.write(number, keys[number], batch)
         faults.boundary(stage.job.stage, "checkpoint", number, "after")
         _add(totals, work.facts_of(number, keys[number], batch))
-        step += 1
+        step = step + 1 if ranks == 1 else finished_batches(stage.path)
         counters = {"records": len(batch.records), "tokens": batch.tokens}
         stage.report(step, len(keys), UNIT, summarise(totals), counters)
     if stage.should_stop() or rank != 0:
         return
-    if ranks > 1:
-        _wait_for_others(stage, files, keys)
-        totals = work.look(batches)[1]
+    _wait_for_others(stage, files, keys)
     if stage.should_stop():
         return
+    totals = work.look(batches)[1]  # in order, so that sums have the same bits whichever batch came first
     check(totals)
     _publish(stage, files, keys, _figures(totals, summarise))
 
@@ -155,8 +155,6 @@ def _numbered(batches: Iterable[Sequence[Any_]]) -> Iterator[tuple[int, Sequence
 
 def _wait_for_others(stage: StageDir, files: BatchFiles, keys: Mapping[int, str]) -> None:
     """Until every batch has a file; the supervisor ends all processes when one of them fails."""
-    import time
-
     left = dict(keys)
     while left and not stage.should_stop():
         left = {number: key for number, key in left.items() if not files.has(number, key)}

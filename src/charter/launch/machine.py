@@ -12,7 +12,7 @@ from charter.models.engine_layout import EngineLayout
 from charter.plan.hardware.machine import usable_cores
 from charter.spec.project import Project
 from charter.spec.stage import Stage
-from charter.spec.stage_kinds import TRAINS
+from charter.spec.stage_kinds import MAKES_RECORDS, TRAINS
 
 _AVX512 = {"avx512f", "avx512dq", "avx512bw", "avx512vl", "fma"}
 _AVX2 = {"avx2", "fma"}
@@ -53,7 +53,12 @@ def asked_layout(project: Project, stage: Stage) -> dict[str, str | int]:
 
 
 def stage_processes(project: Project, stage: Stage) -> int:
-    """Processes of a stage here: `cpu:4` asks for four; of accelerators one each, where this machine has them."""
+    """Processes of a stage here: `cpu:4` asks for four; of accelerators one each, where this machine has them.
+
+    Stages that make records have as many as they have shards.
+    """
+    if stage.kind in MAKES_RECORDS:
+        return (stage.resources.shards if stage.resources else None) or 1
     if stage.kind not in TRAINS:
         return 1
     name, count = asked_accelerators(project, stage)
@@ -74,11 +79,12 @@ def asked_accelerators(project: Project, stage: Stage) -> tuple[str, int]:
 def stage_threads(project: Project, stage: Stage) -> int:
     """Processor cores of each process of a stage.
 
-    Its own `cpus`, the project's, or its share of the machine, divided by its processes.
+    Its own `cpus`, the project's, or its share of the machine; divided by its processes where these train together.
+    Shards make the same records whatever their number, so each has all of it.
     """
     own = stage.resources.cpus if stage.resources is not None else None
     cores = own or project.resources.cpus or usable_cores() // max(1, project.resources.max_parallel_stages)
-    return max(1, cores // stage_processes(project, stage))
+    return max(1, cores if stage.kind in MAKES_RECORDS else cores // stage_processes(project, stage))
 
 
 def stage_device(project: Project, stage: Stage) -> str:

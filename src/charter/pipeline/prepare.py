@@ -19,6 +19,7 @@ from charter.launch.machine import LAYOUT_DEFAULTS, asked_layout
 from charter.pipeline.graph import PlannedStage, job_of
 from charter.pipeline.staleness import checkpoint_position
 from charter.spec.project import Project
+from charter.spec.stage_kinds import MAKES_RECORDS
 
 KEEPS_ITS_VALUE = frozenset({"threads"})
 """What a resume can reproduce on another machine: it uses the frozen value. The rest must be as it was."""
@@ -74,6 +75,8 @@ def drift(stage: PlannedStage, project: Project, here: Frozen) -> list[str]:
         for name, value in here.items()
         if name in frozen and name not in KEEPS_ITS_VALUE and name not in LAYOUT_DEFAULTS
     }
+    if stage.spec.kind in MAKES_RECORDS:
+        return [f"{name} {old} -> {new}" for name, (old, new) in found.items() if old != new]
     for name, value in asked_layout(project, stage.spec).items():
         found[name] = (frozen.get(name, LAYOUT_DEFAULTS[name]), value)
     return [f"{name} {old} -> {new}" for name, (old, new) in found.items() if old != new]
@@ -85,12 +88,18 @@ def _frozen(stage: PlannedStage, project: Project, here: Frozen, *, started: boo
     changed = drift(stage, project, here)
     frozen = read_job(stage.directory).frozen
     if not changed and not reshard:
-        return {**{name: value for name, value in here.items() if name not in LAYOUT_DEFAULTS}, **frozen}
+        kept = {**{name: value for name, value in here.items() if name not in LAYOUT_DEFAULTS}, **frozen}
+        return {**kept, **_shards(here)} if stage.spec.kind in MAKES_RECORDS else kept
     if not reshard:
         raise drift_error(stage, changed)
     told = f"at step {checkpoint_position(stage.directory)}: {', '.join(changed) or 'resources of the file'}; "
     earlier = [str(frozen[RESHARDED])] if RESHARDED in frozen else []
     return {**here, RESHARDED: "; ".join([*earlier, f"{told}no longer bit-identical"])}
+
+
+def _shards(here: Frozen) -> Frozen:
+    """How many processes make records: as the file says now, since no bit depends on it."""
+    return {"world_size": here.get("world_size", 1)}
 
 
 def drift_error(stage: PlannedStage, changed: list[str]) -> DataError:

@@ -39,6 +39,9 @@ class StageResources:
     use_spot: bool | None = None
     cpus: int | None = None
     """Processor cores: the threads of a local stage."""
+    shards: int | None = None
+    """Processes that share the batches of a stage that makes records; each has `cpus` cores. The records are the same
+    whatever their number, which may change between runs."""
     micro_batch: int | None = None
     """Sequences of a forward and backward pass on one replica; of a pair both answers count."""
     zero: int | None = None

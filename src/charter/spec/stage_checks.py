@@ -28,6 +28,7 @@ from charter.spec.stage import (
     StageResources,
     references,
 )
+from charter.spec.stage_kinds import MAKES_RECORDS
 from charter.spec.stage_parts import Optimization, Sampling
 from charter.spec.update_checks import ADAM, check_adapter, check_guard
 
@@ -60,6 +61,7 @@ _PREFERENCE_MODEL: tuple[tuple[str, Range], ...] = (
 _STAGE_RESOURCES: tuple[tuple[str, Range], ...] = (
     ("num_nodes", AT_LEAST_ONE),
     ("cpus", AT_LEAST_ONE),
+    ("shards", AT_LEAST_ONE),
     ("micro_batch", AT_LEAST_ONE),
     ("tensor", AT_LEAST_ONE),
     ("pipeline", AT_LEAST_ONE),
@@ -90,6 +92,7 @@ def check_stage(name: str, stage: Stage) -> Iterator[Problem]:
     yield from check_ranges(stage, path, _EVERY_STAGE)
     if stage.resources is not None:
         yield from _check_stage_resources(stage.resources, f"{path}.resources")
+        yield from _check_shards(name, stage)
     if isinstance(stage, Optimization):
         yield from _check_optimization(stage, path)
     if isinstance(stage, Sampling):
@@ -111,6 +114,16 @@ def _check_stage_resources(resources: StageResources, path: str) -> Iterator[Pro
     yield from check_ranges(resources, path, _STAGE_RESOURCES)
     if resources.accelerators is not None:
         yield from check_accelerators([resources.accelerators], f"{path}.accelerators")
+
+
+def _check_shards(name: str, stage: Stage) -> Iterator[Problem]:
+    if stage.resources is not None and (stage.resources.shards or 1) > 1 and stage.kind not in MAKES_RECORDS:
+        yield Problem(
+            message=f"a stage of kind {stage.kind} has no batches of records to share",
+            path=f"pipeline.{name}.resources.shards",
+            hint=f"shards are for {', '.join(sorted(MAKES_RECORDS))}; to train on several processors write "
+            "accelerators: cpu:4",
+        )
 
 
 def _check_optimization(stage: Optimization, path: str) -> Iterator[Problem]:

@@ -48,4 +48,6 @@ STAGE_KINDS: Mapping[str, type[Stage]] = MappingProxyType(
     }
 )
 TRAINS = frozenset({"pretrain", "sft", "judge", "preference_model", "ppo", "dpo"})
-"""Kinds of stage that run with several processes; the others have one."""
+"""Kinds of stage that update weights: their processes work on every step together."""
+MAKES_RECORDS = frozenset({"critique", "label", "generate"})
+"""Kinds of stage whose batches may be shared by several processes (`resources.shards`)."""

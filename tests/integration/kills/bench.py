@@ -16,7 +16,18 @@ from charter.artifacts.job import Job, JobInput, write_job
 from charter.launch.commands import STAGE_MODULES, preloaded_modules
 from charter.launch.engine import StageStart
 from charter.launch.local import local_engine, stage_environment
-from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, SftStage
+from charter.spec.project import Serving
+from charter.spec.stage import (
+    CritiqueStage,
+    DpoStage,
+    EvalStage,
+    GenerateStage,
+    LabelStage,
+    PpoStage,
+    PreferenceModelStage,
+    PrepareStage,
+    SftStage,
+)
 
 KILLED = -signal.SIGKILL
 CLOCKED = ("time", "seconds", "per_second", "bytes", "over_planned", "checkpoint", "mfu")
@@ -52,6 +63,14 @@ class Kind:
     inputs: tuple[tuple[str, str, str], ...]
 
 
+PRINCIPLES = """schema: charter.constitution/v1
+name: tests
+principles:
+  - {id: kind, critique: Was the answer kind?, revision: Make it kinder., compare: Which answer is kinder?}
+  - {id: true, critique: Was the answer true?, revision: Make it truer., compare: Which answer is truer?, weight: 2}
+""".replace("id: true", 'id: "true"')
+SAMPLING = {"max_new_tokens": 6, "max_prompt_tokens": 96, "rollout_batch": 1}
+PROMPTS = ("prompts", "critique", "prompts")
 OPTIMIZATION = {"steps": 12, "global_batch": 8, "seq_len": 64, "learning_rate": 1e-3, "dtype": "fp32", "dropout": 0.1}
 KINDS = {
     "sft": Kind(
@@ -85,7 +104,36 @@ KINDS = {
             checkpoint_every=1,
             checkpoint_epochs=True,
         ),
-        (("policy", "sft", "base"), ("reward", "preference_model", "pm"), ("prompts", "critique", "prompts")),
+        (("policy", "sft", "base"), ("reward", "preference_model", "pm"), PROMPTS),
+    ),
+    "prepare": Kind(PrepareStage(data=("q",), min_characters=2), (("data", "critique", "prompts"),)),
+    "generate": Kind(
+        GenerateStage(policy="p", prompts=("q",), answers_per_prompt=2, **SAMPLING),
+        (("policy", "sft", "base"), PROMPTS),
+    ),
+    "critique": Kind(
+        CritiqueStage(policy="p", critic="p", prompts=("q",), revisions=2, **SAMPLING),
+        (("policy", "sft", "base"), ("critic", "sft", "base"), PROMPTS),
+    ),
+    "label": Kind(
+        LabelStage(judge="j", policy="p", prompts=("q",), pairs=8, candidates=("c",), **SAMPLING),
+        (("judge", "sft", "base"), ("policy", "sft", "base"), PROMPTS, ("candidates", "label", "pairs")),
+    ),
+    "eval": Kind(
+        EvalStage(
+            policy="p",
+            judge="j",
+            reward="r",
+            pairs=("c",),
+            suites=("perplexity", "judge_agreement", "pm_accuracy"),
+            **SAMPLING,
+        ),
+        (
+            ("policy", "sft", "base"),
+            ("judge", "sft", "base"),
+            ("reward", "preference_model", "pm"),
+            ("pairs", "label", "pairs"),
+        ),
     ),
 }
 
@@ -122,12 +170,21 @@ class Bench:
             (self.place / name).mkdir()
             lines = "".join(json.dumps(row) + "\n" for row in rows(name))
             (self.place / name / "records.jsonl").write_text(lines)
+        (self.place / "constitution.yaml").write_text(PRINCIPLES)
         made = self.stage("preference_model", "pm-stage")
         assert self.finish(made) == 0, (made / "log.txt").read_text()
         shutil.copytree(made / "outputs", self.place / "pm")
 
     def stage(
-        self, kind: str, name: str, *, spec=None, data: str | None = None, keep_last: int = 1000, **frozen
+        self,
+        kind: str,
+        name: str,
+        *,
+        spec=None,
+        data: str | None = None,
+        keep_last: int = 1000,
+        serving: dict[str, Serving] | None = None,
+        **frozen,
     ) -> Path:
         """A fresh stage directory; `frozen` is its layout, `data` the directory of other rows than the usual ones."""
         item, directory = KINDS[kind], self.place / "stages" / name
@@ -155,9 +212,10 @@ class Bench:
             seed=7,
             spec=spec or spec_of(kind, int(frozen.get("world_size", 1))),
             inputs=inputs,
-            constitution=None,
+            constitution=str(self.place / "constitution.yaml"),
             frozen={"threads": 1, "device": "cpu", **frozen},
             keep_last=keep_last,
+            serving=serving or {},
         )
         write_job(directory, job)
         return directory

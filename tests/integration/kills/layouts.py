@@ -13,6 +13,8 @@ LAYOUTS: dict[str, dict[str, int]] = {
     "4 FSDP2": {"world_size": 4, "zero": 3},
 }
 KINDS_TOGETHER = ("sft", "preference_model", "ppo")
+MAKE_RECORDS = ("prepare", "generate", "critique", "label", "eval")
+"""Kinds that make records or figures, with every model in their own process."""
 EACH = [(kind, name) for name in LAYOUTS if name != "1" for kind in KINDS_TOGETHER]
 SOME = [("ppo", "2 DDP"), ("sft", "2 FSDP2"), ("ppo", "3 DDP"), ("preference_model", "4 DDP"), ("ppo", "4 FSDP2")]
 TOGETHER = EACH if THOROUGH else SOME

@@ -1,6 +1,6 @@
 """SIGKILL at random moments, several in a run, on one process of a group or on all; the bits are the undisturbed ones.
 
-CHARTER_CHAOS_KILLS (make chaos N=...) sets how many kills there are in all; three fifths hit stages of one process.
+CHARTER_CHAOS_KILLS (make chaos N=...) sets how many kills there are in all; seven tenths hit stages of one process.
 """
 
 import math
@@ -9,15 +9,15 @@ import random
 
 import pytest
 from bench import defects_in, result_of, wait_then_kill
-from layouts import KINDS_TOGETHER, LAYOUTS, TOGETHER
+from layouts import KINDS_TOGETHER, LAYOUTS, MAKE_RECORDS, TOGETHER
 from results import Case, lost_and_doubled, record
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 KILLS = int(os.environ.get("CHARTER_CHAOS_KILLS", "60"))
 SEED = int(os.environ.get("CHARTER_CHAOS_SEED", "1"))
 MOST_IN_A_RUN = 10
-ALONE = [(kind, "1") for kind in KINDS_TOGETHER]
-SHARE = {**dict.fromkeys(ALONE, 0.6 / len(ALONE)), **dict.fromkeys(TOGETHER, 0.4 / len(TOGETHER))}
+ALONE = [(kind, "1") for kind in (*KINDS_TOGETHER, *MAKE_RECORDS)]
+SHARE = {**dict.fromkeys(ALONE, 0.7 / len(ALONE)), **dict.fromkeys(TOGETHER, 0.3 / len(TOGETHER))}
 LATEST_SHARE = 0.35
 """A kill comes at latest after this share of the time that an undisturbed run takes."""
 

@@ -1,16 +1,27 @@
 import json
-import os
-from dataclasses import replace
+from concurrent.futures import Future
+from dataclasses import dataclass
 
 import pytest
 
+from charter.artifacts.batch_files import batch_paths, finished_batches
 from charter.artifacts.job import Job, write_job
 from charter.artifacts.stage_dir import StageDir
-from charter.errors import DataError, StageError
+from charter.errors import DataError
 from charter.feedback.records import Batch, in_batches, make_records
 from charter.spec.stage import CritiqueStage
 
-ITEMS = list(range(10))
+
+@dataclass(frozen=True)
+class Item:
+    number: int
+
+    @property
+    def id(self):
+        return f"item-{self.number}"
+
+
+ITEMS = [Item(number) for number in range(10)]
 
 
 class Killed(BaseException):
@@ -40,12 +51,35 @@ def stage_at(path, *, should_stop=lambda: False):
 
 
 def make(items):
+    """Asks once for each item, and writes what was answered."""
+    numbers = [item.number for item in items]
+    replies = yield numbers
     return Batch(
-        records=[{"id": item, "text": "ü\u2028x"} for item in items if item % 4],
-        set_aside=[{"id": item, "reason": "fourth"} for item in items if item % 4 == 0],
-        totals={"weight": sum(items) / 10},
+        records=[{"id": n, "text": text} for n, text in zip(numbers, replies, strict=True) if n % 4],
+        set_aside=[{"id": n, "reason": "fourth"} for n in numbers if n % 4 == 0],
+        totals={"weight": sum(numbers) / 10},
         tokens=len(items),
     )
+
+
+class Echo:
+    """Answers at once, or in the order that a test wants."""
+
+    def __init__(self, at_once=1):
+        self.batches_at_once, self.pending, self.asked = at_once, [], []
+
+    def submit(self, asks):
+        future = Future()
+        self.asked.append(list(asks))
+        self.pending.append((future, [f"ü\u2028{ask}" for ask in asks]))
+        if len(self.pending) >= self.batches_at_once or len(self.asked) >= 4:
+            for waiting, replies in reversed(self.pending):
+                waiting.set_result(replies)
+            self.pending.clear()
+        return future
+
+    def close(self):
+        pass
 
 
 def summarise(totals):
@@ -56,8 +90,8 @@ def outputs(path):
     return {file.name: file.read_bytes() for file in (path / "outputs").iterdir()}
 
 
-def run(path, make=make, **more):
-    make_records(stage_at(path, **more), in_batches(ITEMS, 3), make, summarise=summarise)
+def run(path, make=make, answerer=None, **more):
+    make_records(stage_at(path, **more), in_batches(ITEMS, 3), make, answerer or Echo(), summarise=summarise)
 
 
 @pytest.fixture
@@ -78,116 +112,118 @@ def test_records_are_published_in_order_with_what_was_set_aside(undisturbed):
 def test_a_kill_in_any_batch_costs_that_batch_only_and_changes_no_byte(tmp_path, undisturbed, batch):
     path, made = tmp_path / "killed", []
 
-    def dying(items):
-        if items == ITEMS[3 * batch : 3 * batch + 3]:
-            raise Killed
+    def make_and_note(items):
         made.append(items)
-        return make(items)
+        return (yield from make(items))
+
+    def dying_first(items):
+        if items == ITEMS[3 * batch : 3 * batch + 3]:
+            yield []
+            raise Killed
+        return (yield from make_and_note(items))
 
     with pytest.raises(Killed):
-        run(path, dying)
-    run(path, lambda items: made.append(items) or make(items))
+        run(path, dying_first)
+    run(path, make_and_note)
     assert made == in_batches(ITEMS, 3)
     assert outputs(path) == undisturbed
 
 
-def test_a_stop_request_ends_after_the_batch_and_goes_on_later(tmp_path, undisturbed):
+def test_a_stop_request_gives_up_what_is_under_way_and_goes_on_later(tmp_path, undisturbed):
     path, calls = tmp_path / "stopped", []
 
-    def stop_after_two():
+    def stop_after_a_while():
         calls.append(1)
-        return len(calls) > 2
+        return len(calls) > 5
 
-    run(path, should_stop=stop_after_two)
+    run(path, should_stop=stop_after_a_while)
     assert not (path / "record.json").exists()
-    assert stage_at(path).latest_checkpoint().step == 2
+    assert 0 < finished_batches(path) < 4
     run(path)
     assert outputs(path) == undisturbed
 
 
-def test_a_damaged_batch_file_is_noticed_and_made_again(tmp_path, undisturbed):
-    path = tmp_path / "damaged"
+@pytest.mark.parametrize("at_once", [2, 3, 9])
+def test_answers_in_any_order_give_the_same_bytes(tmp_path, undisturbed, at_once):
+    answerer = Echo(at_once)
+    run(tmp_path / "many", answerer=answerer)
+    assert outputs(tmp_path / "many") == undisturbed
+    assert answerer.asked == [[item.number for item in batch] for batch in in_batches(ITEMS, 3)]
 
-    def dying(items):
-        if items == [9]:
-            raise Killed
-        return make(items)
+
+@pytest.mark.parametrize("number", [1, 4])
+def test_a_damaged_batch_is_noticed_and_made_again_alone(tmp_path, undisturbed, number):
+    path, made = tmp_path / "damaged", []
 
     with pytest.raises(Killed):
-        run(path, dying)
-    part = path / "state" / "step-00000003" / "batch-00000001.records.jsonl"
-    part.write_bytes(part.read_bytes().replace(b"1", b"7", 1))
-    run(path)
+        make_records(stage_at(path), in_batches(ITEMS, 3), make, Echo(), summarise=summarise, check=_killed)
+    part = list(batch_paths(path))[number - 1]
+    part.write_bytes(part.read_bytes().replace(b'"id": ', b'"id":  '))
+
+    def make_and_note(items):
+        made.append(items)
+        return (yield from make(items))
+
+    run(path, make_and_note)
+    assert made == [in_batches(ITEMS, 3)[number - 1]]
     assert outputs(path) == undisturbed
 
 
-def killed_before(path, last, make=make):
-    """Everything up to a batch, with all its checkpoints."""
-
-    def dying(items):
-        if items == in_batches(ITEMS, 1)[last]:
-            raise Killed
-        return make(items)
-
+def test_other_items_under_the_same_numbers_are_made_anew(tmp_path):
+    path = tmp_path / "other"
     with pytest.raises(Killed):
-        make_records(stage_at(path), in_batches(ITEMS, 1), dying, summarise=summarise)
+        make_records(stage_at(path), in_batches(ITEMS, 3), make, Echo(), summarise=summarise, check=_killed)
+    make_records(stage_at(path), in_batches(ITEMS[1:], 3), make, Echo(), summarise=summarise)
+    rows = [json.loads(line) for line in outputs(path)["records.jsonl"].decode().split("\n")[:-1]]
+    assert [row["id"] for row in rows] == [1, 2, 3, 5, 6, 7, 9]
 
 
-def inodes(path, step):
-    return {file.name: file.stat().st_ino for file in (path / "state" / f"step-{step:08d}").glob("batch-*")}
+def _killed(totals):
+    raise Killed
 
 
-def test_earlier_batches_are_linked_but_two_checkpoints_in_a_row_share_no_file(tmp_path):
-    path = tmp_path / "run"
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_processes_share_the_batches_and_the_first_publishes(tmp_path, undisturbed, monkeypatch, ranks):
+    path, made = tmp_path / "shared", {}
     stage_at(path)
-    write_job(path, replace(StageDir(path).job, keep_last=9))
-    killed_before(path, 7)
-    for step in range(2, 8):
-        assert not set(inodes(path, step).values()) & set(inodes(path, step - 1).values())
-    for step in range(3, 8):
-        linked = set(inodes(path, step).items()) & set(inodes(path, step - 2).items())
-        assert len(linked) == step - 2
-    assert len(inodes(path, 7)) == 7
+    for rank in reversed(range(ranks)):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", str(ranks))
+
+        def make_and_note(items, rank=rank):
+            made.setdefault(rank, []).append(items)
+            return (yield from make(items))
+
+        run(path, make_and_note)
+        assert (path / "record.json").exists() == (rank == 0)
+    assert sum(map(len, made.values())) == 4
+    assert outputs(path) == undisturbed
 
 
-def test_a_bad_block_damages_every_second_checkpoint_and_the_one_before_is_taken(tmp_path):
-    path = tmp_path / "bad"
-    stage_at(path)
-    killed_before(path, 6)
-    with (path / "state" / "step-00000006" / "batch-00000001.set_aside.jsonl").open("r+b") as file:
-        file.write(b"x")
-    assert stage_at(path).latest_checkpoint().step == 5
-    assert (path / "state" / "step-00000006.damaged-1").is_dir()
+def test_what_a_check_refuses_is_not_published(tmp_path):
+    def refuse(totals):
+        assert totals["records"] == 7
+        raise DataError("too many")
+
+    with pytest.raises(DataError, match="too many"):
+        make_records(stage_at(tmp_path / "r"), in_batches(ITEMS, 3), make, Echo(), summarise=summarise, check=refuse)
+    assert not (tmp_path / "r" / "record.json").exists()
 
 
-@pytest.mark.parametrize("damaged", [4, 5])
-def test_what_went_bad_since_it_was_written_is_not_given_a_new_hash(tmp_path, damaged):
-    path, whole = tmp_path / "bad", tmp_path / "whole"
+def test_an_answerer_that_fails_ends_the_stage_with_its_error(tmp_path):
+    class Failing(Echo):
+        def submit(self, asks):
+            future = Future()
+            future.set_exception(DataError("the server is gone"))
+            return future
 
-    def make_and_damage(items):
-        if items == [5]:
-            file = path / "state" / f"step-{damaged:08d}" / "batch-00000002.records.jsonl"
-            file.write_bytes(file.read_bytes().replace(b"1", b"7"))
-        return make(items)
-
-    stage_at(path)
-    write_job(path, replace(StageDir(path).job, keep_last=3))
-    if damaged == 4:
-        with pytest.raises(StageError, match=r"batch-00000002\.records\.jsonl is no longer as it was"):
-            make_records(stage_at(path), in_batches(ITEMS, 1), make_and_damage, summarise=summarise)
-        assert not (path / "state" / "step-00000006").exists()
-    for place in (path, whole):
-        make_records(stage_at(place), in_batches(ITEMS, 1), make, summarise=summarise)
-    assert outputs(path) == outputs(whole)
+    with pytest.raises(DataError, match="the server is gone"):
+        run(tmp_path / "f", answerer=Failing())
 
 
-def test_a_file_system_without_links_gives_the_same_bytes(tmp_path, undisturbed, monkeypatch):
-    def no_links(source, target):
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", no_links)
-    run(tmp_path / "copied")
-    assert outputs(tmp_path / "copied") == undisturbed
+def nothing(items):
+    yield []
+    return Batch(records=[], set_aside=[{"id": item.id, "reason": "empty"} for item in items])
 
 
 def test_nothing_usable_is_an_error_that_says_so(tmp_path):
@@ -195,7 +231,8 @@ def test_nothing_usable_is_an_error_that_says_so(tmp_path):
         make_records(
             stage_at(tmp_path / "empty"),
             in_batches(ITEMS, 3),
-            lambda items: Batch(records=[], set_aside=[{"id": item, "reason": "empty"} for item in items]),
+            nothing,
+            Echo(),
             summarise=lambda totals: {},
         )
     assert not (tmp_path / "empty" / "record.json").exists()
