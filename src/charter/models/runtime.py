@@ -44,7 +44,7 @@ def keep_freed_memory() -> None:
     """Let the allocator of glibc keep large blocks instead of giving them back after every operation.
 
     A training step frees and asks again for the same tensors; each time the system would have to map and clear
-    their pages, 10 to 15 % of a small model's step. Elsewhere than on glibc nothing happens.
+    their pages: 3 to 8 % of a small model's step (benchmarks/freed_memory.py). Elsewhere than on glibc nothing happens.
     """
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
