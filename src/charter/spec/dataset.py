@@ -18,6 +18,7 @@ from charter.spec.rows import (
     Turns,
     chosen_probability_of,
     conversation_of,
+    critique_of,
     margin_of,
     pair_of,
     prompt_of,
@@ -38,6 +39,7 @@ __all__ = [
     "each_conversation",
     "each_text",
     "read_conversations",
+    "read_critiques",
     "read_pairs",
     "read_prompts",
     "read_texts",
@@ -102,7 +104,12 @@ def read_conversations(
 
 def read_prompts(path: Path, spec: DataSpec | None = None, skipped: SkippedRows | None = None) -> tuple[Prompt, ...]:
     """The prompts of any data set that has some; answers are left out."""
-    return tuple(each_row(path, spec, skipped, lambda row: [Prompt(row.id, prompt_of(row))]))
+    return tuple(each_prompt(path, spec, skipped))
+
+
+def each_prompt(path: Path, spec: DataSpec | None = None, skipped: SkippedRows | None = None) -> Iterator[Prompt]:
+    """What `read_prompts` reads, one after the other."""
+    return each_row(path, spec, skipped, lambda row: [Prompt(row.id, prompt_of(row))])
 
 
 def read_pairs(path: Path, spec: DataSpec | None = None, skipped: SkippedRows | None = None) -> tuple[Pair, ...]:
@@ -112,6 +119,13 @@ def read_pairs(path: Path, spec: DataSpec | None = None, skipped: SkippedRows | 
             path, spec, skipped, lambda row: [Pair(row.id, *pair_of(row), chosen_probability_of(row), margin_of(row))]
         )
     )
+
+
+def read_critiques(
+    path: Path, spec: DataSpec | None = None, skipped: SkippedRows | None = None
+) -> tuple[Conversation, ...]:
+    """Worked critiques and revisions, each as a conversation of six turns."""
+    return tuple(each_row(path, spec, skipped, lambda row: [Conversation(row.id, critique_of(row))]))
 
 
 def read_texts(
