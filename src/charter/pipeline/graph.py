@@ -111,11 +111,7 @@ def job_of(stage: PlannedStage, project: Project, frozen: Mapping[str, str | int
 def _serving(stage: PlannedStage, project: Project) -> dict[str, Serving]:
     """Where the models that a stage asks are served; those it trains or samples from as weights have no entry."""
     named = {item.name for items in stage.inputs.values() for item in items}
-    return {
-        name: found
-        for name, found in project.serving.items()
-        if name in named and found.endpoint is not None and found.mode != "own"
-    }
+    return {name: found for name, found in project.serving.items() if name in named and found.is_used}
 
 
 def _plan(
@@ -131,6 +127,8 @@ def _plan(
         role: tuple(_input(project, inputs, before, item, role) for item in names)
         for role, names in inputs_of(project, name).items()
     }
+    if isinstance(spec, EvalStage) and spec.lm_eval_tasks:
+        found["lm_eval_tasks"] = tuple(inputs.files(path, "lm_eval_tasks") for path in spec.lm_eval_tasks)
     path, constitution = inputs.constitution() if _reads_constitution(spec) else (None, None)
     identity = stage_identity(
         spec,

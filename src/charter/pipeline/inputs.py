@@ -42,11 +42,18 @@ class Inputs:
         )
 
     def model(self, name: str, role: str) -> JobInput:
-        """A model as an input; an inline architecture has no path."""
+        """A model as an input; an inline architecture has no path, nor has one that is only served."""
         spec = self._project.models[name]
         found = self._once(name, lambda: self._model_fingerprint(name, spec))
-        path = None if spec.model is None else str(_model_directory(self._path(spec.model)))
+        has_path = spec.model is not None and not self._is_only_served(name, spec)
+        path = str(_model_directory(self._path(str(spec.model)))) if has_path else None
         return JobInput(name=name, role=role, source="model", path=path, fingerprint=found, model=spec)
+
+    def files(self, written: str, role: str) -> JobInput:
+        """A file or directory that is neither data nor a model as an input, by the names and content of its files."""
+        path = self._path(written)
+        found = self._once(f"{role} {written}", lambda: self._files_fingerprint(f"{role} {written}", path))
+        return JobInput(name=f"{role} {written}", role=role, source="data", path=str(path), fingerprint=found)
 
     def constitution(self) -> tuple[str | None, str | None]:
         """Path and fingerprint of the constitution.
@@ -82,6 +89,15 @@ class Inputs:
         how = {key: value for key, value in canonical(spec).items() if key not in _NOT_IDENTITY}
         return fingerprint({"schema": "charter.data/1", "how": how, **self._content(found)})
 
+    def _files_fingerprint(self, name: str, path: Path) -> str:
+        if not path.exists():
+            hint = f"paths are relative to {self._root}"
+            return self._problem(name, f"no file or directory {path}", path=name.replace(" ", ": "), hint=hint)
+        files = [path] if path.is_file() else sorted(item for item in path.rglob("*") if item.is_file())
+        kept = [item for item in files if "__pycache__" not in item.parts]
+        content = {item.relative_to(path.parent).as_posix(): self._hashes.sha256(item) for item in kept}
+        return fingerprint({"schema": "charter.files/1", "files": content})
+
     def _content(self, found: DataFiles) -> dict[str, Any]:
         """What a data set holds: the hash of its one file, or names and hashes in the order of reading; the format.
 
@@ -101,12 +117,21 @@ class Inputs:
         if spec.tokenizer is not None:
             sources = [self.data(data, "tokenizer").fingerprint for data in spec.tokenizer.train_on]
             payload["tokenizer"] = {"vocab_size": spec.tokenizer.vocab_size, "train_on": sources}
-        if spec.model is not None:
+        if self._is_only_served(name, spec):
+            payload["served"] = self._project.serving[name].model or spec.model
+        elif spec.model is not None:
             directory = _model_directory(self._path(spec.model))
             if (problem := _model_problem(spec.model, directory)) is not None:
                 return self._problem(name, problem[0], path=f"models.{name}.model", hint=problem[1])
             payload["files"] = {path.name: self._hashes.sha256(path) for path in _model_files(directory)}
         return fingerprint(payload)
+
+    def _is_only_served(self, name: str, spec: ModelSpec) -> bool:
+        """Whether an endpoint answers for a model whose weights are not on this machine."""
+        serving = self._project.serving.get(name)
+        if spec.model is None or serving is None or not serving.is_used:
+            return False
+        return not _model_directory(self._path(spec.model)).is_dir()
 
     def _constitution_fingerprint(self, path: Path) -> str:
         from charter.feedback.constitution import load_constitution
