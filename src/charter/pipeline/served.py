@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from charter.errors import Problem
 from charter.pipeline.graph import PlannedStage
 from charter.spec.project import Project
-from charter.spec.stage import PpoStage
+from charter.spec.stage import MODEL, PpoStage
+from charter.spec.stage_kinds import STAGE_KINDS
 
 ASKED = {
     "generate": frozenset({"policy"}),
@@ -14,6 +15,17 @@ ASKED = {
     "eval": frozenset({"judge", "also_judges"}),
 }
 """Roles of which a stage wants answers alone; every other one needs weights."""
+
+
+def loads_weights(project: Project, stage: PlannedStage) -> bool:
+    """Whether some model of a stage is loaded into its own process."""
+    served = {name for name, serving in project.serving.items() if serving.is_used}
+    return any(
+        item.name not in served
+        for items in stage.inputs.values()
+        for item in items
+        if item.source == "model" or (item.stage_kind and STAGE_KINDS[item.stage_kind].MAKES == MODEL)
+    )
 
 
 def check_served(project: Project, todo: Sequence[PlannedStage]) -> Iterator[Problem]:

@@ -66,9 +66,9 @@ class Kind:
 PRINCIPLES = """schema: charter.constitution/v1
 name: tests
 principles:
-  - {id: kind, critique: Was the answer kind?, revision: Make it kinder., compare: Which answer is kinder?}
-  - {id: true, critique: Was the answer true?, revision: Make it truer., compare: Which answer is truer?, weight: 2}
-""".replace("id: true", 'id: "true"')
+  - {id: kind, critique: "Was the answer kind?", revision: Make it kinder., compare: "Which answer is kinder?"}
+  - {id: honest, critique: "Was the answer true?", revision: Make it truer., compare: "Which is truer?", weight: 2}
+"""
 SAMPLING = {"max_new_tokens": 6, "max_prompt_tokens": 96, "rollout_batch": 1}
 PROMPTS = ("prompts", "critique", "prompts")
 OPTIMIZATION = {"steps": 12, "global_batch": 8, "seq_len": 64, "learning_rate": 1e-3, "dtype": "fp32", "dropout": 0.1}

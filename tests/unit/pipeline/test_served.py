@@ -8,6 +8,7 @@ from charter.errors import DataError, SpecError
 from charter.launch.commands import STAGE_MODULES
 from charter.pipeline.graph import build_pipeline, job_of
 from charter.pipeline.preflight import check_before_start
+from charter.pipeline.served import loads_weights
 from charter.spec.project import DataSpec, ModelSpec, Project, Serving
 from charter.spec.stage import LabelStage, SftStage
 
@@ -64,3 +65,9 @@ def test_a_stage_that_trains_from_it_is_refused(project, tmp_path):
     pipeline = {"sft": SftStage(init="big", data=("pairs",), steps=1)}
     with pytest.raises(SpecError, match=r"pipeline.sft.init: needs the weights of 'big', which is only served"):
         check(replace(project, pipeline=pipeline), tmp_path)
+
+
+def test_only_models_that_are_not_served_are_loaded(project, tmp_path):
+    stage = check(project, tmp_path).stages["label"]
+    assert not loads_weights(project, stage)
+    assert loads_weights(replace(project, serving={}), stage)
