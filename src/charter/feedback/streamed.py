@@ -1,6 +1,6 @@
-"""Prompts in batches without holding them: the data files are read anew each time the batches are gone through.
+"""Prompts in batches; of very many none is held: the data files are read anew each time the batches are gone through.
 
-What is kept is 8 bytes per prompt while ids are compared, and the few ids that occur more than once.
+What is then kept is 8 bytes per prompt while ids are compared, and the few ids that occur more than once.
 """
 
 import hashlib
@@ -18,6 +18,9 @@ from charter.errors import DataError
 from charter.spec.data_row import SkippedRows
 from charter.spec.dataset import Prompt, each_prompt
 
+HELD = 150_000
+"""Up to so many prompts are kept in memory (about 1 kB each, so 150 MB), and a resume reads the files once."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PromptBatches:
@@ -30,6 +33,8 @@ class PromptBatches:
     """Prompts in all."""
     repeated: frozenset[str]
     """Ids that occur more than once: from the second time on they get a number."""
+    held: tuple[Prompt, ...] | None = None
+    """All of them as they were read, where there are few enough."""
 
     def __len__(self) -> int:
         return (self.count + self.size - 1) // self.size
@@ -47,7 +52,8 @@ class PromptBatches:
     def prompts(self) -> Iterator[Prompt]:
         """One after the other."""
         seen: Counter[str] = Counter()
-        for prompt in islice(each_stage_row(self.job, self.role, each_prompt, SkippedRows()), self.count):
+        rows = each_stage_row(self.job, self.role, each_prompt, SkippedRows()) if self.held is None else self.held
+        for prompt in islice(rows, self.count):
             if prompt.id in self.repeated:
                 seen[prompt.id] += 1
                 prompt = prompt if seen[prompt.id] == 1 else replace(prompt, id=f"{prompt.id}#{seen[prompt.id]}")
@@ -60,8 +66,13 @@ def prompt_batches(job: Job, role: str, *, size: int, limit: int | None) -> Prom
     A shortage is no error: late in a pipeline that would cost more than it saves, and every result states its count.
     """
     skipped, words = SkippedRows(), array("Q")
+    held: list[Prompt] = []
     for prompt in each_stage_row(job, role, each_prompt, skipped):
         words.append(_word(prompt.id))
+        if len(words) <= HELD:
+            held.append(prompt)
+    if len(words) > HELD:
+        held.clear()
     for line in skipped.lines():
         print(line, flush=True)
     if not words:
@@ -74,6 +85,7 @@ def prompt_batches(job: Job, role: str, *, size: int, limit: int | None) -> Prom
         size=size,
         count=min(len(words), limit or len(words)),
         repeated=_repeated(job, role, words),
+        held=tuple(held) or None,
     )
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from charter.artifacts.job import Job, JobInput
 from charter.errors import DataError
+from charter.feedback import streamed
 from charter.feedback.inputs import with_unique_ids
 from charter.feedback.records import in_batches
 from charter.feedback.streamed import prompt_batches
@@ -40,10 +41,13 @@ def write(path, ids):
     ids=st.lists(st.sampled_from(["a", "b", "a#2", "ü", "c"]), min_size=1, max_size=12),
     size=st.integers(1, 5),
     limit=st.none() | st.integers(1, 14),
+    held=st.sampled_from([0, 3, 99]),
 )
-def test_batches_are_those_of_a_list(tmp_path_factory, ids, size, limit):
+def test_batches_are_those_of_a_list(tmp_path_factory, ids, size, limit, held):
     path = write(tmp_path_factory.mktemp("data") / "p.jsonl", ids)
-    found = prompt_batches(job_reading(path), "prompts", size=size, limit=limit)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streamed, "HELD", held)
+        found = prompt_batches(job_reading(path), "prompts", size=size, limit=limit)
     expected = in_batches(with_unique_ids(read_prompts(path)[:limit]), size)
     assert [tuple(batch) for batch in found] == [tuple(batch) for batch in expected]
     assert [tuple(batch) for batch in found] == [tuple(batch) for batch in expected]
@@ -71,8 +75,9 @@ def test_rows_that_cannot_be_read_are_left_out_and_counted(tmp_path, capsys):
     assert capsys.readouterr().out.count("\n") >= 1
 
 
-def test_prompts_are_not_held(tmp_path):
+def test_many_prompts_are_not_held(tmp_path, monkeypatch):
     path = write(tmp_path / "p.jsonl", (f"row-{number}" for number in range(5_000)))
+    monkeypatch.setattr(streamed, "HELD", 100)
     found = prompt_batches(job_reading(path), "prompts", size=64, limit=None)
     tracemalloc.start()
     assert sum(len(batch) for batch in found) == 5_000
