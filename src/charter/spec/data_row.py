@@ -83,13 +83,23 @@ def parse_object(text: str, where: str) -> dict[str, Any]:
 
 
 def parse_json(text: str, where: str) -> Any:
-    """A JSON value, read strictly: what is not JSON (NaN too) and what a parser cannot hold are refused."""
+    """A JSON value, read strictly: refused is what is not JSON (NaN too), a key that is given twice, and what a parser
+    cannot hold.
+    """
 
     def refuse_constant(name: str) -> NoReturn:
         raise BadRowError(f"{where}: {name} is not a JSON value; leave the field out or give a number")
 
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise BadRowError(f"{where}: the key {twice[:60]!r} is given twice; keep one")
+        return found
+
     try:
-        return json.loads(text, parse_constant=refuse_constant)
+        return json.loads(text, parse_constant=refuse_constant, object_pairs_hook=unique)
     except json.JSONDecodeError as error:
         hint = "; the file looks like one JSON array, write one object per line" if text.lstrip()[:1] == "[" else ""
         raise BadRowError(f"{where}: not valid JSON: {error.msg} at column {error.colno}{hint}") from None

@@ -1,0 +1,147 @@
+"""`charter approve`: look at samples of what a stage reads, and let it start."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from charter.cli.common import DirOption, JsonOption, SetOption, open_project, print_json
+
+if TYPE_CHECKING:
+    from charter.pipeline.graph import Pipeline, PlannedStage
+    from charter.pipeline.samples import Sampled
+
+SHOWN_CHARACTERS = 1500
+"""Of one field: some twenty lines of a terminal."""
+
+
+def approve(
+    stage: Annotated[str | None, typer.Argument(help="Name of the stage.", show_default=False)] = None,
+    directory: DirOption = Path("."),
+    note: Annotated[str, typer.Option("--note", help="Why, or what was noticed; kept with the approval.")] = "",
+    samples: Annotated[int, typer.Option("--samples", "-n", min=0, help="Records shown of each input.")] = 5,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Approve without asking.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="Show which stages wait and which are approved.")] = False,
+    json_: JsonOption = False,
+    set_: SetOption = None,
+) -> None:
+    """Show samples of what a stage with `needs_approval: true` reads, ask, and let it start."""
+    from charter.errors import UsageError
+    from charter.pipeline.graph import build_pipeline
+
+    pipeline = build_pipeline(*open_project(directory, set_))
+    if list_:
+        _list(pipeline, as_json=json_)
+        return
+    if stage is None:
+        raise UsageError("name the stage to approve; `charter approve --list` shows which wait")
+    _approve(pipeline, pipeline.stage(stage), note=note, count=samples, yes=yes, as_json=json_)
+
+
+def _approve(pipeline: "Pipeline", stage: "PlannedStage", *, note: str, count: int, yes: bool, as_json: bool) -> None:
+    import sys
+    from dataclasses import asdict
+
+    from charter.errors import UsageError
+    from charter.pipeline.approval import approve, read_approval
+    from charter.pipeline.samples import samples_of
+
+    _check(pipeline, stage)
+    found = samples_of(stage, count, seed=pipeline.project.seed)
+    if not as_json:
+        _show(stage, found)
+    if (earlier := read_approval(stage, pipeline.root)) is not None and not note:
+        print(f"stage {stage.name} is approved already, by {earlier.by}", file=sys.stderr if as_json else sys.stdout)
+        return
+    if not yes:
+        if as_json or not sys.stdin.isatty():
+            raise UsageError("give --yes to approve without being asked")
+        typer.confirm(f"Let stage {stage.name} start?", abort=True)
+    given = approve(stage, pipeline.root, note=note)
+    if as_json:
+        print_json({"schema": "charter.approval/1", **asdict(given)})
+    else:
+        print(f"approved: {stage.name} as {given.fingerprint[:8]}, by {given.by}; `charter run` starts it")
+
+
+def _check(pipeline: "Pipeline", stage: "PlannedStage") -> None:
+    """Refuse where there is nothing to approve, or nothing to look at yet."""
+    from charter.errors import UsageError
+    from charter.pipeline.staleness import assess
+
+    if not stage.spec.needs_approval:
+        raise UsageError(f"stage {stage.name} needs no approval; `needs_approval: true` in charter.yaml would hold it")
+    if assess(stage, pipeline.root).done:
+        raise UsageError(f"stage {stage.name} is done; there is nothing to approve")
+    open_ = [name for name in stage.stage_inputs if not assess(pipeline.stages[name], pipeline.root).done]
+    if open_:
+        raise UsageError(
+            f"stage {stage.name} reads {', '.join(open_)}, not finished yet, so that there is nothing to look at\n"
+            "  `charter run` works up to the approval and says when it waits"
+        )
+    if missing := pipeline.inputs.problems_of(stage.outside_inputs):
+        raise UsageError("; ".join(f"{problem.path}: {problem.message}" for problem in missing))
+
+
+def _show(stage: "PlannedStage", found: "list[Sampled]") -> None:
+    from rich.text import Text
+
+    from charter.cli.tables import console, plain_table
+    from charter.pipeline.samples import visible
+
+    print(f"stage {stage.name} ({stage.spec.kind}), fingerprint {stage.asked_fingerprint[:8]}")
+    for item in found:
+        print(f"\n{item.role}: {item.name}, {len(item.samples)} of {item.rows} rows")
+        table = plain_table(("Id", "left"), ("Field", "left"), ("Text", "wrap"))
+        for sample in item.samples:
+            name = visible(sample.id, 60)
+            for title, text in sample.fields.items():
+                table.add_row(Text(name), title, Text(visible(text, SHOWN_CHARACTERS)))
+                name = ""
+        if item.samples:
+            console().print(table)
+    if not found:
+        print("it reads models only, of which there is nothing to show here; `charter report` has their figures")
+
+
+def _list(pipeline: "Pipeline", *, as_json: bool) -> None:
+    from charter.cli.tables import console, plain_table
+    from charter.pipeline.samples import visible
+
+    rows = [_state(pipeline, stage) for stage in pipeline.stages.values() if stage.spec.needs_approval]
+    if as_json:
+        print_json({"schema": "charter.approvals/1", "stages": rows})
+        return
+    if not rows:
+        print("no stage needs approval; `needs_approval: true` in charter.yaml holds one")
+        return
+    columns = [(name, "left") for name in ("Stage", "State", "Approved by", "When")]
+    table = plain_table(*columns, ("Note", "wrap"))
+    for row in rows:
+        by, note = (visible(row[key] or "-", SHOWN_CHARACTERS) for key in ("by", "note"))
+        table.add_row(row["stage"], row["state"], by, _when(row["at"]), note)
+    console().print(table)
+
+
+def _state(pipeline: "Pipeline", stage: "PlannedStage") -> dict[str, Any]:
+    from charter.pipeline.approval import read_approval
+    from charter.pipeline.staleness import assess
+
+    given = read_approval(stage, pipeline.root)
+    done = assess(stage, pipeline.root).done
+    ready = all(assess(pipeline.stages[name], pipeline.root).done for name in stage.stage_inputs)
+    waiting = "waits" if ready else "not reached yet"
+    return {
+        "stage": stage.name,
+        "state": "done" if done else "approved" if given else waiting,
+        "fingerprint": stage.asked_fingerprint,
+        "by": given.by if given else None,
+        "at": given.at if given else None,
+        "note": given.note if given else None,
+    }
+
+
+def _when(at: float | None) -> str:
+    from datetime import UTC, datetime
+
+    return "-" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,0 +1,108 @@
+"""`charter data`: look at data sets, and bring them into a format that stages read."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from charter.cli.common import JsonOption, print_json
+from charter.cli.data_versions import data_dvc, data_version
+
+if TYPE_CHECKING:
+    from charter.spec.convert import Converted
+    from charter.spec.project import DataSpec
+
+DataFormat = Literal["auto", "jsonl", "parquet", "hf", "webdataset"]
+data_app = typer.Typer(
+    help="Check, measure and convert data sets.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+PathArgument = Annotated[Path, typer.Argument(help="A data set: a file, a directory or a pattern.", show_default=False)]
+FormatOption = Annotated[DataFormat, typer.Option("--format", help="How to read it, as `format` in charter.yaml.")]
+
+
+data_app.command("version")(data_version)
+data_app.command("dvc")(data_dvc)
+
+
+@data_app.command("check")
+def check(path: PathArgument, format: FormatOption = "auto", json_: JsonOption = False) -> None:
+    """Read every row as a stage would: bad rows with their lines, blank texts, duplicates; exit code 8 for bad ones."""
+    from charter.errors import DataError
+    from charter.report.data_check import check_data, check_lines
+
+    found = check_data(path, _spec(path, format))
+    if json_:
+        print_json(found.to_json())
+    else:
+        print("\n".join(check_lines(found)))
+    if not found.is_sound:
+        raise DataError(f"{found.bad.count + found.blank.count} rows of {path} cannot be used")
+
+
+@data_app.command("stats")
+def stats(path: PathArgument, format: FormatOption = "auto", json_: JsonOption = False) -> None:
+    """Counts, lengths, labels; of records of critique and label stages also the principles and their agreement."""
+    from charter.report.data_stats import data_stats, stats_json, stats_lines
+
+    found = data_stats(path, _spec(path, format, on_bad_row="skip"))
+    if json_:
+        print_json(stats_json(found))
+    else:
+        print("\n".join(stats_lines(found)))
+
+
+@data_app.command("convert")
+def convert(
+    path: PathArgument,
+    out: Annotated[Path, typer.Argument(help="File to write: .jsonl or .parquet.", show_default=False)],
+    format: FormatOption = "auto",
+    skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help="Leave bad rows out and count them.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+) -> None:
+    """Write a data set in TRL's formats: from HH-RLHF's text, NeMo-Aligner's JSONL, tar shards, Parquet or Arrow."""
+    from charter.errors import UsageError
+
+    if out.exists() and (not force or out.is_dir() or out.samefile(path)):
+        hint = "give another name" if out.is_dir() or out.samefile(path) else "give another name, or --force"
+        raise UsageError(f"{out} is there already; {hint}")
+    made = _write(path, out, _spec(path, format, on_bad_row="skip" if skip_bad_rows else "fail"))
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in made.kinds.items())
+    print(f"wrote {made.rows:,} rows to {out}: {kinds}; {made.changed:,} were in another layout")
+    for name, count in made.dropped.items():
+        print(f"  the field {name!r} of {count:,} rows has no place in the new layout and was left out")
+    for line in made.skipped.lines():
+        print(line)
+
+
+def _write(path: Path, out: Path, spec: "DataSpec") -> "Converted":
+    """Convert to a temporary file beside the target, which appears whole or not at all."""
+    import uuid
+
+    from charter.artifacts import durable
+    from charter.errors import UsageError
+    from charter.spec.convert import Conversion, write_rows
+
+    temporary = out.with_name(f"{durable.TEMPORARY}{out.name}-{uuid.uuid4().hex[:8]}")
+    conversion = Conversion(path, spec)
+    try:
+        write_rows(conversion.rows, out, temporary)
+        durable.move(temporary, out)
+    except OSError as error:
+        raise UsageError(f"{out}: {error.strerror}; give a file in a directory that exists") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    return conversion.made
+
+
+def _spec(path: Path, format: DataFormat, *, on_bad_row: Literal["fail", "skip"] = "fail") -> "DataSpec":
+    """How a data set is read that no charter.yaml describes."""
+    from charter.errors import UsageError
+    from charter.spec.data_files import is_there
+    from charter.spec.project import DataSpec
+
+    if not is_there(path):
+        raise UsageError(f"there is no data set {path}; give a file, a directory or a pattern")
+    return DataSpec(path=str(path), format=format, on_bad_row=on_bad_row)

@@ -1,0 +1,148 @@
+"""What is wrong with a data set before anything is trained on it: rows that cannot be read, or are there twice."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from charter.feedback.prepare_rows import candidate_of
+from charter.feedback.prepare_words import exact_key
+from charter.spec.data_row import BadRowError, Row, SkippedRows
+from charter.spec.dataset import selected_rows
+from charter.spec.project import DataSpec
+from charter.spec.rows import CRITIQUE_FIELDS, chosen_probability_of, critique_of, margin_of, row_kind
+
+WORKED_CRITIQUE = "worked critique"
+SHOWN = 20
+"""Of each sort of finding; all are counted."""
+
+
+@dataclass
+class Found:
+    """One sort of finding: how many, and the first of them."""
+
+    count: int = 0
+    first: list[str] = field(default_factory=list)
+
+    def add(self, what: str) -> None:
+        """Count one more."""
+        self.count += 1
+        if len(self.first) < SHOWN:
+            self.first.append(what)
+
+
+@dataclass
+class _BadRows(SkippedRows):
+    """Takes bad rows as they come, and keeps more of their reasons than a stage's log has room for."""
+
+    found: Found = field(default_factory=Found)
+
+    def take(self, error: BadRowError, policy: Literal["fail", "skip"]) -> None:
+        super().take(error, "skip")
+        self.found.add(str(error))
+
+
+@dataclass(frozen=True)
+class DataCheck:
+    """What was found in one data set."""
+
+    path: Path
+    rows: int
+    kinds: Mapping[str, int]
+    bad: Found
+    blank: Found
+    repeated_ids: Found
+    duplicates: Found
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether every row can be read and has its texts."""
+        return not self.bad.count and not self.blank.count
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON."""
+        sorts = {"bad": self.bad, "blank": self.blank, "repeated_ids": self.repeated_ids, "duplicates": self.duplicates}
+        return {
+            "schema": "charter.data-check/1",
+            "path": str(self.path),
+            "rows": self.rows,
+            "kinds": dict(self.kinds),
+            **{name: {"count": found.count, "first": found.first} for name, found in sorts.items()},
+        }
+
+
+def check_data(path: Path, spec: DataSpec | None = None, *, tell: Callable[[int], None] = lambda _: None) -> DataCheck:
+    """Read every row as a stage would; one hash per row is held. `tell` hears of every row."""
+    bad = _BadRows()
+    kinds: Counter[str] = Counter()
+    blank, repeated, duplicates = Found(), Found(), Found()
+    ids: dict[str, str] = {}
+    texts: dict[bytes, str] = {}
+    rows = 0
+    for row in selected_rows(path, spec, bad):
+        rows += 1
+        tell(rows)
+        try:
+            kind, key = _kind(row), _key(row)
+        except BadRowError as error:
+            bad.take(error, "skip")
+            continue
+        kinds[kind] += 1
+        if key is None:
+            blank.add(f"{row.where}: a text is missing or blank")
+            continue
+        if "id" in row.value and (first := ids.setdefault(row.id, row.where)) != row.where:
+            repeated.add(f"{row.where}: the id {row.id!r} is that of {_place(first)}")
+        if (first := texts.setdefault(key, row.where)) != row.where:
+            duplicates.add(f"{row.where}: says the same as {_place(first)}")
+    return DataCheck(path, rows, kinds, bad.found, blank, repeated, duplicates)
+
+
+def check_lines(found: DataCheck) -> list[str]:
+    """The findings for people."""
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in found.kinds.items()) or "none that can be read"
+    lines = [f"{found.path}: {found.rows:,} rows: {kinds}"]
+    if len(found.kinds) > 1:
+        lines.append("  warning: rows of several kinds; a stage reads one of them")
+    sorts = (
+        ("error", "bad rows", found.bad),
+        ("error", "rows with a blank text", found.blank),
+        ("warning", "ids that an earlier row has", found.repeated_ids),
+        ("warning", "exact duplicates; a `prepare` stage takes them out", found.duplicates),
+    )
+    for level, words, what in sorts:
+        if what.count:
+            lines.append(f"  {level}: {what.count:,} {words}")
+            lines += [f"    {line}" for line in what.first]
+            lines += [f"    and {what.count - len(what.first):,} more"] if what.count > len(what.first) else []
+    return lines
+
+
+def _kind(row: Row) -> str:
+    if _is_worked_critique(row):
+        return WORKED_CRITIQUE
+    kind = row_kind(row)
+    if kind == "pair":
+        chosen_probability_of(row)
+        margin_of(row)
+    return kind
+
+
+def _key(row: Row) -> bytes | None:
+    """128 bits of the texts of a row, None when one is missing or blank."""
+    if _is_worked_critique(row):
+        return exact_key([turn.content for turn in critique_of(row)])
+    candidate = candidate_of(row)
+    return None if candidate.empty else exact_key(candidate.parts)
+
+
+def _is_worked_critique(row: Row) -> bool:
+    """Whether a row is an example for critique stages, which has named texts instead of turns."""
+    return "messages" not in row.value and all(name in row.value for name in CRITIQUE_FIELDS)
+
+
+def _place(where: str) -> str:
+    """The place of a row without its file: `line 7`."""
+    _, _, place = where.rpartition(":")
+    return f"line {place}" if place.isdecimal() else place.strip()

@@ -1,0 +1,215 @@
+"""The figures of a data set: how long its texts are, how its labels are spread, which principles were used."""
+
+import math
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from charter.feedback.prepare_rows import Candidate, candidate_of
+from charter.spec.data_row import Row, SkippedRows
+from charter.spec.project import DataSpec
+from charter.spec.rows import chosen_probability_of, row_kind
+from charter.spec.selection import each_row
+
+BAR_WIDTH = 40
+"""Columns of the longest bar, so that a line fits a terminal of 80."""
+LENGTH_BINS = 10
+PROBABILITY_BINS = 10
+_BLOCKS = " ▏▎▍▌▋▊▉█"
+QUANTILES = (0.5, 0.95, 0.99)
+
+
+@dataclass
+class Labels:
+    """What the labels of preference rows say."""
+
+    probabilities: "array[float]" = field(default_factory=lambda: array("f"))
+    chosen_is_longer: int = 0
+    same_length: int = 0
+
+
+@dataclass
+class Principle:
+    """How often a principle was drawn, and how the judge answered under it."""
+
+    rows: int = 0
+    asked_both_ways: int = 0
+    orders_agree: int = 0
+    probability_sum: float = 0.0
+
+
+@dataclass
+class DataStats:
+    """Counts of one data set; four bytes per text are held."""
+
+    path: Path
+    rows: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+    turns: Counter[int] = field(default_factory=Counter)
+    prompts: "array[int]" = field(default_factory=lambda: array("I"))
+    answers: "array[int]" = field(default_factory=lambda: array("I"))
+    labels: Labels = field(default_factory=Labels)
+    principles: dict[str, Principle] = field(default_factory=dict)
+    skipped: SkippedRows = field(default_factory=SkippedRows)
+
+
+def data_stats(path: Path, spec: DataSpec | None = None) -> DataStats:
+    """Go through a data set once."""
+    found = DataStats(path)
+    for row, kind, candidate in each_row(path, spec, found.skipped, lambda row: [_read(row)]):
+        _count(found, row, kind, candidate)
+    return found
+
+
+def _read(row: Row) -> tuple[Row, str, Candidate]:
+    """A row with what is counted of it; what is wrong with it is raised here, where it can be left out."""
+    kind = row_kind(row)
+    if kind == "pair":
+        chosen_probability_of(row)
+    return row, kind, candidate_of(row)
+
+
+def _count(found: DataStats, row: Row, kind: str, candidate: Candidate) -> None:
+    found.rows += 1
+    found.kinds[kind] += 1
+    found.prompts.append(len(candidate.prompt))
+    found.answers.extend(map(len, candidate.answers))
+    turns = row.value.get("messages") or row.value.get("prompt")
+    found.turns[len(turns) if isinstance(turns, list) else 1] += 1
+    if kind == "pair" and not candidate.empty:
+        chosen, rejected = map(len, candidate.answers)
+        found.labels.probabilities.append(chosen_probability_of(row))
+        found.labels.chosen_is_longer += chosen > rejected
+        found.labels.same_length += chosen == rejected
+    for name in _principles(row.value):
+        _add_principle(found.principles.setdefault(name, Principle()), row.value)
+
+
+def _principles(value: Mapping[str, Any]) -> Iterator[str]:
+    """The principles that a record of a critique or label stage was made under."""
+    found = value.get("principles") or [value.get("principle")]
+    yield from (name for name in found if isinstance(name, str)) if isinstance(found, list) else ()
+
+
+def _add_principle(found: Principle, value: Mapping[str, Any]) -> None:
+    found.rows += 1
+    probability, orders = value.get("chosen_probability"), value.get("both_orders")
+    if isinstance(probability, int | float):
+        found.probability_sum += probability
+    if isinstance(orders, dict) and isinstance(orders.get("agree"), bool):
+        found.asked_both_ways += 1
+        found.orders_agree += orders["agree"]
+
+
+def stats_json(found: DataStats) -> dict[str, Any]:
+    """The figures as plain JSON."""
+    return {
+        "schema": "charter.data-stats/1",
+        "path": str(found.path),
+        "rows": found.rows,
+        "skipped_rows": found.skipped.count,
+        "kinds": dict(found.kinds),
+        "turns": {str(turns): count for turns, count in sorted(found.turns.items())},
+        "prompt_characters": _lengths(found.prompts),
+        "answer_characters": _lengths(found.answers),
+        "labels": _labels(found.labels),
+        "principles": {name: _principle(item) for name, item in sorted(found.principles.items())},
+    }
+
+
+def _lengths(values: Sequence[int]) -> dict[str, float] | None:
+    if not len(values):
+        return None
+    numbers = np.asarray(values)
+    quantiles = {f"p{int(share * 100)}": float(np.quantile(numbers, share)) for share in QUANTILES}
+    return {"count": len(numbers), "mean": float(numbers.mean()), **quantiles, "max": int(numbers.max())}
+
+
+def _labels(labels: Labels) -> dict[str, Any] | None:
+    count = len(labels.probabilities)
+    if not count:
+        return None
+    numbers = np.asarray(labels.probabilities)
+    edges, heights = histogram(numbers, np.linspace(0, 1, PROBABILITY_BINS + 1))
+    return {
+        "count": count,
+        "mean_chosen_probability": float(numbers.mean()),
+        "hard_share": float((numbers == 1).mean()),
+        "below_half_share": float((numbers < 0.5).mean()),
+        "chosen_longer_share": labels.chosen_is_longer / count,
+        "same_length_share": labels.same_length / count,
+        "histogram": {"edges": edges, "counts": heights},
+    }
+
+
+def _principle(item: Principle) -> dict[str, Any]:
+    asked = item.asked_both_ways
+    return {
+        "rows": item.rows,
+        "mean_chosen_probability": item.probability_sum / item.rows if item.probability_sum else None,
+        "orders_agree_share": item.orders_agree / asked if asked else None,
+    }
+
+
+def histogram(values: Any, edges: Any) -> tuple[list[float], list[int]]:
+    """Counts between edges; the last bin has its upper edge too."""
+    counts, found = np.histogram(values, bins=edges)
+    return [float(edge) for edge in found], [int(count) for count in counts]
+
+
+def length_histogram(values: Sequence[int]) -> tuple[list[float], list[int]]:
+    """Counts of lengths in bins that double, since lengths of texts spread over orders of magnitude."""
+    last = max(1, math.ceil(math.log2(max(values) + 1)))
+    first = max(0, last - LENGTH_BINS)
+    return histogram(np.asarray(values), [0, *(2**power for power in range(first + 1, last + 1))])
+
+
+def bars(edges: Sequence[float], counts: Sequence[int], label: str) -> list[str]:
+    """A histogram as lines of text; `label` is a format for the two edges of a bin."""
+    most = max(counts, default=0)
+    lines = []
+    for low, high, count in zip(edges, edges[1:], counts, strict=False):
+        eighths = round(8 * BAR_WIDTH * count / most) if most else 0
+        bar = _BLOCKS[-1] * (eighths // 8) + _BLOCKS[eighths % 8].strip()
+        lines.append(f"  {label.format(low, high)} {bar} {count:,}")
+    return lines
+
+
+def stats_lines(found: DataStats) -> list[str]:
+    """The figures for people."""
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in found.kinds.items())
+    lines = [f"{found.path}: {found.rows:,} rows: {kinds}", *found.skipped.lines()]
+    for title, values in (("prompt", found.prompts), ("answer", found.answers)):
+        if (lengths := _lengths(values)) is not None:
+            told = ", ".join(f"{name} {lengths[name]:,.0f}" for name in ("mean", "p50", "p95", "p99", "max"))
+            lines += [f"characters of {title}: {told}", *bars(*length_histogram(values), "{:>7,.0f} - {:>7,.0f}")]
+    return [*lines, *_label_lines(found.labels), *_principle_lines(found)]
+
+
+def _label_lines(labels: Labels) -> list[str]:
+    told = _labels(labels)
+    if told is None:
+        return []
+    return [
+        f"labels: {told['hard_share']:.1%} hard, mean probability of chosen {told['mean_chosen_probability']:.3f}; "
+        f"chosen is the longer answer in {told['chosen_longer_share']:.1%}",
+        *bars(told["histogram"]["edges"], told["histogram"]["counts"], "{:.1f} - {:.1f}"),
+    ]
+
+
+def _principle_lines(found: DataStats) -> list[str]:
+    if not found.principles:
+        return []
+    width = max(map(len, found.principles))
+    lines = ["principles: rows, mean probability of chosen, orders that agree"]
+    for name, item in sorted(found.principles.items(), key=lambda pair: (-pair[1].rows, pair[0])):
+        told = _principle(item)
+        shares = (told["mean_chosen_probability"], told["orders_agree_share"])
+        cells = "  ".join("-" if share is None else f"{share:.3f}" for share in shares)
+        lines.append(f"  {name:<{width}} {item.rows:>9,}  {cells}")
+    return lines

@@ -1,0 +1,103 @@
+import json
+
+import pytest
+
+from charter.pipeline.graph import build_pipeline
+from charter.pipeline.samples import samples_of, shown_fields, visible
+from charter.spec.load import load_project
+
+PROJECT = """\
+name: n
+models: {base: meta-llama/Llama-3.1-8B}
+data: {d: d.jsonl}
+pipeline:
+  sft: {kind: sft, init: base, data: d, steps: 1, needs_approval: true}
+"""
+
+
+@pytest.fixture
+def stage(tmp_path):
+    (tmp_path / "charter.yaml").write_text(PROJECT)
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    (tmp_path / "d.jsonl").write_text(
+        "".join(json.dumps({"id": f"r{n}", "messages": turns}) + "\n" for n in range(200))
+    )
+    return build_pipeline(load_project(tmp_path), tmp_path).stages["sft"]
+
+
+def test_samples_come_from_the_whole_file_and_are_the_same_for_everybody(stage):
+    (found,) = samples_of(stage, 8, seed=1)
+    assert (found.name, found.role, found.rows, len(found.samples)) == ("d", "data", 200, 8)
+    numbers = [int(sample.id[1:]) for sample in found.samples]
+    assert numbers == sorted(numbers)
+    assert max(numbers) > 100
+    assert samples_of(stage, 8, seed=1) == [found]
+    assert samples_of(stage, 8, seed=2) != [found]
+    assert found.samples[0].fields == {"conversation": "user: q\nassistant: a"}
+
+
+def test_fewer_rows_than_asked_for_are_all_shown(stage):
+    assert len(samples_of(stage, 1000, seed=1)[0].samples) == 200
+    assert samples_of(stage, 0, seed=1)[0].samples == ()
+
+
+def test_a_critique_record_shows_principle_critique_and_revision():
+    record = {
+        "id": "p/round-1",
+        "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "better"}],
+        "init_prompt": "q",
+        "init_response": "first",
+        "critic_prompt": "what is wrong?",
+        "critic_response": "much",
+        "revision_prompt": "rewrite",
+        "revision_response": "better",
+        "principle": "kind",
+        "round": 1,
+        "template": "abc",
+    }
+    assert shown_fields(record) == {
+        "prompt": "q",
+        "answer": "first",
+        "critique asked": "what is wrong?",
+        "critique": "much",
+        "revision": "better",
+        "principle": "kind",
+        "round": "1",
+    }
+
+
+def test_a_label_record_shows_both_answers_with_the_probability():
+    record = {
+        "prompt": [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "b"},
+            {"role": "user", "content": "c"},
+        ],
+        "chosen": [{"role": "assistant", "content": "good"}],
+        "rejected": [{"role": "assistant", "content": "bad"}],
+        "chosen_probability": 0.8125,
+        "principle": "kind",
+        "principles": ["kind", "brief"],
+    }
+    assert shown_fields(record) == {
+        "prompt": "user: a\nassistant: b\nuser: c",
+        "chosen": "good",
+        "rejected": "bad",
+        "probability of chosen": "0.812",
+        "principles": "kind\nbrief",
+    }
+
+
+@pytest.mark.parametrize("row", [{}, {"messages": 3}, {"messages": [1, None]}, {"prompt": {"a": []}}, {"chosen": [{}]}])
+def test_odd_records_are_shown_as_they_are(row):
+    assert all(isinstance(text, str) for text in shown_fields(row).values())
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    ["\x1b]0;title\x07", "\x1b[2J", "\x9b31m", "\u202eevil", "\u2066x\u2069", "\r overwritten", "a\x00b", "\x08\x08"],
+)
+def test_text_of_a_model_cannot_drive_the_terminal(hostile):
+    shown = visible(f"ok {hostile}", 100)
+    assert all(character.isprintable() or character == "\n" for character in shown)
+    assert shown.startswith("ok ")
