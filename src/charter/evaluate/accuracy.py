@@ -1,4 +1,4 @@
-"""Suites on pairs that humans labelled: the judge's agreement, preference models and simple baselines beside them."""
+"""Suites on pairs with a better answer: preference models and judge, with simple baselines beside them."""
 
 import json
 from collections.abc import Sequence
@@ -9,38 +9,14 @@ from charter.artifacts.draws import draw_seed
 from charter.evaluate import bag_of_words
 from charter.evaluate.bag_of_words import win_of
 from charter.evaluate.bench import Bench
-from charter.evaluate.figures import Figure, difference, mean, proportion
+from charter.evaluate.figures import Figure, difference, proportion
 from charter.evaluate.intervals import sign_test
-from charter.feedback.judge import MULTIPLE_CHOICE, Verdict
+from charter.evaluate.judging import Contest, invalid_note, verdict_wins
 from charter.spec.dataset import Pair, Turn
 
 HELD_OUT = "held-out human pairs"
 FOLDS = 5
 HHH_FILE = "hhh_mini.jsonl"
-
-
-def judge_agreement(bench: Bench) -> list[Figure]:
-    """How often the judge prefers what humans chose."""
-    verdicts = bench.verdicts([(pair.id, pair.prompt, pair.chosen, pair.rejected) for pair in bench.pairs])
-    wins = _verdict_wins(verdicts)
-    shorter = shorter_wins(bench.pairs)
-    seed = bench.seed("judge_agreement")
-    found = [
-        proportion("judge_agreement.judge", "Judge agrees with the human label", wins, note=HELD_OUT),
-        proportion("judge_agreement.shorter_answer", "Baseline: the shorter answer wins", shorter, note=HELD_OUT),
-        difference("judge_agreement.over_shorter", "Judge less the shorter-answer baseline", wins, shorter, seed=seed),
-    ]
-    if bench.has("independent_pairs"):
-        others = [(pair.id, pair.prompt, pair.chosen, pair.rejected) for pair in bench.independent_pairs]
-        more = wins + _verdict_wins(bench.verdicts(others))
-        label, note = "Judge agrees, independent pairs too", "held-out and independent pairs; the judge saw neither"
-        found.append(proportion("judge_agreement.all_unseen", label, more, note=note))
-    if bench.spec.judge_format == MULTIPLE_CHOICE:
-        agree = [float(verdict.orders_agree) for verdict in verdicts]
-        found.append(proportion("judge_agreement.orders_agree", "Same verdict in both orders", agree))
-        bias = [first_option_share(verdict) for verdict in verdicts]
-        found.append(mean("judge_agreement.first_option", "Option (A) preferred", bias, unit="share"))
-    return found
 
 
 def pm_accuracy(bench: Bench) -> list[Figure]:
@@ -75,9 +51,13 @@ def hhh(bench: Bench) -> list[Figure]:
         key = "reward" if name == reward_name else f"also.{name}"
         found.append(proportion(f"hhh.{key}", f"Preference model {name} on HHH pairs", wins, note=note))
     if bench.has("judge"):
-        asked = [(row["id"], t, row["better"], row["worse"]) for t, row in zip(turns, rows, strict=True)]
-        wins = _verdict_wins(bench.verdicts(asked))
-        found.append(proportion("hhh.judge", "Judge on HHH pairs", wins, note=note))
+        asked = [
+            Contest(id=row["id"], turns=t, first=row["better"], second=row["worse"])
+            for t, row in zip(turns, rows, strict=True)
+        ]
+        judged = bench.judging.verdicts(asked)
+        told = "; ".join(part for part in (note, invalid_note(len(asked), len(judged))) if part)
+        found.append(proportion("hhh.judge", "Judge on HHH pairs", verdict_wins(judged), note=told))
     shorter = [win_of(-len(row["better"]), -len(row["worse"])) for row in rows]
     found.append(proportion("hhh.shorter_answer", "Baseline: the shorter answer wins", shorter, note=note))
     return found
@@ -116,16 +96,6 @@ def cross_validated(pairs: Sequence[Pair], *, seed: int) -> list[float]:
         for index, win in zip(held, found, strict=True):
             wins[index] = win
     return wins
-
-
-def first_option_share(verdict: Verdict) -> float:
-    """Share of the orders asked in which option (A) won; 1/2 when the judge has no position bias."""
-    as_shown = [value if order == 0 else -value for order, value in enumerate(verdict.log_odds)]
-    return sum(win_of(value, 0) for value in as_shown) / len(as_shown)
-
-
-def _verdict_wins(verdicts: Sequence[Verdict]) -> list[float]:
-    return [win_of(verdict.probability_first, 0.5) for verdict in verdicts]
 
 
 def _over(

@@ -7,9 +7,15 @@ from charter.evaluate.figures import Figure
 
 MIN_ROWS = 30
 """Below so many rows no interval here is trusted enough to carry a claim."""
+SAME_VERDICTS = 0.95
+"""Least share of probes that an undrifted judge decides as before: rounding flips near ties only, so one in twenty is
+already much."""
+UNREAD = "That its answers are coherent, helpful or safer: no human and no strong model read them."
+JUDGED = "That its answers are coherent, helpful or safer: no human read them, and what a judge prefers is not that."
+"""In its place, where a judge did read them."""
 STANDING = (
     "That the policy follows the constitution: no figure here measures that.",
-    "That its answers are coherent, helpful or safer: no human and no strong model read them.",
+    UNREAD,
     "Anything about another training seed: the intervals cover the choice of prompts and pairs only, and every model "
     "was trained once.",
 )
@@ -33,13 +39,25 @@ def claims_of(figures: Sequence[Figure], *, judge_learnt_from_humans: bool) -> C
     for key, threshold, claim in STATEMENTS:
         if key in found:
             _judge_statement(found[key], threshold, claim, may, may_not)
-    may_not += _about_the_reward(found)
+    may_not += [*_about_the_reward(found), *_about_drift(found), *_about_parting(found)]
     if judge_learnt_from_humans:
         may_not.append(DISTILLED)
-    return Claims(may=tuple(may), may_not=(*may_not, *STANDING))
+    standing = [JUDGED if item == UNREAD and "judge_win_rate.policy" in found else item for item in STANDING]
+    return Claims(may=tuple(may), may_not=(*may_not, *standing))
 
 
 STATEMENTS = (
+    ("judge_win_rate.policy", 0.5, "the judge prefers the policy's answers to those of the model before"),
+    (
+        "judge_win_rate.policy_length_controlled",
+        0.5,
+        "the judge prefers the policy's answers to those of the model before at equal length too",
+    ),
+    (
+        "probes.same_verdict",
+        SAME_VERDICTS,
+        "the judge answers the probes as it did when they were judged, so labels of then and now can be put together",
+    ),
     (
         "independent_check.difference",
         0.0,
@@ -61,6 +79,33 @@ STATEMENTS = (
     ),
 )
 """Figure, what its interval must lie above, and what may be said then."""
+
+
+def _about_drift(found: Mapping[str, Figure]) -> list[str]:
+    """The alarm: the judge is not the one that the probes were judged by, or not asked in the same way."""
+    same, distance = found.get("probes.same_verdict"), found.get("probes.ks")
+    flipped = same is not None and same.high < SAME_VERDICTS
+    shifted = distance is not None and distance.low > 0
+    if same is None or not (flipped or shifted):
+        return []
+    shift = f"; log-odds distributed otherwise, D = {distance.value:.2f}" if distance is not None and shifted else ""
+    return [
+        f"That labels of this judge can be put beside those of the probes: the judge drifted (same verdict on "
+        f"{_measured(same)}{shift})."
+    ]
+
+
+def _about_parting(found: Mapping[str, Figure]) -> list[str]:
+    """What over-optimisation looks like: reward goes up with KL, and quality does not."""
+    reward, quality = found.get("goodhart.reward_slope"), found.get("goodhart.quality_slope")
+    if reward is None or quality is None or reward.low <= 0 or quality.low > 0:
+        return []
+    way = "falls" if quality.high < 0 else "is not shown to rise"
+    return [
+        "That more of this training makes better answers: over the checkpoints the reward rises with KL "
+        f"({reward.value:.3g} per nat) and the quality {way} ({quality.value:.3g} per nat, 95 % interval "
+        f"{quality.low:.3g} to {quality.high:.3g})."
+    ]
 
 
 def _judge_statement(figure: Figure, threshold: float, claim: str, may: list[str], may_not: list[str]) -> None:

@@ -1,10 +1,10 @@
 """One measured figure with its interval, and how it is written."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from charter.evaluate import intervals
-from charter.evaluate.intervals import Interval
+from charter.evaluate.intervals import Floats, Interval
 
 SHARE = "share"
 DECIMALS = 6
@@ -27,6 +27,17 @@ HEADLINES = frozenset(
         "independent_check.policy",
         "independent_check.control",
         "independent_check.difference",
+        "judge_win_rate.policy",
+        "judge_win_rate.policy_length_controlled",
+        "judge_win_rate.control",
+        "pm_calibration.reward.ece",
+        "multiple_choice.policy.letter",
+        "multiple_choice.policy.answer",
+        "refusal.policy.refused",
+        "refusal.policy.over_refused",
+        "probes.same_verdict",
+        "goodhart.reward_slope",
+        "goodhart.quality_slope",
     }
 )
 """The figures that a summary shows; the report has them all."""
@@ -48,30 +59,35 @@ class Figure:
     method: str
     """How the interval was made."""
     note: str = ""
+    at: float | None = None
+    """Where it belongs on the axis of a curve: a bin's mean confidence, a checkpoint's KL."""
 
     @property
     def headline(self) -> bool:
         """Whether the figure belongs in a summary."""
-        return self.key in HEADLINES or (
-            self.key.startswith("pm_accuracy.also.") and not self.key.endswith(("_over_words", "_over_shorter"))
+        return (
+            self.key in HEADLINES
+            or (self.key.startswith("pm_accuracy.also.") and not self.key.endswith(("_over_words", "_over_shorter")))
+            or self.key.startswith("lm_eval.")
         )
 
 
-def proportion(key: str, label: str, wins: Sequence[float], *, note: str = "") -> Figure:
+def proportion(key: str, label: str, wins: Sequence[float], *, note: str = "", at: float | None = None) -> Figure:
     """The share of wins, a tie counting one half, with its standard error in the note."""
     n, total = len(wins), float(sum(wins))
     error = f"standard error {100 * intervals.standard_error(total, n):.1f} points"
     ties = sum(win == 0.5 for win in wins)
     parts = [error, f"{ties} ties counted as one half" if ties else "", note]
-    return _figure(
-        key, label, total / n, intervals.wilson(total, n), n, SHARE, "Wilson score", "; ".join(p for p in parts if p)
-    )
+    interval, told = intervals.wilson(total, n), "; ".join(part for part in parts if part)
+    return figure_of(key, label, total / n, interval, n, SHARE, "Wilson score", told, at)
 
 
-def mean(key: str, label: str, values: Sequence[float], *, unit: str, note: str = "") -> Figure:
+def mean(
+    key: str, label: str, values: Sequence[float], *, unit: str, note: str = "", at: float | None = None
+) -> Figure:
     """A mean over independent rows."""
-    value = sum(values) / len(values)
-    return _figure(key, label, value, intervals.of_mean(values), len(values), unit, "normal, s/sqrt(n)", note)
+    value, interval = sum(values) / len(values), intervals.of_mean(values)
+    return figure_of(key, label, value, interval, len(values), unit, "normal, s/sqrt(n)", note, at)
 
 
 def ratio(
@@ -80,7 +96,7 @@ def ratio(
     """A ratio of sums over independent rows."""
     value = sum(numerators) / sum(denominators)
     interval = intervals.of_ratio(numerators, denominators)
-    return _figure(key, label, value, interval, len(numerators), unit, "linearised ratio", note)
+    return figure_of(key, label, value, interval, len(numerators), unit, "linearised ratio", note)
 
 
 def difference(
@@ -97,12 +113,39 @@ def difference(
     values = [a - b for a, b in zip(first, second, strict=True)]
     interval = intervals.paired_bootstrap(values, seed=seed)
     method = f"paired bootstrap, {intervals.RESAMPLES} resamples"
-    return _figure(key, label, sum(values) / len(values), interval, len(values), unit, method, note)
+    return figure_of(key, label, sum(values) / len(values), interval, len(values), unit, method, note)
 
 
-def _figure(
-    key: str, label: str, value: float, interval: Interval, n: int, unit: str, method: str, note: str
+def resampled(
+    key: str,
+    label: str,
+    statistic: Callable[[Floats], Floats],
+    rows: Floats,
+    *,
+    seed: int,
+    unit: str,
+    note: str = "",
+) -> list[Figure]:
+    """A statistic of the column means of independent rows; nothing where it has no value on them."""
+    found = intervals.bootstrapped(statistic, rows, seed=seed)
+    if found is None:
+        return []
+    method = f"bootstrap over rows, {intervals.RESAMPLES} resamples"
+    return [figure_of(key, label, *found, len(rows), unit, method, note)]
+
+
+def figure_of(
+    key: str,
+    label: str,
+    value: float,
+    interval: Interval,
+    n: int,
+    unit: str,
+    method: str,
+    note: str = "",
+    at: float | None = None,
 ) -> Figure:
+    """A figure with its numbers rounded."""
     return Figure(
         key=key,
         label=label,
@@ -113,6 +156,7 @@ def _figure(
         unit=unit,
         method=method,
         note=note,
+        at=None if at is None else _rounded(at),
     )
 
 

@@ -4,17 +4,22 @@ They cover the choice of rows (prompts, pairs) only. They say nothing about othe
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from charter.errors import DataError
+
+Floats = NDArray[np.float64]
 
 Z_95 = 1.959963984540054
 """97.5 % point of the standard normal distribution."""
 RESAMPLES = 4000
 _TO_UNIT = 2.0**-53
+_AT_ONCE = 2**22
+"""Drawn rows that are held at once: 32 MiB of counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +40,7 @@ def wilson(successes: float, n: int) -> Interval:
     >>> found = wilson(81, 263); round(found.low, 4), round(found.high, 4)
     (0.2553, 0.3662)
     """
-    _require_rows(n)
+    require_rows(n)
     z2 = Z_95**2
     centre = (successes + z2 / 2) / (n + z2)
     half = Z_95 / (n + z2) * math.sqrt(max(successes * (n - successes) / n, 0.0) + z2 / 4)
@@ -61,7 +66,7 @@ def of_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Inte
     such a ratio: tokens of one text are not independent, texts are.
     """
     n = len(numerators)
-    _require_rows(n, at_least=2)
+    require_rows(n, at_least=2)
     y, x = np.asarray(numerators, dtype=np.float64), np.asarray(denominators, dtype=np.float64)
     ratio = float(y.sum() / x.sum())
     half = Z_95 * math.sqrt(n / (n - 1) * float(((y - ratio * x) ** 2).sum())) / float(x.sum())
@@ -75,12 +80,51 @@ def paired_bootstrap(differences: Sequence[float], *, seed: int) -> Interval:
     its arguments. Source: Efron 1979. With few rows, or rows that are all equal, it is too narrow.
     """
     n = len(differences)
-    _require_rows(n)
+    require_rows(n)
     values = np.asarray(differences, dtype=np.float64)
     raw = np.random.Philox(key=seed).random_raw(RESAMPLES * n)
     rows = ((raw >> np.uint64(11)) * _TO_UNIT * n).astype(np.int64).reshape(RESAMPLES, n)
     means = np.sort(values[rows].mean(1))
     return Interval(low=float(means[RESAMPLES // 40]), high=float(means[RESAMPLES - 1 - RESAMPLES // 40]))
+
+
+def resampled_means(rows: Floats, *, seed: int) -> Floats:
+    """The column means [resamples, columns] of 4,000 resamples of some rows [n, columns].
+
+    What is computed of a table's column means (a slope, a correlation, an agreement beyond chance) gets its interval
+    from these. The draws are those of `paired_bootstrap`.
+    """
+    n = len(rows)
+    require_rows(n)
+    source = np.random.Philox(key=seed)
+    found: list[Floats] = []
+    done, part = 0, max(1, _AT_ONCE // n)
+    while done < RESAMPLES:
+        count = min(part, RESAMPLES - done)
+        drawn = ((source.random_raw(count * n) >> np.uint64(11)) * _TO_UNIT * n).astype(np.int64).reshape(count, n)
+        places = (drawn + n * np.arange(count)[:, None]).ravel()
+        counts = np.bincount(places, minlength=count * n).reshape(count, n)
+        found.append(counts @ rows / n)
+        done += count
+    return np.concatenate(found)
+
+
+def bootstrapped(statistic: Callable[[Floats], Floats], rows: Floats, *, seed: int) -> tuple[float, Interval] | None:
+    """A statistic of the column means of `rows` with its percentile interval; None where it has no value.
+
+    `statistic` takes means [..., columns] and gives [...]. Resamples in which it has none (NaN: a kappa of judges who
+    gave one answer only) are left out. The interval is widened to the value where all resamples lie on one side of it,
+    as they do at a statistic's bound. Source: Efron 1979.
+    """
+    value = float(statistic(rows.mean(0)))
+    if math.isnan(value):
+        return None
+    found = statistic(resampled_means(rows, seed=seed))
+    found = np.sort(found[~np.isnan(found)])
+    if not len(found):
+        return None
+    cut = len(found) // 40
+    return value, Interval(low=min(float(found[cut]), value), high=max(float(found[len(found) - 1 - cut]), value))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,11 +157,12 @@ def standard_error(successes: float, n: int) -> float:
     >>> round(standard_error(119, 208), 3)
     0.034
     """
-    _require_rows(n)
+    require_rows(n)
     share = successes / n
     return math.sqrt(share * (1 - share) / n)
 
 
-def _require_rows(n: int, *, at_least: int = 1) -> None:
+def require_rows(n: int, *, at_least: int = 1) -> None:
+    """Refuse an interval of too few rows."""
     if n < at_least:
         raise DataError(f"a 95 % interval needs {at_least} or more rows; there are {n}")

@@ -4,13 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
-from charter.evaluate.bench import Bench, rows_per_forward
+from charter.evaluate.bench import Bench
 from charter.evaluate.figures import Figure, ratio
-from charter.feedback.records import in_batches
-from charter.inference.generate import pad_left
-from charter.inference.score import token_log_probabilities
+from charter.evaluate.likelihood import Continuation, likelihoods
 from charter.models.chat import encode_answer, encode_prompt
 from charter.models.language_model import LanguageModel
 from charter.spec.dataset import Pair
@@ -47,50 +43,27 @@ def perplexity(bench: Bench) -> list[Figure]:
 
 
 def answer_losses(model: LanguageModel, pairs: Sequence[Pair], *, batch: int) -> list[AnswerLoss]:
-    """The loss on each chosen answer, given its prompt; texts of like length are read together."""
+    """The loss on each chosen answer, given its prompt."""
     limit = int(model.model.config.max_position_embeddings)
     encoded = [_encode(model, pair, limit) for pair in pairs]
-    order = sorted(range(len(pairs)), key=lambda index: len(encoded[index][0]))
-    nats = [0.0] * len(pairs)
-    for part in in_batches(order, batch):
-        size = rows_per_forward(max(len(encoded[index][1]) for index in part) + 1, model)
-        for some in in_batches(part, size):
-            rows, lengths = [encoded[index][0] for index in some], [len(encoded[index][1]) for index in some]
-            for index, value in zip(some, _nats(model, rows, lengths), strict=True):
-                nats[index] = value
-    return [_loss(model, value, answer, cut) for value, (_, answer, cut) in zip(nats, encoded, strict=True)]
+    read = likelihoods(model, [row for row, _ in encoded], batch=batch)
+    return [
+        _loss(model, -found.log_probability, row.asked, cut) for found, (row, cut) in zip(read, encoded, strict=True)
+    ]
 
 
-def _encode(model: LanguageModel, pair: Pair, limit: int) -> tuple[list[int], list[int], bool]:
-    """The ids of prompt and answer, those of the answer, and whether anything was cut.
+def _encode(model: LanguageModel, pair: Pair, limit: int) -> tuple[Continuation, bool]:
+    """The ids of prompt and answer, and whether anything was cut.
 
     The answer keeps at most 3/4 of the context; the prompt is cut at the left to what is left.
     """
     whole = encode_answer(model.tokenizer, pair.prompt, pair.chosen)
     prompt = encode_prompt(model.tokenizer, pair.prompt)
     answer = whole[: limit * 3 // 4]
-    return [*prompt, *answer][-limit:], answer, len(prompt) + len(whole) > limit
+    kept = prompt[-(limit - len(answer)) :]
+    return Continuation(tuple(kept), tuple(answer)), len(prompt) + len(whole) > limit
 
 
 def _loss(model: LanguageModel, nats: float, answer: Sequence[int], cut: bool) -> AnswerLoss:
     text = str(model.tokenizer.decode(answer, skip_special_tokens=True))
     return AnswerLoss(nats=nats, tokens=len(answer), text_bytes=len(text.encode()), cut=cut)
-
-
-@torch.no_grad()
-def _nats(model: LanguageModel, rows: Sequence[Sequence[int]], answer_lengths: Sequence[int]) -> list[float]:
-    device = next(model.model.parameters()).device
-    ids, mask = (item.to(device) for item in pad_left(rows, padding=model.padding_id))
-    width = max(answer_lengths)
-    logits = model.model(
-        input_ids=ids,
-        attention_mask=mask,
-        position_ids=(mask.cumsum(1) - 1).clamp_min(0),
-        use_cache=False,
-        logits_to_keep=width + 1,
-    ).logits
-    log_probability = token_log_probabilities(logits, ids[:, -logits.shape[1] :])
-    from_the_end = torch.arange(log_probability.shape[1], 0, -1, device=device)
-    counted = from_the_end <= torch.tensor(answer_lengths, device=device).unsqueeze(1)
-    found: list[float] = (-(log_probability * counted).sum(1)).tolist()
-    return found

@@ -1,20 +1,24 @@
 """The cost report as one JSON object: planned, actual, forecast, budget, by stage and by attempt."""
 
+from dataclasses import asdict
 from typing import Any
 
 from charter.ledger.account import COUNTERS, Accounted, Totals
+from charter.ledger.call import CallSums
+from charter.ledger.usage import ApiUsage
 from charter.report.amounts import Amount
-from charter.report.overview import Overview, StageView, lost
+from charter.report.overview import Overview, StageView, lost, spent_on_calls
 
 SCHEMA = "charter.cost/1"
 
 
-def cost_json(view: Overview, accounted: tuple[Accounted, ...]) -> dict[str, Any]:
+def cost_json(view: Overview, accounted: tuple[Accounted, ...], usage: tuple[ApiUsage, ...] = ()) -> dict[str, Any]:
     """What `charter cost report --json` prints.
 
     `seconds` and `usd` are medians where they are estimates, with `_p10` and `_p90` beside them. `usd` is null
-    where no price is known. The whole `milliseconds` and `micro_usd` of attempts add up to those of their stage,
-    and those of stages to the totals, exactly.
+    where no price is known. The whole `milliseconds` and `micro_usd` of attempts and of calls add up to those of
+    their stage, and those of stages to the totals, exactly. Calls that may or may not have been billed are not in
+    them: the bill lies between `usd` and `usd_most`.
     """
     return {
         "schema": SCHEMA,
@@ -22,11 +26,12 @@ def cost_json(view: Overview, accounted: tuple[Accounted, ...]) -> dict[str, Any
         "state": view.state,
         "currency": "USD",
         "planned": view.plan.to_json(),
-        "actual": _actual(view.totals, view.actual),
+        "actual": _actual(view.totals, view.actual, view.calls),
         "forecast": view.forecast.to_json(),
         "budget": budget_json(view),
         "stages": [_stage(stage) for stage in view.stages],
         "attempts": [_attempt(item) for item in accounted],
+        "calls": [_route(item) for item in usage],
     }
 
 
@@ -39,9 +44,10 @@ def budget_json(view: Overview) -> dict[str, Any] | None:
     return {
         "limit_usd": limit,
         "spent_usd": used,
+        "spent_usd_most": view.most_usd,
         "forecast_usd": expected,
         "forecast_usd_p90": high,
-        "state": budget_state(limit, used, expected),
+        "state": budget_state(limit, view.most_usd, expected),
     }
 
 
@@ -77,10 +83,14 @@ def unit_costs(totals: Totals, actual: Amount) -> dict[str, dict[str, float | in
     return found
 
 
-def _actual(totals: Totals, actual: Amount) -> dict[str, Any]:
+def _actual(totals: Totals, actual: Amount, calls: CallSums) -> dict[str, Any]:
     unpriced = totals.milliseconds - totals.priced_milliseconds
+    most = None if actual.micro_usd is None else actual.micro_usd + calls.unknown_micro_usd
     return {
         **actual.to_json(),
+        "usd_most": None if most is None else most / 1_000_000,
+        "micro_usd_most": most,
+        "calls": calls_json(calls),
         "attempts": totals.attempts,
         "accelerator_seconds": totals.billed_unit_milliseconds / 1000,
         "useful_seconds": totals.useful_milliseconds / 1000,
@@ -98,10 +108,33 @@ def _stage(stage: StageView) -> dict[str, Any]:
         "step": stage.step,
         "target_step": stage.target_step,
         "planned": stage.plan.to_json() if stage.plan else None,
-        "actual": _actual(stage.totals, stage.actual),
+        "actual": _actual(stage.totals, stage.actual, stage.calls),
         "forecast": stage.forecast.to_json(),
         "units": unit_costs(stage.totals, stage.actual),
         "ratio": {"seconds": stage.time_ratio, "usd": stage.cost_ratio},
+    }
+
+
+def calls_json(calls: CallSums) -> dict[str, Any]:
+    """Counts of calls, their tokens by kind, and their money: what is settled and what may come on top."""
+    return {
+        **asdict(calls),
+        "settled_usd": calls.settled_micro_usd / 1_000_000,
+        "unknown_usd": calls.unknown_micro_usd / 1_000_000,
+        **spent_on_calls(calls).to_json(),
+    }
+
+
+def _route(item: ApiUsage) -> dict[str, Any]:
+    route = item.route
+    return {
+        "stage": item.stage,
+        "fingerprint": item.fingerprint,
+        "endpoint": route.endpoint,
+        "model": route.model,
+        "first_at": route.first_at,
+        "last_at": route.last_at,
+        **calls_json(route.sums),
     }
 
 

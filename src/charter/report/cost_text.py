@@ -7,7 +7,7 @@ from rich.text import Text
 
 from charter.report.amounts import Amount
 from charter.report.cost import budget_json, unit_costs
-from charter.report.overview import Overview, StageView, lost
+from charter.report.overview import Overview, StageView, lost, spent_on_calls
 from charter.units import format_count, format_seconds, format_usd
 
 STATE_STYLES = {"done": "green", "running": "cyan", "failed": "red", "interrupted": "yellow", "pending": "dim"}
@@ -22,6 +22,10 @@ def print_cost(view: Overview, console: Console) -> None:
     console.print(plan_against_actual(view))
     console.print()
     print_waste(view, console)
+    calls = calls_table(view)
+    if calls.row_count:
+        console.print()
+        console.print(calls)
     units = unit_table(view)
     if units.row_count:
         console.print()
@@ -99,6 +103,25 @@ def unit_table(view: Overview) -> Table:
     return table
 
 
+def calls_table(view: Overview) -> Table:
+    """Calls to servers by stage: how they went, and what is billed for sure and at most."""
+    table = _table("Calls to servers")
+    table.add_column("Stage")
+    for name in ("Calls", "Answered", "Unknown", "Tokens in (cached)", "Tokens out", "Settled", "At most"):
+        table.add_column(name, justify="right")
+    for name, calls in (*((stage.name, stage.calls) for stage in view.stages), ("total", view.calls)):
+        if calls.requests:
+            table.add_row(
+                Text(name, style="bold" if name == "total" else ""),
+                *(format_count(count) for count in (calls.requests, calls.answered, calls.unknown)),
+                f"{format_count(calls.prompt_tokens)} ({format_count(calls.cached_tokens)})",
+                format_count(calls.completion_tokens),
+                format_usd(spent_on_calls(calls).usd),
+                format_usd(None if spent_on_calls(calls).usd is None else calls.most_micro_usd / 1e6),
+            )
+    return table
+
+
 def print_budget(view: Overview, console: Console) -> None:
     """Say where the budget stands."""
     budget = budget_json(view)
@@ -107,8 +130,10 @@ def print_budget(view: Overview, console: Console) -> None:
             console.print("Unpriced: set resources.price in charter.yaml to see costs.", style="dim")
         return
     style = {"ok": "green", "warn": "yellow", "exceeded": "bold red", "unpriced": "dim"}[budget["state"]]
+    more = view.calls.unknown_micro_usd
+    unknown = f" and at most {format_usd(more / 1e6)} for calls that are not settled" if more else ""
     text = (
-        f"Budget {format_usd(budget['limit_usd'])}: spent {format_usd(budget['spent_usd'])}, "
+        f"Budget {format_usd(budget['limit_usd'])}: spent {format_usd(budget['spent_usd'])}{unknown}, "
         f"forecast {format_usd(budget['forecast_usd'])} (p90 {format_usd(budget['forecast_usd_p90'])})"
         f"  {budget['state']}"
     )

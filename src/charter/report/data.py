@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from charter.ledger.account import Accounted
+from charter.report.measured_curves import is_point, measured_curves
 from charter.report.overview import Overview
 from charter.report.read import RunFiles
 from charter.report.results import all_results
@@ -29,6 +30,7 @@ def chart_data(run: RunFiles, view: Overview) -> dict[str, Any]:
     return {
         "stages": [stage.name for stage in view.stages],
         "results": result_panels(run),
+        "measured": measured_curves(run),
         "allocation": allocation(view),
         "timeline": timeline(run.accounted),
         "against": plan_and_actual(view),
@@ -45,7 +47,7 @@ def result_panels(run: RunFiles) -> list[dict[str, Any]]:
     panels: dict[str, list[dict[str, Any]]] = {"share": [], DIFFERENCE: []}
     for _, results in all_results(run):
         for figure in results.get("figures", []):
-            if figure.get("value") is None:
+            if figure.get("value") is None or is_point(figure):
                 continue
             unit = str(figure.get("unit") or "")
             if unit == "share" and "paired" in str(figure.get("method")):

@@ -10,7 +10,9 @@ from charter.artifacts.record import OUTPUTS, Record, read_record
 from charter.artifacts.whole_dir import publish_dir
 from charter.errors import UsageError
 from charter.ledger.account import Accounted
-from charter.ledger.store import Ledger
+from charter.ledger.call import CallSums
+from charter.ledger.store import Ledger, has_ledger, ledger_place
+from charter.ledger.usage import usage_sums
 from charter.pipeline.graph import Pipeline, PlannedStage, build_pipeline
 from charter.pipeline.paths import run_dir
 from charter.pipeline.staleness import assess
@@ -36,7 +38,8 @@ def export_stage(project: Project, root: Path, name: str, target: Path, *, licen
             record.to_json(), figures=figures_about(pipeline, record.fingerprint), score=score, licence=licence
         )
         (path / CARD).write_text(card, encoding="utf-8")
-        (path / COST).write_text(json_text(cost_of(stage, _attempts(root, stage))), encoding="utf-8")
+        attempts, calls = _spent(root, stage, project.storage.ledger)
+        (path / COST).write_text(json_text(cost_of(stage, attempts, calls)), encoding="utf-8")
 
     publish_dir(target.resolve(), write)
     return record
@@ -56,7 +59,7 @@ def figures_about(pipeline: Pipeline, fingerprint: str) -> Mapping[str, Sequence
     return found
 
 
-def cost_of(stage: PlannedStage, accounted: Sequence[Accounted]) -> Mapping[str, Any]:
+def cost_of(stage: PlannedStage, accounted: Sequence[Accounted], calls: CallSums) -> Mapping[str, Any]:
     """What the attempts of a stage took together; no dollars where none of them has a price."""
     costs = [item.cost_micro_usd for item in accounted if item.cost_micro_usd is not None]
     return {
@@ -67,6 +70,9 @@ def cost_of(stage: PlannedStage, accounted: Sequence[Accounted]) -> Mapping[str,
         "seconds": sum(item.attempt.duration_milliseconds for item in accounted) / 1000,
         "lost_seconds": sum(item.lost_milliseconds for item in accounted) / 1000,
         "usd": sum(costs) / 1e6 if costs else None,
+        "calls": calls.requests,
+        "calls_usd": calls.settled_micro_usd / 1e6,
+        "calls_usd_most": calls.most_micro_usd / 1e6,
     }
 
 
@@ -78,9 +84,11 @@ def _record_of_finished(stage: PlannedStage, root: Path) -> Record:
     return record
 
 
-def _attempts(root: Path, stage: PlannedStage) -> Sequence[Accounted]:
-    path = run_dir(root) / "ledger.sqlite"
-    if not path.exists():
-        return ()
-    with Ledger.open(path, create=False) as ledger:
-        return [item for item in ledger.accounted() if item.attempt.fingerprint == stage.fingerprint]
+def _spent(root: Path, stage: PlannedStage, server: str | None) -> tuple[Sequence[Accounted], CallSums]:
+    """Attempts and calls of a stage under its fingerprint."""
+    place = ledger_place(run_dir(root), server)
+    if not has_ledger(place):
+        return (), CallSums()
+    with Ledger.open(place, create=False) as ledger:
+        accounted = [item for item in ledger.accounted() if item.attempt.fingerprint == stage.fingerprint]
+        return accounted, usage_sums(item for item in ledger.usage() if item.fingerprint == stage.fingerprint)

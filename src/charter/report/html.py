@@ -20,7 +20,7 @@ def report_html(run: RunFiles, *, now: float) -> str:
     made = datetime.fromtimestamp(now, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
     body = (
         header(view, title=run.project, subtitle=f"{'Run' if ran else 'Plan'} report, {made}"),
-        sections.results(run, charts["results"]),
+        sections.results(run, charts["results"], charts["measured"]),
         sections.stage_table(view),
         sections.spending(view, charts),
         sections.timeline(charts),

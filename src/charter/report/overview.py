@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from charter.ledger.account import Totals, stage_totals, totals_of
+from charter.ledger.call import CallSums
+from charter.ledger.usage import stage_usage, usage_sums
 from charter.report.amounts import NO_SPREAD, Amount, Spread, planned
 from charter.report.read import RunFiles, StageFiles
 
@@ -22,6 +24,8 @@ class StageView:
     target_step: int | None
     plan: Spread | None
     totals: Totals
+    calls: CallSums
+    """To servers that answer for a model."""
     remaining: Spread
     """The plan's part that is still to be done."""
     planned_stage: Mapping[str, Any]
@@ -29,8 +33,8 @@ class StageView:
 
     @property
     def actual(self) -> Amount:
-        """What was spent so far."""
-        return spent(self.totals)
+        """What was spent so far: attempts, and calls as far as they are settled."""
+        return spent(self.totals) + spent_on_calls(self.calls)
 
     @property
     def forecast(self) -> Spread:
@@ -60,14 +64,21 @@ class Overview:
     state: State
     stages: tuple[StageView, ...]
     totals: Totals
+    calls: CallSums
     plan: Spread
     forecast: Spread
     budget_limit_usd: float | None
 
     @property
     def actual(self) -> Amount:
-        """What was spent so far."""
-        return spent(self.totals)
+        """What was spent so far: attempts, and calls as far as they are settled."""
+        return spent(self.totals) + spent_on_calls(self.calls)
+
+    @property
+    def most_usd(self) -> float | None:
+        """The same with all that calls of which nobody knows may have cost on top."""
+        unknown = self.calls.unknown_micro_usd
+        return (self.actual + Amount(milliseconds=0, micro_usd=unknown)).usd if unknown else self.actual.usd
 
     @property
     def priced(self) -> bool:
@@ -78,7 +89,7 @@ class Overview:
 def overview(run: RunFiles) -> Overview:
     """Plan, ledger and stage files put together; stages in the plan's order, then those only in the ledger."""
     in_plan = {str(stage["name"]): stage for stage in (run.plan or {}).get("stages", [])}
-    totals = stage_totals(run.accounted)
+    totals, calls = stage_totals(run.accounted), stage_usage(run.usage)
     kinds = {item.attempt.stage: item.attempt.kind for item in run.accounted}
     last = {item.attempt.stage: item.attempt.outcome for item in run.accounted}
     stages = tuple(
@@ -88,15 +99,17 @@ def overview(run: RunFiles) -> Overview:
             planned_stage=in_plan.get(name, {}),
             files=run.stages.get(name, StageFiles(name=name)),
             totals=totals.get(name, Totals()),
+            calls=calls.get(name, CallSums()),
             last_outcome=last.get(name),
         )
-        for name in (*in_plan, *(name for name in totals if name not in in_plan))
+        for name in dict.fromkeys((*in_plan, *totals, *calls))
     )
     return Overview(
         project=run.project,
         state=_run_state(stages),
         stages=stages,
         totals=totals_of(run.accounted),
+        calls=usage_sums(run.usage),
         plan=sum((view.plan for view in stages if view.plan), NO_SPREAD),
         forecast=sum((view.forecast for view in stages), NO_SPREAD),
         budget_limit_usd=run.budget_limit_usd,
@@ -106,6 +119,12 @@ def overview(run: RunFiles) -> Overview:
 def spent(totals: Totals) -> Amount:
     """Time and cost of some attempts; the cost of those that have a price, None when none has."""
     return Amount(milliseconds=totals.milliseconds, micro_usd=totals.micro_usd if totals.priced_attempts else None)
+
+
+def spent_on_calls(calls: CallSums) -> Amount:
+    """Cost of settled calls; None when no call has a price. Their time is that of the attempt that waits for them."""
+    priced = calls.settled_micro_usd or calls.unknown_micro_usd or calls.unpriced < calls.requests
+    return Amount(milliseconds=0, micro_usd=calls.settled_micro_usd if calls.requests and priced else None)
 
 
 def lost(totals: Totals, cause: Literal["kills", "failures"]) -> Amount:
@@ -124,6 +143,7 @@ def _view(
     planned_stage: Mapping[str, Any],
     files: StageFiles,
     totals: Totals,
+    calls: CallSums,
     last_outcome: str | None,
 ) -> StageView:
     state = _stage_state(files, last_outcome)
@@ -140,6 +160,7 @@ def _view(
         target_step=target,
         plan=plan,
         totals=totals,
+        calls=calls,
         remaining=plan.scaled(left) if plan else NO_SPREAD,
         planned_stage=planned_stage,
     )

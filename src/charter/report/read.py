@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from charter.errors import CharterError, DataError, UsageError
-from charter.ledger.account import Accounted
-from charter.ledger.store import Ledger
+from charter.ledger import Accounted, ApiUsage, CallBooks, Ledger
+from charter.ledger.call_books import CALLS_FILE
+from charter.ledger.store import LEDGER_FILE, has_ledger, ledger_place
+from charter.ledger.usage import refuse_fewer
 from charter.tracking.jsonl import Point, read_metrics
 
 RUN, STAGES = "run", "stages"
@@ -37,28 +39,35 @@ class RunFiles:
     plan: Json | None
     stages: Mapping[str, StageFiles] = field(default_factory=dict)
     accounted: tuple[Accounted, ...] = ()
+    usage: tuple[ApiUsage, ...] = ()
+    """What calls to servers cost."""
     budget_limit_usd: float | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     """What could not be read, in words."""
 
 
-def read_run(project_dir: Path, *, plan: Json | None = None, with_metrics: bool = True) -> RunFiles:
+def read_run(
+    project_dir: Path, *, plan: Json | None = None, with_metrics: bool = True, check_calls: bool = False
+) -> RunFiles:
     """Read the run in `project_dir`; `plan` is used where no run has left one.
+
+    `check_calls` reads every call and the whole ledger, and compares them with their checks.
 
     Raises UsageError when there is neither a plan nor a run, DataError when a file is broken.
     """
     run_dir = project_dir / RUN
     kept_plan = _json_of(run_dir / "plan.json")
-    accounted = _read_ledger(run_dir / "ledger.sqlite")
+    facts = _project_facts(project_dir)
+    accounted, usage = _read_ledger(run_dir, facts, checked=check_calls)
     if kept_plan is None and plan is None and not accounted:
         raise UsageError(
-            f"there is no run in {project_dir} (no {RUN}/plan.json and no {RUN}/ledger.sqlite); "
+            f"there is no run in {project_dir} (no {RUN}/plan.json and no {RUN}/{LEDGER_FILE}); "
             "start one with: charter run, or give the project's directory with -C"
         )
     latest = {item.attempt.stage: item.attempt.fingerprint for item in accounted}
     stages = _read_stages(run_dir / STAGES, latest, with_metrics=with_metrics)
-    name, limit, notes = _project_facts(project_dir)
+    name = facts.name
     if name is None:
         name = accounted[-1].attempt.run if accounted else project_dir.resolve().name
     return RunFiles(
@@ -66,17 +75,39 @@ def read_run(project_dir: Path, *, plan: Json | None = None, with_metrics: bool 
         plan=kept_plan or plan,
         stages=stages,
         accounted=accounted,
-        budget_limit_usd=limit,
+        usage=usage,
+        budget_limit_usd=facts.budget_limit_usd,
         versions=_versions(stages),
-        notes=notes,
+        notes=facts.notes,
     )
 
 
-def _read_ledger(path: Path) -> tuple[Accounted, ...]:
-    if not path.exists():
-        return ()
-    with Ledger.open(path, create=False) as ledger:
-        return ledger.accounted()
+def _read_ledger(
+    run_dir: Path, facts: "_ProjectFacts", *, checked: bool
+) -> tuple[tuple[Accounted, ...], tuple[ApiUsage, ...]]:
+    """Attempts and calls. A file holds one run; on a server the project's name tells its own from others'."""
+    place = ledger_place(run_dir, facts.ledger)
+    if not has_ledger(place):
+        return (), ()
+    run = facts.name if facts.ledger else None
+    with Ledger.open(place, create=False, check_whole=checked) as ledger:
+        accounted, usage = ledger.accounted(run=run), ledger.usage(run=run)
+    return accounted, _newest(usage, run_dir, facts, checked=checked)
+
+
+def _newest(
+    usage: tuple[ApiUsage, ...], run_dir: Path, facts: "_ProjectFacts", *, checked: bool
+) -> tuple[ApiUsage, ...]:
+    """The calls as their own stores have them, and those of stores that are gone as the ledger has them."""
+    places: list[str | Path] = [facts.ledger] if facts.ledger else sorted((run_dir / STAGES).glob(f"*/{CALLS_FILE}"))
+    found = {(item.store_id, item.route.endpoint, item.route.model): item for item in usage}
+    for place in places:
+        with CallBooks.open(place, check_whole=checked) as books:
+            for item in books.usage(run=facts.name if facts.ledger else None, checked=checked):
+                key = (item.store_id, item.route.endpoint, item.route.model)
+                refuse_fewer(found[key].route.sums.requests if key in found else None, item)
+                found[key] = item
+    return tuple(found.values())
 
 
 def _read_stages(directory: Path, latest: Mapping[str, str], *, with_metrics: bool) -> dict[str, StageFiles]:
@@ -106,18 +137,33 @@ def _read_stage(name: str, path: Path, *, with_metrics: bool) -> StageFiles:
     )
 
 
-def _project_facts(project_dir: Path) -> tuple[str | None, float | None, tuple[str, ...]]:
-    """Name and budget from `charter.yaml`; a file that no longer loads does not stop a report of what was run."""
+@dataclass(frozen=True, kw_only=True)
+class _ProjectFacts:
+    """What a report takes from `charter.yaml`."""
+
+    name: str | None = None
+    budget_limit_usd: float | None = None
+    ledger: str | None = None
+    """A server's address."""
+    notes: tuple[str, ...] = ()
+
+
+def _project_facts(project_dir: Path) -> _ProjectFacts:
+    """A file that no longer loads does not stop a report of what was run."""
     path = project_dir / "charter.yaml"
     if not path.exists():
-        return None, None, ()
+        return _ProjectFacts()
     try:
         from charter.spec.load import load_project
 
         project = load_project(path)
     except CharterError as error:
-        return None, None, (f"charter.yaml does not load, so the budget is not shown: {error}",)
-    return project.name, project.budget.limit if project.budget else None, ()
+        return _ProjectFacts(notes=(f"charter.yaml does not load, so the budget is not shown: {error}",))
+    return _ProjectFacts(
+        name=project.name,
+        budget_limit_usd=project.budget.limit if project.budget else None,
+        ledger=project.storage.ledger,
+    )
 
 
 def _versions(stages: Mapping[str, StageFiles]) -> dict[str, str]:

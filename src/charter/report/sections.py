@@ -10,6 +10,7 @@ from charter.report.cost import unit_costs
 from charter.report.cost_text import UNIT_LABELS
 from charter.report.heading import pill
 from charter.report.markup import Markup, chart, esc, section, table
+from charter.report.measured_curves import measured_charts
 from charter.report.overview import Overview, StageView, lost
 from charter.report.read import RunFiles
 from charter.report.results import all_results, figure_text, interval_text
@@ -19,7 +20,7 @@ ROW = 30
 """Pixels of one row of a horizontal chart."""
 
 
-def results(run: RunFiles, panels: list[dict[str, Any]]) -> Markup:
+def results(run: RunFiles, panels: list[dict[str, Any]], curves: list[dict[str, Any]]) -> Markup:
     """Measured figures with their intervals, and what they may be taken for."""
     parts: list[str] = []
     for _, found in all_results(run):
@@ -28,6 +29,7 @@ def results(run: RunFiles, panels: list[dict[str, Any]]) -> Markup:
         label = f"Figures in {panel['unit'] or 'their own unit'} with 95 % intervals"
         height = ROW * len(panel["rows"]) + (46 if panel["mark"] == 0.5 else 66)
         parts.append(chart("results", label=label, height=height, index=index))
+    parts.append(measured_charts(curves))
     for _, found in all_results(run):
         rows = [_figure_row(figure) for figure in found.get("figures", [])]
         head = ("Figure", "Value", "95 % interval", "n", "Method", "Note")

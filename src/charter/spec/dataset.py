@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from charter.spec.choice_questions import ChoiceQuestion, choice_question_of
 from charter.spec.data_row import Row, SkippedRows
 from charter.spec.project import DataSpec
 from charter.spec.rows import (
@@ -29,6 +30,7 @@ from charter.spec.selection import each_row, selected_rows
 
 __all__ = [
     "TEXT_ROLE",
+    "ChoiceQuestion",
     "Conversation",
     "DataFacts",
     "Pair",
@@ -42,6 +44,7 @@ __all__ = [
     "read_critiques",
     "read_pairs",
     "read_prompts",
+    "read_questions",
     "read_texts",
     "selected_rows",
 ]
@@ -128,6 +131,13 @@ def read_critiques(
     return tuple(each_row(path, spec, skipped, lambda row: [Conversation(row.id, critique_of(row))]))
 
 
+def read_questions(
+    path: Path, spec: DataSpec | None = None, skipped: SkippedRows | None = None
+) -> tuple[ChoiceQuestion, ...]:
+    """Multiple-choice questions: `question`, `choices` and which of them is right."""
+    return tuple(each_row(path, spec, skipped, lambda row: [choice_question_of(row)]))
+
+
 def read_texts(
     path: Path, spec: DataSpec | None = None, skipped: SkippedRows | None = None
 ) -> tuple[Conversation, ...]:
@@ -190,7 +200,7 @@ def _texts(row: Row, spec: DataSpec | None) -> list[Conversation]:
     if kind == "text":
         turns = text_of(row)
     else:
-        turns = prompt_of(row) if kind == "prompt" else conversation_of(row)
+        turns = prompt_of(row) if kind in ("prompt", "question") else conversation_of(row)
     return [Conversation(row.id, turns)]
 
 
@@ -214,7 +224,7 @@ def _lengths(row: Row, spec: DataSpec | None) -> tuple[int, list[int]]:
         prompt, chosen, rejected = pair_of(row)
         answers = {"chosen": [chosen], "rejected": [rejected]}.get((spec and spec.column) or "", [chosen, rejected])
         return _bytes_of(prompt), [_size(answer) for answer in answers]
-    if kind == "prompt":
+    if kind in ("prompt", "question"):
         return _bytes_of(prompt_of(row)), []
     turns = text_of(row) if kind == "text" else conversation_of(row)
     if turns[-1].role in ("assistant", TEXT_ROLE):

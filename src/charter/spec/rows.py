@@ -3,6 +3,7 @@
 Formats (https://huggingface.co/docs/trl/dataset_formats): `messages`; `prompt`; `prompt` and `completion`;
 `prompt`, `chosen` and `rejected` (texts or lists of turns); `chosen` and `rejected` as whole conversations (the
 prompt is what they share); `text`. Preference rows may add `chosen_probability` (label records do) and `margin`.
+Multiple-choice questions (`question` and `choices`) are read by `choice_questions`; their prompt is the question.
 """
 
 import hashlib
@@ -17,7 +18,7 @@ TEXT_ROLE = "text"
 """The role of plain text, which is not part of any conversation and gets no chat template."""
 LARGEST_MARGIN = 1e6
 """Beyond any difference of scores; also what fits every number format."""
-FORMATS = "messages | prompt | prompt + completion | prompt + chosen + rejected | text"
+FORMATS = "messages | prompt | prompt + completion | prompt + chosen + rejected | text | question + choices | critiques"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Turn:
 
 
 Turns = tuple[Turn, ...]
-RowKind = Literal["messages", "prompt", "completion", "pair", "text"]
+RowKind = Literal["messages", "prompt", "completion", "pair", "text", "question", "critique"]
 
 
 def row_kind(row: Row) -> RowKind:
@@ -44,6 +45,10 @@ def row_kind(row: Row) -> RowKind:
         return "messages"
     if "prompt" in keys:
         return "completion" if "completion" in keys else "prompt"
+    if "question" in keys and "choices" in keys:
+        return "question"
+    if "init_prompt" in keys and "revision_response" in keys:
+        return "critique"
     if "text" not in keys:
         row.refuse(f"no known format: found {_keys(row) or 'no field'}; known: {FORMATS}")
     return "text"
@@ -54,6 +59,10 @@ def prompt_of(row: Row) -> Turns:
     kind = row_kind(row)
     if kind == "text":
         row.refuse("holds plain `text`; a prompt needs `prompt` or `messages`")
+    if kind == "question":
+        return (Turn("user", text_field(row, "question", row.value["question"])),)
+    if kind == "critique":
+        return critique_of(row)[:1]
     if kind == "messages":
         turns = _turns(row, "messages")
         turns = turns[:-1] if turns[-1].role == "assistant" else turns
@@ -79,15 +88,42 @@ def conversation_of(row: Row) -> Turns:
     """The turns of a row that is itself a conversation."""
     if row_kind(row) == "completion":
         return (*prompt_of(row), Turn("assistant", _answer(row, "completion")))
+    if row_kind(row) == "critique":
+        return critique_of(row)
+    if row_kind(row) == "question":
+        row.refuse("is a multiple-choice question; a conversation needs `messages`")
     turns = _turns(row, "messages")
     if not any(turn.role == "assistant" for turn in turns):
         row.refuse("the conversation has no assistant turn, so there is nothing to learn from it")
     return turns
 
 
+CRITIQUE_FIELDS = ("init_prompt", "init_response", "critic_prompt", "critic_response", "revision_prompt")
+"""Of a worked critique, before `revision_response`; the records of critique stages have them."""
+
+
+def critique_of(row: Row) -> Turns:
+    """A worked critique and revision as six turns, from its named texts or from `messages`."""
+    names = (*CRITIQUE_FIELDS, "revision_response")
+    missing = [name for name in names if name not in row.value]
+    if not missing:
+        roles = ("user", "assistant") * 3
+        return tuple(
+            Turn(role, text_field(row, name, row.value[name])) for role, name in zip(roles, names, strict=True)
+        )
+    if row_kind(row) != "messages":
+        row.refuse(f"is no worked critique: it lacks {', '.join(missing)}, and has no `messages` of six turns either")
+    turns = _turns(row, "messages")
+    if [turn.role for turn in turns] != ["user", "assistant"] * 3:
+        row.refuse(
+            "a worked critique has six turns: prompt, answer, critique asked, critique, revision asked, revision"
+        )
+    return turns
+
+
 def text_of(row: Row) -> Turns:
     """The plain text of a row, as one turn of the role `text`."""
-    return (Turn(TEXT_ROLE, _text(row, "text", row.value["text"])),)
+    return (Turn(TEXT_ROLE, text_field(row, "text", row.value["text"])),)
 
 
 def chosen_probability_of(row: Row) -> float:
@@ -135,7 +171,7 @@ def _keys(row: Row) -> str:
 def _prompt_field(row: Row) -> Turns:
     found = row.value["prompt"]
     if isinstance(found, str):
-        return (Turn("user", _text(row, "prompt", found)),)
+        return (Turn("user", text_field(row, "prompt", found)),)
     return _turns(row, "prompt")
 
 
@@ -155,10 +191,11 @@ def _turn(row: Row, place: str, item: Any) -> Turn:
         row.refuse(f"`{place}.role` must be {', '.join(ROLES[:-1])} or {ROLES[-1]}, found {shown}")
     if "content" not in item:
         row.refuse(f"`{place}.content` is missing")
-    return Turn(role, _text(row, f"{place}.content", item["content"]))
+    return Turn(role, text_field(row, f"{place}.content", item["content"]))
 
 
-def _text(row: Row, place: str, found: Any) -> str:
+def text_field(row: Row, place: str, found: Any) -> str:
+    """A text of a row that is not empty."""
     if not isinstance(found, str) or not found.strip():
         row.refuse(f"`{place}` must be a text that is not empty, found {json_kind(found)}")
     if not is_unicode(found):
@@ -169,7 +206,7 @@ def _text(row: Row, place: str, found: Any) -> str:
 def _answer(row: Row, key: str) -> str:
     found = row.value[key]
     if isinstance(found, str):
-        return _text(row, key, found)
+        return text_field(row, key, found)
     turns = _turns(row, key)
     if len(turns) != 1 or turns[0].role != "assistant":
         row.refuse(f"`{key}` must be one assistant turn, found {_described(turns)}")

@@ -177,7 +177,7 @@ class JudgeStage(Optimization, Stage):
     the answer and averages, for judges too small to gather an answer at its end.
     """
 
-    REVISION: ClassVar[int] = 2
+    REVISION: ClassVar[int] = 3
     REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType({"init": MODEL, "pairs": DATA})
     MAKES: ClassVar[str] = MODEL
     SEQUENCES_PER_ROW: ClassVar[int] = 2
@@ -193,7 +193,7 @@ class JudgeStage(Optimization, Stage):
 class CritiqueStage(Sampling, Stage):
     """Answer, criticise under a drawn principle, revise; in rounds (Bai et al. 2022, section 3)."""
 
-    REVISION: ClassVar[int] = 2
+    REVISION: ClassVar[int] = 3
     REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType(
         {"policy": MODEL, "critic": MODEL, "prompts": DATA, "demonstrations": DATA}
     )
@@ -204,7 +204,8 @@ class CritiqueStage(Sampling, Stage):
     revisions: int = 1
     num_prompts: Count | None = None
     demonstrations: str | None = None
-    """Data set of worked examples (`turns` of a whole critique and revision) that every question begins with."""
+    """Data set of worked critiques (records of a critique stage, or `messages` of six turns) that the critic is shown
+    before its own."""
     few_shot: Count = added(0)
     """How many of them are shown, drawn anew for each prompt."""
 
@@ -217,7 +218,7 @@ class LabelStage(Sampling, Stage):
     The label is soft: the normalised probability of the judge's choice, averaged over both orders.
     """
 
-    REVISION: ClassVar[int] = 2
+    REVISION: ClassVar[int] = 3
     REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType(
         {"judge": MODEL, "policy": MODEL, "prompts": DATA, "candidates": DATA, "demonstrations": DATA}
     )
@@ -243,8 +244,8 @@ class LabelStage(Sampling, Stage):
     """How many of them are shown, drawn anew for each pair."""
     votes: Count = added(0)
     """Sampled answers that stand in where the judge gives no log-probabilities; 0: such a pair is set aside."""
-    max_invalid_share: float = added(0.05)
-    """The stage fails when more questions than this share have no valid answer."""
+    max_invalid_share: float = execution(0.05)
+    """The stage fails when more pairs than this share have no valid judgement."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -350,6 +351,11 @@ class PpoStage(Sampling, Stage):
     checkpoint_epochs: bool = execution(False)
     """Checkpoints also inside a rollout: when it is sampled, and after every epoch over it."""
 
+    @property
+    def has_value_model(self) -> bool:
+        """Whether the estimator learns what states are worth, instead of comparing answers."""
+        return self.estimator in ("gae", "reinforce")
+
 
 @dataclass(frozen=True, kw_only=True)
 class DpoStage(Optimization, Stage):
@@ -389,7 +395,7 @@ Suite = Literal[
 class EvalStage(Sampling, Stage):
     """Measure what was made, on data that no stage has seen; every figure with its 95 % interval."""
 
-    REVISION: ClassVar[int] = 2
+    REVISION: ClassVar[int] = 3
     REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
             "policy": MODEL,

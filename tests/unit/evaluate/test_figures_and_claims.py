@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from charter.evaluate.claims import DISTILLED, STANDING, claims_of
+from charter.evaluate.claims import DISTILLED, JUDGED, STANDING, UNREAD, claims_of
 from charter.evaluate.figures import Figure, difference, mean, proportion
 
 
@@ -65,3 +65,47 @@ def test_a_preference_model_no_better_than_a_baseline_is_said_to_be_so(baseline,
     assert any(f"better than {words}" in claim for claim in claims.may_not)
     claims = claims_of([replace(found, low=0.001)], judge_learnt_from_humans=True)
     assert any(f"better than {words}" in claim for claim in claims.may)
+
+
+def test_a_drifted_judge_sets_off_the_alarm_by_flipped_verdicts_or_by_shifted_log_odds():
+    steady = figure("probes.same_verdict", 1.0, 0.98, 1.0)
+    flipped = figure("probes.same_verdict", 0.85, 0.8, 0.9)
+    near, far = figure("probes.ks", 0.1, 0.0, 0.2), figure("probes.ks", 0.4, 0.3, 0.5)
+
+    def alarm(*figures):
+        return [claim for claim in claims_of(figures, judge_learnt_from_humans=False).may_not if "drifted" in claim]
+
+    assert alarm(steady, near) == []
+    assert len(alarm(flipped, near)) == 1
+    assert "D = 0.40" in alarm(steady, far)[0]
+    assert any("as it did" in claim for claim in claims_of([steady], judge_learnt_from_humans=False).may)
+
+
+@pytest.mark.parametrize(
+    ("reward", "quality", "words"),
+    [
+        ((0.2, 0.1, 0.3), (-0.1, -0.2, -0.05), "quality falls"),
+        ((0.2, 0.1, 0.3), (0.0, -0.1, 0.1), "is not shown to rise"),
+        ((0.2, 0.1, 0.3), (0.1, 0.05, 0.2), None),
+        ((0.0, -0.1, 0.1), (-0.1, -0.2, -0.05), None),
+    ],
+)
+def test_reward_that_rises_without_quality_forbids_a_claim(reward, quality, words):
+    figures = [figure("goodhart.reward_slope", *reward), figure("goodhart.quality_slope", *quality)]
+    claims = claims_of(figures, judge_learnt_from_humans=False)
+    found = [claim for claim in claims.may_not if "over the checkpoints" in claim]
+    assert len(found) == (words is not None)
+    assert words is None or words in found[0]
+
+
+def test_a_point_of_a_curve_says_where_it_lies():
+    found = proportion("pm_calibration.reward.bin.80", "l", [1.0, 0.0], at=0.8456789)
+    assert found.at == 0.845679
+    assert mean("k", "l", [1.0, 2.0], unit="nats").at is None
+
+
+def test_answers_that_a_judge_read_are_not_said_to_be_unread():
+    judged = claims_of([figure("judge_win_rate.policy", 0.7, 0.6, 0.8)], judge_learnt_from_humans=False)
+    assert JUDGED in judged.may_not
+    assert UNREAD not in judged.may_not
+    assert UNREAD in claims_of([DIFFERENCE], judge_learnt_from_humans=False).may_not

@@ -64,6 +64,19 @@
     }
   } };
 
+  /* Vertical whiskers from `low` to `high` behind the points of the first dataset. */
+  const uprights = { id: "uprights", beforeDatasetsDraw(chart) {
+    const { ctx, scales: { x, y } } = chart;
+    for (const point of chart.data.datasets[0].data) {
+      if (point.low == null || point.high == null) continue;
+      const at = x.getPixelForValue(point.x);
+      ctx.save();
+      ctx.strokeStyle = point.paint; ctx.lineWidth = 3; ctx.globalAlpha = 0.45; ctx.lineCap = "round";
+      ctx.beginPath(); ctx.moveTo(at, y.getPixelForValue(point.low)); ctx.lineTo(at, y.getPixelForValue(point.high)); ctx.stroke();
+      ctx.restore();
+    }
+  } };
+
   /* A dashed vertical line at one value, or short ones at a value per row. */
   const marks = (values, dashed) => ({ id: "marks", afterDatasetsDraw(chart) {
     const { ctx, chartArea: area, scales: { x, y } } = chart;
@@ -125,6 +138,21 @@
             ticks: { includeBounds: false, maxTicksLimit: 9, callback: (v) => share ? (100 * v).toFixed(0) + " %" : Number(v.toPrecision(3)) } } },
           plugins: { legend: { display: false }, tooltip: tip((c) => figure(c.raw.x, panel.unit)
             + (c.raw.low == null ? "" : "  (" + figure(c.raw.low, panel.unit) + " to " + figure(c.raw.high, panel.unit) + ")")) } }) };
+    },
+
+    measured(index) {
+      const panel = data.measured[index], paint = colour.accent;
+      const points = panel.points.map((p) => ({ ...p, paint }));
+      const share = panel.diagonal || panel.y === "share won";
+      const xs = points.map((p) => p.x), reach = Math.max(...xs) - Math.min(...xs) || 1;
+      const percent = { callback: (v) => (100 * v).toFixed(0) + " %" };
+      const sets = [{ data: points, pointRadius: 5, pointHoverRadius: 7, pointBackgroundColor: paint, showLine: !panel.diagonal, borderColor: paint, borderWidth: 1.5 }];
+      if (panel.diagonal) sets.push({ data: [{ x: 0, y: 0 }, { x: 1, y: 1 }], pointRadius: 0, pointHitRadius: 0, showLine: true, borderColor: colour.soft, borderDash: [4, 4], borderWidth: 1.5 });
+      return { type: "scatter", plugins: [uprights], data: { datasets: sets },
+        options: base({ scales: {
+            x: { min: panel.diagonal ? 0.5 : Math.min(...xs) - 0.04 * reach, max: panel.diagonal ? 1 : Math.max(...xs) + 0.04 * reach, title: { display: true, text: panel.x }, ticks: panel.diagonal ? percent : { maxTicksLimit: 7 } },
+            y: { ...(share ? { min: 0, max: 1, ticks: percent } : {}), title: { display: true, text: panel.y } } },
+          plugins: { legend: { display: false }, tooltip: { ...tip((c) => c.raw.label + ": " + figure(c.raw.y, share ? "share" : "") + ", n = " + c.raw.n), filter: (c) => c.datasetIndex === 0 } } }) };
     },
 
     allocation() {

@@ -1,0 +1,176 @@
+"""The suite `multiple_choice`: questions answered by likelihood, so that no text has to be read.
+
+Two ways, since they differ: by **letter** (all choices are shown, the next token after "(" is read: Hendrycks et al.
+2021) and by **answer** (the question alone is shown, each choice's own probability is read, in all and per byte: Brown
+et al. 2020, section 2.4). The letters' probabilities also say how sure the model is, hence how well calibrated.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from charter.artifacts.stage_rows import stage_rows
+from charter.errors import DataError
+from charter.evaluate import calibration
+from charter.evaluate.bench import Bench
+from charter.evaluate.figures import Figure, figure_of, mean, proportion
+from charter.evaluate.intervals import Interval, of_mean
+from charter.evaluate.likelihood import Continuation, likelihoods
+from charter.feedback.records import in_batches
+from charter.inference.score import first_token_ids, next_token_log_probabilities
+from charter.models.chat import encode_prompt
+from charter.models.language_model import LanguageModel
+from charter.spec.choice_questions import LETTERS, ChoiceQuestion
+from charter.spec.dataset import Turn, read_questions
+
+INSTRUCTION = "Answer with the letter of the right choice."
+OPENING = "("
+"""How the answer begins; the letter comes next."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answered:
+    """One question, answered in every way."""
+
+    letter: int
+    letter_confidence: float
+    """Probability of that letter among the letters shown."""
+    answer: int
+    """The choice with the highest probability."""
+    answer_per_byte: int
+    """The one with the highest probability per byte, which does not favour short choices."""
+
+
+def multiple_choice(bench: Bench) -> list[Figure]:
+    """How often the policy, and what it is measured against, choose right."""
+    questions, skipped = stage_rows(bench.job, "questions", read_questions)
+    for line in skipped.lines():
+        print(line, flush=True)
+    if not questions:
+        raise DataError(f"stage {bench.job.stage} needs `questions`; name a data set of them")
+    found = _baselines(questions)
+    for role in ("policy", "against"):
+        if bench.has(role):
+            answered = answer_all(bench.model(role), questions, batch=bench.spec.rollout_batch)
+            found += _figures(role, questions, answered)
+    return found
+
+
+def answer_all(model: LanguageModel, questions: Sequence[ChoiceQuestion], *, batch: int) -> list[Answered]:
+    """Every question in every way."""
+    letters = _letter_probabilities(model, questions, batch)
+    limit = int(model.model.config.max_position_embeddings)
+    rows = [_continuation(model, item, choice, limit) for item in questions for choice in item.choices]
+    read = iter(likelihoods(model, rows, batch=batch))
+    found = []
+    for item, probabilities in zip(questions, letters, strict=True):
+        whole = [next(read).log_probability for _ in item.choices]
+        per_byte = [value / len(choice.encode()) for value, choice in zip(whole, item.choices, strict=True)]
+        letter = _best(probabilities)
+        found.append(
+            Answered(
+                letter=letter,
+                letter_confidence=probabilities[letter],
+                answer=_best(whole),
+                answer_per_byte=_best(per_byte),
+            )
+        )
+    return found
+
+
+def question_text(item: ChoiceQuestion) -> str:
+    """The question with its choices as the model is shown them.
+
+    >>> print(question_text(ChoiceQuestion("q", "Which is larger?", ("A mouse", "A cow"), 1)))
+    Which is larger?
+    (A) A mouse
+    (B) A cow
+    Answer with the letter of the right choice.
+    """
+    choices = "\n".join(f"({letter}) {choice}" for letter, choice in zip(LETTERS, item.choices, strict=False))
+    return f"{item.question}\n{choices}\n{INSTRUCTION}"
+
+
+@torch.no_grad()
+def _letter_probabilities(
+    model: LanguageModel, questions: Sequence[ChoiceQuestion], batch: int
+) -> list[tuple[float, ...]]:
+    """The probabilities of the letters shown, among them; questions of like length are read together."""
+    most = max(len(item.choices) for item in questions)
+    ids = first_token_ids(model.tokenizer, LETTERS[:most])
+    opening: list[int] = model.tokenizer(OPENING, add_special_tokens=False)["input_ids"]
+    limit = int(model.model.config.max_position_embeddings) - len(opening)
+    prompts = [
+        encode_prompt(model.tokenizer, (Turn("user", question_text(item)),), max_tokens=limit) + opening
+        for item in questions
+    ]
+    found: dict[int, tuple[float, ...]] = {}
+    for part in in_batches(sorted(range(len(prompts)), key=lambda index: len(prompts[index])), batch):
+        rows = next_token_log_probabilities(model, [prompts[index] for index in part], ids)
+        for index, row in zip(part, rows, strict=True):
+            shown = row[: len(questions[index].choices)].double()
+            found[index] = tuple(torch.softmax(shown, -1).tolist())
+    return [found[index] for index in range(len(prompts))]
+
+
+def _continuation(model: LanguageModel, item: ChoiceQuestion, choice: str, limit: int) -> Continuation:
+    """The choice's own words, without the end of the turn: its fixed cost would favour long choices, per byte."""
+    asked: list[int] = model.tokenizer(choice, add_special_tokens=False)["input_ids"][: limit * 3 // 4]
+    given = encode_prompt(model.tokenizer, (Turn("user", item.question),), max_tokens=limit - len(asked))
+    return Continuation(tuple(given), tuple(asked))
+
+
+def _figures(role: str, questions: Sequence[ChoiceQuestion], answered: Sequence[Answered]) -> list[Figure]:
+    key, name = f"multiple_choice.{role}", role.title()
+    pairs = list(zip(questions, answered, strict=True))
+    letter = [float(found.letter == item.answer) for item, found in pairs]
+    whole = [float(found.answer == item.answer) for item, found in pairs]
+    per_byte = [float(found.answer_per_byte == item.answer) for item, found in pairs]
+    first = [float(found.letter == 0) for found in answered]
+    figures = [
+        proportion(f"{key}.letter", f"{name} right, by letter", letter, note="all choices shown, next token read"),
+        proportion(f"{key}.answer", f"{name} right, by answer", whole, note="probability of the choice's own words"),
+        proportion(f"{key}.answer_per_byte", f"{name} right, by answer per byte", per_byte),
+        proportion(f"{key}.first_option", f"{name} chooses (A)", first, note="by letter"),
+        _calibration_error(key, name, answered, letter),
+    ]
+    groups = sorted({item.group for item in questions})
+    for group in groups if len(groups) > 1 else ():
+        own = [value for (item, _), value in zip(pairs, letter, strict=True) if item.group == group]
+        label = f"{name} right, by letter: {group or 'the rest'}"
+        figures.append(proportion(f"{key}.letter.{group or 'other'}", label, own))
+    return figures
+
+
+def _calibration_error(key: str, name: str, answered: Sequence[Answered], right: Sequence[float]) -> Figure:
+    """How far the letters' probabilities are from how often they are right."""
+    confidences = [found.letter_confidence for found in answered]
+    terms = calibration.gap_terms(confidences, right, lowest=0.0)
+    found = of_mean(terms)
+    chance = calibration.chance_gap(confidences, lowest=0.0)
+    return figure_of(
+        f"{key}.ece",
+        f"Calibration error of the {name.lower()}, by letter",
+        sum(terms) / len(terms),
+        Interval(low=max(found.low, 0.0), high=found.high),
+        len(terms),
+        "probability",
+        f"normal, s/sqrt(n), {calibration.BINS} bins with their signs held",
+        f"a calibrated model would come out near {chance:.3f} on so few questions",
+    )
+
+
+def _baselines(questions: Sequence[ChoiceQuestion]) -> list[Figure]:
+    """What is right without reading the questions."""
+    chance = [1 / len(item.choices) for item in questions]
+    longest = [float(_best([len(choice) for choice in item.choices]) == item.answer) for item in questions]
+    return [
+        mean("multiple_choice.chance", "Baseline: a choice at random", chance, unit="share"),
+        proportion("multiple_choice.longest", "Baseline: the longest choice", longest),
+    ]
+
+
+def _best(values: Sequence[float]) -> int:
+    """The place of the largest; the first of equals."""
+    return max(range(len(values)), key=lambda index: values[index])

@@ -1,0 +1,84 @@
+"""Answers of one model to prompts, and how far it moved from another model on them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from charter.evaluate.likelihood import rows_per_forward
+from charter.feedback.records import in_batches
+from charter.feedback.sampling import Sampled, check_context, sample
+from charter.inference.generate import Answers
+from charter.models.language_model import LanguageModel
+from charter.spec.dataset import Prompt
+from charter.spec.stage import EvalStage
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoleAnswers:
+    """What one model answered to a set of prompts."""
+
+    texts: tuple[str, ...]
+    tokens: tuple[tuple[int, ...], ...]
+    """Without the end token."""
+    batches: tuple[Sampled, ...]
+
+
+def answer_prompts(
+    model: LanguageModel, prompts: Sequence[Prompt], *, seeds: Sequence[int], spec: EvalStage, role: str
+) -> RoleAnswers:
+    """One answer per prompt, with a seed for each."""
+    check_context(model, spec, role=role)
+    batches = [
+        sample(model, [prompt.turns for prompt, _ in part], seeds=[seed for _, seed in part], spec=spec)
+        for part in in_batches(list(zip(prompts, seeds, strict=True)), spec.rollout_batch)
+    ]
+    rows = [
+        tuple(token for token, keep in zip(row, mask, strict=True) if keep and token != model.end_id)
+        for batch in batches
+        for row, mask in zip(batch.answers.answer_BR.tolist(), batch.answers.answer_mask_BR.tolist(), strict=True)
+    ]
+    texts = tuple(text for batch in batches for text in batch.texts)
+    return RoleAnswers(texts=texts, tokens=tuple(rows), batches=tuple(batches))
+
+
+@torch.no_grad()
+def divergences(ours: LanguageModel, theirs: LanguageModel, answers: RoleAnswers, spec: EvalStage) -> list[float]:
+    """KL(ours | theirs) over each of our own answers, in nats per answer.
+
+    The sum over the answer's tokens of the divergence of the two next-token distributions there: the mean over
+    answers has the expectation of the mean log-ratio, with less variance, and is never negative.
+    """
+    found: list[float] = []
+    for batch in answers.batches:
+        rows = rows_per_forward(batch.answers.answer_BR.shape[1], ours)
+        for part in _parts(batch.answers, rows):
+            mine_BRV, other_BRV = (_log_distribution(model, part, spec) for model in (ours, theirs))
+            difference_BRV = torch.where(mine_BRV.isneginf(), 0.0, mine_BRV - other_BRV)
+            per_token_BR = (mine_BRV.exp() * difference_BRV).sum(-1)
+            found += (per_token_BR * part.answer_mask_BR).sum(1).double().tolist()
+    return found
+
+
+def _log_distribution(model: LanguageModel, answers: Answers, spec: EvalStage) -> torch.Tensor:
+    """The next-token distributions that answers are sampled from: temperature and minimum length, not top_p."""
+    mask = torch.cat([answers.prompt_mask_BQ, answers.answer_mask_BR.long()], 1)
+    width = answers.answer_BR.shape[1]
+    logits = (
+        model.model(
+            input_ids=torch.cat([answers.prompt_BQ, answers.answer_BR], 1),
+            attention_mask=mask,
+            position_ids=(mask.cumsum(1) - 1).clamp_min(0),
+            use_cache=False,
+            logits_to_keep=width + 1,
+        )
+        .logits[:, :-1]
+        .float()
+    )
+    logits[:, : spec.min_new_tokens, model.end_id] = float("-inf")
+    return torch.log_softmax(logits / (spec.temperature or 1.0), -1)
+
+
+def _parts(answers: Answers, rows: int) -> list[Answers]:
+    fields = (answers.prompt_BQ, answers.prompt_mask_BQ, answers.answer_BR, answers.answer_mask_BR)
+    return [Answers(*part) for part in zip(*(torch.split(field, rows) for field in fields), strict=True)]

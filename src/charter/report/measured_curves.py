@@ -1,0 +1,81 @@
+"""Figures that belong on a curve: how often a model is right where it is so sure, what was gained at which KL. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from charter.report.markup import chart, join
+from charter.report.read import RunFiles
+from charter.report.results import all_results
+
+HEIGHT = 260
+"""Pixels of one curve."""
+_SHOWN = ("low", "high", "n", "label")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kind:
+    """How the points of one sort are drawn."""
+
+    title: str
+    x: str
+    y: str
+    diagonal: bool = False
+    """Whether x and y are the same measure, so that points on the diagonal are right."""
+
+
+RELIABILITY, REWARD, QUALITY = (
+    _Kind(title="Reliability", x="how sure the model is", y="how often it is right", diagonal=True),
+    _Kind(title="Reward over training", x="KL, nats per answer", y="reward"),
+    _Kind(title="Quality over training", x="KL, nats per answer", y="share won"),
+)
+
+
+def is_point(figure: Mapping[str, Any]) -> bool:
+    """Whether a figure is a point of a curve, and not a row of its own in charts."""
+    return figure.get("at") is not None
+
+
+def measured_curves(run: RunFiles) -> list[dict[str, Any]]:
+    """Every curve that evaluation stages measured, with its points in the order of their places."""
+    points: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    kinds: dict[tuple[str, str], _Kind] = {}
+    for stage, results in all_results(run):
+        for figure in results.get("figures", []):
+            if is_point(figure) and figure.get("value") is not None:
+                group, kind = _curve_of(str(figure.get("key") or ""))
+                curve = (stage, f"{kind.title}: {group}")
+                kinds[curve] = kind
+                point = {"x": figure["at"], "y": figure["value"]}
+                points.setdefault(curve, []).append(point | {name: figure.get(name) for name in _SHOWN})
+    return [
+        {
+            "title": curve[1],
+            "x": kinds[curve].x,
+            "y": kinds[curve].y,
+            "diagonal": kinds[curve].diagonal,
+            "points": sorted(found, key=lambda point: float(point["x"])),
+        }
+        for curve, found in points.items()
+    ]
+
+
+def measured_charts(panels: list[dict[str, Any]]) -> str:
+    """Places for the curves."""
+    titles = [str(panel["title"]) for panel in panels]
+    return join(
+        chart("measured", label=f"{title}, with 95 % intervals", height=HEIGHT, caption=title, index=index)
+        for index, title in enumerate(titles)
+    )
+
+
+def _curve_of(key: str) -> tuple[str, _Kind]:
+    """The curve that a point belongs to, by its key.
+
+    >>> _curve_of("pm_calibration.also.pm2.bin.80")[0], _curve_of("goodhart.step_4.quality")[1].title
+    ('also.pm2', 'Quality over training')
+    """
+    parts = key.split(".")
+    if "bin" in parts:
+        return ".".join(parts[1 : parts.index("bin")]), RELIABILITY
+    return parts[0], QUALITY if parts[-1] == "quality" else REWARD
