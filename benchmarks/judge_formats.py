@@ -38,7 +38,9 @@ def agreement(model: Path, judge: tuple[str, float, float, int], halves: tuple, 
     """Share of pairs of the second half on which a judge taught on the first agrees with the human label."""
     import torch
 
-    from charter.feedback.judge import Comparison, compare
+    from charter.feedback.comparing import Comparison, Rules, comparing
+    from charter.feedback.drive import answered
+    from charter.feedback.local_models import LocalModels
     from charter.models.language_model import load_language_model
     from charter.spec.stage import JudgeStage
     from charter.train.judge import judge_loss
@@ -64,10 +66,14 @@ def agreement(model: Path, judge: tuple[str, float, float, int], halves: tuple, 
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     items = [
-        Comparison(turns=p.prompt, first=p.chosen, second=p.rejected, principle=constitution.draw(99, p.id))
+        Comparison(
+            id=p.id, turns=p.prompt, first=p.chosen, second=p.rejected, principles=(constitution.draw(99, p.id),)
+        )
         for p in asked
     ]
-    verdicts = compare(found, items, format=form, both_orders=True, max_tokens=191)
+    found.tokenizer.model_max_length = spec.seq_len
+    rules = Rules(seed=99, stage="label", format=form)
+    verdicts = answered(comparing(items, rules), LocalModels({"judge": found}))
     return sum(verdict.probability_first > 0.5 for verdict in verdicts) / len(verdicts)
 
 

@@ -24,8 +24,9 @@ class Sample:
     top_p: float = 1.0
     max_new_tokens: int = 512
     min_new_tokens: int = 0
-    max_prompt_tokens: int = 512
-    """Where the model is in this process, longer prompts are cut at the left."""
+    max_prompt_tokens: int | None = 512
+    """Where the model is in this process, longer prompts are cut at the left; None: a `Question` among the turns is
+    shortened by its parts, so that all fits the model."""
     prefill: str = ""
     """How the answer begins; it is part of the reply's text."""
 
@@ -39,7 +40,11 @@ class Choose:
     choices: tuple[str, ...]
     """One letter or figure each: `("A", "B")`, `("1", ..., "10")`."""
     turns: tuple[Turn, ...] = ()
-    """Conversation before the question, for judges that are asked as assistants (few-shot, chain of thought)."""
+    """Conversation before the question, for a judge that is asked as an assistant: after its chain of thought."""
+    seed: int = 0
+    """Tells attempts at one question apart: another one is another request to a server."""
+    votes: int = 0
+    """Sampled answers to be counted where a server gives no log-probabilities; 0: log-probabilities are wanted."""
 
 
 Ask = Sample | Choose
@@ -69,8 +74,12 @@ class Choice:
     """One for each choice, natural logarithm, not normalised among them; None where the model gave none."""
     missing: tuple[bool, ...] = ()
     """Which choices were not among the log-probabilities given: theirs is the upper bound that the rest leaves."""
+    votes: tuple[int, ...] = ()
+    """How many sampled answers stated each choice, where votes were asked for."""
+    problem: str = ""
+    """Why there are neither log-probabilities nor votes."""
     text: str = ""
-    """What the model would have said, for the fall-back and for the record of an invalid answer."""
+    """What the model would have said, for the record of an invalid answer."""
     tokens: int = 0
     prompt_tokens: int = 0
     model: str = ""

@@ -5,23 +5,27 @@ the revisions of all rounds. An empty revision cannot be trained on: it goes to 
 counted, and the next round starts from the last answer that was not empty.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from charter.artifacts.draws import draw_seed
+from charter.artifacts.draws import draw_seed, permuted
+from charter.artifacts.job import Job
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
+from charter.feedback.answering import open_answerer
+from charter.feedback.asks import Ask, Reply, Text
 from charter.feedback.constitution import Constitution, Principle
-from charter.feedback.inputs import load_role, role_constitution, role_prompts
-from charter.feedback.records import Batch, in_batches, make_records
-from charter.feedback.sampling import Sampled, check_context, sample
-from charter.models.language_model import LanguageModel
-from charter.models.runtime import configure
-from charter.spec.dataset import Prompt, Turn
+from charter.feedback.drive import Making
+from charter.feedback.inputs import role_constitution, role_critiques
+from charter.feedback.records import Batch, make_records
+from charter.feedback.streamed import prompt_batches
+from charter.feedback.texts import sample_of, text_facts
+from charter.feedback.wording import wording_fingerprint
+from charter.spec.dataset import Conversation, Prompt, Turn
 from charter.spec.stage import CritiqueStage
 
-EMPTY_REVISION = "empty revision"
+EMPTY_REVISION, REFUSED = "empty revision", "refused"
 
 
 @dataclass
@@ -36,28 +40,27 @@ class Draft:
 
 @dataclass(frozen=True, kw_only=True)
 class Reviser:
-    """The models, the constitution and the seed of one critique stage."""
+    """The constitution, the settings and the seed of one critique stage."""
 
-    policy: LanguageModel
-    critic: LanguageModel
-    constitution: Constitution
+    job: Job
     spec: CritiqueStage
-    seed: int
-    stage: str
+    constitution: Constitution
+    demonstrations: Sequence[Conversation] = ()
 
-    def make(self, prompts: Sequence[Prompt]) -> Batch:
+    def make(self, prompts: Sequence[Prompt]) -> Making[Batch]:
         """All rounds of one batch."""
-        answers = self._sample(self.policy, [prompt.turns for prompt in prompts], prompts, "answer", 0)
-        drafts = [Draft(prompt, text) for prompt, text in zip(prompts, answers.texts, strict=True)]
-        tokens = answers.tokens
+        answers = yield from self._sample("policy", [prompt.turns for prompt in prompts], prompts, "answer", 0)
+        drafts = [Draft(prompt, answer.text) for prompt, answer in zip(prompts, answers, strict=True)]
+        tokens = sum(answer.tokens for answer in answers)
         for number in range(1, self.spec.revisions + 1):
-            tokens += self._round(drafts, prompts, number)
+            tokens += yield from self._round(drafts, prompts, number)
         return Batch(
             records=[record for draft in drafts for record in draft.kept],
             set_aside=[record for draft in drafts for record in draft.set_aside],
             totals={
                 "prompts": len(prompts),
-                "empty_first_answers": sum(not text for text in answers.texts),
+                "empty_first_answers": sum(not answer.text for answer in answers),
+                "refused_revisions": sum(row["reason"] == REFUSED for draft in drafts for row in draft.set_aside),
                 "unchanged_revisions": sum(
                     record["revision_response"] == record["init_response"] for draft in drafts for record in draft.kept
                 ),
@@ -65,42 +68,61 @@ class Reviser:
             tokens=tokens,
         )
 
-    def _round(self, drafts: Sequence[Draft], prompts: Sequence[Prompt], number: int) -> int:
+    def _round(self, drafts: Sequence[Draft], prompts: Sequence[Prompt], number: int) -> Making[int]:
         """One critique and one revision of every draft; returns the tokens generated."""
-        principles = [self.constitution.draw(self.seed, self.stage, prompt.id, number) for prompt in prompts]
-        asked = [critique_turns(draft, principle) for draft, principle in zip(drafts, principles, strict=True)]
-        critiques = self._sample(self.critic, asked, prompts, "critique", number)
+        job = self.job
+        principles = [self.constitution.draw(job.seed, job.stage, prompt.id, number) for prompt in prompts]
+        shown = [self.shown(prompt.id) for prompt in prompts]
         asked = [
-            revision_turns(turns, critique, principle)
-            for turns, critique, principle in zip(asked, critiques.texts, principles, strict=True)
+            critique_turns(draft, principle, examples)
+            for draft, principle, examples in zip(drafts, principles, shown, strict=True)
         ]
-        revisions = self._sample(self.critic, asked, prompts, "revision", number)
-        for draft, principle, critique, revision in zip(
-            drafts, principles, critiques.texts, revisions.texts, strict=True
+        critiques = yield from self._sample("critic", asked, prompts, "critique", number)
+        asked = [
+            revision_turns(turns, critique.text, principle)
+            for turns, critique, principle in zip(asked, critiques, principles, strict=True)
+        ]
+        revisions = yield from self._sample("critic", asked, prompts, "revision", number)
+        for draft, principle, examples, critique, revision in zip(
+            drafts, principles, shown, critiques, revisions, strict=True
         ):
-            record = _record(draft, principle, critique, revision, number)
-            if revision:
+            record = {
+                **_record(draft, principle, critique.text, revision.text, number),
+                "examples": [example.id for example in examples],
+                "policy": job.only("policy").fingerprint,
+                **text_facts(job, "critic", critique, revision),
+            }
+            if revision.text:
                 draft.kept.append(record)
-                draft.answer = revision
+                draft.answer = revision.text
             else:
-                draft.set_aside.append({"reason": EMPTY_REVISION, **record})
-        return critiques.tokens + revisions.tokens
+                draft.set_aside.append({"reason": REFUSED if revision.refusal else EMPTY_REVISION, **record})
+        return sum(text.tokens for text in (*critiques, *revisions))
+
+    def shown(self, id: str) -> list[Conversation]:
+        """The worked critiques that all questions about one prompt begin with, the same ones in every round."""
+        count = len(self.demonstrations)
+        seed = draw_seed(self.job.seed, self.job.stage, id, "demonstrations")
+        places = range(min(self.spec.few_shot, count))
+        return [self.demonstrations[permuted(place, count, seed=seed)] for place in places]
 
     def _sample(
-        self,
-        model: LanguageModel,
-        conversations: Sequence[Sequence[Turn]],
-        prompts: Sequence[Prompt],
-        purpose: str,
-        number: int,
-    ) -> Sampled:
-        seeds = [draw_seed(self.seed, self.stage, prompt.id, purpose, number) for prompt in prompts]
-        return sample(model, conversations, seeds=seeds, spec=self.spec)
+        self, role: str, conversations: Sequence[Sequence[Turn]], prompts: Sequence[Prompt], purpose: str, number: int
+    ) -> Generator[Sequence[Ask], list[Reply], list[Text]]:
+        job = self.job
+        replies = yield [
+            sample_of(self.spec, role, turns, seed=draw_seed(job.seed, job.stage, prompt.id, purpose, number))
+            for turns, prompt in zip(conversations, prompts, strict=True)
+        ]
+        return [reply for reply in replies if isinstance(reply, Text)]
 
 
-def critique_turns(draft: Draft, principle: Principle) -> tuple[Turn, ...]:
-    """What the critic reads before its critique."""
-    return (*draft.prompt.turns, Turn("assistant", draft.answer), Turn("user", principle.critique))
+def critique_turns(draft: Draft, principle: Principle, examples: Sequence[Conversation] = ()) -> tuple[Turn, ...]:
+    """What the critic reads before its critique: worked ones first, a system turn before them."""
+    turns = draft.prompt.turns
+    system = sum(turn.role == "system" for turn in turns[:1])
+    before = (*turns[:system], *(turn for example in examples for turn in example.turns), *turns[system:])
+    return (*before, Turn("assistant", draft.answer), Turn("user", principle.critique))
 
 
 def revision_turns(turns: Sequence[Turn], critique: str, principle: Principle) -> tuple[Turn, ...]:
@@ -121,6 +143,7 @@ def _record(draft: Draft, principle: Principle, critique: str, revision: str, nu
         "revision_response": revision,
         "principle": principle.id,
         "round": number,
+        "template": wording_fingerprint(principle.critique, principle.revision),
     }
 
 
@@ -129,7 +152,8 @@ def _summary(totals: Mapping[str, float]) -> dict[str, float]:
     return {
         "prompts": totals["prompts"],
         "empty_first_answers": totals["empty_first_answers"],
-        "empty_revisions": totals["set_aside"],
+        "empty_revisions": totals["set_aside"] - totals["refused_revisions"],
+        "refused_revisions": totals["refused_revisions"],
         "unchanged_revision_share": totals["unchanged_revisions"] / max(totals["records"], 1),
     }
 
@@ -138,22 +162,11 @@ def run(stage: StageDir) -> None:
     """Make the records of a critique stage."""
     job, spec = stage.job, stage.job.spec
     assert isinstance(spec, CritiqueStage)
-    device = configure(job.frozen)
-    policy = load_role(job, "policy", device)
-    same = job.only("policy").location() == job.only("critic").location()
-    critic = policy if same else load_role(job, "critic", device)
-    check_context(policy, spec, role="policy")
-    check_context(critic, spec, role="critic")
-    reviser = Reviser(
-        policy=policy,
-        critic=critic,
-        constitution=role_constitution(job),
-        spec=spec,
-        seed=job.seed,
-        stage=job.stage,
-    )
-    prompts = role_prompts(job, "prompts", limit=spec.num_prompts)
-    make_records(stage, in_batches(prompts, spec.rollout_batch), reviser.make, summarise=_summary)
+    examples = role_critiques(job, "demonstrations") if spec.few_shot else ()
+    reviser = Reviser(job=job, spec=spec, constitution=role_constitution(job), demonstrations=examples)
+    batches = prompt_batches(job, "prompts", size=spec.rollout_batch, limit=spec.num_prompts)
+    with open_answerer(stage, ("policy", "critic")) as answerer:
+        make_records(stage, batches, reviser.make, answerer, summarise=_summary)
 
 
 if __name__ == "__main__":

@@ -3,30 +3,36 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
-
-import torch
+from typing import TYPE_CHECKING, TypeVar
 
 from charter.artifacts.job import Job, JobInput
 from charter.artifacts.stage_rows import Reader, stage_rows
 from charter.errors import DataError
 from charter.feedback.constitution import Constitution, load_constitution
-from charter.models.language_model import LanguageModel, load_language_model
-from charter.models.preference import PreferenceModel, load_preference_model
-from charter.spec.dataset import Pair, Prompt, read_pairs, read_prompts
+from charter.spec.dataset import Conversation, Pair, Prompt, read_critiques, read_pairs, read_prompts
 
-_Row = TypeVar("_Row", Prompt, Pair)
+if TYPE_CHECKING:
+    import torch
+
+    from charter.models.language_model import LanguageModel
+    from charter.models.preference import PreferenceModel
+
+_Row = TypeVar("_Row", Prompt, Pair, Conversation)
 
 
-def load_role(job: Job, role: str, device: torch.device) -> LanguageModel:
+def load_role(job: Job, role: str, device: "torch.device") -> "LanguageModel":
     """The language model of a role, on the device."""
+    from charter.models.language_model import load_language_model
+
     loaded = load_language_model(job.only(role).location())
     loaded.model.to(device).eval()
     return loaded
 
 
-def load_scorer(item: JobInput, device: torch.device) -> PreferenceModel:
+def load_scorer(item: JobInput, device: "torch.device") -> "PreferenceModel":
     """A preference model, on the device."""
+    from charter.models.preference import load_preference_model
+
     loaded = load_preference_model(item.location())
     loaded.scalar.to(device).eval()
     return loaded
@@ -56,6 +62,11 @@ def role_prompts(job: Job, role: str, *, limit: int | None) -> tuple[Prompt, ...
 def role_pairs(job: Job, role: str) -> tuple[Pair, ...]:
     """The preference pairs of a role in file order."""
     return with_unique_ids(_rows(job, role, read_pairs))
+
+
+def role_critiques(job: Job, role: str) -> tuple[Conversation, ...]:
+    """The worked critiques of a role in file order, as conversations of six turns."""
+    return with_unique_ids(_rows(job, role, read_critiques))
 
 
 def with_unique_ids(rows: Sequence[_Row]) -> tuple[_Row, ...]:

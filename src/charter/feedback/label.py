@@ -1,11 +1,11 @@
-"""AI preference labels: a judge compares two answers under a drawn principle (Bai et al. 2022, section 4).
+"""AI preference labels: a judge compares two answers under drawn principles (Bai et al. 2022, section 4).
 
 The label is soft: the normalised probability of the judge's choice, averaged over the orders asked (Lee et al. 2023,
-section 3.1). A human label that a candidate pair carries is neither used nor stored: which answer is shown first is
+section 2.1). A human label that a candidate pair carries is neither used nor stored: which answer is shown first is
 drawn from the text of the answers, so the rows are the same when `chosen` and `rejected` change places.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 
 from charter.artifacts.draws import draw_seed
@@ -13,36 +13,27 @@ from charter.artifacts.job import Job
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
 from charter.errors import DataError
+from charter.feedback.answering import open_answerer
+from charter.feedback.asks import Ask, Reply, Text
+from charter.feedback.comparing import Comparison, Invalid, Rules, Verdict, comparing
 from charter.feedback.constitution import Constitution
-from charter.feedback.inputs import load_role, role_constitution, role_pairs, role_prompts
-from charter.feedback.judge import (
-    MULTIPLE_CHOICE,
-    Comparison,
-    Verdict,
-    compare,
-    question_limit,
-    template_fingerprint,
-)
-from charter.feedback.records import Batch, Record, in_batches, make_records
-from charter.feedback.sampling import check_context, sample
-from charter.models.language_model import LanguageModel
-from charter.models.runtime import configure
-from charter.spec.dataset import Prompt, Turn
+from charter.feedback.drive import Making
+from charter.feedback.inputs import role_constitution, role_pairs
+from charter.feedback.label_items import Item, label_batches
+from charter.feedback.label_record import label_record
+from charter.feedback.label_summary import label_summary, label_totals
+from charter.feedback.reading import NONE_GIVEN
+from charter.feedback.records import Batch, Record, make_records
+from charter.feedback.served_models import not_served
+from charter.feedback.texts import sample_of
+from charter.feedback.wording import YES_NO_MEAN
 from charter.spec.stage import LabelStage
 
 CANDIDATE, POLICY = "candidate", "policy"
-IDENTICAL, EMPTY = "identical answers", "empty answer"
+IDENTICAL, EMPTY, INVALID = "identical answers", "empty answer", "invalid judgement"
+VOTES_NEEDED = "add `votes: 5` to the stage, so that sampled answers stand in"
 RESAMPLES = 3
 """How often a sampled pair with an empty answer or two identical ones is drawn again before it is set aside."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Item:
-    """A pair to be labelled; without answers yet, when the policy is to give them."""
-
-    id: str
-    turns: tuple[Turn, ...]
-    answers: tuple[str, str] | None = None
 
 
 def unusable(first: str, second: str) -> str | None:
@@ -58,181 +49,146 @@ def unusable(first: str, second: str) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Labeller:
-    """The judge, the policy, the constitution and the seed of one label stage."""
+    """The constitution, the settings and the rules of one label stage."""
 
-    judge: LanguageModel
-    judge_fingerprint: str
-    policy: LanguageModel | None
-    constitution: Constitution
+    job: Job
     spec: LabelStage
-    seed: int
-    stage: str
+    constitution: Constitution
+    rules: Rules
 
-    def make(self, items: Sequence[Item]) -> Batch:
+    def make(self, items: Sequence[Item]) -> Making[Batch]:
         """Labels of one batch."""
-        sampled = items[0].answers is None
-        pairs, tokens = self._sampled_pairs(items) if sampled else ([item.answers or ("", "") for item in items], 0)
-        source = POLICY if sampled else CANDIDATE
+        if items[0].answers is None:
+            source = POLICY
+            pairs, tokens = yield from self._sampled_pairs(items)
+        else:
+            source = CANDIDATE
+            pairs, tokens = [item.answers or ("", "") for item in items], 0
         reasons = [unusable(*pair) for pair in pairs]
-        usable = [(item, pair) for item, pair, reason in zip(items, pairs, reasons, strict=True) if reason is None]
-        comparisons = [self._comparison(item, pair) for item, pair in usable]
-        verdicts = self._verdicts(comparisons)
+        comparisons = [
+            self._comparison(item, pair)
+            for item, pair, reason in zip(items, pairs, reasons, strict=True)
+            if reason is None
+        ]
+        verdicts = yield from comparing(comparisons, self.rules)
+        self._check_server(verdicts)
+        set_aside: list[Record] = [
+            {"id": item.id, "reason": reason, "source": source}
+            for item, reason in zip(items, reasons, strict=True)
+            if reason is not None
+        ]
+        set_aside += [
+            {"id": item.id, "reason": INVALID, "why": verdict.reason, "text": verdict.text, "source": source}
+            for item, verdict in zip(comparisons, verdicts, strict=True)
+            if isinstance(verdict, Invalid)
+        ]
+        judged = [
+            (item, verdict) for item, verdict in zip(comparisons, verdicts, strict=True) if isinstance(verdict, Verdict)
+        ]
         return Batch(
-            records=[
-                self._record(item, comparison, verdict, source)
-                for (item, _), comparison, verdict in zip(usable, comparisons, verdicts, strict=True)
-            ],
-            set_aside=[
-                {"id": item.id, "reason": reason, "source": source}
-                for item, reason in zip(items, reasons, strict=True)
-                if reason is not None
-            ],
-            totals=_totals(verdicts) | {"identical": reasons.count(IDENTICAL), "empty": reasons.count(EMPTY)},
-            tokens=tokens,
+            records=[label_record(self.job, self.spec, item, verdict, source) for item, verdict in judged],
+            set_aside=set_aside,
+            totals=label_totals(comparisons, verdicts)
+            | {"identical": reasons.count(IDENTICAL), "empty": reasons.count(EMPTY)},
+            tokens=tokens + sum(verdict.tokens for verdict in verdicts),
         )
 
-    def _sampled_pairs(self, items: Sequence[Item]) -> tuple[list[tuple[str, str]], int]:
+    def _sampled_pairs(self, items: Sequence[Item]) -> Making[tuple[list[tuple[str, str]], int]]:
         """Two answers of the policy to each prompt; unusable ones are drawn again, the whole batch at a time."""
-        first, tokens = self._sample(items, "first", 0)
-        second, more = self._sample(items, "second", 0)
+        first, tokens = yield from self._sample(items, "first", 0)
+        second, more = yield from self._sample(items, "second", 0)
         tokens += more
         for attempt in range(1, RESAMPLES + 1):
             if any(not text for text in first):
-                again, more = self._sample(items, "first", attempt)
+                again, more = yield from self._sample(items, "first", attempt)
                 first, tokens = [old or new for old, new in zip(first, again, strict=True)], tokens + more
             if any(unusable(a, b) for a, b in zip(first, second, strict=True)):
-                again, more = self._sample(items, "second", attempt)
+                again, more = yield from self._sample(items, "second", attempt)
                 tokens += more
                 second = [new if unusable(a, b) else b for a, b, new in zip(first, second, again, strict=True)]
         return list(zip(first, second, strict=True)), tokens
 
-    def _sample(self, items: Sequence[Item], which: str, attempt: int) -> tuple[list[str], int]:
-        assert self.policy is not None
-        seeds = [draw_seed(self.seed, self.stage, item.id, "answer", which, attempt) for item in items]
-        found = sample(self.policy, [item.turns for item in items], seeds=seeds, spec=self.spec)
-        return list(found.texts), found.tokens
+    def _sample(
+        self, items: Sequence[Item], which: str, attempt: int
+    ) -> Generator[Sequence[Ask], list[Reply], tuple[list[str], int]]:
+        job = self.job
+        seeds = [draw_seed(job.seed, job.stage, item.id, "answer", which, attempt) for item in items]
+        replies = yield [
+            sample_of(self.spec, "policy", item.turns, seed=seed) for item, seed in zip(items, seeds, strict=True)
+        ]
+        texts = [reply for reply in replies if isinstance(reply, Text)]
+        return [text.text for text in texts], sum(text.tokens for text in texts)
 
     def _comparison(self, item: Item, pair: tuple[str, str]) -> Comparison:
         """The pair in drawn order, with a drawn principle; neither draw sees which answer humans chose."""
-        first, second = sorted(pair, key=lambda answer: draw_seed(self.seed, self.stage, item.id, "order", answer))
-        principle = self.constitution.draw(self.seed, self.stage, item.id)
-        return Comparison(turns=item.turns, first=first, second=second, principle=principle)
+        job = self.job
+        first, second = sorted(pair, key=lambda answer: draw_seed(job.seed, job.stage, item.id, "order", answer))
+        principles = self.constitution.draw_many(self.spec.principles_per_pair, job.seed, job.stage, item.id)
+        return Comparison(id=item.id, turns=item.turns, first=first, second=second, principles=principles)
 
-    def _verdicts(self, comparisons: Sequence[Comparison]) -> list[Verdict]:
-        if not comparisons:
-            return []
-        return compare(
-            self.judge,
-            comparisons,
-            format=self.spec.format,
-            both_orders=self.spec.both_orders,
-            max_tokens=question_limit(self.judge),
-        )
-
-    def _record(self, item: Item, comparison: Comparison, verdict: Verdict, source: str) -> Record:
-        first_wins = verdict.probability_first >= 0.5
-        chosen, rejected = (comparison.first, comparison.second)[:: 1 if first_wins else -1]
-        sign = 1 if first_wins else -1
-        return {
-            "id": item.id,
-            "prompt": [{"role": turn.role, "content": turn.content} for turn in item.turns],
-            "chosen": [{"role": "assistant", "content": chosen}],
-            "rejected": [{"role": "assistant", "content": rejected}],
-            "chosen_probability": max(verdict.probability_first, 1 - verdict.probability_first),
-            "principle": comparison.principle.id,
-            "judge": self.judge_fingerprint,
-            "format": self.spec.format,
-            "template": template_fingerprint(self.spec.format),
-            "both_orders": {
-                "log_odds_chosen": [sign * value for value in verdict.log_odds],
-                "chosen_shown_first": first_wins,
-                "agree": verdict.orders_agree,
-            },
-            "source": source,
-            "seed": self.seed,
-        }
+    def _check_server(self, verdicts: Sequence[Verdict | Invalid]) -> None:
+        """Refuse to go on, and to pay, when a server gives nothing that labels can be made of."""
+        silent = [item for item in verdicts if isinstance(item, Invalid) and item.reason == NONE_GIVEN]
+        if silent and len(silent) == len(verdicts):
+            raise DataError(
+                f"stage {self.job.stage}: the judge gives log-probabilities for none of {len(silent)} pairs\n"
+                f"  {VOTES_NEEDED}"
+            )
 
 
-def _totals(verdicts: Sequence[Verdict]) -> dict[str, float]:
-    """Sums over a batch from which agreement and position bias follow."""
-    asked = [verdict.log_odds for verdict in verdicts]
-    shown_first = [value if order == 0 else -value for odds in asked for order, value in enumerate(odds)]
-    return {
-        "orders_agree": sum(verdict.orders_agree for verdict in verdicts),
-        "ties": sum(verdict.probability_first == 0.5 for verdict in verdicts),
-        "certainty": sum(max(verdict.probability_first, 1 - verdict.probability_first) for verdict in verdicts),
-        "questions": len(shown_first),
-        "first_option_wins": sum(0.5 if value == 0 else float(value > 0) for value in shown_first),
-        "first_option_log_odds": sum(shown_first),
-    }
+def check_judge(job: Job, spec: LabelStage) -> None:
+    """Refuse what a served judge cannot do, before the policy's answers are paid for."""
+    name = job.only("judge").name
+    serving = job.serving.get(name)
+    if serving is None:
+        return
+    if spec.format == YES_NO_MEAN:
+        raise DataError(not_served(name))
+    if serving.log_probabilities == "none" and not spec.votes:
+        raise DataError(f"stage {job.stage}: the server of {name} gives no log-probabilities\n  {VOTES_NEEDED}")
 
 
-def summary(totals: Mapping[str, float], *, format: str, both_orders: bool) -> dict[str, float]:
-    """What is reported: certainty always; order effects where the question has an order.
-
-    `position_bias` is the share of questions in which option (A) won, less one half.
-    """
-    records, questions = max(totals["records"], 1), max(totals["questions"], 1)
-    found = {
-        "identical_answers": totals["identical"],
-        "empty_answers": totals["empty"],
-        "ties": totals["ties"],
-        "mean_chosen_probability": totals["certainty"] / records,
-    }
-    if format == MULTIPLE_CHOICE:
-        found["position_bias"] = totals["first_option_wins"] / questions - 0.5
-        found["position_log_odds"] = totals["first_option_log_odds"] / questions
-        if both_orders:
-            found["orders_agree"] = totals["orders_agree"] / records
-    return found
-
-
-def sampled_items(prompts: Sequence[Prompt], pairs: int) -> list[Item]:
-    """`pairs` pairs to be sampled: prompts in file order, taken round again with new draws when they run out."""
-    return [
-        Item(id=f"{prompts[k % len(prompts)].id}/pair-{k // len(prompts) + 1}", turns=prompts[k % len(prompts)].turns)
-        for k in range(pairs)
-    ]
-
-
-def label_batches(job: Job, spec: LabelStage) -> list[Sequence[Item]]:
-    """What is to be labelled, in fixed batches: candidates first, then pairs to be sampled; never mixed."""
-    candidates, sampled = [], []
-    if job.inputs.get("candidates"):
-        pairs = role_pairs(job, "candidates")
-        candidates = [Item(id=pair.id, turns=pair.prompt, answers=(pair.chosen, pair.rejected)) for pair in pairs]
-    if spec.pairs:
-        sampled = sampled_items(role_prompts(job, "prompts", limit=None), spec.pairs)
-    if not candidates and not sampled:
-        raise DataError(f"stage {job.stage} has nothing to label: give `candidates`, or `pairs` with `policy`")
-    if sampled and spec.temperature == 0:
-        raise DataError(f"stage {job.stage}: at temperature 0 both answers of a pair are the same; raise temperature")
-    return in_batches(candidates, spec.rollout_batch) + in_batches(sampled, spec.rollout_batch)
+def rules_of(job: Job, spec: LabelStage) -> Rules:
+    """How the judge of a label stage is asked."""
+    return Rules(
+        seed=job.seed,
+        stage=job.stage,
+        format=spec.format,
+        both_orders=spec.both_orders,
+        chain_of_thought=spec.chain_of_thought,
+        reasoning_tokens=spec.reasoning_tokens,
+        clamp=spec.clamp,
+        votes=spec.votes,
+        few_shot=spec.few_shot,
+        demonstrations=role_pairs(job, "demonstrations") if spec.few_shot else (),
+    )
 
 
 def run(stage: StageDir) -> None:
     """Make the records of a label stage."""
     job, spec = stage.job, stage.job.spec
     assert isinstance(spec, LabelStage)
-    device = configure(job.frozen)
     batches = label_batches(job, spec)
-    policy = load_role(job, "policy", device) if spec.pairs else None
-    if policy is not None:
-        check_context(policy, spec, role="policy")
-    labeller = Labeller(
-        judge=load_role(job, "judge", device),
-        judge_fingerprint=job.only("judge").fingerprint,
-        policy=policy,
-        constitution=role_constitution(job),
-        spec=spec,
-        seed=job.seed,
-        stage=job.stage,
-    )
+    check_judge(job, spec)
+    labeller = Labeller(job=job, spec=spec, constitution=role_constitution(job), rules=rules_of(job, spec))
+
+    labeller.constitution.draw_many(spec.principles_per_pair, job.seed)  # refuses now what it would refuse later
 
     def summarise(totals: Mapping[str, float]) -> Mapping[str, float]:
-        return summary(totals, format=spec.format, both_orders=spec.both_orders)
+        return label_summary(totals, format=spec.format, both_orders=spec.both_orders)
 
-    make_records(stage, batches, labeller.make, summarise=summarise)
+    def check(totals: Mapping[str, float]) -> None:
+        share = totals["invalid"] / max(totals["compared"], 1)
+        if share > spec.max_invalid_share:
+            raise DataError(
+                f"stage {job.stage}: {totals['invalid']:.0f} of {totals['compared']:.0f} pairs have no valid judgement "
+                f"({share:.1%}); max_invalid_share is {spec.max_invalid_share:.1%}\n"
+                "  the batches under `batches/` say why; raise max_invalid_share to go on from what is there, or take "
+                "another judge"
+            )
+
+    with open_answerer(stage, ("judge", "policy") if spec.pairs else ("judge",)) as answerer:
+        make_records(stage, batches, labeller.make, answerer, summarise=summarise, check=check)
 
 
 if __name__ == "__main__":

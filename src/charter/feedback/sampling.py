@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from charter.errors import DataError
+from charter.feedback.asks import Sample, Text
 from charter.inference.generate import Answers, SamplingSettings, answer_texts, generate
 from charter.models.chat import encode_prompt
 from charter.models.language_model import LanguageModel
@@ -58,3 +59,42 @@ def sample(
     ]
     answers = generate(language_model, prompts, seeds=seeds, settings=sampling_settings(spec))
     return Sampled(tuple(answer_texts(language_model, answers)), answers)
+
+
+def sample_texts(language_model: LanguageModel, asks: Sequence[Sample]) -> list[Text]:
+    """The texts that were asked for, in one batch; a `prefill` is part of the prompt, and of the text."""
+    settings = {
+        SamplingSettings(
+            max_new_tokens=ask.max_new_tokens,
+            min_new_tokens=ask.min_new_tokens,
+            temperature=ask.temperature,
+            top_p=ask.top_p,
+        )
+        for ask in asks
+    }
+    if len(settings) > 1:
+        raise DataError("texts drawn in different ways are asked for one kind after the other")
+    prompts = [_prompt(language_model, ask) for ask in asks]
+    answers = generate(language_model, prompts, seeds=[ask.seed for ask in asks], settings=settings.pop())
+    ends = (answers.answer_BR == language_model.end_id).any(1).tolist()
+    tokens = answers.answer_mask_BR.sum(1).tolist()
+    return [
+        Text(
+            text=f"{ask.prefill} {text}".strip() if ask.prefill else text,
+            tokens=count,
+            is_finished=end,
+            prompt_tokens=len(prompt),
+        )
+        for ask, text, count, end, prompt in zip(
+            asks, answer_texts(language_model, answers), tokens, ends, prompts, strict=True
+        )
+    ]
+
+
+def _prompt(language_model: LanguageModel, ask: Sample) -> list[int]:
+    tokenizer = language_model.tokenizer
+    prompt = encode_prompt(tokenizer, ask.turns, max_tokens=ask.max_prompt_tokens)
+    if not ask.prefill:
+        return prompt
+    opening: list[int] = tokenizer(ask.prefill, add_special_tokens=False)["input_ids"]
+    return prompt + opening

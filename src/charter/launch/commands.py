@@ -7,9 +7,11 @@ from types import MappingProxyType
 
 STAGE_MODULES: Mapping[str, str] = MappingProxyType(
     {
+        "prepare": "charter.feedback.prepare",
         "pretrain": "charter.train.pretrain",
         "sft": "charter.train.sft",
         "judge": "charter.train.judge",
+        "generate": "charter.feedback.generate",
         "critique": "charter.feedback.critique",
         "label": "charter.feedback.label",
         "preference_model": "charter.train.preference_model",
@@ -21,10 +23,12 @@ STAGE_MODULES: Mapping[str, str] = MappingProxyType(
 
 MODELS_MODULE = "charter.models.preload"
 """Imports what loading a model imports."""
+WITHOUT_MODELS = frozenset({"charter.feedback.prepare"})
+"""Stages that load none."""
 
 
-def preloaded_modules(stage_modules: Iterable[str]) -> list[str]:
-    """What a stage server imports once for all its stages.
+def preloaded_modules(stage_modules: Iterable[str], *, with_models: bool = True) -> list[str]:
+    """What a stage server imports once for all its stages; `with_models` where one of them loads weights.
 
     >>> preloaded_modules(["charter.train.sft", "charter.train.sft"])
     ['charter.models.preload', 'charter.train.sft']
@@ -32,7 +36,8 @@ def preloaded_modules(stage_modules: Iterable[str]) -> list[str]:
     ['another_stage']
     """
     modules = set(stage_modules)
-    return sorted(modules | {MODELS_MODULE} if modules & set(STAGE_MODULES.values()) else modules)
+    models = {MODELS_MODULE} if with_models and modules & set(STAGE_MODULES.values()) - WITHOUT_MODELS else set()
+    return sorted(modules | models)
 
 
 def stage_command(module: str, stage_dir: Path) -> list[str]:

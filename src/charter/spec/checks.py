@@ -17,6 +17,8 @@ from charter.spec.risk import check_risk
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 PART = re.compile(r"([0-9]{1,6})\s*/\s*([0-9]{1,6})")
 ACCELERATOR = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+-]*(?::[0-9]+)?")
+KEY_REFERENCE = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*|file:\S.*")
+"""A variable of the environment by the names that POSIX allows, or a file."""
 BYTE_ALPHABET = 256
 """Every byte is a token of a byte-level tokenizer, before special tokens and merges."""
 
@@ -35,6 +37,7 @@ def check_project(project: Project) -> Iterator[Problem]:
         yield Problem(message=f"must be from 0 to 2^63 - 1; found {project.seed}", path="seed")
     yield from check_ranges(project, "", [("deadline", POSITIVE)])
     yield from check_ranges(project.storage, "storage", [("keep_last", AT_LEAST_ONE), ("keep_every", AT_LEAST_ONE)])
+    yield from _check_ledger(project.storage.ledger)
     yield from _check_resources(project.resources)
     yield from _check_serving(project)
     yield from check_costs(project.costs)
@@ -93,11 +96,35 @@ def _check_serving(project: Project) -> Iterator[Problem]:
         path = f"serving.{name}"
         if name not in project.models and name not in project.pipeline:
             yield Problem(message=f"no model or stage is called {name!r}", path=path)
-        if serving.endpoint is not None and not re.match(r"https?://[^/\s]+", serving.endpoint):
-            message = f"{serving.endpoint!r} is not a URL"
-            hint = "write it like http://judge:8000/v1"
-            yield Problem(message=message, path=f"{path}.endpoint", hint=hint)
+        if serving.endpoint is not None:
+            yield from _check_address(serving.endpoint, f"{path}.endpoint")
+        for index, address in enumerate(serving.also_endpoints):
+            yield from _check_address(address, f"{path}.also_endpoints[{index}]")
+        if serving.api_key is not None and not KEY_REFERENCE.fullmatch(serving.api_key):
+            hint = f"write  api_key: env:{name.upper().replace('-', '_')}_API_KEY  or  file:~/.keys/{name}"
+            message = "is not env:NAME or file:PATH; a key itself is never written into a project (and not shown here)"
+            yield Problem(message=message, path=f"{path}.api_key", hint=hint)
         yield from _check_endpoint_price(serving, path)
+
+
+def _check_address(address: str, path: str) -> Iterator[Problem]:
+    """An address of a server holds no credentials: it is printed, logged and recorded."""
+    if not re.match(r"https?://[^/\s]+", address):
+        yield Problem(message=f"{address!r} is not a URL", path=path, hint="write it like http://judge:8000/v1")
+    elif "@" in address.split("/")[2] or "?" in address:
+        hint = "give the key by  api_key: env:NAME"
+        yield Problem(message="an address must not hold a user, a key or a query", path=path, hint=hint)
+
+
+def _check_ledger(address: str | None) -> Iterator[Problem]:
+    """A database's address names a user at most: it is printed, logged and recorded."""
+    path, hint = "storage.ledger", "write it like postgresql://HOST/DATABASE; give a password by PGPASSFILE (~/.pgpass)"
+    if address is None:
+        return
+    if not re.match(r"postgresql://[^/\s]*/[^/\s?]+", address):
+        yield Problem(message="is not the address of a PostgreSQL database", path=path, hint=hint)
+    elif ":" in address.split("/")[2].rpartition("@")[0] or "password=" in address:
+        yield Problem(message="an address must not hold a password", path=path, hint=hint)
 
 
 def _check_endpoint_price(serving: Serving, path: str) -> Iterator[Problem]:
@@ -111,7 +138,9 @@ def _check_endpoint_price(serving: Serving, path: str) -> Iterator[Problem]:
     prices = [name for name in vars(serving) if "usd_per_million" in name]
     yield from check_ranges(serving, path, [(name, NOT_NEGATIVE) for name in prices])
     yield from check_ranges(serving, path, [("cached_prompt_share", SHARE), ("concurrency", AT_LEAST_ONE)])
-    yield from check_ranges(serving, path, [(name, POSITIVE) for name in ("requests_per_minute", "tokens_per_minute")])
+    positive = ("requests_per_minute", "tokens_per_minute", "request_timeout")
+    yield from check_ranges(serving, path, [(name, POSITIVE) for name in positive])
+    yield from check_ranges(serving, path, [("max_attempts", AT_LEAST_ONE)])
 
 
 def check_model(name: str, model: ModelSpec) -> Iterator[Problem]:

@@ -18,6 +18,7 @@ _PAIR_ROLES = {
     ("eval", "pairs"): MAKES_PAIRS,
     ("eval", "independent_pairs"): MAKES_PAIRS,
     ("label", "candidates"): MAKES_PAIRS,
+    ("label", "demonstrations"): MAKES_PAIRS,
     ("sft", "data"): MAKES_TEXTS,
 }
 """(kind of the reader, role) -> kinds of stage whose records have the form that it reads."""
@@ -121,7 +122,7 @@ def _check_name(project: Project, stage: Stage, role: str, name: str, wanted: st
     if name in candidates:
         return []
     hint = f"fitting: {', '.join(candidates)}" if candidates else ""
-    if role in PREFERENCE_MODEL_ROLES and name in project.models:
+    if _needs_scores(stage, role) and name in project.models:
         hint = f"if {name!r} gives scores, add  reward_model: true  to its entry of `models`"
     message = f"needs {_need(stage, role, wanted)}, but {name!r} is {_what(project, name)}"
     return [Problem(message=message, path=path, hint=hint)]
@@ -135,8 +136,14 @@ def fitting_names(project: Project, stage: Stage, role: str) -> list[str]:
     return list(project.data) + [name for name, item in project.pipeline.items() if _fits_data_role(stage, role, item)]
 
 
+def _needs_scores(stage: Stage, role: str) -> bool:
+    """Whether a role is for a preference model; a judge whose ratings are the reward is a language model."""
+    rates = role == "reward" and getattr(stage, "reward_from", "") == "judge"
+    return role in PREFERENCE_MODEL_ROLES and not rates
+
+
 def _model_fits(stage: Stage, role: str, model: ModelSpec) -> bool:
-    if role in PREFERENCE_MODEL_ROLES:
+    if _needs_scores(stage, role):
         return model.reward_model
     return not model.reward_model or (stage.kind, role) == ("preference_model", "init")
 
@@ -144,7 +151,7 @@ def _model_fits(stage: Stage, role: str, model: ModelSpec) -> bool:
 def _fits_model_role(stage: Stage, role: str, source: Stage) -> bool:
     if source is stage or source.MAKES != MODEL:
         return False
-    if role in PREFERENCE_MODEL_ROLES:
+    if _needs_scores(stage, role):
         return source.kind == "preference_model"
     return source.kind != "preference_model" or (stage.kind, role) == ("preference_model", "init")
 
@@ -157,7 +164,7 @@ def _fits_data_role(stage: Stage, role: str, source: Stage) -> bool:
 
 
 def _need(stage: Stage, role: str, wanted: str) -> str:
-    if role in PREFERENCE_MODEL_ROLES:
+    if _needs_scores(stage, role):
         return "a preference_model stage, or a model with `reward_model: true`"
     if wanted == MODEL:
         return "a language model: an entry of `models` or a stage that makes one"

@@ -69,7 +69,9 @@ def _check_estimator(stage: PpoStage, path: str) -> Iterator[Problem]:
         nearest = " or ".join(str(number) for number in divisors_near(batch, samples))
         message = f"{samples} does not divide rollout_batch, {batch}"
         yield Problem(message=message, path=f"{path}.samples_per_prompt", hint=f"the nearest that work: {nearest}")
-    if stage.estimator == "gae":
+    if stage.estimator == "reinforce":
+        yield from _check_reinforce(stage, path)
+    if stage.has_value_model:
         return
     if samples == 1:
         message = f"the estimator {stage.estimator} compares the answers to one prompt and needs 2 or more; found 1"
@@ -84,6 +86,26 @@ def _check_estimator(stage: PpoStage, path: str) -> Iterator[Problem]:
                 path=f"{path}.{name}",
                 hint=f"remove {name}, or take the estimator gae",
             )
+
+
+def _check_reinforce(stage: PpoStage, path: str) -> Iterator[Problem]:
+    """One step of the policy for each rollout, by whole returns: what belongs to PPO's several steps is refused."""
+    if stage.ppo_epochs != 1:
+        message = f"the estimator reinforce goes once over a rollout; found {stage.ppo_epochs}"
+        yield Problem(message=message, path=f"{path}.ppo_epochs", hint="remove ppo_epochs, or take the estimator gae")
+    if stage.minibatch != stage.rollout_batch:
+        message = f"the estimator reinforce makes one step of a whole rollout, {stage.rollout_batch} answers; found "
+        hint = f"minibatch: {stage.rollout_batch}, or a smaller rollout_batch"
+        yield Problem(message=f"{message}{stage.minibatch}", path=f"{path}.minibatch", hint=hint)
+    for name, unset, reason in (
+        ("gae_lambda", 0.95, "takes whole returns"),
+        ("clip_ratio", 0.2, "has no ratio to clip"),
+        ("bootstrap_truncated", False, "takes whole returns"),
+        ("stop_update_kl", None, "goes once over a rollout"),
+    ):
+        if (found := getattr(stage, name)) != unset:
+            message = f"the estimator reinforce {reason}; found {found}"
+            yield Problem(message=message, path=f"{path}.{name}", hint=f"remove {name}, or take the estimator gae")
 
 
 def _check_pretraining_mix(stage: PpoStage, path: str) -> Iterator[Problem]:

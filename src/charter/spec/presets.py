@@ -4,16 +4,17 @@ What the user writes under `pipeline` goes over the preset field by field; `stag
 preset never brings models or data: what it needs and does not find is one clear error.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from charter.errors import Problem
 from charter.spec.suggest import did_you_mean
-from charter.spec.yaml_source import Document, parse_document
+from charter.spec.yaml_source import Document, parse_document, read_document
 
-PRESETS = ("cai", "rlaif", "sft-dpo")
+PRESETS = ("cai", "rlaif", "rlaif-direct", "sft-dpo")
 
 
 @cache
@@ -23,8 +24,23 @@ def preset_text(name: str) -> str:
 
 
 def preset_contents(name: str) -> dict[str, Any]:
-    """`summary`, `needs` and `pipeline` of a preset, read anew each time (the caller may change it)."""
+    """`summary`, `deviations`, `needs` and `pipeline` of a preset, read anew each time (the caller may change it)."""
     return parse_document(preset_text(name), origin=f"preset {name}").value
+
+
+def deviation_lines(path: Path, overrides: Sequence[str] = ()) -> tuple[str, ...]:
+    """Where the preset of a project's file differs from its paper, a heading first; nothing without a preset.
+
+    The file is one that has been loaded without an error.
+    """
+    chosen = [item.removeprefix("preset=") for item in overrides if item.startswith("preset=")]
+    path = path / "charter.yaml" if path.is_dir() else path
+    name = chosen[-1] if chosen else read_document(path).value.get("preset")
+    if name not in PRESETS:
+        return ()
+    contents = preset_contents(name)
+    heading = f"preset {name}, {contents['summary'].rpartition('(')[2].rstrip(')')}; it differs from the paper:"
+    return (heading, *(f"  - {text}" for text in contents["deviations"]))
 
 
 def expand_preset(document: Document) -> tuple[str | None, list[Problem]]:

@@ -195,6 +195,11 @@ class Serving:
     concurrency: Count = 64
     """Requests in flight at once."""
 
+    @property
+    def is_used(self) -> bool:
+        """Whether a run asks the endpoint: it is given, and not merely compared with or left aside."""
+        return self.endpoint is not None and self.mode != "own"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Project:

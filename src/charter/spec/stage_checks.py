@@ -5,6 +5,7 @@ from dataclasses import MISSING, fields
 
 from charter.errors import Problem
 from charter.spec.checks import check_accelerators, check_name
+from charter.spec.feedback_checks import check_critique, check_generate, check_label
 from charter.spec.ppo_checks import check_ppo
 from charter.spec.ranges import (
     AT_LEAST_ONE,
@@ -20,10 +21,12 @@ from charter.spec.stage import (
     CritiqueStage,
     DpoStage,
     EvalStage,
+    GenerateStage,
     JudgeStage,
     LabelStage,
     PpoStage,
     PreferenceModelStage,
+    PrepareStage,
     Stage,
     StageResources,
     references,
@@ -53,6 +56,12 @@ _SAMPLING: tuple[tuple[str, Range], ...] = (
     ("max_prompt_tokens", AT_LEAST_ONE),
     ("rollout_batch", AT_LEAST_ONE),
 )
+_PREPARE: tuple[tuple[str, Range], ...] = (
+    ("overlap_words", AT_LEAST_ONE),
+    ("near_duplicates", SHARE_ABOVE_ZERO),
+    ("max_characters", AT_LEAST_ONE),
+    ("max_rows", AT_LEAST_ONE),
+)
 _PREFERENCE_MODEL: tuple[tuple[str, Range], ...] = (
     ("head_learning_rate_ratio", POSITIVE),
     ("label_smoothing", SHARE_BELOW_HALF),
@@ -72,13 +81,21 @@ _STAGE_RESOURCES: tuple[tuple[str, Range], ...] = (
     ("zero", (lambda stage: stage in (0, 1, 2, 3), "must be 0, 1, 2 or 3")),
 )
 SUITE_NEEDS: Mapping[str, tuple[str, ...]] = {
+    "perplexity": ("pairs",),
     "judge_agreement": ("judge", "pairs"),
     "pm_accuracy": ("reward", "pairs"),
+    "pm_calibration": ("pairs", "reward|also_rewards"),
     "win_rate": ("against", "reward", "prompts"),
-    "perplexity": ("pairs",),
-    "independent_check": ("against", "independent_pairs", "prompts"),
+    "judge_win_rate": ("against", "judge", "prompts"),
+    "independent_check": ("against", "prompts", "independent_pairs"),
+    "hhh": ("reward|also_rewards|judge",),
+    "multiple_choice": ("questions",),
+    "refusal": ("refusal_prompts|benign_prompts",),
+    "goodhart": ("checkpoints_of", "against", "reward", "prompts", "judge|independent_pairs"),
+    "probes": ("judge", "probes"),
+    "lm_eval": ("lm_eval_tasks",),
 }
-"""What a suite of an eval stage cannot be measured without."""
+"""What a suite of an eval stage cannot be measured without; of names with a bar between them one is enough."""
 
 
 def check_stage(name: str, stage: Stage) -> Iterator[Problem]:
@@ -147,24 +164,21 @@ def _check_sampling(stage: Sampling, path: str) -> Iterator[Problem]:
         yield from check_ranges(stage, path, [("num_prompts", AT_LEAST_ONE)])
 
 
+def _check_prepare(stage: PrepareStage, path: str) -> Iterator[Problem]:
+    yield from check_ranges(stage, path, _PREPARE)
+    if stage.max_characters is not None and stage.max_characters < stage.min_characters:
+        message = f"{stage.max_characters} is less than min_characters, {stage.min_characters}"
+        yield Problem(message=message, path=f"{path}.max_characters")
+    for name in sorted(set(stage.data) & set(stage.held_out)):
+        yield Problem(
+            message=f"{name!r} is in held_out too: every row of it would be rejected",
+            path=f"{path}.data",
+            hint="name the evaluation sets in held_out, and in data what is trained on",
+        )
+
+
 def _check_judge(stage: JudgeStage, path: str) -> Iterator[Problem]:
     yield from check_ranges(stage, path, [("cross_entropy_weight", NOT_NEGATIVE)])
-
-
-def _check_critique(stage: CritiqueStage, path: str) -> Iterator[Problem]:
-    yield from check_ranges(stage, path, [("revisions", AT_LEAST_ONE)])
-
-
-def _check_label(stage: LabelStage, path: str) -> Iterator[Problem]:
-    sampled = {"policy": stage.policy, "prompts": stage.prompts, "pairs": stage.pairs}
-    given = [name for name, value in sampled.items() if value]
-    missing = [name for name in sampled if name not in given]
-    if given and missing:
-        message = f"sampling pairs needs policy, prompts and pairs; {' and '.join(missing)} missing"
-        yield Problem(message=message, path=path, hint=f"add {missing[0]}, or remove {' and '.join(given)}")
-    elif not given and not stage.candidates:
-        hint = "give candidates (answers that exist), or policy, prompts and pairs (answers to sample)"
-        yield Problem(message="has nothing to label", path=path, hint=hint)
 
 
 def _check_preference_model(stage: PreferenceModelStage, path: str) -> Iterator[Problem]:
@@ -182,6 +196,12 @@ def _check_eval(stage: EvalStage, path: str) -> Iterator[Problem]:
         where = f"{path}.suites[{index}]"
         if suite in stage.suites[:index]:
             yield Problem(message=f"{suite!r} is named twice", path=where)
+    if stage.also_judges and stage.judge is None:
+        hint = "name one of them as judge; the others are compared with it"
+        yield Problem(message="are given, but there is no judge", path=f"{path}.also_judges", hint=hint)
+    elif stage.judge in stage.also_judges:
+        message = f"{stage.judge!r} is the judge already; it would be compared with itself"
+        yield Problem(message=message, path=f"{path}.also_judges", hint="remove it there")
     for name in sorted(set(stage.pairs) & set(stage.independent_pairs)):
         yield Problem(
             message=f"{name!r} is in pairs too: the independent check would be tested on what it learnt from",
@@ -195,7 +215,7 @@ def check_runnable(name: str, stage: Stage) -> Iterator[Problem]:
     if not isinstance(stage, EvalStage):
         return
     for index, suite in enumerate(stage.suites):
-        missing = [role for role in SUITE_NEEDS.get(suite, ()) if not getattr(stage, role)]
+        missing = missing_needs(suite, lambda role: bool(getattr(stage, role)))
         if missing:
             yield Problem(
                 message=f"the suite {suite!r} needs {' and '.join(missing)}",
@@ -204,10 +224,18 @@ def check_runnable(name: str, stage: Stage) -> Iterator[Problem]:
             )
 
 
+def missing_needs(suite: str, has: Callable[[str], bool]) -> list[str]:
+    """What a suite cannot be measured without and is not there, in words."""
+    needs = [need.split("|") for need in SUITE_NEEDS[suite]]
+    return [" or ".join(names) for names in needs if not any(map(has, names))]
+
+
 _BY_KIND: Mapping[type[Stage], Callable[..., Iterator[Problem]]] = {
+    PrepareStage: _check_prepare,
     JudgeStage: _check_judge,
-    CritiqueStage: _check_critique,
-    LabelStage: _check_label,
+    CritiqueStage: check_critique,
+    GenerateStage: check_generate,
+    LabelStage: check_label,
     PreferenceModelStage: _check_preference_model,
     DpoStage: _check_dpo,
     EvalStage: _check_eval,

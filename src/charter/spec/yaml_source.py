@@ -24,6 +24,7 @@ MAX_VALUES = 100_000
 MAX_NUMBER_CHARACTERS = 100
 """Longer runs of digits are text; Python refuses to convert very long ones."""
 
+_SECRET = re.compile(r"api_key|://[^/\s]*@|://\S*\?")
 _INT = re.compile(r"[-+]?[0-9](?:_?[0-9])*")
 _OCTAL = re.compile(r"0o[0-7]+")
 _HEX = re.compile(r"0x[0-9a-fA-F]+")
@@ -208,7 +209,12 @@ def _syntax_problem(error: yaml.MarkedYAMLError, text: str, origin: str) -> Prob
         hint = "a value that holds ': ' needs quotes, and keys of one block the same indentation"
     elif "single document" in what:
         hint = "one file holds one project; remove the `---` in the middle"
-    return Problem(message=f"not valid YAML: {what}", file=origin, line=line, source_line=quoted, hint=hint)
+    return Problem(message=f"not valid YAML: {what}", file=origin, line=line, source_line=_quotable(quoted), hint=hint)
+
+
+def _quotable(line: str) -> str:
+    """A line as messages may quote it: one that may hold a key or a password is not quoted."""
+    return "" if _SECRET.search(line) else line
 
 
 class _Reader:
@@ -273,7 +279,7 @@ class _Reader:
 
     def _mark(self, node: yaml.Node) -> Mark:
         line = node.start_mark.line + 1
-        quoted = self.lines[line - 1] if line <= len(self.lines) else ""
+        quoted = _quotable(self.lines[line - 1]) if line <= len(self.lines) else ""
         return Mark(origin=self.origin, line=line, source_line=quoted)
 
     def _complain(self, node: yaml.Node, path: Path_, message: str) -> None:

@@ -12,14 +12,8 @@ from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
 from charter.errors import DataError
 from charter.feedback.constitution import Constitution, Principle, load_constitution
-from charter.feedback.judge import (
-    CHOICES,
-    MULTIPLE_CHOICE,
-    Comparison,
-    log_odds,
-    multiple_choice_text,
-    one_answer_text,
-)
+from charter.feedback.judge import log_odds
+from charter.feedback.wording import CHOICES, MULTIPLE_CHOICE, multiple_choice_text, one_answer_text
 from charter.models.language_model import LanguageModel
 from charter.spec.dataset import Pair, read_pairs
 from charter.spec.stage import JudgeStage
@@ -44,11 +38,11 @@ def judge_loss(
     right: list[int] = []
     for pair, principle in pairs:
         if spec.format == MULTIPLE_CHOICE:
-            item = Comparison(turns=pair.prompt, first=pair.chosen, second=pair.rejected, principle=principle)
-            texts += [multiple_choice_text(item, swapped=swapped) for swapped in (False, True)]
+            both = (pair.chosen, pair.rejected)
+            texts += [multiple_choice_text(pair.prompt, *shown, principle.compare) for shown in (both, both[::-1])]
         else:
             answers = (pair.chosen, pair.rejected)
-            texts += [one_answer_text(spec.format, pair.prompt, answer, principle) for answer in answers]
+            texts += [one_answer_text(spec.format, pair.prompt, answer, principle.compare) for answer in answers]
         right += [0, 1]
     counted = _Counted(call or judge.model)
     choices = CHOICES[spec.format]

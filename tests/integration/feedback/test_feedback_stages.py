@@ -5,17 +5,18 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from charter.errors import DataError  # noqa: E402
-from charter.feedback import critique, label  # noqa: E402
+from charter.feedback import critique, generate, label, label_items, local_models  # noqa: E402
 from charter.feedback.inputs import with_unique_ids  # noqa: E402
-from charter.feedback.label import sampled_items  # noqa: E402
-from charter.spec.dataset import Prompt, Turn, read_conversations, read_pairs  # noqa: E402
-from charter.spec.stage import CritiqueStage, LabelStage  # noqa: E402
+from charter.spec.dataset import Prompt, Turn, read_conversations, read_pairs, read_prompts  # noqa: E402
+from charter.spec.rows import CRITIQUE_FIELDS  # noqa: E402
+from charter.spec.stage import CritiqueStage, GenerateStage, LabelStage  # noqa: E402
 
 from .conftest import TOPICS, pair_rows, prompt_rows, published  # noqa: E402
 
@@ -94,6 +95,58 @@ def test_critique_records_can_be_read_as_conversations(workshop):
     assert [item.id for item in read] == [row["id"] for row in rows_of(stage)]
 
 
+def example_rows(count=4):
+    fields = (*CRITIQUE_FIELDS, "revision_response")
+    return [{"id": f"e{n}", **{name: f"tea {n}" for name in fields}} for n in range(count)]
+
+
+def test_worked_critiques_are_shown_and_change_what_is_written(workshop):
+    data = {"prompts": workshop.data("prompts", prompt_rows()), "demonstrations": workshop.data("e", example_rows())}
+    more = {"few_shot": 1, "demonstrations": "e", "max_prompt_tokens": 200}
+    spec = critique_spec(revisions=1, **more)
+    shown = workshop.stage("shown", spec, data=data, policy="policy", critic="judge")
+    critique.run(shown)
+    plain = run_critique(workshop, "plain", revisions=1, max_prompt_tokens=200)
+    assert all(len(row["examples"]) == 1 for row in rows_of(shown))
+    assert [row["init_response"] for row in rows_of(shown)] == [row["init_response"] for row in rows_of(plain)]
+    assert rows_of(shown)[0]["critic_response"] != rows_of(plain)[0]["critic_response"]
+
+
+def generate_stage(workshop, name, **changes):
+    spec = GenerateStage(**{"policy": "p", "prompts": ("d",), **SAMPLING, **changes})
+    prompts = workshop.data("prompts", prompt_rows())
+    return workshop.stage(name, spec, data={"prompts": prompts}, policy="policy")
+
+
+def test_answers_can_be_learnt_from_and_repeat_exactly(workshop):
+    stage, same = (generate_stage(workshop, name, answers_per_prompt=3) for name in ("one", "same"))
+    generate.run(stage)
+    generate.run(same)
+    assert published(stage) == published(same)
+    read = read_conversations(stage.outputs / "records.jsonl")
+    aside = rows_of(stage, "set_aside.jsonl") if (stage.outputs / "set_aside.jsonl").exists() else []
+    assert len(read) + len(aside) == 30
+    assert len({row["messages"][-1]["content"] for row in rows_of(stage)}) > 10
+
+
+def test_new_prompts_can_be_read_as_prompts_and_what_was_cut_off_is_set_aside(workshop, monkeypatch):
+    real = local_models.sample_texts
+
+    def sometimes_ended(model, asks):
+        """So small a model hardly ever ends by itself."""
+        return [replace(text, is_finished=ask.seed % 4 == 0) for ask, text in zip(asks, real(model, asks), strict=True)]
+
+    monkeypatch.setattr(local_models, "sample_texts", sometimes_ended)
+    more = {"makes": "prompts", "num_prompts": 9, "few_shot": 2, "max_prompt_tokens": 200}
+    stage = generate_stage(workshop, "new", **more)
+    generate.run(stage)
+    read = read_prompts(stage.outputs / "records.jsonl")
+    summary = json.loads((stage.outputs / "summary.json").read_text())
+    assert 0 < summary["set_aside/cut off"] < 9
+    assert len(read) == 9 - summary["set_aside/cut off"]
+    assert {row["reason"] for row in rows_of(stage, "set_aside.jsonl")} == {"cut off"}
+
+
 def test_num_prompts_takes_the_first_of_the_file_and_a_shortage_is_said(workshop, capsys):
     stage = run_critique(workshop, "few", num_prompts=3, revisions=1)
     assert {row["id"].split("/")[0] for row in rows_of(stage)} <= {"p0", "p1", "p2"}
@@ -104,16 +157,17 @@ def test_num_prompts_takes_the_first_of_the_file_and_a_shortage_is_said(workshop
 
 
 def test_an_empty_revision_is_set_aside_and_counted(workshop, monkeypatch):
-    real = critique.sample
+    real = local_models.sample_texts
 
-    def sometimes_empty(model, conversations, **more):
-        found = real(model, conversations, **more)
-        revising = conversations[0][-1].content.startswith("Make it")
-        asked = zip(conversations, found.texts, strict=True)
-        texts = ["" if revising and "tea" in turns[0].content else text for turns, text in asked]
-        return type(found)(tuple(texts), found.answers)
+    def sometimes_empty(model, asks):
+        found = real(model, asks)
+        revising = asks[0].turns[-1].content.startswith("Make it")
+        return [
+            replace(text, text="") if revising and "tea" in ask.turns[0].content else text
+            for ask, text in zip(asks, found, strict=True)
+        ]
 
-    monkeypatch.setattr(critique, "sample", sometimes_empty)
+    monkeypatch.setattr(local_models, "sample_texts", sometimes_empty)
     stage = run_critique(workshop, "critique")
     dropped = rows_of(stage, "set_aside.jsonl")
     assert {"p9/round-1", "p9/round-2"} <= {row["id"] for row in dropped}
@@ -164,7 +218,7 @@ def test_identical_and_empty_answers_are_set_aside_and_counted(workshop, monkeyp
     same = type(real_pairs[0])("same", real_pairs[0].prompt, "It is.", "It is.")
     empty = type(real_pairs[0])("empty", real_pairs[0].prompt, "It is.", " ")
     real_pairs = (same, empty, *real_pairs)
-    monkeypatch.setattr(label, "role_pairs", lambda job, role: real_pairs)
+    monkeypatch.setattr(label_items, "role_pairs", lambda job, role: real_pairs)
     stage = run_label(workshop, "label", policy=None, prompts=(), pairs=0)
     dropped = {row["id"]: row["reason"] for row in rows_of(stage, "set_aside.jsonl")}
     assert dropped == {"same": "identical answers", "empty": "empty answer"}
@@ -174,31 +228,19 @@ def test_identical_and_empty_answers_are_set_aside_and_counted(workshop, monkeyp
 
 def test_sampled_pairs_that_are_alike_are_drawn_again(workshop, monkeypatch):
     calls = []
-    real = label.sample
+    real = local_models.sample_texts
 
-    def alike_at_first(model, conversations, *, seeds, spec):
-        found = real(model, conversations, seeds=seeds, spec=spec)
-        calls.append(len(seeds))
-        texts = ("the same",) * len(seeds) if len(calls) <= 2 else found.texts
-        return type(found)(texts, found.answers)
+    def alike_at_first(model, asks):
+        calls.append(len(asks))
+        found = real(model, asks)
+        return [replace(text, text="the same") for text in found] if len(calls) <= 2 else found
 
-    monkeypatch.setattr(label, "sample", alike_at_first)
+    monkeypatch.setattr(local_models, "sample_texts", alike_at_first)
     stage = run_label(workshop, "label", pairs=4, candidates=())
     rows = rows_of(stage)
     assert len(calls) >= 3
     assert all(row["chosen"] != row["rejected"] for row in rows)
     assert any("the same" in (row["chosen"][0]["content"], row["rejected"][0]["content"]) for row in rows)
-
-
-def test_more_pairs_than_prompts_go_round_with_new_draws():
-    prompts = [Prompt(f"p{index}", (Turn("user", "hi"),)) for index in range(3)]
-    assert [item.id for item in sampled_items(prompts, 5)] == [
-        "p0/pair-1",
-        "p1/pair-1",
-        "p2/pair-1",
-        "p0/pair-2",
-        "p1/pair-2",
-    ]
 
 
 def test_rows_that_share_an_id_get_draws_of_their_own():
@@ -268,6 +310,17 @@ def test_sigkill_at_a_boundary_changes_no_byte_of_the_labels(workshop, kill):
     killed = label_stage(workshop, "killed")
     assert start(killed, "charter.feedback.label", CHARTER_KILL=f"label:{kill}").returncode == -signal.SIGKILL
     assert start(killed, "charter.feedback.label").returncode == 0
+    assert published(killed) == published(undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kill", ["checkpoint:2:before"])
+def test_sigkill_at_a_boundary_changes_no_byte_of_what_is_generated(workshop, kill):
+    undisturbed, killed = (generate_stage(workshop, name, answers_per_prompt=2) for name in ("undisturbed", "killed"))
+    generate.run(undisturbed)
+    assert start(killed, "charter.feedback.generate", CHARTER_KILL=f"generate:{kill}").returncode == -signal.SIGKILL
+    assert not killed.is_done
+    assert start(killed, "charter.feedback.generate").returncode == 0
     assert published(killed) == published(undisturbed)
 
 

@@ -136,3 +136,76 @@ def test_pad_left_makes_the_mask_of_the_real_tokens():
     ids, mask = pad_left([[5, 6, 7], [8], []], padding=0)
     assert ids.tolist() == [[5, 6, 7], [0, 0, 8], [0, 0, 0]]
     assert mask.tolist() == [[1, 1, 1], [0, 0, 1], [0, 0, 0]]
+
+
+def long_and_short(policy):
+    """Prompts of very different length, whose answers end at different places."""
+    words = [1, 40, 2, 44, 3, 60, 1, 50]
+    return [encode_prompt(policy.tokenizer, (Turn("user", "tea and rain " * count),)) for count in words]
+
+
+def test_prompts_of_like_length_go_together_and_every_answer_stays_its_own(policy):
+    from charter.inference.generate import _groups
+
+    prompts = long_and_short(policy)
+    settings = SamplingSettings(max_new_tokens=6, temperature=0)
+    assert len(_groups(prompts, 6, torch.device("cpu"))) > 1, "or this shows nothing"
+    assert len(_groups(prompts, 6, torch.device("cuda"))) == 1
+    together = rows(generate(policy, prompts, seeds=[0] * 8, settings=settings))
+    assert together == [rows(generate(policy, [prompt], seeds=[0], settings=settings))[0] for prompt in prompts]
+
+
+def test_rows_that_leave_early_take_nothing_from_those_that_stay(policy):
+    """Ends at given lengths: rows leave the batch, and with the longest prompts the columns that only they had."""
+    prompts = long_and_short(policy)
+    ends = [30, 2, 9, 3, 70, 1, 5, 4]
+    steps = [0] * 8
+
+    def watch(row_L, logits_LV, token_L):
+        for row in row_L.tolist():
+            steps[row] += 1
+        return torch.tensor([steps[row] >= ends[row] for row in row_L.tolist()])
+
+    settings = SamplingSettings(max_new_tokens=70, min_new_tokens=70, temperature=0)
+    found = generate(policy, prompts, seeds=[0] * 8, settings=settings, watch=watch).answer_BR.tolist()
+    free = SamplingSettings(max_new_tokens=70, min_new_tokens=70, temperature=0)
+    for prompt, answer, end in zip(prompts, found, ends, strict=True):
+        alone = generate(policy, [prompt], seeds=[0], settings=free).answer_BR[0].tolist()
+        assert answer[:end] == alone[:end]
+        assert set(answer[end:]) <= {policy.padding_id}
+
+
+def test_the_roomy_cache_holds_what_the_models_own_cache_holds(policy):
+    from transformers.cache_utils import DynamicCache
+
+    from charter.inference.roomy_cache import keep_rows, new_cache
+
+    generator = torch.Generator().manual_seed(0)
+    ours, theirs = new_cache(policy.model.config), DynamicCache(config=policy.model.config)
+    for count in (5, 1, 1, 70, 1, 2):
+        new = torch.randn((4, 1, count, 16), generator=generator)
+        for layer in range(2):
+            found = ours.update(new, -new, layer)
+            for own, other in zip(found, theirs.update(new, -new, layer), strict=True):
+                assert torch.equal(own, other)
+    assert ours.get_seq_length() == theirs.get_seq_length() == 80
+    kept = torch.tensor([0, 3])
+    assert keep_rows(ours, kept, 4) == 4
+    theirs.batch_select_indices(kept)
+    new = torch.ones((2, 1, 1, 16))
+    assert torch.equal(ours.update(new, new, 0)[0], theirs.update(new, new, 0)[0][:, :, 4:])
+
+
+def test_caches_that_forget_are_left_as_they_are():
+    """A sliding window drops columns by itself."""
+    from transformers import MistralConfig
+    from transformers.cache_utils import DynamicSlidingWindowLayer
+
+    from charter.inference.roomy_cache import keep_rows, new_cache
+
+    cache = new_cache(MistralConfig(num_hidden_layers=2, sliding_window=8))
+    assert {type(layer) for layer in cache.layers} == {DynamicSlidingWindowLayer}
+    for layer in range(2):
+        cache.update(torch.ones((4, 1, 5, 16)), torch.ones((4, 1, 5, 16)), layer)
+    assert keep_rows(cache, torch.tensor([1]), 3) == 0
+    assert cache.layers[0].keys.shape == (1, 1, 5, 16)

@@ -184,7 +184,7 @@ def _killed(totals):
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_processes_share_the_batches_and_the_first_publishes(tmp_path, undisturbed, monkeypatch, ranks):
-    path, made = tmp_path / "shared", {}
+    path, made = tmp_path / "by-two", {}
     stage_at(path)
     for rank in reversed(range(ranks)):
         monkeypatch.setenv("RANK", str(rank))

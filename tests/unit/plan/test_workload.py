@@ -10,6 +10,7 @@ from charter.spec.project import DataSpec, Serving
 from charter.spec.stage import (
     CritiqueStage,
     EvalStage,
+    GenerateStage,
     JudgeStage,
     LabelStage,
     PpoStage,
@@ -92,6 +93,40 @@ def test_multiple_choice_question_holds_both_answers(work):
     assert tokens("multiple_choice") - tokens("yes_no") == 150
 
 
+def test_several_principles_examples_and_reasons_are_work_of_the_judge(work):
+    given = {"judge": "base", "candidates": ("pairs",), "rollout_batch": 64}
+    plain, _ = work(LabelStage(**given))
+    question = plain.phases[0].prompt_tokens
+    several, _ = work(LabelStage(**given, principles_per_pair=4))
+    assert several.phases[0].steps == 4 * plain.phases[0].steps
+    examples, _ = work(LabelStage(**given, few_shot=3, demonstrations="pairs"))
+    assert examples.phases[0].prompt_tokens == 4 * question
+    reasoned, _ = work(LabelStage(**given, chain_of_thought=True, reasoning_tokens=200))
+    reasons, choice = reasoned.phases
+    assert (reasons.work, reasons.new_tokens, reasons.prompt_tokens) == ("generate", 200, question)
+    assert choice.prompt_tokens == question + 200
+    assert reasoned.counters.generated_tokens == 2 * 40_000 * 200
+
+
+def test_worked_critiques_are_read_before_every_critique(work):
+    told = {"policy": "base", "critic": "base", "prompts": ("prompts",), "max_new_tokens": 100}
+    told |= {"max_prompt_tokens": 9999}
+    plain, _ = work(CritiqueStage(**told))
+    shown, _ = work(CritiqueStage(**told, few_shot=2, demonstrations="chat"))
+    assert shown.phases[0] == plain.phases[0]
+    assert shown.phases[1].prompt_tokens > plain.phases[1].prompt_tokens + 2 * 3 * 100
+
+
+def test_generating_counts_every_answer_and_every_new_prompt(work):
+    told = {"policy": "base", "prompts": ("prompts",), "max_new_tokens": 100}
+    twice, _ = work(GenerateStage(**told, answers_per_prompt=2))
+    assert twice.counters.records == 40_000
+    told |= {"makes": "prompts", "num_prompts": 5_000, "max_prompt_tokens": 9999}
+    after_four, after_eight = (work(GenerateStage(**told, few_shot=count))[0] for count in (4, 8))
+    assert after_four.counters.generated_tokens == 5_000 * 100
+    assert after_eight.phases[0].prompt_tokens > 1.5 * after_four.phases[0].prompt_tokens
+
+
 def test_ppo_generates_scores_four_times_and_trains_two_models(work):
     stage = PpoStage(
         policy="base", reward="pm", prompts=("prompts",), episodes=1024, rollout_batch=256, minibatch=64, ppo_epochs=2
@@ -103,6 +138,24 @@ def test_ppo_generates_scores_four_times_and_trains_two_models(work):
     assert found.phases[-1].steps == 4 * 4 * 2
     assert found.counters.episodes == 1024
     assert found.together
+
+
+def test_a_judge_that_rates_reads_questions_and_the_value_model_starts_as_the_policy(work):
+    given = {"policy": "base", "prompts": ("prompts",), "episodes": 1024, "rollout_batch": 256, "minibatch": 256}
+    stage = PpoStage(reward="judge", reward_from="judge", estimator="reinforce", **given)
+    found, _ = work(stage)
+    assert {role.name: (role.model, role.scalar_head) for role in found.roles} == {
+        "policy": ("base", False),
+        "value": ("base", True),
+        "reference": ("base", False),
+        "reward": ("judge", False),
+    }
+    rates, values = (next(p for p in found.phases if p.name == name) for name in ("rate answers", "score value"))
+    assert rates.sequences == values.sequences == 1024
+    assert rates.tokens > values.tokens, "the wording of the question comes on top"
+    assert found.remote == ()
+    served, _ = work(stage, serving={"judge": Serving(endpoint="http://judge:8000/v1")})
+    assert served.remote == ("reward",)
 
 
 def test_eval_answers_with_every_policy_and_asks_the_judge_about_human_pairs(work):

@@ -268,6 +268,10 @@ SUITES = {
     "pm_accuracy": {"reward": "pm", "pairs": ("pairs",)},
     "win_rate": {"against": "base", "reward": "pm", "prompts": ("prompts",)},
     "independent_check": {"against": "base", "independent_pairs": ("pairs",), "prompts": ("prompts",)},
+    "judge_win_rate": {"against": "base", "judge": "base", "prompts": ("prompts",)},
+    "multiple_choice": {"questions": ("questions",)},
+    "probes": {"judge": "base", "probes": ("pairs",)},
+    "lm_eval": {"lm_eval_tasks": ("tasks",)},
 }
 
 
@@ -277,6 +281,12 @@ def test_a_suite_says_what_it_needs(suite):
     found = told(check_runnable("s", bare))["pipeline.s.suites[0]"]
     assert all(role in found for role in SUITES[suite])
     assert told(check_runnable("s", replace(bare, **SUITES[suite]))) == {}
+
+
+def test_other_judges_are_compared_with_a_judge_and_are_not_that_judge():
+    assert "there is no judge" in told(check_stage("s", replace(EVAL, also_judges=("base",))))["pipeline.s.also_judges"]
+    found = told(check_stage("s", replace(EVAL, judge="base", also_judges=("base", "pm"))))["pipeline.s.also_judges"]
+    assert "'base' is the judge already" in found
 
 
 def test_suites_are_named_once_and_at_least_one():
@@ -386,6 +396,12 @@ PROJECTS = {
     ),
     "serving.judge": replace(PROJECT, serving={"judge": Serving()}),
     "serving.base.endpoint": replace(PROJECT, serving={"base": Serving(endpoint="judge:8000")}),
+    "serving.base.also_endpoints[0]": replace(
+        PROJECT, serving={"base": Serving(endpoint="http://a/v1", also_endpoints=("b:8000",))}
+    ),
+    "serving.base.api_key": replace(PROJECT, serving={"base": Serving(api_key="sk-live-1234567890")}),
+    "serving.base.request_timeout": replace(PROJECT, serving={"base": Serving(request_timeout=0.0)}),
+    "serving.base.max_attempts": replace(PROJECT, serving={"base": Serving(max_attempts=0)}),
     "notes.ppo": replace(PROJECT, notes={"ppo": "x"}),
 }
 
@@ -393,6 +409,18 @@ PROJECTS = {
 @pytest.mark.parametrize("path", PROJECTS)
 def test_the_execution_block_is_checked(path):
     assert list(told(check_project(PROJECTS[path]))) == [path]
+
+
+@pytest.mark.parametrize("address", ["http://me:word@judge/v1", "https://judge/v1?api-key=0123456789"])
+def test_an_address_with_credentials_is_refused_and_not_shown(address):
+    (problem,) = check_project(replace(PROJECT, serving={"base": Serving(endpoint=address)}))
+    assert "word" not in str(problem)
+    assert "0123456789" not in str(problem)
+
+
+@pytest.mark.parametrize("reference", ["env:JUDGE_KEY", "file:~/.keys/judge", "file:/run/secrets/the judge"])
+def test_a_key_is_given_by_where_it_is(reference):
+    assert told(check_project(replace(PROJECT, serving={"base": Serving(api_key=reference)}))) == {}
 
 
 def test_a_sound_project_has_no_problems():

@@ -211,3 +211,18 @@ def test_a_name_that_looks_like_a_path_is_refused_as_a_name(write, name):
     text = text.replace("init: sft", f'init: "{name}"')
     (problem,) = problems_of(write(text))
     assert problem.message == f"{name!r} cannot be a name"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "serving: {judge: {endpoint: http://x/v1, api_key: sk-live-1234567890}}",
+        "serving: {judge: {endpoint: http://me:sk-live-1234567890@x/v1}}",
+        "serving: {judge: {endpoint: http://x/v1, api_key: sk-live-1234567890, api_kee: 1}}",
+        "serving: {judge: {endpoint: http://x/v1, api_key: sk-live-1234567890}",
+    ],
+)
+def test_a_key_in_the_file_is_refused_and_never_quoted(write, line):
+    found = problems_of(write(BASE + line + "\n"))
+    assert found
+    assert "1234567890" not in "\n".join(map(str, found))

@@ -5,7 +5,7 @@ import pytest
 from charter.errors import SpecError
 from charter.spec.graph import execution_order
 from charter.spec.load import load_project
-from charter.spec.presets import PRESETS, preset_contents, preset_text
+from charter.spec.presets import PRESETS, deviation_lines, preset_contents, preset_text
 
 SECTIONS = {
     name: "\n".join(
@@ -30,10 +30,22 @@ def text_of(name, more=""):
     return f"name: x\npreset: {name}\nconstitution: c.yaml\n{SECTIONS[name]}\n{more}"
 
 
-# Bai et al. 2022, figure 1; Lee et al. 2023, figure 2; Rafailov et al. 2023, figure 1.
+# Bai et al. 2022, figure 1 and section 3.2; Lee et al. 2023, figures 2 and 3; Rafailov et al. 2023, figure 1.
 STAGES = {
-    "cai": ("helpful", "critique", "sl_cai", "label", "pm", "ppo", "eval"),
+    "cai": (
+        "helpful",
+        "red_team_more",
+        "red_team_new",
+        "critique",
+        "helpful_more",
+        "sl_cai",
+        "label",
+        "pm",
+        "ppo",
+        "eval",
+    ),
     "rlaif": ("sft", "label", "pm", "ppo", "eval"),
+    "rlaif-direct": ("sft", "ppo", "eval"),
     "sft-dpo": ("sft", "dpo"),
 }
 
@@ -55,9 +67,77 @@ def test_cai_takes_every_edge_from_the_paper(load):
     assert stages["critique"].revisions == 4
     assert stages["sl_cai"].init == "base"
     assert "critique" in stages["sl_cai"].data
+    assert {stages[name].kind for name in ("red_team_more", "helpful_more")} == {"generate"}
+    assert (stages["red_team_more"].makes, stages["red_team_more"].policy) == ("prompts", "base")
+    assert stages["critique"].prompts == ("red_team", "red_team_new")
+    assert stages["critique"].few_shot > 0
+    assert (stages["helpful_more"].makes, stages["helpful_more"].policy) == ("answers", "helpful")
+    assert stages["sl_cai"].data == ("critique", "helpful_more")
     assert (stages["label"].policy, stages["label"].judge) == ("sl_cai", "judge")
+    assert (stages["label"].format, stages["label"].chain_of_thought) == ("multiple_choice", False)
+    assert stages["label"].few_shot > 0
     assert stages["pm"].data == ("label", "helpful_pairs")
     assert (stages["ppo"].policy, stages["ppo"].reward) == ("sl_cai", "pm")
+    assert {"red_team", "helpful_chat"} < set(stages["ppo"].prompts)
+
+
+def test_cai_with_a_chain_of_thought_is_one_change(load):
+    """The variant that the comments of the preset name."""
+    change = "{judge: helpful, chain_of_thought: true, clamp: 0.4, few_shot: 0, demonstrations: null}"
+    assert change in preset_text("cai")
+    label = load(text_of("cai", f"pipeline: {{label: {change}}}")).pipeline["label"]
+    assert (label.judge, label.chain_of_thought, label.clamp, label.few_shot) == ("helpful", True, 0.4, 0)
+
+
+def test_cai_from_rl_on_helpfulness_is_the_change_of_its_comments(load):
+    lines = preset_text("cai").splitlines()
+    start = lines.index("#   pipeline:")
+    stages = load(text_of("cai", "\n".join(line.removeprefix("#   ") for line in lines[start : start + 5]))).pipeline
+    assert (stages["helpful_rl"].reward, stages["pm_helpful"].data) == ("pm_helpful", ("helpful_pairs",))
+    assert stages["critique"].policy == stages["critique"].critic == stages["helpful_more"].policy == "helpful_rl"
+
+
+@pytest.mark.parametrize(
+    "change", ["{chain_of_thought: true, reasoning_tokens: 256}", "{demonstrations: judged_pairs, few_shot: 1}"]
+)
+def test_rlaif_with_the_papers_other_questions_is_one_change(load, change):
+    assert f"pipeline: {{label: {change}}}" in preset_text("rlaif")
+    text = text_of("rlaif", f"pipeline: {{label: {change}}}").replace("data: {", "data: {judged_pairs: j.jsonl, ")
+    assert load(text).pipeline["label"].both_orders
+
+
+def test_direct_rlaif_has_no_preference_model(load):
+    stages = load(text_of("rlaif-direct")).pipeline
+    assert (stages["ppo"].reward, stages["ppo"].reward_from, stages["ppo"].estimator) == ("judge", "judge", "reinforce")
+    assert "preference_model" not in {stage.kind for stage in stages.values()}
+
+
+def test_sft_dpo_on_ai_feedback_is_the_change_of_its_comments(load):
+    lines = preset_text("sft-dpo").splitlines()
+    start = lines.index("#   pipeline:")
+    change = "\n".join(line.removeprefix("#   ") for line in lines[start : start + 5])
+    models = "models: {judge: judge.jsonl, assistant: assistant.jsonl, "
+    text = text_of("sft-dpo", change).replace("models: {", models).replace("data: {", "data: {prompts: p.jsonl, ")
+    assert execution_order(load(text)) == ("critique", "sft", "label", "dpo")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_where_a_preset_differs_from_its_paper_is_said_of_stages_that_it_has(load, tmp_path, name):
+    load(text_of(name))
+    heading, *points = deviation_lines(tmp_path / "charter.yaml")
+    assert heading.startswith(f"preset {name}, ")
+    assert "et al. 20" in heading
+    assert len(points) == len(preset_contents(name)["deviations"]) > 0
+    for point in points:
+        named = point.removeprefix("  - ").partition(":")[0]
+        assert named.startswith("temperature") or set(named.split(", ")) <= set(STAGES[name])
+
+
+def test_no_preset_no_deviations_and_the_command_line_goes_first(tmp_path):
+    path = tmp_path / "charter.yaml"
+    path.write_text("name: x\npipeline: {}\n")
+    assert deviation_lines(path) == deviation_lines(tmp_path) == ()
+    assert deviation_lines(path, ["seed=1", "preset=rlaif"])[0].startswith("preset rlaif, Lee et al. 2023")
 
 
 def test_rlaif_labels_in_both_orders_without_critique(load):

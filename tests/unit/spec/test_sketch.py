@@ -68,4 +68,8 @@ def test_it_plans_with_the_judge_elsewhere(directory):
 def test_what_its_eval_lacks_is_said_before_a_run(directory):
     project = load_project(directory)
     found = [problem.message for problem in check_runnable("eval", project.pipeline["eval"])]
-    assert found == ["the suite 'win_rate' needs reward and prompts", "the suite 'pm_accuracy' needs reward and pairs"]
+    assert found == [
+        "the suite 'hhh' needs reward or also_rewards or judge",
+        "the suite 'win_rate' needs reward and prompts",
+        "the suite 'pm_accuracy' needs reward and pairs",
+    ]

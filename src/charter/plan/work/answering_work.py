@@ -28,8 +28,13 @@ def critique(stage: CritiqueStage, models: Models, library: Library) -> Workload
     assume_length(library, stage)
     assume_question(library)
     new = float(stage.expected_new_tokens)
+    example = prompt + 3 * new + 2 * PRINCIPLE_TOKENS
     asked, revised = (
-        min(prompt + rounds * (new + PRINCIPLE_TOKENS), float(stage.max_prompt_tokens)) for rounds in (1, 2)
+        min(
+            stage.few_shot * example + prompt + rounds * (new + PRINCIPLE_TOKENS),
+            float(stage.max_prompt_tokens),
+        )
+        for rounds in (1, 2)
     )
     phases = (
         answers("answer", "policy", count, stage, prompt),
@@ -63,7 +68,10 @@ def label(stage: LabelStage, models: Models, library: Library) -> Workload:
         phases = (answers("sample pairs", "policy", 2.0 * stage.pairs, stage, prompt),)
         roles = (policy, judge)
         assume_length(library, stage)
-    per_pair = questions_per_pair(stage.format, stage.both_orders)
+    per_pair = questions_per_pair(stage.format, stage.both_orders) * stage.principles_per_pair
+    corpora = [
+        (name, part) for name, part in (("judge sampled pairs", made), ("judge given pairs", existing)) if part.rows
+    ]
     questions = tuple(
         forward(
             name,
@@ -74,17 +82,23 @@ def label(stage: LabelStage, models: Models, library: Library) -> Workload:
             logit_share=1 / tokens,
             ragged=part is existing,
         )
-        for name, part in (("judge sampled pairs", made), ("judge given pairs", existing))
-        if part.rows
-        for tokens in [question_tokens(part, stage.format, library)]
+        for name, part in corpora
+        for tokens in [judged_tokens(part, stage, library)]
     )
+    if stage.chain_of_thought:
+        questions = tuple(
+            phase
+            for question, (_, part) in zip(questions, corpora, strict=True)
+            for phase in (_reasoning(question, stage, per_pair * part.rows), question)
+        )
     pairs = made.rows + existing.rows
+    reasons = per_pair * pairs * stage.reasoning_tokens if stage.chain_of_thought else 0
     return Workload(
         roles=roles,
         phases=(*phases, *questions),
         counters=Counters(
-            tokens=sum(phase.tokens for phase in questions),
-            generated_tokens=made.rows * 2 * stage.expected_new_tokens,
+            tokens=sum(phase.tokens for phase in questions if phase.work == "score"),
+            generated_tokens=made.rows * 2 * stage.expected_new_tokens + reasons,
             pairs=pairs,
             records=pairs,
         ),
@@ -95,12 +109,38 @@ def label(stage: LabelStage, models: Models, library: Library) -> Workload:
     )
 
 
+def judged_tokens(part: Corpus, stage: LabelStage, library: Library) -> float:
+    """Tokens before the judge's choice: the question, examples like it in front, its own reasons."""
+    question = question_tokens(part, stage.format, library)
+    return question * (1 + stage.few_shot) + (stage.reasoning_tokens if stage.chain_of_thought else 0)
+
+
+def _reasoning(question: Phase, stage: LabelStage, sequences: float) -> Phase:
+    """The judge's reasons before one kind of question."""
+    tokens = question.prompt_tokens - stage.reasoning_tokens
+    return Phase(
+        name=question.name.replace("judge", "reason about"),
+        work="generate",
+        role="judge",
+        steps=ceil(sequences / stage.rollout_batch),
+        batch=stage.rollout_batch,
+        prompt_tokens=tokens,
+        new_tokens=float(stage.reasoning_tokens),
+        longest_tokens=tokens + stage.reasoning_tokens,
+    )
+
+
 def generate(stage: GenerateStage, models: Models, library: Library) -> Workload:
-    """One answer per prompt."""
+    """Answers to prompts, or new prompts after some of the given ones."""
     policy = models.role("policy", stage.policy)
     source = library.prompts(stage.prompts, policy.architecture)
-    count = float(stage.num_prompts or source.rows)
-    prompt = min(source.prompt_tokens, stage.max_prompt_tokens)
+    count, read = float(stage.num_prompts or source.rows), source.prompt_tokens
+    if stage.makes == "prompts":
+        assume_question(library)
+        read = stage.few_shot * source.prompt_tokens + PRINCIPLE_TOKENS
+    else:
+        count *= stage.answers_per_prompt
+    prompt = min(read, float(stage.max_prompt_tokens))
     assume_length(library, stage)
     phase = answers("generate", "policy", count, stage, prompt)
     return Workload(
@@ -123,13 +163,23 @@ def evaluate(stage: EvalStage, models: Models, library: Library) -> Workload:
     count = float(min(stage.num_prompts or prompts.rows, prompts.rows or stage.num_prompts or 0))
     prompt = min(prompts.prompt_tokens, stage.max_prompt_tokens)
     phases = [answers(f"answers of {role.name}", role.name, count, stage, prompt) for role in roles if count]
+    for names in (stage.refusal_prompts, stage.benign_prompts):
+        source = library.prompts(names, roles[0].architecture)
+        rows, length = float(min(stage.num_prompts or source.rows, source.rows)), source.prompt_tokens
+        read = min(length, stage.max_prompt_tokens)
+        phases += [answers(f"answers of {role.name}", role.name, rows, stage, read) for role in roles if rows]
     compared = Corpus(rows=count * (len(roles) - 1), prompt_tokens=prompt, response_tokens=stage.expected_new_tokens)
     both = (compared, pairs)
     if stage.judge is not None:
         roles.append(models.role("judge", stage.judge))
-        asked = [pairs, library.corpus(stage.independent_pairs, roles[0].architecture)]
+        given = (library.corpus(names, roles[0].architecture) for names in (stage.independent_pairs, stage.probes))
+        asked = [pairs, *given]
+        asked += [compared] if "judge_win_rate" in stage.suites else []
         lengths = [question_tokens(part, stage.judge_format, library) for part in asked]
         phases += [_read("judge", part, tokens, stage) for part, tokens in zip(asked, lengths, strict=True)]
+        for index, name in enumerate(stage.also_judges):
+            roles.append(models.role(f"judge {index + 2}", name))
+            phases.append(_read(f"judge {index + 2}", pairs, lengths[0], stage))
     scorers = [name for name in (stage.reward, *stage.also_rewards, stage.control_reward) if name is not None]
     for index, name in enumerate(dict.fromkeys(scorers)):
         roles.append(models.role(f"reward {index + 1}", name, scalar=True))

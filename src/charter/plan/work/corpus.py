@@ -125,9 +125,13 @@ class Library:
         match stage:
             case PrepareStage():
                 return self.corpus(stage.data, architecture)
+            case GenerateStage(makes="prompts"):
+                rows = float(stage.num_prompts or 0)
+                source = self.prompts(stage.prompts, architecture)
+                return Corpus(rows=rows, prompt_tokens=source.prompt_tokens, response_tokens=0.0, texts=rows)
             case GenerateStage():
                 source = self.prompts(stage.prompts, architecture)
-                rows = float(stage.num_prompts or source.rows)
+                rows = float(stage.num_prompts or source.rows) * stage.answers_per_prompt
                 return _answered(rows, min(source.prompt_tokens, stage.max_prompt_tokens), stage.expected_new_tokens)
             case CritiqueStage():
                 source = self.prompts(stage.prompts, architecture)

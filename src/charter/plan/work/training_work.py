@@ -24,6 +24,9 @@ from charter.spec.stage import (
     SftStage,
 )
 
+RATING_TOKENS = 40
+"""Of the wording around a rated answer: 158 characters (`feedback/rating.py`) at about 4 to a token of English."""
+
 
 def language_model(stage: PretrainStage | SftStage, models: Models, library: Library) -> Workload:
     """Pretraining (packed sequences) and supervised fine-tuning (one conversation per sequence)."""
@@ -94,10 +97,12 @@ def dpo(stage: DpoStage, models: Models, library: Library) -> Workload:
 def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
     """Generation, four scoring passes and updates of policy and value model, rollout by rollout."""
     policy = models.role("policy", stage.policy, trained=True, adapter=stage.adapter)
-    value = models.role("value", stage.reward, trained=True, adapter=stage.adapter, scalar=True)
+    rates = stage.reward_from == "judge"
+    start, told = (stage.policy, "policy") if rates else (stage.reward, "reward model")
+    value = models.role("value", start, trained=True, adapter=stage.adapter, scalar=True)
     reference = models.role("reference", stage.policy)
-    reward = models.role("reward", stage.reward, scalar=True)
-    library.assume("ppo.value model", "starts from the reward model, same size", "charter.train.ppo")
+    reward = models.role("reward", stage.reward, scalar=not rates)
+    library.assume("ppo.value model", f"starts from the {told}, same size", "charter.train.ppo")
     prompts = library.prompts(stage.prompts, policy.architecture)
     prompt = float(stage.max_prompt_tokens)
     whole = prompt + stage.max_new_tokens
@@ -110,8 +115,11 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
     )
     rollouts = ceil(stage.episodes / stage.rollout_batch)
     assume_length(library, stage)
+    question = whole + RATING_TOKENS
     scoring = tuple(
         forward(f"score {role}", role, rollouts, stage.rollout_batch, whole, logit_share=answered)
+        if role != "reward" or not rates
+        else forward("rate answers", role, rollouts, stage.rollout_batch, question, logit_share=1 / question)
         for role in ("policy", "reference", "reward", "value")
     )
     updates = rollouts * ceil(stage.rollout_batch / stage.minibatch) * stage.ppo_epochs
@@ -136,4 +144,6 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
             episodes=float(rollouts * stage.rollout_batch),
         ),
         together=True,
+        remote=models.remote(reward) if rates else (),
+        endpoints=models.endpoints(reward) if rates else {},
     )

@@ -1,0 +1,183 @@
+"""Opens whoever answers the questions of a stage: each role's model in this process, or behind its endpoint."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
+from math import ceil
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from charter.artifacts.job import JobInput
+from charter.artifacts.stage_dir import StageDir
+from charter.feedback.asks import Ask, Reply
+from charter.feedback.drive import Answerer
+from charter.feedback.served_models import ServedModel
+from charter.inference.endpoint.call import CallReply, CallRequest
+from charter.spec.project import Serving
+from charter.spec.stage_parts import Sampling
+
+if TYPE_CHECKING:
+    from charter.feedback.local_models import LocalModels
+
+CALLS_FILE = "calls.sqlite"
+JUDGE_ROLES = ("judge", "also_judges", "reward")
+"""Asked questions that are shortened to fit, so that the stage's lengths of prompts do not concern them."""
+BATCHES_PER_FILL = 2
+"""Times that the requests of all batches under way fill the endpoint: while one waits for its last answer, the others
+keep it busy."""
+
+
+@contextmanager
+def open_answerer(stage: StageDir, roles: Sequence[str]) -> Iterator[Answerer]:
+    """The answerer of some roles of a stage.
+
+    A role with one input is known by its name, one with several as `role/input`. A model that several roles name is
+    loaded, or called, once.
+    """
+    named = _named_inputs(stage, roles)
+    serving = {role: stage.job.serving[item.name] for role, item in named.items() if item.name in stage.job.serving}
+    with ExitStack() as stack:
+        local = _local_models(stage, {role: item for role, item in named.items() if role not in serving})
+        served = _served_models(stage, named, serving, stack)
+        spec = stage.job.spec
+        size = spec.rollout_batch if isinstance(spec, Sampling) else 1
+        yield Answering(local, served, batches_at_once=batches_under_way(tuple(serving.values()), size))
+
+
+def batches_under_way(serving: Sequence[Serving], batch: int) -> int:
+    """How many batches are asked at once: one where everything is computed here.
+
+    >>> batches_under_way([], 64), batches_under_way([Serving(concurrency=256)], 64)
+    (1, 8)
+    """
+    places = max((item.concurrency * (1 + len(item.also_endpoints)) for item in serving), default=0)
+    return max(1, BATCHES_PER_FILL * ceil(places / batch))
+
+
+def _named_inputs(stage: StageDir, roles: Sequence[str]) -> dict[str, JobInput]:
+    named: dict[str, JobInput] = {}
+    for role in roles:
+        found = stage.job.inputs.get(role, ())
+        if len(found) > 1:
+            named |= {f"{role}/{item.name}": item for item in found}
+        else:
+            named[role] = stage.job.only(role)
+    return named
+
+
+def _local_models(stage: StageDir, named: Mapping[str, JobInput]) -> "LocalModels | None":
+    if not named:
+        return None
+    from charter.feedback.local_models import LocalModels
+    from charter.feedback.sampling import check_context
+    from charter.models.language_model import LanguageModel, load_language_model
+    from charter.models.runtime import configure
+
+    device = configure(stage.job.frozen)
+    loaded: dict[Path, LanguageModel] = {}
+    for role, item in named.items():
+        where = item.location()
+        if where not in loaded:
+            loaded[where] = load_language_model(where)
+            loaded[where].model.to(device).eval()
+        if isinstance(stage.job.spec, Sampling) and item.role not in JUDGE_ROLES:
+            check_context(loaded[where], stage.job.spec, role=role)
+    return LocalModels({role: loaded[item.location()] for role, item in named.items()})
+
+
+def _served_models(
+    stage: StageDir, named: Mapping[str, JobInput], serving: Mapping[str, Serving], stack: ExitStack
+) -> dict[str, ServedModel]:
+    if not serving:
+        return {}
+    from charter.inference.endpoint.pool import EndpointPool
+    from charter.ledger.calls import CallStore
+
+    job = stage.job
+    where = job.ledger or stage.path / CALLS_FILE
+    calls = stack.enter_context(CallStore.open(where, run=job.run, stage=job.stage, fingerprint=job.fingerprint))
+    models: dict[str, ServedModel] = {}
+    for role, told in serving.items():
+        item = named[role]
+        if item.name not in models:
+            pool = EndpointPool.open(item.name, told, calls, tell=stage.alive)
+            stack.callback(pool.close)
+            models[item.name] = ServedModel(served_name(item, told), told, pool)
+    return {role: models[named[role].name] for role in serving}
+
+
+def served_name(item: JobInput, serving: Serving) -> str:
+    """What the server calls a model: as `serving` says, or its catalog name, or its name in the project."""
+    return serving.model or (item.model.model if item.model and item.model.model else item.name)
+
+
+class Answering:
+    """Splits questions by role between the models of this process and the endpoints, which answer side by side."""
+
+    def __init__(
+        self, local: "LocalModels | None", served: Mapping[str, ServedModel], *, batches_at_once: int = 1
+    ) -> None:
+        self._local, self._served, self.batches_at_once = local, served, batches_at_once
+
+    def submit(self, asks: Sequence[Ask]) -> "Future[list[Reply]]":
+        """The replies in the order of the questions; endpoints are asked first, so that they work meanwhile."""
+        here = [index for index, ask in enumerate(asks) if ask.role not in self._served]
+        roles = [role for role in self._served if any(ask.role == role for ask in asks)]
+        gathering = _Gathering(len(asks), parts=len(roles) + bool(here))
+        for role in roles:
+            self._send(self._served[role], [i for i, ask in enumerate(asks) if ask.role == role], asks, gathering)
+        if here:
+            assert self._local is not None, "a role that is neither here nor served"
+            gathering.put(dict(zip(here, self._local.submit([asks[index] for index in here]).result(), strict=True)))
+        return gathering.done
+
+    def _send(self, model: ServedModel, places: Sequence[int], asks: Sequence[Ask], gathering: "_Gathering") -> None:
+        requests: list[list[CallRequest]] = [model.requests(asks[place]) for place in places]
+
+        def read(replies: Sequence[CallReply]) -> dict[int, Reply]:
+            left = iter(replies)
+            return {
+                place: model.reply(asks[place], [next(left) for _ in sent])
+                for place, sent in zip(places, requests, strict=True)
+            }
+
+        flat = [request for sent in requests for request in sent]
+        if not flat:
+            gathering.put(read(()))
+            return
+        model.pool.submit(flat).add_done_callback(lambda future: gathering.take(future, read))
+
+    def close(self) -> None:
+        """Whoever opened the parts closes them."""
+
+
+class _Gathering:
+    """The parts of one answer as they come in, from several threads."""
+
+    def __init__(self, count: int, *, parts: int) -> None:
+        self.done: Future[list[Reply]] = Future()
+        self._count, self._parts = count, parts
+        self._found: dict[int, Reply] = {}
+        self._lock = Lock()
+        if not parts:
+            self.done.set_result([])
+
+    def take(
+        self, future: "Future[list[CallReply]]", read: Callable[[Sequence[CallReply]], Mapping[int, Reply]]
+    ) -> None:
+        """One part is there, or has failed."""
+        try:
+            self.put(read(future.result()))
+        except BaseException as error:  # a failure of the pool's thread belongs to who waits here
+            with self._lock:
+                if not self.done.done():
+                    self.done.set_exception(error)
+
+    def put(self, replies: Mapping[int, Reply]) -> None:
+        """One part is there."""
+        with self._lock:
+            self._found |= replies
+            self._parts -= 1
+            if not self._parts and not self.done.done():
+                self.done.set_result([self._found[index] for index in range(self._count)])

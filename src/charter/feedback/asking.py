@@ -1,0 +1,148 @@
+"""Asks a judge questions with two choices, and reads the log-odds of each answer.
+
+A question without a valid answer is asked again a bounded number of times, with another seed; if it still has none, it
+is invalid. Nothing is guessed.
+"""
+
+import math
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+
+from charter.artifacts.draws import draw_seed
+from charter.feedback.asks import Ask, Choice, Choose, Reply, Sample, Text
+from charter.feedback.question import Part, Question
+from charter.feedback.verdicts import BY_LOG_PROBABILITIES, BY_VOTES, LONGEST_TEXT, Invalid
+from charter.feedback.wording import AFTER_REASONING, REASON_FIRST, REASONING_PREFILL
+from charter.spec.dataset import Turn
+
+ATTEMPTS = 3
+"""Times that a question is asked before it counts as invalid."""
+OWN_TEMPERATURE = 1.0
+"""Of chains of thought and of votes: shares of draws then estimate the judge's own probabilities."""
+
+REFUSED, NOTHING = "refused", "no valid answer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manner:
+    """How a judge is asked, whatever the question."""
+
+    role: str = "judge"
+    chain_of_thought: bool = False
+    reasoning_tokens: int = 256
+    votes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """One question, and the seed that all draws for it hang on."""
+
+    question: Question
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Odds:
+    """A valid answer: log p(first choice) - log p(second), and how it came about."""
+
+    log_odds: float
+    how: str = BY_LOG_PROBABILITIES
+    is_bounded: bool = False
+    attempt: int = 0
+    model: str = ""
+    tokens: int = 0
+
+
+Asking = Generator[Sequence[Ask], list[Reply], list[Odds | Invalid]]
+
+
+def odds_of(asked: Sequence[Asked], choices: tuple[str, str], manner: Manner) -> Asking:
+    """The log-odds of each question; several attempts at those that have no valid answer."""
+    found: list[Odds | Invalid] = [Invalid(reason="not asked")] * len(asked)
+    waiting = list(range(len(asked)))
+    for attempt in range(ATTEMPTS):
+        if not waiting:
+            break
+        answers = yield from _attempt([asked[index] for index in waiting], choices, manner, attempt)
+        for index, answer in zip(waiting, answers, strict=True):
+            found[index] = replace(answer, tokens=answer.tokens + found[index].tokens)
+        waiting = [index for index in waiting if isinstance(found[index], Invalid)]
+    return found
+
+
+def _attempt(asked: Sequence[Asked], choices: tuple[str, str], manner: Manner, attempt: int) -> Asking:
+    """Every question once, after a chain of thought where one is wanted; no choice is asked of a judge that refused."""
+    if not manner.chain_of_thought:
+        asks = [_choose(item, None, choices, manner, attempt) for item in asked]
+        return (yield from _chosen(asks, manner, attempt))
+    replies = yield [_reasoning(item, manner, attempt) for item in asked]
+    thoughts = [reply for reply in replies if isinstance(reply, Text)]
+    found: list[Odds | Invalid] = [Invalid(reason=REFUSED, text=thought.refusal) for thought in thoughts]
+    willing = [index for index, thought in enumerate(thoughts) if not thought.refusal]
+    asks = [_choose(asked[index], thoughts[index], choices, manner, attempt) for index in willing]
+    for index, answer in zip(willing, (yield from _chosen(asks, manner, attempt)), strict=True):
+        found[index] = answer
+    return [
+        replace(answer, tokens=answer.tokens + thought.tokens) for answer, thought in zip(found, thoughts, strict=True)
+    ]
+
+
+def _chosen(asks: Sequence[Choose], manner: Manner, attempt: int) -> Asking:
+    """The choices by log-probabilities; by votes where there are none."""
+    if not asks:
+        return []
+    answers = [reply for reply in (yield asks) if isinstance(reply, Choice)]
+    silent = [index for index, answer in enumerate(answers) if answer.log_probabilities is None and not answer.refusal]
+    if silent and manner.votes:
+        votes = yield [replace(asks[index], votes=manner.votes) for index in silent]
+        for index, reply in zip(silent, votes, strict=True):
+            if isinstance(reply, Choice):
+                answers[index] = replace(reply, tokens=reply.tokens + answers[index].tokens)
+    return [_read(answer, attempt) for answer in answers]
+
+
+def _reasoning(item: Asked, manner: Manner, attempt: int) -> Sample:
+    """Ask for reasons before the choice (Bai et al. 2022, section 4.1)."""
+    return Sample(
+        role=manner.role,
+        turns=(_reasoning_turn(item),),
+        seed=draw_seed(item.seed, "reasoning", attempt),
+        temperature=OWN_TEMPERATURE,
+        max_new_tokens=manner.reasoning_tokens,
+        max_prompt_tokens=None,
+        prefill=REASONING_PREFILL,
+    )
+
+
+def _reasoning_turn(item: Asked) -> Turn:
+    return Turn("user", Question(*item.question.parts[:-1], Part(REASON_FIRST)))
+
+
+def _choose(item: Asked, thought: Text | None, choices: tuple[str, str], manner: Manner, attempt: int) -> Choose:
+    """Ask for the choice, after the chain of thought where there is one."""
+    question, turns = item.question, tuple[Turn, ...]()
+    if thought is not None:
+        question = Question(Part(AFTER_REASONING), item.question.parts[-1])
+        turns = (_reasoning_turn(item), Turn("assistant", thought.text))
+    seed = draw_seed(item.seed, "choice", attempt) if attempt else 0
+    return Choose(role=manner.role, question=question, choices=choices, turns=turns, seed=seed)
+
+
+def _read(answer: Choice, attempt: int) -> Odds | Invalid:
+    if answer.refusal:
+        return Invalid(reason=REFUSED, text=answer.refusal[:LONGEST_TEXT], tokens=answer.tokens)
+    if answer.votes:
+        for_first, for_second = answer.votes
+        # Krichevsky and Trofimov 1981: half a vote for each, so that unanimous votes do not claim certainty.
+        odds = math.log((for_first + 0.5) / (for_second + 0.5))
+        return Odds(log_odds=odds, how=BY_VOTES, attempt=attempt, model=answer.model, tokens=answer.tokens)
+    if answer.log_probabilities is None:
+        return Invalid(reason=answer.problem or NOTHING, text=answer.text[:LONGEST_TEXT], tokens=answer.tokens)
+    first, second = answer.log_probabilities
+    return Odds(
+        log_odds=first - second,
+        is_bounded=any(answer.missing),
+        attempt=attempt,
+        model=answer.model,
+        tokens=answer.tokens,
+    )

@@ -1,0 +1,175 @@
+"""Makes text with a model: answers to prompts, or new prompts in the manner of given ones.
+
+New prompts come by few-shot continuation (red teaming: Bai et al. 2022, section 3.2; Perez et al. 2022): the model is
+shown some of the given prompts, drawn anew for each, as a numbered list, and writes the next entry. What is no usable
+prompt is drawn again a bounded number of times, then set aside with its reason.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from charter.artifacts.draws import draw_seed, permuted
+from charter.artifacts.job import Job
+from charter.artifacts.stage_dir import StageDir
+from charter.artifacts.stage_process import stage_main
+from charter.feedback.answering import open_answerer
+from charter.feedback.asks import Sample, Text
+from charter.feedback.drive import Making
+from charter.feedback.inputs import role_prompts
+from charter.feedback.new_prompts import Unusable, asked_turns, comparable, new_prompt, opening
+from charter.feedback.records import Batch, in_batches, make_records
+from charter.feedback.streamed import prompt_batches
+from charter.feedback.texts import sample_of, text_facts
+from charter.feedback.verdicts import LONGEST_TEXT
+from charter.spec.dataset import Prompt, Turn
+from charter.spec.stage import GenerateStage
+
+ATTEMPTS = 4
+"""Draws of one new prompt, before it is set aside."""
+EMPTY, REFUSED = "empty answer", "refused"
+REASON = "set_aside/"
+"""How the counts by reason begin."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerMaker:
+    """Answers to prompts, as conversations."""
+
+    job: Job
+    spec: GenerateStage
+
+    def make(self, prompts: Sequence[Prompt]) -> Making[Batch]:
+        """Every answer to the prompts of one batch, those to one prompt side by side."""
+        numbers = range(1, self.spec.answers_per_prompt + 1)
+        wanted = [(prompt, number) for prompt in prompts for number in numbers]
+        replies = yield [self._ask(*item) for item in wanted]
+        made = [(*item, reply) for item, reply in zip(wanted, replies, strict=True) if isinstance(reply, Text)]
+        return _batch(
+            [self._record(*item) for item in made if item[2].text],
+            [_set_aside(_id(prompt, number), EMPTY, reply) for prompt, number, reply in made if not reply.text],
+            tokens=sum(reply.tokens for _, _, reply in made),
+        )
+
+    def _ask(self, prompt: Prompt, number: int) -> Sample:
+        seed = draw_seed(self.job.seed, self.job.stage, prompt.id, "answer", number)
+        return sample_of(self.spec, "policy", prompt.turns, seed=seed)
+
+    def _record(self, prompt: Prompt, number: int, reply: Text) -> dict[str, Any]:
+        turns = (*prompt.turns, Turn("assistant", reply.text))
+        return {
+            "id": _id(prompt, number),
+            "messages": [{"role": turn.role, "content": turn.content} for turn in turns],
+            "prompt_id": prompt.id,
+            "answer": number,
+            **text_facts(self.job, "policy", reply),
+        }
+
+
+def _id(prompt: Prompt, number: int) -> str:
+    return f"{prompt.id}/answer-{number}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptItem:
+    """One new prompt to be made."""
+
+    id: str
+
+
+class PromptMaker:
+    """New prompts in the manner of given ones."""
+
+    def __init__(self, job: Job, spec: GenerateStage, given: Sequence[Prompt]) -> None:
+        self._job, self._spec, self._given = job, spec, given
+        self._known = frozenset(comparable(prompt.turns[-1].content) for prompt in given)
+
+    def make(self, items: Sequence[PromptItem]) -> Making[Batch]:
+        """The new prompts of one batch; those that are unusable are drawn again, after other examples."""
+        records: dict[str, dict[str, Any]] = {}
+        unusable: dict[str, dict[str, Any]] = {}
+        tokens, left = 0, list(items)
+        for attempt in range(ATTEMPTS):
+            if not left:
+                break
+            shown = [self._shown(item, attempt) for item in left]
+            replies = yield [self._ask(item, given, attempt) for item, given in zip(left, shown, strict=True)]
+            for item, given, reply in zip(left, shown, replies, strict=True):
+                assert isinstance(reply, Text)
+                tokens += reply.tokens
+                found = new_prompt(reply.text, self._known, is_finished=reply.is_finished)
+                if isinstance(found, Unusable):
+                    unusable[item.id] = _set_aside(item.id, found.reason, reply)
+                else:
+                    records[item.id] = self._record(item, found, given, reply)
+            left = [item for item in left if item.id not in records]
+        return _batch(
+            [records[item.id] for item in items if item.id in records],
+            [unusable[item.id] for item in left],
+            tokens=tokens,
+        )
+
+    def _shown(self, item: PromptItem, attempt: int) -> list[Prompt]:
+        """The given prompts that a new one is written after, none of them twice."""
+        seed = draw_seed(self._job.seed, self._job.stage, item.id, "shown", attempt)
+        count = len(self._given)
+        return [self._given[permuted(place, count, seed=seed)] for place in range(min(self._spec.few_shot, count))]
+
+    def _ask(self, item: PromptItem, shown: Sequence[Prompt], attempt: int) -> Sample:
+        texts = [prompt.turns[-1].content for prompt in shown]
+        seed = draw_seed(self._job.seed, self._job.stage, item.id, "prompt", attempt)
+        return replace(sample_of(self._spec, "policy", asked_turns(texts), seed=seed), prefill=opening(texts))
+
+    def _record(self, item: PromptItem, text: str, shown: Sequence[Prompt], reply: Text) -> dict[str, Any]:
+        return {
+            "id": item.id,
+            "prompt": [{"role": "user", "content": text}],
+            "shown": [prompt.id for prompt in shown],
+            **text_facts(self._job, "policy", reply),
+        }
+
+
+def _set_aside(id: str, reason: str, reply: Text) -> dict[str, Any]:
+    """What is kept of an unusable reply: enough to see why it is."""
+    return {
+        "reason": REFUSED if reply.refusal else reason,
+        "id": id,
+        "text": (reply.refusal or reply.text)[:LONGEST_TEXT],
+    }
+
+
+def _batch(records: Sequence[dict[str, Any]], set_aside: Sequence[dict[str, Any]], *, tokens: int) -> Batch:
+    reasons = Counter(REASON + str(row["reason"]) for row in set_aside)
+    totals = {"finished": sum(bool(row["finished"]) for row in records), **reasons}
+    return Batch(records=records, set_aside=set_aside, totals=totals, tokens=tokens)
+
+
+def summary(totals: Mapping[str, float]) -> dict[str, float]:
+    """What is reported of the batches so far."""
+    records = max(totals["records"], 1)
+    counts = {name: value for name, value in sorted(totals.items()) if name.startswith(REASON)}
+    return {
+        "finished_share": totals["finished"] / records,
+        "mean_tokens": totals["generated_tokens"] / records,
+        **counts,
+    }
+
+
+def run(stage: StageDir) -> None:
+    """Make the records of a generate stage."""
+    job, spec = stage.job, stage.job.spec
+    assert isinstance(spec, GenerateStage)
+    with open_answerer(stage, ("policy",)) as answerer:
+        if spec.makes == "answers":
+            size = max(1, spec.rollout_batch // spec.answers_per_prompt)
+            answers = prompt_batches(job, "prompts", size=size, limit=spec.num_prompts)
+            make_records(stage, answers, AnswerMaker(job=job, spec=spec).make, answerer, summarise=summary)
+            return
+        prompts = [PromptItem(id=f"{job.stage}-{number:06d}") for number in range(1, (spec.num_prompts or 0) + 1)]
+        maker = PromptMaker(job, spec, role_prompts(job, "prompts", limit=None))
+        make_records(stage, in_batches(prompts, spec.rollout_batch), maker.make, answerer, summarise=summary)
+
+
+if __name__ == "__main__":
+    stage_main(run)

@@ -1,0 +1,180 @@
+"""Answers the questions of a stage with a model behind an OpenAI-compatible endpoint.
+
+Here a question becomes requests, and what came back an answer. Who sends them, stores the answers and counts the money
+is `inference/endpoint`. A server knows no padding and cuts no prompts: `min_new_tokens` and `max_prompt_tokens` are not
+sent.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Protocol
+
+from charter.artifacts.draws import draw_seed
+from charter.errors import DataError
+from charter.feedback.asks import Ask, Choice, Choose, Reply, Sample, Text
+from charter.feedback.reading import NONE_GIVEN, TOP, read_choices
+from charter.feedback.verdict_text import choice_in
+from charter.feedback.wording import conversation_text
+from charter.inference.endpoint.call import CallReply, CallRequest
+from charter.spec.dataset import Turn
+from charter.spec.project import Serving
+
+NEXT_TURN = "\nHuman:"
+"""Where the answer of a model that only continues text ends."""
+VOTE_TOKENS = 8
+"""Longest sampled vote: a letter with brackets and a few words of wording."""
+LARGEST_SEED = 2**31
+"""Seeds are sent below it: some servers read 32 bits."""
+CONTENT_FILTER = "content_filter"
+
+
+class Pool(Protocol):
+    """What is needed of `EndpointPool`."""
+
+    def submit(self, requests: Sequence[CallRequest]) -> "Future[list[CallReply]]":
+        """The replies, in the order of the requests."""
+
+
+class ServedModel:
+    """One served model: `requests` says what is sent for a question, `reply` reads what came back."""
+
+    def __init__(self, name: str, serving: Serving, pool: Pool) -> None:
+        self._name, self._serving, self.pool = name, serving, pool
+        self._opens = serving.api == "completions" or serving.prefill
+
+    def requests(self, ask: Ask) -> list[CallRequest]:
+        """What is sent for one question: one request; several for votes; none where the server cannot answer."""
+        if isinstance(ask, Sample):
+            return [self._text_request(ask)]
+        if ask.question.read_from is not None:
+            raise DataError(not_served(self._name))
+        if ask.votes:
+            return [self._choice_request(ask, vote=number) for number in range(ask.votes)]
+        return [] if self._serving.log_probabilities == "none" else [self._choice_request(ask)]
+
+    def reply(self, ask: Ask, replies: Sequence[CallReply]) -> Reply:
+        """The answer to one question."""
+        if isinstance(ask, Sample):
+            return self._text(ask, replies[0])
+        if not replies:
+            return Choice(log_probabilities=None, problem=NONE_GIVEN)
+        return self._counted(ask, replies) if ask.votes else self._read(ask, replies[0])
+
+    def _text_request(self, ask: Sample) -> CallRequest:
+        continues = self._serving.api == "completions"
+        return CallRequest(
+            model=self._name,
+            turns=() if continues else _plain(ask.turns),
+            prompt=_opened(conversation_text(ask.turns), ask.prefill) if continues else "",
+            prefill=ask.prefill if self._serving.prefill and not continues else "",
+            max_new_tokens=ask.max_new_tokens,
+            temperature=ask.temperature,
+            top_p=ask.top_p,
+            seed=ask.seed % LARGEST_SEED,
+            stop=(NEXT_TURN,) if continues else (),
+        )
+
+    def _choice_request(self, ask: Choose, *, vote: int | None = None) -> CallRequest:
+        """The question, so that the next token is the choice; an assistant that cannot be led in is told so."""
+        continues = self._serving.api == "completions"
+        lead_in = ask.question.lead_in.strip()
+        content = ask.question.body if self._opens else f"{ask.question.body}\n\n{only(lead_in, ask.choices)}"
+        turns = (*_plain(ask.turns), Turn("user", content))
+        prompt = f"{conversation_text(turns)}\n\nAssistant: {lead_in}" if ask.turns else str(ask.question)
+        seed = ask.seed if vote is None else draw_seed(ask.seed, "vote", vote)
+        return CallRequest(
+            model=self._name,
+            turns=() if continues else turns,
+            prompt=prompt if continues else "",
+            prefill=lead_in if self._serving.prefill and not continues else "",
+            max_new_tokens=1 if vote is None else VOTE_TOKENS,
+            temperature=0.0 if vote is None else 1.0,
+            seed=seed % LARGEST_SEED,
+            top_log_probabilities=TOP if vote is None else 0,
+        )
+
+    def _text(self, ask: Sample, reply: CallReply) -> Text:
+        is_led_in = ask.prefill and self._opens and not reply.text.startswith(ask.prefill)
+        refusal = _refusal(reply)
+        return Text(
+            text="" if refusal else well_formed(_opened("", ask.prefill) + reply.text if is_led_in else reply.text),
+            tokens=reply.completion_tokens,
+            is_finished=reply.finish_reason == "stop",
+            prompt_tokens=reply.prompt_tokens,
+            model=reply.model,
+            refusal=refusal,
+        )
+
+    def _read(self, ask: Choose, reply: CallReply) -> Choice:
+        """The choice by log-probabilities of the first token."""
+        first = reply.log_probabilities[0].top if reply.log_probabilities else ()
+        found = read_choices(first, ask.choices)
+        return Choice(
+            log_probabilities=found.log_probabilities,
+            missing=found.missing,
+            problem=found.problem,
+            text=well_formed(reply.text),
+            tokens=reply.completion_tokens,
+            prompt_tokens=reply.prompt_tokens,
+            model=reply.model,
+            refusal=_refusal(reply),
+        )
+
+    def _counted(self, ask: Choose, replies: Sequence[CallReply]) -> Choice:
+        """The choice by votes; they count when more than half of them can be read."""
+        read = [choice_in(reply.text, ask.choices, opened=self._opens) for reply in replies]
+        votes = tuple(sum(choice == found for found in read) for choice in ask.choices)
+        refusals = [refusal for reply in replies if (refusal := _refusal(reply))]
+        problem = "" if sum(votes) > len(replies) / 2 else "votes that cannot be read"
+        return Choice(
+            log_probabilities=None,
+            votes=() if problem else votes,
+            problem=problem,
+            text=well_formed(replies[0].text),
+            tokens=sum(reply.completion_tokens for reply in replies),
+            prompt_tokens=sum(reply.prompt_tokens for reply in replies),
+            model=replies[0].model,
+            refusal=refusals[0] if len(refusals) > len(replies) / 2 else "",
+        )
+
+
+def not_served(name: str) -> str:
+    """Why a format that reads every token of an answer is refused of a served model."""
+    return (
+        f"model {name!r} is served, and the format yes_no_mean reads the judge's choice at every token of the answer, "
+        "which no endpoint gives\n  use format: multiple_choice or yes_no, or a judge in process"
+    )
+
+
+def only(lead_in: str, choices: Sequence[str]) -> str:
+    """What an assistant is told whose answer cannot be begun for it.
+
+    >>> only("The better answer is (", ("A", "B"))
+    'The better answer is? Answer with A or B only.'
+    """
+    asked = lead_in.rstrip(" (:")
+    return f"{asked}? Answer with {', '.join(choices[:-1])} or {choices[-1]} only."
+
+
+def well_formed(text: str) -> str:
+    r"""Text without lone surrogates, which no file in UTF-8 can hold, and without spaces around it.
+
+    >>> well_formed(" a\ud800b ")
+    'a\ufffdb'
+    """
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").strip()
+
+
+def _opened(text: str, prefill: str) -> str:
+    """Text for a model that continues it, up to where its answer goes on."""
+    turn = f"{text}\n\nAssistant:" if text else ""
+    return f"{turn} {prefill}" if prefill and turn else turn or prefill
+
+
+def _plain(turns: Sequence[Turn]) -> tuple[Turn, ...]:
+    return tuple(Turn(turn.role, str(turn.content)) for turn in turns)
+
+
+def _refusal(reply: CallReply) -> str:
+    found = well_formed(reply.refusal)
+    return found or (CONTENT_FILTER if reply.finish_reason == CONTENT_FILTER else "")

@@ -1,0 +1,72 @@
+"""Direct RLAIF and REINFORCE in `charter.yaml`: what goes together, and what is refused."""
+
+from dataclasses import replace
+
+import pytest
+
+from charter.errors import SpecError
+from charter.spec.load import load_project
+from charter.spec.ppo_checks import check_ppo
+from charter.spec.stage import PpoStage
+
+SPEC = PpoStage(
+    policy="p", reward="r", prompts=("q",), episodes=128, rollout_batch=64, minibatch=64, estimator="reinforce"
+)
+
+
+def problems(**changes):
+    return {problem.path: problem.message for problem in check_ppo(replace(SPEC, **changes), "ppo")}
+
+
+def test_reinforce_is_one_step_of_a_whole_rollout():
+    assert problems() == {}
+    assert problems(value_warmup_rollouts=1, discount=0.99, samples_per_prompt=4) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ppo_epochs", 2),
+        ("minibatch", 32),
+        ("gae_lambda", 0.9),
+        ("clip_ratio", 0.1),
+        ("bootstrap_truncated", True),
+        ("stop_update_kl", 0.1),
+    ],
+)
+def test_what_belongs_to_several_steps_is_refused(name, value):
+    found = problems(**{name: value})
+    assert list(found) == [f"ppo.{name}"]
+    assert "reinforce" in found[f"ppo.{name}"]
+    assert problems(estimator="gae", **{name: value}) == {}
+
+
+PROJECT = """
+name: direct
+models: {base: {model: meta-llama/Llama-3.1-8B}, judge: {model: meta-llama/Llama-3.1-70B-Instruct}}
+data: {prompts: prompts.jsonl, pairs: pairs.jsonl}
+pipeline:
+  pm: {kind: preference_model, init: base, data: pairs}
+  ppo: {kind: ppo, policy: base, reward: REWARD, reward_from: FROM, prompts: prompts, episodes: 64, mean_new_tokens: 64}
+"""
+
+
+@pytest.fixture
+def loaded(tmp_path):
+    """(name of the reward, where it is from) -> the project."""
+
+    def load(reward, source):
+        path = tmp_path / "charter.yaml"
+        path.write_text(PROJECT.replace("REWARD", reward).replace("FROM", source))
+        return load_project(path)
+
+    return load
+
+
+def test_a_judge_is_a_language_model_and_a_reward_model_is_not(loaded):
+    assert loaded("judge", "judge").pipeline["ppo"].reward == "judge"
+    assert loaded("pm", "preference_model").pipeline["ppo"].reward == "pm"
+    with pytest.raises(SpecError, match="a language model"):
+        loaded("pm", "judge")
+    with pytest.raises(SpecError, match="preference_model stage"):
+        loaded("judge", "preference_model")
