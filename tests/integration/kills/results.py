@@ -15,7 +15,7 @@ class Case:
     """One kind of stage in one layout, disturbed again and again."""
 
     test: str
-    """boundaries, random, actions, flips."""
+    """boundaries, random, actions, served, shards, flips."""
     kind: str
     layout: str
     kills: int

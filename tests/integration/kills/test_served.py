@@ -155,8 +155,8 @@ def test_no_record_is_lost_or_paid_twice_without_being_told(undisturbed, tmp_pat
         check_bill(project, log, tmp_path / f"bill-{runs}.jsonl")
     record(
         Case(
-            test="random", kind="served", layout="1", kills=kills, runs=runs, mismatches=mismatches,
-            lost=0, doubled=0, seed=SEED,
+            test="served", kind="prepare, generate, critique, label", layout="1", kills=kills, runs=runs,
+            mismatches=mismatches, lost=0, doubled=0, seed=SEED,
         )
     )  # fmt: skip
     assert mismatches == 0, f"seed {SEED}: {mismatches} of {runs} runs with {kills} kills differ"
