@@ -29,7 +29,8 @@ demo-clean:  ## forget the demo's run
 test: $(DEV_READY)  ## unit, published, golden, doctest and integration suites
 	@$(BIN)/python tools/suites.py test
 
-test-system: $(DEV_READY)  ## what needs apt packages
+test-system: $(DEV_READY)  ## what needs apt packages (PostgreSQL); installs them when it may
+	@bash tools/system_packages.sh
 	@$(BIN)/python tools/suites.py system
 
 test-engines: $(DEV_READY)  ## what needs other engines (verl, OpenRLHF, NeMo-RL, TRL, vLLM) in environments of their own

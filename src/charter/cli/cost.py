@@ -7,6 +7,7 @@ import typer
 
 from charter.cli.common import DirOption, JsonOption, print_json, project_root, write_asked
 from charter.cli.cost_own import buy_or_rent
+from charter.cli.cost_reconcile import reconcile
 
 cost_app = typer.Typer(
     help="What was spent against the plan, what was lost, and the forecast.",
@@ -24,6 +25,7 @@ def cost(context: typer.Context, directory: DirOption = Path("."), json_: JsonOp
 
 
 cost_app.command("buy-or-rent")(buy_or_rent)
+cost_app.command("reconcile")(reconcile)
 
 
 @cost_app.command("report")
@@ -40,15 +42,15 @@ def cost_export(
     ],
     directory: DirOption = Path("."),
 ) -> None:
-    """Write every attempt as a charge in a FOCUS 1.2 CSV, for FinOps tools."""
-    from charter.ledger.focus import export_csv
-    from charter.ledger.store import Ledger
+    """Write every attempt, and the calls to every server, as charges in a FOCUS 1.2 CSV, for FinOps tools."""
+    from charter.ledger.focus import charge, export_csv
+    from charter.ledger.usage import usage_charge
+    from charter.report.read import read_run
 
-    root = project_root(_chosen(context, directory))
-    with Ledger.open(root / "run" / "ledger.sqlite", create=False) as ledger:
-        accounted = ledger.accounted()
-    write_asked("--focus", focus, export_csv(accounted), make_directory=True)
-    typer.echo(f"Wrote {len(accounted)} charge{'' if len(accounted) == 1 else 's'} to {focus}")
+    run = read_run(project_root(_chosen(context, directory)), with_metrics=False)
+    charges = [*(charge(item) for item in run.accounted), *(usage_charge(item) for item in run.usage)]
+    write_asked("--focus", focus, export_csv(charges), make_directory=True)
+    typer.echo(f"Wrote {len(charges)} charge{'' if len(charges) == 1 else 's'} to {focus}")
 
 
 def _chosen(context: typer.Context, directory: Path) -> Path:
@@ -64,9 +66,9 @@ def _report(directory: Path, *, as_json: bool) -> None:
     from charter.report.overview import overview
     from charter.report.read import read_run
 
-    run = read_run(project_root(directory), with_metrics=False)
+    run = read_run(project_root(directory), with_metrics=False, check_calls=True)
     view = overview(run)
     if as_json:
-        print_json(cost_json(view, run.accounted))
+        print_json(cost_json(view, run.accounted, run.usage))
     else:
         print_cost(view, console(markup=True))

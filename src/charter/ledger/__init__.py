@@ -1,7 +1,20 @@
-"""Every attempt of every stage and what it cost, durable; money in whole micro-USD."""
+"""Every attempt of every stage, every call that costs money, and what they cost; money in whole micro-USD."""
 
 from charter.ledger.account import Accounted, Totals, account, stage_totals, totals_of
 from charter.ledger.attempt import Attempt, Outcome
+from charter.ledger.call_books import CallBooks
 from charter.ledger.store import Ledger
+from charter.ledger.usage import ApiUsage
 
-__all__ = ["Accounted", "Attempt", "Ledger", "Outcome", "Totals", "account", "stage_totals", "totals_of"]
+__all__ = [
+    "Accounted",
+    "ApiUsage",
+    "Attempt",
+    "CallBooks",
+    "Ledger",
+    "Outcome",
+    "Totals",
+    "account",
+    "stage_totals",
+    "totals_of",
+]

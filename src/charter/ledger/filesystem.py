@@ -1,4 +1,4 @@
-"""Whether a directory lies on a network file system, where SQLite's write-ahead log is not safe."""
+"""Where a ledger may lie: on a server, or in a directory that is not on a network file system."""
 
 from pathlib import Path
 
@@ -6,9 +6,20 @@ NETWORK_FILESYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb", "smb3", "smbfs", "9p", "afs", "lustre", "ceph", "glusterfs", "fuse.sshfs"}
 )
 """WAL needs memory shared between all users of the file (sqlite.org/wal.html, section 1)."""
+MOUNTINFO = Path("/proc/self/mountinfo")
+"""Where Linux lists what is mounted (proc(5))."""
 
 
-def is_network_filesystem(directory: Path, *, mountinfo: Path = Path("/proc/self/mountinfo")) -> bool:
+def is_server(where: str | Path) -> bool:
+    """Whether this is the address of a server, not a file.
+
+    >>> is_server("postgresql://db.lab/charter"), is_server("run/ledger.sqlite")
+    (True, False)
+    """
+    return isinstance(where, str) and "://" in where
+
+
+def is_network_filesystem(directory: Path, *, mountinfo: Path = MOUNTINFO) -> bool:
     """Whether `directory` is on a network file system; False where the system does not tell."""
     try:
         lines = mountinfo.read_text(encoding="utf-8", errors="replace").splitlines()

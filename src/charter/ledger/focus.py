@@ -37,8 +37,8 @@ def charge(item: Accounted, *, labels: Mapping[str, str] | None = None) -> Charg
     return {
         "x_AttemptId": attempt.attempt_id,
         "x_StageId": attempt.stage,
-        "ChargePeriodStart": _timestamp(attempt.started_at),
-        "ChargePeriodEnd": _timestamp(ended_at),
+        "ChargePeriodStart": timestamp(attempt.started_at),
+        "ChargePeriodEnd": timestamp(ended_at),
         "ChargeCategory": "Usage",
         "ChargeDescription": f"stage {attempt.stage}, attempt {attempt.number}: {attempt.outcome}",
         "BillingCurrency": "USD",
@@ -66,12 +66,12 @@ def charge(item: Accounted, *, labels: Mapping[str, str] | None = None) -> Charg
     }
 
 
-def export_csv(accounted: Iterable[Accounted], *, labels: Mapping[str, str] | None = None) -> str:
-    """The charges as a FOCUS CSV; mandatory columns that a run does not know are constants or empty."""
-    rows = [_with_constants(charge(item, labels=labels)) for item in accounted]
+def export_csv(charges: Iterable[Charge]) -> str:
+    """Charges as a FOCUS CSV; mandatory columns that a run does not know are constants or empty."""
+    rows = [_with_constants(row) for row in charges]
     text = io.StringIO()
-    columns = list(rows[0]) if rows else list(_CONSTANTS)
-    writer = csv.DictWriter(text, fieldnames=columns, lineterminator="\n")
+    columns = list(dict.fromkeys(name for row in rows for name in row)) or list(_CONSTANTS)
+    writer = csv.DictWriter(text, fieldnames=columns, restval="", lineterminator="\n")
     writer.writeheader()
     for row in rows:
         writer.writerow({name: _cell(name, value) for name, value in row.items()})
@@ -94,7 +94,7 @@ def _with_constants(row: Charge) -> Charge:
     periods: Charge = {"BillingPeriodStart": _iso(month), "BillingPeriodEnd": _iso(following)}
     contracted: Charge = {
         "ContractedCost": row["EffectiveCost"],
-        "ContractedUnitPrice": row["ListUnitPrice"],
+        "ContractedUnitPrice": row.get("ListUnitPrice"),
     }
     return {**_CONSTANTS, **periods, **row, **contracted}
 
@@ -127,7 +127,12 @@ def hours_text(milliseconds: int) -> str:
     return f"{milliseconds / MILLISECONDS_PER_HOUR:.9f}"
 
 
-def _timestamp(unix_seconds: float) -> str:
+def timestamp(unix_seconds: float) -> str:
+    """Unix seconds as FOCUS writes a moment.
+
+    >>> timestamp(0.25)
+    '1970-01-01T00:00:00.250Z'
+    """
     return _iso(datetime.fromtimestamp(unix_seconds, tz=UTC))
 
 

@@ -1,13 +1,12 @@
-"""Tables of the ledger (SQLAlchemy Core) and the settings of a connection. Imports SQLAlchemy."""
+"""Tables of the ledger (SQLAlchemy Core), the same in a SQLite file and on a PostgreSQL server.
 
-import sqlite3
-from pathlib import Path
-from typing import Any
+Imports SQLAlchemy: import it lazily.
+"""
 
 from sqlalchemy import (
+    BigInteger,
     CheckConstraint,
     Column,
-    Engine,
     Float,
     ForeignKey,
     Integer,
@@ -15,21 +14,20 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
-    create_engine,
-    event,
 )
-from sqlalchemy.engine import Connection
 
 from charter.ledger.attempt import OUTCOMES
-from charter.ledger.filesystem import is_network_filesystem
+from charter.ledger.call import OUTCOMES_OF_CALLS
 
-SCHEMA_VERSION = 2
-"""Raised when a table changes; kept in `PRAGMA user_version`. 2: the outcome `hung`."""
+SCHEMA_VERSION = 3
+"""Raised when a table changes, together with a step in `migrations.py`. 2: the outcome `hung`; 3: calls."""
 APPLICATION_ID = 0x43485254
 """`CHRT`, in `PRAGMA application_id`: tells a ledger from any other SQLite file."""
-BUSY_TIMEOUT_MILLISECONDS = 10_000
 
 metadata = MetaData()
+
+Whole = BigInteger().with_variant(Integer(), "sqlite")
+"""64 bits on a server too: 2,148 USD in micro-USD do not fit into 32."""
 
 attempts = Table(
     "attempts",
@@ -38,32 +36,33 @@ attempts = Table(
     Column("run", Text, nullable=False),
     Column("stage", Text, nullable=False),
     Column("kind", Text, nullable=False),
-    Column("number", Integer, nullable=False),
+    Column("number", Whole, nullable=False),
     Column("fingerprint", Text, nullable=False),
     Column("accelerator", Text, nullable=False),
-    Column("count", Integer, nullable=False),
+    Column("count", Whole, nullable=False),
     Column("infra", Text, nullable=False),
     Column("market", Text, nullable=False),
     Column("started_at", Float, nullable=False),
     Column("started_monotonic", Float),
     Column("ended_at", Float),
-    Column("duration_milliseconds", Integer, nullable=False),
+    Column("duration_milliseconds", Whole, nullable=False),
     Column("clock", Text, nullable=False),
     Column("last_heartbeat", Float, nullable=False),
-    Column("first_step", Integer, nullable=False),
-    Column("last_step", Integer, nullable=False),
-    Column("kept_step", Integer),
+    Column("first_step", Whole, nullable=False),
+    Column("last_step", Whole, nullable=False),
+    Column("kept_step", Whole),
     Column("outcome", Text, nullable=False),
-    Column("tokens", Integer, nullable=False),
-    Column("pairs", Integer, nullable=False),
-    Column("episodes", Integer, nullable=False),
-    Column("records", Integer, nullable=False),
-    Column("price_micro_usd_per_hour", Integer),
+    Column("tokens", Whole, nullable=False),
+    Column("pairs", Whole, nullable=False),
+    Column("episodes", Whole, nullable=False),
+    Column("records", Whole, nullable=False),
+    Column("price_micro_usd_per_hour", Whole),
     Column("price_source", Text),
     Column("price_as_of", Text),
     Column("host", Text, nullable=False),
-    Column("pid", Integer, nullable=False),
+    Column("pid", Whole, nullable=False),
     Column("note", Text, nullable=False),
+    Column("row_check", Whole),
     UniqueConstraint("run", "stage", "number"),
     CheckConstraint("duration_milliseconds >= 0"),
     CheckConstraint("count >= 1"),
@@ -88,43 +87,130 @@ charges = Table(
     Column("PricingCategory", Text, nullable=False),
     Column("PricingQuantity", Text, nullable=False),
     Column("PricingUnit", Text, nullable=False),
-    Column("ListUnitPrice", Integer),
-    Column("ListCost", Integer),
-    Column("EffectiveCost", Integer),
-    Column("BilledCost", Integer),
+    Column("ListUnitPrice", Whole),
+    Column("ListCost", Whole),
+    Column("EffectiveCost", Whole),
+    Column("BilledCost", Whole),
     Column("Tags", Text, nullable=False),
     Column("x_UsefulSeconds", Float, nullable=False),
     Column("x_LostSeconds", Float, nullable=False),
-    Column("x_Tokens", Integer, nullable=False),
-    Column("x_Episodes", Integer, nullable=False),
-    Column("x_PreferencePairs", Integer, nullable=False),
-    Column("x_Records", Integer, nullable=False),
+    Column("x_Tokens", Whole, nullable=False),
+    Column("x_Episodes", Whole, nullable=False),
+    Column("x_PreferencePairs", Whole, nullable=False),
+    Column("x_Records", Whole, nullable=False),
     Column("x_PriceSource", Text),
     Column("x_PriceAsOf", Text),
     Column("x_EstimateOrActual", Text, nullable=False),
 )
 
+call_scopes = Table(
+    "call_scopes",
+    metadata,
+    Column("scope_id", Integer, primary_key=True),
+    Column("run", Text, nullable=False),
+    Column("stage", Text, nullable=False),
+    Column("fingerprint", Text, nullable=False),
+    Column("store_id", Text, nullable=False),
+    UniqueConstraint("run", "stage", "fingerprint"),
+)
+"""Whose calls they are: one row per stage of a run and what it computes."""
 
-def connect(path: Path) -> Engine:
-    """An engine on the SQLite file at `path`, with the settings that survive a kill and a power cut.
+call_intents = Table(
+    "call_intents",
+    metadata,
+    Column("scope_id", Integer, ForeignKey("call_scopes.scope_id"), primary_key=True),
+    Column("call_id", Text, primary_key=True),
+    Column("key", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("endpoint", Text, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("at", Float, nullable=False),
+    Column("most_micro_usd", Whole),
+    Column("row_check", Whole, nullable=False),
+)
+"""Every call before it is sent. Rows are added, never changed."""
 
-    WAL with `synchronous=FULL`: a commit that returned is on disk. On network file systems, where WAL is not
-    safe, the rollback journal is used instead. Writers use BEGIN IMMEDIATE and wait up to 10 s for a lock.
-    """
-    journal = "DELETE" if is_network_filesystem(path.parent) else "WAL"
-    engine = create_engine(f"sqlite+pysqlite:///{path}")
+call_settlements = Table(
+    "call_settlements",
+    metadata,
+    Column("scope_id", Integer, ForeignKey("call_scopes.scope_id"), primary_key=True),
+    Column("call_id", Text, primary_key=True),
+    Column("revision", Integer, primary_key=True),
+    Column("outcome", Text, nullable=False),
+    Column("at", Float, nullable=False),
+    Column("prompt_tokens", Whole, nullable=False),
+    Column("cached_tokens", Whole, nullable=False),
+    Column("completion_tokens", Whole, nullable=False),
+    Column("micro_usd", Whole),
+    Column("note", Text, nullable=False),
+    Column("row_check", Whole, nullable=False),
+    CheckConstraint("outcome IN ({})".format(", ".join(f"'{name}'" for name in OUTCOMES_OF_CALLS))),
+)
+"""How a call went: revision 0 by the caller, later ones by reconciling; the last counts. Rows are never changed."""
 
-    def configure(connection: sqlite3.Connection, _record: Any) -> None:
-        connection.isolation_level = None
-        connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MILLISECONDS}")
-        connection.execute(f"PRAGMA journal_mode={journal}")
-        connection.execute("PRAGMA synchronous=FULL")
-        connection.execute("PRAGMA foreign_keys=ON")
+call_answers = Table(
+    "call_answers",
+    metadata,
+    Column("scope_id", Integer, ForeignKey("call_scopes.scope_id"), primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("call_id", Text, nullable=False),
+    Column("answer", Text, nullable=False),
+    Column("sha256", Text, nullable=False),
+)
+"""The first answer to each question; its hash is checked whenever it is read."""
 
-    def begin(connection: Connection) -> None:
-        reading = connection.get_execution_options().get("charter_reading", False)
-        connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
+usage_charges = Table(
+    "usage_charges",
+    metadata,
+    Column("x_Run", Text, primary_key=True),
+    Column("x_StageId", Text, primary_key=True),
+    Column("x_Fingerprint", Text, primary_key=True),
+    Column("x_StoreId", Text, primary_key=True),
+    Column("x_Endpoint", Text, primary_key=True),
+    Column("x_Model", Text, primary_key=True),
+    Column("ChargePeriodStart", Text, nullable=False),
+    Column("ChargePeriodEnd", Text, nullable=False),
+    Column("ChargeCategory", Text, nullable=False),
+    Column("ChargeDescription", Text, nullable=False),
+    Column("BillingCurrency", Text, nullable=False),
+    Column("ServiceCategory", Text, nullable=False),
+    Column("ServiceName", Text, nullable=False),
+    Column("Provider", Text, nullable=False),
+    Column("ResourceType", Text, nullable=False),
+    Column("PricingCategory", Text, nullable=False),
+    Column("PricingQuantity", Text, nullable=False),
+    Column("PricingUnit", Text, nullable=False),
+    Column("ListCost", Whole),
+    Column("EffectiveCost", Whole),
+    Column("BilledCost", Whole),
+    Column("Tags", Text, nullable=False),
+    Column("x_Requests", Whole, nullable=False),
+    Column("x_Answered", Whole, nullable=False),
+    Column("x_Refused", Whole, nullable=False),
+    Column("x_Unknown", Whole, nullable=False),
+    Column("x_Unpriced", Whole, nullable=False),
+    Column("x_PromptTokens", Whole, nullable=False),
+    Column("x_CachedTokens", Whole, nullable=False),
+    Column("x_CompletionTokens", Whole, nullable=False),
+    Column("x_SettledMicroUsd", Whole, nullable=False),
+    Column("x_UnknownMicroUsd", Whole, nullable=False),
+    Column("x_FirstAt", Float, nullable=False),
+    Column("x_LastAt", Float, nullable=False),
+    Column("x_EstimateOrActual", Text, nullable=False),
+    Column("row_check", Whole, nullable=False),
+)
+"""What a stage's calls cost so far, by server and model, in FOCUS columns; replaced as a whole by newer totals."""
 
-    event.listen(engine, "connect", configure)
-    event.listen(engine, "begin", begin)
-    return engine
+version_table = Table(
+    "charter_schema",
+    metadata,
+    Column("application_id", Integer, primary_key=True, autoincrement=False),
+    Column("version", Integer, nullable=False),
+    info={"only": "postgresql"},
+)
+"""The schema's version on a server; a SQLite file says it in `PRAGMA user_version`."""
+
+
+def tables_of(dialect: str) -> list[Table]:
+    """The tables that a database of this dialect holds."""
+    return [table for table in metadata.sorted_tables if table.info.get("only", dialect) == dialect]

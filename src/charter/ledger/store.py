@@ -1,52 +1,53 @@
-"""The ledger on disk: every attempt of every stage, in a SQLite file that survives kills and power cuts."""
+"""The ledger: every attempt of every stage, in a SQLite file or on a server; it survives kills and power cuts."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from charter.errors import MissingExtraError, UsageError
+from charter.errors import UsageError
 from charter.ledger.account import Accounted, Totals, account, stage_totals, totals_of
 from charter.ledger.attempt import Attempt, Outcome
+from charter.ledger.filesystem import is_server
+from charter.ledger.opening import open_database
+from charter.ledger.usage import ApiUsage
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine
+    from charter.ledger.database import Database
+
+LEDGER_FILE = "ledger.sqlite"
+
+
+def ledger_place(run_dir: Path, server: str | None) -> str | Path:
+    """Where the ledger of a run is: on a server (`storage.ledger`), or a file in its directory."""
+    return server or run_dir / LEDGER_FILE
+
+
+def has_ledger(place: str | Path) -> bool:
+    """Whether there may be a ledger: a server has to be asked."""
+    return is_server(place) or Path(place).exists()
 
 
 class Ledger:
     """Every attempt of every stage of a run directory. A method that has returned is on disk."""
 
-    def __init__(self, path: Path, engine: "Engine") -> None:
+    def __init__(self, database: "Database") -> None:
         """Use `Ledger.open`."""
-        self.path = path
-        self._engine = engine
+        self._database = database
 
     @classmethod
-    def open(cls, path: Path, *, create: bool = True) -> "Ledger":
-        """Open the ledger at `path`, making it first if there is none; checks the file and its schema.
+    def open(cls, where: str | Path, *, create: bool = True, check_whole: bool = False) -> "Ledger":
+        """Open the ledger at a path or a `postgresql://` address, making it first if there is none.
 
-        Raises DataError when the file is damaged, is not a ledger, or was written by a newer Charter.
+        Checks the file and its schema; raises DataError when it is damaged, is not a ledger, was written by a
+        newer Charter, or lies on a network file system. `check_whole` reads even a large file to its end.
         """
-        if not create and not path.exists():
-            raise UsageError(f"there is no ledger at {path}; `charter run` writes it")
-        try:
-            from charter.ledger import rows, schema
-        except ImportError as error:
-            raise MissingExtraError(
-                f"the ledger needs SQLAlchemy ({error.name} is not installed); "
-                'install it with: pip install "charter-plan[run]"'
-            ) from error
-        path.parent.mkdir(parents=True, exist_ok=True)
-        engine = schema.connect(path.resolve())
-        try:
-            with rows.transaction(engine, path) as connection:
-                rows.prepare(connection, path)
-        except BaseException:
-            engine.dispose()
-            raise
-        return cls(path, engine)
+        if not is_server(where) and not create and not Path(where).exists():
+            raise UsageError(f"there is no ledger at {where}; `charter run` writes it")
+        return cls(open_database(where, create=create, check_whole=check_whole))
 
     def close(self) -> None:
         """Give back the connections; the ledger can be opened again."""
-        self._engine.dispose()
+        self._database.engine.dispose()
 
     def __enter__(self) -> "Ledger":
         return self
@@ -82,6 +83,7 @@ class Ledger:
         of `count` units.
         """
         from charter.ledger import rows
+        from charter.ledger.database import transaction
 
         values = {
             "run": run,
@@ -104,7 +106,7 @@ class Ledger:
             "host": host,
             "pid": pid,
         }
-        with rows.transaction(self._engine, self.path) as connection:
+        with transaction(self._database) as connection:
             return rows.insert_attempt(connection, values)
 
     def heartbeat(
@@ -126,6 +128,7 @@ class Ledger:
         `kept_step` is the step of its last durable checkpoint.
         """
         from charter.ledger import rows
+        from charter.ledger.database import repeated
 
         progress = rows.Progress(
             at=at,
@@ -137,8 +140,7 @@ class Ledger:
             episodes=episodes,
             records=records,
         )
-        with rows.transaction(self._engine, self.path) as connection:
-            rows.write_progress(connection, rows.running_row(connection, attempt_id), progress)
+        repeated(self._database, lambda it: rows.write_progress(it, rows.running_row(it, attempt_id), progress))
 
     def end(
         self,
@@ -157,6 +159,7 @@ class Ledger:
     ) -> None:
         """Record how an attempt ended: done, failed, interrupted (stopped at a checkpoint) or killed."""
         from charter.ledger import rows
+        from charter.ledger.database import transaction
 
         if outcome == "running":
             raise UsageError("an attempt cannot end as running; give done, failed, interrupted or killed")
@@ -170,7 +173,7 @@ class Ledger:
             episodes=episodes,
             records=records,
         )
-        with rows.transaction(self._engine, self.path) as connection:
+        with transaction(self._database) as connection:
             row = rows.running_row(connection, attempt_id)
             milliseconds = rows.write_progress(connection, row, progress)
             rows.write_end(connection, row, milliseconds=milliseconds, outcome=outcome, note=note)
@@ -181,9 +184,10 @@ class Ledger:
         Call it only while holding the run's lock: then nobody else can be running them.
         """
         from charter.ledger import rows
+        from charter.ledger.database import transaction
 
         note = f"found running and closed at {now:.3f}"
-        with rows.transaction(self._engine, self.path) as connection:
+        with transaction(self._database) as connection:
             abandoned = rows.running_rows(connection, run=run)
             for row in abandoned:
                 milliseconds = row["duration_milliseconds"]
@@ -195,9 +199,9 @@ class Ledger:
     def attempts(self, *, run: str | None = None, stage: str | None = None) -> tuple[Attempt, ...]:
         """Attempts in the order they were begun."""
         from charter.ledger import rows
+        from charter.ledger.database import repeated
 
-        with rows.transaction(self._engine, self.path, reading=True) as connection:
-            return rows.read_attempts(connection, run=run, stage=stage)
+        return repeated(self._database, lambda it: rows.read_attempts(it, run=run, stage=stage), reading=True)
 
     def accounted(self, *, run: str | None = None) -> tuple[Accounted, ...]:
         """All attempts with their cost and what of it was lost; running ones up to their last heartbeat."""
@@ -210,3 +214,18 @@ class Ledger:
     def stage_totals(self, *, run: str | None = None) -> dict[str, Totals]:
         """Sums by stage; they add up to `totals` exactly."""
         return stage_totals(self.accounted(run=run))
+
+    def record_usage(self, usage: Sequence[ApiUsage]) -> None:
+        """Put what calls have cost so far in the place of what was recorded of them before."""
+        from charter.ledger import usage_rows
+        from charter.ledger.database import repeated
+
+        if usage:
+            repeated(self._database, lambda it: usage_rows.write_usage(it, usage))
+
+    def usage(self, *, run: str | None = None) -> tuple[ApiUsage, ...]:
+        """What calls to servers cost, by stage, server and model."""
+        from charter.ledger import usage_rows
+        from charter.ledger.database import repeated
+
+        return repeated(self._database, lambda it: usage_rows.read_usage(it, run=run), reading=True)

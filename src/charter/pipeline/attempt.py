@@ -11,6 +11,7 @@ from charter.artifacts.lease import host_id
 from charter.artifacts.stage_dir import METRICS
 from charter.launch.engine import Engine, StageHandle
 from charter.ledger import Ledger, Outcome
+from charter.pipeline.call_costs import CallCosts
 from charter.pipeline.graph import PlannedStage
 from charter.pipeline.hang_watch import Hang, HangWatch, read_signs
 from charter.pipeline.staleness import checkpoint_step, read_progress
@@ -33,6 +34,7 @@ class RunningAttempt:
     number: int
     ledger_id: int
     first_step: int
+    calls: CallCosts
     started: float = field(default_factory=time.monotonic)
     started_at: float = field(default_factory=time.time)
     stop_asked: float | None = None
@@ -101,12 +103,13 @@ def begin_attempt(
 
 
 def heartbeat(ledger: Ledger, attempt: RunningAttempt) -> None:
-    """Write into the ledger that an attempt lives and how far it is."""
+    """Write into the ledger that an attempt lives, how far it is, and what its calls have cost."""
     ledger.heartbeat(attempt.ledger_id, at=time.time(), monotonic=time.monotonic(), **_so_far(attempt))
+    ledger.record_usage(attempt.calls.look())
 
 
 def end_attempt(ledger: Ledger, attempt: RunningAttempt, outcome: Outcome, *, note: str = "") -> None:
-    """Write into the ledger how an attempt ended."""
+    """Write into the ledger how an attempt ended and what its calls have cost."""
     ledger.end(
         attempt.ledger_id,
         at=time.time(),
@@ -115,6 +118,10 @@ def end_attempt(ledger: Ledger, attempt: RunningAttempt, outcome: Outcome, *, no
         note=note,
         **_in_all(attempt),
     )
+    try:
+        ledger.record_usage(attempt.calls.look(at_end=True))
+    finally:
+        attempt.calls.close()
 
 
 def price_micro_usd_per_hour(project: Project) -> int | None:

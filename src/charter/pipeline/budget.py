@@ -3,15 +3,24 @@
 from charter.cost.budget import budget_verdict
 from charter.errors import BudgetError
 from charter.ledger import Ledger
+from charter.ledger.usage import usage_sums
 from charter.pipeline.events import Events
 from charter.spec.project import Project
 from charter.units import MICRO_USD_PER_USD, format_usd
 
+NO_PRICE = "resources.price is not set"
+
 
 def spent_usd(project: Project, ledger: Ledger) -> float | None:
-    """Cost of all attempts so far, running ones up to their last heartbeat; None when nothing has a price."""
-    totals = ledger.totals(run=project.name)
-    return totals.micro_usd / MICRO_USD_PER_USD if totals.priced_attempts else None
+    """Cost of all attempts and calls so far; None when nothing has a price.
+
+    Running attempts count up to their last heartbeat, calls that may or may not have been billed with the most
+    that they can cost: a limit holds for the bill, not for what is known of it.
+    """
+    totals, calls = ledger.totals(run=project.name), usage_sums(ledger.usage(run=project.name))
+    if not totals.priced_attempts and not calls.most_micro_usd:
+        return None
+    return (totals.micro_usd + calls.most_micro_usd) / MICRO_USD_PER_USD
 
 
 def limit_passed(project: Project, spent: float | None) -> bool:
@@ -52,4 +61,9 @@ def check_budget(project: Project, ledger: Ledger, events: Events) -> None:
     if limit_passed(project, spent) and stops_at_limit(project):
         raise budget_error(project, spent)
     if project.budget is not None and project.resources.price is None:
-        events.emit("budget_unpriced", message="the budget cannot be watched: resources.price is not set")
+        events.emit("budget_unpriced", message=f"the budget cannot be watched{_but_calls(project)}: {NO_PRICE}")
+
+
+def _but_calls(project: Project) -> str:
+    priced = any(serving.usd_per_million_input_tokens is not None for serving in project.serving.values())
+    return " but for calls to servers" if priced else ""

@@ -34,6 +34,10 @@ def check_layout(project: Project, name: str, stage: Stage) -> Iterator[Problem]
         hint = f"tensor must divide {world}: {_listed(_divisors(world))}"
         yield Problem(path=f"{where}.tensor", message=f"{tensor} does not divide the {world} processes", hint=hint)
         return
+    if isinstance(stage, PpoStage) and stage.reward_from == "judge" and world > 1:
+        message = f"a judge as the reward runs in one process; found {world}"
+        hint = "give the stage one accelerator, or a preference model as its reward"
+        yield Problem(path=f"pipeline.{name}.reward_from", message=message, hint=hint)
     yield from _heads(project, name, tensor, where)
     data, replicas = world // tensor, int(layout.get("replicas", 1))
     if data % replicas:

@@ -2,19 +2,32 @@
 
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from pathlib import Path
 
+from charter.artifacts.job import JobInput
 from charter.artifacts.stage_process import PIP_COMMAND
 from charter.errors import CharterError, DataError, MissingExtraError, Problem, SpecError
 from charter.pipeline.graph import Pipeline, PlannedStage
 from charter.pipeline.layout_checks import check_layout
+from charter.pipeline.served import check_served
+from charter.spec.stage import EvalStage, PrepareStage
 from charter.spec.stage_checks import check_runnable
 
 NATIVE = "native"
 RUN_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "sqlalchemy")
-_PAIR_ROLES = frozenset({("judge", "pairs"), ("preference_model", "data"), ("dpo", "data"), ("label", "candidates")})
+_PAIR_ROLES = frozenset(
+    {
+        ("judge", "pairs"),
+        ("preference_model", "data"),
+        ("dpo", "data"),
+        ("label", "candidates"),
+        ("label", "demonstrations"),
+    }
+)
 _TEXT_ROLES = frozenset({"tokenizer"})
-_PROMPT_ROLES = frozenset({"prompts"})
+_PROMPT_ROLES = frozenset({"prompts", "refusal_prompts", "benign_prompts"})
+_EVAL_PAIR_ROLES = frozenset({"pairs", "independent_pairs", "probes"})
+ROWS = "rows"
+"""How a stage reads data of which it does not matter what it is."""
 
 
 def check_before_start(pipeline: Pipeline, todo: Sequence[PlannedStage], *, modules: Mapping[str, str]) -> None:
@@ -25,6 +38,7 @@ def check_before_start(pipeline: Pipeline, todo: Sequence[PlannedStage], *, modu
     config = [*_unsupported(pipeline, modules), *_engines(todo), *_reward_models(todo), *_pins(todo)]
     config += [problem for stage in todo for problem in check_runnable(stage.name, stage.spec)]
     config += [problem for stage in todo for problem in check_layout(pipeline.project, stage.name, stage.spec)]
+    config += check_served(pipeline.project, todo)
     names = [name for stage in todo for name in stage.outside_inputs]
     names += [item.name for stage in todo for item in stage.inputs.get("tokenizer", ())]
     data = pipeline.inputs.problems_of(names)
@@ -34,6 +48,8 @@ def check_before_start(pipeline: Pipeline, todo: Sequence[PlannedStage], *, modu
     if data:
         raise DataError("\n".join(str(problem) for problem in data))
     _check_adapters(todo)
+    _check_near_duplicates(todo)
+    _check_harness(todo)
 
 
 def check_packages(packages: Sequence[str] = RUN_PACKAGES) -> None:
@@ -75,6 +91,23 @@ def _check_adapters(todo: Sequence[PlannedStage]) -> None:
         raise MissingExtraError(
             f"training the adapter of {', '.join(wanting)} needs peft: pip install peft "
             "(or remove `adapter` to train all weights; `charter plan` shows what that needs)"
+        )
+
+
+def _check_near_duplicates(todo: Sequence[PlannedStage]) -> None:
+    """Raise where a stage looks for near duplicates and the library that finds them is not installed."""
+    if any(isinstance(stage.spec, PrepareStage) and stage.spec.near_duplicates is not None for stage in todo):
+        from charter.feedback.prepare_minhash import check_library
+
+        check_library()
+
+
+def _check_harness(todo: Sequence[PlannedStage]) -> None:
+    """Raise where a stage runs tasks of lm-evaluation-harness and that is not installed."""
+    wanting = [stage.name for stage in todo if isinstance(stage.spec, EvalStage) and "lm_eval" in stage.spec.suites]
+    if wanting and find_spec("lm_eval") is None:
+        raise MissingExtraError(
+            f"the suite lm_eval of {', '.join(wanting)} needs lm-evaluation-harness: pip install lm-eval"
         )
 
 
@@ -124,7 +157,7 @@ def _unreadable(pipeline: Pipeline, todo: Sequence[PlannedStage], *, skip: set[s
                 if f"data.{item.name}.path" in skip:
                     continue
                 try:
-                    _read(Path(item.path), way, item.data)
+                    _read(item, way)
                 except MissingExtraError:
                     raise
                 except CharterError as error:
@@ -133,17 +166,27 @@ def _unreadable(pipeline: Pipeline, todo: Sequence[PlannedStage], *, skip: set[s
 
 
 def _way(kind: str, role: str) -> str:
-    """How a stage reads a data set: as pairs, prompts, texts or conversations."""
-    if (kind, role) in _PAIR_ROLES or (kind == "eval" and role in ("pairs", "independent_pairs")):
+    """How a stage reads a data set: as rows of any kind, pairs, questions, prompts, texts or conversations."""
+    if kind == "prepare":
+        return ROWS
+    if (kind, role) in _PAIR_ROLES or (kind == "eval" and role in _EVAL_PAIR_ROLES):
         return "pairs"
+    if (kind, role) == ("eval", "questions"):
+        return "questions"
     if role in _PROMPT_ROLES:
         return "prompts"
+    if (kind, role) == ("critique", "demonstrations"):
+        return "critiques"
     return "texts" if role in _TEXT_ROLES or kind == "pretrain" else "conversations"
 
 
-def _read(path: Path, way: str, spec: object) -> None:
+def _read(item: JobInput, way: str) -> None:
+    from charter.feedback.prepare_rows import count_candidates
     from charter.spec import dataset
 
-    rows: Sequence[object] = getattr(dataset, f"read_{way}")(path, spec)
+    if way == ROWS:
+        count_candidates(item)
+        return
+    rows: Sequence[object] = getattr(dataset, f"read_{way}")(item.location(), item.data)
     if not rows:
-        raise DataError(f"{path} holds no {way}; the stage would have nothing to work on")
+        raise DataError(f"{item.location()} holds no {way}; the stage would have nothing to work on")

@@ -15,7 +15,9 @@ from charter.launch.commands import STAGE_MODULES, preloaded_modules
 from charter.launch.local import local_engine, stage_environment
 from charter.launch.machine import frozen_values
 from charter.ledger import Ledger
+from charter.ledger.store import ledger_place
 from charter.pipeline.budget import check_budget
+from charter.pipeline.call_costs import record_calls
 from charter.pipeline.events import Events, Listener
 from charter.pipeline.graph import Pipeline, PlannedStage, build_pipeline
 from charter.pipeline.paths import run_dir
@@ -23,12 +25,12 @@ from charter.pipeline.planned import write_plan
 from charter.pipeline.planned_layout import planned_layouts
 from charter.pipeline.preflight import check_before_start, check_packages
 from charter.pipeline.prepare import drift, drift_error
+from charter.pipeline.replicas import Replicas
+from charter.pipeline.served import loads_weights
 from charter.pipeline.signals import NOTICE_FILE, StopSignals
 from charter.pipeline.staleness import Verdict, assess
 from charter.pipeline.supervisor import Supervisor
 from charter.spec.project import Project
-
-LEDGER_FILE = "ledger.sqlite"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,10 +109,17 @@ def _run(work: Work, options: RunOptions, events: Events, signals: StopSignals, 
     project, where = work.pipeline.project, run_dir(work.pipeline.root)
     slots = max(1, project.resources.max_parallel_stages)
     threads = max(int(frozen_values(project, stage.spec)["threads"]) for stage in work.todo)
-    modules = preloaded_modules(options.modules[stage.spec.kind] for stage in work.todo)
-    with Ledger.open(where / LEDGER_FILE) as ledger:
+    modules = preloaded_modules(
+        (options.modules[stage.spec.kind] for stage in work.todo),
+        with_models=any(loads_weights(project, stage) for stage in work.todo),
+    )
+    with (
+        Ledger.open(ledger_place(where, project.storage.ledger)) as ledger,
+        Replicas(work.pipeline, events, tick=lease.touch, hurry=lambda: signals.wanted) as replicas,
+    ):
         for attempt in ledger.close_abandoned(now=time.time(), run=project.name):
             events.emit("attempt_abandoned", stage=attempt.stage, number=attempt.number, step=attempt.last_step)
+        record_calls(ledger, project, work.pipeline.stages.values())
         check_budget(project, ledger, events)
         engine = local_engine(
             preload=modules, server_log=where / "stage_server.log", environment=stage_environment(threads=threads)
@@ -128,7 +137,7 @@ def _run(work: Work, options: RunOptions, events: Events, signals: StopSignals, 
         try:
             if options.keep_plan:
                 supervisor.layouts = _planned_layouts(work, events)
-            supervisor.run(work.todo, done=_done(work), signals=signals, tick=lease.touch)
+            supervisor.run(work.todo, done=_done(work), signals=signals, tick=replicas.tick)
         except CharterError as error:
             events.emit("run_stopped", run=project.name, label=error.label, message=str(error))
             raise

@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from charter.pipeline.approval import waiting_words, waits_for_approval
 from charter.pipeline.graph import build_pipeline
 from charter.pipeline.paths import run_dir
 from charter.pipeline.staleness import assess, read_progress
 from charter.spec.project import Project
-
-LEDGER_FILE = "ledger.sqlite"
 
 
 def status_of(project: Project, root: Path, *, thorough: bool = False) -> dict[str, Any]:
@@ -24,6 +23,8 @@ def status_of(project: Project, root: Path, *, thorough: bool = False) -> dict[s
     for name, stage in pipeline.stages.items():
         verdict = assess(stage, pipeline.root, thorough=thorough)
         why = verdict.why
+        if not verdict.done and waits_for_approval(stage, pipeline.root):
+            why = f"{why}; {waiting_words(stage)}"
         if missing := pipeline.inputs.problems_of(stage.outside_inputs):
             why = "; ".join([why, *(f"{problem.path}: {problem.message}" for problem in missing)])
         stages.append(
@@ -57,13 +58,15 @@ def actual_over_planned(progress: Mapping[str, Any]) -> dict[str, float]:
 
 def _attempts(project: Project, root: Path) -> dict[str, int]:
     """Attempts by fingerprint and stage; none when there is no ledger yet."""
-    path = run_dir(root) / LEDGER_FILE
-    if not path.exists():
-        return {}
     from charter.ledger import Ledger
+    from charter.ledger.store import has_ledger, ledger_place
+
+    place = ledger_place(run_dir(root), project.storage.ledger)
+    if not has_ledger(place):
+        return {}
 
     counts: dict[str, int] = {}
-    with Ledger.open(path, create=False) as ledger:
+    with Ledger.open(place, create=False) as ledger:
         for attempt in ledger.attempts(run=project.name):
             key = attempt.fingerprint + attempt.stage
             counts[key] = counts.get(key, 0) + 1

@@ -7,8 +7,10 @@ from charter.errors import CharterError, InterruptedRunError
 from charter.launch.engine import Engine, StageStart
 from charter.launch.machine import frozen_values
 from charter.ledger import Ledger
+from charter.pipeline.approval import Gate
 from charter.pipeline.attempt import RunningAttempt, begin_attempt, end_attempt, heartbeat
 from charter.pipeline.budget import budget_error, limit_passed, share_warning, spent_usd, stops_at_limit
+from charter.pipeline.call_costs import CallCosts
 from charter.pipeline.endings import describe_ending, ending_of, failure_of, is_finished, keep_failure, outcome_of
 from charter.pipeline.events import Events
 from charter.pipeline.graph import Pipeline, PlannedStage
@@ -59,6 +61,7 @@ class Supervisor:
         self._endings: dict[str, list[Ending]] = {}
         self._not_before: dict[str, float] = {}
         self._failure: CharterError | None = None
+        self._gate = Gate(pipeline.root, lambda stage, why: events.emit("stage_note", stage=stage.name, message=why))
         self._oom_kills = oom_kills()
         self._last_heartbeat = 0.0
         self._warned = False
@@ -114,9 +117,12 @@ class Supervisor:
         for stage in list(waiting):
             if len(self._active) >= self._slots:
                 return
-            if done.issuperset(stage.stage_inputs) and now >= self._not_before.get(stage.name, 0.0):
+            ready = done.issuperset(stage.stage_inputs) and now >= self._not_before.get(stage.name, 0.0)
+            if ready and not self._gate.holds(stage):
                 self._start(stage)
                 waiting.remove(stage)
+        if not self._active:
+            self._failure = self._gate.standstill(waiting, done)
 
     def _start(self, stage: PlannedStage) -> None:
         project = self._pipeline.project
@@ -147,6 +153,7 @@ class Supervisor:
                 number=number,
                 ledger_id=ledger_id,
                 first_step=prepared.first_step,
+                calls=CallCosts(project=project, stage=stage),
                 watch=HangWatch(limit_seconds=stage.spec.hang_timeout, least_seconds=least),
             )
         )

@@ -48,7 +48,7 @@ def attempt(**changes: object) -> Attempt:
 
 
 def rows_of(*attempts: Attempt) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(export_csv(account(attempts)))))
+    return list(csv.DictReader(io.StringIO(export_csv(charge(item) for item in account(attempts)))))
 
 
 def test_every_mandatory_column_of_focus_is_there():

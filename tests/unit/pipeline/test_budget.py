@@ -3,7 +3,8 @@ import time
 import pytest
 
 from charter.errors import BudgetError
-from charter.ledger import Ledger
+from charter.ledger import ApiUsage, Ledger
+from charter.ledger.call import CallSums, RouteTotals
 from charter.pipeline.attempt import price_micro_usd_per_hour
 from charter.pipeline.budget import check_budget, limit_passed, share_warning, spent_usd, stops_at_limit
 from charter.pipeline.events import Events
@@ -40,6 +41,26 @@ def test_without_a_price_nothing_is_known_and_no_limit_is_passed(ledger):
     spend(ledger, hours=2, price_usd=None)
     assert spent_usd(project(limit=1), ledger) is None
     assert not limit_passed(project(limit=1), None)
+
+
+def call_usage(*, settled, unknown):
+    sums = CallSums(requests=1, settled_micro_usd=round(settled * 1e6), unknown_micro_usd=round(unknown * 1e6))
+    route = RouteTotals(endpoint="http://a/v1", model="m", first_at=1.0, last_at=2.0, sums=sums)
+    return ApiUsage(run="p", stage="s", fingerprint="f", store_id="1", route=route)
+
+
+def test_calls_count_with_the_most_that_unknown_ones_can_cost(ledger, tmp_path):
+    ledger.record_usage([call_usage(settled=2, unknown=0.5)])
+    assert spent_usd(project(), ledger) == 2.5
+    spend(ledger, hours=1, price_usd=3)
+    assert spent_usd(project(), ledger) == 5.5
+    with pytest.raises(BudgetError, match=r"p has cost \$5.50, over its limit of \$5.00"):
+        check_budget(project(limit=5), ledger, Events(tmp_path, []))
+
+
+def test_calls_without_a_price_leave_the_cost_unknown(ledger):
+    ledger.record_usage([call_usage(settled=0, unknown=0)])
+    assert spent_usd(project(limit=1), ledger) is None
 
 
 def test_a_run_does_not_start_over_its_limit(ledger, tmp_path):

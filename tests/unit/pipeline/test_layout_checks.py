@@ -132,3 +132,9 @@ def test_heads_that_cannot_be_shared_are_found_through_the_stages_before(heads, 
     else:
         assert "cannot be split over 2 processes" in found[0]
         assert found[0].endswith(wanted)
+
+
+def test_a_judge_as_the_reward_runs_in_one_process():
+    stage = replace(PPO, reward_from="judge")
+    assert problems(stage, "cpu:1") == []
+    assert any("reward_from: a judge as the reward runs in one process; found 4" in told for told in problems(stage))

@@ -1,0 +1,152 @@
+"""The store of calls that cost money: written before they are sent, settled together with their answers.
+
+After a kill, what has no settlement is unknown: it may or may not have been billed, and the bill lies between what
+is settled and that plus what the unknown calls cost at most. An answer that was stored is never paid for again.
+"""
+
+import threading
+from collections import ChainMap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from charter.artifacts.faults import durable_action
+from charter.ledger.call import Call, CallTotals, NewCall, Settlement, new_call_id, totals_of_calls
+from charter.ledger.filesystem import MOUNTINFO
+from charter.ledger.opening import open_database
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from charter.ledger.database import Database
+
+__all__ = ["Call", "CallStore", "CallTotals", "NewCall", "Settlement", "new_call_id"]
+Result = TypeVar("Result")
+
+
+class CallStore:
+    """The calls and answers of one stage. A method that has returned is on disk; threads may share a store.
+
+    Several processes of a stage may each open the same place.
+    """
+
+    def __init__(self, database: "Database", scope: int) -> None:
+        """Use `CallStore.open`."""
+        self._database = database
+        self._scope = scope
+        self._lock = threading.Lock()
+        self._keys: dict[str, str] = {}
+        self.damaged_answers = 0
+        """Stored answers that were not what had been written, and will be asked for again."""
+
+    @classmethod
+    def open(
+        cls, where: str | Path, *, run: str, stage: str, fingerprint: str, mountinfo: Path = MOUNTINFO
+    ) -> "CallStore":
+        """Open the store at a path or a `postgresql://` address, making it first if there is none.
+
+        Raises DataError when it is damaged, was written by a newer Charter, or lies on a network file system.
+        """
+        database = open_database(where, mountinfo=mountinfo)
+        from charter.ledger import call_rows
+        from charter.ledger.database import transaction
+
+        try:
+            with transaction(database) as connection:
+                scope = call_rows.scope_of(connection, database, run=run, stage=stage, fingerprint=fingerprint)
+        except BaseException:
+            database.engine.dispose()
+            raise
+        return cls(database, scope.number)
+
+    def close(self) -> None:
+        """Give back the connections."""
+        with self._lock:
+            self._database.engine.dispose()
+
+    def __enter__(self) -> "CallStore":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def answers(self, keys: Sequence[str]) -> dict[str, str]:
+        """The stored answers among these questions, as JSON texts by question.
+
+        One whose bytes have changed is forgotten, so that it is asked again; what it cost stays.
+        """
+        from charter.ledger import call_rows
+
+        database, scope = self._database, self._scope
+        if not keys:
+            return {}
+        found, broken = self._do(lambda it: call_rows.read_answers(it, database, scope, keys), reading=True)
+        if broken:
+            self._do(lambda it: call_rows.drop_answers(it, database, scope, broken))
+            self.damaged_answers += len(broken)
+        return found
+
+    def intend(self, calls: Sequence[NewCall]) -> None:
+        """Record calls before they are sent."""
+        self.record(calls, ())
+
+    def settle(self, settlements: Sequence[Settlement]) -> None:
+        """Record how calls went, their answers and their money together. The first answer to a question stays."""
+        self.record((), settlements)
+
+    def record(self, calls: Sequence[NewCall], settlements: Sequence[Settlement]) -> None:
+        """Record calls that are about to be sent and how others went, in one transaction: one flush of the disk."""
+        from charter.ledger import call_rows
+
+        if not calls and not settlements:
+            return
+        database, scope = self._database, self._scope
+        self._keys.update((call.call_id, call.key) for call in calls)
+
+        def write(connection: "Connection") -> None:
+            if calls:
+                call_rows.add_intents(connection, database, scope, calls)
+            if settlements:
+                absent = [item.call_id for item in settlements if item.call_id not in self._keys]
+                found = call_rows.keys_of(connection, database, scope, absent) if absent else {}
+                call_rows.add_settlements(connection, database, scope, settlements, keys=ChainMap(self._keys, found))
+
+        self._do(write)
+        for item in settlements:
+            self._keys.pop(item.call_id, None)
+
+    def unsettled(self) -> tuple[Call, ...]:
+        """Calls without a settlement: of processes that were killed, or in flight in one that still runs."""
+        from charter.ledger import call_rows
+
+        def read(connection: "Connection") -> tuple[Call, ...]:
+            found = call_rows.read_calls(connection, self._database, self._scope, where="s.outcome IS NULL")
+            return tuple(sorted(found, key=lambda call: (call.at, call.call_id)))
+
+        return self._do(read, reading=True)
+
+    def totals(self) -> CallTotals:
+        """The sums by server and model, quickly."""
+        from charter.ledger import call_rows
+
+        return self._do(lambda it: call_rows.read_totals(it, self._database, self._scope), reading=True)
+
+    def checked_totals(self) -> CallTotals:
+        """The same sums from every row, each compared with its check; DataError when one has changed."""
+        from charter.ledger import call_rows
+
+        def read(connection: "Connection") -> CallTotals:
+            call_rows.refuse_lost_calls(connection, self._database, self._scope)
+            return totals_of_calls(call_rows.read_calls(connection, self._database, self._scope))
+
+        return self._do(read, reading=True)
+
+    def _do(self, work: "Callable[[Connection], Result]", *, reading: bool = False) -> Result:
+        """One transaction; tried again while a server is away, which is safe because rows are only added once."""
+        from charter.ledger.database import repeated
+
+        with self._lock:
+            if reading:
+                return repeated(self._database, work, reading=True)
+            with durable_action("commit of calls"):
+                return repeated(self._database, work)

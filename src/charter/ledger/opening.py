@@ -1,0 +1,31 @@
+"""Opening a ledger: without importing SQLAlchemy before one is opened, and with a plain word when it is missing."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from charter.errors import MissingExtraError
+from charter.ledger.filesystem import MOUNTINFO
+
+if TYPE_CHECKING:
+    from charter.ledger.database import Database
+
+
+def open_database(
+    where: str | Path, *, create: bool = True, check_whole: bool = False, mountinfo: Path = MOUNTINFO
+) -> "Database":
+    """The database at a path or a `postgresql://` address, checked and brought to the present schema."""
+    try:
+        from charter.ledger import database, migrations
+    except ImportError as error:
+        raise MissingExtraError(
+            f"the ledger needs SQLAlchemy ({error.name} is not installed); "
+            'install it with: pip install "charter-plan[run]"'
+        ) from error
+    opened = database.connect(where, mountinfo=mountinfo)
+    try:
+        with database.transaction(opened, patient=False) as connection:
+            migrations.prepare(connection, opened, check_whole=check_whole, create=create)
+    except BaseException:
+        opened.engine.dispose()
+        raise
+    return opened

@@ -1,0 +1,151 @@
+"""Our calls against the provider's log: what differs, and the settlements that make the bill equal to the log. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_HALF_EVEN, Decimal
+from typing import Literal
+
+from charter.ledger.call import Call, Settlement
+from charter.ledger.provider_log import BilledRow, Price
+
+Kind = Literal[
+    "agrees", "unknown_billed", "unknown_not_billed", "cost_differs", "billed_more_than_once", "refused_but_billed",
+    "answered_not_billed", "not_ours",
+]  # fmt: skip
+MEANINGS: Mapping[Kind, str] = {
+    "agrees": "the same here and there",
+    "unknown_billed": "not settled here, billed there: now settled at the log's cost",
+    "unknown_not_billed": "not settled here, not in the log: now void",
+    "cost_differs": "billed there at another cost: the log's counts now",
+    "billed_more_than_once": "several rows of the log have the same request id: their sum counts now",
+    "refused_but_billed": "refused here, billed there: the log's cost counts now",
+    "answered_not_billed": "answered here, not in the log: costs nothing now",
+    "not_ours": "only in the log: not calls of this run, left out",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """How many calls differ in one way, and by how much."""
+
+    kind: Kind
+    count: int
+    settled_before_micro_usd: int
+    unknown_before_micro_usd: int
+    billed_micro_usd: Decimal
+    """What the log has for them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconciled:
+    """What was found, and what makes it right."""
+
+    differences: tuple[Difference, ...]
+    corrections: tuple[tuple[Call, Settlement], ...]
+    """Calls with the settlement that is to count from now on."""
+    unpriced: int
+    """Rows of the log that have tokens but no cost, where no price is known here either."""
+
+
+@dataclass(kw_only=True)
+class _Tally:
+    """The sums of one kind while calls are compared."""
+
+    count: int = 0
+    settled: int = 0
+    unknown: int = 0
+    billed: Decimal = Decimal(0)
+
+    def add(self, call: Call | None, billed: Decimal) -> None:
+        """Count one call, or one row that is no call of ours."""
+        self.count += 1
+        self.billed += billed
+        if call is not None and call.is_unknown:
+            self.unknown += call.most_micro_usd or 0
+        elif call is not None:
+            self.settled += call.micro_usd or 0
+
+
+def reconcile(calls: Iterable[Call], rows: Sequence[BilledRow], *, price: Price, at: float, source: str) -> Reconciled:
+    """Compare all calls that the log should have with the log.
+
+    Every call gets the log's cost in whole micro-USD, the fraction carried on to the next: so the sum over all
+    calls is the log's sum, rounded once. Calls must come in the same order each time.
+    """
+    by_id: dict[str, list[BilledRow]] = {}
+    for row in rows:
+        by_id.setdefault(row.request_id, []).append(row)
+    tallies = {kind: _Tally() for kind in MEANINGS}
+    corrections: list[tuple[Call, Settlement]] = []
+    exact, given, unpriced = Decimal(0), 0, 0
+    for call in calls:
+        billed = by_id.pop(call.call_id, [])
+        costs = [_cost(row, call, price) for row in billed]
+        priced = [cost for cost in costs if cost is not None]
+        if len(priced) < len(costs):
+            unpriced += 1
+            continue
+        cost = sum(priced, Decimal(0))
+        exact += cost
+        micro_usd = int(exact.to_integral_value(ROUND_HALF_EVEN)) - given
+        given += micro_usd
+        kind = _kind(call, billed, cost)
+        tallies[kind].add(call, cost)
+        if kind != "agrees" or (call.micro_usd or 0) != micro_usd:
+            note = f"{kind}: {source}"
+            corrections.append((call, _settlement(call, billed, micro_usd, at=at, note=note)))
+    for left in by_id.values():
+        for row in left:
+            tallies["not_ours"].add(None, row.micro_usd or Decimal(0))
+    return Reconciled(
+        differences=tuple(_difference(kind, tally) for kind, tally in tallies.items() if tally.count),
+        corrections=tuple(corrections),
+        unpriced=unpriced,
+    )
+
+
+def _cost(row: BilledRow, call: Call, price: Price) -> Decimal | None:
+    if row.micro_usd is not None:
+        return row.micro_usd
+    return price(call.endpoint, row.prompt_tokens or 0, row.cached_tokens or 0, row.completion_tokens or 0)
+
+
+def _kind(call: Call, billed: Sequence[BilledRow], cost: Decimal) -> Kind:
+    if call.is_unknown:
+        return "unknown_billed" if billed else "unknown_not_billed"
+    free = call.outcome in ("refused", "void")
+    if not billed:
+        return "agrees" if free or (call.outcome == "billed" and call.micro_usd == 0) else "answered_not_billed"
+    if free:
+        return "refused_but_billed"
+    # Ours is rounded to a whole micro-USD: less than one apart, it is the same amount.
+    if call.micro_usd is not None and abs(call.micro_usd - cost) < 1:
+        return "agrees"
+    return "billed_more_than_once" if len(billed) > 1 else "cost_differs"
+
+
+def _settlement(call: Call, billed: Sequence[BilledRow], micro_usd: int, *, at: float, note: str) -> Settlement:
+    def tokens(name: Literal["prompt_tokens", "cached_tokens", "completion_tokens"], known: int) -> int:
+        told = [value for row in billed if (value := getattr(row, name)) is not None]
+        return sum(told) if told else known
+
+    return Settlement(
+        call_id=call.call_id,
+        outcome="billed" if billed or call.outcome in ("answered", "billed") else "void",
+        at=at,
+        prompt_tokens=tokens("prompt_tokens", call.prompt_tokens),
+        cached_tokens=tokens("cached_tokens", call.cached_tokens),
+        completion_tokens=tokens("completion_tokens", call.completion_tokens),
+        micro_usd=micro_usd,
+        note=note,
+    )
+
+
+def _difference(kind: Kind, tally: _Tally) -> Difference:
+    return Difference(
+        kind=kind,
+        count=tally.count,
+        settled_before_micro_usd=tally.settled,
+        unknown_before_micro_usd=tally.unknown,
+        billed_micro_usd=tally.billed,
+    )

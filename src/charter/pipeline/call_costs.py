@@ -1,0 +1,64 @@
+"""What the calls of a stage have cost, as the supervisor follows them: read from their store into the ledger."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from charter.ledger import ApiUsage, CallBooks, Ledger
+from charter.ledger.call_books import CALLS_FILE
+from charter.pipeline.graph import PlannedStage
+from charter.spec.project import Project
+
+TIME_SHARE = 0.05
+"""Of the supervisor's time that may go into adding calls up: about a second for a million of them."""
+
+
+def calls_place(project: Project, stage: PlannedStage) -> str | Path:
+    """Where the calls of a stage are recorded."""
+    return project.storage.ledger or stage.directory / CALLS_FILE
+
+
+@dataclass(kw_only=True)
+class CallCosts:
+    """The calls of one stage while an attempt of it runs."""
+
+    project: Project
+    stage: PlannedStage
+    not_before: float = 0.0
+    """Monotonic time of the next look."""
+    _books: CallBooks | None = field(default=None, repr=False)
+
+    def look(self, *, at_end: bool = False) -> tuple[ApiUsage, ...]:
+        """What they cost so far; nothing when it is too soon to look again.
+
+        At the end every row is compared with its check; a DataError says that one has changed.
+        """
+        started = time.monotonic()
+        if started < self.not_before and not at_end:
+            return ()
+        if self._books is None:
+            place = calls_place(self.project, self.stage)
+            if isinstance(place, Path) and not place.exists():
+                return ()
+            self._books = CallBooks.open(place)
+        usage = self._books.usage(run=self.project.name, stage=self.stage.name, checked=at_end)
+        now = time.monotonic()
+        self.not_before = now + (now - started) / TIME_SHARE
+        return usage
+
+    def close(self) -> None:
+        """Give back the connections."""
+        if self._books is not None:
+            self._books.close()
+            self._books = None
+
+
+def record_calls(ledger: Ledger, project: Project, stages: Iterable[PlannedStage]) -> None:
+    """Bring the ledger up to date with what earlier runs have called."""
+    for stage in stages:
+        costs = CallCosts(project=project, stage=stage)
+        try:
+            ledger.record_usage(costs.look())
+        finally:
+            costs.close()

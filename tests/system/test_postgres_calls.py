@@ -1,0 +1,44 @@
+"""The store of calls on a PostgreSQL server."""
+
+import threading
+
+import pytest
+from call_contract import *  # noqa: F403
+from call_contract import SCOPE, answered, call
+from call_kills import *  # noqa: F403
+
+from charter.ledger.calls import CallStore
+
+
+@pytest.fixture
+def where(postgres):
+    return postgres.new_database()
+
+
+def test_a_crash_of_the_server_is_waited_out(postgres, where):
+    with CallStore.open(where, **SCOPE) as store:
+        store.intend([call(1)])
+        postgres.stop("immediate")
+        starting = threading.Thread(target=postgres.start)
+        starting.start()
+        store.settle([answered(1)])
+        store.intend([call(2)])
+        starting.join()
+        assert store.answers(["key-1"]) == {"key-1": '{"text": "1"}'}
+        assert store.checked_totals().sums.requests == 2
+
+
+def test_writers_of_one_stage_share_a_database(where):
+    def work(first):
+        with CallStore.open(where, **SCOPE) as store:
+            for number in range(first, first + 20):
+                store.intend([call(number)])
+                store.settle([answered(number)])
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in range(0, 60, 20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with CallStore.open(where, **SCOPE) as store:
+        assert store.checked_totals().sums.answered == 60

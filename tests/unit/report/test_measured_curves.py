@@ -1,0 +1,46 @@
+"""Figures that are points of curves: drawn as curves, and not as rows among the others."""
+
+from charter.report.data import result_panels
+from charter.report.html import report_html
+from charter.report.measured_curves import measured_curves
+from charter.report.read import RunFiles, StageFiles
+
+
+def point(key, at, value):
+    return {
+        "key": key, "label": f"<b>{key}</b>", "value": value, "low": value - 0.1, "high": value + 0.1, "n": 40,
+        "unit": "share", "method": "Wilson score", "note": "", "headline": False, "at": at,
+    }  # fmt: skip
+
+
+FIGURES = [
+    point("pm_calibration.reward.bin.90", 0.93, 0.8),
+    point("pm_calibration.reward.bin.50", 0.52, 0.5),
+    point("pm_calibration.also.pm2.bin.70", 0.71, 0.7),
+    point("goodhart.step_4.quality", 3.0, 0.4),
+    point("goodhart.step_2.quality", 1.0, 0.6),
+    {**point("win_rate.policy", 0.0, 0.6), "at": None},
+]
+RUN = RunFiles(project="p", plan=None, stages={"e": StageFiles(name="e", results={"figures": FIGURES})})
+
+
+def test_points_are_put_together_by_curve_in_the_order_of_their_places():
+    found = {panel["title"]: panel for panel in measured_curves(RUN)}
+    assert set(found) == {"Reliability: reward", "Reliability: also.pm2", "Quality over training: goodhart"}
+    assert [item["x"] for item in found["Reliability: reward"]["points"]] == [0.52, 0.93]
+    assert [item["y"] for item in found["Quality over training: goodhart"]["points"]] == [0.6, 0.4]
+    assert found["Reliability: reward"]["diagonal"]
+    assert not found["Quality over training: goodhart"]["diagonal"]
+
+
+def test_points_are_no_rows_of_their_own():
+    assert [row["label"] for panel in result_panels(RUN) for row in panel["rows"]] == ["<b>win_rate.policy</b>"]
+
+
+def test_the_page_draws_every_curve_and_lets_no_label_through(parse):
+    page = parse(report_html(RUN, now=1.8e9))
+    places = [attrs for tag, attrs in page.elements if tag == "figure" and attrs["data-chart"] == "measured"]
+    assert [int(attrs["data-index"]) for attrs in places] == [0, 1, 2]
+    assert len(page.data["measured"]) == 3
+    assert "    measured(" in page.scripts[-1][1]
+    assert ("b", {}) not in page.elements
