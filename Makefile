@@ -33,7 +33,8 @@ test-system: $(DEV_READY)  ## what needs apt packages (PostgreSQL); installs the
 	@bash tools/system_packages.sh
 	@$(BIN)/python tools/suites.py system
 
-test-engines: $(DEV_READY)  ## what needs other engines (verl, OpenRLHF, NeMo-RL, TRL, vLLM) in environments of their own
+test-engines: $(DEV_READY)  ## what needs other engines (vLLM in an environment of its own, lm-evaluation-harness)
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt "lm-eval==0.4.13"
 	@$(BIN)/python tools/suites.py engines
 
 N ?= 3000

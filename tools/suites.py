@@ -82,7 +82,10 @@ GROUPS: dict[str, tuple[Suite, ...]] = {
         Suite(name="kills", arguments=("tests/integration/kills",), budget_seconds=360),
     ),
     "system": (Suite(name="postgres", arguments=("tests/system", *BY_FILE), budget_seconds=180),),
-    "engines": (Suite(name="vllm", arguments=("tests/engines/test_vllm_generator.py",), budget_seconds=600),),
+    "engines": (
+        Suite(name="vllm", arguments=("tests/engines/test_vllm_generator.py",), budget_seconds=600),
+        Suite(name="lm_eval", arguments=("tests/engines/test_lm_eval.py",), budget_seconds=120),
+    ),
     "chaos": (
         Suite(name="kills", arguments=("tests/integration/kills",), budget_seconds=7200),
         Suite(name="random kills", arguments=("tests/chaos",), budget_seconds=900),
