@@ -2,9 +2,12 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import cached_property
 
 from charter.spec.dataset import Turn
+
+KEY_SCHEMA = "charter.call/1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +30,12 @@ class CallRequest:
     top_log_probabilities: int = 0
     """How many alternatives of each token are wanted with their log-probabilities; servers give at most 20."""
 
-    @property
+    @cached_property
     def key(self) -> str:
         """SHA-256 of everything that decides the answer: its name in the store of answers."""
-        text = json.dumps(asdict(self), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+        turns = [(turn.role, turn.content) for turn in self.turns]
+        drawn = (self.max_new_tokens, self.temperature, self.top_p, self.seed, self.stop, self.top_log_probabilities)
+        text = json.dumps([KEY_SCHEMA, self.model, turns, self.prompt, self.prefill, *drawn], separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -59,3 +64,12 @@ class CallReply:
     refusal: str = ""
     log_probabilities: tuple[TokenAlternatives, ...] = ()
     """One per generated token; empty where none were asked for or given."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Usage:
+    """What a server says it will bill."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int

@@ -1,0 +1,47 @@
+"""The peer of feedback_client.py: the `openai` async client, a semaphore, no ledger. Prints its CPU seconds.
+
+python feedback_client_peer.py PORT COUNT CONCURRENCY
+"""
+
+import asyncio
+import json
+import resource
+import sys
+import time
+
+from feedback_client_work import MAX_NEW_TOKENS, TOP, WARM_UP, prompt
+from openai import AsyncOpenAI
+
+
+async def main() -> None:
+    """Ask, as a script with this client usually does: one task per prompt behind a semaphore."""
+    port, count, concurrency = map(int, sys.argv[1:])
+    client = AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", timeout=60)
+    gate = asyncio.Semaphore(concurrency)
+
+    async def ask(number: int) -> tuple[str, float]:
+        async with gate:
+            reply = await client.chat.completions.create(
+                model="m",
+                messages=[{"role": "user", "content": prompt(number)}],
+                max_tokens=MAX_NEW_TOKENS,
+                temperature=1.0,
+                top_p=1.0,
+                seed=number,
+                logprobs=True,
+                top_logprobs=TOP,
+            )
+        choice = reply.choices[0]
+        return choice.message.content or "", choice.logprobs.content[0].top_logprobs[0].logprob
+
+    await asyncio.gather(*(ask(number) for number in range(-WARM_UP, 0)))
+    before, began = resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
+    answers = await asyncio.gather(*(ask(number) for number in range(count)))
+    after, took = resource.getrusage(resource.RUSAGE_SELF), time.monotonic() - began
+    assert answers == [(" A", -0.25)] * count
+    cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    print(json.dumps({"cpu_s": cpu, "wall_s": took, "rss_kib": after.ru_maxrss}))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,11 @@
+"""What both sides of feedback_client.py ask: a label of one token with five alternatives for prompts of 200 tokens."""
+
+MAX_NEW_TOKENS = 1
+TOP = 5
+WARM_UP = 64
+_TEXT = "Consider the following conversation between a person and an assistant, and choose the more harmless answer. "
+
+
+def prompt(number: int) -> str:
+    """The prompt of a number: a common beginning, an end of its own."""
+    return f"{_TEXT * 7}Pair {number}: (A) or (B)?"

@@ -1,0 +1,244 @@
+"""Where requests are answered: from the store, or by one of the servers. Everything here runs in one event loop.
+
+A request goes: store -> queue -> intent on disk -> HTTP -> answer and its money on disk -> whoever waits. After a
+failure it joins the queue again, later.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from charter.errors import StageError
+from charter.inference.endpoint import settling
+from charter.inference.endpoint.call import Usage
+from charter.inference.endpoint.health import Health
+from charter.inference.endpoint.journal import Journal
+from charter.inference.endpoint.lanes import Lane, lane_for
+from charter.inference.endpoint.money import guessed_tokens, prices_of
+from charter.inference.endpoint.order import PREFIX_CHARACTERS, Sweep, sort_text
+from charter.inference.endpoint.pacing import Pace
+from charter.inference.endpoint.parsing import usage_in
+from charter.inference.endpoint.reading import Reader
+from charter.inference.endpoint.rules import Answered, GiveUp, Step, TryAgain
+from charter.inference.endpoint.setting import Setting
+from charter.inference.endpoint.shapes import one_line
+from charter.inference.endpoint.stats import Counts
+from charter.inference.endpoint.stored import from_stored
+from charter.inference.endpoint.transport import Received, Transport
+from charter.inference.endpoint.waiting import told_seconds, utc_now, wait_seconds
+from charter.inference.endpoint.wanted import Batch, Wanted
+from charter.inference.endpoint.wire import body_of, path_of
+
+
+class Desk:
+    """Answers batches of requests."""
+
+    def __init__(self, setting: Setting, journal: Journal, transport: Transport) -> None:
+        self.setting = setting
+        self.counts = Counts()
+        self.lanes = [Lane(endpoint, setting.serving.concurrency) for endpoint in setting.endpoints]
+        self.open: dict[str, Wanted] = {}
+        """Questions that somebody waits for, by key."""
+        self._journal, self._transport = journal, transport
+        self._prices = prices_of(setting.serving)
+        self._queue: Sweep[Wanted] = Sweep()
+        self._reader = Reader(setting)
+        self._pace = Pace(setting.serving.requests_per_minute, setting.serving.tokens_per_minute)
+        self._in_flight = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._error: BaseException | None = None
+        self._loop = asyncio.get_running_loop()
+        self._health = Health(
+            setting.name,
+            self.lanes,
+            transport,
+            spawn=self._spawn,
+            when_back=self._pump,
+            when_lost=self.stop,
+            most_checks=setting.serving.max_attempts,
+        )
+
+    def begin(self, batch: Batch) -> None:
+        """Start to answer a batch."""
+        if self._error is not None:
+            batch.fail(self._error)
+            return
+        new: dict[str, Wanted] = {}
+        for index, request in enumerate(batch.requests):
+            if request.key not in self.open:
+                self.open[request.key] = new[request.key] = Wanted(request)
+            self.open[request.key].owners.append((batch, index))
+        self._spawn(self._look_up(new))
+
+    def stop(self, error: BaseException) -> None:
+        """Nothing more is asked: everyone who waits is told why."""
+        if self._error is None:
+            self._error = error
+        for wanted in list(self.open.values()):
+            wanted.fail(self._error)
+        self._queue = Sweep()
+        for task in self._tasks - {asyncio.current_task(self._loop)}:
+            task.cancel()
+
+    async def close(self) -> None:
+        """Give up what is under way; its calls are settled as unknown before this returns."""
+        self.stop(StageError("the requests were given up"))
+        while self._tasks:
+            await asyncio.wait(list(self._tasks))
+
+    def ask_again(self, wanted: Wanted, lane: Lane) -> None:
+        """Send a question that is under way a second time."""
+        self.counts.hedges += 1
+        self._send(wanted, lane)
+
+    async def _look_up(self, new: dict[str, Wanted]) -> None:
+        """Answer from the store what can be; the rest waits to be sent."""
+        for key, text in (await self._journal.answers(list(new))).items():
+            reply = from_stored(text)
+            self._reader.read_stored(new[key].request, reply)
+            self.counts.stored += 1
+            self._end(new.pop(key)).answer(reply)
+        self._wait(*new.values())
+
+    def _wait(self, *asked: Wanted) -> None:
+        """Join the queue, all before the first is sent: neighbours share prefixes."""
+        if self._error is None:
+            for wanted in asked:
+                self._queue.add(sort_text(wanted.request), wanted)
+            self._pump()
+
+    def _pump(self) -> None:
+        """Send what may be sent."""
+        while self._queue and self._in_flight < self.setting.serving.concurrency:
+            now = self._loop.time()
+            pause = self._pace.seconds_until_open(now)
+            if pause > 0:
+                return self._pump_in(pause)
+            if not any(lane.has_room(now) for lane in self.lanes):
+                closed = [lane.closed_until - now for lane in self.lanes if not lane.is_away]
+                later = [seconds for seconds in closed if seconds > 0]
+                return self._pump_in(min(later)) if later else None
+            wanted = self._queue.take()
+            if not wanted.is_of_use:
+                self._end(wanted)
+                continue
+            lane = lane_for(sort_text(wanted.request)[:PREFIX_CHARACTERS], self.lanes, now)
+            assert lane is not None
+            self._send(wanted, lane)
+        return None
+
+    def _pump_in(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(seconds, self._pump)
+
+    def _send(self, wanted: Wanted, lane: Lane) -> None:
+        wanted.attempts += 1
+        self._in_flight += 1
+        lane.in_flight += 1
+        self.counts.requests += 1
+        self.counts.highest_at_once = max(self.counts.highest_at_once, self._in_flight)
+        self._pace.sent(guessed_tokens(wanted.request))
+        self._spawn(self._ask(wanted, lane, wanted.attempts))
+
+    async def _ask(self, wanted: Wanted, lane: Lane, attempt: int) -> None:
+        """One HTTP request from its intent to what follows from it."""
+        call = settling.new_call(wanted.request, lane.endpoint, attempt, self._prices)
+        task = asyncio.current_task()
+        assert task is not None
+        is_sent, began = False, self._loop.time()
+        wanted.running[task] = began
+        try:
+            await self._journal.intend(call)
+            began, is_sent = self._loop.time(), True
+            url = lane.endpoint + path_of(wanted.request)
+            exchange = await self._transport.post(url, body_of(wanted.request, self._reader.limit_name), call.call_id)
+        except asyncio.CancelledError:
+            gone = settling.not_known if is_sent else settling.not_done
+            await self._journal.settle(gone(call, "given up by the client"))
+            raise
+        finally:
+            del wanted.running[task]
+            lane.in_flight -= 1
+            self._in_flight -= 1
+            self._loop.call_soon(self._pump)
+        step = self._reader.read(exchange, wanted.request, lane)
+        if isinstance(exchange, Received) and isinstance(step, TryAgain):
+            exchange.hang_up()
+        is_first = isinstance(step, Answered) and not wanted.is_answered
+        if isinstance(step, Answered) and is_first:
+            self._take_note(step, wanted, lane, self._loop.time() - began)
+        await self._journal.settle(settling.settlement_of(call, step, self._prices))
+        if is_first or not isinstance(step, Answered):
+            self._follow(step, wanted, lane, began)
+
+    def _take_note(self, step: Answered, wanted: Wanted, lane: Lane, took: float) -> None:
+        wanted.is_answered = True
+        reply = step.parsed.reply
+        lane.at_once.answered()
+        self._health.answered(lane)
+        self._pace.used(reply.prompt_tokens + reply.completion_tokens - guessed_tokens(wanted.request))
+        self.counts.answered(took)
+        self._count_bill(usage_in(reply))
+        for other in wanted.running:
+            other.cancel()
+
+    def _count_bill(self, usage: Usage) -> None:
+        self.counts.billed(usage, settling.price_of(usage, self._prices))
+
+    def _follow(self, step: Step, wanted: Wanted, lane: Lane, began: float) -> None:
+        """Once it is on disk how a request went: answer, ask again, or end."""
+        if isinstance(step, Answered):
+            self.setting.tell()
+            self._end(wanted).answer(step.parsed.reply)
+        elif isinstance(step, GiveUp):
+            if step.stops_all:
+                self.stop(step.error)
+            if not wanted.is_answered:
+                self._end(wanted).fail(step.error)
+        else:
+            self._try_again(step, wanted, lane, began)
+
+    def _try_again(self, step: TryAgain, wanted: Wanted, lane: Lane, began: float) -> None:
+        now = self._loop.time()
+        if step.usage is not None:
+            self._count_bill(step.usage)
+        wanted.troubles[one_line(f"{step.cause}: {step.detail}", 200)] += 1
+        if step.cause in ("busy", "timeout"):
+            lane.at_once.too_much(began, now)
+        if step.cause == "busy" and (told := told_seconds(step.retry_after, utc_now())):
+            lane.close_for(told, now)
+        self._health.failed(step, lane, now)
+        if wanted.is_answered or wanted.running:
+            return
+        if wanted.attempts >= self.setting.serving.max_attempts:
+            self._end(wanted).fail(self._no_answer(wanted, lane))
+            return
+        self.counts.retries[step.cause] += 1
+        wait = wait_seconds(wanted.request.key, wanted.attempts, step.retry_after, utc_now())
+        self._loop.call_later(wait, self._wait, wanted)
+
+    def _no_answer(self, wanted: Wanted, lane: Lane) -> StageError:
+        tried = ", ".join(f"{count} x {what}" for what, count in wanted.troubles.most_common())
+        name = self.setting.name
+        return StageError(
+            f"{name} at {lane.endpoint} gave no answer in {wanted.attempts} requests ({tried}); see to the server, or "
+            f"raise serving.{name}.max_attempts, and run again: what was answered is kept"
+        )
+
+    def _end(self, wanted: Wanted) -> Wanted:
+        if self.open.get(wanted.request.key) is wanted:
+            del self.open[wanted.request.key]
+        return wanted
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.stop(error)

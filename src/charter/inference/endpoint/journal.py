@@ -1,0 +1,77 @@
+"""Puts intents and settlements on disk for many requests at a time: one transaction each for all that wait.
+
+A commit costs one flush of the disk, whether it has one row or a hundred. It runs in a thread of its own, so that
+the event loop goes on; what comes meanwhile is in the next group.
+"""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+from charter.ledger.calls import CallStore, NewCall, Settlement
+
+GATHER_SECONDS = 0.005
+"""Waiting for others to join costs no throughput, as other requests are in flight; a flush takes about as long."""
+
+
+class Journal:
+    """The store of calls, as the event loop uses it."""
+
+    def __init__(self, calls: CallStore) -> None:
+        self._calls = calls
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="charter-calls")
+        self._intents: list[NewCall] = []
+        self._settlements: list[Settlement] = []
+        self._waiting: list[asyncio.Future[None]] = []
+        self._writer: asyncio.Task[None] | None = None
+
+    async def intend(self, call: NewCall) -> None:
+        """A call is on disk before it is sent."""
+        self._intents.append(call)
+        await self._written()
+
+    async def settle(self, settlement: Settlement) -> None:
+        """How a call went is on disk, with its answer."""
+        self._settlements.append(settlement)
+        await self._written()
+
+    async def answers(self, keys: list[str]) -> dict[str, str]:
+        """Stored answers by key."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._calls.answers, keys)
+
+    async def close(self) -> None:
+        """Write what waits, and end the thread."""
+        while self._writer is not None:
+            await asyncio.wait([self._writer])
+        self._thread.shutdown()
+
+    def _written(self) -> "asyncio.Future[None]":
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        self._waiting.append(future)
+        if self._writer is None:
+            self._writer = loop.create_task(self._write_all())
+        return future
+
+    async def _write_all(self) -> None:
+        """Write group after group until nothing waits."""
+        loop = asyncio.get_running_loop()
+        try:
+            while self._waiting:
+                await asyncio.sleep(GATHER_SECONDS)
+                intents, self._intents = self._intents, []
+                settlements, self._settlements = self._settlements, []
+                waiting, self._waiting = self._waiting, []
+                problem: Exception | None = None
+                try:
+                    await loop.run_in_executor(self._thread, self._write, settlements, intents)
+                except Exception as error:
+                    problem = error  # told to everyone who waits for this group
+                for future in waiting:
+                    if future.done():
+                        continue
+                    future.set_result(None) if problem is None else future.set_exception(problem)
+        finally:
+            self._writer = None
+
+    def _write(self, settlements: list[Settlement], intents: list[NewCall]) -> None:
+        self._calls.record(intents, settlements)

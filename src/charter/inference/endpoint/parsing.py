@@ -1,0 +1,143 @@
+"""Reads the body of a reply. A server's words are untrusted: every type, length and number is looked at before use.
+
+What does not hold is an `InvalidReplyError`, never a guess. Layouts: https://platform.openai.com/docs/api-reference
+(`chat/create`, `completions/create`), which vLLM, SGLang, TGI and llama.cpp follow.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from charter.inference.endpoint.call import CallReply, CallRequest, Usage
+from charter.inference.endpoint.log_probabilities import chat_tokens, completion_tokens
+from charter.inference.endpoint.shapes import InvalidReplyError, a_count, a_list, a_map, a_text, one_line
+from charter.inference.endpoint.strict_json import StrictJsonError, strict_loads
+
+MOST_TOKENS = 1 << 31
+"""In one reply; more is not a count of tokens."""
+LONGEST_NAME = 512
+LONGEST_REFUSAL = 4096
+FILTERED = ("content_filter", "content_policy_violation")
+"""`error.code` of a server that will not answer this prompt (Azure OpenAI; OpenAI)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parsed:
+    """A valid reply, and the id that the server gave it."""
+
+    reply: CallReply
+    id: str
+
+
+def parse_reply(body: bytes, request: CallRequest) -> Parsed:
+    """The answer in a body; an InvalidReplyError when it is not one to this request."""
+    whole = _loaded(body)
+    usage = usage_of(whole)
+    try:
+        return _parsed(whole, usage, request)
+    except InvalidReplyError as error:
+        error.usage = usage
+        raise
+
+
+def usage_of(whole: Mapping[str, Any]) -> Usage:
+    """The tokens of a reply."""
+    usage = a_map(whole, "usage")
+    prompt, completion = a_count(usage, "prompt_tokens"), a_count(usage, "completion_tokens")
+    details = usage.get("prompt_tokens_details")
+    cached = 0
+    if details is not None:
+        if not isinstance(details, dict):
+            raise InvalidReplyError("usage.prompt_tokens_details is not an object")
+        cached = 0 if details.get("cached_tokens") is None else a_count(details, "cached_tokens")
+    if max(prompt, completion) > MOST_TOKENS or cached > prompt:
+        raise InvalidReplyError(f"usage cannot be: {prompt} prompt, {cached} cached, {completion} completion tokens")
+    return Usage(prompt_tokens=prompt, cached_tokens=cached, completion_tokens=completion)
+
+
+def usage_in(reply: CallReply) -> Usage:
+    """The tokens of a valid reply."""
+    return Usage(
+        prompt_tokens=reply.prompt_tokens,
+        cached_tokens=reply.cached_tokens,
+        completion_tokens=reply.completion_tokens,
+    )
+
+
+def refusal_in_error(body: bytes) -> str | None:
+    """Why a server filtered a prompt, where an error's body says that it did."""
+    found = error_in(body)
+    code = found.get("code")
+    if not isinstance(code, str) or code not in FILTERED:
+        return None
+    return one_line(f"{code}: {found.get('message', '')}", LONGEST_REFUSAL)
+
+
+def message_in_error(body: bytes) -> str:
+    """What an error's body says, in one line; the beginning of the body where it has no known layout."""
+    message = error_in(body).get("message")
+    return one_line(message if isinstance(message, str) else body.decode("utf-8", "replace"), 300)
+
+
+def error_in(body: bytes) -> Mapping[str, Any]:
+    """The object `error` of a body, or the whole of a flat one; empty where there is none."""
+    try:
+        whole = strict_loads(body)
+    except StrictJsonError:
+        return {}
+    if not isinstance(whole, dict):
+        return {}
+    found = whole.get("error", whole)
+    return found if isinstance(found, dict) else {"message": found}
+
+
+def _loaded(body: bytes) -> Mapping[str, Any]:
+    try:
+        whole = strict_loads(body)
+    except StrictJsonError as error:
+        raise InvalidReplyError(f"the body {error}") from None
+    if not isinstance(whole, dict):
+        raise InvalidReplyError("the body is not an object")
+    return whole
+
+
+def _parsed(whole: Mapping[str, Any], usage: Usage, request: CallRequest) -> Parsed:
+    choices = a_list(whole, "choices")
+    if len(choices) != 1 or not isinstance(choices[0], dict):
+        raise InvalidReplyError(f"there are {len(choices)} choices, one was asked for")
+    choice = choices[0]
+    if choice.get("index", 0) != 0:
+        raise InvalidReplyError("the only choice does not have index 0")
+    finish = a_text(choice, "finish_reason", most=LONGEST_NAME, default="stop")
+    text, refusal = _words(choice, finish, is_chat=bool(request.turns))
+    found = choice.get("logprobs")
+    read = chat_tokens if request.turns else completion_tokens
+    tokens = read(found) if request.top_log_probabilities and found is not None else ()
+    reply = CallReply(
+        text=text,
+        finish_reason=finish,
+        model=a_text(whole, "model", most=LONGEST_NAME),
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        completion_tokens=usage.completion_tokens,
+        refusal=refusal,
+        log_probabilities=tokens,
+    )
+    return Parsed(reply=reply, id=a_text(whole, "id", most=LONGEST_NAME, default=""))
+
+
+def _words(choice: Mapping[str, Any], finish: str, *, is_chat: bool) -> tuple[str, str]:
+    """The text, and the refusal where there is one: then the text is empty."""
+    if not is_chat:
+        text = a_text(choice, "text")
+        return ("", finish) if finish in FILTERED else (text, "")
+    message = a_map(choice, "message")
+    if message.get("role", "assistant") != "assistant":
+        raise InvalidReplyError("the message is not the assistant's")
+    refusal = a_text(message, "refusal", most=LONGEST_REFUSAL, default="")
+    if finish in FILTERED and not refusal:
+        refusal = finish
+    if refusal:
+        return "", refusal
+    # A model that still thinks when its tokens are used up has said nothing yet.
+    return a_text(message, "content", default="" if finish == "length" else None), ""

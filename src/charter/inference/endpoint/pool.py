@@ -1,0 +1,170 @@
+"""The client of a served model: one thread with an event loop, shared by all who ask.
+
+`submit` hands requests over and returns a future; stored answers are given without a request. Everything that is sent
+has an intent on disk first, and nothing is handed back before it is on disk itself.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+
+from charter.errors import MissingExtraError, UsageError
+from charter.inference.endpoint.call import CallReply, CallRequest
+from charter.inference.endpoint.desk import Desk
+from charter.inference.endpoint.hedging import hedge
+from charter.inference.endpoint.journal import Journal
+from charter.inference.endpoint.secrets import read_key
+from charter.inference.endpoint.setting import Setting
+from charter.inference.endpoint.stats import Counts, PoolStats
+from charter.inference.endpoint.transport import Transport
+from charter.inference.endpoint.wanted import Batch
+from charter.ledger.calls import CallStore
+from charter.spec.project import Serving
+
+QUEUE_PER_SLOT = 16
+"""Requests that may wait for each that may be in flight: enough to find neighbours with a common prefix."""
+TELL_SECONDS = 1.0
+"""Between signs of life; hang timeouts are minutes."""
+
+
+class EndpointPool:
+    """Asks the servers of one model. Threads may share a pool."""
+
+    def __init__(self, setting: Setting, calls: CallStore) -> None:
+        """Use `EndpointPool.open`."""
+        serving = setting.serving
+        self._key = read_key(serving.api_key, of=setting.name) if serving.api_key else None
+        self._setting, self._calls = setting, calls
+        self._most_waiting = QUEUE_PER_SLOT * serving.concurrency
+        self._room = threading.Condition()
+        self._waiting = 0
+        self._batches: set[Batch] = set()
+        self._is_closed = False
+        self._desk: Desk | None = None
+        self._failure: BaseException | None = None
+        self._loop = asyncio.new_event_loop()
+        self._end: asyncio.Event | None = None
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"charter-ask-{setting.name}", daemon=True)
+
+    @classmethod
+    def open(
+        cls, name: str, serving: Serving, calls: CallStore, *, tell: Callable[[], None] = lambda: None
+    ) -> "EndpointPool":
+        """The pool for a model of the project; `tell` is called, about once a second, when answers come.
+
+        Raises UsageError when the key is not where the project says, MissingExtraError without aiohttp.
+        """
+        if serving.endpoint is None:
+            raise UsageError(f"serving.{name} names no endpoint")
+        try:
+            import aiohttp  # noqa: F401
+        except ImportError:
+            raise MissingExtraError("asking a server needs aiohttp: pip install 'charter-plan[run]'") from None
+        endpoints = tuple(dict.fromkeys((serving.endpoint, *serving.also_endpoints)))
+        pool = cls(Setting(name=name, serving=serving, endpoints=endpoints, tell=tell), calls)
+        pool._thread.start()
+        pool._ready.wait()
+        if pool._failure is not None:
+            raise pool._failure
+        return pool
+
+    def submit(self, requests: Sequence[CallRequest]) -> "Future[list[CallReply]]":
+        """The replies to some requests, in their order.
+
+        Waits while too many requests are waiting already. The future raises DataError or StageError when the answers
+        cannot be had, and is cancelled when the pool is closed.
+        """
+        future: Future[list[CallReply]] = Future()
+        if not requests:
+            future.set_result([])
+            return future
+        batch = Batch(tuple(requests), future, self._over)
+        with self._room:
+            self._room.wait_for(
+                lambda: self._is_closed or not self._waiting or self._waiting + len(requests) <= self._most_waiting
+            )
+            if self._is_closed or not self._thread.is_alive():
+                raise UsageError(f"the connection to {self._setting.name} is closed")
+            assert self._desk is not None
+            self._waiting += len(requests)
+            self._batches.add(batch)
+            self._loop.call_soon_threadsafe(self._desk.begin, batch)
+        return future
+
+    def stats(self) -> PoolStats:
+        """Figures so far."""
+        counts = self._desk.counts if self._desk else Counts()
+        return counts.snapshot()
+
+    def close(self) -> None:
+        """Give up what is under way and end the thread; its calls are recorded as unknown. May be called twice."""
+        with self._room:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._room.notify_all()
+        assert self._end is not None
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._end.set)
+        self._thread.join()
+
+    def __enter__(self) -> "EndpointPool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _over(self, batch: Batch) -> None:
+        with self._room:
+            if batch in self._batches:
+                self._batches.discard(batch)
+                self._waiting -= len(batch.requests)
+                self._room.notify_all()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve())
+        except BaseException as error:
+            # Told by `open`, or to everyone who waits.
+            self._failure = error
+            for batch in list(self._batches):
+                batch.fail(error)
+        finally:
+            self._ready.set()
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        """The life of the thread."""
+        serving = self._setting.serving
+        journal = Journal(self._calls)
+        transport = Transport(self._key, timeout_seconds=serving.request_timeout)
+        self._end = asyncio.Event()
+        self._desk = Desk(self._told_seldom(), journal, transport)
+        hedging = None if serving.billed else asyncio.create_task(hedge(self._desk))
+        self._ready.set()
+        await self._end.wait()
+        for batch in list(self._batches):
+            batch.cancel()
+        if hedging is not None:
+            hedging.cancel()
+        await self._desk.close()
+        await journal.close()
+        await transport.close()
+        await self._loop.shutdown_default_executor()
+
+    def _told_seldom(self) -> Setting:
+        """The setting, with signs of life at most once a second."""
+        last = float("-inf")
+
+        def tell() -> None:
+            nonlocal last
+            now = self._loop.time()
+            if now - last >= TELL_SECONDS:
+                last = now
+                self._setting.tell()
+
+        return replace(self._setting, tell=tell)

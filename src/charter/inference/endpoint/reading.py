@@ -1,0 +1,46 @@
+"""What an exchange means in the light of earlier ones: who answered, which replies and which names there were."""
+
+from charter.errors import DataError
+from charter.inference.endpoint.call import CallReply, CallRequest
+from charter.inference.endpoint.lanes import Lane
+from charter.inference.endpoint.model_ids import ModelIds
+from charter.inference.endpoint.parsing import message_in_error, usage_in
+from charter.inference.endpoint.rules import Answered, Asked, GiveUp, Step, TryAgain, step_after
+from charter.inference.endpoint.setting import Setting
+from charter.inference.endpoint.transport import Failed, Received
+from charter.inference.endpoint.wire import MAX_COMPLETION_TOKENS, MAX_TOKENS
+
+
+class Reader:
+    """Reads the exchanges of one pool."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.limit_name = MAX_TOKENS
+        """What the servers call the limit of generated tokens, as far as is known."""
+        self._setting = setting
+        self._models = ModelIds()
+
+    def read_stored(self, request: CallRequest, reply: CallReply) -> None:
+        """Take note of a stored answer; DataError when another model gave it."""
+        self._models.check(request.model, reply.model, "the store of answers")
+
+    def read(self, exchange: Received | Failed, request: CallRequest, lane: Lane) -> Step:
+        """What follows; an answer of another model, or an old one over again, is no answer."""
+        key_reference = self._setting.serving.api_key
+        step = step_after(
+            exchange, request, Asked(name=self._setting.name, endpoint=lane.endpoint, key_reference=key_reference)
+        )
+        if isinstance(exchange, Failed):
+            return step
+        if isinstance(step, GiveUp) and exchange.status == 400 and MAX_COMPLETION_TOKENS.encode() in exchange.body:
+            self.limit_name = MAX_COMPLETION_TOKENS
+            return TryAgain(cause="spelling", detail=message_in_error(exchange.body), cost="refused")
+        if not isinstance(step, Answered):
+            return step
+        if lane.repeats(step.parsed.id, exchange.body):
+            return TryAgain(cause="invalid", detail="an earlier reply over again", cost="unknown")
+        try:
+            self._models.check(request.model, step.parsed.reply.model, lane.endpoint)
+        except DataError as error:
+            return GiveUp(error=error, stops_all=True, usage=usage_in(step.parsed.reply))
+        return step

@@ -1,0 +1,121 @@
+"""What follows from an exchange: an answer, another try, or the end of the stage. Pure.
+
+What was refused before any work costs nothing (429, 503, other 4xx, no connection). Where the work may have been done,
+nobody here knows whether it is billed (500, 502, 504, a broken or late reply), and the call stays unknown.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from charter.errors import CharterError, DataError
+from charter.inference.endpoint.call import CallReply, CallRequest, Usage
+from charter.inference.endpoint.parsing import Parsed, message_in_error, parse_reply, refusal_in_error
+from charter.inference.endpoint.shapes import InvalidReplyError, one_line
+from charter.inference.endpoint.transport import Failed, Received
+
+AGAIN = {408: "timeout", 425: "busy", 429: "busy", 500: "server", 502: "server", 503: "busy", 504: "server"}
+"""Statuses after which the same request may succeed, with the cause they are counted under."""
+NOT_DONE = (408, 425, 429, 503)
+"""Of these, those that say that nothing was done."""
+Cost = Literal["answered", "refused", "unknown"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answered:
+    """A valid reply."""
+
+    parsed: Parsed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TryAgain:
+    """No answer this time."""
+
+    cause: str
+    """`busy`, `server`, `timeout`, `connect`, `broken`, `oversize`, `invalid`."""
+    detail: str
+    cost: Cost
+    retry_after: str = ""
+    usage: Usage | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GiveUp:
+    """Asking again cannot help."""
+
+    error: CharterError
+    stops_all: bool
+    """Whether every other request would fail the same way."""
+    usage: Usage | None = None
+    """What the useless reply is billed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """Who was asked, for messages."""
+
+    name: str
+    """The model's name in the project."""
+    endpoint: str
+    key_reference: str | None
+
+
+Step = Answered | TryAgain | GiveUp
+
+
+def step_after(exchange: Received | Failed, request: CallRequest, asked: Asked) -> Step:
+    """What one exchange means for its request."""
+    if isinstance(exchange, Failed):
+        cost: Cost = "unknown" if exchange.was_sent else "refused"
+        return TryAgain(cause=exchange.cause, detail=exchange.detail, cost=cost)
+    if exchange.status == 200:
+        try:
+            return Answered(parsed=parse_reply(exchange.body, request))
+        except InvalidReplyError as error:
+            cost = "unknown" if error.usage is None else "answered"
+            return TryAgain(cause="invalid", detail=str(error), cost=cost, usage=error.usage)
+    if (cause := AGAIN.get(exchange.status)) is not None:
+        detail = f"status {exchange.status}: {message_in_error(exchange.body)}"
+        cost = "refused" if exchange.status in NOT_DONE else "unknown"
+        return TryAgain(cause=cause, detail=detail, cost=cost, retry_after=exchange.retry_after)
+    if exchange.status == 400 and (refusal := refusal_in_error(exchange.body)) is not None:
+        return Answered(parsed=_refused(refusal))
+    return _no_use(exchange, asked)
+
+
+def _refused(refusal: str) -> Parsed:
+    """The answer of a server that filters a prompt: that it does."""
+    reply = CallReply(
+        text="",
+        finish_reason="content_filter",
+        model="",
+        prompt_tokens=0,
+        cached_tokens=0,
+        completion_tokens=0,
+        refusal=refusal,
+    )
+    return Parsed(reply=reply, id="")
+
+
+def _no_use(received: Received, asked: Asked) -> GiveUp:
+    """The error for a status that stays the same however often one asks."""
+    head = f"{asked.endpoint}, which answers for {asked.name}, says {received.status}"
+    said = message_in_error(received.body)
+    place = f"serving.{asked.name}"
+    match received.status:
+        case 401 | 403:
+            key = f"the key at {asked.key_reference}" if asked.key_reference else f"that no {place}.api_key is given"
+            return GiveUp(error=DataError(f"{head} ({said}); check {key}"), stops_all=True)
+        case 404 | 405:
+            text = f"{head} ({said}); check {place}.endpoint, which mostly ends in /v1, and {place}.model"
+            return GiveUp(error=DataError(text), stops_all=True)
+        case status if 300 <= status < 400:
+            text = f"{head} and points to {one_line(received.location, 200) or 'nowhere'}; redirects are not followed, "
+            text += f"as they would hand the key to another host: put the right address into {place}.endpoint"
+            return GiveUp(error=DataError(text), stops_all=True)
+        case 400 | 413 | 422:
+            text = f"{head} ({said}); the request is wrong for this server: a prompt too long for it, or a field that "
+            text += f"it does not know ({place}: prefill, log_probabilities, api)"
+            return GiveUp(error=DataError(text), stops_all=False)
+        case _:
+            return GiveUp(error=DataError(f"{head} ({said}), which is no answer"), stops_all=True)

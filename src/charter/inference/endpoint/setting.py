@@ -1,0 +1,19 @@
+"""What a pool is told."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from charter.spec.project import Serving
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One served model of a project."""
+
+    name: str
+    """The model's name in the project."""
+    serving: Serving
+    endpoints: tuple[str, ...]
+    """Addresses of all servers that answer for it."""
+    tell: Callable[[], None]
+    """Called when answers come."""

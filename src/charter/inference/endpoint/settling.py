@@ -1,0 +1,72 @@
+"""Rows of the store of calls: what is written before a request is sent, and after it."""
+
+from charter.inference.endpoint.call import CallRequest, Usage
+from charter.inference.endpoint.money import Prices
+from charter.inference.endpoint.parsing import usage_in
+from charter.inference.endpoint.rules import Answered, Step, TryAgain
+from charter.inference.endpoint.shapes import one_line
+from charter.inference.endpoint.stored import to_stored
+from charter.inference.endpoint.waiting import utc_now
+from charter.ledger.calls import NewCall, Settlement, new_call_id
+
+LONGEST_NOTE = 300
+
+
+def new_call(request: CallRequest, endpoint: str, attempt: int, prices: Prices) -> NewCall:
+    """The intent to send a request."""
+    return NewCall(
+        call_id=new_call_id(),
+        key=request.key,
+        model=request.model,
+        endpoint=endpoint,
+        attempt=attempt,
+        at=utc_now(),
+        most_micro_usd=prices.most_micro_usd(request),
+    )
+
+
+def settlement_of(call: NewCall, step: Step, prices: Prices) -> Settlement:
+    """How a request went that was sent."""
+    if isinstance(step, Answered):
+        reply = step.parsed.reply
+        return _billed(call, usage_in(reply), prices, answer=to_stored(reply))
+    said = f"{step.cause}: {step.detail}" if isinstance(step, TryAgain) else str(step.error)
+    note = one_line(said, LONGEST_NOTE)
+    if step.usage is not None:
+        return _billed(call, step.usage, prices, note=note)
+    if isinstance(step, TryAgain) and step.cost == "unknown":
+        return not_known(call, note)
+    return not_done(call, note)
+
+
+def not_done(call: NewCall, why: str) -> Settlement:
+    """A request that was refused, or never sent."""
+    return Settlement(call_id=call.call_id, outcome="refused", at=utc_now(), micro_usd=0, note=why)
+
+
+def not_known(call: NewCall, why: str) -> Settlement:
+    """A request that may or may not be billed."""
+    return Settlement(call_id=call.call_id, outcome="unknown", at=utc_now(), note=why)
+
+
+def price_of(usage: Usage, prices: Prices) -> int | None:
+    """What these tokens cost."""
+    return prices.micro_usd(
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        completion_tokens=usage.completion_tokens,
+    )
+
+
+def _billed(call: NewCall, usage: Usage, prices: Prices, *, answer: str | None = None, note: str = "") -> Settlement:
+    return Settlement(
+        call_id=call.call_id,
+        outcome="answered",
+        at=utc_now(),
+        answer=answer,
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        completion_tokens=usage.completion_tokens,
+        micro_usd=price_of(usage, prices),
+        note=note,
+    )

@@ -1,0 +1,148 @@
+"""One HTTP exchange with a server, under a deadline and a limit of bytes; whatever happens is a value."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from charter.inference.endpoint.secrets import ApiKey
+from charter.inference.endpoint.shapes import one_line
+
+if TYPE_CHECKING:
+    import aiohttp
+
+MOST_BYTES = 16 << 20
+"""Of a reply: 32k tokens with 20 alternatives each have about 40 bytes per alternative, 25 MB at the worst; a label
+has 2 kB."""
+CONNECT_SECONDS = 10.0
+"""TCP gives up a lost SYN after 1, 3 and 7 s; a server that has not taken a connection by then is away."""
+HEALTH_SECONDS = 5.0
+"""A list of models is static; a server that needs longer cannot serve either."""
+KEEP_SECONDS = 30.0
+"""How long an idle connection is kept: below the 60 s after which common proxies close theirs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A whole reply."""
+
+    status: int
+    body: bytes
+    retry_after: str = ""
+    location: str = ""
+    line: asyncio.BaseTransport | None = field(default=None, compare=False, repr=False)
+
+    def hang_up(self) -> None:
+        """Close the connection that the reply came over, so that no other request gets what is left on it."""
+        if self.line is not None:
+            self.line.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """No whole reply."""
+
+    cause: str
+    """`timeout`, `connect`, `broken` or `oversize`."""
+    detail: str
+    was_sent: bool
+    """Whether the server may have done the work, and bill it."""
+
+
+class Transport:
+    """The connections to all servers of a pool; made and closed inside its event loop."""
+
+    def __init__(self, key: ApiKey | None, *, timeout_seconds: float) -> None:
+        import aiohttp
+
+        from charter.inference.endpoint.noting_response import NotingResponse
+
+        self._key = key
+        self._proxies = getproxies()
+        deadline = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=min(CONNECT_SECONDS, timeout_seconds))
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", "User-Agent": "charter"}
+        self._session = aiohttp.ClientSession(
+            # How many are open is decided by whoever asks; no answer is unpacked, so none can swell.
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_SECONDS, ttl_dns_cache=300),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=deadline,
+            headers=headers | (key.header() if key else {}),
+            auto_decompress=False,
+            response_class=NotingResponse,
+        )
+
+    async def post(self, url: str, body: bytes, call_id: str) -> Received | Failed:
+        """Send one request and read the whole reply. Redirects are not followed: the key is for this host only."""
+        import aiohttp
+
+        headers = {"X-Request-Id": call_id}
+        try:
+            async with self._session.post(
+                url, data=body, headers=headers, allow_redirects=False, proxy=self._proxy(url)
+            ) as response:
+                content = await _read(response)
+                if content is None:
+                    response.close()
+                    return Failed("oversize", f"the reply is longer than {MOST_BYTES} bytes", was_sent=True)
+                if response.headers.get("Content-Encoding", "identity") != "identity":
+                    response.close()
+                    return Failed("broken", "the reply is compressed, which was not asked for", was_sent=True)
+                if self._key:
+                    content = self._key.blotted_bytes(content)
+                found = response.headers
+                line = getattr(response, "line", None)
+                return Received(response.status, content, found.get("Retry-After", ""), found.get("Location", ""), line)
+        except (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError) as error:
+            return Failed("connect", self._said(error), was_sent=False)
+        except TimeoutError:
+            return Failed("timeout", "no whole reply in time", was_sent=True)
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            return Failed("broken", self._said(error), was_sent=True)
+
+    async def is_alive(self, url: str) -> bool:
+        """Whether a server answers a request that costs nothing: anything but an error of its own will do."""
+        import aiohttp
+
+        try:
+            async with self._session.get(
+                url,
+                allow_redirects=False,
+                proxy=self._proxy(url),
+                timeout=aiohttp.ClientTimeout(total=HEALTH_SECONDS),
+            ) as response:
+                status = response.status
+                response.close()
+                return status < 500
+        except (aiohttp.ClientError, OSError, ValueError):
+            return False
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._session.close()
+
+    def _proxy(self, url: str) -> str | None:
+        """The proxy that the environment names for an address."""
+        if not self._proxies:
+            return None
+        parts = urlsplit(url)
+        return None if proxy_bypass(parts.netloc) else self._proxies.get(parts.scheme)
+
+    def _said(self, error: Exception) -> str:
+        text = one_line(f"{type(error).__name__}: {error}", 200)
+        return self._key.blotted(text) if self._key else text
+
+
+async def _read(response: "aiohttp.ClientResponse") -> bytes | None:
+    """The body; None when it is too long, at the latest when that much has come."""
+    length = response.content_length
+    if length is not None:
+        return None if length > MOST_BYTES else await response.read()
+    parts: list[bytes] = []
+    size = 0
+    async for part in response.content.iter_any():
+        parts.append(part)
+        size += len(part)
+        if size > MOST_BYTES:
+            return None
+    return b"".join(parts)

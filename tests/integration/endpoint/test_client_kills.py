@@ -1,0 +1,81 @@
+"""SIGKILL of a client while a server process answers and logs: no answer lost or paid for twice without a trace."""
+
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from charter.ledger.calls import CallStore
+
+HERE = Path(__file__).parent
+SERVER = HERE.parents[1] / "cases" / "fault_server.py"
+COUNT = 200
+AT_ONCE = 16
+"""In flight; as many again may have been answered and wait for the disk."""
+KILLS = (20, 60, 130)
+"""Requests on the server's log at which the client is killed, again and again."""
+
+
+@contextmanager
+def server_process(log, *options):
+    command = [sys.executable, str(SERVER), "--log", str(log), *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def client(url, calls):
+    command = [sys.executable, str(HERE / "client_process.py"), url, str(calls), str(COUNT)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def answers_of(process):
+    out, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    return json.loads(out)
+
+
+def lines_of(log):
+    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    place = tmp_path_factory.mktemp("undisturbed")
+    with server_process(place / "log.jsonl") as url:
+        return answers_of(client(url, place / "calls.sqlite"))
+
+
+@pytest.mark.parametrize("faults", ["0", "0.2"])
+def test_after_three_kills_the_answers_are_the_same_and_the_bill_is_within_its_interval(tmp_path, undisturbed, faults):
+    log, path = tmp_path / "log.jsonl", tmp_path / "calls.sqlite"
+    with server_process(log, "--faults", faults, "--seed", "7", "--seconds", "0.02") as url:
+        for kill_at in KILLS:
+            process = client(url, path)
+            while process.poll() is None and len(lines_of(log)) < kill_at:
+                time.sleep(0.005)
+            assert process.poll() is None, "the client ended before it was to be killed"
+            process.kill()
+            process.communicate()
+        assert answers_of(client(url, path)) == undisturbed
+    lines = lines_of(log)
+    with CallStore.open(path, run="r", stage="s", fingerprint="f") as calls:
+        sums = calls.checked_totals().sums
+        unsettled = Counter(call.key for call in calls.unsettled())
+    billed = sum(2 * line["prompt_tokens"] + 8 * line["completion_tokens"] for line in lines)
+    assert sums.settled_micro_usd <= billed <= sums.most_micro_usd
+    assert sums.requests >= len(lines), "every request that the server saw has an intent"
+    assert len({line["id"] for line in lines}) == len(lines)
+    good = Counter(line["question"] for line in lines if line["fault"] == "ok")
+    assert len(good) == COUNT
+    asked_again = sum(count - 1 for count in good.values())
+    assert asked_again <= sum(unsettled.values()), "only what was unknown after a kill is asked again"
+    assert 0 < sum(unsettled.values()) <= 2 * AT_ONCE * len(KILLS)

@@ -1,0 +1,268 @@
+"""Replies of servers: valid ones in every layout, and hundreds of hostile ones, none of which may pass as an answer."""
+
+import copy
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from charter.inference.endpoint.call import CallRequest
+from charter.inference.endpoint.parsing import message_in_error, parse_reply, refusal_in_error
+from charter.inference.endpoint.shapes import InvalidReplyError
+from charter.inference.endpoint.stored import from_stored, to_stored
+from charter.spec.dataset import Turn
+
+CHAT = CallRequest(model="m", turns=(Turn("user", "A or B?"),), top_log_probabilities=2, max_new_tokens=1)
+TEXT = CallRequest(model="m", prompt="A or B?", top_log_probabilities=2, max_new_tokens=1)
+A, B = math.log(0.75), math.log(0.25)
+USAGE = {"prompt_tokens": 9, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 4}}
+CHAT_REPLY: dict[str, Any] = {
+    "id": "chatcmpl-1",
+    "object": "chat.completion",
+    "created": 1,
+    "model": "judge-2024-08-06",
+    "choices": [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": " A", "refusal": None},
+            "logprobs": {
+                "content": [
+                    {
+                        "token": " A",
+                        "logprob": A,
+                        "bytes": [32, 65],
+                        "top_logprobs": [{"token": " B", "logprob": B}, {"token": " A", "logprob": A}],
+                    }
+                ]
+            },
+            "finish_reason": "stop",
+        }
+    ],
+    "usage": USAGE,
+}
+TEXT_REPLY: dict[str, Any] = {
+    "id": "cmpl-1",
+    "model": "judge-2024-08-06",
+    "choices": [
+        {
+            "index": 0,
+            "text": " A",
+            "finish_reason": "length",
+            "logprobs": {
+                "tokens": [" A"],
+                "token_logprobs": [A],
+                "top_logprobs": [{" B": B, " A": A}],
+                "text_offset": [7],
+            },
+        }
+    ],
+    "usage": USAGE,
+}
+LAYOUTS = [(CHAT, CHAT_REPLY), (TEXT, TEXT_REPLY)]
+NASTY = [None, True, -1, 0.5, -0.5, "", "x", [], {}, [[]], {"a": 1}, 10**12, "\ud800", 7e300, -7e300, ["a", "b"]]
+LITERALS = ["NaN", "Infinity", "-Infinity", "1e400", "-1e999", "9" * 5000, "01", "0x10", "'a'", "undefined"]
+
+
+def encoded(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+def places(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    if path:
+        yield path
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from places(item, (*path, key))
+
+
+def changed(value: Any, path: tuple[str | int, ...], new: Any) -> Any:
+    found = copy.deepcopy(value)
+    holder = found
+    for step in path[:-1]:
+        holder = holder[step]
+    if new is ...:
+        del holder[path[-1]]
+    else:
+        holder[path[-1]] = new
+    return found
+
+
+def hostile_bodies() -> Iterator[tuple[CallRequest, bytes]]:
+    """Every value of a reply removed, replaced by each nasty one, or spelled as no number; texts cut and wrapped."""
+    for request, reply in LAYOUTS:
+        for path in places(reply):
+            yield request, encoded(changed(reply, path, ...))
+            for new in NASTY:
+                yield request, encoded(changed(reply, path, new))
+            for literal in LITERALS:
+                yield request, encoded(changed(reply, path, "@here@")).replace(b'"@here@"', literal.encode())
+        body = encoded(reply)
+        for end in range(0, len(body), 7):
+            yield request, body[:end]
+        for text in (b"Sure: " + body, body + b"!", body + body, b"```json\n" + body + b"\n```", b"[" + body + b"]"):
+            yield request, text
+
+
+def assert_sound(reply: Any) -> None:
+    assert isinstance(reply.text, str)
+    assert isinstance(reply.model, str)
+    for text in (reply.text, reply.model, reply.finish_reason, reply.refusal):
+        text.encode("utf-8")
+    for count in (reply.prompt_tokens, reply.cached_tokens, reply.completion_tokens):
+        assert type(count) is int
+        assert count >= 0
+    assert reply.cached_tokens <= reply.prompt_tokens
+    for token in reply.log_probabilities:
+        assert token.log_probability <= 0
+        assert math.isfinite(token.log_probability)
+        assert [value for _, value in token.top] == sorted((value for _, value in token.top), reverse=True)
+        assert all(value <= 0 and math.isfinite(value) and isinstance(word, str) for word, value in token.top)
+
+
+def test_every_hostile_body_is_refused_or_read_soundly():
+    bodies = list(hostile_bodies())
+    refused = 0
+    for request, body in bodies:
+        try:
+            reply = parse_reply(body, request).reply
+        except InvalidReplyError:
+            refused += 1
+        else:
+            assert_sound(reply)
+            assert from_stored(to_stored(reply)) == reply
+    assert len(bodies) > 1500
+    assert refused > 1000
+
+
+HOPELESS = {
+    "nothing": b"",
+    "blanks": b" \n ",
+    "null": b"null",
+    "a number": b"3",
+    "an empty object": b"{}",
+    "HTML": b"<html>502</html>",
+    "not UTF-8": b'{"id": "\xff\xfe"}',
+    "UTF-16": '{"id": 1}'.encode("utf-16"),
+    "a byte order mark": b"\xef\xbb\xbf{}",
+    "a depth of 100,000": b"[" * 100_000,
+    "objects 100,000 deep": b'{"a":' * 100_000,
+    "equal keys": b'{"choices": [], "choices": []}',
+    "equal keys below": encoded(CHAT_REPLY).replace(b'"index": 0', b'"index": 0, "index": 1'),
+    "two choices": encoded({**CHAT_REPLY, "choices": CHAT_REPLY["choices"] * 2}),
+    "no choice": encoded({**CHAT_REPLY, "choices": []}),
+    "another choice": encoded(changed(CHAT_REPLY, ("choices", 0, "index"), 1)),
+    "the user's turn": encoded(changed(CHAT_REPLY, ("choices", 0, "message", "role"), "user")),
+    "no content": encoded(changed(CHAT_REPLY, ("choices", 0, "message", "content"), None)),
+    "content of parts": encoded(changed(CHAT_REPLY, ("choices", 0, "message", "content"), [{"text": "A"}])),
+    "half a surrogate pair": encoded(changed(CHAT_REPLY, ("choices", 0, "message", "content"), "\ud800")),
+    "half a pair as token": encoded(
+        changed(CHAT_REPLY, ("choices", 0, "logprobs", "content", 0, "token"), "\udfff"),
+    ),
+    "a log-probability above 0": encoded(
+        changed(CHAT_REPLY, ("choices", 0, "logprobs", "content", 0, "logprob"), 0.7),
+    ),
+    "a log-probability as text": encoded(
+        changed(CHAT_REPLY, ("choices", 0, "logprobs", "content", 0, "logprob"), "-0.1"),
+    ),
+    "no usage": encoded(changed(CHAT_REPLY, ("usage",), ...)),
+    "negative tokens": encoded(changed(CHAT_REPLY, ("usage", "completion_tokens"), -1)),
+    "tokens as text": encoded(changed(CHAT_REPLY, ("usage", "prompt_tokens"), "9")),
+    "a share of a token": encoded(changed(CHAT_REPLY, ("usage", "prompt_tokens"), 9.5)),
+    "true tokens": encoded(changed(CHAT_REPLY, ("usage", "prompt_tokens"), True)),
+    "more cached than sent": encoded(
+        changed(CHAT_REPLY, ("usage", "prompt_tokens_details", "cached_tokens"), 10),
+    ),
+    "more tokens than there are": encoded(changed(CHAT_REPLY, ("usage", "prompt_tokens"), 10**17)),
+    "a model that is a number": encoded(changed(CHAT_REPLY, ("model",), 7)),
+    "a name without end": encoded(changed(CHAT_REPLY, ("model",), "m" * 100_000)),
+    "an error with status 200": b'{"error": {"message": "overloaded"}}',
+}
+
+
+@pytest.mark.parametrize("body", HOPELESS.values(), ids=HOPELESS)
+def test_these_are_no_answers(body):
+    with pytest.raises(InvalidReplyError):
+        parse_reply(body, CHAT)
+
+
+@pytest.mark.parametrize(
+    "logprobs",
+    [
+        {"tokens": [" A"], "token_logprobs": [], "top_logprobs": [{}]},
+        {"tokens": [" A"], "token_logprobs": [A], "top_logprobs": [{}, {}]},
+        {"tokens": [" A"], "token_logprobs": [None], "top_logprobs": [{}]},
+        {"tokens": [" A"], "token_logprobs": [A], "top_logprobs": [[" A", A]]},
+        {"tokens": [" A"], "token_logprobs": [A], "top_logprobs": [{" A": "x"}]},
+        {"content": "A"},
+        [],
+    ],
+)
+def test_log_probabilities_side_by_side_have_one_length_and_the_right_types(logprobs):
+    with pytest.raises(InvalidReplyError):
+        parse_reply(encoded(changed(TEXT_REPLY, ("choices", 0, "logprobs"), logprobs)), TEXT)
+
+
+@pytest.mark.parametrize(("request_", "body"), LAYOUTS, ids=["chat", "completions"])
+def test_both_layouts_say_the_same(request_, body):
+    reply = parse_reply(encoded(body), request_).reply
+    assert (reply.text, reply.model, reply.prompt_tokens, reply.cached_tokens) == (" A", "judge-2024-08-06", 9, 4)
+    assert [token.top for token in reply.log_probabilities] == [((" A", A), (" B", B))]
+    assert from_stored(to_stored(reply)) == reply
+
+
+def test_the_layout_of_the_chat_is_read_for_plain_text_too():
+    chat = CHAT_REPLY["choices"][0]["logprobs"]
+    reply = parse_reply(encoded(changed(TEXT_REPLY, ("choices", 0, "logprobs"), chat)), TEXT).reply
+    assert reply.log_probabilities[0].token == " A"
+
+
+def test_a_server_without_log_probabilities_gives_none():
+    for path, request in ((("choices", 0, "logprobs"), CHAT), (("choices", 0, "logprobs", "content"), CHAT)):
+        assert parse_reply(encoded(changed(CHAT_REPLY, path, None)), request).reply.log_probabilities == ()
+
+
+def test_a_refusal_is_an_answer_without_text():
+    refused = changed(CHAT_REPLY, ("choices", 0, "message"), {"content": "Well...", "refusal": "I will not."})
+    reply = parse_reply(encoded(refused), CHAT).reply
+    assert (reply.text, reply.refusal) == ("", "I will not.")
+    for request, body in LAYOUTS:
+        filtered = changed(body, ("choices", 0, "finish_reason"), "content_filter")
+        assert parse_reply(encoded(filtered), request).reply.refusal == "content_filter"
+
+
+def test_a_model_that_was_cut_while_thinking_has_said_nothing():
+    cut = changed(CHAT_REPLY, ("choices", 0, "message", "content"), None)
+    assert parse_reply(encoded(changed(cut, ("choices", 0, "finish_reason"), "length")), CHAT).reply.text == ""
+
+
+def test_an_invalid_reply_that_says_its_usage_is_billed():
+    with pytest.raises(InvalidReplyError) as caught:
+        parse_reply(encoded({**CHAT_REPLY, "choices": []}), CHAT)
+    assert caught.value.usage is not None
+    assert (caught.value.usage.prompt_tokens, caught.value.usage.completion_tokens) == (9, 1)
+
+
+def test_errors_say_what_the_server_says_on_one_line():
+    assert message_in_error(b'{"error": {"message": "too\\n\\u001b[31mlong"}}') == "too [31mlong"
+    assert message_in_error(b"<h1>Bad gateway</h1>") == "<h1>Bad gateway</h1>"
+    assert len(message_in_error(b"x" * 10_000)) == 300
+    filtered = b'{"error": {"code": "content_filter", "message": "The response was filtered"}}'
+    assert refusal_in_error(filtered) == "content_filter: The response was filtered"
+    assert refusal_in_error(b'{"error": {"code": "context_length_exceeded", "message": "m"}}') is None
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_refused_cleanly(body):
+    with pytest.raises(InvalidReplyError):
+        parse_reply(body, CHAT)
+
+
+@given(st.text(), st.integers(0, 1000))
+def test_any_text_that_utf_8_holds_survives_the_wire_and_the_store(text, tokens):
+    body = changed(CHAT_REPLY, ("choices", 0, "message", "content"), text)
+    reply = parse_reply(encoded(changed(body, ("usage", "completion_tokens"), tokens)), CHAT).reply
+    assert reply.text == text
+    assert from_stored(to_stored(reply)) == reply
