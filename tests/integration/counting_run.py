@@ -11,7 +11,11 @@ from charter.launch.commands import STAGE_MODULES
 from charter.pipeline.runner import RunOptions, run_project
 from charter.spec.load import load_project
 
-MODULES = dict.fromkeys(STAGE_MODULES, os.environ.get("COUNTING_MODULE", "counting_stage"))
+MODULES = {
+    kind: os.environ.get("COUNTING_MODULE", "counting_stage")
+    for kind in STAGE_MODULES
+    if kind != os.environ.get("COUNTING_WITHOUT")
+}
 
 
 def main() -> int:

@@ -63,10 +63,12 @@ def test_a_model_path_without_config_json(work):
     assert stages(work) == []
 
 
-def test_a_kind_that_cannot_run_yet(work):
+def test_a_kind_that_this_engine_cannot_run(work):
     with (work.root / "charter.yaml").open("a") as file:
         file.write("  d: {kind: prepare, data: chat}\n")
-    refused(work, 2, "pipeline.d: stages of kind prepare cannot be run", "charter plan")
+    done = work.run(COUNTING_WITHOUT="prepare")
+    assert (done.code, "pipeline.d: stages of kind prepare cannot be run" in done.err) == (2, True)
+    assert "charter plan" in done.err
     assert stages(work) == []
 
 

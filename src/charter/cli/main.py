@@ -10,10 +10,13 @@ from typing import Annotated, NoReturn
 import typer
 
 from charter.cli.accept import accept
+from charter.cli.approve import approve
 from charter.cli.calibrate import calibrate
 from charter.cli.checkpoints import checkpoints_app
 from charter.cli.compare import compare
+from charter.cli.constitution import constitution_app
 from charter.cli.cost import cost_app
+from charter.cli.data import data_app
 from charter.cli.doctor import doctor
 from charter.cli.env import env
 from charter.cli.export import export
@@ -27,6 +30,7 @@ from charter.cli.report import report
 from charter.cli.run import resume, run
 from charter.cli.scale import scale_app
 from charter.cli.schema import schema_command
+from charter.cli.serve import serve
 from charter.cli.simulate import simulate
 from charter.cli.status import status
 from charter.cli.stop import stop
@@ -78,11 +82,16 @@ app.command("resume")(resume)
 app.command("status")(status)
 app.command("logs")(logs)
 app.command("stop")(stop)
+app.add_typer(constitution_app, name="constitution")
 app.add_typer(cost_app, name="cost")
 app.command("report")(report)
 app.command("export")(export)
-app.add_typer(checkpoints_app, name="checkpoints")
+app.command("serve")(serve)
+app.add_typer(checkpoints_app, name="ckpt")
+app.add_typer(checkpoints_app, name="checkpoints", hidden=True)
 app.command("accept")(accept)
+app.command("approve")(approve)
+app.add_typer(data_app, name="data")
 app.command("doctor")(doctor)
 app.command("env")(env)
 

@@ -105,12 +105,15 @@ def plan(
     Exit codes: 0 planned, 2 invalid, 3 a stage fits nowhere (or late, with --fail-over-deadline), 4 over budget (with
     --fail-over-budget, or when objective fastest or balanced cannot keep it).
     """
+    from charter.spec.presets import deviation_lines
+
     changes = [*(overrides or ()), *(ALL_HARDWARE if all_hardware else ())]
     changes += [f"objective={objective_of(objective)}"] if objective is not None else []
     path, begin = config or directory, start_of(start)
     project, root = planned_project(path, template, changes)
+    deviations = () if template is not None else deviation_lines(path, changes)
     if expand:
-        print_expanded(project, as_json=as_json)
+        print_expanded(project, deviations, as_json=as_json)
         return
     check_asked(project, explain=explain, what_if=what_if, as_json=as_json)
     from charter.plan.project_plan import plan_project
@@ -141,6 +144,8 @@ def plan(
         show(made, answers(what_if, project, path, template, changes, planned), as_json=as_json, more=probed)
     else:
         _show(made, as_json=as_json, explain=explain, more=probed)
+    for line in () if as_json else deviations:
+        typer.echo(line)
     if fail_over_budget:
         _check_budget(made)
     if fail_over_deadline:

@@ -40,14 +40,14 @@ def objective_of(text: str) -> str:
     return text
 
 
-def print_expanded(project: "Project", *, as_json: bool) -> None:
-    """The project with its presets written out, as YAML."""
+def print_expanded(project: "Project", deviations: Sequence[str], *, as_json: bool) -> None:
+    """The project with its presets written out, as YAML; where the preset differs from its paper, as comments."""
     from charter.errors import UsageError
     from charter.spec.expand import project_yaml
 
     if as_json:
         raise UsageError("--expand prints YAML and --json prints JSON; give one of them")
-    typer.echo(project_yaml(project), nl=False)
+    typer.echo("".join(f"# {line}\n" for line in deviations) + project_yaml(project), nl=False)
 
 
 def check_asked(project: "Project", *, explain: str | None, what_if: Sequence[str] | None, as_json: bool) -> None:

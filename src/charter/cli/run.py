@@ -87,12 +87,16 @@ def _summary(work: "Work", root: Path) -> str:
 
 
 def _show_work(project: "Project", root: Path, options: "RunOptions") -> None:
+    from charter.pipeline.approval import waits_for_approval
     from charter.pipeline.runner import check_work, find_work
 
     work = find_work(project, root, options)
-    running = {stage.name for stage in work.todo}
+    running = {
+        stage.name: "would wait" if waits_for_approval(stage, work.pipeline.root) else "would run"
+        for stage in work.todo
+    }
     for name, verdict in work.verdicts.items():
-        print(f"{name:<16} {'would run' if name in running else 'stays':<10} {verdict.why}")
+        print(f"{name:<16} {running.get(name, 'stays'):<10} {verdict.why}")
     check_work(work, options)
 
 

@@ -139,6 +139,8 @@ def event_line(event: Event) -> str | None:
             return f"{stage} an earlier attempt was killed at step {event['step']}"
         case "plan_failed":
             return f"the plan could not be made, so none is kept beside this run: {event['message']}"
+        case "replica_failed":
+            return f"copies: {event['message']}"
         case "budget_unpriced" | "budget_warning":
             return str(event["message"])
         case "stopping":

@@ -23,13 +23,17 @@ def check_command(
     from charter.spec.expand import project_yaml
     from charter.spec.graph import execution_order
     from charter.spec.load import load_project
+    from charter.spec.presets import deviation_lines
     from charter.spec.stage_checks import check_runnable
 
     project = load_project(config, overrides=overrides or (), env=os.environ)
+    deviations = deviation_lines(config, overrides or ())
     if expand:
-        typer.echo(project_yaml(project), nl=False)
+        typer.echo("".join(f"# {line}\n" for line in deviations) + project_yaml(project), nl=False)
         return
     typer.echo(f"{config}: no errors; {project.name} runs {' -> '.join(execution_order(project))}")
+    for line in deviations:
+        typer.echo(line)
     lacking = [problem for name, stage in project.pipeline.items() for problem in check_runnable(name, stage)]
     if lacking:
         typer.echo("It can be planned; to run it, mend this first:")

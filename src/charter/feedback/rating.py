@@ -1,4 +1,4 @@
-"""Has a judge rate single answers from 1 to 10: the reward of direct RLAIF (Lee et al. 2023, section 2.3).
+"""Has a judge rate single answers from 1 to 10: the reward of direct RLAIF (Lee et al. 2023, arXiv:2309.00267).
 
 The rating is the expectation over the judge's own probabilities of the ten figures, so it is finer than the figure
 that the judge would write. A question without a valid answer is asked again a bounded number of times; if it still has
@@ -110,8 +110,8 @@ def _read(reply: Reply) -> Rating | Invalid:
 def normalised(log_probabilities: Sequence[float]) -> tuple[float, ...]:
     """Probabilities that sum to 1, from logarithms of which one at least is finite.
 
-    >>> normalised([math.log(0.2), math.log(0.1), -math.inf])
-    (0.6666666666666666, 0.3333333333333333, 0.0)
+    >>> [round(share, 3) for share in normalised([math.log(0.2), math.log(0.1), -math.inf])]
+    [0.667, 0.333, 0.0]
     """
     largest = max(log_probabilities)
     shares = [math.exp(value - largest) for value in log_probabilities]

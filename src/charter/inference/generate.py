@@ -11,10 +11,23 @@ import torch
 from torch import Tensor
 
 from charter.inference.draw import SamplingSettings, choose, uniform_draws
+from charter.inference.roomy_cache import keep_rows, new_cache
 from charter.models.language_model import LanguageModel
+from charter.models.length_groups import CUDA_PASS_TOKENS, length_groups
 from charter.models.runtime import precision
 
 __all__ = ["Answers", "SamplingSettings", "answer_texts", "choose", "generate", "pad_left", "uniform_draws"]
+Watch = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Told of every step the rows of the batch [L], their logits [L, V] and the tokens drawn [L]; which of them end there.
+Rows that have ended may be among them for a while."""
+CPU_STEP_TOKENS = 16
+"""What one more pass for one more token costs on a CPU, in tokens of its work.
+
+Measured with prompts of the HH data's lengths and models of 1 and 7 million weights: groups by 8 to 32 took within 10 %
+of the best time, all rows in one group 1.5 times.
+"""
+STAYING_SHARE = 0.75
+"""Finished rows leave once this share or less goes on: each time costs a copy of the cache."""
 
 
 @dataclass(frozen=True)
@@ -61,32 +74,37 @@ def generate(
     settings: SamplingSettings,
     prompt_width: int | None = None,
     tell: Callable[[], None] = lambda: None,
+    watch: Watch | None = None,
 ) -> Answers:
     """Sample one answer per prompt with a key/value cache; `tell` is called at every token.
 
-    Draw t of sequence b depends on `seeds[b]` and t alone. Logits still depend on the shape of the batch, so
-    for bit-exact replay the caller repeats the same batch whole. `prompt_width` pads the returned prompts, not
-    what the model reads.
+    Draw t of sequence b depends on `seeds[b]` and t alone. Logits still depend on the shape of the batch, so for
+    bit-exact replay the caller repeats the same batch whole; within it prompts of like length go together.
+    `prompt_width` pads the returned prompts, not what the model reads. `watch` may end answers before their end token;
+    their masks then go on to the longest.
     """
     model = language_model.model.eval()
     device = next(model.parameters()).device
     padding, end = language_model.padding_id, language_model.end_id
-    ids_BQ, mask_BQ = pad_left(prompts, padding=padding)
     draws_BR = uniform_draws(seeds, settings.max_new_tokens).to(device)
     answer_BR = torch.full(draws_BR.shape, padding, dtype=torch.long, device=device)
-    batch = _Unfinished.of(ids_BQ, mask_BQ, settings.max_new_tokens, device)
-    steps = 0
+    longest = 0
     with precision(settings.dtype, device):
-        while steps < settings.max_new_tokens and len(batch.row_L):
-            logits_LV = batch.next_logits(model)
-            if steps < settings.min_new_tokens:
-                logits_LV[:, end] = float("-inf")
-            token_L = choose(logits_LV, draws_BR[batch.row_L, steps], settings)
-            answer_BR[batch.row_L, steps] = torch.where(batch.finished_L, padding, token_L)
-            batch.extend(token_L, token_L == end)
-            steps += 1
-            tell()
-    answer_BR = answer_BR[:, :steps]
+        for rows in _groups(prompts, settings.max_new_tokens, device):
+            batch = _Unfinished.of(language_model, rows, [prompts[row] for row in rows], settings.max_new_tokens)
+            for step in range(settings.max_new_tokens):
+                if not len(batch.row_L):
+                    break
+                logits_LV = batch.next_logits(model)
+                if step < settings.min_new_tokens:
+                    logits_LV[:, end] = float("-inf")
+                token_L = choose(logits_LV, draws_BR[batch.row_L, step], settings)
+                answer_BR[batch.row_L, step] = torch.where(batch.finished_L, padding, token_L)
+                stops_L = False if watch is None else watch(batch.row_L, logits_LV, token_L)
+                batch.extend(token_L, (token_L == end) | stops_L)
+                longest = max(longest, step + 1)
+                tell()
+    answer_BR = answer_BR[:, :longest]
     ids_BQ, mask_BQ = (item.to(device) for item in pad_left(prompts, padding=padding, width=prompt_width))
     return Answers(ids_BQ, mask_BQ, answer_BR, _until_end(answer_BR, end))
 
@@ -98,11 +116,20 @@ def _until_end(answer_BR: Tensor, end: int) -> Tensor:
     return places_R <= last_B[:, None]
 
 
+def _groups(prompts: Sequence[Sequence[int]], max_new_tokens: int, device: torch.device) -> list[list[int]]:
+    """Rows with prompts of like length, each group a batch of its own: padding is read anew at every token.
+
+    Prompts alone decide, so that a replay of the whole batch has the same groups.
+    """
+    each = CUDA_PASS_TOKENS if device.type == "cuda" else CPU_STEP_TOKENS
+    return length_groups([len(prompt) for prompt in prompts], pass_tokens=each * max_new_tokens)
+
+
 @dataclass
 class _Unfinished:
     """The rows that the model still reads, with their keys and values.
 
-    Finished rows leave when they are half of the batch: a rule of the batch alone, so that a replay meets the same
+    Finished rows leave when they are a quarter of the batch: a rule of the batch alone, so that a replay meets the same
     shapes and therefore the same bits.
     """
 
@@ -115,18 +142,28 @@ class _Unfinished:
     mask_LT: Tensor | None
     """Which columns are tokens, room for all answers included; None where no row is padded."""
     columns: int
-    cache: Any = None
+    cache: Any
 
     @staticmethod
-    def of(ids_BQ: Tensor, mask_BQ: Tensor, room: int, device: torch.device) -> "_Unfinished":
-        """All rows, before the first token."""
-        rows, width = ids_BQ.shape
-        position_BQ = (mask_BQ.cumsum(1) - 1).clamp_min(0)
-        is_padded = not bool(mask_BQ.all())
-        mask_BT = torch.cat([mask_BQ, mask_BQ.new_ones((rows, room))], 1).to(device) if is_padded else None
-        finished_B = torch.zeros(rows, dtype=torch.bool, device=device)
-        row_B = torch.arange(rows, device=device)
-        return _Unfinished(row_B, finished_B, ids_BQ.to(device), position_BQ.to(device), mask_BT, width)
+    def of(
+        language_model: LanguageModel, rows: Sequence[int], prompts: Sequence[Sequence[int]], room: int
+    ) -> "_Unfinished":
+        """A group's rows and prompts, before the first token."""
+        device = next(language_model.model.parameters()).device
+        width = max(1, *map(len, prompts))
+        ids_LQ, mask_LQ = pad_left(prompts, padding=language_model.padding_id, width=width)
+        position_LQ = (mask_LQ.cumsum(1) - 1).clamp_min(0)
+        is_padded = not bool(mask_LQ.all())
+        mask_LT = torch.cat([mask_LQ, mask_LQ.new_ones((len(rows), room))], 1).to(device) if is_padded else None
+        return _Unfinished(
+            row_L=torch.tensor(rows, device=device),
+            finished_L=torch.zeros(len(rows), dtype=torch.bool, device=device),
+            ids_LQ=ids_LQ.to(device),
+            position_LQ=position_LQ.to(device),
+            mask_LT=mask_LT,
+            columns=width,
+            cache=new_cache(language_model.model.config),
+        )
 
     def next_logits(self, model: Any) -> Tensor:
         """Logits of the token after what was read, in fp32."""
@@ -148,14 +185,24 @@ class _Unfinished:
         self.ids_LQ, self.position_LQ = token_L[:, None], self.position_LQ[:, -1:] + 1
         self.columns += 1
         rest = len(self.row_L) - int(self.finished_L.sum())
-        if rest > len(self.row_L) // 2:
+        if rest > len(self.row_L) * STAYING_SHARE:
             return
         kept = (~self.finished_L).nonzero().squeeze(1)
         self.row_L, self.finished_L = self.row_L[kept], self.finished_L[kept]
         self.ids_LQ, self.position_LQ = self.ids_LQ[kept], self.position_LQ[kept]
-        self.mask_LT = None if self.mask_LT is None else self.mask_LT[kept]
         if rest:
-            self.cache.batch_select_indices(kept)
+            self._keep(kept)
+
+    def _keep(self, kept: Tensor) -> None:
+        """Let go of what the cache holds of other rows, and of columns that are padding in all that stay."""
+        empty = 0
+        if self.mask_LT is not None:
+            self.mask_LT = self.mask_LT[kept]
+            empty = int(self.mask_LT.any(0).int().argmax())
+        lost = keep_rows(self.cache, kept, empty)
+        self.columns -= lost
+        if self.mask_LT is not None:
+            self.mask_LT = self.mask_LT[:, lost:]
 
 
 def answer_texts(language_model: LanguageModel, answers: Answers) -> list[str]:

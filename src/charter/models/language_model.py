@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from charter.artifacts.weight_files import check_weight_files
 from charter.errors import DataError
 from charter.models.engine_layout import DEFAULT_ATTENTION
 from charter.models.runtime import checked_attention, seeded
@@ -97,6 +98,7 @@ def check_model_directory(path: Path) -> None:
         json.loads((path / "config.json").read_text(encoding="utf-8"))
     except ValueError as error:
         raise DataError(f"{path / 'config.json'}: not valid JSON: {error}") from None
+    check_weight_files(path)
 
 
 def load_language_model(path: Path, *, attention: str = DEFAULT_ATTENTION) -> LanguageModel:
@@ -109,6 +111,8 @@ def load_language_model(path: Path, *, attention: str = DEFAULT_ATTENTION) -> La
         model, report = AutoModelForCausalLM.from_pretrained(
             str(path),
             local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
             dtype=torch.float32,
             attn_implementation=attention,
             output_loading_info=True,

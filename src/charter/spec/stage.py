@@ -278,7 +278,7 @@ class PreferenceModelStage(Optimization, Stage):
 class PpoStage(Sampling, Stage):
     """Proximal policy optimisation against a preference model (Schulman et al. 2017; Ouyang et al. 2022)."""
 
-    REVISION: ClassVar[int] = 2
+    REVISION: ClassVar[int] = 3
     REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType(
         {"policy": MODEL, "reward": MODEL, "prompts": DATA, "ptx_data": DATA}
     )
@@ -323,7 +323,7 @@ class PpoStage(Sampling, Stage):
     `rloo` (Ahmadian et al. 2024) and `grpo` (Shao et al. 2024) compare the answers to one prompt, without one."""
     reward_from: Literal["preference_model", "judge"] = added("preference_model")
     """What `reward` names: a preference model, or a language model whose expected rating from 1 to 10 is the reward
-    (direct RLAIF, Lee et al. 2023, section 2.3)."""
+    (direct RLAIF, Lee et al. 2023)."""
     samples_per_prompt: Count = added(1)
     """Answers to each prompt of a rollout; `rloo` and `grpo` need two or more. It divides rollout_batch."""
     kl_estimator: Literal["k1", "k3"] = added("k1")

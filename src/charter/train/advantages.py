@@ -90,6 +90,27 @@ def generalised_advantages(
     return advantages_BR, advantages_BR + values_BR
 
 
+def reinforce_advantages(
+    rewards_BR: Tensor, values_BR: Tensor, mask_BR: Tensor, *, discount: float
+) -> tuple[Tensor, Tensor]:
+    """Advantages and returns of REINFORCE with a baseline: the whole return from each token on, less the value there.
+
+    Z_t = r_t + g Z_{t+1};  A_t = Z_t - V_t.
+    Source: Lee et al. 2023 (arXiv:2309.00267), appendix on REINFORCE for language models, after Williams 1992 and
+    Sutton et al. 1999; here the KL penalty is in the rewards, token by token.
+
+    >>> one = torch.ones(1, 2)
+    >>> advantages, returns = reinforce_advantages(one, 0.5 * one, one.bool(), discount=1.0)
+    >>> advantages.tolist(), returns.tolist()
+    ([[1.5, 0.5]], [[2.0, 1.0]])
+    """
+    return_BR, following_B = torch.zeros_like(rewards_BR), torch.zeros_like(rewards_BR[:, 0])
+    for step in reversed(range(rewards_BR.shape[1])):
+        following_B = (rewards_BR[:, step] + discount * following_B) * mask_BR[:, step]
+        return_BR[:, step] = following_B
+    return (return_BR - values_BR) * mask_BR, return_BR
+
+
 def whiten(values: Tensor, mask: Tensor, *, total: Callable[[Tensor], Tensor] | None = None) -> Tensor:
     """Values shifted and scaled to mean 0 and variance 1 over the mask; masked-out entries are 0.
 

@@ -40,6 +40,26 @@ def clipped_policy_loss(
     return aggregate(loss_BR, mask_BR, aggregation), aggregate(outside_BR, mask_BR, "token").detach()
 
 
+def reinforce_loss(
+    log_probability_BR: Tensor,
+    advantage_BR: Tensor,
+    mask_BR: Tensor,
+    *,
+    aggregation: LossAggregation = "token",
+    weight_BR: Tensor | None = None,
+) -> Summed:
+    """The policy gradient itself: -w A log p, for one step from the policy that sampled; w is 1 unless given.
+
+    Source: Williams 1992; Lee et al. 2023 (arXiv:2309.00267), appendix on REINFORCE for language models.
+
+    >>> one = torch.ones(1, 1)
+    >>> reinforce_loss(-2 * one, 3 * one, one.bool()).mean.item()
+    6.0
+    """
+    loss_BR = -advantage_BR * log_probability_BR
+    return aggregate(loss_BR if weight_BR is None else weight_BR * loss_BR, mask_BR, aggregation)
+
+
 def clipped_value_loss(
     value_BR: Tensor,
     old_value_BR: Tensor,

@@ -18,10 +18,11 @@ from charter.models.chat import encode_prompt
 from charter.models.language_model import LanguageModel
 from charter.models.parallel import Parallel
 from charter.models.preference import PreferenceModel
-from charter.spec.dataset import Prompt
+from charter.spec.dataset import Prompt, Turn
 from charter.spec.stage import PpoStage
-from charter.train.advantages import answer_scores, generalised_advantages, shaped_rewards, whiten
+from charter.train.advantages import answer_scores, generalised_advantages, reinforce_advantages, shaped_rewards, whiten
 from charter.train.estimators import grpo_advantages, rloo_advantages
+from charter.train.judge_reward import JudgeReward
 from charter.train.losses_policy import mismatch_weights
 from charter.train.ppo_rollout import Rollout
 from charter.train.rollout import Sequences, answer_log_probabilities, answer_values, as_sequences
@@ -37,7 +38,8 @@ class Models:
     trained: Parallel
     """The policy as it is trained."""
     reference: Parallel
-    reward: PreferenceModel
+    reward: PreferenceModel | None
+    """None where a judge's ratings are the reward."""
     value: Parallel | None
     """None where the estimator compares answers instead."""
 
@@ -52,11 +54,13 @@ class Sampler:
     generator: Generator | None
     """None where rank 0 samples for this process."""
     prompts: tuple[Prompt, ...]
+    judge: JudgeReward | None = None
 
     @property
     def is_exact(self) -> bool:
         """Whether the same rollout can be sampled again bit for bit; if not, it is stored as soon as it is there."""
-        return self.generator is not None and self.generator.is_exact
+        rates_exactly = self.judge is None or self.judge.is_exact
+        return self.generator is not None and self.generator.is_exact and rates_exactly
 
     def sample(self, step: int, data_step: int, *, kl_coefficient: float) -> Rollout:
         """The rollout of one step: answers of the present policy, and the advantages of their tokens."""
@@ -71,10 +75,16 @@ class Sampler:
             answers = self._answers(step, ids, seeds, settings)
         with meter.phase("score"):
             texts = answer_texts(self.models.policy, answers)
-            conversations = list(zip(turns, texts, strict=True))
-            groups = None if self.setup.ranks.world_size == 1 else 1
-            score_B = score_answers(self.models.reward, conversations, dtype=spec.dtype, groups=groups)
+            score_B = self._scores(step, list(zip(turns, texts, strict=True)))
             return self._rollout(step, answers, score_B.to(self.setup.device), kl_coefficient=kl_coefficient)
+
+    def _scores(self, step: int, conversations: Sequence[tuple[Sequence[Turn], str]]) -> Tensor:
+        """What the reward model, or the judge, thinks of this process's answers."""
+        if self.judge is not None:
+            return self.judge.score(step, conversations)
+        assert self.models.reward is not None
+        groups = None if self.setup.ranks.world_size == 1 else 1
+        return score_answers(self.models.reward, conversations, dtype=self.spec.dtype, groups=groups)
 
     def _answers(self, step: int, prompts: list[list[int]], seeds: list[int], settings: SamplingSettings) -> Answers:
         """This process's answers; a generator beside the trainer answers for all processes, from rank 0."""
@@ -188,6 +198,10 @@ class Sampler:
         )
         if spec.estimator == "rloo":
             advantage_BR = rloo_advantages(rewards_BR, mask_BR, samples=spec.samples_per_prompt)
+        elif spec.estimator == "reinforce":
+            assert value_BS is not None
+            values_BR = value_BS[:, :-1] * mask_BR
+            advantage_BR, return_BR = reinforce_advantages(rewards_BR, values_BR, mask_BR, discount=spec.discount)
         else:
             assert value_BS is not None
             lengths_B = mask_BR.long().sum(1)

@@ -88,8 +88,9 @@ class PpoTask:
 
     @property
     def frozen(self) -> Sequence[nn.Module]:
-        """The reference and the reward model."""
-        return (self.models.reference.module, self.models.reward.scalar)
+        """The reference and the reward model; a judge's weights are its own affair."""
+        reward = self.models.reward
+        return (self.models.reference.module, *(() if reward is None else (reward.scalar,)))
 
     @property
     def target_step(self) -> int:

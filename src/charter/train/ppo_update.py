@@ -23,6 +23,7 @@ from charter.train.losses_policy import (
     entropy_bonus,
     kl_loss,
     ratio_moments,
+    reinforce_loss,
     update_kl,
 )
 from charter.train.optimizers import GradientScaler
@@ -101,16 +102,8 @@ class Update:
             )
             if at.is_first and not torch.equal(log_probability.detach() * mask, old):
                 raise StageError("the first minibatch's ratio is not 1: the policy changed between rollout and update")
-            loss, clipped = clipped_policy_loss(
-                log_probability,
-                old,
-                rollout.advantage_BR[rows],
-                mask,
-                clip_ratio=spec.clip_ratio,
-                aggregation=spec.loss_aggregation,
-                weight_BR=None if rollout.weight_BR is None else rollout.weight_BR[rows],
-            )
-            total = loss.total
+            measured = self._policy_loss(log_probability, rollout, rows)
+            total = measured["policy_loss"].total
             if spec.entropy_weight:
                 bonus = entropy_bonus(entropy, mask, aggregation=spec.loss_aggregation)
                 total = total - spec.entropy_weight * bonus.total
@@ -121,14 +114,31 @@ class Update:
                 self.scaler.scale(total).backward()  # type: ignore[no-untyped-call]
         beyond, squared = ratio_moments(log_probability, old, mask)
         return {
-            "policy_loss": loss,
-            "clip_fraction": clipped,
+            **measured,
             "entropy": entropy_bonus(entropy, mask),
             "update_kl": update_kl(log_probability, old, mask),
             "kl_k3_per_token": update_kl(reference, old, mask),
             RATIO: beyond,
             RATIO_SQUARE: squared,
         }
+
+    def _policy_loss(self, log_probability: Tensor, rollout: Rollout, rows: Tensor) -> dict[str, Summed]:
+        """The loss that the estimator belongs to; how many tokens are clipped where there is a ratio to clip."""
+        spec, mask, advantage = self.spec, rollout.mask_BR[rows], rollout.advantage_BR[rows]
+        weight = None if rollout.weight_BR is None else rollout.weight_BR[rows]
+        how = spec.loss_aggregation
+        if spec.estimator == "reinforce":
+            return {"policy_loss": reinforce_loss(log_probability, advantage, mask, aggregation=how, weight_BR=weight)}
+        loss, clipped = clipped_policy_loss(
+            log_probability,
+            rollout.log_probability_BR[rows],
+            advantage,
+            mask,
+            clip_ratio=spec.clip_ratio,
+            aggregation=how,
+            weight_BR=weight,
+        )
+        return {"policy_loss": loss, "clip_fraction": clipped}
 
     def _value_part(self, value: Parallel, rollout: Rollout, rows: Tensor, *, waits: bool) -> dict[str, Summed]:
         """Loss and gradient of the value model on some answers, and how many of its values are clipped."""

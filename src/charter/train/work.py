@@ -40,7 +40,7 @@ def count_ppo(setup: Setup, spec: PpoStage, policy: Any, reward: Any) -> None:
     setup.meter.work = PolicyWork(
         policy=_trained(setup, sampled, has_adapter=spec.adapter is not None),
         reward=Reader(architecture=scored, scalar_head=True),
-        value=critic if spec.estimator == "gae" else None,
+        value=critic if spec.has_value_model else None,
         minibatches=spec.rollout_batch // spec.minibatch,
     )
 

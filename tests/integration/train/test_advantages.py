@@ -6,7 +6,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from charter.train.advantages import answer_scores, generalised_advantages, shaped_rewards, whiten  # noqa: E402
+from charter.train.advantages import (  # noqa: E402
+    answer_scores,
+    generalised_advantages,
+    reinforce_advantages,
+    shaped_rewards,
+    whiten,
+)
 from charter.train.estimators import degenerate_groups, grpo_advantages, rloo_advantages  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -173,3 +179,24 @@ def test_scores_that_differ_by_rounding_alone_move_little():
 def test_a_group_that_is_not_whole_is_a_mistake_of_the_caller(rows, samples):
     with pytest.raises(AssertionError):
         grpo_advantages(torch.zeros(rows), torch.ones(rows, 1).bool(), samples=samples)
+
+
+def test_whole_returns_less_the_value_by_hand():
+    """Two answers of three and two tokens, discount 0.5; the second one's last column is padding with rubbish in it."""
+    rewards = torch.tensor([[1.0, -2.0, 4.0], [2.0, 6.0, 99.0]])
+    values = torch.tensor([[0.5, 1.0, 1.5], [1.0, 2.0, 99.0]])
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    advantages, returns = reinforce_advantages(rewards, values, mask, discount=0.5)
+    assert returns.tolist() == [[1.0, 0.0, 4.0], [5.0, 6.0, 0.0]]
+    assert advantages.tolist() == [[0.5, -1.0, 2.5], [4.0, 4.0, 0.0]]
+
+
+def test_whole_returns_are_gae_at_lambda_one():
+    generator = torch.Generator().manual_seed(0)
+    rewards, values = (torch.randn((4, 6), generator=generator) for _ in range(2))
+    mask = torch.arange(6) < torch.tensor([[6], [1], [3], [4]])
+    rewards = rewards * mask
+    found = reinforce_advantages(rewards, values * mask, mask, discount=0.9)
+    expected = generalised_advantages(rewards, values, mask, discount=0.9, gae_lambda=1.0)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.allclose(ours, theirs * mask, atol=1e-6)

@@ -12,7 +12,9 @@ import tiny  # noqa: E402
 from engine_bench import run, stage  # noqa: E402
 
 from charter.artifacts.position import Position  # noqa: E402
-from charter.feedback.judge import Comparison, compare  # noqa: E402
+from charter.feedback.comparing import Comparison, Rules, comparing  # noqa: E402
+from charter.feedback.drive import answered  # noqa: E402
+from charter.feedback.local_models import LocalModels  # noqa: E402
 from charter.inference.score import score_answers  # noqa: E402
 from charter.models.language_model import load_language_model  # noqa: E402
 from charter.models.preference import load_preference_model  # noqa: E402
@@ -89,13 +91,14 @@ def test_a_taught_judge_prefers_what_it_was_taught(engine_inputs, tmp_path, form
     made = run(stage(engine_inputs, tmp_path / "judge", "judge", format=format, seq_len=160, learning_rate=5e-3), judge)
     principle = judge.load_constitution(engine_inputs / "constitution.yaml").draw(0, "any")
     items = [
-        Comparison(turns=pair.prompt, first=pair.rejected, second=pair.chosen, principle=principle)
+        Comparison(id=pair.id, turns=pair.prompt, first=pair.rejected, second=pair.chosen, principles=(principle,))
         for pair in tiny.pairs()
     ]
     found = []
     for path in (engine_inputs / "base", made.outputs):
         model = load_language_model(path / "model")
-        verdicts = compare(model, items, format=format, both_orders=True, max_tokens=159)
+        rules = Rules(seed=0, stage="label", format=format)
+        verdicts = answered(comparing(items, rules), LocalModels({"judge": model}))
         found.append(sum(1 - verdict.probability_first for verdict in verdicts) / len(verdicts))
     assert found[1] > found[0] + 0.005
 
@@ -160,8 +163,13 @@ def next_tokens(module, sequences):
     return logits[rows, sequences.prompt_tokens_B[rows] + tokens - 1]
 
 
+def steps_of(estimator):
+    """REINFORCE makes one step of a whole rollout; anything else is refused by the spec."""
+    return {"minibatch": 32, "ppo_epochs": 1} if estimator == "reinforce" else {}
+
+
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-@pytest.mark.parametrize("estimator", ["gae", "rloo", "grpo"])
+@pytest.mark.parametrize("estimator", ["gae", "rloo", "grpo", "reinforce"])
 def test_a_policy_writes_more_of_what_is_rewarded(task, monkeypatch, estimator, sign):
     """The reward is how often an answer has the letter e, or that with a minus."""
     monkeypatch.setattr(
@@ -169,7 +177,7 @@ def test_a_policy_writes_more_of_what_is_rewarded(task, monkeypatch, estimator, 
         "score_answers",
         lambda model, conversations, **_: torch.tensor([sign * text.count("e") for _, text in conversations]),
     )
-    found = task(estimator=estimator)
+    found = task(estimator=estimator, **steps_of(estimator))
     module, tokenizer = found.models.trained.module, found.models.policy.tokenizer
     sequences = found.sampler.sample(0, 0, kl_coefficient=0.0).sequences
     vocabulary = range(module.config.vocab_size)
@@ -188,11 +196,13 @@ def moved_away(task):
     return task
 
 
-@pytest.mark.parametrize("estimator", ["gae", "rloo", "grpo"])
+@pytest.mark.parametrize("estimator", ["gae", "rloo", "grpo", "reinforce"])
 def test_the_penalty_pulls_a_policy_back_to_its_reference(task, monkeypatch, estimator):
     """No reward at all, and a policy that was moved away: KL(policy | reference) over the same answers falls."""
     monkeypatch.setattr(ppo_sampling, "score_answers", lambda model, texts, **_: torch.zeros(len(texts)))
-    found = moved_away(task(estimator=estimator, kl_coefficient=0.5, whiten_advantages=estimator != "grpo"))
+    found = moved_away(
+        task(estimator=estimator, kl_coefficient=0.5, whiten_advantages=estimator != "grpo", **steps_of(estimator))
+    )
     sequences = found.sampler.sample(0, 0, kl_coefficient=0.5).sequences
 
     def kl():

@@ -7,8 +7,8 @@ torch = pytest.importorskip("torch")
 import tiny  # noqa: E402
 
 from charter.errors import DataError  # noqa: E402
-from charter.feedback.constitution import Principle  # noqa: E402
-from charter.feedback.judge import CHOICES, YES_NO_MEAN, log_odds, yes_no_mean_text  # noqa: E402
+from charter.feedback.judge import log_odds  # noqa: E402
+from charter.feedback.wording import CHOICES, YES_NO_MEAN, yes_no_mean_text  # noqa: E402
 from charter.inference.score import score_rows  # noqa: E402
 from charter.models.chat import encode_answer, encode_conversation, encode_prompt  # noqa: E402
 from charter.models.dropout import set_dropout  # noqa: E402
@@ -106,8 +106,7 @@ def test_padding_does_not_change_a_score(model):
 
 
 def test_the_mean_format_reads_the_choice_after_every_token_of_the_answer(model):
-    principle = Principle(id="x", critique="", revision="", compare="Which is kinder?")
-    question = yes_no_mean_text((Turn("user", "tea?"),), "Read a book about tea.", principle)
+    question = yes_no_mean_text((Turn("user", "tea?"),), "Read a book about tea.", "Which is kinder?")
     odds, _ = log_odds(model, [question], CHOICES[YES_NO_MEAN], max_tokens=200, dtype="fp32")
 
     def ids(text):
@@ -124,8 +123,8 @@ def test_the_mean_format_reads_the_choice_after_every_token_of_the_answer(model)
 
 
 def test_questions_of_other_lengths_beside_it_do_not_change_a_mean(model):
-    principle = Principle(id="x", critique="", revision="", compare="Which is kinder?")
-    texts = [yes_no_mean_text((Turn("user", "tea?"),), answer, principle) for answer in ("Yes.", "Read a book. " * 5)]
+    answers = ("Yes.", "Read a book. " * 5)
+    texts = [yes_no_mean_text((Turn("user", "tea?"),), answer, "Which is kinder?") for answer in answers]
     settings = {"max_tokens": 200, "dtype": "fp32"}
     together, _ = log_odds(model, texts, CHOICES[YES_NO_MEAN], **settings)
     alone = [log_odds(model, [text], CHOICES[YES_NO_MEAN], **settings)[0].item() for text in texts]

@@ -1,0 +1,158 @@
+"""Answers of a served model: a batch of requests becomes one call of `generate`, watched token by token.
+
+Legend: L answers not yet finished, V vocabulary, K alternatives.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from charter.artifacts.draws import draw_seed
+from charter.inference.draw import SamplingSettings
+from charter.inference.generate import generate
+from charter.inference.serve.completion import Completion, ServedToken
+from charter.inference.serve.request import RequestError, Wanted
+from charter.models.chat import encode_prompt
+from charter.models.language_model import LanguageModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoded:
+    """A request with its prompt as tokens, and everything that decides the draw."""
+
+    wanted: Wanted
+    ids: tuple[int, ...]
+    settings: SamplingSettings
+    seed: int
+
+
+class ServedModel:
+    """A language model and how it is asked; not for several threads at once."""
+
+    def __init__(self, language_model: LanguageModel, *, name: str, dtype: str = "fp32") -> None:
+        self.name = name
+        self._model, self._dtype = language_model, dtype
+        limit = getattr(language_model.model.config, "max_position_embeddings", None)
+        self.context_tokens = int(limit) if limit is not None else 2**31
+
+    def encode(self, wanted: Wanted) -> Encoded:
+        """The request as tokens; refused where it does not fit the model's context."""
+        ids, room = self._ids(wanted), self.context_tokens
+        limit = room - len(ids) if wanted.max_new_tokens is None else wanted.max_new_tokens
+        if not ids or limit < 1 or len(ids) + limit > room:
+            raise RequestError(
+                f"the model's context has {room} tokens; the prompt has {len(ids)}, and {max(limit, 1)} more are "
+                "asked for: shorten the prompt or lower max_tokens",
+                parameter="messages" if wanted.is_chat else "prompt",
+            )
+        if wanted.min_new_tokens > limit:
+            raise RequestError(f"is above max_tokens, {limit}", parameter="min_tokens")
+        settings = SamplingSettings(limit, wanted.min_new_tokens, wanted.temperature, wanted.top_p, self._dtype)
+        return Encoded(wanted=wanted, ids=tuple(ids), settings=settings, seed=_seed(wanted, ids))
+
+    def _ids(self, wanted: Wanted) -> list[int]:
+        tokenizer = self._model.tokenizer
+        ids = encode_prompt(tokenizer, wanted.turns) if wanted.is_chat else []
+        if text := wanted.prefill if wanted.is_chat else wanted.prompt:
+            ids = ids + tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def answer(self, batch: Sequence[Encoded], *, tell: Callable[[], None] = lambda: None) -> list[Completion]:
+        """The answers to requests of equal settings; `tell` is called at every token and may stop it by raising."""
+        watch = _Watch(self._model, batch)
+        generate(
+            self._model,
+            [list(item.ids) for item in batch],
+            seeds=[item.seed for item in batch],
+            settings=batch[0].settings,
+            tell=tell,
+            watch=watch,
+        )
+        return [watch.completion(row) for row in range(len(batch))]
+
+
+def _seed(wanted: Wanted, ids: Sequence[int]) -> int:
+    """Equal requests draw alike: without a seed of its own a request is its own seed."""
+    if wanted.seed is not None:
+        return wanted.seed % 2**63
+    return draw_seed(0, "served answer", *ids, str(wanted.temperature), str(wanted.top_p))
+
+
+@dataclass
+class _Row:
+    """One answer as it grows."""
+
+    ids: list[int] = field(default_factory=list)
+    tokens: list[ServedToken] = field(default_factory=list)
+    text: str = ""
+    is_ended: bool = False
+
+
+class _Watch:
+    """Takes down every token of a batch with its log-probabilities, and ends answers at their stop sequences."""
+
+    def __init__(self, language_model: LanguageModel, batch: Sequence[Encoded]) -> None:
+        self._model, self._batch = language_model, batch
+        self._rows = [_Row() for _ in batch]
+        wanted = [item.wanted.top_log_probabilities for item in batch]
+        self._alternatives = max((count for count in wanted if count is not None), default=None)
+
+    def __call__(self, row_L: Tensor, logits_LV: Tensor, token_L: Tensor) -> Tensor:
+        """Take down one step; which answers have met a stop sequence."""
+        own, top = self._log_probabilities(logits_LV, token_L)
+        stopped = []
+        for place, (index, token) in enumerate(zip(row_L.tolist(), token_L.tolist(), strict=True)):
+            row = self._rows[index]
+            if not row.is_ended:
+                self._add(index, token, own[place], top[place])
+            stopped.append(row.is_ended)
+        return torch.tensor(stopped, device=token_L.device)
+
+    def _log_probabilities(
+        self, logits_LV: Tensor, token_L: Tensor
+    ) -> tuple[list[float], list[tuple[list[int], list[float]]]]:
+        """Of the chosen tokens and of the likeliest ones, at temperature 1 as OpenAI and vLLM give them."""
+        if self._alternatives is None:
+            return [0.0] * len(token_L), [([], [])] * len(token_L)
+        all_LV = torch.log_softmax(logits_LV.float(), -1)
+        own_L = all_LV.gather(1, token_L[:, None]).squeeze(1)
+        value_LK, token_LK = all_LV.topk(min(self._alternatives, all_LV.shape[1]), dim=-1)
+        return own_L.tolist(), list(zip(token_LK.tolist(), value_LK.tolist(), strict=True))
+
+    def _add(self, index: int, token: int, own: float, top: tuple[list[int], list[float]]) -> None:
+        row, wanted = self._rows[index], self._batch[index].wanted
+        row.ids.append(token)
+        if wanted.top_log_probabilities is not None:
+            pairs = list(zip(*top, strict=True))[: wanted.top_log_probabilities]
+            row.tokens.append(
+                ServedToken(
+                    text=self._text_of(token),
+                    log_probability=own,
+                    top=tuple((self._text_of(other), value) for other, value in pairs),
+                )
+            )
+        row.is_ended = token == self._model.end_id
+        if not row.is_ended and wanted.stop:
+            row.text = self._text(row.ids)
+            row.is_ended = any(item in row.text for item in wanted.stop)
+
+    def completion(self, index: int) -> Completion:
+        """What an answer has become."""
+        row, item = self._rows[index], self._batch[index]
+        text = self._text(row.ids)
+        ends = [place for stop in item.wanted.stop if (place := text.find(stop)) >= 0]
+        return Completion(
+            text=text[: min(ends, default=len(text))],
+            tokens=tuple(row.tokens),
+            finish_reason="stop" if row.is_ended else "length",
+            prompt_tokens=len(item.ids),
+            completion_tokens=len(row.ids),
+        )
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return str(self._model.tokenizer.decode(ids, skip_special_tokens=True))
+
+    def _text_of(self, token: int) -> str:
+        return str(self._model.tokenizer.decode([token]))

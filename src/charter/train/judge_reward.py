@@ -1,0 +1,56 @@
+"""Direct RLAIF: the reward of an answer is what a judge would rate it, without a preference model in between."""
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from charter.errors import DataError, StageError
+from charter.feedback.answering import open_answerer
+from charter.feedback.drive import Answerer, answered
+from charter.feedback.rating import Rated, rating
+from charter.feedback.verdicts import Invalid
+from charter.spec.dataset import Turn
+from charter.train.setup import Setup
+
+ROLE = "reward"
+
+
+@dataclass(frozen=True)
+class JudgeReward:
+    """A judge, with its weights here or behind an endpoint, that rates the answers of a rollout."""
+
+    setup: Setup
+    answerer: Answerer
+    is_exact: bool
+    """Whether the same answers are rated with the same bits again; stored answers of an endpoint are not relied on."""
+
+    @staticmethod
+    def open(setup: Setup, stack: ExitStack) -> "JudgeReward":
+        """The judge that the stage's `reward` names; `stack` gives it back."""
+        if setup.ranks.world_size > 1:
+            raise DataError(
+                f"reward_from: judge runs in one process, and this stage has {setup.ranks.world_size}\n"
+                "  give it one accelerator, or train a preference model on the judge's labels and use that"
+            )
+        answerer = stack.enter_context(open_answerer(setup.stage, [ROLE]))
+        return JudgeReward(setup, answerer, setup.job.only(ROLE).name not in setup.job.serving)
+
+    def score(self, step: int, conversations: Sequence[tuple[Sequence[Turn], str]]) -> Tensor:
+        """Rewards from -1 to 1; a rollout with an answer that has no rating cannot be learnt from."""
+        items = [
+            Rated(id=f"{step}/{number}", turns=tuple(turns), answer=answer)
+            for number, (turns, answer) in enumerate(conversations)
+        ]
+        found = answered(rating(items, seed=self.setup.job.seed, stage=self.setup.job.stage, role=ROLE), self.answerer)
+        reasons = Counter(item.reason for item in found if isinstance(item, Invalid))
+        if reasons:
+            told = ", ".join(f"{count} x {reason}" for reason, count in sorted(reasons.items()))
+            raise StageError(
+                f"the judge gave no rating for {reasons.total()} of {len(found)} answers of rollout {step} ({told})\n"
+                "  a judge that gives log-probabilities of its tokens is needed; rollouts before this one are kept"
+            )
+        return torch.tensor([item.reward for item in found if not isinstance(item, Invalid)])
