@@ -20,6 +20,8 @@ def check_place(place, files) -> None:
     assert place.put_new("a/c", b"new")
     assert not place.put_new("a/c", b"other")
     assert place.get("a/c") == b"new"
+    place.put("empty", b"")
+    assert (place.get("empty"), place.size("empty")) == (b"", 0)
     content = bytes(range(256)) * 1000
     (files / "f").write_bytes(content)
     fact = FileFact(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from charter.artifacts import durable
+from charter.artifacts.fence import token_of
 from charter.artifacts.file_facts import FileFact, facts_of, files_under
 from charter.artifacts.fingerprint import differences
 from charter.artifacts.job import Job
 from charter.artifacts.position import Position, position_of
 from charter.artifacts.retention import Held, Retention
+from charter.artifacts.safe_path import below
 from charter.artifacts.sealed import read_sealed, sealed_text
 from charter.artifacts.whole_dir import MANIFEST
 from charter.errors import DataError
@@ -48,13 +50,7 @@ class Checkpoints:
     def __init__(self, stage_dir: Path, job: Job) -> None:
         self.directory = stage_dir / STATE
         self.job = job
-        guard = getattr(job.spec, "guard", None)
-        self.retention = Retention(
-            keep_last=job.keep_last,
-            keep_every=job.keep_every,
-            keep_best=job.keep_best,
-            go_back_steps=guard.roll_back_steps if guard and guard.on_divergence == "roll_back" else None,
-        )
+        self.retention = retention_of(job)
         self._verified: set[Position] = set()
 
     def positions(self) -> list[Position]:
@@ -126,6 +122,7 @@ class Checkpoints:
                 "metric": metric,
                 "frozen": dict(self.job.frozen),
                 "world_size": world_size,
+                "fence": token_of(self.directory),
                 "files": {relative: asdict(fact) for relative, fact in files.items()},
             }
         )
@@ -154,6 +151,17 @@ class Checkpoints:
         )
 
 
+def retention_of(job: Job) -> Retention:
+    """What a job says of which checkpoints are kept."""
+    guard = getattr(job.spec, "guard", None)
+    return Retention(
+        keep_last=job.keep_last,
+        keep_every=job.keep_every,
+        keep_best=job.keep_best,
+        go_back_steps=guard.roll_back_steps if guard and guard.on_divergence == "roll_back" else None,
+    )
+
+
 def positions_in(directory: Path) -> list[Position]:
     """The positions of the checkpoints in a `state` directory, oldest first."""
     if not directory.is_dir():
@@ -173,6 +181,8 @@ def damage(path: Path, *, share: int = 0, shares: int = 1) -> str | None:
         if position_of(path.name) != Position(manifest["step"], manifest["part"]):
             return f"it is the checkpoint of position {Position(manifest['step'], manifest['part'])}"
         _ = manifest["fingerprint"], manifest["stage"], manifest["world_size"]
+        for name in files:
+            below(path, name)
     except DataError as error:
         return str(error)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -191,6 +201,8 @@ def damage(path: Path, *, share: int = 0, shares: int = 1) -> str | None:
 def files_of(path: Path, pattern: str = "*") -> dict[str, FileFact]:
     """What a checkpoint's manifest says of the files whose names match."""
     files = read_sealed(path / MANIFEST)["files"]
+    for name in files:
+        below(path, name)
     return {name: FileFact(**fact) for name, fact in files.items() if fnmatch.fnmatchcase(name, pattern)}
 
 

@@ -10,14 +10,18 @@ import json
 import os
 import shutil
 import uuid
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from charter.artifacts import faults
+from charter.artifacts import faults, fence
 from charter.artifacts.disk_space import FULL, disk_full_is_said
+from charter.artifacts.file_facts import FileFact, check_chunks
 from charter.errors import DataError
 
 TEMPORARY, DISCARDED = ".tmp-", ".gc-"
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EMLINK)
+"""What a file system without hard links answers; there two writers of one name are not told apart."""
 
 
 def write_file(path: Path, data: bytes | str) -> None:
@@ -27,6 +31,38 @@ def write_file(path: Path, data: bytes | str) -> None:
     with disk_full_is_said(path, needed_bytes=len(content), clean=temporary):
         with faults.durable_action(f"write {path.name}", writes=temporary):
             write_synced(temporary, content)
+        move(temporary, path)
+
+
+def write_new(path: Path, content: bytes) -> bool:
+    """Write a file durably where none is; False, and nothing is changed, where one is. Of several only one succeeds."""
+    temporary = path.with_name(f"{TEMPORARY}{path.name}-{uuid.uuid4().hex[:8]}")
+    with disk_full_is_said(path, needed_bytes=len(content), clean=temporary):
+        with faults.durable_action(f"write {path.name}", writes=temporary):
+            write_synced(temporary, content)
+        with faults.durable_action(f"link {path.name}"), fence.publishing(path):
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                return False
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                if path.exists():
+                    return False
+                os.rename(temporary, path)
+            finally:
+                temporary.unlink(missing_ok=True)
+            sync_dir(path.parent)
+    return True
+
+
+def write_chunks(path: Path, chunks: Iterable[bytes], expected: FileFact) -> None:
+    """Replace a file durably by what is read from elsewhere, when it has this size and hash; a DataError if not."""
+    temporary = path.with_name(f"{TEMPORARY}{path.name}-{uuid.uuid4().hex[:8]}")
+    with disk_full_is_said(path, needed_bytes=expected.bytes, clean=temporary):
+        with faults.durable_action(f"copy {path.name}", writes=temporary):
+            check_chunks(path.name, _written(temporary, chunks), expected)
         move(temporary, path)
 
 
@@ -46,7 +82,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DataError(
             f"{path} is not valid JSON ({error}); Charter writes it in one piece, so it was damaged from outside"
         ) from None
@@ -69,6 +105,7 @@ def write_hint(path: Path, value: object) -> None:
 
 def append_line(path: Path, value: object, *, sync: bool = False) -> None:
     """Add one JSON line with a single write, so that a crash can tear at most the last line."""
+    fence.check(path)
     line = (json.dumps(value, ensure_ascii=False) + "\n").encode()
     with (
         disk_full_is_said(path, needed_bytes=len(line)),
@@ -96,8 +133,8 @@ def make_dir(path: Path) -> None:
 
 
 def move(source: Path, target: Path) -> None:
-    """Rename durably."""
-    with faults.durable_action(f"rename {target.name}"):
+    """Rename durably; refused when another process has taken over a directory that this one held."""
+    with faults.durable_action(f"rename {target.name}"), fence.publishing(target):
         os.rename(source, target)
         sync_dir(target.parent)
 
@@ -114,6 +151,14 @@ def move_aside(path: Path, word: str) -> Path:
     return target
 
 
+def remove_file(path: Path) -> None:
+    """Remove a file durably; one that is not there is no error."""
+    fence.check(path)
+    with faults.durable_action(f"remove {path.name}"):
+        path.unlink(missing_ok=True)
+        sync_dir(path.parent)
+
+
 def discard_dir(path: Path) -> None:
     """Remove a directory in two steps; a crash between them leaves a name that is swept later."""
     doomed = path.with_name(f"{DISCARDED}{path.name}-{uuid.uuid4().hex[:8]}")
@@ -126,6 +171,7 @@ def sweep(directory: Path) -> None:
     """Remove what crashes left half-written or half-removed in a directory that nobody else writes to."""
     if not directory.is_dir():
         return
+    fence.check(directory)
     for path in sorted(directory.iterdir()):
         if path.name.startswith((TEMPORARY, DISCARDED)):
             with faults.durable_action(f"sweep {path.name}", removes=path):
@@ -134,6 +180,7 @@ def sweep(directory: Path) -> None:
 
 def truncate(path: Path, size_bytes: int) -> None:
     """Cut a file durably."""
+    fence.check(path)
     with faults.durable_action(f"truncate {path.name}"):
         descriptor = os.open(path, os.O_WRONLY)
         try:
@@ -156,5 +203,15 @@ def write_synced(path: Path, content: bytes) -> None:
     """Write a file under its own name and flush it; for what appears by a rename later."""
     with path.open("wb") as file:
         file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _written(path: Path, chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Write what comes by, and flush it."""
+    with path.open("wb") as file:
+        for chunk in chunks:
+            file.write(chunk)
+            yield chunk
         file.flush()
         os.fsync(file.fileno())

@@ -1,7 +1,6 @@
 """Who holds a directory: a lock that the kernel frees with its holder, and a file that says who that is."""
 
 import contextlib
-import fcntl
 import os
 import signal
 import socket
@@ -12,9 +11,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from charter.artifacts import durable
+from charter.artifacts import durable, fence
 from charter.errors import DataError, UsageError
 
+LEASE = "lease.json"
 STALE_AFTER_SECONDS = 30.0
 """A holder on another host that has not touched its lease for so long is taken to be dead."""
 
@@ -51,38 +51,58 @@ class Holder:
 
 
 class Lease:
-    """An exclusive hold on a directory, from construction to `release` or to the end of the process."""
+    """An exclusive hold on a directory, from construction to `release` or to the end of the process.
+
+    The kernel's lock tells processes of one machine apart, the file and its age those of several; and whoever is taken
+    for dead by mistake is kept from publishing by the fence.
+    """
 
     def __init__(self, directory: Path, *, lock_name: str, what: str) -> None:
+        from filelock import FileLock, Timeout
+
         directory.mkdir(parents=True, exist_ok=True)
-        self._file = directory / "lease.json"
-        self._lock = (directory / lock_name).open("a")
+        self._file = directory / LEASE
+        # Not a singleton, and not the thread's own: two leases in one process exclude each other as well.
+        self._lock = FileLock(directory / lock_name, timeout=0, is_singleton=False, thread_local=False)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock.close()
+            self._lock.acquire()
+        except Timeout:
             raise _held(what, read_holder(self._file), directory) from None
         previous = read_holder(self._file)
         if previous is not None and not previous.is_here and _touched_within(self._file, STALE_AFTER_SECONDS):
-            self._lock.close()
+            self._lock.release()
             raise _held(what, previous, directory)
-        durable.write_json(self._file, asdict(this_process()))
+        self._fence = _take(directory)
 
     def touch(self) -> None:
         """Say that the holder lives, for those who see only the file (another host)."""
         with contextlib.suppress(OSError):
-            os.utime(self._file)
+            if self._fence.is_ours():
+                os.utime(self._file)
 
     def release(self) -> None:
-        """Give the directory back."""
-        self._file.unlink(missing_ok=True)
-        self._lock.close()
+        """Give the directory back; one that another process has taken over is left to that one."""
+        if self._fence.is_ours():
+            self._file.unlink(missing_ok=True)
+        fence.let_go(self._fence)
+        self._lock.release()
 
     def __enter__(self) -> "Lease":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:
         self.release()
+
+
+def _take(directory: Path) -> fence.Fence:
+    """Write the next number into the fence file, then say who holds the directory."""
+    me = asdict(this_process())
+    with fence.locked(directory):
+        content = fence.next_content(directory, me)
+        durable.write_json(directory / fence.FENCE, content)
+    taken = fence.hold(directory, content)
+    durable.write_json(directory / LEASE, me)
+    return taken
 
 
 def this_process() -> Holder:
@@ -92,7 +112,7 @@ def this_process() -> Holder:
 
 def announce(directory: Path) -> None:
     """Say that this process is about to start one that will take the lease; it holds nothing by that."""
-    durable.write_hint(directory / "lease.json", asdict(this_process()))
+    durable.write_hint(directory / LEASE, asdict(this_process()))
 
 
 def read_holder(path: Path) -> Holder | None:
@@ -109,7 +129,7 @@ def stop_orphan(directory: Path, *, wait_seconds: float = 10.0) -> Holder | None
 
     Says which one held it, None when there was none.
     """
-    holder = read_holder(directory / "lease.json")
+    holder = read_holder(directory / LEASE)
     named = [holder, *(read_holder(path) for path in sorted(directory.glob("member-*.json")))]
     alive = [found for found in named if found is not None and found.is_alive and found.pid != os.getpid()]
     for found in alive:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 
-from charter.artifacts import durable
+from charter.artifacts import durable, fence
 from charter.artifacts.group import member_path
 from charter.artifacts.lease import read_holder, this_process
 
@@ -30,6 +30,7 @@ class Membership:
         self._parent = os.getppid()
         self._over = threading.Event()
         durable.write_hint(self._file, asdict(this_process()))
+        self._fence = fence.join(stage_dir)
         threading.Thread(target=self._watch, name="watch rank 0", daemon=True).start()
 
     def first_is_gone(self) -> bool:
@@ -50,6 +51,7 @@ class Membership:
 
     def __exit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:
         self._over.set()
+        fence.let_go(self._fence)
         with contextlib.suppress(OSError):
             self._file.unlink()
 

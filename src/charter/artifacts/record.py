@@ -10,6 +10,7 @@ from typing import Any
 from charter.artifacts import durable
 from charter.artifacts.file_facts import sha256_file
 from charter.artifacts.job import Job
+from charter.artifacts.safe_path import wrong_name
 from charter.artifacts.sealed import broken_seal, write_sealed
 from charter.errors import DataError
 
@@ -115,6 +116,8 @@ def damaged_output(stage_dir: Path, record: Record, *, thorough: bool = False) -
     """
     seen = {} if thorough else _seen(stage_dir)
     for relative, expected in sorted(record.outputs.items()):
+        if (refused := wrong_name(relative)) is not None:
+            return f"the record names a file that is refused: {refused}"
         path = stage_dir / OUTPUTS / relative
         if not path.is_file():
             return f"file {relative} is missing"

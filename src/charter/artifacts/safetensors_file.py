@@ -5,7 +5,8 @@ format, shape and place, and then the bytes of the tensors.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,14 @@ from charter.errors import DataError
 
 _LENGTH_BYTES = 8
 _ALIGNMENT = 8
+_MOST_HEADER_BYTES = 100_000_000
+"""The limit of the format (safetensors README, "Format")."""
+_BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+    "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64,
+    "C64": 64,
+}  # fmt: skip
+"""Bits of one number of each format (safetensors, `Dtype`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,24 +44,47 @@ class StoredTensor:
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of a file by name."""
+    """The tensors of a file by name; a DataError when the header is not one that fits the file exactly."""
     try:
+        size_bytes = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-            header: dict[str, Any] = json.loads(file.read(length))
-        return {
-            name: StoredTensor(
-                file=path,
-                dtype=str(entry["dtype"]),
-                shape=tuple(entry["shape"]),
-                start=_LENGTH_BYTES + length + entry["data_offsets"][0],
-                size_bytes=entry["data_offsets"][1] - entry["data_offsets"][0],
-            )
-            for name, entry in header.items()
-            if name != "__metadata__"
-        }
-    except (ValueError, KeyError, TypeError, OSError, MemoryError) as error:
+            if not 2 <= length <= min(_MOST_HEADER_BYTES, size_bytes - _LENGTH_BYTES):
+                raise ValueError(f"a header of {length} bytes in a file of {size_bytes}")
+            header: dict[str, Any] = json.loads(file.read(length).decode(), object_pairs_hook=_without_repeats)
+        start = _LENGTH_BYTES + length
+        tensors = {name: _tensor(path, start, entry) for name, entry in header.items() if name != "__metadata__"}
+        _check_places(tensors.values(), start, size_bytes)
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, MemoryError, RecursionError) as error:
         raise DataError(f"{path} is not a safetensors file: {error}") from None
+    return tensors
+
+
+def _tensor(path: Path, start: int, entry: Mapping[str, Any]) -> StoredTensor:
+    shape, (begin, end) = entry["shape"], entry["data_offsets"]
+    if any(type(number) is not int or number < 0 for number in (*shape, begin, end)):
+        raise ValueError(f"sizes must be whole numbers, found {[*shape, begin, end]}")
+    if math.prod(shape) * _BITS[entry["dtype"]] != (end - begin) * 8:
+        raise ValueError(f"{entry['dtype']} of shape {shape} does not take {end - begin} bytes")
+    return StoredTensor(
+        file=path, dtype=entry["dtype"], shape=tuple(shape), start=start + begin, size_bytes=end - begin
+    )
+
+
+def _check_places(tensors: Iterable[StoredTensor], start: int, size_bytes: int) -> None:
+    """The tensors follow each other without a gap or an overlap, and fill the file."""
+    for tensor in sorted(tensors, key=lambda item: (item.start, item.size_bytes)):
+        if tensor.start != start:
+            raise ValueError(f"a tensor begins at byte {tensor.start}, where {start} is next")
+        start += tensor.size_bytes
+    if start != size_bytes:
+        raise ValueError(f"its tensors end at byte {start} of {size_bytes}")
+
+
+def _without_repeats(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    if len({name for name, _ in pairs}) != len(pairs):
+        raise ValueError("a name appears twice")
+    return dict(pairs)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, StoredTensor]) -> None:

@@ -1,6 +1,7 @@
 """JSON files that hold the SHA-256 of their own content, so that one flipped bit anywhere in them is noticed."""
 
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,19 @@ def read_sealed(path: Path) -> dict[str, Any]:
     if (wrong := broken_seal(path, content)) is not None:
         raise DataError(f"{path} {wrong}; it was damaged or edited")
     return {key: value for key, value in content.items() if key != SEAL}
+
+
+def checked_text(name: str, content: bytes) -> dict[str, Any]:
+    """The content of a sealed text that lies elsewhere, without the seal; a DataError when one bit has changed."""
+    try:
+        plain = json.loads(content.decode())
+        whole = isinstance(plain, dict) and plain.get(SEAL) == _hash({k: v for k, v in plain.items() if k != SEAL})
+        whole = whole and durable.json_text(plain).encode() == content
+    except (ValueError, RecursionError):
+        whole = False
+    if not whole:
+        raise DataError(f"{name} does not have its recorded sha256; it was damaged or edited")
+    return {key: value for key, value in plain.items() if key != SEAL}
 
 
 def broken_seal(path: Path, content: object) -> str | None:

@@ -1,4 +1,4 @@
-"""`charter checkpoints`: what a stage could go on from; kept by hand, and read again."""
+"""`charter ckpt` (also `charter checkpoints`): what a stage could go on from; kept, copied, checked, brought back."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from charter.cli.ckpt_cleaning import gc, prune
+from charter.cli.ckpt_copies import backup, restore, scrub
 from charter.cli.common import DirOption, JsonOption, SetOption, open_project, print_json
 
 if TYPE_CHECKING:
     from charter.artifacts.checkpoint_list import ListedCheckpoint
 
 checkpoints_app = typer.Typer(
-    help="List, pin and verify the checkpoints of stages.",
+    help="List, verify, pin, copy and bring back checkpoints and results.",
     no_args_is_help=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -23,7 +25,8 @@ Stage = Annotated[str, typer.Argument(help="Name of the stage.", show_default=Fa
 At = Annotated[str, typer.Argument(help="Finished steps, as 12; or steps and parts, as 12-2.", show_default=False)]
 
 
-@checkpoints_app.command("list")
+@checkpoints_app.command("ls")
+@checkpoints_app.command("list", hidden=True)
 def list_checkpoints(
     stage: OneStage = None, directory: DirOption = Path("."), json_: JsonOption = False, set_: SetOption = None
 ) -> None:
@@ -35,16 +38,26 @@ def list_checkpoints(
 def verify_checkpoints(
     stage: OneStage = None, directory: DirOption = Path("."), json_: JsonOption = False, set_: SetOption = None
 ) -> None:
-    """Read every file again and compare its hash; exit code 8 where one is damaged. Nothing is changed."""
+    """Read everything again and compare hashes: checkpoints, outputs, batches, records, the ledger. Nothing is changed.
+
+    Exit code 8 where something is damaged.
+    """
     from charter.artifacts.checkpoint_list import names_of_damaged
     from charter.errors import DataError
+    from charter.pipeline.copies import damaged_results
 
     found = _found(directory, stage, set_, verify=True)
     _show(found, as_json=json_)
-    if damaged := [line for items in found.values() for line in names_of_damaged(items)]:
+    damaged = [line for items in found.values() for line in names_of_damaged(items)]
+    others = damaged_results(*open_project(directory, set_), stage)
+    if damaged or others:
         raise DataError(
-            "\n".join([f"{len(damaged)} of {sum(map(len, found.values()))} checkpoints are damaged:", *damaged])
-            + "\n  `charter run` sets damaged ones aside and goes on from the newest that is whole"
+            "\n".join(
+                [f"{len(damaged)} of {sum(map(len, found.values()))} checkpoints are damaged:", *damaged]
+                + ([f"{len(others)} other things are damaged:", *others] if others else [])
+            )
+            + "\n  `charter run` sets damaged ones aside and goes on from the newest that is whole; where there is a"
+            " second place, `charter ckpt scrub` repairs them"
         )
 
 
@@ -62,6 +75,13 @@ def unpin_checkpoint(stage: Stage, at: At, directory: DirOption = Path("."), set
     from charter.artifacts.checkpoint_list import parse_position, unpin
 
     typer.echo(f"Unpinned {unpin(_stage_dirs(directory, stage, set_)[stage], parse_position(at))}")
+
+
+checkpoints_app.command("backup")(backup)
+checkpoints_app.command("restore")(restore)
+checkpoints_app.command("scrub")(scrub)
+checkpoints_app.command("prune")(prune)
+checkpoints_app.command("gc")(gc)
 
 
 def _stage_dirs(directory: Path, stage: str | None, overrides: list[str] | None) -> Mapping[str, Path]:

@@ -47,8 +47,8 @@ class Replicas:
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         if pipeline.project.storage.artifacts is not None:
-            make = _replicator_of(pipeline)
-            self._thread = threading.Thread(target=self._work, args=(make,), name="copies", daemon=True)
+            replicator = _replicator_of(pipeline)
+            self._thread = threading.Thread(target=self._work, args=(replicator,), name="copies", daemon=True)
             self._thread.start()
 
     def tick(self) -> None:
@@ -80,14 +80,12 @@ class Replicas:
     def __exit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:
         self.close(wait_seconds=FINISH_SECONDS if kind is None else LEAVE_SECONDS)
 
-    def _work(self, make: Callable[[], Replicator]) -> None:
-        replicator: Replicator | None = None
+    def _work(self, replicator: Replicator) -> None:
         failures, since_flush = 0, 0.0
         while True:
             last = self._over.is_set()
             flush = last or since_flush >= FLUSH_EVERY_SECONDS
             try:
-                replicator = replicator or make()
                 for name in replicator.copy_new(flush=flush):
                     self._told.put(("replica_copied", {"name": name}))
                 failures = 0
@@ -101,20 +99,16 @@ class Replicas:
             self._over.wait(pause)
 
 
-def _replicator_of(pipeline: Pipeline) -> Callable[[], Replicator]:
+def _replicator_of(pipeline: Pipeline) -> Replicator:
+    """Nothing is asked of the place here; only what could never work is refused, before anything is started."""
     project, root = pipeline.project, pipeline.root
-
-    def make() -> Replicator:
-        where = project.storage.artifacts
-        assert where is not None
-        return Replicator(
-            open_copies(where, root=root, project=project.name),
-            run_dir=run_dir(root),
-            stages={stage.directory: stage.fingerprint for stage in pipeline.stages.values()},
-            every=project.storage.replicate_every,
-        )
-
-    return make
+    assert project.storage.artifacts is not None
+    return Replicator(
+        open_copies(project.storage.artifacts, root=root, project=project.name),
+        run_dir=run_dir(root),
+        stages={stage.directory: stage.fingerprint for stage in pipeline.stages.values()},
+        every=project.storage.replicate_every,
+    )
 
 
 def _said(error: Exception) -> str:

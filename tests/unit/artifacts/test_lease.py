@@ -116,7 +116,7 @@ def test_an_orphan_is_ended_with_all_its_processes(tmp_path, holder):
     others[2].wait()
     (tmp_path / "heartbeat-1").touch()
     sweep_start(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"lease.json", "run.lock"}
+    assert {path.name for path in tmp_path.iterdir()} == {"lease.json", "run.lock", ".fence", ".fence.lock"}
 
 
 def test_a_process_beside_rank_0_ends_itself_when_rank_0_is_gone_but_not_when_it_has_left(

@@ -1,0 +1,63 @@
+"""The restore drill: a run is copied while it goes, its machine is lost, another one goes on to the same bits."""
+
+import os
+import shutil
+import signal
+
+import pytest
+
+
+@pytest.fixture
+def second(work, tmp_path):
+    work.edit("name: count", f"name: count\nstorage: {{artifacts: {tmp_path / 'second'}}}")
+    return tmp_path / "second"
+
+
+def copied(events, what):
+    return [event["name"] for event in events if event["event"] == "replica_copied" and what in event["name"]]
+
+
+def test_a_finished_run_is_copied_and_comes_back_without_computing(work, undisturbed, second):
+    done = work.run()
+    assert done.code == 0, done.err
+    assert len(copied(done.events, "outputs")) == 3
+    shutil.rmtree(work.root / "run")
+    back = work.charter("ckpt", "restore")
+    assert back.code == 0, back.err
+    again = work.run()
+    assert (again.code, again.names("stage_started")) == (0, [])
+    assert work.outputs() == undisturbed
+    assert work.charter("cost", "report").code == 0
+
+
+def test_a_machine_lost_in_the_middle_costs_only_what_was_not_copied(work, undisturbed, second):
+    process = work.start(COUNTING_SECONDS_PER_STEP="0.6")
+    copies = second / "copies" / "count"
+    work.wait_for(lambda: copies.is_dir() and list(copies.glob("b-*/step-*.json")), seconds=60)
+    os.killpg(process.pid, signal.SIGKILL)
+    work.wait(process)
+    shutil.rmtree(work.root / "run")
+    back = work.charter("ckpt", "restore")
+    assert back.code == 0, back.err
+    assert "checkpoint" in back.out
+    again = work.run()
+    assert again.code == 0, again.err
+    assert "a" not in again.names("stage_started")
+    assert next(event["first_step"] for event in again.events if event["event"] == "stage_started")
+    assert work.outputs() == undisturbed
+
+
+def test_a_place_that_is_down_is_told_and_stops_nothing(work, undisturbed, tmp_path):
+    (tmp_path / "file").write_text("")
+    work.edit("name: count", f"name: count\nstorage: {{artifacts: {tmp_path / 'file' / 'inside'}}}")
+    done = work.run()
+    assert done.code == 0, done.err
+    assert any("cannot be used now" in event.get("message", "") for event in done.events)
+    assert work.outputs() == undisturbed
+
+
+def test_a_place_that_could_never_work_is_refused_before_anything_starts(work):
+    work.edit("name: count", "name: count\nstorage: {artifacts: 'gopher://somewhere'}")
+    refused = work.run()
+    assert (refused.code, refused.names("stage_started")) == (2, [])
+    assert "s3://bucket/path" in refused.err
