@@ -17,7 +17,8 @@ from charter.artifacts.file_facts import FileFact
 from charter.artifacts.safe_path import wrong_name
 from charter.artifacts.sealed import checked_text, sealed_text
 from charter.artifacts.store.objects import Objects
-from charter.artifacts.store.place import PlaceError, open_place
+from charter.artifacts.store.opening import open_place
+from charter.artifacts.store.place import PlaceError
 from charter.errors import DataError
 
 COPIES, SUMMARY = "copies", "summary.json"

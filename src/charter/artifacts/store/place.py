@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from charter.artifacts.file_facts import FileFact
-from charter.errors import DataError, UsageError
+from charter.errors import DataError
 
 BUCKET = "s3://"
 READ_BYTES = 8 << 20
@@ -66,16 +66,3 @@ class Place(Protocol):
 
     def abandon(self, left: Kept) -> None:
         """Remove what one crashed upload has left."""
-
-
-def open_place(where: str, *, root: Path) -> Place:
-    """The place that `storage.artifacts` names: `s3://bucket/path`, or a directory, relative to the project's."""
-    if where.startswith(BUCKET):
-        from charter.artifacts.store.s3_place import S3Place
-
-        return S3Place(where)
-    if "://" in where:
-        raise UsageError(f"{where} is not a place Charter can keep copies in; give a directory or s3://bucket/path")
-    from charter.artifacts.store.local_place import LocalPlace
-
-    return LocalPlace((root / Path(where).expanduser()).resolve())

@@ -1,0 +1,18 @@
+"""Which kind of place a text names."""
+
+from pathlib import Path
+
+from charter.artifacts.store.local_place import LocalPlace
+from charter.artifacts.store.place import BUCKET, Place
+from charter.errors import UsageError
+
+
+def open_place(where: str, *, root: Path) -> Place:
+    """The place that `storage.artifacts` names: `s3://bucket/path`, or a directory, relative to the project's."""
+    if where.startswith(BUCKET):
+        from charter.artifacts.store.s3_place import S3Place
+
+        return S3Place(where)
+    if "://" in where:
+        raise UsageError(f"{where} is not a place Charter can keep copies in; give a directory or s3://bucket/path")
+    return LocalPlace((root / Path(where).expanduser()).resolve())
