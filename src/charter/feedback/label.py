@@ -181,7 +181,7 @@ def run(stage: StageDir) -> None:
         share = totals["invalid"] / max(totals["compared"], 1)
         if share > spec.max_invalid_share:
             raise DataError(
-                f"stage {job.stage}: {totals['invalid']:.0f} of {totals['compared']:.0f} pairs have no valid judgement "
+                f"{totals['invalid']:.0f} of {totals['compared']:.0f} pairs have no valid judgement "
                 f"({share:.1%}); max_invalid_share is {spec.max_invalid_share:.1%}\n"
                 "  the batches under `batches/` say why; raise max_invalid_share to go on from what is there, or take "
                 "another judge"

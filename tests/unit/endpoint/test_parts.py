@@ -1,6 +1,7 @@
 """The parts of the client alone: waiting, pacing, order, servers, money, keys. Times are passed in."""
 
 import copy
+import json
 from itertools import pairwise
 
 import pytest
@@ -60,8 +61,8 @@ def test_what_was_sent_may_be_billed_and_what_was_not_is_not(was_sent, cost):
         (401, True, "check the key at env:JUDGE_KEY"),
         (403, True, "check the key at env:JUDGE_KEY"),
         (404, True, "mostly ends in /v1"),
-        (400, False, "too long"),
-        (422, False, "too long"),
+        (400, False, "does not know"),
+        (422, False, "does not know"),
         (418, True, "no answer"),
         (204, True, "no answer"),
     ],
@@ -81,6 +82,28 @@ def test_a_filtered_prompt_is_a_refusal():
     step = step_after(Received(400, body), REQUEST, ASKED)
     assert isinstance(step, Answered)
     assert step.parsed.reply.refusal == "content_filter: filtered"
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (400, "This model's maximum context length is 512 tokens. However, you requested 565 tokens."),
+        (400, "the request exceeds the available context size, try increasing it"),
+        (422, "Input validation error: `inputs` must have less than 512 tokens. Given: 564"),
+        (413, "The input (564 tokens) is longer than the model's context length (512 tokens)."),
+        (400, "prompt: the model's context has 512 tokens; the prompt has 564, and 1 more are asked for"),
+    ],
+)
+def test_one_prompt_that_is_too_long_stops_no_other(status, message):
+    body = json.dumps({"error": {"message": message, "code": status}}).encode()
+    step = step_after(Received(status, body), REQUEST, ASKED)
+    assert isinstance(step, Answered)
+    assert step.parsed.reply.refusal == f"too long for the server: {message}"
+
+
+def test_a_wrong_field_is_no_refusal():
+    body = b'{"error": {"message": "Unknown field: top_logprobs", "code": 400}}'
+    assert isinstance(step_after(Received(400, body), REQUEST, ASKED), GiveUp)
 
 
 # ---- waiting

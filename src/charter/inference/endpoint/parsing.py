@@ -4,6 +4,7 @@ What does not hold is an `InvalidReplyError`, never a guess. Layouts: https://pl
 (`chat/create`, `completions/create`), which vLLM, SGLang, TGI and llama.cpp follow.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,12 @@ from charter.inference.endpoint.strict_json import StrictJsonError, strict_loads
 
 MOST_TOKENS = 1 << 31
 """In one reply; more is not a count of tokens."""
+TOO_LONG = re.compile(
+    r"context (length|size|window)|context has \d+ tokens|max_model_len|inputs.{0,40}tokens|prompt is too long",
+    re.IGNORECASE,
+)
+"""How servers say that one prompt does not fit: OpenAI, vLLM and SGLang (context length), llama.cpp (context size), TGI
+(`inputs` must have less tokens), and ours."""
 LONGEST_NAME = 512
 LONGEST_REFUSAL = 4096
 FILTERED = ("content_filter", "content_policy_violation")
@@ -65,12 +72,14 @@ def usage_in(reply: CallReply) -> Usage:
 
 
 def refusal_in_error(body: bytes) -> str | None:
-    """Why a server filtered a prompt, where an error's body says that it did."""
+    """Why a server will not answer this one prompt, where an error's body says so: filtered, or too long."""
     found = error_in(body)
-    code = found.get("code")
-    if not isinstance(code, str) or code not in FILTERED:
-        return None
-    return one_line(f"{code}: {found.get('message', '')}", LONGEST_REFUSAL)
+    code, message = found.get("code"), found.get("message", "")
+    if isinstance(code, str) and code in FILTERED:
+        return one_line(f"{code}: {message}", LONGEST_REFUSAL)
+    if isinstance(message, str) and TOO_LONG.search(message):
+        return one_line(f"too long for the server: {message}", LONGEST_REFUSAL)
+    return None
 
 
 def message_in_error(body: bytes) -> str:

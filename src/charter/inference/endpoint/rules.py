@@ -78,13 +78,13 @@ def step_after(exchange: Received | Failed, request: CallRequest, asked: Asked) 
         detail = f"status {exchange.status}: {message_in_error(exchange.body)}"
         cost = "refused" if exchange.status in NOT_DONE else "unknown"
         return TryAgain(cause=cause, detail=detail, cost=cost, retry_after=exchange.retry_after)
-    if exchange.status == 400 and (refusal := refusal_in_error(exchange.body)) is not None:
+    if exchange.status in (400, 413, 422) and (refusal := refusal_in_error(exchange.body)) is not None:
         return Answered(parsed=_refused(refusal))
     return _no_use(exchange, asked)
 
 
 def _refused(refusal: str) -> Parsed:
-    """The answer of a server that filters a prompt: that it does."""
+    """The answer of a server that filters a prompt or cannot hold it: that it does not answer."""
     reply = CallReply(
         text="",
         finish_reason="content_filter",
@@ -114,8 +114,8 @@ def _no_use(received: Received, asked: Asked) -> GiveUp:
             text += f"as they would hand the key to another host: put the right address into {place}.endpoint"
             return GiveUp(error=DataError(text), stops_all=True)
         case 400 | 413 | 422:
-            text = f"{head} ({said}); the request is wrong for this server: a prompt too long for it, or a field that "
-            text += f"it does not know ({place}: prefill, log_probabilities, api)"
+            text = f"{head} ({said}); the request is wrong for this server: a field that it does not know, say "
+            text += f"({place}: prefill, log_probabilities, api)"
             return GiveUp(error=DataError(text), stops_all=False)
         case _:
             return GiveUp(error=DataError(f"{head} ({said}), which is no answer"), stops_all=True)

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from aiohttp import web
+from transformers.utils.logging import disable_progress_bar
 
 from charter.errors import CharterError, DataError, UsageError
 from charter.inference.endpoint.secrets import read_key
@@ -33,6 +34,7 @@ def serve(options: ServeOptions) -> None:
     if (directory / HEAD_FILE).exists():
         raise DataError(f"{directory} is a preference model, which gives scores, not text; serve a language model")
     device = configure({"threads": options.threads, "device": options.device})
+    disable_progress_bar()
     language_model = load_language_model(directory)
     language_model.model.to(device).eval()
     asyncio.run(_serve(ServedModel(language_model, name=options.name or directory.resolve().name), options))
