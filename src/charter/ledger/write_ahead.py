@@ -56,6 +56,8 @@ def lost_commits(log: bytes) -> bool:
     """
     if len(log) <= HEADER_BYTES:
         return False
+    if struct.unpack(">I", log[:4])[0] not in (MAGIC_LITTLE, MAGIC_BIG):
+        return True
     if _checksum(log[:24], (0, 0), _order(log)) != struct.unpack(">2I", log[24:HEADER_BYTES]):
         return True
     behind = [frame for frame in _frames(log) if not frame.is_whole and frame.is_of_this_log]

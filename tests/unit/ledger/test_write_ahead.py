@@ -73,3 +73,8 @@ def test_frames_left_from_before_the_log_began_anew_are_none_of_it(database):
 
 def test_a_database_without_a_log_has_lost_nothing(tmp_path):
     assert not has_lost_commits(tmp_path / "none.sqlite")
+
+
+def test_a_log_whose_beginning_was_zeroed_has_lost_its_commits(log):
+    assert lost_commits(bytes(HEADER_BYTES) + log[HEADER_BYTES:])
+    assert lost_commits(bytes(len(log)))
