@@ -1,6 +1,9 @@
 """Several processes share the batches of a stage: the records are those of one process, whoever is killed."""
 
+import os
 import random
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -44,3 +47,16 @@ def test_a_lost_batch_is_made_again_alone_and_with_another_number_of_shards(benc
     assert hashes_of(directory) == undisturbed("critique").outputs
     assert lost.exists()
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
+
+
+def test_shards_run_as_jobs_of_their_own_one_after_the_other(bench, undisturbed):
+    directory = bench.stage("critique", "shards-array")
+    for rank, made in (("1", 6), ("0", 12)):
+        command = [sys.executable, "-m", "charter.feedback.critique", "--stage-dir", str(directory)]
+        done = subprocess.run(
+            command, env={**os.environ, "RANK": rank, "WORLD_SIZE": "2"}, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        assert len(list(batch_paths(directory))) == made
+        assert (directory / "record.json").exists() == (rank == "0")
+    assert hashes_of(directory) == undisturbed("critique").outputs
