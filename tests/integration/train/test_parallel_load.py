@@ -96,8 +96,9 @@ def test_missing_files_and_a_missing_directory_are_named(tmp_path):
     next(path.glob("model-00002*")).unlink()
     with pytest.raises(DataError, match="model-00002"):
         fill(path)
+    whole = saved(tmp_path / "whole")
     with pytest.raises(DataError, match="no directory"):
-        parallelize(empty_language_model(path).model, EngineLayout(), Ranks(), dtype="fp32")
+        parallelize(empty_language_model(whole).model, EngineLayout(), Ranks(), dtype="fp32")
 
 
 def test_scaled_rotary_frequencies_are_computed_again(tmp_path):
