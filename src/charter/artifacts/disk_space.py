@@ -3,7 +3,7 @@
 import errno
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from charter.artifacts.file_facts import files_under
@@ -53,9 +53,18 @@ def disk_full_is_said(path: Path, *, needed_bytes: int, clean: Path | None = Non
 
 
 def _size_of(path: Path | None) -> int:
-    if path is None or not path.exists():
+    """Bytes in a file or below a directory, which another process of the stage may be removing at the same time."""
+    if path is None:
         return 0
-    return sum((path / name).stat().st_size for name in files_under(path)) if path.is_dir() else path.stat().st_size
+    try:
+        names = files_under(path) if path.is_dir() else [""]
+    except FileNotFoundError:
+        return 0
+    found = 0
+    for name in names:
+        with suppress(FileNotFoundError):
+            found += (path / name).stat().st_size
+    return found
 
 
 def _disk_full(path: Path, needed_bytes: int) -> DataError:

@@ -172,3 +172,13 @@ def test_json_that_is_not_json_is_named(tmp_path):
     (tmp_path / "record.json").write_text('{"half": ')
     with pytest.raises(DataError, match=r"record\.json is not valid JSON"):
         durable.read_json(tmp_path / "record.json")
+
+
+def test_what_failed_is_told_although_another_process_removes_the_same_directory(tmp_path, monkeypatch):
+    """The processes of a stage that lost a peer clean up the same directory at once."""
+    left = tmp_path / ".tmp-step"
+    left.mkdir()
+    monkeypatch.setattr(disk_space, "files_under", lambda path: ["gone-meanwhile"])
+    with pytest.raises(RuntimeError, match="the cause"), disk_space.disk_full_is_said(left, needed_bytes=0, clean=left):
+        raise RuntimeError("the cause")
+    assert not left.exists()
