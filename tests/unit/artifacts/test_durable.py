@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from charter.artifacts import durable, faults
+from charter.artifacts import disk_space, durable, faults
 from charter.artifacts.disk_space import is_disk_full
 from charter.artifacts.whole_dir import publish_dir
 from charter.errors import DataError
