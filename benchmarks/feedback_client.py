@@ -10,6 +10,9 @@ ratio is the median over turns of ours / theirs: below one, ours needs less.
 `resume`: a stage of records that lacks its last batch is run again by a new process. Time from the start of the
 process, imports included, to the first new request at the server.
 
+`real_server`, with `--real-server URL --model NAME` and nothing else then: wall time of both sides against a server that
+is there already, vLLM say. A first turn, not counted, warms it, so that its prefix cache serves both sides alike.
+
 The peer lives in an environment of its own under ~/.cache/charter-benchmarks, made when missing.
 """
 
@@ -23,6 +26,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from feedback_client_work import TRIVIAL_MODEL
 
 HERE = Path(__file__).resolve().parent
 CHARTER = HERE.parent / ".venv" / "bin" / "python"
@@ -52,6 +57,7 @@ class Server:
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         self.port = self._process.stdout.readline().strip()
+        self.url = f"http://127.0.0.1:{self.port}/v1"
 
     def __enter__(self) -> "Server":
         return self
@@ -69,21 +75,45 @@ def measured(*command: str) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def both(turn: int, url: str, model: str, count: int) -> tuple[dict, dict]:
+    """One turn of both sides, ours first in even ones."""
+    arguments = (url, model, str(count), str(CONCURRENCY))
+    with tempfile.TemporaryDirectory() as place:
+        ours = (CHARTER, "feedback_client_ours.py", *arguments, place)
+        theirs = (peer_python(), "feedback_client_peer.py", *arguments)
+        if turn % 2:
+            second = measured(*theirs)
+            first = measured(*ours)
+        else:
+            first = measured(*ours)
+            second = measured(*theirs)
+    print(f"turn {turn + 1}: {json.dumps((first, second))}", file=sys.stderr, flush=True)
+    return first, second
+
+
+def compare_at(url: str, model: str, count: int, turns: int) -> dict:
+    """Wall time of both sides against a server that is there already, after one turn that warms it."""
+    both(1, url, model, count)
+    pairs = [both(turn, url, model, count) for turn in range(turns)]
+    ratios = [own["wall_s"] / other["wall_s"] for own, other in pairs]
+    return {
+        "wall_ratio": round(statistics.median(ratios), 3),
+        "wall_ratios": [round(ratio, 3) for ratio in ratios],
+        "charter_wall_s": round(statistics.median(own["wall_s"] for own, _ in pairs), 3),
+        "openai_wall_s": round(statistics.median(other["wall_s"] for _, other in pairs), 3),
+        "charter_cpu_s": round(statistics.median(own["cpu_s"] for own, _ in pairs), 3),
+        "openai_cpu_s": round(statistics.median(other["cpu_s"] for _, other in pairs), 3),
+        "requests": count,
+        "concurrency": CONCURRENCY,
+    }
+
+
 def compare(count: int, turns: int) -> dict:
     """Both sides in turn."""
     pairs: list[tuple[dict, dict]] = []
     for turn in range(turns):
-        with Server() as server, tempfile.TemporaryDirectory() as place:
-            arguments = (server.port, str(count), str(CONCURRENCY))
-            ours = (CHARTER, "feedback_client_ours.py", *arguments, place)
-            theirs = (peer_python(), "feedback_client_peer.py", *arguments)
-            if turn % 2:
-                second = measured(*theirs)
-                pairs.append((measured(*ours), second))
-            else:
-                first = measured(*ours)
-                pairs.append((first, measured(*theirs)))
-        print(f"turn {turn + 1}: {json.dumps(pairs[-1])}", file=sys.stderr, flush=True)
+        with Server() as server:
+            pairs.append(both(turn, server.url, TRIVIAL_MODEL, count))
     per_thousand = [[1000 * side["cpu_s"] / count for side in pair] for pair in pairs]
     ratios = sorted(own / other for own, other in per_thousand)
     walls = [pair[1]["wall_s"] / pair[0]["wall_s"] for pair in pairs]
@@ -100,7 +130,9 @@ def compare(count: int, turns: int) -> dict:
 def stream(count: int) -> dict:
     """Many prompts through one process."""
     with tempfile.TemporaryDirectory() as place, Server() as server:
-        done = measured(CHARTER, "feedback_client_ours.py", server.port, str(count), str(CONCURRENCY), place)
+        done = measured(
+            CHARTER, "feedback_client_ours.py", server.url, TRIVIAL_MODEL, str(count), str(CONCURRENCY), place
+        )
     return {"prompts": count, "peak_rss_bytes": 1024 * done["rss_kib"], "wall_s": round(done["wall_s"], 1)}
 
 
@@ -126,7 +158,20 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--prompts", type=int, default=1_000_000, help="to stream")
     parser.add_argument("--records", type=int, default=100_000, help="of the stage that is resumed")
+    parser.add_argument("--real-server", metavar="URL", help="measure against this server only (http://host:port/v1)")
+    parser.add_argument("--model", help="what that server calls its model")
     options = parser.parse_args()
+    about = {
+        "command": " ".join(["benchmarks/feedback_client.py", *sys.argv[1:]]),
+        "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}",
+        "versions": {"openai": OPENAI, "python": platform.python_version()},
+    }
+    if options.real_server:
+        if not options.model:
+            parser.error("--real-server needs --model")
+        found = compare_at(options.real_server, options.model, options.requests, options.turns)
+        print(json.dumps({"real_server": found, **about}))
+        return
     if options.quick:
         options.requests, options.turns, options.prompts, options.records = 1000, 1, 2000, 2000
     figures = compare(options.requests, options.turns)
@@ -144,9 +189,7 @@ def main() -> None:
         "within_limits": figures["ratio"] <= REQUIRED_RATIO
         and streamed["peak_rss_bytes"] <= REQUIRED_RSS_BYTES
         and resumed["first_request_s"] <= REQUIRED_RESUME_SECONDS,
-        "command": " ".join(["benchmarks/feedback_client.py", *sys.argv[1:]]),
-        "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}",
-        "versions": {"openai": OPENAI, "python": platform.python_version()},
+        **about,
     }
     print(json.dumps(result))
 

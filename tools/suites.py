@@ -84,6 +84,7 @@ GROUPS: dict[str, tuple[Suite, ...]] = {
     "system": (Suite(name="postgres", arguments=("tests/system", *BY_FILE), budget_seconds=180),),
     "engines": (
         Suite(name="vllm", arguments=("tests/engines/test_vllm_generator.py",), budget_seconds=600),
+        Suite(name="vllm endpoint", arguments=("tests/engines/test_vllm_endpoint.py",), budget_seconds=120),
         Suite(name="lm_eval", arguments=("tests/engines/test_lm_eval.py",), budget_seconds=120),
     ),
     "chaos": (

@@ -18,11 +18,14 @@ torch = pytest.importorskip("torch")
 from charter.artifacts.job import Job, JobInput, write_job  # noqa: E402
 from charter.artifacts.stage_dir import StageDir  # noqa: E402
 from charter.feedback import critique, label  # noqa: E402
-from charter.feedback.answering import CALLS_FILE  # noqa: E402
+from charter.feedback.answering import CALLS_FILE, open_answerer  # noqa: E402
+from charter.feedback.asks import Choose  # noqa: E402
+from charter.feedback.question import Part, Question  # noqa: E402
 from charter.ledger.calls import CallStore  # noqa: E402
 from charter.models.language_model import new_language_model  # noqa: E402
 from charter.models.tokenizer import train_tokenizer  # noqa: E402
 from charter.spec.architecture import Architecture  # noqa: E402
+from charter.spec.dataset import Turn  # noqa: E402
 from charter.spec.project import DataSpec, Serving  # noqa: E402
 from charter.spec.stage import CritiqueStage, LabelStage  # noqa: E402
 from vllm_environment import vllm_python  # noqa: E402
@@ -64,7 +67,7 @@ def model_dir(tmp_path_factory):
             parameter.mul_(3 if parameter.dim() > 1 else 1)
         made.model.model.embed_tokens.weight[:, 0] = 1.0
         made.model.lm_head.weight[:, 0] = 0.0
-        made.model.lm_head.weight[letters, 0] = 1.0
+        made.model.lm_head.weight[letters, 0] = 3.0
     made.save(path)
     return path
 
@@ -182,14 +185,10 @@ def assert_same_labels(served, local):
     assert max(found) - min(found) > 100 * TOLERANCE_LOG_ODDS, "labels so alike that any would pass"
 
 
-@pytest.mark.parametrize(
-    ("api", "few_shot"),
-    [("completions", {}), ("chat", {"few_shot": 1, "demonstrations": "d"})],
-    ids=["completions", "chat with a prefill"],
-)
-def test_labels_are_those_of_the_judge_in_this_process(address, stage, api, few_shot):
-    """A prefill goes through `continue_final_message`: the letter is the next token after the bracket."""
-    serving = Serving(endpoint=address, api=api, prefill=api == "chat", concurrency=8)
+@pytest.mark.parametrize("few_shot", [{}, {"few_shot": 1, "demonstrations": "d"}], ids=["plain", "few-shot"])
+def test_labels_are_those_of_the_judge_in_this_process(address, stage, few_shot):
+    """A judge in process reads plain text, so that its equal behind a server is `api: completions`."""
+    serving = Serving(endpoint=address, api="completions", concurrency=8)
     local, served = stage("local", label_spec(**few_shot), None), stage("served", label_spec(**few_shot), serving)
     label.run(local)
     label.run(served)
@@ -197,6 +196,28 @@ def test_labels_are_those_of_the_judge_in_this_process(address, stage, api, few_
     assert len(rows) == len(pairs())
     assert {item["how"] for row in rows for item in row["judgements"]} == {"log_probabilities"}
     assert_same_labels(rows, records(local))
+
+
+def test_a_prefilled_choice_is_read_where_this_process_reads_it(address, stage):
+    """After a chain of thought a judge is asked as an assistant: vLLM goes on behind the bracket of its turn."""
+    asks = [
+        Choose(
+            role="judge",
+            question=Question(Part(f"Which is about {topic}?\n(A) {topic}\n(B) rain"), Part("\nIt is (")),
+            choices=("A", "B"),
+            turns=(Turn("user", "Think."), Turn("assistant", f"I know {topic}.")),
+        )
+        for topic in TOPICS
+    ]
+    found = []
+    for name, serving in (("local", None), ("served", Serving(endpoint=address, prefill=True))):
+        with open_answerer(stage(name, label_spec(), serving), ["judge"]) as answerer:
+            replies = answerer.submit(asks).result()
+        assert {reply.missing for reply in replies} == {(False, False)}
+        found.append([reply.log_probabilities for reply in replies])
+    local, served = ([first - second for first, second in rows] for rows in found)
+    assert served == pytest.approx(local, abs=TOLERANCE_LOG_ODDS)
+    assert len({round(value, 3) for value in local}) > 1
 
 
 def test_a_greedy_critique_is_the_one_of_this_process(address, stage):
@@ -208,7 +229,7 @@ def test_a_greedy_critique_is_the_one_of_this_process(address, stage):
     critique.run(local)
     critique.run(served)
     texts = [
-        [[row[name] for name in ("init_response", "critique_response", "revision_response")] for row in records(found)]
+        [[row[name] for name in ("init_response", "critic_response", "revision_response")] for row in records(found)]
         for found in (local, served)
     ]
     assert len(texts[0]) == 2 * len(TOPICS)

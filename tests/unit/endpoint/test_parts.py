@@ -301,6 +301,10 @@ def test_the_bound_covers_a_token_for_every_byte(text, tokens, price_in, price_o
         assert prices.most_micro_usd(request) >= cost
 
 
+def test_the_bound_counts_bytes_where_a_character_has_several():
+    assert most_prompt_tokens(CallRequest(model="m", prompt="\u6f22" * 1000)) >= 3000
+
+
 # ---- keys, requests, answers
 
 

@@ -170,6 +170,10 @@ def test_what_rises_together_does_not_part():
     assert goodhart_curve.rank_correlation(goodhart_curve.table(points).mean(0)) == pytest.approx(1.0)
 
 
+def test_quality_that_stays_the_same_does_not_part():
+    assert goodhart_curve.parting(curve([0.0, 1.0], [0.5, 0.5])) is None
+
+
 def test_equal_values_share_their_rank():
     # Ranks 0, 1.5, 1.5, 3 against 0, 1, 2, 3: correlation 9 / sqrt(4.5 * 5) = 0.949.
     means = np.array([0, 1, 2, 3, 0, 5, 5, 9, 1, 2, 3, 4], dtype=float)

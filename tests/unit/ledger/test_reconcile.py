@@ -1,5 +1,6 @@
 """Reconciling: afterwards the calls cost what the log says, to the last micro-USD, and every difference is named."""
 
+from dataclasses import replace
 from decimal import Decimal
 
 from hypothesis import given
@@ -107,3 +108,25 @@ def test_afterwards_the_sum_is_that_of_the_log_and_a_second_time_changes_nothing
     again = compared(after, rows)
     assert not again.corrections
     assert set(kinds(again)) <= {"agrees"}
+
+
+def test_fractions_are_carried_on_so_that_the_sum_is_the_logs():
+    calls = [call("a", "answered", 1), call("b", "answered", 1)]
+    found = compared(calls, [billed("a", "0.6"), billed("b", "0.6")])
+    assert sum(item.micro_usd for item in corrected(calls, found)) == 1
+    assert kinds(found) == {"agrees": 2}
+
+
+def test_a_whole_micro_usd_apart_is_another_cost():
+    assert kinds(compared([call("a", "answered", 40)], [billed("a", 41)])) == {"cost_differs": 1}
+
+
+def test_a_call_whose_row_has_no_price_keeps_what_it_had():
+    found = compared([call("a", "answered", 40)], [billed("a", prompt=7, completion=3)])
+    assert (found.unpriced, found.corrections, found.differences) == (1, (), ())
+
+
+def test_a_log_without_tokens_leaves_ours():
+    ours = replace(call("a", "answered", 40), prompt_tokens=7, cached_tokens=2, completion_tokens=3)
+    ((_, new),) = compared([ours], [billed("a", 50)]).corrections
+    assert (new.prompt_tokens, new.cached_tokens, new.completion_tokens) == (7, 2, 3)
