@@ -10,8 +10,8 @@ ratio is the median over turns of ours / theirs: below one, ours needs less.
 `resume`: a stage of records that lacks its last batch is run again by a new process. Time from the start of the
 process, imports included, to the first new request at the server.
 
-`real_server`, with `--real-server URL --model NAME` and nothing else then: wall time of both sides against a server that
-is there already, vLLM say. A first turn, not counted, warms it, so that its prefix cache serves both sides alike.
+`--real-server URL --model NAME` measures that alone: wall time of both sides against a server that is there already,
+vLLM say. A first turn, not counted, warms it, so that its prefix cache serves both sides alike.
 
 The peer lives in an environment of its own under ~/.cache/charter-benchmarks, made when missing.
 """

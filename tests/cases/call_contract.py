@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from charter.ledger.call import CallSums
+from charter.ledger.call_books import CallBooks
 from charter.ledger.calls import CallStore, NewCall, Settlement
 
 SCOPE = dict(run="demo", stage="label", fingerprint="f" * 64)
@@ -77,6 +78,24 @@ def test_a_refusal_costs_nothing_and_an_unknown_call_is_bounded(store):
     assert (sums.settled_micro_usd, sums.unknown_micro_usd) == (0, 100)
     assert [found.call_id for found in store.unsettled()] == ["call-3"]
     assert store.totals() == store.checked_totals()
+
+
+def test_the_last_correction_counts_and_nothing_before_it(store, where):
+    store.intend([call(1), call(2)])
+    store.settle([answered(1), Settlement(call_id="call-2", outcome="unknown", at=1.0, note="timed out")])
+    for micro_usd in (70, 65):
+        with CallBooks.open(where) as books:
+            books.correct(
+                [
+                    (scope, found, Settlement(call_id=found.call_id, outcome="billed", at=3000.0, micro_usd=micro_usd))
+                    for scope, found in list(books.calls(run=SCOPE["run"]))
+                ]
+            )
+        sums = store.totals().sums
+        assert (sums.requests, sums.answered, sums.unknown) == (2, 2, 0)
+        assert (sums.settled_micro_usd, sums.unknown_micro_usd) == (2 * micro_usd, 0)
+        assert store.totals() == store.checked_totals()
+    assert store.answers(["key-1"]) == {"key-1": '{"text": "1"}'}
 
 
 def test_totals_are_kept_by_server_and_model(store):

@@ -237,7 +237,8 @@ def test_a_greedy_critique_is_the_one_of_this_process(address, stage):
 
 
 def test_a_sigkill_loses_no_answer_of_the_server(address, stage):
-    serving = Serving(endpoint=address, api="completions", concurrency=2)
+    """Ten requests a second, so that there is time to kill between two of them."""
+    serving = Serving(endpoint=address, api="completions", concurrency=2, requests_per_minute=600)
     local, killed = stage("local", label_spec(), None), stage("killed", label_spec(), serving)
     label.run(local)
     command = [sys.executable, "-m", "charter.feedback.label", "--stage-dir", str(killed.path)]

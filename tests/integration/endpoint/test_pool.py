@@ -1,7 +1,8 @@
 """The client against a real server in a thread of this process: every fault, money, resume, secrets, hedging."""
 
+import threading
 import time
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, wait
 from dataclasses import replace
 
 import pytest
@@ -89,6 +90,7 @@ def test_after_a_fault_the_same_question_is_asked_again(calls, tmp_path, fault):
         sums = fresh.totals().sums
     assert replies[1] == wanted[0]
     assert (len(server.requests), sum(stats.retries.values())) == (3, 1)
+    assert stats.micro_usd == sums.settled_micro_usd, "a useless reply that is billed counts here too"
     assert sums.settled_micro_usd <= bill(server) <= sums.most_micro_usd
     assert (sums.requests, sums.answered + sums.refused + sums.unknown) == (3, 3)
 
@@ -180,6 +182,37 @@ def test_a_busy_server_is_given_less_at_once(calls):
     assert calls.totals().sums.refused == 10
 
 
+@pytest.mark.parametrize(("fault", "is_less"), [("ok", False), ("429", True), ("hang", True)])
+def test_a_server_that_turns_away_or_times_out_is_given_half(calls, fault, is_less):
+    timeout = 0.3 if fault == "hang" else 5.0
+    with fault_server(Behaviour(script=["ok"] * 40 + [fault])) as (url, _):
+        serving = Serving(endpoint=url, concurrency=16, request_timeout=timeout)
+        with EndpointPool.open("judge", serving, calls) as pool:
+            pool.submit([question(number) for number in range(42)]).result(10)
+            (lane,) = pool._desk.lanes
+            assert (lane.at_once.limit < 16) == is_less
+
+
+@pytest.mark.parametrize(("fault", "is_closed"), [("429", False), ("429-after", True)])
+def test_a_server_that_says_when_to_come_back_is_left_alone_by_all(calls, fault, is_closed):
+    with (
+        fault_server(Behaviour(script=[fault])) as (url, _),
+        EndpointPool.open("judge", Serving(endpoint=url), calls) as pool,
+    ):
+        pool.submit([question(1)]).result(10)
+        (lane,) = pool._desk.lanes
+        assert (lane.closed_until > float("-inf")) == is_closed
+
+
+def test_nothing_more_is_paid_for_a_batch_that_has_failed(calls):
+    with fault_server(Behaviour(script=["400"])) as (url, server):
+        with EndpointPool.open("judge", Serving(endpoint=url, concurrency=1), calls) as pool:
+            with pytest.raises(DataError, match="the request is wrong"):
+                pool.submit([question(number) for number in range(100)]).result(10)
+            assert pool.submit([CallRequest(model="judge", prompt="later", max_new_tokens=8)]).result(10)
+        assert len(server.requests) < 50, "those sent before the failure was on disk, and the later one"
+
+
 def test_another_model_in_the_middle_stops_the_stage_and_its_answer_is_not_kept(calls):
     with fault_server(Behaviour(script=["ok", "wrong-model"])) as (url, server):
         with pytest.raises(DataError, match=r"'another-model', where .* was 'fault-judge-1' before"):
@@ -268,6 +301,50 @@ def test_slow_requests_are_sent_twice_only_where_that_costs_nothing(calls, bille
         assert stats.hedges >= 1
         assert sums.requests == len(server.requests) == 45 + stats.hedges
         assert (sums.answered + sums.unknown, sums.most_micro_usd) == (sums.requests, 0)
+
+
+def test_the_slower_of_two_requests_is_given_up_at_once(calls, monkeypatch):
+    monkeypatch.setattr(hedging, "LOOK_SECONDS", 0.02)
+    with fault_server(Behaviour(slow_every=30, slow_seconds=60.0)) as (url, _):
+        serving = Serving(endpoint=url, concurrency=4, billed=False, request_timeout=60.0)
+        with EndpointPool.open("judge", serving, calls) as pool:
+            pool.submit([question(number) for number in range(45)]).result(20)
+            until = time.monotonic() + 10
+            while calls.unsettled() and time.monotonic() < until:
+                time.sleep(0.005)
+            assert calls.unsettled() == (), "while the pool is open"
+            assert pool.stats().hedges >= 1
+
+
+def test_a_second_request_is_an_attempt_like_any_other(calls, monkeypatch):
+    monkeypatch.setattr(hedging, "LOOK_SECONDS", 0.02)
+    with fault_server(Behaviour(slow_every=30, slow_seconds=0.5)) as (url, server):
+        asked = [question(number) for number in range(45)]
+        _, stats = ask(url, calls, asked, concurrency=4, billed=False, max_attempts=1)
+    assert (stats.hedges, len(server.requests)) == (0, 45)
+
+
+def test_what_is_given_up_before_it_was_sent_costs_nothing(calls, monkeypatch):
+    begun, may_go_on, record = threading.Event(), threading.Event(), calls.record
+
+    def slow(*rows):
+        begun.set()
+        assert may_go_on.wait(10)
+        record(*rows)
+
+    monkeypatch.setattr(calls, "record", slow)
+    with fault_server() as (url, server):
+        pool = EndpointPool.open("judge", Serving(endpoint=url, **PRICES), calls)
+        future = pool.submit([question(1)])
+        assert begun.wait(10)
+        closing = threading.Thread(target=pool.close)
+        closing.start()
+        wait([future], 10)
+        may_go_on.set()
+        closing.join()
+        assert not server.requests
+    sums = calls.totals().sums
+    assert (sums.requests, sums.refused, sums.unknown) == (1, 1, 0)
 
 
 def test_closing_gives_up_what_is_under_way_and_records_it_as_unknown(calls):

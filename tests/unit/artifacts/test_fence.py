@@ -1,3 +1,4 @@
+import contextlib
 import threading
 
 import pytest
@@ -49,6 +50,23 @@ def test_nothing_appears_below_a_directory_that_was_lost(tmp_path):
         assert (tmp_path / "lease.json").stat().st_mtime_ns == before
     assert read_holder(tmp_path / "lease.json") is not None, "the one who took it over holds it still"
     durable.write_file(tmp_path / "deep.json", "of nobody's lease")
+
+
+def test_a_directory_that_is_lost_while_a_process_waits_for_its_lock_is_not_written(tmp_path, monkeypatch):
+    locked = fence.locked
+
+    @contextlib.contextmanager
+    def lost_meanwhile(directory):
+        lost(directory)
+        with locked(directory):
+            yield
+
+    with take(tmp_path):
+        durable.write_file(tmp_path / "f", "1")
+        monkeypatch.setattr(fence, "locked", lost_meanwhile)
+        with pytest.raises(InterruptedRunError, match="taken over by pid 1 on elsewhere"):
+            durable.write_file(tmp_path / "f", "2")
+    assert (tmp_path / "f").read_text() == "1"
 
 
 def test_other_directories_are_not_behind_the_fence(tmp_path):

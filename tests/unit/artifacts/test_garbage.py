@@ -12,12 +12,15 @@ def test_what_crashes_left_is_found_with_its_size_and_nothing_else(make_stage, t
         (stage_dir / name).mkdir()
         (stage_dir / name / "f").write_bytes(b"y" * 7)
     (stage_dir / "record.json.damaged-1").write_bytes(b"z" * 3)
+    (stages / "notes").write_text("no stage")
+    (tmp_path / "elsewhere" / ".tmp-of-others").mkdir(parents=True)
+    (stage_dir / "link").symlink_to(tmp_path / "elsewhere")
     (stages / "sft-bbbbbbbb").mkdir()
     (stages / "sft-bbbbbbbb" / ".tmp-inside").write_bytes(b"q" * 5)
     before = {
         path for path in stage_dir.rglob("*") if not any(word in str(path) for word in (".tmp", ".gc", "ed-", "ne-"))
     }
-    found = find_garbage(run, stages=[stage_dir])
+    found = find_garbage(run, stages=[stages / ".." / "stages" / stage_dir.name])
     told = {(item.path.relative_to(stages).as_posix(), item.kind, item.bytes) for item in found}
     assert told == {
         ("sft-aaaaaaaa/.gc-outputs-2", "half-removed", 7),

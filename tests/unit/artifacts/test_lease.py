@@ -94,12 +94,28 @@ def test_a_process_that_only_has_the_orphans_pid_is_left_alone(tmp_path, holder)
 def test_a_live_holder_on_another_host_is_respected_until_it_is_silent(tmp_path, monkeypatch):
     other = Holder(pid=1, start_ticks=1, host="other/boot", since=0.0)
     durable.write_json(tmp_path / "lease.json", asdict(other))
-    with pytest.raises(UsageError, match="pid 1 on other"):
+    with pytest.raises(UsageError, match="pid 1 on other") as refused:
         take(tmp_path)
     os.utime(tmp_path / "lease.json", (0, 0))
     with take(tmp_path):
         assert read_holder(tmp_path / "lease.json").host == host_id()
+    assert refused.tb, "what the refusal still refers to holds no lock"
     assert lease.STALE_AFTER_SECONDS > 2
+
+
+def test_a_sign_of_life_renews_the_lease(tmp_path):
+    with take(tmp_path) as held:
+        os.utime(tmp_path / "lease.json", (0, 0))
+        held.touch()
+        assert (tmp_path / "lease.json").stat().st_mtime > 0
+
+
+def test_a_process_does_not_end_itself_as_an_orphan(tmp_path, monkeypatch):
+    ended = []
+    monkeypatch.setattr(os, "kill", lambda *told: ended.append(told))
+    with take(tmp_path):
+        assert stop_orphan(tmp_path, wait_seconds=10) is None
+    assert ended == []
 
 
 def test_an_orphan_is_ended_with_all_its_processes(tmp_path, holder):

@@ -4,6 +4,7 @@ import copy
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.inference.endpoint.call import CallRequest
-from charter.inference.endpoint.parsing import message_in_error, parse_reply, refusal_in_error
+from charter.inference.endpoint.parsing import MOST_TOKENS, message_in_error, parse_reply, refusal_in_error
 from charter.inference.endpoint.shapes import InvalidReplyError
 from charter.inference.endpoint.stored import from_stored, to_stored
 from charter.spec.dataset import Turn
@@ -120,6 +121,14 @@ def assert_sound(reply: Any) -> None:
         assert math.isfinite(token.log_probability)
         assert [value for _, value in token.top] == sorted((value for _, value in token.top), reverse=True)
         assert all(value <= 0 and math.isfinite(value) and isinstance(word, str) for word, value in token.top)
+
+
+def is_answer(body: bytes, request: CallRequest) -> bool:
+    try:
+        parse_reply(body, request)
+    except InvalidReplyError:
+        return False
+    return True
 
 
 def test_every_hostile_body_is_refused_or_read_soundly():
@@ -233,6 +242,33 @@ def test_a_refusal_is_an_answer_without_text():
         assert parse_reply(encoded(filtered), request).reply.refusal == "content_filter"
 
 
+def test_the_words_of_a_refusal_stay_where_the_prompt_was_filtered_too():
+    message = {"content": None, "refusal": "I will not."}
+    filtered = changed(
+        changed(CHAT_REPLY, ("choices", 0, "message"), message), ("choices", 0, "finish_reason"), "content_filter"
+    )
+    assert parse_reply(encoded(filtered), CHAT).reply.refusal == "I will not."
+
+
+def test_all_of_a_prompt_may_be_cached_and_not_one_token_more():
+    for cached, whole in ((9, True), (10, False)):
+        body = encoded(changed(CHAT_REPLY, ("usage", "prompt_tokens_details", "cached_tokens"), cached))
+        assert is_answer(body, CHAT) is whole
+
+
+@pytest.mark.parametrize("kind", ["prompt_tokens", "completion_tokens"])
+def test_counts_of_tokens_end_at_two_to_the_31(kind):
+    for tokens, holds in ((MOST_TOKENS, True), (MOST_TOKENS + 1, False)):
+        assert is_answer(encoded(changed(CHAT_REPLY, ("usage", kind), tokens)), CHAT) is holds
+
+
+def test_log_probabilities_that_nobody_asked_for_are_not_read():
+    for request, body in LAYOUTS:
+        for found in (body["choices"][0]["logprobs"], {"content": "damaged"}):
+            told = encoded(changed(body, ("choices", 0, "logprobs"), found))
+            assert parse_reply(told, replace(request, top_log_probabilities=0)).reply.log_probabilities == ()
+
+
 def test_a_model_that_was_cut_while_thinking_has_said_nothing():
     cut = changed(CHAT_REPLY, ("choices", 0, "message", "content"), None)
     assert parse_reply(encoded(changed(cut, ("choices", 0, "finish_reason"), "length")), CHAT).reply.text == ""
@@ -249,8 +285,13 @@ def test_errors_say_what_the_server_says_on_one_line():
     assert message_in_error(b'{"error": {"message": "too\\n\\u001b[31mlong"}}') == "too [31mlong"
     assert message_in_error(b"<h1>Bad gateway</h1>") == "<h1>Bad gateway</h1>"
     assert len(message_in_error(b"x" * 10_000)) == 300
+    assert message_in_error(b'{"object": "error", "message": "a flat one"}') == "a flat one"
+    assert message_in_error(b'{"error": "a text alone"}') == "a text alone"
     filtered = b'{"error": {"code": "content_filter", "message": "The response was filtered"}}'
     assert refusal_in_error(filtered) == "content_filter: The response was filtered"
+    policy = b'{"error": {"code": "content_policy_violation", "message": "no"}}'
+    assert refusal_in_error(policy) == "content_policy_violation: no"
+    assert refusal_in_error(b'{"error": "prompt is too long"}') == "too long for the server: prompt is too long"
     assert refusal_in_error(b'{"error": {"code": "context_length_exceeded", "message": "m"}}') is None
 
 

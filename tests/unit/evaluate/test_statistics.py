@@ -115,6 +115,17 @@ def test_a_calibrated_model_shows_the_gap_that_chance_explains():
     assert found == pytest.approx(calibration.chance_gap(confidences), rel=0.8)
 
 
+def test_the_gap_of_chance_by_hand_and_where_it_is_told():
+    of_bins = [0.52 * 0.48, 0.55 * 0.45, 0.95 * 0.05 + 0.97 * 0.03]
+    by_hand = sum(math.sqrt(2 / math.pi) * math.sqrt(variance) for variance in of_bins) / 4
+    assert calibration.chance_gap([0.95, 0.97, 0.55, 0.52]) == pytest.approx(by_hand)
+    margins, targets = planted_margins(1.0, n=100)
+    confidences, right = calibration.sides(logistic.sigmoid(np.array(margins)).tolist(), targets)
+    ece = calibration_figures("pm", "m", margins, targets)[0]
+    assert ece.value == pytest.approx(sum(calibration.gap_terms(confidences, right)) / 100, abs=1e-5)
+    assert ece.note.endswith(f"would come out near {calibration.chance_gap(confidences):.3f} on so few pairs")
+
+
 def test_a_margin_of_0_is_a_coin():
     assert calibration.log_losses([0.0], [1.0]) == pytest.approx([math.log(2)])
     assert calibration.log_losses([800.0, -800.0], [1.0, 0.0]) == pytest.approx([0.0, 0.0])

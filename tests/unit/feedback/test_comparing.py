@@ -232,3 +232,20 @@ def test_yes_no_asks_of_each_answer_and_compares_the_log_odds():
     (verdict,) = asked(answerer, format="yes_no")
     assert verdict.log_odds == (1.5,)
     assert [ask.choices for ask in answerer.asks] == [("Y", "N")] * 2
+
+
+def test_the_tokens_of_every_question_count_in_a_format_with_two():
+    """Valid or not: what was generated for both answers was paid for."""
+    tokens = lambda ask: 5 if "Tea is fine" in str(ask.question) else 7  # noqa: E731
+    valid = Scripted(lambda ask: Choice(log_probabilities=(1.0, 0.0), tokens=tokens(ask)))
+    (verdict,) = asked(valid, format="yes_no")
+    assert verdict.tokens == 12
+    (refused,) = asked(Scripted(lambda ask: silent(refusal="no", tokens=tokens(ask))), format="yes_no")
+    assert (refused.reason, refused.tokens) == ("refused", 12 * ATTEMPTS)
+
+
+def test_the_answers_that_are_asked_about_one_by_one_have_draws_of_their_own():
+    answerer = Scripted()
+    asked(answerer, format="yes_no", chain_of_thought=True)
+    seeds = [ask.seed for ask in answerer.asks if isinstance(ask, Sample)]
+    assert len(set(seeds)) == len(seeds) == 2

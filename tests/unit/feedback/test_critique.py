@@ -9,7 +9,7 @@ from charter.artifacts.job import Job, JobInput
 from charter.errors import DataError
 from charter.feedback.asks import Text
 from charter.feedback.constitution import Constitution, Principle
-from charter.feedback.critique import Reviser
+from charter.feedback.critique import Reviser, _summary
 from charter.feedback.drive import answered
 from charter.spec.dataset import Conversation, Prompt, Turn, read_critiques
 from charter.spec.stage import CritiqueStage
@@ -52,6 +52,8 @@ def test_every_round_criticises_the_last_answer_under_a_principle_of_its_own():
     answerer = Scripted(write=by_purpose)
     batch = revised(answerer, revisions=3)
     assert [ask.role for ask in answerer.asks] == ["policy"] + ["critic"] * 6
+    assert len({ask.seed for ask in answerer.asks}) == 7
+    assert batch.tokens == 2 * 7
     first, second, third = batch.records
     assert second["init_response"] == first["revision_response"]
     assert third["init_response"] == second["revision_response"]
@@ -59,6 +61,36 @@ def test_every_round_criticises_the_last_answer_under_a_principle_of_its_own():
     assert [turn.content for turn in critique.turns] == ["Hi", first["revision_response"], second["critic_prompt"]]
     assert revision.turns[:3] == critique.turns
     assert [turn.content for turn in revision.turns[3:]] == [second["critic_response"], second["revision_prompt"]]
+
+
+def test_empty_answers_and_revisions_that_change_nothing_are_counted():
+    prompts = [Prompt(f"p{n}", (Turn("user", "Hi"),)) for n in range(3)]
+
+    def write(ask):
+        is_empty = ask.role == "policy" and len(ask.turns) == 1 and ask.seed == seeds[0]
+        return Text(text="" if is_empty else "the same", tokens=1)
+
+    seeds = [ask.seed for ask in answers_asked(prompts)]
+    totals = revised(Scripted(write=write), prompts, revisions=2).totals
+    assert totals == {"prompts": 3, "empty_first_answers": 1, "refused_revisions": 0, "unchanged_revisions": 5}
+    assert revised(Scripted(write=by_purpose), prompts).totals["unchanged_revisions"] == 0
+
+
+def answers_asked(prompts):
+    answerer = Scripted(write=by_purpose)
+    revised(answerer, prompts)
+    return answerer.lists[0]
+
+
+def test_the_summary_tells_refusals_from_empty_revisions():
+    totals = {
+        "records": 4, "set_aside": 5, "prompts": 9, "empty_first_answers": 1, "refused_revisions": 2,
+        "unchanged_revisions": 1,
+    }  # fmt: skip
+    assert _summary(totals) == {
+        "prompts": 9, "empty_first_answers": 1, "empty_revisions": 3, "refused_revisions": 2,
+        "unchanged_revision_share": 0.25,
+    }  # fmt: skip
 
 
 def test_principles_vary_over_prompts_and_rounds():

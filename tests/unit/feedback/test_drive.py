@@ -24,8 +24,8 @@ class Later:
 class Now(Later):
     """Answers at once, as a model of this process does."""
 
-    def __init__(self):
-        super().__init__(1)
+    def __init__(self, at_once=1):
+        super().__init__(at_once)
 
     def submit(self, asks):
         future = super().submit(asks)
@@ -70,9 +70,10 @@ def answer_last(answerer):
         future.set_result([f"re {ask}" for ask in asks])
 
 
+@pytest.mark.parametrize("at_once", [1, 3])
 @pytest.mark.parametrize(("rounds", "finished"), [(1, [("a", ["re a0"])]), (2, [])])
-def test_a_stop_finishes_what_is_answered_and_asks_nothing_more(rounds, finished):
-    answerer = Now()
+def test_a_stop_finishes_what_is_answered_and_asks_nothing_more(rounds, finished, at_once):
+    answerer = Now(at_once)
     asked = [("a", making("a", rounds)), ("b", making("b", rounds))]
     assert list(drive(asked, answerer, should_stop=lambda: bool(answerer.futures))) == finished
     assert len(answerer.futures) == 1

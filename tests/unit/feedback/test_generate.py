@@ -55,6 +55,7 @@ def test_what_is_no_new_prompt_is_drawn_again_after_others_and_then_set_aside():
     assert [len(asks) for asks in answerer.lists] == [2, 2]
     assert [row["prompt"][0]["content"] for row in batch.records] == ["good one", "Fresh"]
     assert answerer.lists[0][0].turns != answerer.lists[1][0].turns
+    assert len({ask.seed for ask in answerer.asks}) == 4
     batch, answerer = prompts_made(lambda ask: Text(text="4. how do I fix thing 3", tokens=1), count=1)
     assert (len(answerer.lists), list(batch.records)) == (ATTEMPTS, [])
     assert batch.set_aside == [{"reason": "a given prompt", "id": "n0", "text": "4. how do I fix thing 3"}]
@@ -64,6 +65,24 @@ def test_what_is_no_new_prompt_is_drawn_again_after_others_and_then_set_aside():
 def test_a_refusal_is_counted_as_one():
     batch, _ = prompts_made(lambda ask: Text(text="", tokens=0, refusal="no"), count=1)
     assert batch.set_aside == [{"reason": "refused", "id": "n0", "text": "no"}]
+
+
+def test_records_stay_in_order_when_an_earlier_one_is_drawn_again_and_say_what_was_cut():
+    replies = iter([Text(text="4. Why is", tokens=3, is_finished=False), Text(text="4. A\n5. B", tokens=3)])
+    again = Text(text="4. C\n5. D", tokens=3, is_finished=False)
+    batch, _ = prompts_made(lambda ask: next(replies, again), count=2)
+    assert [(row["id"], row["prompt"][0]["content"]) for row in batch.records] == [("n0", "C"), ("n1", "A")]
+    assert batch.totals == {"finished": 1}
+
+
+def test_fewer_given_prompts_than_are_shown_are_all_shown():
+    batch, _ = prompts_made(lambda ask: Text(text="3. New", tokens=1), count=1, seeds=GIVEN[:2])
+    assert sorted(batch.records[0]["shown"]) == ["s0", "s1"]
+
+
+def test_of_a_long_unusable_reply_the_beginning_is_kept():
+    batch, _ = prompts_made(lambda ask: Text(text="word " * 1000, tokens=1, is_finished=False), count=1)
+    assert batch.set_aside == [{"reason": "cut off", "id": "n0", "text": "word " * 100}]
 
 
 def test_draws_hang_on_the_id_alone():
@@ -109,6 +128,7 @@ def test_answers_are_conversations_several_to_a_prompt_with_draws_of_their_own()
     answerer = Scripted(write=lambda ask: Text(text="" if ask.seed % 2 else f"answer {ask.seed}", tokens=4))
     batch = answered(AnswerMaker(job=made, spec=made.spec).make(GIVEN), answerer)
     assert len({ask.seed for ask in answerer.asks}) == 40
+    assert batch.tokens == 160
     ids = {row["id"] for row in batch.records} | {row["id"] for row in batch.set_aside}
     assert ids == {f"s{n}/answer-{k}" for n in range(20) for k in (1, 2)}
     assert batch.set_aside

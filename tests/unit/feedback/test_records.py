@@ -8,6 +8,7 @@ from charter.artifacts.batch_files import batch_paths, finished_batches
 from charter.artifacts.job import Job, write_job
 from charter.artifacts.stage_dir import StageDir
 from charter.errors import DataError
+from charter.feedback import records
 from charter.feedback.records import Batch, in_batches, make_records
 from charter.spec.stage import CritiqueStage
 
@@ -157,6 +158,7 @@ def test_a_damaged_batch_is_noticed_and_made_again_alone(tmp_path, undisturbed, 
 
     with pytest.raises(Killed):
         make_records(stage_at(path), in_batches(ITEMS, 3), make, Echo(), summarise=summarise, check=_killed)
+    (path / "batches" / ".tmp-torn").write_text("half a batch")
     part = list(batch_paths(path))[number - 1]
     part.write_bytes(part.read_bytes().replace(b'"id": ', b'"id":  '))
 
@@ -167,6 +169,9 @@ def test_a_damaged_batch_is_noticed_and_made_again_alone(tmp_path, undisturbed, 
     run(path, make_and_note)
     assert made == [in_batches(ITEMS, 3)[number - 1]]
     assert outputs(path) == undisturbed
+    steps = [json.loads(line)["step"] for line in (path / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [1, 2, 3, 4]
+    assert not (path / "batches" / ".tmp-torn").exists()
 
 
 def test_other_items_under_the_same_numbers_are_made_anew(tmp_path):
@@ -198,6 +203,46 @@ def test_processes_share_the_batches_and_the_first_publishes(tmp_path, undisturb
         assert (path / "record.json").exists() == (rank == 0)
     assert sum(map(len, made.values())) == 4
     assert outputs(path) == undisturbed
+
+
+def test_sums_have_the_same_bits_whichever_batch_came_last(tmp_path):
+    def make_tenths(items):
+        made = yield from make(items)
+        return Batch(records=made.records, totals={"weight": (items[0].number + 3) / 30})
+
+    def publish(path, **more):
+        make_records(stage_at(path), in_batches(ITEMS[:9], 3), make_tenths, Echo(), summarise=dict, **more)
+        return outputs(path)["summary.json"]
+
+    in_order = publish(tmp_path / "in-order")
+    assert json.loads(in_order)["weight"] == (0.1 + 0.2) + 0.3 != (0.2 + 0.3) + 0.1
+    with pytest.raises(Killed):
+        publish(tmp_path / "killed", check=_killed)
+    next(batch_paths(tmp_path / "killed")).unlink()
+    assert publish(tmp_path / "killed") == in_order
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_the_first_process_publishes_nothing_before_the_batches_of_the_others_are_there(
+    tmp_path, undisturbed, monkeypatch, stops
+):
+    path, looks = tmp_path / "waits", []
+    monkeypatch.setattr(records, "WAIT_FOR_OTHERS_SECONDS", 0)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    def later():
+        """The other process is far behind, or a stop is asked for while it works."""
+        looks.append(finished_batches(path))
+        if looks.count(2) == 9 and not stops:
+            monkeypatch.setenv("RANK", "1")
+            run(path)
+            monkeypatch.setenv("RANK", "0")
+        return stops and looks.count(2) >= 9
+
+    run(path, should_stop=later)
+    assert looks.count(2) >= 9
+    assert (path / "record.json").exists() != stops
+    assert stops or outputs(path) == undisturbed
 
 
 def test_what_a_check_refuses_is_not_published(tmp_path):

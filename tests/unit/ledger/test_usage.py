@@ -2,6 +2,7 @@
 
 import csv
 import io
+from dataclasses import replace
 
 import pytest
 
@@ -61,3 +62,11 @@ def test_the_charge_is_in_focus_columns_and_exact(tmp_path):
     assert (row["ChargeCategory"], row["PricingUnit"], row["PricingQuantity"]) == ("Usage", "Tokens", "35")
     assert (row["EffectiveCost"], row["ContractedCost"], row["x_UnknownMicroUsd"]) == ("0.000040", "0.000040", "100")
     assert (row["Provider"], row["ResourceType"], row["x_EstimateOrActual"]) == ("a", "m", "estimate")
+
+
+def test_what_is_priced_counts_beside_calls_without_a_price(tmp_path):
+    (usage,) = usage_of(tmp_path / "calls.sqlite", [1, 2], settled={1, 2})
+    for unpriced, settled, cost in ((0, 80, 80), (1, 40, 40), (2, 0, None), (0, 0, 0)):
+        sums = replace(usage.route.sums, unpriced=unpriced, settled_micro_usd=settled)
+        charge = usage_charge(replace(usage, route=replace(usage.route, sums=sums)))
+        assert (charge["EffectiveCost"], charge["ListCost"], charge["x_Unpriced"]) == (cost, cost, unpriced)

@@ -8,7 +8,7 @@ from charter.errors import DataError, SpecError
 from charter.launch.commands import STAGE_MODULES
 from charter.pipeline.graph import build_pipeline, job_of
 from charter.pipeline.preflight import check_before_start
-from charter.pipeline.served import loads_weights
+from charter.pipeline.served import check_served, loads_weights
 from charter.spec.project import DataSpec, ModelSpec, Project, Serving
 from charter.spec.stage import LabelStage, SftStage
 
@@ -71,3 +71,22 @@ def test_only_models_that_are_not_served_are_loaded(project, tmp_path):
     stage = check(project, tmp_path).stages["label"]
     assert not loads_weights(project, stage)
     assert loads_weights(replace(project, serving={}), stage)
+
+
+def test_a_model_that_is_here_and_served_has_both_uses(project, tmp_path):
+    """Its weights make its identity, wherever it answers; a stage that trains from it has them."""
+    (tmp_path / "big").mkdir()
+    (tmp_path / "big" / "config.json").write_text("{}")
+    (tmp_path / "big" / "model.safetensors").write_bytes(b"weights")
+    here = replace(
+        project,
+        models={"big": ModelSpec(model="big")},
+        pipeline={**project.pipeline, "sft": SftStage(init="big", data=("pairs",), steps=1)},
+    )
+    stages = build_pipeline(here, tmp_path).stages
+    assert list(check_served(here, list(stages.values()))) == []
+    judge, init = stages["label"].inputs["judge"][0], stages["sft"].inputs["init"][0]
+    assert judge.path == init.path == str(tmp_path / "big")
+    unserved = build_pipeline(replace(here, serving={}), tmp_path).stages
+    assert judge.fingerprint == unserved["label"].inputs["judge"][0].fingerprint
+    assert not loads_weights(here, stages["label"])

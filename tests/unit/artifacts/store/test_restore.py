@@ -6,6 +6,7 @@ import pytest
 from charter.artifacts.batch_files import BatchFiles, batch_paths, damage
 from charter.artifacts.record import OUTPUTS, RECORD_FILE, damaged_output, read_record
 from charter.artifacts.stage_dir import StageDir
+from charter.artifacts.store.place import PlaceError
 from charter.artifacts.store.restoring import Restorer
 from charter.errors import DataError
 
@@ -80,6 +81,20 @@ def test_a_damaged_list_is_said_and_a_lost_summary_costs_nothing(make_stage, sav
     assert "does not have its recorded sha256" in restore.said[0]
 
 
+@pytest.mark.parametrize(("group", "name"), [("other-stage", "step-00000002"), (None, "step-00000004")])
+def test_a_list_under_the_place_of_another_one_is_refused(make_stage, save, replicator, copies, place, group, name):
+    stage_dir = make_stage()
+    save(stage_dir, 2)
+    list(replicator(stage_dir).copy_new())
+    group = group or stage_dir.name
+    place.put(f"copies/test/{group}/{name}.json", place.get(f"copies/test/{stage_dir.name}/step-00000002.json"))
+    with pytest.raises(DataError, match=f"is the list step-00000002 of {stage_dir.name}"):
+        copies.read(group, name)
+    found, (wrong,) = copies.of(group)
+    assert name not in [item.name for item in found]
+    assert f"{group}/{name}" in wrong
+
+
 def test_damage_is_never_copied(make_stage, save, replicator, place):
     stage_dir = make_stage()
     save(stage_dir, 2)
@@ -146,3 +161,59 @@ def test_what_is_newer_here_is_not_overwritten(make_stage, save, replicator, res
     save(stage_dir, 4)
     assert restore(stage_dir) == []
     assert StageDir(stage_dir).latest_checkpoint().step == 4
+
+
+def test_copies_of_a_stage_with_another_fingerprint_are_not_brought_back(make_stage, save, replicator, copies):
+    stage_dir = make_stage()
+    save(stage_dir, 2)
+    list(replicator(stage_dir).copy_new())
+    shutil.rmtree(stage_dir)
+    assert Restorer(copies, print).restore_stage(stage_dir.name, stage_dir, "b" * 64) == []
+    assert not stage_dir.exists()
+
+
+def test_a_damaged_checkpoint_here_is_kept_aside_and_what_belongs_to_the_copy_comes_with_it(
+    make_stage, save, replicator, restore
+):
+    stage_dir = make_stage()
+    (stage_dir / "metrics.jsonl").write_text('{"step": 2}\n')
+    save(stage_dir, 2)
+    list(replicator(stage_dir).copy_new())
+    (stage_dir / "metrics.jsonl").write_text('{"step": 1}\n')
+    (stage_dir / "state" / "step-00000002" / "w.bin").write_bytes(b"bad")
+    for left in (stage_dir / ".tmp-x", stage_dir / "state" / ".tmp-y"):
+        left.mkdir()
+    assert restore(stage_dir) == ["checkpoint 2"]
+    assert StageDir(stage_dir).checkpoints.newest().step == 2
+    assert (stage_dir / "metrics.jsonl").read_text() == '{"step": 2}\n'
+    assert {path.name for path in (stage_dir / "state").iterdir()} == {"step-00000002", "step-00000002.damaged-1"}
+    assert not (stage_dir / ".tmp-x").exists()
+
+
+def test_whole_outputs_without_their_record_stay_and_get_it(make_stage, finish, replicator, restore):
+    stage_dir = make_stage()
+    finish(stage_dir)
+    list(replicator(stage_dir).copy_new())
+    record = read_record(stage_dir)
+    (stage_dir / RECORD_FILE).unlink()
+    assert restore(stage_dir) == ["outputs (3 files)"]
+    assert read_record(stage_dir) == record
+    assert not (stage_dir / f"{OUTPUTS}.damaged-1").exists()
+
+
+def test_a_place_that_does_not_answer_ends_the_restore(make_stage, save, replicator, restore, place, monkeypatch):
+    chunks = type(place).chunks
+
+    def down(self, key):
+        if key.startswith("objects/"):
+            raise PlaceError("down")
+        return chunks(self, key)
+
+    stage_dir = make_stage()
+    save(stage_dir, 2)
+    list(replicator(stage_dir).copy_new())
+    shutil.rmtree(stage_dir)
+    monkeypatch.setattr(type(place), "chunks", down)
+    with pytest.raises(PlaceError, match="down"):
+        restore(stage_dir)
+    assert restore.said == []

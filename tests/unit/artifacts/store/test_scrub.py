@@ -1,7 +1,12 @@
+import contextlib
+import shutil
+import sqlite3
+
 import pytest
 
 from charter.artifacts.checkpoints import damage
 from charter.artifacts.record import damaged_output, read_record
+from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.store.scrub import scrub_group
 
 
@@ -61,3 +66,25 @@ def test_what_is_damaged_here_and_there_is_told_and_left(kept, copies, place):
 def test_a_list_that_is_damaged_is_told(kept, copies, place):
     place.put(f"copies/test/{kept.name}/outputs.json", b"{}")
     assert outcomes(copies, kept) == [(".", "lost")]
+
+
+def test_a_checkpoint_that_retention_removed_here_is_checked_there_only(kept, copies, place):
+    shutil.rmtree(kept / "state" / "step-00000002")
+    assert outcomes(copies, kept) == []
+    spoil_there(copies, place, kept, "step-00000002", CHECKPOINT_FILE)
+    assert outcomes(copies, kept) == [(CHECKPOINT_FILE, "lost")]
+    assert not (kept / CHECKPOINT_FILE).exists()
+
+
+def test_what_goes_on_being_written_is_not_taken_for_damage(kept, copies, replicator):
+    database = kept / "calls.sqlite"
+    with contextlib.closing(sqlite3.connect(database)) as live:
+        live.execute("CREATE TABLE t (n INTEGER)")
+        (kept / "metrics.jsonl").write_text("{}\n")
+        StageDir(kept).save_checkpoint(4, lambda out: (out / "w.bin").write_bytes(b"4") and None)
+        list(replicator(kept).copy_new(flush=True))
+        live.execute("CREATE TABLE u (n INTEGER)")
+    (kept / "metrics.jsonl").write_text("{}\n{}\n")
+    before = database.read_bytes()
+    assert outcomes(copies, kept) == []
+    assert database.read_bytes() == before
