@@ -11,7 +11,7 @@ from typing import Literal
 from charter.artifacts.file_facts import FileFact, facts_of
 from charter.artifacts.safe_path import below
 from charter.artifacts.store.copy import Copies, Copy
-from charter.artifacts.store.sources import METRICS, SIDECARS
+from charter.artifacts.store.sources import SIDECARS
 
 Outcome = Literal["repaired here", "repaired there", "lost"]
 
@@ -44,7 +44,7 @@ def scrub_group(copies: Copies, group: str, directory: Path, *, repair: bool = T
 
 
 def _scrub(copies: Copies, copy: Copy, directory: Path, *, repair: bool) -> Iterator[Repair]:
-    files = {name: fact for name, fact in copy.files.items() if name not in SIDECARS and name != METRICS}
+    files = {name: fact for name, fact in copy.files.items() if name not in SIDECARS}
     is_here = any(below(directory, name).exists() for name in files)
     here = _damaged_here(directory, files) if is_here else {}
     for name, fact in sorted(files.items()):
