@@ -72,7 +72,7 @@ GROUPS: dict[str, tuple[Suite, ...]] = {
         Suite(
             name="integration",
             arguments=("tests/integration", *(f"--ignore=tests/integration/{name}" for name in APART), *BY_FILE),
-            budget_seconds=300,
+            budget_seconds=420,
         ),
         Suite(
             name="engine",
