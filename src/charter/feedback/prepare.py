@@ -3,7 +3,7 @@
 Three passes over the rows. The first only counts them, so that a row that cannot be read is told before hours of work.
 The second makes the digest of every row, the dear part; it depends on nothing but the row, so that batches of digests
 are files of their own, and a crash costs the one under way. The third is cheap and done anew by every attempt: it
-decides on hashes alone, in order, and writes. A million rows take some 450 MB, whatever their length.
+decides on hashes alone, in order, and writes. Memory grows by half a kB per row (benchmarks/prepare_rows.py).
 """
 
 import itertools
@@ -39,7 +39,7 @@ from charter.spec.stage import PrepareStage
 
 REJECTED = "rejected.jsonl"
 ROWS_PER_BATCH = 2000
-"""About a second of work on one core: what a crash can cost; a million rows are 500 files."""
+"""About half a second of work on one core: what a crash can cost; a million rows are 500 files."""
 
 
 def run(stage: StageDir) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from charter.artifacts.batch_files import finished_batches  # noqa: E402
 from charter.errors import DataError  # noqa: E402
 from charter.feedback import critique, generate, label, label_items, local_models  # noqa: E402
 from charter.feedback.inputs import with_unique_ids  # noqa: E402
@@ -126,6 +127,10 @@ def test_answers_can_be_learnt_from_and_repeat_exactly(workshop):
     read = read_conversations(stage.outputs / "records.jsonl")
     aside = rows_of(stage, "set_aside.jsonl") if (stage.outputs / "set_aside.jsonl").exists() else []
     assert len(read) + len(aside) == 30
+    at_once = (
+        SAMPLING["rollout_batch"] // 3
+    )  # prompts of a batch, so that no more than rollout_batch are sampled together
+    assert finished_batches(stage.path) == -(-10 // at_once)
     assert len({row["messages"][-1]["content"] for row in rows_of(stage)}) > 10
 
 
