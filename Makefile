@@ -6,8 +6,9 @@ BIN := .venv/bin
 INSTALLED_FROM := pyproject.toml constraints.txt tools/setup.sh
 RUN_READY := .venv/.ready-run
 DEV_READY := .venv/.ready-dev
+SYSTEM_READY := .venv/.ready-system
 
-.PHONY: help demo demo-clean test test-system test-engines chaos check lint format types imports docs constraints clean
+.PHONY: help demo demo-clean test test-system test-handover test-engines chaos check lint format types imports docs constraints clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 15
@@ -20,6 +21,10 @@ $(DEV_READY): $(INSTALLED_FROM)
 	@bash tools/setup.sh run,dev
 	@touch $@ $(RUN_READY)
 
+$(SYSTEM_READY): $(INSTALLED_FROM)
+	@bash tools/setup.sh run,dev,dev-system
+	@touch $@ $(DEV_READY) $(RUN_READY)
+
 demo: $(RUN_READY)  ## the whole pipeline on real text, on this machine; a second time it only says that all is done
 	@bash tools/demo.sh demo
 
@@ -29,13 +34,17 @@ demo-clean:  ## forget the demo's run
 test: $(DEV_READY)  ## unit, published, golden, doctest and integration suites
 	@$(BIN)/python tools/suites.py test
 
-test-system: $(DEV_READY)  ## what needs apt packages (PostgreSQL); installs them when it may
+test-system: $(SYSTEM_READY)  ## what needs apt packages (PostgreSQL, Slurm, Chromium) and Ray, MLflow; installs them when it may
 	@bash tools/system_packages.sh
 	@$(BIN)/python tools/suites.py system
 
-test-engines: $(DEV_READY)  ## what needs other engines (vLLM in an environment of its own, lm-evaluation-harness)
+test-engines: $(DEV_READY)  ## what needs other engines: vLLM, lm-evaluation-harness, a Kubernetes control plane, clients of clouds
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt "lm-eval==0.4.13"
 	@$(BIN)/python tools/suites.py engines
+
+test-handover: $(DEV_READY)  ## stages in other engines: their configurations read by their own code, their runs taken over
+	@bash tools/engine_environment.sh $(patsubst tools/engines/%.txt,%,$(wildcard tools/engines/*.txt))
+	@$(BIN)/python tools/suites.py handover
 
 N ?= 3000
 chaos: export CHARTER_CHAOS_KILLS = $(N)
@@ -46,7 +55,7 @@ chaos: $(DEV_READY)  ## the full matrix of kills and faults, N random kills amon
 	@$(BIN)/python tools/suites.py chaos
 	@$(BIN)/python tools/kill_results.py "$$CHARTER_KILL_RESULTS"
 
-check:  ## what CI does: lint, types, imports, test, test-system
+check:  ## what CI does: lint, types, imports, test, test-handover, test-system
 	@bash .ci/run
 
 lint: $(DEV_READY)  ## ruff: rules and format
@@ -68,6 +77,8 @@ docs: $(DEV_READY)  ## write the generated pages: the map in CONTRIBUTING.md, th
 	$(BIN)/python tools/module_map.py
 	$(BIN)/python tools/cli_reference.py
 	$(BIN)/python tools/yaml_reference.py
+	$(BIN)/python tools/engine_tables.py
+	$(BIN)/python tools/recipes.py
 
 constraints: $(DEV_READY)  ## pin in constraints.txt what .venv holds now
 	$(BIN)/python tools/constraints.py > constraints.txt.new && mv constraints.txt.new constraints.txt

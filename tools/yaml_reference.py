@@ -43,6 +43,21 @@ WHERE: Mapping[str, str] = {
     "StageResources": "`pipeline.NAME.resources`",
     "Adapter": "`pipeline.NAME.adapter`",
     "Guard": "`pipeline.NAME.guard`",
+    "Launch": "`launch`",
+    "SlurmSettings": "`launch.slurm`",
+    "RaySettings": "`launch.ray`",
+    "KubernetesSettings": "`launch.kubernetes`",
+    "SkyPilotSettings": "`launch.skypilot`",
+    "ManagedSettings": "`launch.managed`",
+    "NodeChecks": "`launch.node_checks`",
+    "Metering": "`metering`",
+    "IdlePolicy": "`idle`",
+    "TrackerEntry": "An entry of `tracking`",
+    "MlflowSettings": "An entry of `tracking`: `mlflow`",
+    "WandbSettings": "An entry of `tracking`: `wandb`",
+    "TensorboardSettings": "An entry of `tracking`: `tensorboard`",
+    "Alerts": "`alerts`",
+    "EngineEnvironment": "An entry of `engines`",
 }
 
 

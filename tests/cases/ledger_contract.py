@@ -150,7 +150,7 @@ def test_a_write_that_fails_in_the_middle_leaves_nothing_behind(ledger, monkeypa
         raise RuntimeError("between the attempt and its charges")
 
     first = ledger.begin(**STAGE, at=0.0)
-    monkeypatch.setattr("charter.ledger.rows.settle_stage", fail)
+    monkeypatch.setattr("charter.ledger.rows.write_charges", fail)
     with pytest.raises(RuntimeError):
         ledger.begin(**STAGE, at=1.0)
     with pytest.raises(RuntimeError):

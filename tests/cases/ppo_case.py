@@ -1,5 +1,7 @@
 """PPO workloads and places for tests, without files."""
 
+from dataclasses import replace
+
 from charter.catalog import accelerators, models
 from charter.plan.hardware.place import Place, Price
 from charter.plan.options.question import Question
@@ -7,6 +9,15 @@ from charter.plan.physics.knowledge import shipped
 from charter.plan.stages.node_needs import checkpoint_bytes
 from charter.plan.work.phase import Counters, Phase, Role, Workload
 from charter.spec.stage import PpoStage
+
+
+def without_value(work):
+    """The same with an estimator that compares answers."""
+    return replace(
+        work,
+        roles=tuple(role for role in work.roles if role.name != "value"),
+        phases=tuple(phase for phase in work.phases if phase.role != "value"),
+    )
 
 
 def workload(

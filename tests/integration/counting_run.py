@@ -25,6 +25,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", default=[])
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--grace", type=float, default=30.0)
+    parser.add_argument("--on")
     arguments = parser.parse_args()
     options = RunOptions(
         only=tuple(arguments.only),
@@ -33,6 +34,7 @@ def main() -> int:
         packages=(),
         keep_plan=False,
         stop_grace_seconds=arguments.grace,
+        engine=arguments.on,
     )
     try:
         project = load_project(arguments.directory, overrides=arguments.set)

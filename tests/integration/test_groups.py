@@ -1,5 +1,6 @@
 """Stages of several real processes: one that ends, hangs or is lost takes the others with it, and all start again."""
 
+import contextlib
 import json
 import os
 import signal
@@ -189,15 +190,17 @@ def test_another_number_of_processes_is_refused_without_reshard(make_group):
 
 @pytest.fixture
 def memory_group():
-    """A control group (v1) of 160 MiB; skipped where this machine does not let us make one."""
+    """A control group (v1) of 480 MiB, of which the rest of a run takes a third; skipped where none can be made."""
     place = MEMORY_CGROUP / f"charter-test-{os.getpid()}"
     try:
         place.mkdir()
-        (place / "memory.limit_in_bytes").write_text(str(160 * 2**20))
+        (place / "memory.limit_in_bytes").write_text(str(480 * 2**20))
     except OSError as error:
         pytest.skip(f"no memory control group of our own: {error}")
     yield place
-    place.rmdir()
+    while place.exists():  # what meters the run ends a moment after it
+        with contextlib.suppress(OSError):
+            place.rmdir()
 
 
 def test_a_process_that_the_kernel_kills_for_memory_is_told_as_that(make_group, memory_group):

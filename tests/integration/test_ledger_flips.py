@@ -95,7 +95,7 @@ def test_a_flipped_bit_is_found_or_changes_nothing(tmp_path, how, name):
                 assert len(lost) == damaged
             noticed += damaged > 0
         shutil.rmtree(copy)
-    assert noticed > FLIPS / 4
+    assert noticed > FLIPS / 8, "much of a small file is room for tables that hold nothing yet"
 
 
 def test_a_flipped_bit_in_the_ledger_of_attempts_is_found_or_changes_no_money(tmp_path):

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("ledger_contract", "call_contract", "call_kills", "postgres_server")
+pytest.register_assert_rewrite(
+    "ledger_contract", "sums_contract", "call_contract", "call_kills", "postgres_server", "take_back_contract"
+)
 
 
 @pytest.fixture(scope="session")

@@ -52,6 +52,17 @@ def test_a_swift_bucket_keeps_what_a_place_promises(place, tmp_path):
     assert place._conditional is False, "Swift answers NotImplemented, and the place goes on without conditions"
 
 
+def test_tags_are_refused_by_swift_which_is_told_of_once_and_copies_are_kept(place, tmp_path):
+    told = []
+    place = S3Place("s3://results/tagged", tell=told.append)
+    assert place.put_new("new", b"one", tags={"charter:run": "demo"})
+    assert not place.put_new("new", b"two", tags={"charter:run": "demo"})
+    place.put("put", b"one", tags={"charter:run": "demo"})
+    assert (place.get("new"), place.get("put"), place._conditional) == (b"one", b"one", False)
+    assert len(told) == 1
+    assert "refuses tags on what is written (HTTP 501" in told[0]
+
+
 def test_large_files_go_in_parts_and_a_stage_comes_back(place, tmp_path):
     stage_dir = write_sft_job(tmp_path / "sft-aaaaaaaa")
     content = bytes(range(256)) * 4096 * 110

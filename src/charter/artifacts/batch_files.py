@@ -7,6 +7,7 @@ set aside and made again; the others are not touched.
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,13 @@ class BatchFiles:
     def has(self, number: int, key: str) -> bool:
         """Whether a batch is there; `read` verifies it."""
         return self.path_of(number, key).exists()
+
+    def names(self) -> set[str]:
+        """The names of all files that are there."""
+        try:
+            return set(os.listdir(self.directory))
+        except FileNotFoundError:
+            return set()
 
     def write(
         self,

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from charter.artifacts.group import GROUP
+from charter.artifacts.term import NO_TERM, Term, read_term, term_of_process
 from charter.errors import InterruptedRunError
 
 FENCE, FENCE_LOCK = ".fence", ".fence.lock"
@@ -72,10 +73,21 @@ _held: dict[Path, Fence] = {}
 """By directory: what this process holds. A process works in one stage; the supervisor holds the run."""
 
 
-def next_content(directory: Path, holder: Mapping[str, Any]) -> dict[str, Any]:
-    """What the next holder of a directory writes into the fence file."""
-    token = read_fence(directory).get("token", 0)
-    return {"token": token + 1, "group": os.environ.get(GROUP), **holder}
+def next_content(directory: Path, holder: Mapping[str, Any], *, term: Term | None = None) -> dict[str, Any]:
+    """What the next holder of a directory writes into the fence file.
+
+    An earlier start of an engine's job is refused. Whoever is started without an engine counts as a new submission.
+    """
+    found = read_fence(directory)
+    last, own = read_term(found.get("term")), term or term_of_process()
+    if own is not None and own < last:
+        raise InterruptedRunError(
+            f"{directory} belongs to start {last} of its stage by now; this is the earlier start {own}, which ends"
+        )
+    if own is None and last != NO_TERM:
+        own = Term(last.submission + 1, 0)
+    named = {} if own is None else {"term": str(own)}
+    return {"token": found.get("token", 0) + 1, "group": os.environ.get(GROUP), **named, **holder}
 
 
 def hold(directory: Path, content: Mapping[str, Any]) -> Fence:

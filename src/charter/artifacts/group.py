@@ -10,8 +10,12 @@ from pathlib import Path
 
 RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
 GROUP = "CHARTER_GROUP"
+APART = "CHARTER_APART"
+"""Set in a process that makes its share of the records without the others: a task of an engine's array."""
+NODE_ADDRESS = "CHARTER_NODE_ADDRESS"
+"""Of the node of rank 0, as other nodes reach it; only where a stage has several nodes."""
 FAILURE, LOG = "failure.json", "log.txt"
-_OF_ONE_START = ("heartbeat-*", "member-*.json", "rendezvous-*.json", "failure-*.json")
+_OF_ONE_START = ("heartbeat-*", "member-*.json", "rendezvous-*.json", "failure-*.json", "publisher-*.json")
 
 
 def rank_of_process() -> int:
@@ -24,17 +28,26 @@ def world_size() -> int:
     return int(os.environ.get(WORLD_SIZE, "1"))
 
 
-def rank_environment(rank: int, *, processes: int, group: str) -> dict[str, str]:
-    """What one process of a stage is told about its place.
+def works_apart() -> bool:
+    """Whether this process is a task of an array: it shares the work with `world_size` others, and meets none."""
+    return bool(os.environ.get(APART))
+
+
+def rank_environment(
+    rank: int, *, processes: int, group: str, first: int = 0, here: int | None = None
+) -> dict[str, str]:
+    """What one process of a stage is told about its place; on one of several nodes `first` and `here` say which part.
 
     >>> sorted(rank_environment(1, processes=2, group="1-a").values())
     ['1', '1', '1-a', '2', '2']
+    >>> rank_environment(5, processes=8, group="1-a", first=4, here=4)["LOCAL_RANK"]
+    '1'
     """
     return {
         RANK: str(rank),
         WORLD_SIZE: str(processes),
-        LOCAL_RANK: str(rank),
-        LOCAL_WORLD_SIZE: str(processes),
+        LOCAL_RANK: str(rank - first),
+        LOCAL_WORLD_SIZE: str(processes if here is None else here),
         GROUP: group,
     }
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from charter.artifacts import durable
 from charter.artifacts.sealed import SEAL, broken_seal, write_sealed
 from charter.errors import DataError
+from charter.spec.engines import EngineEnvironment
 from charter.spec.project import DataSpec, ModelSpec, Serving
 from charter.spec.stage import MODEL, Stage
 from charter.spec.stage_kinds import STAGE_KINDS
@@ -73,6 +74,8 @@ class Job:
     keep_best: bool = False
     serving: Mapping[str, Serving] = field(default_factory=dict)
     """Where models of this stage are served, by the name of the model or stage; never part of the identity."""
+    engines: Mapping[str, EngineEnvironment] = field(default_factory=dict)
+    """Where the engine that computes the stage is installed, by its name; never part of the identity."""
     ledger: str | None = None
     """Database for calls that cost money, where it is not a file of the stage directory."""
     identity: Mapping[str, Any] = field(default_factory=dict)
@@ -111,6 +114,9 @@ def job_to_json(job: Job) -> dict[str, Any]:
     plain["inputs"] = {role: [_dump_input(item) for item in items] for role, items in job.inputs.items()}
     plain["frozen"] = dict(job.frozen)
     plain["serving"] = {name: _adapter(Serving).dump_python(item, mode="json") for name, item in job.serving.items()}
+    plain["engines"] = {
+        name: _adapter(EngineEnvironment).dump_python(item, mode="json") for name, item in job.engines.items()
+    }
     plain["identity"] = dict(job.identity)
     return plain
 
@@ -125,6 +131,8 @@ def job_from_json(content: Mapping[str, Any]) -> Job:
     }
     serving = values.get("serving", {})
     values["serving"] = {name: _adapter(Serving).validate_python(item) for name, item in serving.items()}
+    engines = values.get("engines", {})
+    values["engines"] = {name: _adapter(EngineEnvironment).validate_python(item) for name, item in engines.items()}
     return Job(**values)
 
 

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from charter.artifacts import durable, fence
+from charter.artifacts.term import Term, term_of_process
 from charter.errors import DataError, UsageError
 
 LEASE = "lease.json"
@@ -54,7 +55,8 @@ class Lease:
     """An exclusive hold on a directory, from construction to `release` or to the end of the process.
 
     The kernel's lock tells processes of one machine apart, the file and its age those of several; and whoever is taken
-    for dead by mistake is kept from publishing by the fence.
+    for dead by mistake is kept from publishing by the fence. A process that an engine started, which names its term,
+    does not wait for an earlier start: it takes the next number of the fence, lock or no lock.
     """
 
     def __init__(self, directory: Path, *, lock_name: str, what: str) -> None:
@@ -64,11 +66,13 @@ class Lease:
         self._file = directory / LEASE
         # Not a singleton, and not the thread's own: two leases in one process exclude each other as well.
         self._lock = FileLock(directory / lock_name, timeout=0, is_singleton=False, thread_local=False)
+        supersedes = term_of_process() is not None
         try:
             self._lock.acquire()
         except Timeout:
-            raise _held(what, read_holder(self._file), directory) from None
-        previous = read_holder(self._file)
+            if not supersedes:
+                raise _held(what, read_holder(self._file), directory) from None
+        previous = None if supersedes else read_holder(self._file)
         if previous is not None and not previous.is_here and _touched_within(self._file, STALE_AFTER_SECONDS):
             self._lock.release()
             raise _held(what, previous, directory)
@@ -103,6 +107,16 @@ def _take(directory: Path) -> fence.Fence:
     taken = fence.hold(directory, content)
     durable.write_json(directory / LEASE, me)
     return taken
+
+
+def open_term(directory: Path, submission: int, *, group: str) -> None:
+    """Lock all earlier starts of a stage out, before its job is submitted to an engine.
+
+    Processes of `group` may publish, and every start of this submission may take the directory.
+    """
+    with fence.locked(directory):
+        content = fence.next_content(directory, asdict(this_process()), term=Term(submission, -1))
+        durable.write_json(directory / fence.FENCE, {**content, "group": group})
 
 
 def this_process() -> Holder:

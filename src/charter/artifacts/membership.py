@@ -11,7 +11,8 @@ from types import TracebackType
 
 from charter.artifacts import durable, fence
 from charter.artifacts.group import member_path
-from charter.artifacts.lease import read_holder, this_process
+from charter.artifacts.lease import Holder, read_holder, this_process
+from charter.artifacts.term import term_of_process
 
 LOOK_EVERY_SECONDS = 0.5
 
@@ -24,6 +25,7 @@ class Membership:
     """
 
     def __init__(self, stage_dir: Path, rank: int, *, die: Callable[[], None] | None = None) -> None:
+        self._directory = stage_dir
         self._lease = stage_dir / "lease.json"
         self._file = member_path(stage_dir, rank)
         self._die = die or _kill_self
@@ -36,7 +38,15 @@ class Membership:
     def first_is_gone(self) -> bool:
         """Whether the holder of the stage directory, or whoever started this process, has ended without goodbye."""
         holder = read_holder(self._lease)
-        return os.getppid() != self._parent or (holder is not None and holder.is_here and not holder.is_alive)
+        gone = holder is not None and holder.is_here and not holder.is_alive
+        return os.getppid() != self._parent or (gone and self._is_first(holder))
+
+    def _is_first(self, holder: Holder | None) -> bool:
+        """Whether a holder is rank 0 of this very start: what an earlier one has left behind says nothing."""
+        if term_of_process() is None or holder is None:
+            return holder is not None
+        found = fence.read_fence(self._directory)
+        return self._fence.is_ours() and found.get("pid") == holder.pid
 
     def _watch(self) -> None:
         seen = 0
@@ -54,6 +64,20 @@ class Membership:
         fence.let_go(self._fence)
         with contextlib.suppress(OSError):
             self._file.unlink()
+
+
+class Share:
+    """The hold of a process that makes its share of records apart: it publishes while its own submission counts."""
+
+    def __init__(self, stage_dir: Path) -> None:
+        self._fence = fence.join(stage_dir)
+        self._fence.check()
+
+    def __enter__(self) -> "Share":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:
+        fence.let_go(self._fence)
 
 
 def _kill_self() -> None:

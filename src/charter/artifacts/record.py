@@ -49,7 +49,9 @@ class Record:
         return {"schema": SCHEMA, **{item.name: getattr(self, item.name) for item in fields(self)}}
 
 
-def record_of(job: Job, *, outputs: Mapping[str, str], step: int, target_step: int) -> Record:
+def record_of(
+    job: Job, *, outputs: Mapping[str, str], step: int, target_step: int, notes: tuple[str, ...] = ()
+) -> Record:
     """The record of a job whose outputs are published."""
     inputs = {
         role: [{"name": item.name, "source": item.source, "fingerprint": item.fingerprint} for item in items]
@@ -66,6 +68,7 @@ def record_of(job: Job, *, outputs: Mapping[str, str], step: int, target_step: i
         versions=versions(),
         step=step,
         target_step=target_step,
+        notes=notes,
     )
 
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from charter.artifacts import durable, faults
 from charter.artifacts.checkpoints import Checkpoint, Checkpoints
 from charter.artifacts.file_facts import FileFact
-from charter.artifacts.group import rank_of_process
+from charter.artifacts.group import GROUP, rank_of_process
 from charter.artifacts.heartbeat import PUBLISH, SAVE, Heartbeat
 from charter.artifacts.job import Job, read_job
 from charter.artifacts.position import Position
@@ -102,7 +102,15 @@ class StageDir:
         self.checkpoints.sweep()
         durable.sweep(self.path)
 
-    def publish_outputs(self, write: Callable[[Path], None], *, step: int, target_step: int) -> None:
+    def claim_publication(self) -> bool:
+        """Whether this task of several that work apart is the one that publishes: the first that asks."""
+        group = os.environ.get(GROUP, "charter")
+        content = durable.json_text({"pid": os.getpid()}).encode()
+        return durable.write_new(self.path / f"publisher-{group}.json", content)
+
+    def publish_outputs(
+        self, write: Callable[[Path], None], *, step: int, target_step: int, notes: tuple[str, ...] = ()
+    ) -> None:
         """Publish the outputs, then the record: after this the stage is done."""
         if step != target_step:
             raise StageError(
@@ -117,7 +125,7 @@ class StageDir:
             raise StageError(f"stage {self.job.stage} published no output files")
         faults.boundary(self.job.stage, "outputs", step, "after")
         hashes = {relative: fact.sha256 for relative, fact in facts.items()}
-        write_record(self.path, record_of(self.job, outputs=hashes, step=step, target_step=target_step))
+        write_record(self.path, record_of(self.job, outputs=hashes, step=step, target_step=target_step, notes=notes))
         faults.boundary(self.job.stage, "record", step, "after")
 
     @property

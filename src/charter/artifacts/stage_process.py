@@ -19,10 +19,10 @@ from typing import Any, NoReturn
 
 from charter.artifacts import durable, faults
 from charter.artifacts.disk_space import is_disk_full
-from charter.artifacts.group import WORLD_SIZE, failure_name, log_name, rank_of_process
+from charter.artifacts.group import WORLD_SIZE, failure_name, log_name, rank_of_process, works_apart
 from charter.artifacts.heartbeat import START
 from charter.artifacts.lease import Lease
-from charter.artifacts.membership import Membership
+from charter.artifacts.membership import Membership, Share
 from charter.artifacts.stage_dir import StageDir
 from charter.errors import CharterError, DataError, InterruptedRunError, MissingExtraError, StageError
 
@@ -44,7 +44,7 @@ def stage_main(run: Callable[[StageDir], None], argv: Sequence[str] | None = Non
     parser.add_argument("--stage-dir", type=Path, required=True)
     arguments = parser.parse_args(argv)
     if parent := os.environ.get(faults.SUPERVISOR_PID):
-        die_with_parent(int(parent))
+        die_with_parent(int(parent) or os.getppid())
     code = run_stage(lambda: run, arguments.stage_dir.resolve())
     if int(os.environ.get(WORLD_SIZE, "1")) > 1:
         end_now(code)
@@ -105,6 +105,8 @@ class _StopRequest:
 
 
 def _hold(path: Path, rank: int) -> contextlib.AbstractContextManager[object]:
+    if works_apart():
+        return Share(path)
     if rank:
         return Membership(path, rank)
     return Lease(path, lock_name="lease.lock", what="the stage directory")
@@ -115,7 +117,7 @@ def _ending(stage: StageDir, stop: _StopRequest, rank: int) -> int:
         return 0
     if stop():
         return INTERRUPTED_EXIT
-    if rank:
+    if rank or works_apart():
         return 0
     raise StageError(f"stage {stage.job.stage} ended without publishing its outputs, so it is not done")
 
@@ -156,7 +158,7 @@ def _told(error: BaseException) -> tuple[int, str, str]:
 
 def _lost_a_peer(error: BaseException) -> bool:
     """Whether the connection to another process broke, which says nothing about why that one ended."""
-    if int(os.environ.get(WORLD_SIZE, "1")) == 1:
+    if int(os.environ.get(WORLD_SIZE, "1")) == 1 or works_apart():
         return False
     named = type(error).__name__ in _LOST_CONNECTION or isinstance(error, ConnectionError)
     return named or (isinstance(error, RuntimeError) and any(words in str(error) for words in _GLOO))

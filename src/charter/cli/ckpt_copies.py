@@ -1,5 +1,6 @@
 """`charter ckpt backup | restore | scrub`: results in a second place, there and back."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +26,7 @@ def backup(
     from charter.pipeline.copies import back_up
 
     done = []
-    for name in back_up(*open_project(directory, set_), place):
+    for name in back_up(*open_project(directory, set_), place, partial(typer.echo, err=True)):
         done.append(name)
         if not json_:
             typer.echo(f"copied {name}")
@@ -65,7 +66,8 @@ def scrub(
     from charter.errors import DataError
     from charter.pipeline.copies import scrub as scrub_all
 
-    repairs = list(scrub_all(*open_project(directory, set_), place, repair=not dry_run))
+    tell = partial(typer.echo, err=True)
+    repairs = list(scrub_all(*open_project(directory, set_), place, tell, repair=not dry_run))
     if json_:
         rows = [{"path": str(item.path), "outcome": item.outcome, "wrong": item.wrong} for item in repairs]
         print_json({"schema": "charter.scrub/1", "dry_run": dry_run, "repairs": rows})

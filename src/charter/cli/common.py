@@ -48,7 +48,17 @@ def open_project(directory: Path, overrides: list[str] | None = None) -> "tuple[
     return load_project(path, overrides=overrides or (), env=dict(os.environ)), root
 
 
-def write_asked(option: str, path: Path, text: str, *, make_directory: bool = False) -> None:
+def loadable_project(root: Path) -> "Project | None":
+    """The project of a directory; None where there is no charter.yaml, or it no longer loads: a run may outlive it."""
+    from charter.errors import SpecError, UsageError
+
+    try:
+        return open_project(root)[0]
+    except (SpecError, UsageError):
+        return None
+
+
+def write_asked(option: str, path: Path, text: str | bytes, *, make_directory: bool = False) -> None:
     """Write a file that an option named, whole or not at all; what is in the way is told as a `UsageError`."""
     from charter.artifacts.durable import write_file
     from charter.errors import UsageError

@@ -1,39 +1,57 @@
-"""`charter compare`: plans side by side; starts nothing."""
+"""`charter compare`: plans or runs side by side; starts nothing."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from charter.cli.common import JsonOption, SetOption, print_json
+from charter.cli.common import JsonOption, SetOption, print_json, write_asked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
 def compare(
-    plans: Annotated[
+    things: Annotated[
         list[str],
         typer.Argument(
             help="Two or more of: a project directory or charter.yaml, a plan saved by `charter plan --output`, "
-            "a shipped template.",
+            "a shipped template. Where all of them are projects that have run, their runs are compared.",
+            metavar="PLAN_OR_RUN",
             show_default=False,
         ),
     ],
     as_json: JsonOption = False,
     overrides: SetOption = None,
+    plans: Annotated[bool, typer.Option("--plans", help="Compare plans, also of projects that have run.")] = False,
+    runs: Annotated[bool, typer.Option("--runs", help="Compare runs; an error where one has not run.")] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html", metavar="FILE", help="Also write the runs side by side as one HTML page.", show_default=False
+        ),
+    ] = None,
+    all_figures: Annotated[
+        bool, typer.Option("--all", help="Of runs: every figure of the evaluation, not the headlines alone.")
+    ] = False,
 ) -> None:
-    """Compare plans: hardware, memory, time, money and risk per stage and in all, with ratios to the first.
+    """Compare plans or runs side by side, with ratios to the first.
 
-    `--set` applies to the projects and templates among them. Exit codes: as `charter plan`.
+    Of plans: hardware, memory, time, money and risk per stage and in all. Of runs: settings that differ, curves,
+    figures of the evaluation with whether they differ beyond noise, time, cost and waste. `--set` applies to the plans
+    of projects and templates. Exit codes: as `charter plan`.
     """
     from charter.errors import UsageError
 
-    if len(plans) < 2:
+    if len(things) < 2:
         raise UsageError(
-            "compare needs two plans or more: charter compare A B; give a project, a saved plan or a template"
+            "compare needs two plans or more, or two runs: charter compare A B; give a project, a saved plan or a "
+            "template"
         )
-    found = [(label, _plan(text, overrides)) for label, text in zip(_labels(plans), plans, strict=True)]
+    if _wants_runs(things, plans=plans, runs=runs or html is not None or all_figures, overrides=overrides):
+        _compare_runs(things, as_json=as_json, html=html, all_figures=all_figures)
+        return
+    found = [(label, _plan(text, overrides)) for label, text in zip(_labels(things), things, strict=True)]
     if as_json:
         from charter.report.compare_totals import comparison
 
@@ -43,6 +61,46 @@ def compare(
     from charter.report.compare_saved import saved_table
 
     console().print(saved_table(found))
+
+
+def _wants_runs(things: list[str], *, plans: bool, runs: bool, overrides: list[str] | None) -> bool:
+    """Whether runs are compared: asked for, or all are projects that have run and nothing asks for plans."""
+    from charter.errors import UsageError
+    from charter.report.run_compare.read import has_run
+
+    if runs and (plans or overrides):
+        other = "--plans" if plans else "--set"
+        raise UsageError(f"{other} is about plans; --runs, --html and --all are about runs; give one of them")
+    without = [text for text in things if not has_run(Path(text))]
+    if runs and without:
+        raise UsageError(
+            f"{without[0]} has no run to compare (no run/plan.json and no ledger in it); start one with charter run, "
+            "or compare plans with --plans"
+        )
+    return runs or not (plans or overrides or without)
+
+
+def _compare_runs(things: list[str], *, as_json: bool, html: Path | None, all_figures: bool) -> None:
+    import time
+
+    from charter.report.run_compare.comparison import compare_runs
+    from charter.report.run_compare.read import project_dir_of, read_sides
+
+    paths = [Path(text) for text in things]
+    names = [project_dir_of(path).resolve().name for path in paths]
+    labels = names if len(set(names)) == len(names) else things
+    found = compare_runs(read_sides(paths, labels, with_metrics=as_json or html is not None))
+    if html is not None:
+        from charter.report.run_compare.page import comparison_html
+
+        write_asked("--html", html, comparison_html(found, now=time.time()))
+    if as_json:
+        print_json(found.to_json())
+        return
+    from charter.cli.plan_source import console
+    from charter.report.run_compare.text import comparison_text
+
+    console().print(comparison_text(found, all_figures=all_figures))
 
 
 def _labels(plans: list[str]) -> list[str]:

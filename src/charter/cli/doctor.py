@@ -1,23 +1,54 @@
-"""`charter doctor`: whether this machine can do what Charter needs."""
+"""`charter doctor`: whether this machine, and what a project needs beside it, can do the work."""
 
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from charter.cli.common import DirOption, JsonOption, print_json
+from charter.cli.common import DirOption, JsonOption, open_project, print_json, project_root
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from charter.pipeline.doctor.check import Check
+
+OnOption = Annotated[
+    str | None,
+    typer.Option("--on", metavar="ENGINE", help="Look at this engine: slurm, ray, kubernetes, skypilot."),
+]
 
 
-def doctor(directory: DirOption = Path("."), json_: JsonOption = False) -> None:
-    """Check this machine: Python, packages, disk, locks, accelerators."""
-    from charter.pipeline.doctor import examine
+def doctor(directory: DirOption = Path("."), on: OnOption = None, json_: JsonOption = False) -> None:
+    """Check this machine and, in a project, its engine, packages, network and credentials; say how to mend each."""
+    from charter.errors import UsageError
+    from charter.pipeline.doctor.engine import LOOKS
+    from charter.pipeline.doctor.examine import examine
 
-    checks = examine(directory.resolve())
+    root = project_root(directory)
+    found = (root / "charter.yaml").is_file() or directory.is_file()
+    if on is not None and on not in (*LOOKS, "local"):
+        raise UsageError(f"--on {on}: no such engine; Charter can look at local, {', '.join(LOOKS)}")
+    if on is not None and not found:
+        raise UsageError(f"--on {on} needs a project, and there is no charter.yaml in {root}; give one with -C DIR")
+    project = open_project(directory)[0] if found else None
+    infra = project.resources.infra if project else None
+    checks = examine(root, project, engine=on or (infra if infra in LOOKS else None) or "local")
     if json_:
-        print_json({"checks": [{"name": c.name, "ok": c.ok, "found": c.found, "advice": c.advice} for c in checks]})
+        print_json({"checks": [asdict(check) for check in checks]})
     else:
-        for check in checks:
-            print(f"{'✔' if check.ok else '✘'} {check.name:<14} {check.found}")
-            if not check.ok:
-                print(f"  {check.advice}")
+        _show(checks)
     if not all(check.ok for check in checks):
         raise typer.Exit(7)
+
+
+def _show(checks: "Sequence[Check]") -> None:
+    width = max(len(check.name) for check in checks)
+    group = ""
+    for check in checks:
+        if check.group != group:
+            group = check.group
+            print(group)
+        print(f"  {'✔' if check.ok else '✘'} {check.name:<{width}}  {check.found}")
+        if not check.ok:
+            print(f"    {check.advice}")

@@ -12,14 +12,30 @@ PACKAGES = (
     "tokenizers",
     "safetensors",
     "sqlalchemy",
+    "aiohttp",
+    "ray",
+    "mlflow",
+    "mlflow-skinny",
+    "wandb",
+    "tensorboard",
+    "starlette",
+    "nvidia-ml-py",
 )
+TOOLS = (
+    ("slurm", ("sbatch", "--version")),
+    ("kubectl", ("kubectl", "version", "--client")),
+    ("sky", ("sky", "--version")),
+)
+"""Engines whose command line is asked for its version, where it is installed."""
 
 
 def env(json_: JsonOption = False) -> None:
     """Print versions for a bug report; holds no path, name or key."""
     import platform
 
-    from charter.launch.machine import cpu_capability, installed_version
+    from charter.launch.machine import cpu_capability, gpus_here, installed_version
+    from charter.pipeline.doctor.check import ask
+    from charter.pipeline.doctor.drivers import examine_drivers
     from charter.plan.hardware.machine import usable_cores, usable_memory_bytes
     from charter.units import format_bytes
 
@@ -29,7 +45,9 @@ def env(json_: JsonOption = False) -> None:
         "cores": str(usable_cores()),
         "memory": format_bytes(usable_memory_bytes()),
         "cpu capability": cpu_capability(),
+        "accelerators": examine_drivers()[0].found if gpus_here() else "none",
         **{name: installed_version(name) for name in PACKAGES},
+        **{name: said.text for name, command in TOOLS if (said := ask(command)).ok},
     }
     if json_:
         print_json(found)

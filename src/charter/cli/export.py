@@ -1,23 +1,132 @@
-"""`charter export`: a finished stage's model as a plain Hugging Face directory."""
+"""`charter export`: a finished stage's model as a Hugging Face directory, or a stage as another engine's files."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from charter.cli.common import DirOption, SetOption, open_project
+from charter.cli.common import DirOption, JsonOption, SetOption, open_project, print_json
+
+if TYPE_CHECKING:
+    from charter.report.handover import HandoverExport
+    from charter.spec.project import Project
+
+EXPORTS = "exports"
+EngineOption = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        metavar="ENGINE",
+        help="Write the stage as this engine's configuration instead: trl, accelerate, deepspeed, verl, openrlhf, "
+        "nemo_rl, megatron. The stage need not have run.",
+        show_default=False,
+    ),
+]
+TargetArgument = Annotated[
+    Path | None,
+    typer.Argument(
+        help="Directory to write; it must not exist. With --engine it is exports/STAGE-ENGINE unless given.",
+        show_default=False,
+    ),
+]
+FormatOption = Annotated[
+    Literal["model", "jsonl", "parquet", "hf", "webdataset"],
+    typer.Option("--format", help="`model`, or of a stage that makes records: its rows as a data set with a card."),
+]
+DataOption = Annotated[
+    bool,
+    typer.Option(
+        "--data",
+        help="With --engine: also write what the stage reads, its rows as that engine reads them and its models.",
+    ),
+]
+PrintOption = Annotated[bool, typer.Option("--print", help="With --engine: print the files, write nothing.")]
 
 
 def export(
-    stage: Annotated[str, typer.Argument(help="Name of a finished stage that trained a model.", show_default=False)],
-    target: Annotated[Path, typer.Argument(help="Directory to write; it must not exist.", show_default=False)],
+    stage: Annotated[str, typer.Argument(help="Name of a stage.", show_default=False)],
+    target: TargetArgument = None,
     directory: DirOption = Path("."),
     licence: Annotated[str, typer.Option("--license", help="Licence of the model, for its card.")] = "unknown",
+    format: FormatOption = "model",
+    engine: EngineOption = None,
+    data: DataOption = False,
+    print_: PrintOption = False,
+    json_: JsonOption = False,
     set_: SetOption = None,
 ) -> None:
-    """Write a finished stage's model as a Hugging Face directory, with a model card and its cost beside it."""
-    from charter.report.export import CARD, COST, export_stage
+    """Write a finished stage's model or records for others, or a stage as another engine's configuration."""
+    from charter.errors import UsageError
 
     project, root = open_project(directory, set_)
+    if engine is not None and format != "model":
+        raise UsageError("--format is of records that a stage has made, --engine of a stage to run; give one of them")
+    if engine is not None:
+        if data and print_:
+            raise UsageError("--data writes files, --print writes nothing; give one of them")
+        _export_handover(project, root, stage, engine, target, data=data, print_=print_, json_=json_)
+        return
+    if print_ or json_ or data:
+        raise UsageError("--data, --print and --json go with --engine")
+    if target is None:
+        raise UsageError(f"give the directory to write: `charter export {stage} TARGET`, or --engine ENGINE")
+    if format != "model":
+        from charter.report.data_export.exporting import export_data
+
+        made = export_data(project, root, stage, target, format=format, licence=licence)
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(made.kinds.items()))
+        typer.echo(f"Wrote {stage} ({made.fingerprint[:8]}) to {target}: {kinds} rows as {format}, README.md")
+        return
+    from charter.report.export import CARD, COST, export_stage
+
     record = export_stage(project, root, stage, target, licence=licence)
     typer.echo(f"Wrote {stage} ({record.fingerprint[:8]}) to {target}: model, {CARD}, {COST}")
+
+
+def _export_handover(
+    project: "Project",
+    root: Path,
+    stage: str,
+    engine: str,
+    target: Path | None,
+    *,
+    data: bool,
+    print_: bool,
+    json_: bool,
+) -> None:
+    from contextlib import ExitStack
+    from datetime import UTC, datetime
+    from tempfile import TemporaryDirectory
+
+    from charter.launch.rendered import printed
+    from charter.report.handover import check_target, export_handover, write_export
+
+    where = target or Path(EXPORTS) / f"{stage}-{engine}"
+    where_at = where if target is not None else root / where
+    if not print_:
+        check_target(where_at)
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(TemporaryDirectory(prefix=".export-", dir=root))) if data else None
+        made = export_handover(project, root, stage, engine, today=datetime.now(UTC).date(), scratch=scratch)
+        if not print_:
+            write_export(made, where_at)
+    if json_:
+        print_json({**made.to_json(), "target": None if print_ else str(where)})
+    elif print_:
+        typer.echo(printed(made.files), nl=False)
+    else:
+        _summary(made, where)
+
+
+def _summary(made: "HandoverExport", where: Path) -> None:
+    from charter.report.handover_pages import HOW_WORDS, resume_words
+
+    typer.echo(f"Wrote {made.handover.name} for {made.engine.title} {made.engine.version} to {where}")
+    typer.echo(f"  {made.planned.option.label}; {made.planned.option.layout_label}")
+    for how, number in made.counts.items():
+        typer.echo(f"  {number:>4} fields  {HOW_WORDS[how]}")
+    typer.echo("     0 fields  dropped")
+    if made.inputs is not None:
+        rows = ", ".join(f"{count:,} rows of {role}" for role, count in made.inputs.rows.items())
+        typer.echo(f"  with {rows} in the order in which they are read, and its models")
+    typer.echo(f"  resume: {resume_words(made.rendered.resume)}")

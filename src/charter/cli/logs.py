@@ -21,11 +21,15 @@ def logs(
     """Print the log of a stage."""
     from charter.errors import UsageError
     from charter.pipeline.graph import build_pipeline
+    from charter.pipeline.job_logs import stage_log
 
     project, root = open_project(directory)
-    path = build_pipeline(project, root).stage(stage).directory / "log.txt"
-    if not path.exists():
-        raise UsageError(f"stage {stage} has not run yet as it is written now, so there is no {path}")
+    path = stage_log(project, build_pipeline(project, root).stage(stage).directory)
+    if path is None:
+        raise UsageError(f"stage {stage} has not run yet as it is written now, so there is no log of it")
+    if isinstance(path, str):
+        sys.stdout.writelines(path.splitlines(keepends=True)[-lines:])
+        return
     text = path.read_text(encoding="utf-8", errors="replace")
     sys.stdout.writelines(text.splitlines(keepends=True)[-lines:])
     if follow:

@@ -1,51 +1,94 @@
 """The `charter` command: verbs, exit codes, and how errors are printed. The work is done elsewhere.
 
-Command modules import what they need inside the command, so that `charter --help` stays quick.
+Only the module of the verb that is asked for is imported, and command modules import what they need inside the
+command: what a command takes at least is the time of its imports.
 """
 
 import os
 import sys
-from typing import Annotated, NoReturn
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from charter.cli.accept import accept
-from charter.cli.approve import approve
-from charter.cli.calibrate import calibrate
-from charter.cli.checkpoints import checkpoints_app
-from charter.cli.compare import compare
-from charter.cli.constitution import constitution_app
-from charter.cli.cost import cost_app
-from charter.cli.data import data_app
-from charter.cli.doctor import doctor
-from charter.cli.env import env
-from charter.cli.export import export
-from charter.cli.gpus import gpus_app
-from charter.cli.init import init_command
-from charter.cli.logs import logs
-from charter.cli.mem import mem
-from charter.cli.plan import plan
-from charter.cli.prices import prices_app
-from charter.cli.report import report
-from charter.cli.run import resume, run
-from charter.cli.scale import scale_app
-from charter.cli.schema import schema_command
-from charter.cli.serve import serve
-from charter.cli.simulate import simulate
-from charter.cli.status import status
-from charter.cli.stop import stop
-from charter.cli.validate import validate
-from charter.cli.validate_config import check_command
 from charter.errors import CharterError
 
-app = typer.Typer(
-    name="charter",
-    help="Plan, run and account for large-scale alignment training.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+if TYPE_CHECKING:
+    app: typer.Typer
+    """The command line with every verb; made when it is asked for."""
+
+VERBS: Mapping[str, str] = {
+    "init": "init.init_command",
+    "plan": "plan.plan",
+    "compare": "compare.compare",
+    "mem": "mem.mem",
+    "gpus": "gpus.gpus_app",
+    "prices": "prices.prices_app",
+    "check": "validate_config.check_command",
+    "validate": "validate.validate",
+    "calibrate": "calibrate.calibrate",
+    "scale": "scale.scale_app",
+    "simulate": "simulate.simulate",
+    "schema": "schema.schema_command",
+    "run": "run.run",
+    "resume": "run.resume",
+    "submit": "submit.submit",
+    "status": "status.status",
+    "logs": "logs.logs",
+    "track": "track.track_app",
+    "stop": "stop.stop",
+    "constitution": "constitution.constitution_app",
+    "cost": "cost.cost_app",
+    "report": "report.report",
+    "ui": "ui.ui",
+    "export": "export.export",
+    "import": "import_run.import_run",
+    "serve": "serve.serve",
+    "ckpt": "checkpoints.checkpoints_app",
+    "checkpoints": "checkpoints.checkpoints_app",
+    "accept": "accept.accept",
+    "approve": "approve.approve",
+    "data": "data.data_app",
+    "doctor": "doctor.doctor",
+    "env": "env.env",
+}
+"""The module in this package and the command or group in it, by the word that calls it."""
+HIDDEN = frozenset({"checkpoints"})
+"""Other names of a verb, which help does not list."""
+
+
+def verbs_asked(words: Sequence[str]) -> tuple[str, ...]:
+    """The verbs that a command line may need: its own where it begins with one, else all, for help and for slips."""
+    return tuple(words[:1]) if words and words[0] in VERBS else tuple(VERBS)
+
+
+def make_app(verbs: Iterable[str] = tuple(VERBS)) -> typer.Typer:
+    """The command line with some of its verbs."""
+    made = typer.Typer(
+        name="charter",
+        help="Plan, run and account for large-scale alignment training.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    made.callback()(_options)
+    for verb in verbs:
+        module, _, name = VERBS[verb].partition(".")
+        command = getattr(import_module(f"charter.cli.{module}"), name)
+        if isinstance(command, typer.Typer):
+            made.add_typer(command, name=verb, hidden=verb in HIDDEN)
+        else:
+            made.command(verb, hidden=verb in HIDDEN)(command)
+    return made
+
+
+def __getattr__(name: str) -> Any:
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()["app"] = make_app()
+    return globals()["app"]
 
 
 def _print_version(asked: bool) -> None:
@@ -56,7 +99,6 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
@@ -65,41 +107,10 @@ def _options(
     """Plan, run and account for large-scale alignment training."""
 
 
-app.command("init")(init_command)
-app.command("plan")(plan)
-app.command("compare")(compare)
-app.command("mem")(mem)
-app.add_typer(gpus_app, name="gpus")
-app.add_typer(prices_app, name="prices")
-app.command("check")(check_command)
-app.command("validate")(validate)
-app.command("calibrate")(calibrate)
-app.add_typer(scale_app, name="scale")
-app.command("simulate")(simulate)
-app.command("schema")(schema_command)
-app.command("run")(run)
-app.command("resume")(resume)
-app.command("status")(status)
-app.command("logs")(logs)
-app.command("stop")(stop)
-app.add_typer(constitution_app, name="constitution")
-app.add_typer(cost_app, name="cost")
-app.command("report")(report)
-app.command("export")(export)
-app.command("serve")(serve)
-app.add_typer(checkpoints_app, name="ckpt")
-app.add_typer(checkpoints_app, name="checkpoints", hidden=True)
-app.command("accept")(accept)
-app.command("approve")(approve)
-app.add_typer(data_app, name="data")
-app.command("doctor")(doctor)
-app.command("env")(env)
-
-
 def entry() -> NoReturn:
     """Run the command line; turn every error into one clear message and a documented exit code."""
     try:
-        app()
+        make_app(verbs_asked(sys.argv[1:]))()
     except CharterError as error:
         print(f"error[{error.label}]: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -13,6 +13,14 @@ if TYPE_CHECKING:
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before spending.")]
 EventsOption = Annotated[bool, typer.Option("--json-events", help="Print progress as JSON lines on stdout.")]
+OnOption = Annotated[
+    str | None,
+    typer.Option(
+        "--on",
+        metavar="ENGINE",
+        help="Where stages run: local, slurm, ray, kubernetes or subprocess; as resources.infra says, else local.",
+    ),
+]
 ReshardOption = Annotated[
     bool, typer.Option("--reshard", help="Go on although threads, device or versions changed; not bit-identical.")
 ]
@@ -36,15 +44,16 @@ def run(
         str | None, typer.Option("--template", help="Write this template into the directory first.")
     ] = None,
     reshard: ReshardOption = False,
+    on: OnOption = None,
 ) -> None:
-    """Run or resume a project on this machine; skips what is done."""
+    """Run or resume a project, here or on an engine; skips what is done."""
     from charter.pipeline.runner import RunOptions
 
     where = project or directory
     if template is not None:
         _write_template(template, where)
     loaded, root = open_project(where, set_)
-    options = RunOptions(only=tuple(only or ()), reshard=reshard)
+    options = RunOptions(only=tuple(only or ()), reshard=reshard, engine=on)
     if dry_run:
         _show_work(loaded, root, options)
         return
@@ -57,6 +66,7 @@ def resume(
     json_events: EventsOption = False,
     verify: VerifyOption = False,
     reshard: ReshardOption = False,
+    on: OnOption = None,
 ) -> None:
     """Continue an interrupted run from its last complete checkpoints (as `charter run` does)."""
     from charter.pipeline.runner import RunOptions
@@ -65,16 +75,17 @@ def resume(
     loaded, root = open_project(directory)
     if verify:
         status_of(loaded, root, thorough=True)
-    run_and_show(loaded, root, RunOptions(reshard=reshard), json_events=json_events)
+    run_and_show(loaded, root, RunOptions(reshard=reshard, engine=on), json_events=json_events)
 
 
 def run_and_show(project: "Project", root: Path, options: "RunOptions", *, json_events: bool) -> None:
     """Run a project and show its events as they come."""
     from charter.cli.run_view import view
     from charter.pipeline.runner import run_project
+    from charter.report.tracked_cards import CardWriter
 
     with view(as_json=json_events, live=wants_live_display()) as show:
-        work = run_project(project, root, options, [show])
+        work = run_project(project, root, options, [show, CardWriter(project, root)])
     if not json_events:
         print(_summary(work, root))
 

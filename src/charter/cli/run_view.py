@@ -123,7 +123,16 @@ def event_line(event: Event) -> str | None:
         case "stage_started":
             where = f" from step {event['first_step']}" if event["first_step"] else ""
             again = f" (attempt {event['number']})" if event["number"] > 1 else ""
-            return f"{stage} started{where}{again}"
+            place = f" on {', '.join(event['nodes'][:4])}" if event.get("nodes") else ""
+            return f"{stage} started{where}{again}{place}"
+        case "stage_queued":
+            return f"{stage} submitted as {event['where']}"
+        case "job_found":
+            return f"going on with {event['engine']} job {event['job']}, which is {event['state']}"
+        case "job_cancelled":
+            return f"{stage} ended {event['engine']} job {event['job']}, which nobody waits for"
+        case "job_left":
+            return f"jobs of {event['engine']} may still run, locked out: {event['message']}"
         case "stage_done":
             return f"{stage} done in {format_seconds(event['seconds'])}"
         case "stage_restart":
@@ -139,9 +148,11 @@ def event_line(event: Event) -> str | None:
             return f"{stage} an earlier attempt was killed at step {event['step']}"
         case "plan_failed":
             return f"the plan could not be made, so none is kept beside this run: {event['message']}"
-        case "replica_failed":
+        case "replica_failed" | "replica_note":
             return f"copies: {event['message']}"
-        case "budget_unpriced" | "budget_warning":
+        case "tracking_behind":
+            return f"tracking: {event['message']}"
+        case "budget_unpriced" | "budget_warning" | "budget_hold" | "stage_idle":
             return str(event["message"])
         case "stopping":
             return "stopping at the next safe point (Ctrl-C again to stop at once)"

@@ -46,8 +46,16 @@ def _print(found: dict[str, Any]) -> None:
         mark = _MARKS[stage["state"]]
         print(
             f"  {mark} {stage['name']:<{width}}  {stage['kind']:<16} {stage['state']:<11} {steps:>11}  "
-            f"{attempts:<11} {stage['why']}{_beside_plan(stage['actual_over_planned'])}"
+            f"{attempts:<11} {stage['why']}{_engine(stage)}{_beside_plan(stage['actual_over_planned'])}"
         )
+
+
+def _engine(stage: dict[str, Any]) -> str:
+    """`; by trl (resume: bit-exact)`, of a stage that another engine computes."""
+    if stage["engine"] == "native":
+        return ""
+    guarantee = stage["resume_guarantee"]
+    return f"; by {stage['engine']}" + (f" (resume: {guarantee.replace('_', '-')})" if guarantee else "")
 
 
 def _beside_plan(ratios: dict[str, float]) -> str:

@@ -42,6 +42,7 @@ def budget_verdict(
     running_p50_usd: float = 0.0,
     stop_usd: float = 0.0,
     checkpoint_done: bool = True,
+    on_forecast: BudgetState = BudgetState.WARN,
 ) -> BudgetVerdict:
     """The state of a budget: `ok`, then `warn`, `hold` and `checkpoint and stop`.
 
@@ -49,7 +50,8 @@ def budget_verdict(
     a checkpoint is complete; hold (start nothing new) when what runs is expected to use up the rest; warn at 50, 80
     and 90 % and when the forecast, spent + p50 of the remaining plan, is above the limit.
 
-    `remaining` is the plan that is left, `running` the part of it that has started.
+    `remaining` is the plan that is left, `running` the part of it that has started. `on_forecast` is what a forecast
+    above the limit asks for: to warn, to hold, or to stop.
 
     >>> budget_verdict(limit_usd=100, spent_usd=40, remaining_p50_usd=50, remaining_p90_usd=80).state.value
     'ok'
@@ -60,7 +62,7 @@ def budget_verdict(
         raise UsageError("a budget needs a limit above zero and amounts that are not negative")
     spent = spent_usd + stop_usd
     passed = max((share for share in WARN_SHARES if spent >= share * limit_usd), default=None)
-    state, reason = _state(limit_usd, spent, remaining_p50_usd, running_p50_usd, passed, checkpoint_done)
+    state, reason = _state(limit_usd, spent, remaining_p50_usd, running_p50_usd, passed, checkpoint_done, on_forecast)
     return BudgetVerdict(
         state=state,
         reason=reason,
@@ -73,15 +75,26 @@ def budget_verdict(
 
 
 def _state(
-    limit: float, spent: float, remaining: float, running: float, passed: float | None, checkpoint_done: bool
+    limit: float,
+    spent: float,
+    remaining: float,
+    running: float,
+    passed: float | None,
+    checkpoint_done: bool,
+    on_forecast: BudgetState,
 ) -> tuple[BudgetState, str]:
     if spent >= limit:
         if checkpoint_done:
             return BudgetState.STOP, "the budget is spent"
         return BudgetState.HOLD, "the budget is spent; the running stage stops after its next checkpoint"
+    over = spent + remaining > limit
+    if over and on_forecast is BudgetState.STOP:
+        return BudgetState.STOP, "the forecast (p50) is above the budget, which was asked to stop it"
+    if over and on_forecast is BudgetState.HOLD:
+        return BudgetState.HOLD, "the forecast (p50) is above the budget: nothing new starts"
     if running and spent + running >= limit:
         return BudgetState.HOLD, "what is running is expected to use up the budget: nothing new starts"
-    if spent + remaining > limit:
+    if over:
         return BudgetState.WARN, "the forecast (p50) is above the budget"
     if passed is not None:
         return BudgetState.WARN, f"{passed:.0%} of the budget is spent"

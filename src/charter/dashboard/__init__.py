@@ -1,1 +1,1 @@
-"""The web server that shows a run."""
+"""The web server that shows projects and runs, and the same pages as files."""

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from charter.artifacts import faults
 from charter.artifacts.batch_files import BatchFacts, BatchFiles, batch_key, finished_batches
-from charter.artifacts.group import rank_of_process, world_size
+from charter.artifacts.group import rank_of_process, works_apart, world_size
 from charter.artifacts.stage_dir import StageDir
 from charter.errors import DataError
 from charter.feedback.drive import Answerer, Making, drive
@@ -71,17 +71,19 @@ def make_records(
     """Make every batch that is not there yet, then publish all of them in order.
 
     `batches` is gone through twice, so that a million prompts need not be held. With several processes each makes
-    every so-many-th batch, and the first one publishes. `check` sees the totals before anything is published.
+    every so-many-th batch, and the first one publishes; of tasks that work apart, which never wait for one another, the
+    one that finds all batches there. `check` sees the totals before anything is published.
     Outputs: `records.jsonl`, `set_aside.jsonl` when something was, and `summary.json` with what `summarise` makes of
     the totals. The same figures go to the stage's metrics.
     """
-    files, rank, ranks = BatchFiles(stage.path), rank_of_process(), world_size()
-    if rank == 0:
+    files, rank, ranks, apart = BatchFiles(stage.path), rank_of_process(), world_size(), works_apart()
+    alone_here = rank == 0 and not apart
+    if alone_here:
         stage.sweep()
         files.sweep()
     work = _Work(files, stage.job.fingerprint)
-    keys, totals = work.look(batches)
-    stage.cut_metrics(len(work.finished)) if rank == 0 else None
+    keys, totals = work.look(batches, of=(rank, ranks) if apart else None)
+    stage.cut_metrics(len(work.finished)) if alone_here else None
     missing = (number for number in keys if number not in work.finished and number % ranks == rank)
     wanted = set(missing)
     makings = ((number, make(items)) for number, items in _numbered(batches) if number in wanted)
@@ -94,12 +96,18 @@ def make_records(
         step = step + 1 if ranks == 1 else finished_batches(stage.path)
         counters = {"records": len(batch.records), "tokens": batch.tokens}
         stage.report(step, len(keys), UNIT, summarise(totals), counters)
-    if stage.should_stop() or rank != 0:
+    if stage.should_stop() or (rank != 0 and not apart):
         return
-    _wait_for_others(stage, files, keys)
+    if apart:
+        if _left(files, keys) or not stage.claim_publication():
+            return
+    else:
+        _wait_for_others(stage, files, keys)
     if stage.should_stop():
         return
     totals = work.look(batches)[1]  # in order, so that sums have the same bits whichever batch came first
+    if apart and len(work.finished) < len(keys):
+        return  # a batch of another task was damaged since: the supervisor has it made again
     check(totals)
     _publish(stage, files, keys, _figures(totals, summarise))
 
@@ -112,12 +120,17 @@ class _Work:
         self.finished: set[int] = set()
         self._fingerprint = fingerprint
 
-    def look(self, batches: Iterable[Sequence[HasId]]) -> tuple[dict[int, str], dict[str, float]]:
-        """The key of every batch, and the sums over those that are there and verify."""
+    def look(
+        self, batches: Iterable[Sequence[HasId]], *, of: tuple[int, int] | None = None
+    ) -> tuple[dict[int, str], dict[str, float]]:
+        """The key of every batch, and the sums over those that are there and verify; `of` one rank of so many."""
         keys: dict[int, str] = {}
         totals: dict[str, float] = {}
+        self.finished.clear()
         for number, items in _numbered(batches):
             keys[number] = batch_key(self._fingerprint, number, [item.id for item in items])
+            if of is not None and number % of[1] != of[0]:
+                continue
             facts = self.files.verified(number, keys[number])
             if facts is not None:
                 self.finished.add(number)
@@ -155,11 +168,15 @@ def _numbered(batches: Iterable[Sequence[Any_]]) -> Iterator[tuple[int, Sequence
 
 def _wait_for_others(stage: StageDir, files: BatchFiles, keys: Mapping[int, str]) -> None:
     """Until every batch has a file; the supervisor ends all processes when one of them fails."""
-    left = dict(keys)
-    while left and not stage.should_stop():
-        left = {number: key for number, key in left.items() if not files.has(number, key)}
+    while _left(files, keys) and not stage.should_stop():
         stage.alive()
-        time.sleep(WAIT_FOR_OTHERS_SECONDS if left else 0)
+        time.sleep(WAIT_FOR_OTHERS_SECONDS)
+
+
+def _left(files: BatchFiles, keys: Mapping[int, str]) -> int:
+    """How many batches have no file; the directory is read once, however many they are."""
+    there = files.names()
+    return sum(1 for number, key in keys.items() if files.path_of(number, key).name not in there)
 
 
 def _add(totals: dict[str, float], facts: BatchFacts) -> None:

@@ -4,7 +4,7 @@ Legend: B sequences, T tokens, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -72,9 +72,16 @@ def next_token_log_probabilities(
     return (chosen_BWC * is_read_BW[:, :, None]).sum(1) / counts_B1
 
 
-def encode_scored(
-    model: PreferenceModel, turns: Sequence[Turn], answer: str, *, max_tokens: int
-) -> tuple[list[int], int]:
+class Reads(Protocol):
+    """What decides how a preference model reads an answer."""
+
+    @property
+    def tokenizer(self) -> Any: ...
+    @property
+    def settings(self) -> dict[str, Any]: ...
+
+
+def encode_scored(model: Reads, turns: Sequence[Turn], answer: str, *, max_tokens: int) -> tuple[list[int], int]:
     """The ids that a preference model reads for an answer, and how many of them are the answer.
 
     The answer keeps at most 3/4 of the tokens; the context is cut at the left to what is left.

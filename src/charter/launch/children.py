@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 
 from charter.artifacts import faults
 from charter.artifacts.group import log_name
@@ -33,8 +34,27 @@ class ProcessEngine:
         self._started += members
         return GroupHandle(members)
 
+    @property
+    def elsewhere(self) -> bool:
+        """Stages are processes of this machine."""
+        return False
+
+    def facts_of(self, stage: str) -> None:
+        """This machine computes."""
+
+    def under_way(self, request: StageStart) -> bool:
+        """Nothing is: what a dead supervisor has started died with it."""
+        return False
+
+    def end_left(self, stage_dir: Path) -> None:
+        """Nothing runs by itself."""
+
     def renew(self) -> None:
         """Nothing stands between the supervisor and its children."""
+
+    def end_all(self) -> None:
+        """End what still runs."""
+        self.close()
 
     def close(self) -> None:
         """End what still runs."""

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from charter.spec.stage import Stage, is_hosted
+
 STAGE_MODULES: Mapping[str, str] = MappingProxyType(
     {
         "prepare": "charter.feedback.prepare",
@@ -21,10 +23,23 @@ STAGE_MODULES: Mapping[str, str] = MappingProxyType(
     }
 )
 
+HOSTED_MODULE = "charter.hosted.run"
+"""Runs a stage that another engine computes."""
 MODELS_MODULE = "charter.models.preload"
 """Imports what loading a model imports."""
 WITHOUT_MODELS = frozenset({"charter.feedback.prepare"})
 """Stages that load none."""
+_WITH_MODELS = {HOSTED_MODULE, *STAGE_MODULES.values()} - WITHOUT_MODELS
+
+
+def module_of(stage: Stage, modules: Mapping[str, str] = STAGE_MODULES) -> str:
+    """The module that runs a stage; `modules` are those of the native engine, by kind.
+
+    >>> from charter.spec.stage import SftStage
+    >>> module_of(SftStage(init="b", data=("d",), engine="trl"))
+    'charter.hosted.run'
+    """
+    return HOSTED_MODULE if is_hosted(stage) else modules[stage.kind]
 
 
 def preloaded_modules(stage_modules: Iterable[str], *, with_models: bool = True) -> list[str]:
@@ -36,7 +51,7 @@ def preloaded_modules(stage_modules: Iterable[str], *, with_models: bool = True)
     ['another_stage']
     """
     modules = set(stage_modules)
-    models = {MODELS_MODULE} if with_models and modules & set(STAGE_MODULES.values()) - WITHOUT_MODELS else set()
+    models = {MODELS_MODULE} if with_models and modules & _WITH_MODELS else set()
     return sorted(modules | models)
 
 

@@ -1,10 +1,12 @@
 """What the pipeline asks of an engine: start a stage process, see how it ended, stop it."""
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
+
+from charter.launch.machine import NodeFacts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +21,24 @@ class StageStart:
     environment: Mapping[str, str] = field(default_factory=dict)
     processes: int = 1
     """Processes of the stage; they share its directory, and rank 0 publishes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobStart:
+    """One start of a job on an engine that is not this machine, as the ledger has it."""
+
+    engine: str
+    job_id: str
+    restart: int
+    """How often the engine itself had started it before."""
+    nodes: tuple[str, ...]
+    accelerator: str
+    count: int
+    market: str
+    started_at: float
+    """Unix seconds by the clock of the node of rank 0."""
+    busy_seconds: float | None = None
+    """Of an array: of all its tasks together, so far."""
 
 
 class ProcessHandle(Protocol):
@@ -50,6 +70,30 @@ class StageHandle(Protocol):
     def failed_rank(self) -> int:
         """The process that failed first; 0 when none has."""
 
+    @property
+    def job(self) -> JobStart | None:
+        """The start of the engine's job that this is; None where it is this machine's, or waits in a queue."""
+
+    @property
+    def where(self) -> str:
+        """The engine and its number of the job, for people; empty on this machine."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits in a queue of its engine: it spends nothing yet, and gives no signs of life."""
+
+    @property
+    def cause(self) -> str:
+        """The engine's word for why it ended (`charter.launch.scheduler.Cause`); empty where nobody but it knows."""
+
+    @property
+    def note(self) -> str:
+        """Further words of the engine for that; empty where there are none."""
+
+    @property
+    def watched(self) -> Sequence[int]:
+        """The processes that should give signs of life now."""
+
     def poll(self) -> int | None:
         """Its exit code, minus the number of the signal that ended it, or None while it runs.
 
@@ -67,7 +111,23 @@ class StageHandle(Protocol):
 
 
 class Engine(Protocol):
-    """Starts stage processes that die with the supervisor."""
+    """Starts stage processes: here, where they die with the supervisor, or as jobs elsewhere, which may outlive it."""
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether stages are jobs, which wait in a queue and outlive the supervisor."""
+
+    def facts_of(self, stage: str) -> NodeFacts | None:
+        """What the nodes are that compute a stage; None for this machine."""
+
+    def under_way(self, request: StageStart) -> bool:
+        """Whether an attempt as this one runs already: started by the engine itself, or by a supervisor that died.
+
+        `start` then goes on with it. One that is not as this one is ended.
+        """
+
+    def end_left(self, stage_dir: Path) -> None:
+        """End what runs there by itself, since something else will be started."""
 
     def start(self, request: StageStart) -> StageHandle:
         """Start one attempt."""
@@ -75,5 +135,8 @@ class Engine(Protocol):
     def renew(self) -> None:
         """End whatever stands between the supervisor and its stages and does not answer; they end with it."""
 
-    def close(self) -> None:
+    def end_all(self) -> None:
         """End everything that still runs."""
+
+    def close(self) -> None:
+        """The same, and give back what is held."""

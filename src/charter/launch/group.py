@@ -52,6 +52,35 @@ class GroupHandle:
         """The process that failed first."""
         return self._cause[0] if self._cause else 0
 
+    @property
+    def job(self) -> None:
+        """They are processes of this machine."""
+
+    @property
+    def where(self) -> str:
+        """Here."""
+        return ""
+
+    @property
+    def waits(self) -> bool:
+        """They start at once."""
+        return False
+
+    @property
+    def cause(self) -> str:
+        """Nobody ends them but this machine."""
+        return ""
+
+    @property
+    def note(self) -> str:
+        """Nothing to add."""
+        return ""
+
+    @property
+    def watched(self) -> Sequence[int]:
+        """All of them."""
+        return range(len(self._members))
+
     def poll(self) -> int | None:
         """The exit code of the group, None while any process runs."""
         before = list(self._codes)

@@ -60,6 +60,21 @@ class ForkServerEngine:
         """Ask the server for forks; they start when it has finished its imports."""
         return GroupHandle([self._fork(request, environment) for environment in rank_environments(request)])
 
+    @property
+    def elsewhere(self) -> bool:
+        """Stages are processes of this machine."""
+        return False
+
+    def facts_of(self, stage: str) -> None:
+        """This machine computes."""
+
+    def under_way(self, request: StageStart) -> bool:
+        """Nothing is: what a dead supervisor has started died with it."""
+        return False
+
+    def end_left(self, stage_dir: Path) -> None:
+        """Nothing runs by itself."""
+
     def renew(self) -> None:
         """End the server and with it every stage; the next start makes another one."""
         self._server_died()
@@ -101,6 +116,10 @@ class ForkServerEngine:
             self._take(json.loads(line))
         if not received:
             self._server_died()
+
+    def end_all(self) -> None:
+        """End what still runs."""
+        self.close()
 
     def close(self) -> None:
         """Close the socket, on which the server ends its children and itself; then make sure."""

@@ -3,15 +3,16 @@
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
 
+from charter.launch.hosted_engine import ENGINE, hosted_values
 from charter.models.engine_layout import EngineLayout
 from charter.plan.hardware.machine import usable_cores
 from charter.spec.project import Project
-from charter.spec.stage import Stage
+from charter.spec.stage import Stage, is_hosted
 from charter.spec.stage_kinds import MAKES_RECORDS, TRAINS
 
 _AVX512 = {"avx512f", "avx512dq", "avx512bw", "avx512vl", "fma"}
@@ -25,22 +26,51 @@ LAYOUT_DEFAULTS: Mapping[str, str | int] = MappingProxyType(
 CPU = "cpu"
 
 
-def frozen_values(project: Project, stage: Stage) -> dict[str, str | int]:
-    """The values that are written into a stage's job when it first starts, and hold until it is done."""
-    layout = asked_layout(project, stage)
+@dataclass(frozen=True, kw_only=True)
+class NodeFacts:
+    """What the bits of a stage depend on at the machine that computes it."""
+
+    gpus: int
+    cpu_capability: str
+    torch: str
+    transformers: str
+
+
+def facts_here() -> NodeFacts:
+    """Those of this machine."""
+    return NodeFacts(
+        gpus=gpus_here(),
+        cpu_capability=cpu_capability(),
+        torch=installed_version("torch"),
+        transformers=installed_version("transformers"),
+    )
+
+
+def frozen_values(project: Project, stage: Stage, facts: NodeFacts | None = None) -> dict[str, str | int]:
+    """The values that are written into a stage's job when it first starts, and hold until it is done.
+
+    `facts` are those of the node that will compute it, this machine's unless given.
+    """
+    facts = facts or facts_here()
+    layout = asked_layout(project, stage, gpus=facts.gpus)
+    libraries = {"torch": facts.torch, "transformers": facts.transformers}
     return {
         **{name: value for name, value in layout.items() if value != LAYOUT_DEFAULTS[name]},
-        "threads": stage_threads(project, stage),
-        "device": stage_device(project, stage),
-        "cpu_capability": cpu_capability(),
-        "torch": installed_version("torch"),
-        "transformers": installed_version("transformers"),
+        "threads": stage_threads(project, stage, processes=int(layout["world_size"])),
+        "device": stage_device(project, stage, gpus=facts.gpus),
+        "cpu_capability": facts.cpu_capability,
+        **(hosted_values(project, stage) if is_hosted(stage) else libraries),
     }
 
 
-def asked_layout(project: Project, stage: Stage) -> dict[str, str | int]:
+def processes_of(frozen: Mapping[str, str | int]) -> int:
+    """Processes of Charter's that a stage is started with: one for each of its ranks, or one beside another engine."""
+    return 1 if ENGINE in frozen else int(frozen.get("world_size", 1))
+
+
+def asked_layout(project: Project, stage: Stage, *, gpus: int | None = None) -> dict[str, str | int]:
     """The part of a stage's layout that the file says, by the names of `EngineLayout`; processes are always said."""
-    asked: dict[str, str | int] = {"world_size": stage_processes(project, stage)}
+    asked: dict[str, str | int] = {"world_size": stage_processes(project, stage, gpus=gpus)}
     if stage.resources is None:
         return asked
     for name in LAYOUT_DEFAULTS:
@@ -52,17 +82,25 @@ def asked_layout(project: Project, stage: Stage) -> dict[str, str | int]:
     return asked
 
 
-def stage_processes(project: Project, stage: Stage) -> int:
-    """Processes of a stage here: `cpu:4` asks for four; of accelerators one each, where this machine has them.
+def stage_processes(project: Project, stage: Stage, *, gpus: int | None = None) -> int:
+    """Processes of a stage: `cpu:4` asks for four on a node; of accelerators one each, where the machine has them.
 
-    Stages that make records have as many as they have shards.
+    Stages that make records have as many as they have shards. `gpus` are those of the machine that computes.
     """
     if stage.kind in MAKES_RECORDS:
         return (stage.resources.shards if stage.resources else None) or 1
     if stage.kind not in TRAINS:
         return 1
     name, count = asked_accelerators(project, stage)
-    return count if name == CPU or (name and stage_device(project, stage) == "cuda") else 1
+    if name == CPU or (name and stage_device(project, stage, gpus=gpus) == "cuda"):
+        return count * stage_nodes(project, stage)
+    return 1
+
+
+def stage_nodes(project: Project, stage: Stage) -> int:
+    """Nodes that the file asks for a stage; a run on this machine puts the processes of all of them here."""
+    own = stage.resources.num_nodes if stage.resources else None
+    return own or project.resources.num_nodes or 1
 
 
 def asked_accelerators(project: Project, stage: Stage) -> tuple[str, int]:
@@ -76,22 +114,27 @@ def asked_accelerators(project: Project, stage: Stage) -> tuple[str, int]:
     return name, int(count or 1)
 
 
-def stage_threads(project: Project, stage: Stage) -> int:
+def stage_threads(project: Project, stage: Stage, *, processes: int | None = None) -> int:
     """Processor cores of each process of a stage.
 
-    Its own `cpus`, the project's, or its share of the machine; divided by its processes where these train together.
-    Shards make the same records whatever their number, so each has all of it.
+    Its own `cpus`, the project's, or its share of the machine; divided by its processes (those that it has here, unless
+    given) where these train together. Shards make the same records whatever their number, so each has all of it.
     """
     own = stage.resources.cpus if stage.resources is not None else None
     cores = own or project.resources.cpus or usable_cores() // max(1, project.resources.max_parallel_stages)
-    return max(1, cores if stage.kind in MAKES_RECORDS else cores // stage_processes(project, stage))
+    if stage.kind in MAKES_RECORDS:
+        return max(1, cores)
+    return max(1, cores // (stage_processes(project, stage) if processes is None else processes))
 
 
-def stage_device(project: Project, stage: Stage) -> str:
-    """`cuda` where the machine has a GPU and the file does not ask for `cpu`; else `cpu`."""
+def stage_device(project: Project, stage: Stage, *, gpus: int | None = None) -> str:
+    """`cuda` where the machine has a GPU and the file does not ask for `cpu`; else `cpu`.
+
+    `gpus` are those of the machine that computes, this one's unless given.
+    """
     if asked_accelerators(project, stage)[0] == CPU:
         return CPU
-    return "cuda" if gpus_here() else CPU
+    return "cuda" if (gpus_here() if gpus is None else gpus) else CPU
 
 
 def gpus_here(devices: Path = Path("/dev")) -> int:

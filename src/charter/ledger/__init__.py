@@ -1,10 +1,15 @@
 """Every attempt of every stage, every call that costs money, and what they cost; money in whole micro-USD."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from charter.ledger.account import Accounted, Totals, account, stage_totals, totals_of
 from charter.ledger.attempt import Attempt, Outcome
-from charter.ledger.call_books import CallBooks
-from charter.ledger.store import Ledger
-from charter.ledger.usage import ApiUsage
+
+if TYPE_CHECKING:
+    from charter.ledger.call_books import CallBooks
+    from charter.ledger.store import Ledger
+    from charter.ledger.usage import ApiUsage
 
 __all__ = [
     "Accounted",
@@ -18,3 +23,10 @@ __all__ = [
     "stage_totals",
     "totals_of",
 ]
+_IMPORTED_WHEN_ASKED_FOR = {"ApiUsage": "usage", "CallBooks": "call_books", "Ledger": "store"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _IMPORTED_WHEN_ASKED_FOR:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"charter.ledger.{_IMPORTED_WHEN_ASKED_FOR[name]}"), name)

@@ -23,6 +23,13 @@ class Accounted:
     lost_milliseconds: int
     """Time of steps that a later attempt has to do, or had to do, again."""
     lost_micro_usd: int | None
+    idle_micro_usd: int | None = None
+    """Of the money whose result was kept, what idle machines cost; None without a price or where nobody looked."""
+
+    @property
+    def idle_milliseconds(self) -> int:
+        """Of the time whose result was kept, that in which machines did nothing; 0 where nobody looked."""
+        return min(self.attempt.idle_milliseconds or 0, self.useful_milliseconds)
 
     @property
     def useful_milliseconds(self) -> int:
@@ -63,14 +70,25 @@ class Totals:
     useful_pairs: int = 0
     useful_episodes: int = 0
     useful_records: int = 0
+    idle_milliseconds: int = 0
+    """Of `useful_milliseconds`, time in which machines were held and did nothing."""
+    idle_micro_usd: int = 0
+    watched_milliseconds: int = 0
+    """Time of attempts in which somebody looked whether machines were idle."""
+    energy_joules: int = 0
+    metered_milliseconds: int = 0
+    """Time that `energy_joules` stands for; less than `milliseconds` where nobody measured."""
 
     def __add__(self, other: "Totals") -> "Totals":
-        return Totals(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+        return Totals(**{name: getattr(self, name) + getattr(other, name) for name in TOTALLED})
 
     @property
     def fully_priced(self) -> bool:
         """Whether every attempt has a price (true of no attempts at all)."""
         return self.priced_attempts == self.attempts
+
+
+TOTALLED = tuple(field.name for field in fields(Totals))
 
 
 def divide_half_even(numerator: int, denominator: int) -> int:
@@ -109,17 +127,17 @@ def lost_milliseconds(attempt: Attempt, *, kept_step: int) -> int:
 def account(attempts: Iterable[Attempt]) -> tuple[Accounted, ...]:
     """Every attempt with its cost and its lost part, in the order given.
 
-    What an attempt lost is known when the next attempt at the same stage and fingerprint starts: all steps
+    What an attempt lost is known when the next attempt at the same stage, shard and fingerprint starts: all steps
     after that one's first step. Before that, a killed or failed attempt counts as lost after its last known
     checkpoint, and an interrupted one (it stopped at a checkpoint) as kept. Attempts under a fingerprint that
     was given up are lost unless they finished.
     """
     ordered = tuple(attempts)
-    by_stage: dict[tuple[str, str], list[Attempt]] = defaultdict(list)
+    by_shard: dict[tuple[str, str, int | None], list[Attempt]] = defaultdict(list)
     for attempt in ordered:
-        by_stage[attempt.run, attempt.stage].append(attempt)
+        by_shard[attempt.run, attempt.stage, attempt.shard].append(attempt)
     lost: dict[int, int] = {}
-    for group in by_stage.values():
+    for group in by_shard.values():
         group.sort(key=lambda attempt: attempt.number)
         for index, attempt in enumerate(group):
             lost[attempt.attempt_id] = _lost(attempt, later=group[index + 1 :])
@@ -149,23 +167,34 @@ def _accounted(attempt: Attempt, lost: int) -> Accounted:
     )
     duration = attempt.duration_milliseconds
     lost_money = divide_half_even(cost * lost, duration) if duration else 0
-    return Accounted(attempt=attempt, cost_micro_usd=cost, lost_milliseconds=lost, lost_micro_usd=lost_money)
+    idle_money = None
+    if attempt.idle_milliseconds is not None:
+        idle = min(attempt.idle_milliseconds, duration - lost)
+        idle_money = min(divide_half_even(cost * idle, duration), cost - lost_money) if duration else 0
+    return Accounted(
+        attempt=attempt,
+        cost_micro_usd=cost,
+        lost_milliseconds=lost,
+        lost_micro_usd=lost_money,
+        idle_micro_usd=idle_money,
+    )
 
 
 def totals_of(accounted: Iterable[Accounted]) -> Totals:
     """The sums over some attempts."""
-    return sum((_one(item) for item in accounted), Totals())
+    return sum((totals_of_one(item) for item in accounted), Totals())
 
 
 def stage_totals(accounted: Iterable[Accounted]) -> dict[str, Totals]:
     """The sums by stage, stages in the order of their first attempt."""
     found: dict[str, Totals] = {}
     for item in accounted:
-        found[item.attempt.stage] = found.get(item.attempt.stage, Totals()) + _one(item)
+        found[item.attempt.stage] = found.get(item.attempt.stage, Totals()) + totals_of_one(item)
     return found
 
 
-def _one(item: Accounted) -> Totals:
+def totals_of_one(item: Accounted) -> Totals:
+    """One attempt as sums."""
     attempt, priced = item.attempt, item.cost_micro_usd is not None
     duration = attempt.duration_milliseconds
     failed = attempt.outcome == "failed"
@@ -189,4 +218,9 @@ def _one(item: Accounted) -> Totals:
         priced_attempts=int(priced),
         **counts,
         **useful,
+        idle_milliseconds=item.idle_milliseconds,
+        idle_micro_usd=item.idle_micro_usd or 0,
+        watched_milliseconds=0 if attempt.idle_milliseconds is None else duration,
+        energy_joules=attempt.energy_joules or 0,
+        metered_milliseconds=0 if attempt.energy_joules is None else duration,
     )

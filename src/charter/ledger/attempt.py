@@ -1,10 +1,13 @@
 """One attempt at one stage, as a frozen value, and how long it took under clocks that may jump."""
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict
 
 Outcome = Literal["running", "done", "failed", "interrupted", "killed", "hung"]
-Clock = Literal["monotonic", "wall", "wall_backwards"]
+Clock = Literal["monotonic", "wall", "wall_backwards", "engine", "imported"]
+NO_TAGS = "{}"
 OUTCOMES: tuple[Outcome, ...] = ("running", "done", "failed", "interrupted", "killed", "hung")
 
 
@@ -32,7 +35,9 @@ class Attempt:
     duration_milliseconds: int
     """By the monotonic clock where the caller gave one; up to the last heartbeat while running."""
     clock: Clock
-    """Which clock the duration is from; `wall_backwards`: the clock was set back, the duration stood."""
+    """Which clock the duration is from; `wall_backwards`: the clock was set back, the duration stood; `engine`: the
+    records of the engine that ran it, in the place of what was measured here; `imported`: the log of a run that
+    somebody else started (`charter import`)."""
     last_heartbeat: float
     first_step: int
     last_step: int
@@ -50,6 +55,22 @@ class Attempt:
     host: str = ""
     pid: int = 0
     note: str = ""
+    job_id: str | None = None
+    """What the engine calls the job that this attempt was."""
+    nodes: str | None = None
+    """The machines it ran on, as the engine writes them."""
+    owner: str | None = None
+    """Person or team that it is billed to."""
+    tags: str = NO_TAGS
+    """The project's tags as JSON with sorted keys, so that equal tags are equal texts."""
+    shard: int | None = None
+    """Which part of a stage that is computed in independent parts; None for the whole stage."""
+    energy_joules: int | None = None
+    """What its machines drew, where somebody measured it."""
+    energy_source: str | None = None
+    """Who measured it: `nvml`, `rapl`, an engine's own counter."""
+    idle_milliseconds: int | None = None
+    """Time in which it held its machines and they did nothing; None where nobody looked."""
 
     @property
     def ended_at(self) -> float | None:
@@ -57,9 +78,38 @@ class Attempt:
         return None if self.outcome == "running" else self.started_at + self.duration_milliseconds / 1000
 
     @property
+    def is_imported(self) -> bool:
+        """Whether it was read from the log of a run that Charter did not start."""
+        return self.clock == "imported"
+
+    @property
     def seconds(self) -> float:
         """How long the attempt has run."""
         return self.duration_milliseconds / 1000
+
+
+class Reached(TypedDict, total=False):
+    """What an attempt says of itself; counts are this attempt's so far. What is left out, or None, stays as it was."""
+
+    step: int | None
+    kept_step: int | None
+    """Step of its last durable checkpoint."""
+    tokens: int | None
+    pairs: int | None
+    episodes: int | None
+    records: int | None
+    energy_joules: int | None
+    energy_source: str | None
+    idle_milliseconds: int | None
+
+
+def tags_text(tags: Mapping[str, str] | None) -> str:
+    """Tags as the ledger keeps them.
+
+    >>> tags_text({"team": "b", "cost_centre": "12"}), tags_text(None)
+    ('{"cost_centre": "12", "team": "b"}', '{}')
+    """
+    return json.dumps(dict(tags or {}), sort_keys=True, ensure_ascii=False)
 
 
 def elapsed(

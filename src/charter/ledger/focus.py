@@ -1,26 +1,16 @@
 """Charges in the column names of FOCUS 1.2 (FinOps Open Cost and Usage Specification), one row per attempt.
 
-Columns that FOCUS does not know carry the prefix `x_`, as the specification asks. Inside, money is whole
-micro-USD; the CSV export prints it in dollars with six decimals, which is exact.
+This is how the ledger keeps them: money in whole micro-USD, empty where it is not known. `focus_rows` makes the rows
+of a dataset from them, in which every column has the form that the specification asks for.
 """
 
-import csv
-import io
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from charter.ledger.account import MILLISECONDS_PER_HOUR, Accounted
 
 PRICING_CATEGORIES = {"on_demand": "Standard", "spot": "Dynamic", "reserved": "Committed"}
-MONEY_COLUMNS = (
-    "ListUnitPrice",
-    "ListCost",
-    "EffectiveCost",
-    "BilledCost",
-    "ContractedCost",
-    "ContractedUnitPrice",
-)
 Charge = dict[str, str | int | float | None]
 
 
@@ -32,7 +22,9 @@ def charge(item: Accounted, *, labels: Mapping[str, str] | None = None) -> Charg
     """
     attempt = item.attempt
     ended_at = attempt.started_at + attempt.duration_milliseconds / 1000
-    tags = {**(labels or {}), "run": attempt.run, "stage": attempt.stage, "attempt": str(attempt.number)}
+    own = {"run": attempt.run, "stage": attempt.stage, "attempt": str(attempt.number)}
+    owner = {"owner": attempt.owner} if attempt.owner else {}
+    tags = {**(labels or {}), **json.loads(attempt.tags), **owner, **own}
     unit = "Machine-Hours" if attempt.accelerator == "cpu" else "Accelerator-Hours"
     return {
         "x_AttemptId": attempt.attempt_id,
@@ -63,49 +55,17 @@ def charge(item: Accounted, *, labels: Mapping[str, str] | None = None) -> Charg
         "x_PriceSource": attempt.price_source,
         "x_PriceAsOf": attempt.price_as_of,
         "x_EstimateOrActual": "estimate" if attempt.outcome == "running" else "actual",
+        "x_Owner": attempt.owner,
+        "x_JobId": attempt.job_id,
+        "x_Nodes": attempt.nodes,
+        "x_Shard": attempt.shard,
+        "x_Clock": attempt.clock,
+        "x_IdleSeconds": None if attempt.idle_milliseconds is None else item.idle_milliseconds / 1000,
+        "x_IdleCost": item.idle_micro_usd,
+        "x_LostCost": item.lost_micro_usd,
+        "x_EnergyJoules": attempt.energy_joules,
+        "x_EnergySource": attempt.energy_source,
     }
-
-
-def export_csv(charges: Iterable[Charge]) -> str:
-    """Charges as a FOCUS CSV; mandatory columns that a run does not know are constants or empty."""
-    rows = [_with_constants(row) for row in charges]
-    text = io.StringIO()
-    columns = list(dict.fromkeys(name for row in rows for name in row)) or list(_CONSTANTS)
-    writer = csv.DictWriter(text, fieldnames=columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({name: _cell(name, value) for name, value in row.items()})
-    return text.getvalue()
-
-
-_CONSTANTS: Charge = {
-    "BillingAccountId": "charter",
-    "BillingAccountName": "charter",
-    "InvoiceIssuer": None,
-    "Publisher": "charter",
-    "ChargeClass": None,
-}
-
-
-def _with_constants(row: Charge) -> Charge:
-    start = datetime.fromisoformat(str(row["ChargePeriodStart"]))
-    month = start.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    following = month.replace(year=month.year + month.month // 12, month=month.month % 12 + 1)
-    periods: Charge = {"BillingPeriodStart": _iso(month), "BillingPeriodEnd": _iso(following)}
-    contracted: Charge = {
-        "ContractedCost": row["EffectiveCost"],
-        "ContractedUnitPrice": row.get("ListUnitPrice"),
-    }
-    return {**_CONSTANTS, **periods, **row, **contracted}
-
-
-def _cell(name: str, value: str | int | float | None) -> str | int | float:
-    if value is None:
-        return ""
-    if name in MONEY_COLUMNS and isinstance(value, int):
-        return usd_text(value)
-    # A leading = + - @ would be run as a formula by spreadsheet programs.
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@") else value
 
 
 def usd_text(micro_usd: int) -> str:

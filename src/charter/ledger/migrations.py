@@ -2,7 +2,7 @@
 
 A step's statements are frozen: they make what its version was, not what the tables have become since. All steps
 that a database needs run in the one transaction that opens it, so it is never found half way. Servers know no
-version before 3.
+version before 3. What is derived from other rows (charges, sums, checks) is made anew after the last step.
 """
 
 from collections.abc import Callable
@@ -10,15 +10,13 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from charter.errors import DataError, UsageError
+from charter.errors import DataError
 from charter.ledger.database import Database, damaged
-from charter.ledger.old_tables import CHARGES_OF_2, TABLES_OF_3
-from charter.ledger.rows import seal_all, settle_all
-from charter.ledger.schema import APPLICATION_ID, SCHEMA_VERSION, metadata, tables_of, version_table
-
-QUICK_CHECK_BYTES = 32 * 2**20
-"""A larger file is not read whole when it is opened: at 1 GB/s or less that would cost the second that a resume
-has. Its rows and answers carry checks of their own, and `charter cost report` reads them all."""
+from charter.ledger.missing import NoLedgerError
+from charter.ledger.old_tables import CHARGES_OF_2, TABLES_OF_3, statements_of_4
+from charter.ledger.rebuilding import check_attempts_of_3, rebuild
+from charter.ledger.schema import metadata, tables_of, version_table
+from charter.ledger.schema_version import APPLICATION_ID, QUICK_CHECK_BYTES, SCHEMA_VERSION
 
 
 def prepare(connection: Connection, database: Database, *, check_whole: bool = False, create: bool = True) -> None:
@@ -41,11 +39,7 @@ def _prepare_file(connection: Connection, database: Database, *, check_whole: bo
         metadata.create_all(connection, tables=tables_of("sqlite"))
         connection.exec_driver_sql(f"PRAGMA application_id={APPLICATION_ID}")
     else:
-        for step in range(version, SCHEMA_VERSION):
-            STEPS[step](connection)
-        if version < SCHEMA_VERSION:
-            seal_all(connection)
-            settle_all(connection)
+        _step_up(connection, version)
     if version != SCHEMA_VERSION:
         connection.exec_driver_sql(f"PRAGMA user_version={SCHEMA_VERSION}")
 
@@ -54,11 +48,21 @@ def _prepare_server(connection: Connection, database: Database, *, create: bool)
     connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({APPLICATION_ID})")
     if connection.exec_driver_sql("SELECT to_regclass('charter_schema')").scalar_one() is None:
         if not create:
-            raise UsageError(f"there is no ledger at {database.name}; `charter run` writes it")
+            raise NoLedgerError(f"there is no ledger at {database.name}; `charter run` writes it")
         metadata.create_all(connection, tables=tables_of("postgresql"))
         connection.execute(version_table.insert().values(application_id=APPLICATION_ID, version=SCHEMA_VERSION))
     version = connection.scalar(version_table.select().with_only_columns(version_table.c.version))
     _refuse_newer(database, int(version or 0))
+    if version is not None and version < SCHEMA_VERSION:
+        _step_up(connection, version)
+        connection.execute(version_table.update().values(version=SCHEMA_VERSION))
+
+
+def _step_up(connection: Connection, version: int) -> None:
+    for step in range(version, SCHEMA_VERSION):
+        STEPS[step](connection)
+    if version < SCHEMA_VERSION:
+        rebuild(connection)
 
 
 def check_pages(connection: Connection, database: Database) -> None:
@@ -100,5 +104,12 @@ def _from_2(connection: Connection) -> None:
         connection.exec_driver_sql(statement)
 
 
-STEPS: dict[int, Callable[[Any], None]] = {1: _from_1, 2: _from_2}
+def _from_3(connection: Connection) -> None:
+    """Owners, tags, shards, energy and idle time; sums by day; other charges; bills."""
+    check_attempts_of_3(connection)
+    for statement in statements_of_4(connection.dialect.name):
+        connection.exec_driver_sql(statement)
+
+
+STEPS: dict[int, Callable[[Any], None]] = {1: _from_1, 2: _from_2, 3: _from_3}
 """By the version that a step starts from."""

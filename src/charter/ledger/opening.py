@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from charter.errors import MissingExtraError
 from charter.ledger.filesystem import MOUNTINFO
+from charter.ledger.missing import NoLedgerError as NoLedgerError
 
 if TYPE_CHECKING:
     from charter.ledger.database import Database

@@ -9,20 +9,17 @@ from sqlalchemy import (
     Column,
     Float,
     ForeignKey,
+    Index,
     Integer,
     MetaData,
     Table,
     Text,
     UniqueConstraint,
+    text,
 )
 
 from charter.ledger.attempt import OUTCOMES
 from charter.ledger.call import OUTCOMES_OF_CALLS
-
-SCHEMA_VERSION = 3
-"""Raised when a table changes, together with a step in `migrations.py`. 2: the outcome `hung`; 3: calls."""
-APPLICATION_ID = 0x43485254
-"""`CHRT`, in `PRAGMA application_id`: tells a ledger from any other SQLite file."""
 
 metadata = MetaData()
 
@@ -63,12 +60,25 @@ attempts = Table(
     Column("pid", Whole, nullable=False),
     Column("note", Text, nullable=False),
     Column("row_check", Whole),
+    Column("job_id", Text),
+    Column("nodes", Text),
+    Column("owner", Text),
+    Column("tags", Text, nullable=False, server_default=text("'{}'")),
+    Column("shard", Whole),
+    Column("energy_joules", Whole),
+    Column("energy_source", Text),
+    Column("idle_milliseconds", Whole),
     UniqueConstraint("run", "stage", "number"),
     CheckConstraint("duration_milliseconds >= 0"),
     CheckConstraint("count >= 1"),
     CheckConstraint("outcome IN ({})".format(", ".join(f"'{name}'" for name in OUTCOMES))),
     sqlite_autoincrement=True,
 )
+IS_RUNNING = text("outcome = 'running'")
+"""A text, not a bound value: only so can a database see that an index of running attempts serves it."""
+Index("attempts_of_runs", attempts.c.run, attempts.c.attempt_id)
+Index("attempts_of_shards", attempts.c.run, attempts.c.stage, attempts.c.shard)
+Index("attempts_running", attempts.c.run, sqlite_where=IS_RUNNING, postgresql_where=IS_RUNNING)
 
 charges = Table(
     "charges",
@@ -101,6 +111,16 @@ charges = Table(
     Column("x_PriceSource", Text),
     Column("x_PriceAsOf", Text),
     Column("x_EstimateOrActual", Text, nullable=False),
+    Column("x_Owner", Text),
+    Column("x_JobId", Text),
+    Column("x_Nodes", Text),
+    Column("x_Shard", Whole),
+    Column("x_Clock", Text),
+    Column("x_IdleSeconds", Float),
+    Column("x_IdleCost", Whole),
+    Column("x_LostCost", Whole),
+    Column("x_EnergyJoules", Whole),
+    Column("x_EnergySource", Text),
 )
 
 call_scopes = Table(
@@ -198,6 +218,8 @@ usage_charges = Table(
     Column("x_LastAt", Float, nullable=False),
     Column("x_EstimateOrActual", Text, nullable=False),
     Column("row_check", Whole, nullable=False),
+    Column("x_Owner", Text),
+    Column("x_OwnTags", Text),
 )
 """What a stage's calls cost so far, by server and model, in FOCUS columns; replaced as a whole by newer totals."""
 

@@ -1,38 +1,30 @@
 """The ledger: every attempt of every stage, in a SQLite file or on a server; it survives kills and power cuts."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from charter.errors import UsageError
-from charter.ledger.account import Accounted, Totals, account, stage_totals, totals_of
-from charter.ledger.attempt import Attempt, Outcome
+from charter.ledger.attempt import Attempt, Clock, Outcome, Reached, tags_text
 from charter.ledger.filesystem import is_server
-from charter.ledger.opening import open_database
+from charter.ledger.imported import Change, ImportedAttempt
+from charter.ledger.opening import NoLedgerError, open_database
+from charter.ledger.other import OtherCharge
+from charter.ledger.place import LEDGER_FILE as LEDGER_FILE
+from charter.ledger.place import has_ledger as has_ledger
+from charter.ledger.place import ledger_place as ledger_place
+from charter.ledger.reading import LedgerReading
 from charter.ledger.usage import ApiUsage
 
 if TYPE_CHECKING:
-    from charter.ledger.database import Database
+    from sqlalchemy import Connection
 
-LEDGER_FILE = "ledger.sqlite"
-
-
-def ledger_place(run_dir: Path, server: str | None) -> str | Path:
-    """Where the ledger of a run is: on a server (`storage.ledger`), or a file in its directory."""
-    return server or run_dir / LEDGER_FILE
+    from charter.ledger.bill import BillFinding
+    from charter.ledger.bill_file import Bill
 
 
-def has_ledger(place: str | Path) -> bool:
-    """Whether there may be a ledger: a server has to be asked."""
-    return is_server(place) or Path(place).exists()
-
-
-class Ledger:
+class Ledger(LedgerReading):
     """Every attempt of every stage of a run directory. A method that has returned is on disk."""
-
-    def __init__(self, database: "Database") -> None:
-        """Use `Ledger.open`."""
-        self._database = database
 
     @classmethod
     def open(cls, where: str | Path, *, create: bool = True, check_whole: bool = False) -> "Ledger":
@@ -42,7 +34,7 @@ class Ledger:
         newer Charter, or lies on a network file system. `check_whole` reads even a large file to its end.
         """
         if not is_server(where) and not create and not Path(where).exists():
-            raise UsageError(f"there is no ledger at {where}; `charter run` writes it")
+            raise NoLedgerError(f"there is no ledger at {where}; `charter run` writes it")
         return cls(open_database(where, create=create, check_whole=check_whole))
 
     def close(self) -> None:
@@ -74,13 +66,19 @@ class Ledger:
         price_as_of: str | None = None,
         host: str = "",
         pid: int = 0,
+        job_id: str | None = None,
+        nodes: str | None = None,
+        owner: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        shard: int | None = None,
     ) -> int:
         """Record the start of an attempt, before it spends anything; returns its id.
 
         `at` is unix time; `monotonic` a reading of `time.monotonic()` in the process that will also send the
         heartbeats, so that a clock that is set does not change a duration. `first_step` is the step that the
-        attempt continues from: what an earlier attempt did beyond it counts as lost. The price is that of one
-        of `count` units.
+        attempt continues from: what an earlier attempt at the same `shard` did beyond it counts as lost. The
+        price is that of one of `count` units. `job_id` and `nodes` are as the engine writes them, where it has
+        said them already; `settle` may add them.
         """
         from charter.ledger import rows
         from charter.ledger.database import transaction
@@ -105,42 +103,28 @@ class Ledger:
             "price_as_of": price_as_of,
             "host": host,
             "pid": pid,
+            "job_id": job_id,
+            "nodes": nodes,
+            "owner": owner,
+            "tags": tags_text(tags),
+            "shard": shard,
         }
         with transaction(self._database) as connection:
             return rows.insert_attempt(connection, values)
 
     def heartbeat(
-        self,
-        attempt_id: int,
-        *,
-        at: float,
-        monotonic: float | None = None,
-        step: int | None = None,
-        kept_step: int | None = None,
-        tokens: int | None = None,
-        pairs: int | None = None,
-        episodes: int | None = None,
-        records: int | None = None,
+        self, attempt_id: int, *, at: float, monotonic: float | None = None, **reached: Unpack[Reached]
     ) -> None:
         """Record that a running attempt lives, and how far it is.
 
         Counts are this attempt's so far: they replace, they do not add. What is left out stays as it was.
         `kept_step` is the step of its last durable checkpoint.
         """
-        from charter.ledger import rows
+        from charter.ledger import attempt_rows, rows
         from charter.ledger.database import repeated
 
-        progress = rows.Progress(
-            at=at,
-            monotonic=monotonic,
-            last_step=step,
-            kept_step=kept_step,
-            tokens=tokens,
-            pairs=pairs,
-            episodes=episodes,
-            records=records,
-        )
-        repeated(self._database, lambda it: rows.write_progress(it, rows.running_row(it, attempt_id), progress))
+        progress = rows.Progress(at=at, monotonic=monotonic, told=reached)
+        repeated(self._database, lambda it: rows.write_progress(it, attempt_rows.running_row(it, attempt_id), progress))
 
     def end(
         self,
@@ -149,71 +133,128 @@ class Ledger:
         at: float,
         outcome: Outcome,
         monotonic: float | None = None,
-        step: int | None = None,
-        kept_step: int | None = None,
-        tokens: int | None = None,
-        pairs: int | None = None,
-        episodes: int | None = None,
-        records: int | None = None,
         note: str = "",
+        **reached: Unpack[Reached],
     ) -> None:
         """Record how an attempt ended: done, failed, interrupted (stopped at a checkpoint) or killed."""
-        from charter.ledger import rows
+        from charter.ledger import attempt_rows, rows
         from charter.ledger.database import transaction
 
         if outcome == "running":
             raise UsageError("an attempt cannot end as running; give done, failed, interrupted or killed")
-        progress = rows.Progress(
-            at=at,
-            monotonic=monotonic,
-            last_step=step,
-            kept_step=kept_step,
-            tokens=tokens,
-            pairs=pairs,
-            episodes=episodes,
-            records=records,
-        )
+        progress = rows.Progress(at=at, monotonic=monotonic, told=reached)
         with transaction(self._database) as connection:
-            row = rows.running_row(connection, attempt_id)
+            row = attempt_rows.running_row(connection, attempt_id)
             milliseconds = rows.write_progress(connection, row, progress)
             rows.write_end(connection, row, milliseconds=milliseconds, outcome=outcome, note=note)
 
-    def close_abandoned(self, *, now: float, run: str | None = None) -> tuple[Attempt, ...]:
+    def close_abandoned(
+        self, *, now: float, run: str | None = None, keep_jobs: Collection[str] = ()
+    ) -> tuple[Attempt, ...]:
         """End, as killed at their last heartbeat, the attempts that were left running; returns them.
 
-        Call it only while holding the run's lock: then nobody else can be running them.
+        Call it only while holding the run's lock: then nobody else can be running them. Jobs of an engine outlive the
+        supervisor: those of `keep_jobs` run on.
         """
-        from charter.ledger import rows
+        from charter.ledger import attempt_rows, rows
         from charter.ledger.database import transaction
 
         note = f"found running and closed at {now:.3f}"
         with transaction(self._database) as connection:
-            abandoned = rows.running_rows(connection, run=run)
+            running = attempt_rows.running_rows(connection, run=run)
+            abandoned = [row for row in running if row["job_id"] not in keep_jobs]
             for row in abandoned:
                 milliseconds = row["duration_milliseconds"]
                 rows.write_end(connection, row, milliseconds=milliseconds, outcome="killed", note=note)
             closed = {row["attempt_id"] for row in abandoned}
-            every = rows.read_attempts(connection, run=run, stage=None)
-        return tuple(attempt for attempt in every if attempt.attempt_id in closed)
+            return attempt_rows.read_attempts(connection, ids=sorted(closed)) if closed else ()
 
-    def attempts(self, *, run: str | None = None, stage: str | None = None) -> tuple[Attempt, ...]:
-        """Attempts in the order they were begun."""
-        from charter.ledger import rows
+    def settle(
+        self,
+        attempt_id: int,
+        *,
+        started_at: float,
+        duration_milliseconds: int,
+        source: Clock = "engine",
+        job_id: str | None = None,
+        nodes: str | None = None,
+        count: int | None = None,
+        energy_joules: int | None = None,
+        energy_source: str | None = None,
+    ) -> None:
+        """Put an engine's own record of an ended attempt in the place of what was measured here.
+
+        An engine bills by its records (`sacct -D`), so the ledger takes them; charges and sums follow. What is left
+        out stays as it was. Doing it twice changes nothing.
+        """
+        from charter.ledger import attempt_rows, rows
         from charter.ledger.database import repeated
 
-        return repeated(self._database, lambda it: rows.read_attempts(it, run=run, stage=stage), reading=True)
+        told = {
+            "job_id": job_id,
+            "nodes": nodes,
+            "count": count,
+            "energy_joules": energy_joules,
+            "energy_source": energy_source,
+        }
+        values = {
+            "started_at": started_at,
+            "duration_milliseconds": duration_milliseconds,
+            "clock": source,
+            **{name: value for name, value in told.items() if value is not None},
+        }
+        if duration_milliseconds < 0:
+            raise UsageError(f"attempt {attempt_id} cannot have taken {duration_milliseconds} ms")
 
-    def accounted(self, *, run: str | None = None) -> tuple[Accounted, ...]:
-        """All attempts with their cost and what of it was lost; running ones up to their last heartbeat."""
-        return account(self.attempts(run=run))
+        def write(connection: "Connection") -> None:
+            row = attempt_rows.attempt_row(connection, attempt_id)
+            if row["outcome"] == "running":
+                raise UsageError(f"attempt {attempt_id} of stage {row['stage']} still runs; end it, then settle it")
+            rows.write_settled(connection, row, values)
 
-    def totals(self, *, run: str | None = None) -> Totals:
-        """Sums over all attempts."""
-        return totals_of(self.accounted(run=run))
+        repeated(self._database, write)
 
-    def stage_totals(self, *, run: str | None = None) -> dict[str, Totals]:
-        """Sums by stage; they add up to `totals` exactly."""
-        return stage_totals(self.accounted(run=run))
+    def record_imported(self, imported: Sequence[ImportedAttempt]) -> tuple[Change, ...]:
+        """Write the attempts of a run that somebody else started, all or none; what became of each.
+
+        An attempt that is there under its key is brought up to date, so that importing again counts nothing twice.
+        """
+        from charter.ledger import imported_rows
+        from charter.ledger.database import transaction
+
+        with transaction(self._database) as connection:
+            return imported_rows.write_imported(connection, imported)
+
+    def take_back_import(self, import_id: str, *, run: str) -> int:
+        """Remove what an import added, with its charges and sums; how many attempts that were."""
+        from charter.ledger import imported_rows
+        from charter.ledger.database import transaction
+
+        with transaction(self._database) as connection:
+            return imported_rows.remove_imported(connection, run=run, import_id=import_id)
+
+    def record_other(self, charges: Sequence[OtherCharge]) -> None:
+        """Add charges that are neither attempts nor calls: storage, transfer, fees."""
+        from charter.ledger import other_rows
+        from charter.ledger.database import transaction
+
+        with transaction(self._database) as connection:
+            other_rows.write_other(connection, charges)
+
+    def record_bill(self, bill: "Bill", findings: "Sequence[BillFinding]", *, run: str, at: float) -> bool:
+        """Keep a provider's bill and how it stood against the ledger; False when the same file is there already."""
+        from charter.ledger import bill_rows
+        from charter.ledger.database import transaction
+
+        with transaction(self._database) as connection:
+            return bill_rows.add_bill(connection, bill, findings, run=run, at=at)
+
+    def rebuild_sums(self) -> None:
+        """Make the kept sums anew from the rows that they follow from."""
+        from charter.ledger import rebuilding
+        from charter.ledger.database import repeated
+
+        repeated(self._database, rebuilding.rebuild_sums)
 
     def record_usage(self, usage: Sequence[ApiUsage]) -> None:
         """Put what calls have cost so far in the place of what was recorded of them before."""
@@ -222,10 +263,3 @@ class Ledger:
 
         if usage:
             repeated(self._database, lambda it: usage_rows.write_usage(it, usage))
-
-    def usage(self, *, run: str | None = None) -> tuple[ApiUsage, ...]:
-        """What calls to servers cost, by stage, server and model."""
-        from charter.ledger import usage_rows
-        from charter.ledger.database import repeated
-
-        return repeated(self._database, lambda it: usage_rows.read_usage(it, run=run), reading=True)

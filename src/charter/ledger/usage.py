@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from charter.errors import DataError
+from charter.ledger.attempt import NO_TAGS
 from charter.ledger.call import CallSums, RouteTotals
 from charter.ledger.focus import Charge, timestamp
 
@@ -20,6 +21,15 @@ class ApiUsage:
     store_id: str
     """Which store: one that was moved away keeps what it cost in the ledger, beside the new one."""
     route: RouteTotals
+    owner: str | None = None
+    """Person or team that they are billed to, where the ledger was told."""
+    tags: str = NO_TAGS
+    """The project's tags as JSON, as attempts have them."""
+
+    @property
+    def host(self) -> str:
+        """The server's name."""
+        return urlsplit(self.route.endpoint).hostname or self.route.endpoint
 
 
 def usage_sums(usage: Iterable[ApiUsage]) -> CallSums:
@@ -51,7 +61,8 @@ def usage_charge(item: ApiUsage, *, labels: Mapping[str, str] | None = None) -> 
     The quantity is in tokens of all kinds, so there is no unit price: tokens in, cached and out differ in price.
     """
     route, sums = item.route, item.route.sums
-    tags = {**(labels or {}), "run": item.run, "stage": item.stage}
+    owner = {"owner": item.owner} if item.owner else {}
+    tags = {**(labels or {}), **json.loads(item.tags), **owner, "run": item.run, "stage": item.stage}
     cost = None if sums.unpriced and not sums.settled_micro_usd else sums.settled_micro_usd
     return {
         "x_Run": item.run,
@@ -67,7 +78,7 @@ def usage_charge(item: ApiUsage, *, labels: Mapping[str, str] | None = None) -> 
         "BillingCurrency": "USD",
         "ServiceCategory": "AI and Machine Learning",
         "ServiceName": "Model API",
-        "Provider": urlsplit(route.endpoint).hostname or route.endpoint,
+        "Provider": item.host,
         "ResourceType": route.model,
         "PricingCategory": "Standard",
         "PricingQuantity": str(sums.prompt_tokens + sums.completion_tokens),
@@ -89,4 +100,6 @@ def usage_charge(item: ApiUsage, *, labels: Mapping[str, str] | None = None) -> 
         "x_FirstAt": route.first_at,
         "x_LastAt": route.last_at,
         "x_EstimateOrActual": "estimate" if sums.unknown else "actual",
+        "x_Owner": item.owner,
+        "x_OwnTags": item.tags,
     }

@@ -5,9 +5,12 @@ from dataclasses import astuple, fields
 
 from sqlalchemy import Connection, RowMapping, delete, insert, select
 
+from charter.ledger.attempt import NO_TAGS
 from charter.ledger.call import CallSums, RouteTotals, row_check
 from charter.ledger.database import damaged
+from charter.ledger.days import day_of
 from charter.ledger.schema import usage_charges as table
+from charter.ledger.sum_rows import add_spend, added, spend_of_calls
 from charter.ledger.usage import ApiUsage, refuse_fewer, usage_charge
 
 SUM_COLUMNS = {
@@ -16,7 +19,10 @@ SUM_COLUMNS = {
 
 
 def write_usage(connection: Connection, usage: Sequence[ApiUsage]) -> None:
-    """Put newer totals in the place of older ones; a store that has fewer calls than it had is damaged."""
+    """Put newer totals in the place of older ones; a store that has fewer calls than it had is damaged.
+
+    What has come to them since counts on the day of the last call.
+    """
     for item in usage:
         key = dict(
             x_Run=item.run,
@@ -27,7 +33,14 @@ def write_usage(connection: Connection, usage: Sequence[ApiUsage]) -> None:
             x_Model=item.route.model,
         )
         same = [table.c[name] == value for name, value in key.items()]
-        refuse_fewer(connection.scalar(select(table.c.x_Requests).where(*same)), item)
+        row = connection.execute(select(table).where(*same).with_for_update()).mappings().one_or_none()
+        known = None if row is None else _usage(connection, row)
+        if known == item:
+            continue
+        refuse_fewer(None if known is None else known.route.sums.requests, item)
+        day = day_of(item.route.last_at)
+        off = spend_of_calls(known, day=day, sign=-1) if known is not None else {}
+        add_spend(connection, added(off, spend_of_calls(item, day=day)))
         connection.execute(delete(table).where(*same))
         connection.execute(insert(table).values({**usage_charge(item), "row_check": _check_of(item)}))
 
@@ -53,6 +66,8 @@ def _usage(connection: Connection, row: RowMapping) -> ApiUsage:
             last_at=row["x_LastAt"],
             sums=CallSums(**{name: row[column] for name, column in SUM_COLUMNS.items()}),
         ),
+        owner=row["x_Owner"],
+        tags=row["x_OwnTags"] or NO_TAGS,
     )
     if _check_of(found) != row["row_check"]:
         name = connection.engine.url.render_as_string()
@@ -61,4 +76,5 @@ def _usage(connection: Connection, row: RowMapping) -> ApiUsage:
 
 
 def _check_of(item: ApiUsage) -> int:
-    return row_check((item.run, item.stage, item.fingerprint, item.store_id, *astuple(item.route)))
+    billed_to = (item.owner, item.tags) if item.owner is not None or item.tags != NO_TAGS else ()
+    return row_check((item.run, item.stage, item.fingerprint, item.store_id, *astuple(item.route), *billed_to))

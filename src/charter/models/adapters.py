@@ -15,11 +15,10 @@ from charter.errors import MissingExtraError, StageError
 from charter.models.decoder import hugging_face_models
 from charter.models.engine_layout import EngineLayout
 from charter.models.runtime import seeded
-from charter.spec.layout import Adapter
+from charter.spec.layout import WHOLE_BITS, Adapter
 
 DIRECTORY = "adapter"
 """Where the adapter itself is published, beside the merged weights."""
-WHOLE_BITS = 16
 NAME = "default"
 QUANTISED = {"Linear4bit", "Linear8bitLt"}
 """Classes of bitsandbytes."""
@@ -71,9 +70,16 @@ def merged_weights(weights: Mapping[str, Tensor], adapter: Adapter) -> dict[str,
         if first is None or second is None:
             found[base] = value
             continue
-        delta = (second.float() @ first.float()) * (adapter.alpha / adapter.rank)
-        found[base] = (value.float() + delta).to(value.dtype)
+        found[base] = (value.float() + product(first, second, adapter)).to(value.dtype)
     return found
+
+
+def product(first: Tensor, second: Tensor, adapter: Adapter) -> Tensor:
+    """What an adapter adds to a matrix: `alpha / rank * B A` in fp32, of shape (outputs, inputs).
+
+    `first` is A of shape (rank, inputs), `second` is B of shape (outputs, rank) (Hu et al. 2021, section 4.1).
+    """
+    return (second.float() @ first.float()) * (adapter.alpha / adapter.rank)
 
 
 def published_weights(
@@ -106,7 +112,7 @@ def adapter_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def save_adapter(path: Path, weights: Mapping[str, Tensor], model: Any, adapter: Adapter) -> None:
-    """Write the adapter as peft reads it."""
+    """Write the adapter as peft reads it, with the same bytes in every process."""
     from safetensors.torch import save_file
 
     path.mkdir(parents=True, exist_ok=True)
@@ -118,6 +124,7 @@ def save_adapter(path: Path, weights: Mapping[str, Tensor], model: Any, adapter:
         task_type="CAUSAL_LM",
     )
     settings.inference_mode = True
+    settings.target_modules = sorted(settings.target_modules)  # a set, as peft keeps it, has an order of its process
     settings.save_pretrained(str(path))
     save_file(adapter_weights(weights), str(path / "adapter_model.safetensors"))
 

@@ -84,7 +84,7 @@ class PreferenceModel:
     def __init__(self, scalar: ScalarModel, language_model: LanguageModel, settings: dict[str, Any]) -> None:
         self.scalar = scalar
         self.language_model = language_model
-        self.settings = settings
+        self.settings: dict[str, Any] = settings
 
     @property
     def tokenizer(self) -> Any:

@@ -1,9 +1,9 @@
 """The processes of one stage: who this one is, and what they say to one another.
 
 Every process is started with torchrun's variables `RANK`, `WORLD_SIZE` and `LOCAL_RANK`. They meet at
-`MASTER_ADDR:MASTER_PORT` where these are set, else at a port that rank 0 opens and writes into a file of the
-stage's directory. The store is prefixed with `CHARTER_GROUP`, a name of this very start, so that a restarted
-group never reads addresses of the one before.
+`MASTER_ADDR:MASTER_PORT` where these are set (torchrun), else at a port that rank 0 opens and writes into a file of
+the stage's directory, with the address of its node where there are several. The store is prefixed with
+`CHARTER_GROUP`, a name of this very start, so that a restarted group never reads addresses of the one before.
 """
 
 import json
@@ -20,10 +20,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from charter.artifacts.group import GROUP, WORLD_SIZE, rank_of_process
+from charter.artifacts.group import GROUP, NODE_ADDRESS, WORLD_SIZE, rank_of_process
+from charter.artifacts.lease import host_id
 from charter.errors import StageError
 
 RENDEZVOUS = "rendezvous"
+LOOPBACK = "127.0.0.1"
 MEETING_SECONDS = 120.0
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 """A collective that takes longer raises; a hang is noticed earlier, by the supervisor's watch."""
@@ -138,21 +140,27 @@ def _store(stage_dir: Path, rank: int, world: int) -> Any:
     timeout = timedelta(seconds=MEETING_SECONDS)
     if "MASTER_ADDR" in os.environ:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        return TCPStore(host, port, world, is_master=rank == 0, timeout=timeout)
+        # torchrun's own agent may have opened the port already; then rank 0 is a guest there like the others.
+        is_master = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        return TCPStore(host, port, world, is_master=is_master, timeout=timeout)
     place = stage_dir / f"{RENDEZVOUS}-{os.environ.get(GROUP, 'charter')}.json"
     if rank == 0:
-        store = TCPStore("127.0.0.1", 0, world, is_master=True, timeout=timeout, wait_for_workers=False)
+        store = TCPStore(LOOPBACK, 0, world, is_master=True, timeout=timeout, wait_for_workers=False)
+        address = os.environ.get(NODE_ADDRESS) or LOOPBACK
         temporary = place.with_suffix(".tmp")
-        temporary.write_text(json.dumps({"port": store.port}), encoding="utf-8")
+        temporary.write_text(json.dumps({"port": store.port, "address": address, "host": host_id()}), encoding="utf-8")
         temporary.replace(place)
         return store
-    return TCPStore("127.0.0.1", _port(place), world, is_master=False, timeout=timeout)
+    found = _meeting(place)
+    host = LOOPBACK if found["host"] == host_id() else found["address"]
+    return TCPStore(host, int(found["port"]), world, is_master=False, timeout=timeout)
 
 
-def _port(place: Path) -> int:
+def _meeting(place: Path) -> dict[str, Any]:
+    """Where rank 0 has opened its port, waited for."""
     deadline = time.monotonic() + MEETING_SECONDS
     while not place.exists():
         if time.monotonic() > deadline:
             raise StageError(f"the first process of the stage did not open its port within {MEETING_SECONDS:g} s")
         time.sleep(0.01)
-    return int(json.loads(place.read_text(encoding="utf-8"))["port"])
+    return dict(json.loads(place.read_text(encoding="utf-8")))

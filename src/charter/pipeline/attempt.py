@@ -14,6 +14,7 @@ from charter.ledger import Ledger, Outcome
 from charter.pipeline.call_costs import CallCosts
 from charter.pipeline.graph import PlannedStage
 from charter.pipeline.hang_watch import Hang, HangWatch, read_signs
+from charter.pipeline.idle import IdleClock
 from charter.pipeline.staleness import checkpoint_step, read_progress
 from charter.spec.project import Project
 from charter.units import MICRO_USD_PER_USD
@@ -32,13 +33,17 @@ class RunningAttempt:
     stage: PlannedStage
     handle: StageHandle
     number: int
-    ledger_id: int
+    ledger_id: int | None
+    """None while it waits in a queue of its engine, and spends nothing."""
     first_step: int
     calls: CallCosts
+    idle: IdleClock
     started: float = field(default_factory=time.monotonic)
     started_at: float = field(default_factory=time.time)
     stop_asked: float | None = None
     """Monotonic time of the request to stop."""
+    saved_when_asked: int = 0
+    """Step of the newest checkpoint at that moment."""
     timed_out: bool = False
     watch: HangWatch = field(default_factory=lambda: HangWatch(limit_seconds=None))
     hang: Hang | None = None
@@ -46,6 +51,8 @@ class RunningAttempt:
     """Monotonic time when the hang was noticed."""
     last_heartbeat: float = 0.0
     last_shown: Mapping[str, Any] = field(default_factory=dict)
+    is_own_clock: bool = True
+    """Whether its line in the ledger was begun by this process, so that its monotonic clock counts."""
 
     @property
     def seconds(self) -> float:
@@ -55,14 +62,23 @@ class RunningAttempt:
     def progress(self) -> dict[str, Any]:
         """What this attempt has reported; what an earlier one has left behind does not count."""
         found = read_progress(self.stage.directory)
-        return found if found.get("updated_at", 0) >= self.started_at and found.get("pid") == self.handle.pid else {}
+        return found if found.get("updated_at", 0) >= self.began_at and found.get("pid") == self.handle.pid else {}
+
+    @property
+    def began_at(self) -> float:
+        """When it began, by the clock of the machine that computes."""
+        job = self.handle.job
+        return self.started_at if job is None else job.started_at
 
     def end_if_hung(self, engine: Engine) -> None:
         """Look for signs of life; a stage without any prints its stacks and is ended a second later."""
         now = time.monotonic()
+        if self.handle.waits:
+            return
         if self.hang is None:
-            if self.watch.is_due(now):
-                self.hang = self.watch.look(now, read_signs(self.stage.directory, self.handle.processes))
+            watched = self.handle.watched
+            if self.watch.is_due(now, len(watched)):
+                self.hang = self.watch.look(now, read_signs(self.stage.directory, watched))
                 if self.hang is not None:
                     self.hung_at = now
                     self.handle.dump_stacks()
@@ -77,7 +93,13 @@ class RunningAttempt:
         """SIGTERM, once."""
         if self.stop_asked is None:
             self.stop_asked = time.monotonic()
+            self.saved_when_asked = checkpoint_step(self.stage.directory)
             self.handle.stop()
+
+    @property
+    def saved_since_asked(self) -> bool:
+        """Whether a checkpoint has been completed since it was asked to stop."""
+        return checkpoint_step(self.stage.directory) > self.saved_when_asked
 
 
 def begin_attempt(
@@ -99,40 +121,62 @@ def begin_attempt(
         price_source=None if price is None else "resources.price in charter.yaml",
         host=host_id().partition("/")[0],
         pid=os.getpid(),
+        owner=project.owner,
+        tags=project.tags,
     )
 
 
 def heartbeat(ledger: Ledger, attempt: RunningAttempt) -> None:
     """Write into the ledger that an attempt lives, how far it is, and what its calls have cost."""
-    ledger.heartbeat(attempt.ledger_id, at=time.time(), monotonic=time.monotonic(), **_so_far(attempt))
+    if attempt.ledger_id is None:
+        return
+    ledger.heartbeat(attempt.ledger_id, at=time.time(), monotonic=_monotonic(attempt), **_so_far(attempt))
     ledger.record_usage(attempt.calls.look())
 
 
 def end_attempt(ledger: Ledger, attempt: RunningAttempt, outcome: Outcome, *, note: str = "") -> None:
-    """Write into the ledger how an attempt ended and what its calls have cost."""
-    ledger.end(
-        attempt.ledger_id,
-        at=time.time(),
-        monotonic=time.monotonic(),
-        outcome=outcome,
-        note=note,
-        **_in_all(attempt),
-    )
+    """Write into the ledger how an attempt ended and what its calls have cost; one that never started is not there."""
     try:
+        if attempt.ledger_id is None:
+            return
+        ledger.end(
+            attempt.ledger_id,
+            at=time.time(),
+            monotonic=_monotonic(attempt),
+            outcome=outcome,
+            note=note,
+            **_in_all(attempt),
+            **attempt.idle.metered(time.time()),
+        )
         ledger.record_usage(attempt.calls.look(at_end=True))
     finally:
         attempt.calls.close()
 
 
-def price_micro_usd_per_hour(project: Project) -> int | None:
+def _monotonic(attempt: RunningAttempt) -> float | None:
+    """The clock that the ledger measures the attempt by; of an array it runs as fast as its tasks spend together."""
+    job = attempt.handle.job
+    if not attempt.is_own_clock:
+        return None
+    return attempt.started + job.busy_seconds if job and job.busy_seconds is not None else time.monotonic()
+
+
+def price_micro_usd_per_hour(project: Project, *, shared: bool = True) -> int | None:
     """Price of one stage slot of this machine per hour, None where the file gives none.
 
     The machine's price is shared evenly by the stages that may run side by side, so that two at once do not
-    bill the machine twice.
+    bill the machine twice. On an engine it is that of one accelerator, or of one node, which is not `shared`.
     """
     if project.resources.price is None:
         return None
-    return round(project.resources.price * MICRO_USD_PER_USD / max(1, project.resources.max_parallel_stages))
+    slots = max(1, project.resources.max_parallel_stages) if shared else 1
+    return round(project.resources.price * MICRO_USD_PER_USD / slots)
+
+
+def price_usd_per_hour(project: Project) -> float | None:
+    """The same in dollars."""
+    price = price_micro_usd_per_hour(project)
+    return None if price is None else price / MICRO_USD_PER_USD
 
 
 def last_step(attempt: RunningAttempt) -> int:
@@ -149,7 +193,7 @@ def _metrics(attempt: RunningAttempt) -> list[dict[str, Any]]:
             line = json.loads(text)
         except json.JSONDecodeError:
             continue
-        if isinstance(line, dict) and line.get("time", 0) >= attempt.started_at:
+        if isinstance(line, dict) and line.get("time", 0) >= attempt.began_at:
             found.append(line)
     return found
 

@@ -2,10 +2,11 @@
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from charter.ledger import ApiUsage, CallBooks, Ledger
+from charter.ledger.attempt import tags_text
 from charter.ledger.call_books import CALLS_FILE
 from charter.pipeline.graph import PlannedStage
 from charter.spec.project import Project
@@ -45,13 +46,18 @@ class CallCosts:
         usage = self._books.usage(run=self.project.name, stage=self.stage.name, checked=at_end)
         now = time.monotonic()
         self.not_before = now + (now - started) / TIME_SHARE
-        return usage
+        return billed_to(self.project, usage)
 
     def close(self) -> None:
         """Give back the connections."""
         if self._books is not None:
             self._books.close()
             self._books = None
+
+
+def billed_to(project: Project, usage: Iterable[ApiUsage]) -> tuple[ApiUsage, ...]:
+    """The same calls with the owner and the tags of their project."""
+    return tuple(replace(item, owner=project.owner, tags=tags_text(project.tags)) for item in usage)
 
 
 def record_calls(ledger: Ledger, project: Project, stages: Iterable[PlannedStage]) -> None:

@@ -5,11 +5,13 @@ from pathlib import Path
 
 from charter.artifacts.lease import Lease
 from charter.artifacts.store.copy import Copies, open_copies
+from charter.artifacts.store.place import BUCKET
 from charter.artifacts.store.replicator import RUN_DATABASE, RUN_GROUP, STAGE_DATABASE, Replicator
 from charter.artifacts.store.restoring import Restorer
 from charter.artifacts.store.scrub import Repair, scrub_group
 from charter.artifacts.verifying import damaged_database, damaged_in
 from charter.errors import UsageError
+from charter.launch.tags import ObjectTags, object_tags, tags_of
 from charter.pipeline.graph import build_pipeline
 from charter.pipeline.paths import run_dir
 from charter.spec.project import Project
@@ -17,7 +19,27 @@ from charter.spec.project import Project
 RUN_LOCK = "run.lock"
 
 
-def copies_of(project: Project, root: Path, place: str | None = None) -> Copies:
+def tagged_copies(where: str, *, project: Project, root: Path, tell: Callable[[str], None]) -> Copies:
+    """The copies of a project in a place; what goes to a bucket has the tags of its stage and of the project.
+
+    `tell` hears what a bucket cannot have of them: at once where they are not as S3 takes them, later where the store
+    refuses them.
+    """
+    if not where.startswith(BUCKET):
+        return open_copies(where, root=root, project=project.name)
+
+    def tags(group: str) -> ObjectTags:
+        stage = None if group == RUN_GROUP else group.rpartition("-")[0]
+        return object_tags(tags_of(project, run=project.name, stage=stage))
+
+    if changed := dict.fromkeys(line for stage in project.pipeline for line in tags(f"{stage}-").changed):
+        tell("tags in the bucket are not all as charter.yaml has them\n  " + "\n  ".join(changed))
+    return open_copies(where, root=root, project=project.name, tags=lambda group: tags(group).tags, tell=tell)
+
+
+def copies_of(
+    project: Project, root: Path, place: str | None = None, tell: Callable[[str], None] = lambda _: None
+) -> Copies:
     """The copies of a project in the place given, or in that of `storage.artifacts`."""
     where = place or project.storage.artifacts
     if where is None:
@@ -25,7 +47,7 @@ def copies_of(project: Project, root: Path, place: str | None = None) -> Copies:
             "there is no second place for copies: name one with --place DIR or --place s3://bucket/path, or set "
             "storage.artifacts in charter.yaml"
         )
-    return open_copies(where, root=root, project=project.name)
+    return tagged_copies(where, project=project, root=root, tell=tell)
 
 
 def hold(root: Path) -> Lease:
@@ -33,11 +55,11 @@ def hold(root: Path) -> Lease:
     return Lease(run_dir(root.resolve()), lock_name=RUN_LOCK, what="the project")
 
 
-def back_up(project: Project, root: Path, place: str | None = None) -> Iterator[str]:
+def back_up(project: Project, root: Path, place: str | None, tell: Callable[[str], None]) -> Iterator[str]:
     """Copy everything that is not in the place yet, and name it; a run may be active meanwhile."""
     pipeline = build_pipeline(project, root)
     replicator = Replicator(
-        copies_of(project, root, place),
+        copies_of(project, root, place, tell),
         run_dir=run_dir(pipeline.root),
         stages={stage.directory: stage.fingerprint for stage in pipeline.stages.values()},
     )
@@ -59,9 +81,11 @@ def restore(
             yield group, restorer.restore_stage(group, stage.directory, stage.fingerprint)
 
 
-def scrub(project: Project, root: Path, place: str | None, *, repair: bool) -> Iterator[Repair]:
+def scrub(
+    project: Project, root: Path, place: str | None, tell: Callable[[str], None], *, repair: bool
+) -> Iterator[Repair]:
     """Read every copy here and there, and repair each from the other where one is good."""
-    copies = copies_of(project, root, place)
+    copies = copies_of(project, root, place, tell)
     with hold(root):
         for stage in build_pipeline(project, root).stages.values():
             yield from scrub_group(copies, stage.directory.name, stage.directory, repair=repair)

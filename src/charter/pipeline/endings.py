@@ -19,6 +19,14 @@ _ERRORS: Mapping[int, type[CharterError]] = {7: MissingExtraError, 8: DataError}
 """Exit codes of a stage that the run passes on; every other failure is a stage failure (5)."""
 PERMANENT = frozenset({2, 3, 4, 7, 8})
 """Exit codes that another attempt would only repeat: configuration, budget, a missing tool, bad data."""
+BY_CAUSE: Mapping[str, FailureClass] = {
+    "preempted": "preempted",
+    "time_limit": "time_limit",
+    "node_lost": "lost",
+    "out_of_memory": "out_of_memory",
+    "cancelled": "stopped",
+}
+"""What an engine's word for the end of a job says, where the stage did not fail by itself."""
 BY_LABEL: Mapping[str, FailureClass] = {
     OUT_OF_MEMORY: "out_of_memory",
     DISK_FULL: "disk_full",
@@ -26,6 +34,10 @@ BY_LABEL: Mapping[str, FailureClass] = {
     "begin_again": "begin_again",
 }
 """What the label in a stage's own `failure.json` says."""
+_BY_ENGINE = {
+    "preempted": "was preempted by its engine",
+    "time_limit": "came to the time limit of its job",
+}
 OWN_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL})
 """What a process brings upon itself."""
 
@@ -41,10 +53,12 @@ def is_finished(stage: PlannedStage) -> bool:
 def ending_of(attempt: RunningAttempt, exit_code: int, *, out_of_memory: bool) -> Ending:
     """How an attempt ended, for the restart policy; `out_of_memory`: the kernel has killed a process for memory."""
     label = _failure(attempt).get("label", "")
+    failure = classify(
+        exit_code, label=str(label), hung=attempt.hang is not None, timed_out=attempt.timed_out, oom=out_of_memory
+    )
+    by_engine = BY_CAUSE.get(attempt.handle.cause)
     return Ending(
-        failure=classify(
-            exit_code, label=str(label), hung=attempt.hang is not None, timed_out=attempt.timed_out, oom=out_of_memory
-        ),
+        failure=by_engine if by_engine and failure in ("lost", "stopped") else failure,
         exit_code=exit_code,
         step=last_step(attempt),
         checkpoint=checkpoint_position(attempt.stage.directory),
@@ -77,8 +91,8 @@ def classify(exit_code: int, *, label: str, hung: bool, timed_out: bool, oom: bo
 def outcome_of(ending: Ending) -> Outcome:
     """The ledger's word for an ending that did not finish the stage."""
     match ending.failure:
-        case "stopped":
-            return "interrupted"
+        case "stopped" | "time_limit" | "preempted":
+            return "interrupted" if ending.exit_code == INTERRUPTED_EXIT else "killed"
         case "hung":
             return "hung"
         case "lost" | "crashed" | "timeout":
@@ -96,6 +110,10 @@ def describe_ending(attempt: RunningAttempt, ending: Ending) -> str:
         return f"ran longer than its timeout of {attempt.stage.spec.timeout:g} s"
     if attempt.hang is not None:
         return attempt.hang.words(attempt.handle.processes)
+    if ending.failure in _BY_ENGINE:
+        return f"{_BY_ENGINE[ending.failure]}{' at a checkpoint' if code == INTERRUPTED_EXIT else ''}"
+    if attempt.handle.cause == "node_lost":
+        return f"its node was lost{f' ({attempt.handle.note})' if attempt.handle.note else ''}"
     if ending.failure == "out_of_memory" and not message:
         advice = "use a smaller resources.micro_batch, recompute: full, or a machine with more memory"
         return f"{who}was killed by the kernel for lack of memory; {advice}"

@@ -1,7 +1,7 @@
 """The pipeline as work: every stage with its identity, its directory and what it reads."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from charter.artifacts.fingerprint import fingerprint, stage_identity
 from charter.artifacts.job import Job, JobInput
 from charter.artifacts.record import OUTPUTS
 from charter.errors import UsageError
+from charter.launch.hosted_engine import engines_at
 from charter.pipeline.accept import Kept, kept_record, read_acceptances
 from charter.pipeline.hashes import FileHashes
 from charter.pipeline.inputs import Inputs
@@ -71,19 +72,21 @@ class Pipeline:
         return self.stages[name]
 
 
-def build_pipeline(project: Project, root: Path) -> Pipeline:
+def build_pipeline(project: Project, root: Path, *, keep_hashes: bool = True) -> Pipeline:
     """Resolve every input and compute every fingerprint.
 
-    Nothing is started and nothing written but the hash cache.
+    Nothing is started and nothing written but the hash cache, and without `keep_hashes` nothing at all.
     """
     root = root.resolve()
+    project = replace(project, engines=engines_at(project.engines, root))
     hashes = FileHashes(run_dir(root) / "hashes.json")
     inputs = Inputs(project, root, hashes)
     acceptances = read_acceptances(run_dir(root))
     stages: dict[str, PlannedStage] = {}
     for name in execution_order(project):
         stages[name] = _plan(project, root, name, inputs, stages, acceptances)
-    hashes.save()
+    if keep_hashes:
+        hashes.save()
     return Pipeline(project=project, root=root, stages=stages, inputs=inputs)
 
 
@@ -103,6 +106,7 @@ def job_of(stage: PlannedStage, project: Project, frozen: Mapping[str, str | int
         keep_every=project.storage.keep_every,
         keep_best=project.storage.keep_best,
         serving=_serving(stage, project),
+        engines={name: found for name, found in project.engines.items() if name == stage.spec.engine},
         ledger=project.storage.ledger,
         identity=stage.identity,
     )

@@ -4,7 +4,7 @@ Time is counted by looks of the supervisor, each worth two seconds at most: whil
 supervisor itself is frozen with its stages, no time passes here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from charter.artifacts.stage_dir import METRICS
 
 LOOK_EVERY_SECONDS = 0.25
 LONGEST_LOOK_SECONDS = 2.0
+SECONDS_PER_PROCESS = 0.01
 START_SECONDS = 600.0
 """Loading, compiling and the first step, saving and publishing may take so long without a sign of life."""
 LEAST_SECONDS = 60.0
@@ -63,19 +64,26 @@ class HangWatch:
         self._longest_gap = 0.0
         self._ranks: dict[int, _Rank] = {}
 
-    def is_due(self, now: float) -> bool:
-        """Whether it is time to look again; `now` is monotonic."""
-        return self._looked_at is None or now - self._looked_at >= LOOK_EVERY_SECONDS
+    def is_due(self, now: float, processes: int = 1) -> bool:
+        """Whether it is time to look again; `now` is monotonic. Many processes are looked at less often."""
+        every = min(LONGEST_LOOK_SECONDS, max(LOOK_EVERY_SECONDS, SECONDS_PER_PROCESS * processes))
+        return self._looked_at is None or now - self._looked_at >= every
 
     def look(self, now: float, signs: Mapping[int, tuple[Sign | None, int]]) -> Hang | None:
         """Take in the last sign of every process, and say whether one is overdue."""
+        if not signs:
+            self._looked_at = None
+            return None
         if self._looked_at is not None:
             self._clock += min(max(0.0, now - self._looked_at), LONGEST_LOOK_SECONDS)
         self._looked_at = now
         for rank, sign in signs.items():
             self._take(rank, sign)
         deadline = self.deadline_seconds
-        watched = {rank: found for rank, found in self._ranks.items() if rank == 0 or found.sign[0] is not None}
+        started = {rank: found for rank, found in self._ranks.items() if rank == 0 or found.sign[0] is not None}
+        watched = {rank: found for rank, found in started.items() if rank in signs}
+        if not watched:
+            return None
         rank, found = min(watched.items(), key=lambda item: item[1].changed_at)
         silent = self._clock - found.changed_at
         if silent <= deadline:
@@ -102,10 +110,10 @@ class HangWatch:
         known.sign, known.changed_at, known.worked = sign, self._clock, works
 
 
-def read_signs(stage_dir: Path, processes: int) -> dict[int, tuple[Sign | None, int]]:
-    """The last signs of life of a stage's processes; a line of metrics is one of rank 0."""
+def read_signs(stage_dir: Path, ranks: Iterable[int]) -> dict[int, tuple[Sign | None, int]]:
+    """The last signs of life of processes of a stage; a line of metrics is one of rank 0."""
     try:
         metrics = (stage_dir / METRICS).stat().st_size
     except OSError:
         metrics = 0
-    return {rank: (read_sign(stage_dir, rank), metrics if rank == 0 else 0) for rank in range(processes)}
+    return {rank: (read_sign(stage_dir, rank), metrics if rank == 0 else 0) for rank in ranks}

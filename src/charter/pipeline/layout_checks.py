@@ -4,7 +4,15 @@ import math
 from collections.abc import Iterator
 
 from charter.errors import Problem
-from charter.launch.machine import CPU, asked_accelerators, asked_layout, gpus_here, stage_device
+from charter.launch.machine import (
+    CPU,
+    NodeFacts,
+    asked_accelerators,
+    asked_layout,
+    gpus_here,
+    stage_device,
+    stage_nodes,
+)
 from charter.spec.graph import inputs_of
 from charter.spec.project import Project
 from charter.spec.stage import PpoStage, Stage
@@ -20,15 +28,19 @@ ONE_ONLY = {
 ZERO = (0, 2, 3)
 
 
-def check_layout(project: Project, name: str, stage: Stage) -> Iterator[Problem]:
-    """Problems of one stage's layout; a kind that does not train has one process and no layout."""
+def check_layout(project: Project, name: str, stage: Stage, *, facts: NodeFacts | None = None) -> Iterator[Problem]:
+    """Problems of one stage's layout; a kind that does not train has one process and no layout.
+
+    `facts` are those of an engine's node, which decides itself whether it has what is asked for.
+    """
     if stage.kind not in TRAINS:
         return
     where = f"pipeline.{name}.resources"
     yield from _not_run(stage, where)
-    yield from _attention(project, stage, where)
-    yield from _accelerators(project, stage, where)
-    layout = asked_layout(project, stage)
+    gpus = gpus_here() if facts is None else facts.gpus
+    yield from _attention(project, stage, where, gpus)
+    yield from check_accelerators(project, stage, where) if facts is None else ()
+    layout = asked_layout(project, stage, gpus=gpus)
     world, tensor = int(layout["world_size"]), int(layout.get("tensor", 1))
     if world % tensor:
         hint = f"tensor must divide {world}: {_listed(_divisors(world))}"
@@ -61,9 +73,9 @@ def _not_run(stage: Stage, where: str) -> Iterator[Problem]:
         yield Problem(path=f"{where}.zero", message=message, hint="zero: 2 shards the optimizer and the gradients")
 
 
-def _attention(project: Project, stage: Stage, where: str) -> Iterator[Problem]:
+def _attention(project: Project, stage: Stage, where: str, gpus: int) -> Iterator[Problem]:
     asked = stage.resources.attention if stage.resources else None
-    if asked == "flash_attention_2" and stage_device(project, stage) == "cpu":
+    if asked == "flash_attention_2" and stage_device(project, stage, gpus=gpus) == "cpu":
         message = "flash_attention_2 runs on CUDA devices only; this stage runs on processors"
         yield Problem(path=f"{where}.attention", message=message, hint="attention: sdpa or eager")
 
@@ -89,9 +101,10 @@ def _models_under(project: Project, name: str) -> set[str]:
     return found
 
 
-def _accelerators(project: Project, stage: Stage, where: str) -> Iterator[Problem]:
-    kind, count = asked_accelerators(project, stage)
-    here = gpus_here()
+def check_accelerators(project: Project, stage: Stage, where: str) -> Iterator[Problem]:
+    """Accelerators that this machine does not have."""
+    kind, per_node = asked_accelerators(project, stage)
+    count, here = per_node * stage_nodes(project, stage), gpus_here()
     if kind in ("", CPU) or count <= here:
         return
     instead = f"accelerators: {kind}:{here}, or " if here else "accelerators: "

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 
+from charter.launch.hosted_engine import HOSTED_DEGREES
 from charter.launch.machine import LAYOUT_DEFAULTS, asked_layout
 from charter.plan.hardware.place import LOCAL
 from charter.plan.plan import Plan
 from charter.spec.layout import Layout
 from charter.spec.project import Project
-from charter.spec.stage import Stage
+from charter.spec.stage import Stage, is_hosted
 from charter.spec.stage_kinds import TRAINS
 
 
@@ -32,7 +33,11 @@ def frozen_layout(layout: Layout, stage: Stage) -> dict[str, str | int]:
         "recompute": layout.recompute.value,
         "offload": offload,
     }
-    return {name: value for name, value in found.items() if value != LAYOUT_DEFAULTS[name]}
+    own = {name: int(getattr(layout, name)) for name in HOSTED_DEGREES} if is_hosted(stage) else {}
+    return {
+        **{name: value for name, value in found.items() if value != LAYOUT_DEFAULTS[name]},
+        **{name: value for name, value in own.items() if value != HOSTED_DEGREES[name]},
+    }
 
 
 def planned_layouts(plan: Plan, project: Project) -> Mapping[str, Mapping[str, str | int]]:

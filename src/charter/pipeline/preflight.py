@@ -1,19 +1,22 @@
 """Everything that can be checked before a run starts, all problems at once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 
 from charter.artifacts.job import JobInput
 from charter.artifacts.stage_process import PIP_COMMAND
 from charter.errors import CharterError, DataError, MissingExtraError, Problem, SpecError
+from charter.launch.machine import NodeFacts
 from charter.pipeline.graph import Pipeline, PlannedStage
+from charter.pipeline.hosted_checks import check_hosted, check_hosted_packages
 from charter.pipeline.layout_checks import check_layout
 from charter.pipeline.served import check_served
-from charter.spec.stage import EvalStage, PrepareStage
+from charter.spec.stage import EvalStage, PrepareStage, is_hosted
 from charter.spec.stage_checks import check_runnable
 
-NATIVE = "native"
 RUN_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "sqlalchemy")
+LEDGER_PACKAGES = ("sqlalchemy", "filelock")
+"""What the supervisor itself needs, where stages run elsewhere."""
 _PAIR_ROLES = frozenset(
     {
         ("judge", "pairs"),
@@ -30,14 +33,25 @@ ROWS = "rows"
 """How a stage reads data of which it does not matter what it is."""
 
 
-def check_before_start(pipeline: Pipeline, todo: Sequence[PlannedStage], *, modules: Mapping[str, str]) -> None:
+def check_before_start(
+    pipeline: Pipeline,
+    todo: Sequence[PlannedStage],
+    *,
+    modules: Mapping[str, str],
+    facts_of: Callable[[str], NodeFacts | None] = lambda stage: None,
+) -> None:
     """Raise one error with everything that would stop these stages.
 
-    Configuration, pins, files and their content.
+    Configuration, pins, files and their content. `facts_of` says what an engine's nodes are, by stage.
     """
-    config = [*_unsupported(pipeline, modules), *_engines(todo), *_reward_models(todo), *_pins(todo)]
+    config = [*_unsupported(pipeline, modules), *_reward_models(todo), *_pins(todo)]
     config += [problem for stage in todo for problem in check_runnable(stage.name, stage.spec)]
-    config += [problem for stage in todo for problem in check_layout(pipeline.project, stage.name, stage.spec)]
+    for stage in todo:
+        facts = facts_of(stage.name)
+        if is_hosted(stage.spec):
+            config += check_hosted(pipeline, stage, facts=facts)
+        else:
+            config += check_layout(pipeline.project, stage.name, stage.spec, facts=facts)
     config += check_served(pipeline.project, todo)
     names = [name for stage in todo for name in stage.outside_inputs]
     names += [item.name for stage in todo for item in stage.inputs.get("tokenizer", ())]
@@ -47,6 +61,7 @@ def check_before_start(pipeline: Pipeline, todo: Sequence[PlannedStage], *, modu
         raise SpecError([*config, *data])
     if data:
         raise DataError("\n".join(str(problem) for problem in data))
+    check_hosted_packages(pipeline.project, todo)
     _check_adapters(todo)
     _check_near_duplicates(todo)
     _check_harness(todo)
@@ -71,22 +86,10 @@ def _unsupported(pipeline: Pipeline, modules: Mapping[str, str]) -> list[Problem
     ]
 
 
-def _engines(todo: Sequence[PlannedStage]) -> list[Problem]:
-    """Other engines are planned for, and not started from here yet."""
-    return [
-        Problem(
-            path=f"pipeline.{stage.name}.engine",
-            message=f"this version of Charter plans for the engine {stage.spec.engine!r} but runs only 'native'",
-            hint="remove `engine`, or set it to native; `charter plan` shows the layout to use with the other engine",
-        )
-        for stage in todo
-        if stage.spec.engine != NATIVE
-    ]
-
-
 def _check_adapters(todo: Sequence[PlannedStage]) -> None:
-    """Raise where a stage trains an adapter and the library that makes adapters is not installed."""
-    wanting = [stage.name for stage in todo if getattr(stage.spec, "adapter", None) is not None]
+    """Raise where a stage trains an adapter here and the library that makes adapters is not installed."""
+    here = [stage for stage in todo if not is_hosted(stage.spec)]
+    wanting = [stage.name for stage in here if getattr(stage.spec, "adapter", None) is not None]
     if wanting and find_spec("peft") is None:
         raise MissingExtraError(
             f"training the adapter of {', '.join(wanting)} needs peft: pip install peft "

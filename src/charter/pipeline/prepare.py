@@ -10,15 +10,17 @@ from pathlib import Path
 from charter.artifacts import durable
 from charter.artifacts.checkpoints import RESHARDED
 from charter.artifacts.group import sweep_start
-from charter.artifacts.job import JOB_FILE, read_job, write_job
+from charter.artifacts.job import JOB_FILE, job_to_json, read_job, write_job
 from charter.artifacts.lease import announce, stop_orphan
 from charter.artifacts.position import Position
 from charter.artifacts.record import OUTPUTS, RECORD_FILE, damaged_output, read_record
 from charter.errors import DataError
-from charter.launch.machine import LAYOUT_DEFAULTS, asked_layout
+from charter.launch.hosted_engine import ENGINE
+from charter.launch.machine import LAYOUT_DEFAULTS, asked_layout, processes_of
 from charter.pipeline.graph import PlannedStage, job_of
 from charter.pipeline.staleness import checkpoint_position
 from charter.spec.project import Project
+from charter.spec.stage import NATIVE
 from charter.spec.stage_kinds import MAKES_RECORDS
 
 KEEPS_ITS_VALUE = frozenset({"threads"})
@@ -38,20 +40,27 @@ class Prepared:
     @property
     def processes(self) -> int:
         """Processes that the stage is started with."""
-        return int(self.frozen.get("world_size", 1))
+        return processes_of(self.frozen)
 
 
 def prepare(
-    stage: PlannedStage, project: Project, here: Frozen, *, reshard: bool, planned: Frozen | None = None
+    stage: PlannedStage,
+    project: Project,
+    here: Frozen,
+    *,
+    reshard: bool,
+    planned: Frozen | None = None,
+    elsewhere: bool = False,
 ) -> Prepared:
     """Write the job of a stage; the values that its bits depend on stay as frozen at its first start.
 
-    `planned` is the part of the layout that the plan decides where the file does not.
+    `planned` is the part of the layout that the plan decides where the file does not. What still runs of an earlier
+    start is ended; not where it is a job of an engine (`elsewhere`), whose successor locks it out.
     """
     directory = stage.directory
     durable.make_dir(directory)
     notes = []
-    if (orphan := stop_orphan(directory)) is not None:
+    if not elsewhere and (orphan := stop_orphan(directory)) is not None:
         notes.append(f"stopped the orphan {orphan}")
     sweep_start(directory)
     notes += _set_damage_aside(directory)
@@ -60,6 +69,18 @@ def prepare(
     write_job(directory, job_of(stage, project, frozen))
     announce(directory)
     return Prepared(first_step=started.step, frozen=frozen, notes=tuple(notes))
+
+
+def prepared_before(stage: PlannedStage, project: Project, here: Frozen, *, reshard: bool) -> Prepared | None:
+    """What a start that is under way was prepared with; None where it was prepared for something else."""
+    try:
+        job = read_job(stage.directory)
+    except DataError:
+        return None
+    frozen = {**job.frozen, **_shards(here)} if stage.spec.kind in MAKES_RECORDS else job.frozen
+    if reshard or drift(stage, project, here) or job_to_json(job_of(stage, project, frozen)) != job_to_json(job):
+        return None
+    return Prepared(first_step=checkpoint_position(stage.directory).step, frozen=job.frozen, notes=())
 
 
 def drift(stage: PlannedStage, project: Project, here: Frozen) -> list[str]:
@@ -75,6 +96,7 @@ def drift(stage: PlannedStage, project: Project, here: Frozen) -> list[str]:
         for name, value in here.items()
         if name in frozen and name not in KEEPS_ITS_VALUE and name not in LAYOUT_DEFAULTS
     }
+    found[ENGINE] = (frozen.get(ENGINE, NATIVE), here.get(ENGINE, NATIVE))
     if stage.spec.kind in MAKES_RECORDS:
         return [f"{name} {old} -> {new}" for name, (old, new) in found.items() if old != new]
     for name, value in asked_layout(project, stage.spec).items():
@@ -92,6 +114,11 @@ def _frozen(stage: PlannedStage, project: Project, here: Frozen, *, started: boo
         return {**kept, **_shards(here)} if stage.spec.kind in MAKES_RECORDS else kept
     if not reshard:
         raise drift_error(stage, changed)
+    if (old := frozen.get(ENGINE, NATIVE)) != (new := here.get(ENGINE, NATIVE)):
+        raise DataError(
+            f"stage {stage.name} was started by the engine {old}, whose checkpoints {new} cannot read\n"
+            f"  set `engine: {old}` again, or move {stage.directory} away to start it anew"
+        )
     told = f"at step {checkpoint_position(stage.directory)}: {', '.join(changed) or 'resources of the file'}; "
     earlier = [str(frozen[RESHARDED])] if RESHARDED in frozen else []
     return {**here, RESHARDED: "; ".join([*earlier, f"{told}no longer bit-identical"])}

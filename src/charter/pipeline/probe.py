@@ -21,10 +21,10 @@ from charter.artifacts.stage_dir import METRICS
 from charter.calibration.bundle import Bundle, load, save
 from charter.calibration.pace import Pace, seconds_per_step
 from charter.errors import InfeasibleError
-from charter.launch.commands import STAGE_MODULES, preloaded_modules
+from charter.launch.commands import module_of, preloaded_modules
 from charter.launch.engine import Engine, StageStart
 from charter.launch.local import local_engine, stage_environment
-from charter.launch.machine import frozen_values
+from charter.launch.machine import frozen_values, processes_of
 from charter.pipeline.graph import Pipeline, PlannedStage, build_pipeline, job_of
 from charter.pipeline.preflight import check_packages
 from charter.pipeline.staleness import read_progress
@@ -227,7 +227,7 @@ def _needed(pipeline: Pipeline, wanted: set[str]) -> set[str]:
 @contextmanager
 def _engine(pipeline: Pipeline, place: Path, wanted: set[str]) -> Iterator[Engine]:
     specs = [pipeline.stages[name].spec for name in sorted(wanted)]
-    modules = preloaded_modules(STAGE_MODULES[spec.kind] for spec in specs)
+    modules = preloaded_modules(module_of(spec) for spec in specs)
     threads = max((int(frozen_values(pipeline.project, spec)["threads"]) for spec in specs), default=1)
     engine = local_engine(
         preload=modules, server_log=place / "stage_server.log", environment=stage_environment(threads=threads)
@@ -245,8 +245,8 @@ def _attempt(engine: Engine, pipeline: Pipeline, stage: PlannedStage, directory:
     if micro_batch:
         frozen["micro_batch"] = micro_batch
     write_job(directory, job_of(stage, pipeline.project, frozen))
-    module = STAGE_MODULES[stage.spec.kind]
-    processes = int(frozen.get("world_size", 1))
+    module = module_of(stage.spec)
+    processes = processes_of(frozen)
     handle = engine.start(
         StageStart(stage=stage.name, module=module, stage_dir=directory, attempt=1, processes=processes)
     )

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
-from charter.artifacts.store.copy import open_copies
 from charter.artifacts.store.replicator import Replicator
 from charter.errors import CharterError
+from charter.pipeline.copies import tagged_copies
 from charter.pipeline.events import Events
 from charter.pipeline.graph import Pipeline
 from charter.pipeline.paths import run_dir
@@ -47,7 +47,7 @@ class Replicas:
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         if pipeline.project.storage.artifacts is not None:
-            replicator = _replicator_of(pipeline)
+            replicator = _replicator_of(pipeline, self._tell)
             self._thread = threading.Thread(target=self._work, args=(replicator,), name="copies", daemon=True)
             self._thread.start()
 
@@ -80,6 +80,9 @@ class Replicas:
     def __exit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:
         self.close(wait_seconds=FINISH_SECONDS if kind is None else LEAVE_SECONDS)
 
+    def _tell(self, message: str) -> None:
+        self._told.put(("replica_note", {"message": message}))
+
     def _work(self, replicator: Replicator) -> None:
         failures, since_flush = 0, 0.0
         while True:
@@ -99,12 +102,12 @@ class Replicas:
             self._over.wait(pause)
 
 
-def _replicator_of(pipeline: Pipeline) -> Replicator:
+def _replicator_of(pipeline: Pipeline, tell: Callable[[str], None]) -> Replicator:
     """Nothing is asked of the place here; only what could never work is refused, before anything is started."""
     project, root = pipeline.project, pipeline.root
     assert project.storage.artifacts is not None
     return Replicator(
-        open_copies(project.storage.artifacts, root=root, project=project.name),
+        tagged_copies(project.storage.artifacts, project=project, root=root, tell=tell),
         run_dir=run_dir(root),
         stages={stage.directory: stage.fingerprint for stage in pipeline.stages.values()},
         every=project.storage.replicate_every,

@@ -17,6 +17,8 @@ FailureClass = Literal[
     "stopped",
     "error",
     "begin_again",
+    "preempted",
+    "time_limit",
     "permanent",
 ]
 """Why an attempt did not finish its stage:
@@ -27,6 +29,7 @@ FailureClass = Literal[
 - `out_of_memory`: of the machine (killed by the kernel) or of an accelerator;
 - `not_finite`: the loss is not a number, or it diverged;
 - `begin_again`: it went back to before its first checkpoint, around what made it diverge;
+- `preempted`: its engine wanted the place for another job; `time_limit`: its job had run as long as it may;
 - `stopped`: at a safe point on request, by the run or by whoever takes the machine away;
 - `error`: any other failure; `permanent`: one that another attempt would only repeat.
 """
@@ -100,10 +103,10 @@ def _stop(reason: str) -> Decision:
 
 
 def _without_progress(endings: Sequence[Ending]) -> int:
-    """How many of the last attempts ended with the same newest checkpoint."""
+    """How many of the last attempts ended with the same newest checkpoint; a preemption says nothing about them."""
     count = 0
     for ending in reversed(endings):
         if ending.checkpoint != endings[-1].checkpoint:
             break
-        count += 1
-    return count
+        count += ending.failure != "preempted"
+    return max(1, count)

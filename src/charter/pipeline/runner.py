@@ -3,6 +3,7 @@
 Skips what is done, starts what is ready, restarts what fell over, stops when asked or out of budget.
 """
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -11,19 +12,25 @@ from pathlib import Path
 
 from charter.artifacts.lease import Lease
 from charter.errors import CharterError, UsageError
-from charter.launch.commands import STAGE_MODULES, preloaded_modules
+from charter.launch.commands import STAGE_MODULES, module_of, preloaded_modules
+from charter.launch.engine import Engine
+from charter.launch.job_engine import JobEngine
 from charter.launch.local import local_engine, stage_environment
 from charter.launch.machine import frozen_values
+from charter.launch.opening import engine_name
 from charter.ledger import Ledger
 from charter.ledger.store import ledger_place
-from charter.pipeline.budget import check_budget
+from charter.pipeline.alerts import AlertListener
 from charter.pipeline.call_costs import record_calls
+from charter.pipeline.elsewhere import LeftJobs, books, open_engine
 from charter.pipeline.events import Events, Listener
+from charter.pipeline.followers import Followers
 from charter.pipeline.graph import Pipeline, PlannedStage, build_pipeline
+from charter.pipeline.left_attempts import end_finished
 from charter.pipeline.paths import run_dir
 from charter.pipeline.planned import write_plan
 from charter.pipeline.planned_layout import planned_layouts
-from charter.pipeline.preflight import check_before_start, check_packages
+from charter.pipeline.preflight import LEDGER_PACKAGES, check_before_start, check_packages
 from charter.pipeline.prepare import drift, drift_error
 from charter.pipeline.replicas import Replicas
 from charter.pipeline.served import loads_weights
@@ -47,6 +54,8 @@ class RunOptions:
     """Write the planner's view of now into `plan.json`."""
     stop_grace_seconds: float = 120.0
     """How long a stage may take to reach a safe point before it is killed."""
+    engine: str | None = None
+    """Where stages run (`charter.launch.opening`); as the file says when None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,20 +76,21 @@ def find_work(project: Project, root: Path, options: RunOptions) -> Work:
     return Work(pipeline=pipeline, verdicts=verdicts, todo=todo)
 
 
-def check_work(work: Work, options: RunOptions) -> None:
-    """Raise, with all problems at once, when what has to run cannot run."""
-    check_before_start(work.pipeline, work.todo, modules=options.modules)
+def check_work(work: Work, options: RunOptions, engine: Engine | None = None) -> None:
+    """Raise, with all problems at once, when what has to run cannot run on this machine, or on an engine's nodes."""
+    facts = {stage.name: engine.facts_of(stage.name) if engine else None for stage in work.todo}
+    check_before_start(work.pipeline, work.todo, modules=options.modules, facts_of=facts.get)
     if not work.todo:
         return
-    if options.packages is None:
-        check_packages()
-    else:
+    if options.packages is not None:
         check_packages(options.packages)
+    else:
+        check_packages(LEDGER_PACKAGES) if engine else check_packages()
     if options.reshard:
         return
     for stage in work.todo:
         project = work.pipeline.project
-        if changed := drift(stage, project, frozen_values(project, stage.spec)):
+        if changed := drift(stage, project, frozen_values(project, stage.spec, facts[stage.name])):
             raise drift_error(stage, changed)
 
 
@@ -96,54 +106,75 @@ def run_project(
     ):
         signals.forget_notice()
         work = find_work(project, root, options)
-        check_work(work, options)
-        events = Events(where, listeners)
-        _tell_start(work, events)
-        if work.todo:
-            _run(work, options, events, signals, lease)
-        events.emit("run_done", run=project.name)
+        jobs = open_engine(
+            project, engine_name(project, options.engine), where, environment={}, hurry=lambda: signals.wanted
+        )
+        with contextlib.closing(jobs) if jobs else contextlib.nullcontext():
+            check_work(work, options, jobs)
+            with Followers(
+                project, root, work=bool(work.todo), metered_here=jobs is None, hurry=lambda: signals.wanted
+            ) as followers:
+                events = Events(where, (*listeners, followers.listen, AlertListener(project, where)))
+                followers.tell = events.emit
+                _tell_start(work, events)
+                if work.todo:
+                    _run(work, options, events, signals, lease, jobs)
+                events.emit("run_done", run=project.name)
     return work
 
 
-def _run(work: Work, options: RunOptions, events: Events, signals: StopSignals, lease: Lease) -> None:
+def _run(
+    work: Work, options: RunOptions, events: Events, signals: StopSignals, lease: Lease, jobs: JobEngine | None
+) -> None:
     project, where = work.pipeline.project, run_dir(work.pipeline.root)
-    slots = max(1, project.resources.max_parallel_stages)
-    threads = max(int(frozen_values(project, stage.spec)["threads"]) for stage in work.todo)
-    modules = preloaded_modules(
-        (options.modules[stage.spec.kind] for stage in work.todo),
-        with_models=any(loads_weights(project, stage) for stage in work.todo),
-    )
+    every = tuple(work.pipeline.stages.values())
     with (
         Ledger.open(ledger_place(where, project.storage.ledger)) as ledger,
         Replicas(work.pipeline, events, tick=lease.touch, hurry=lambda: signals.wanted) as replicas,
     ):
-        for attempt in ledger.close_abandoned(now=time.time(), run=project.name):
+        left = LeftJobs(project, ledger, events, jobs)
+        kept = left.recover(work.todo)
+        end_finished(ledger, every, run=project.name, keep_jobs=kept)
+        for attempt in ledger.close_abandoned(now=time.time(), run=project.name, keep_jobs=kept):
             events.emit("attempt_abandoned", stage=attempt.stage, number=attempt.number, step=attempt.last_step)
+        left.end_others(every)
         record_calls(ledger, project, work.pipeline.stages.values())
-        check_budget(project, ledger, events)
-        engine = local_engine(
-            preload=modules, server_log=where / "stage_server.log", environment=stage_environment(threads=threads)
-        )
-        supervisor = Supervisor(
-            work.pipeline,
-            ledger=ledger,
-            engine=engine,
-            events=events,
-            modules=options.modules,
-            reshard=options.reshard,
-            slots=slots,
-            stop_grace_seconds=options.stop_grace_seconds,
-        )
-        try:
-            if options.keep_plan:
-                supervisor.layouts = _planned_layouts(work, events)
-            supervisor.run(work.todo, done=_done(work), signals=signals, tick=replicas.tick)
-        except CharterError as error:
-            events.emit("run_stopped", run=project.name, label=error.label, message=str(error))
-            raise
-        finally:
-            engine.close()
-            supervisor.close()
+        with books(project, ledger, jobs, every) as records:
+            engine = jobs or _local(work, options)
+            supervisor = Supervisor(
+                work.pipeline,
+                ledger=ledger,
+                engine=engine,
+                events=events,
+                modules=options.modules,
+                reshard=options.reshard,
+                slots=max(1, project.resources.max_parallel_stages),
+                stop_grace_seconds=options.stop_grace_seconds,
+                records=records,
+            )
+            try:
+                if options.keep_plan:
+                    supervisor.layouts = _planned_layouts(work, events)
+                supervisor.run(work.todo, done=_done(work), signals=signals, tick=replicas.tick)
+            except CharterError as error:
+                events.emit("run_stopped", run=project.name, label=error.label, message=str(error))
+                raise
+            finally:
+                engine.end_all()
+                supervisor.close()
+
+
+def _local(work: Work, options: RunOptions) -> Engine:
+    """This machine as an engine, with what its stages import imported once."""
+    project, where = work.pipeline.project, run_dir(work.pipeline.root)
+    threads = max(int(frozen_values(project, stage.spec)["threads"]) for stage in work.todo)
+    modules = preloaded_modules(
+        (module_of(stage.spec, options.modules) for stage in work.todo),
+        with_models=any(loads_weights(project, stage) for stage in work.todo),
+    )
+    return local_engine(
+        preload=modules, server_log=where / "stage_server.log", environment=stage_environment(threads=threads)
+    )
 
 
 def _planned_layouts(work: Work, events: Events) -> Mapping[str, Mapping[str, str | int]]:

@@ -17,8 +17,10 @@ from charter.artifacts.record import damaged_output, read_record
 from charter.artifacts.stage_dir import PROGRESS
 from charter.errors import DataError
 from charter.pipeline.graph import PlannedStage
+from charter.pipeline.job_states import job_now
 from charter.pipeline.paths import earlier_stage_dirs
 
+VERIFIED = "outputs verified"
 State = Literal["pending", "running", "interrupted", "failed", "done"]
 
 
@@ -50,7 +52,7 @@ def assess(stage: PlannedStage, root: Path, *, thorough: bool = False) -> Verdic
     if record is not None:
         damage = damaged_output(directory, record, thorough=thorough)
         if damage is None:
-            why = stage.kept.why if stage.kept else "outputs verified"
+            why = stage.kept.why if stage.kept else VERIFIED
             return Verdict(
                 state="done", why=why, step=record.step, target_step=record.target_step, outputs=record.outputs
             )
@@ -60,6 +62,8 @@ def assess(stage: PlannedStage, root: Path, *, thorough: bool = False) -> Verdic
     holder = read_holder(directory / "lease.json")
     if holder is not None and holder.is_alive:
         return _unfinished("running", f"{holder}", directory)
+    if (job := job_now(directory)) is not None:
+        return _unfinished(job.state, job.why, directory)
     if (failure := _read(directory / FAILURE)) and failure.get("exit_code") != 6:
         return _unfinished("failed", str(failure.get("message", "")), directory)
     return _unfinished("interrupted", _where_it_stopped(directory), directory)

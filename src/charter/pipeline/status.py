@@ -4,11 +4,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from charter.artifacts.hosted_facts import read_hosted_facts
 from charter.pipeline.approval import waiting_words, waits_for_approval
-from charter.pipeline.graph import build_pipeline
+from charter.pipeline.graph import PlannedStage, build_pipeline
 from charter.pipeline.paths import run_dir
 from charter.pipeline.staleness import assess, read_progress
 from charter.spec.project import Project
+from charter.spec.stage import is_hosted
+
+EXACT = "bit_exact"
+"""Of the native engine, in one layout on one machine type."""
 
 
 def status_of(project: Project, root: Path, *, thorough: bool = False) -> dict[str, Any]:
@@ -39,6 +44,8 @@ def status_of(project: Project, root: Path, *, thorough: bool = False) -> dict[s
                 "outputs": dict(verdict.outputs),
                 "why": why,
                 "directory": str(stage.directory),
+                "engine": stage.spec.engine,
+                "resume_guarantee": _guarantee(stage),
                 "actual_over_planned": actual_over_planned(read_progress(stage.directory)),
             }
         )
@@ -56,18 +63,21 @@ def actual_over_planned(progress: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
 
 
+def _guarantee(stage: PlannedStage) -> str | None:
+    """What holds when the stage is killed and goes on; None where another engine computes it and has not started."""
+    if not is_hosted(stage.spec):
+        return EXACT
+    facts = read_hosted_facts(stage.directory)
+    return None if facts is None else facts.guarantee
+
+
 def _attempts(project: Project, root: Path) -> dict[str, int]:
     """Attempts by fingerprint and stage; none when there is no ledger yet."""
-    from charter.ledger import Ledger
-    from charter.ledger.store import has_ledger, ledger_place
+    from charter.ledger.attempt_counts import attempt_counts
+    from charter.ledger.place import has_ledger, ledger_place
 
     place = ledger_place(run_dir(root), project.storage.ledger)
     if not has_ledger(place):
         return {}
-
-    counts: dict[str, int] = {}
-    with Ledger.open(place, create=False) as ledger:
-        for attempt in ledger.attempts(run=project.name):
-            key = attempt.fingerprint + attempt.stage
-            counts[key] = counts.get(key, 0) + 1
-    return counts
+    counts = attempt_counts(place, run=project.name)
+    return {fingerprint + stage: count for (stage, fingerprint), count in counts.items()}

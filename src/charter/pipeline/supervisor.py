@@ -3,24 +3,24 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from charter.errors import CharterError, InterruptedRunError
-from charter.launch.engine import Engine, StageStart
-from charter.launch.machine import frozen_values
+from charter.errors import BudgetError, CharterError, InterruptedRunError
+from charter.launch.commands import module_of
+from charter.launch.engine import Engine
 from charter.ledger import Ledger
 from charter.pipeline.approval import Gate
-from charter.pipeline.attempt import RunningAttempt, begin_attempt, end_attempt, heartbeat
-from charter.pipeline.budget import budget_error, limit_passed, share_warning, spent_usd, stops_at_limit
-from charter.pipeline.call_costs import CallCosts
+from charter.pipeline.attempt import RunningAttempt, end_attempt, heartbeat, price_usd_per_hour
+from charter.pipeline.budget import BudgetWatch
 from charter.pipeline.endings import describe_ending, ending_of, failure_of, is_finished, keep_failure, outcome_of
+from charter.pipeline.engine_records import EngineRecords
 from charter.pipeline.events import Events
 from charter.pipeline.graph import Pipeline, PlannedStage
-from charter.pipeline.hang_watch import LEAST_SECONDS, START_SECONDS, HangWatch
+from charter.pipeline.idle import IdleWatch
 from charter.pipeline.oom import oom_kills
-from charter.pipeline.prepare import prepare
 from charter.pipeline.restart import Ending, decide
 from charter.pipeline.signals import StopSignals
+from charter.pipeline.staleness import VERIFIED
+from charter.pipeline.starting import begin_job, start_attempt
 from charter.pipeline.timings import write_timings
-from charter.spec.stage_kinds import TRAINS
 
 POLL_SECONDS = 0.02
 ENDED_BY_STOPPING = frozenset({"stopped", "lost", "hung", "timeout"})
@@ -48,6 +48,7 @@ class Supervisor:
         reshard: bool,
         slots: int,
         stop_grace_seconds: float,
+        records: EngineRecords | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._ledger = ledger
@@ -57,6 +58,7 @@ class Supervisor:
         self._reshard = reshard
         self._slots = slots
         self._stop_grace_seconds = stop_grace_seconds
+        self._records = records
         self._active: list[RunningAttempt] = []
         self._endings: dict[str, list[Ending]] = {}
         self._not_before: dict[str, float] = {}
@@ -64,8 +66,9 @@ class Supervisor:
         self._gate = Gate(pipeline.root, lambda stage, why: events.emit("stage_note", stage=stage.name, message=why))
         self._oom_kills = oom_kills()
         self._last_heartbeat = 0.0
-        self._warned = False
-        self._told_share = 0.0
+        self._budget = BudgetWatch(pipeline, events)
+        self._idle = IdleWatch(pipeline.project.idle, events)
+        self._done: set[str] = set()
         self.layouts: Mapping[str, Mapping[str, str | int]] = {}
         """By stage: what the plan decides of its layout where the file does not."""
 
@@ -77,6 +80,8 @@ class Supervisor:
         Raises why it stopped otherwise, with every running stage at a safe point.
         """
         waiting = list(todo)
+        self._done = done
+        self._budget.start(self._ledger, done=done)
         while waiting or self._active:
             self._heed(signals)
             if self._failure is None:
@@ -109,7 +114,9 @@ class Supervisor:
         for attempt in self._active:
             attempt.ask_to_stop()
             waited = time.monotonic() - (attempt.stop_asked or 0.0)
-            if signals.impatient or waited > self._stop_grace_seconds:
+            # A budget never costs more than it saves: what has no checkpoint since it was asked to stop goes on to one.
+            patient = isinstance(self._failure, BudgetError) and not attempt.saved_since_asked
+            if signals.impatient or (waited > self._stop_grace_seconds and not patient):
                 attempt.handle.kill()
 
     def _start_ready(self, waiting: list[PlannedStage], done: set[str]) -> None:
@@ -118,63 +125,62 @@ class Supervisor:
             if len(self._active) >= self._slots:
                 return
             ready = done.issuperset(stage.stage_inputs) and now >= self._not_before.get(stage.name, 0.0)
-            if ready and not self._gate.holds(stage):
+            if ready and not self._gate.holds(stage) and not self._budget.holds(stage.name):
                 self._start(stage)
                 waiting.remove(stage)
         if not self._active:
-            self._failure = self._gate.standstill(waiting, done)
+            self._failure = self._gate.standstill(waiting, done) or self._budget.standstill(self._ledger, done=done)
 
     def _start(self, stage: PlannedStage) -> None:
-        project = self._pipeline.project
-        prepared = prepare(
+        begun = start_attempt(
+            self._pipeline.project,
             stage,
-            project,
-            frozen_values(project, stage.spec),
+            engine=self._engine,
+            ledger=self._ledger,
+            module=module_of(stage.spec, self._modules),
+            number=len(self._endings.get(stage.name, ())) + 1,
             reshard=self._reshard,
             planned=self.layouts.get(stage.name),
         )
-        number = len(self._endings.get(stage.name, ())) + 1
-        ledger_id = begin_attempt(self._ledger, project, stage, first_step=prepared.first_step, frozen=prepared.frozen)
-        handle = self._engine.start(
-            StageStart(
-                stage=stage.name,
-                module=self._modules[stage.spec.kind],
-                stage_dir=stage.directory,
-                attempt=number,
-                processes=prepared.processes,
-            )
-        )
-        # An answer of a judge may be long in coming, and a stage that asks for one has no steps to go by.
-        least = LEAST_SECONDS if stage.spec.kind in TRAINS else START_SECONDS
-        self._active.append(
-            RunningAttempt(
-                stage=stage,
-                handle=handle,
-                number=number,
-                ledger_id=ledger_id,
-                first_step=prepared.first_step,
-                calls=CallCosts(project=project, stage=stage),
-                watch=HangWatch(limit_seconds=stage.spec.hang_timeout, least_seconds=least),
-            )
-        )
-        for note in prepared.notes:
+        if begun is None:
+            self._done.add(stage.name)
+            self._events.emit("stage_skipped", stage=stage.name, kind=stage.spec.kind, why=VERIFIED)
+            return
+        attempt, notes = begun
+        self._active.append(attempt)
+        for note in notes:
             self._events.emit("stage_note", stage=stage.name, message=note)
+        if attempt.handle.where:
+            self._events.emit("stage_queued", stage=stage.name, number=attempt.number, where=attempt.handle.where)
+        else:
+            self._tell_started(attempt)
+
+    def _tell_started(self, attempt: RunningAttempt) -> None:
+        job = attempt.handle.job
+        placed = {} if job is None else {"job": job.job_id, "nodes": list(job.nodes)}
         self._events.emit(
             "stage_started",
-            stage=stage.name,
-            kind=stage.spec.kind,
-            number=number,
-            first_step=prepared.first_step,
-            directory=str(stage.directory),
+            stage=attempt.stage.name,
+            kind=attempt.stage.spec.kind,
+            number=attempt.number,
+            first_step=attempt.first_step,
+            directory=str(attempt.stage.directory),
+            **placed,
         )
+
+    def _begin_late(self, attempt: RunningAttempt) -> None:
+        """A job has left its queue: from now on it spends."""
+        if attempt.ledger_id is None and begin_job(attempt, self._ledger, self._pipeline.project):
+            self._tell_started(attempt)
 
     def _watch(self, waiting: list[PlannedStage], done: set[str]) -> None:
         for attempt in list(self._active):
             exit_code = attempt.handle.poll()
+            self._begin_late(attempt)
             if exit_code is not None:
                 self._active.remove(attempt)
                 self._settle(attempt, exit_code, waiting, done)
-            elif attempt.stage.spec.timeout is not None and attempt.seconds > attempt.stage.spec.timeout:
+            elif (limit := attempt.stage.spec.timeout) is not None and limit < attempt.seconds:
                 attempt.timed_out = True
                 attempt.handle.kill()
             else:
@@ -183,6 +189,8 @@ class Supervisor:
     def _settle(self, attempt: RunningAttempt, exit_code: int, waiting: list[PlannedStage], done: set[str]) -> None:
         """Decide about an ended attempt; what its directory holds counts, not what its exit code says."""
         stage = attempt.stage
+        if self._records is not None:
+            self._records.ended(stage)
         if is_finished(stage):
             end_attempt(self._ledger, attempt, "done")
             write_timings(self._ledger, self._pipeline.project, stage)
@@ -232,24 +240,19 @@ class Supervisor:
         for attempt in self._active:
             heartbeat(self._ledger, attempt)
             self._show(attempt)
-        spent = spent_usd(self._pipeline.project, self._ledger) if self._active else None
-        if not limit_passed(self._pipeline.project, spent):
-            if warning := share_warning(self._pipeline.project, spent, self._told_share):
-                self._told_share, message = warning
-                self._events.emit("budget_warning", message=message)
-            return
-        error = budget_error(self._pipeline.project, spent)
-        if stops_at_limit(self._pipeline.project):
-            self._failure = self._failure or error
-        elif not self._warned:
-            self._warned = True
-            self._events.emit("budget_warning", message=str(error))
+        if self._records is not None:
+            self._records.settle()
+        if self._active:
+            running = [attempt.stage.name for attempt in self._active]
+            over = self._budget.look(self._ledger, running=running, done=self._done)
+            released = self._idle.look(self._active, usd_per_hour=price_usd_per_hour(self._pipeline.project))
+            self._failure = self._failure or over or released
 
     def _show(self, attempt: RunningAttempt) -> None:
         progress = attempt.progress()
         if progress and progress != attempt.last_shown:
             attempt.last_shown = progress
-            spent = spent_usd(self._pipeline.project, self._ledger)
+            spent = self._budget.spent_usd
             shown = {key: value for key, value in progress.items() if key not in ("pid", "updated_at")}
             self._events.emit(
                 "stage_progress", stage=attempt.stage.name, seconds=attempt.seconds, cost_usd=spent, **shown

@@ -3,8 +3,8 @@
 import time
 
 from charter.artifacts import durable
-from charter.ledger import Ledger, totals_of
-from charter.ledger.usage import usage_sums
+from charter.ledger import Ledger
+from charter.ledger.sums import total_of
 from charter.pipeline.graph import PlannedStage
 from charter.spec.project import Project
 from charter.units import MICRO_USD_PER_USD
@@ -14,15 +14,9 @@ TIMINGS_FILE = "timings.json"
 
 def write_timings(ledger: Ledger, project: Project, stage: PlannedStage) -> None:
     """Write `timings.json` from the ledger: all attempts and calls of this stage under this fingerprint."""
-    rows = ledger.accounted(run=project.name)
-    mine = [
-        row for row in rows if (row.attempt.stage, row.attempt.fingerprint) == (stage.name, stage.asked_fingerprint)
-    ]
-    totals = totals_of(mine)
-    usage = ledger.usage(run=project.name)
-    calls = usage_sums(
-        item for item in usage if (item.stage, item.fingerprint) == (stage.name, stage.asked_fingerprint)
-    )
+    parts = ledger.sums(run=project.name, stage=stage.name, by=("fingerprint",))
+    mine = total_of(part for part in parts if part.key["fingerprint"] == stage.asked_fingerprint)
+    totals, calls = mine.totals, mine.calls
     durable.write_hint(
         stage.directory / TIMINGS_FILE,
         {

@@ -1,6 +1,6 @@
 """The ways to run one stage: every place, node count, layout and market that fits; and why the others do not."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from charter.plan.cpu_search import on_processors
@@ -11,6 +11,7 @@ from charter.plan.options.markets import markets
 from charter.plan.options.option import Option, Rejected
 from charter.plan.options.question import Found, Missed, Question
 from charter.plan.physics.fit import Peak
+from charter.plan.physics.number_formats import format_refusal
 from charter.plan.rl.across import across
 from charter.plan.rl.search import rl_answers
 from charter.plan.serving.answering_search import answering_options
@@ -21,8 +22,9 @@ from charter.spec.stage import PpoStage
 def search(question: Question, places: tuple[Place, ...]) -> Found:
     """Options over all places; of each place, node count and market those that may be chosen."""
     options: list[Option] = []
-    rejected: list[Rejected] = []
     misses: list[tuple[Peak, float]] = []
+    rejected = list(_refused_formats(question, places))
+    places = tuple(place for place in places if _format_refusal(question, place) is None)
     sites = [Site(place=place, num_nodes=num_nodes) for place in places for num_nodes in place.nodes]
     known = _answers(question, sites)
     for site in sites:
@@ -42,6 +44,18 @@ def search(question: Question, places: tuple[Place, ...]) -> Found:
         pruned=sum(missed.pruned for _, missed in known.values()),
         question=question,
     )
+
+
+def _format_refusal(question: Question, place: Place) -> str | None:
+    """Why the number format of a stage that trains rules a place out, if it does."""
+    return format_refusal(question.dtype, question.engine, question.stage.kind, place.accelerator)
+
+
+def _refused_formats(question: Question, places: tuple[Place, ...]) -> Iterator[Rejected]:
+    for place in places:
+        reason = _format_refusal(question, place)
+        if reason is not None:
+            yield Rejected(option=place.label, reason=reason)
 
 
 Answer = tuple[tuple[Option, ...], Missed]

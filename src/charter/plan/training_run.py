@@ -31,6 +31,7 @@ STATED_SIGMA = 0.10
 ON_PREM = "on_prem"
 ENGINE: Engine = "megatron"
 SEQ_LEN = 4096
+WIDE_HEADS = 64
 UTILISATIONS: Mapping[str, tuple[float, str]] = MappingProxyType(
     {
         "llama2-70b": (
@@ -195,18 +196,20 @@ def utilisation_of(text: str) -> tuple[float, str]:
 def dense_shape(num_parameters: float) -> Architecture:
     """A dense decoder in Llama's proportions whose size comes closest: heads of 128, 8 of keys, MLP of 3.5 widths.
 
-    Layers lie between 80 and 140 per 128 heads' width as in Llama 3 (8B: 128 widths per layer, 405B: 130).
+    Layers lie between 80 and 140 per 128 heads' width as in Llama 3 (8B: 128 widths per layer, 405B: 130). Of wide
+    models they are a multiple of 8, so that pipelines divide them.
 
     >>> shape = dense_shape(70e9)
     >>> shape.hidden_size, abs(count_parameters(shape).total / 70e9 - 1) < 0.05
     (8192, True)
     """
-    shapes = [
-        _dense(heads, layers)
-        for heads in (*range(2, 16, 2), *range(16, 320, 8))
-        for layers in range(max(2, round(128 * heads / 140) // 2 * 2), round(128 * heads / 85) + 2, 2)
-    ]
+    shapes = [_dense(heads, layers) for heads in (*range(2, 16, 2), *range(16, 320, 8)) for layers in _layers(heads)]
     return min(shapes, key=lambda shape: (abs(log(count_parameters(shape).total / num_parameters)), shape.num_layers))
+
+
+def _layers(heads: int) -> range:
+    step = 8 if heads >= WIDE_HEADS else 2
+    return range(max(2, round(128 * heads / 140) // step * step), round(128 * heads / 85) + step, step)
 
 
 def _dense(heads: int, layers: int) -> Architecture:

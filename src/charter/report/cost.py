@@ -151,6 +151,7 @@ def _attempt(item: Accounted) -> dict[str, Any]:
     return {
         "id": attempt.attempt_id,
         **{name: getattr(attempt, name) for name in plain},
+        "imported": attempt.is_imported,
         "price_usd_per_hour": None if price is None else price / 1_000_000,
         **amount.to_json(),
         "lost": wasted.to_json(),

@@ -1,13 +1,16 @@
 """The cost report for a terminal: plan against actual, waste, cost per unit, budget."""
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from charter.ledger.account import Accounted, totals_of
 from charter.report.amounts import Amount
 from charter.report.cost import budget_json, unit_costs
-from charter.report.overview import Overview, StageView, lost, spent_on_calls
+from charter.report.overview import Overview, StageView, lost, spent, spent_on_calls
 from charter.units import format_count, format_seconds, format_usd
 
 STATE_STYLES = {"done": "green", "running": "cyan", "failed": "red", "interrupted": "yellow", "pending": "dim"}
@@ -79,6 +82,17 @@ def print_waste(view: Overview, console: Console) -> None:
             cost = f", {format_usd(amount.usd)}" if amount.usd is not None else ""
             text = f"Lost to {what}: {format_seconds(amount.seconds)}{cost} ({100 * share:.1f} %)"
             console.print(text, style="yellow", highlight=False)
+
+
+def print_imported(accounted: Sequence[Accounted], console: Console) -> None:
+    """Say which part is of runs that Charter did not start."""
+    found = [item for item in accounted if item.attempt.is_imported]
+    if found:
+        totals = totals_of(found)
+        stages = ", ".join(dict.fromkeys(escape(item.attempt.stage) for item in found))
+        cost = f", {format_usd(spent(totals).usd)}" if totals.priced_attempts else ", unpriced"
+        time = format_seconds(totals.milliseconds / 1000)
+        console.print(f"Imported (charter import): {time}{cost} of stage {stages}", highlight=False)
 
 
 def unit_table(view: Overview) -> Table:

@@ -13,8 +13,9 @@ import numpy as np
 from charter.feedback.prepare_rows import Candidate, candidate_of
 from charter.spec.data_row import Row, SkippedRows
 from charter.spec.project import DataSpec
-from charter.spec.rows import chosen_probability_of, row_kind
+from charter.spec.rows import row_kind
 from charter.spec.selection import each_row
+from charter.spec.soft_labels import chosen_probability_of
 
 BAR_WIDTH = 40
 """Columns of the longest bar, so that a line fits a terminal of 80."""
@@ -86,17 +87,18 @@ def _count(found: DataStats, row: Row, kind: str, candidate: Candidate) -> None:
         found.labels.probabilities.append(chosen_probability_of(row))
         found.labels.chosen_is_longer += chosen > rejected
         found.labels.same_length += chosen == rejected
-    for name in _principles(row.value):
-        _add_principle(found.principles.setdefault(name, Principle()), row.value)
+    for name in principles_of(row.value):
+        add_principle(found.principles.setdefault(name, Principle()), row.value)
 
 
-def _principles(value: Mapping[str, Any]) -> Iterator[str]:
+def principles_of(value: Mapping[str, Any]) -> Iterator[str]:
     """The principles that a record of a critique or label stage was made under."""
     found = value.get("principles") or [value.get("principle")]
     yield from (name for name in found if isinstance(name, str)) if isinstance(found, list) else ()
 
 
-def _add_principle(found: Principle, value: Mapping[str, Any]) -> None:
+def add_principle(found: Principle, value: Mapping[str, Any]) -> None:
+    """Count one record that was made under a principle."""
     found.rows += 1
     probability, orders = value.get("chosen_probability"), value.get("both_orders")
     if isinstance(probability, int | float):

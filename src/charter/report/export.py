@@ -16,7 +16,8 @@ from charter.ledger.usage import usage_sums
 from charter.pipeline.graph import Pipeline, PlannedStage, build_pipeline
 from charter.pipeline.paths import run_dir
 from charter.pipeline.staleness import assess
-from charter.report.model_card import UNKNOWN_LICENCE, model_card
+from charter.report.card_parts import UNKNOWN_LICENCE
+from charter.report.model_card import model_card
 from charter.spec.project import Project
 
 CARD, COST = "README.md", "cost.json"
@@ -27,7 +28,7 @@ def export_stage(project: Project, root: Path, name: str, target: Path, *, licen
     """Write a finished stage's model, its card and its cost to a directory that does not exist yet."""
     pipeline = build_pipeline(project, root)
     stage = pipeline.stage(name)
-    record = _record_of_finished(stage, root)
+    record = record_of_finished(stage, root)
     if target.exists():
         raise UsageError(f"{target} exists already; give a directory that does not")
     check_outputs(stage.directory, record)
@@ -76,7 +77,8 @@ def cost_of(stage: PlannedStage, accounted: Sequence[Accounted], calls: CallSums
     }
 
 
-def _record_of_finished(stage: PlannedStage, root: Path) -> Record:
+def record_of_finished(stage: PlannedStage, root: Path) -> Record:
+    """The record of a stage; a UsageError says why there is none."""
     verdict = assess(stage, root)
     record = read_record(stage.directory)
     if not verdict.done or record is None:

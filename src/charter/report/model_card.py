@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from charter.artifacts.export import ScoreMeaning
+from charter.report.card_parts import UNKNOWN_LICENCE, cell_text, licence_text, markdown_table
 from charter.report.results import figure_text, interval_text
 
-UNKNOWN_LICENCE = "unknown"
 Json = Mapping[str, Any]
 
 
@@ -30,10 +30,10 @@ def model_card(
         _settings_table(record),
         *_results(figures),
         "## Versions and machine\n",
-        _table(("What", "Value"), [*record["versions"].items(), *record["frozen"].items()]),
-        *(["## Notes\n", "".join(f"- {_text(note)}\n" for note in record["notes"])] if record.get("notes") else []),
+        markdown_table(("What", "Value"), [*record["versions"].items(), *record["frozen"].items()]),
+        *(["## Notes\n", "".join(f"- {cell_text(note)}\n" for note in record["notes"])] if record.get("notes") else []),
         "## Licence\n",
-        _licence_text(licence),
+        licence_text(licence),
     ]
     return "\n".join(parts)
 
@@ -65,13 +65,13 @@ def _inputs_table(record: Json) -> str:
     ]
     if (constitution := record["identity"].get("constitution")) is not None:
         rows.append(("constitution", "constitution", "file", f"`{constitution}`"))
-    return _table(("Role", "Name", "Kind", "Fingerprint (SHA-256)"), rows)
+    return markdown_table(("Role", "Name", "Kind", "Fingerprint (SHA-256)"), rows)
 
 
 def _settings_table(record: Json) -> str:
     identity = record["identity"]
     spec = {**identity.get("spec", {}), "seed": identity.get("seed")}
-    return _table(("Setting", "Value"), [(name, value) for name, value in sorted(spec.items())]) + (
+    return markdown_table(("Setting", "Value"), [(name, value) for name, value in sorted(spec.items())]) + (
         "\nSettings that are not listed have the defaults of this version.\n"
     )
 
@@ -90,21 +90,8 @@ def _results(figures: Mapping[str, Sequence[Json]]) -> list[str]:
             )
             for item in found
         ]
-        parts += [f"By stage {stage}, on held-out data:\n", _table(("Figure", "Value", "95 % interval", "n"), rows)]
+        parts += [
+            f"By stage {stage}, on held-out data:\n",
+            markdown_table(("Figure", "Value", "95 % interval", "n"), rows),
+        ]
     return parts
-
-
-def _licence_text(licence: str) -> str:
-    if licence != UNKNOWN_LICENCE:
-        return f"{licence}, as given to `charter export`.\n"
-    return "Not known. It follows from the licences of the models and data above; give it with `--license`.\n"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join("| " + " | ".join(_text(cell) for cell in line) + " |\n" for line in lines)
-
-
-def _text(value: object) -> str:
-    """A value inside a table cell: nothing in it can end the cell or the line."""
-    return str(value).replace("|", "\\|").replace("\n", " ").replace("\r", " ").replace("<", "&lt;")

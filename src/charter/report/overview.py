@@ -1,10 +1,12 @@
 """Plan against actual, by stage and in all: pure, from what was read to values that tables and charts show."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from charter.ledger.account import Totals, stage_totals, totals_of
+from charter.cost.forecast import StageForecast, StageSoFar, forecast
+from charter.estimate.terms import Interval
+from charter.ledger.account import Accounted, Totals, stage_totals, totals_of
 from charter.ledger.call import CallSums
 from charter.ledger.usage import stage_usage, usage_sums
 from charter.report.amounts import NO_SPREAD, Amount, Spread, planned
@@ -27,7 +29,7 @@ class StageView:
     calls: CallSums
     """To servers that answer for a model."""
     remaining: Spread
-    """The plan's part that is still to be done."""
+    """What is still to be done: the plan's part that is left, at the pace that was measured."""
     planned_stage: Mapping[str, Any]
     """The stage as the plan has it; empty for one that is in no plan."""
 
@@ -104,6 +106,8 @@ def overview(run: RunFiles) -> Overview:
         )
         for name in dict.fromkeys((*in_plan, *totals, *calls))
     )
+    left = forecast([_so_far(stage, run.accounted) for stage in stages]).stages
+    stages = tuple(replace(stage, remaining=_spread(left[stage.name])) for stage in stages)
     return Overview(
         project=run.project,
         state=_run_state(stages),
@@ -150,8 +154,6 @@ def _view(
     progress = files.record or files.progress or {}
     step, target = progress.get("step"), progress.get("target_step")
     plan = planned(planned_stage) if planned_stage else None
-    done_share = step / target if state != "pending" and step and target else 0.0
-    left = 0.0 if state == "done" else max(0.0, 1.0 - done_share)
     return StageView(
         name=name,
         kind=kind,
@@ -161,9 +163,42 @@ def _view(
         plan=plan,
         totals=totals,
         calls=calls,
-        remaining=plan.scaled(left) if plan else NO_SPREAD,
+        remaining=NO_SPREAD,
         planned_stage=planned_stage,
     )
+
+
+def _so_far(stage: StageView, accounted: Iterable[Accounted]) -> StageSoFar:
+    """One stage as the forecast sees it: attempts under the fingerprint that counts now, and its calls."""
+    mine = [item for item in accounted if item.attempt.stage == stage.name]
+    kept = totals_of(item for item in mine if item.attempt.fingerprint == mine[-1].attempt.fingerprint)
+    lost = kept.lost_to_kills_micro_usd + kept.lost_to_failures_micro_usd
+    usd = (kept.micro_usd - lost + stage.calls.most_micro_usd) / 1e6
+    priced = kept.priced_attempts or stage.calls.most_micro_usd
+    return StageSoFar(
+        name=stage.name,
+        kind=stage.kind,
+        planned_seconds=None if stage.plan is None else _interval(stage.plan, "seconds"),
+        planned_usd=None if stage.plan is None or stage.plan.p50.usd is None else _interval(stage.plan, "usd"),
+        done=stage.state == "done",
+        step=0 if stage.state == "pending" else stage.step or 0,
+        target_step=stage.target_step,
+        kept_seconds=kept.useful_milliseconds / 1000,
+        kept_usd=usd if priced else None,
+    )
+
+
+def _interval(spread: Spread, what: Literal["seconds", "usd"]) -> Interval:
+    low, median, high = (getattr(amount, what) or 0.0 for amount in (spread.p10, spread.p50, spread.p90))
+    return Interval(p10=low, p50=median, p90=high)
+
+
+def _spread(left: StageForecast) -> Spread:
+    def amount(quantile: str) -> Amount:
+        usd = None if left.usd is None else round(getattr(left.usd, quantile) * 1e6)
+        return Amount(milliseconds=round(getattr(left.seconds, quantile) * 1000), micro_usd=usd)
+
+    return Spread(p10=amount("p10"), p50=amount("p50"), p90=amount("p90"))
 
 
 def _stage_state(files: StageFiles, last_outcome: str | None) -> State:

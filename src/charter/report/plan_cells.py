@@ -4,6 +4,7 @@ from charter.estimate.terms import Interval
 from charter.plan.options.option import DeviceGroup, Option
 from charter.plan.physics.fit import Peak
 from charter.plan.stages.stage_plan import MicroUsd
+from charter.spec.number_formats import FP8
 from charter.units import GIB, format_usd
 
 _UNITS = (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
@@ -69,9 +70,10 @@ def _beside(group: DeviceGroup, option: Option) -> str:
 
 
 def layout(option: Option) -> str:
-    """The layout's short name, behind the engine where that is not Charter's own."""
+    """The layout's short name, behind the engine where that is not Charter's own, and behind fp8 where it trains so."""
     named = option.engine == "native" or option.layout_label.startswith(option.engine)
-    return option.layout_label if named else f"{option.engine} {option.layout_label}"
+    words = ("" if named else option.engine, FP8 if option.dtype == FP8 else "", option.layout_label)
+    return " ".join(word for word in words if word)
 
 
 def held_groups(option: Option) -> list[tuple[str, Peak, float]]:

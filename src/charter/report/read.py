@@ -12,7 +12,7 @@ from charter.ledger import Accounted, ApiUsage, CallBooks, Ledger
 from charter.ledger.call_books import CALLS_FILE
 from charter.ledger.store import LEDGER_FILE, has_ledger, ledger_place
 from charter.ledger.usage import refuse_fewer
-from charter.tracking.jsonl import Point, read_metrics
+from charter.tracking.jsonl import Point, metrics_file, read_metrics
 
 RUN, STAGES = "run", "stages"
 Json = Mapping[str, Any]
@@ -23,6 +23,8 @@ class StageFiles:
     """What one stage has written so far."""
 
     name: str
+    job: Json | None = None
+    """What the stage was started with: its identity, and its inputs by role."""
     record: Json | None = None
     progress: Json | None = None
     failure: Json | None = None
@@ -129,11 +131,12 @@ def _read_stage(name: str, path: Path, *, with_metrics: bool) -> StageFiles:
     record = _json_of(path / "record.json")
     return StageFiles(
         name=name,
+        job=_json_of(path / "job.json"),
         record=record,
         progress=_json_of(path / "progress.json"),
         failure=_json_of(path / "failure.json"),
         results=_json_of(path / "outputs" / "results.json"),
-        metrics=read_metrics(path / "metrics.jsonl") if with_metrics else (),
+        metrics=read_metrics(metrics_file(path)) if with_metrics else (),
     )
 
 

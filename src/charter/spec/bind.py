@@ -4,13 +4,12 @@ Pydantic is asked for one model, data set or stage at a time, and for a stage on
 so that a wrong field is one error and not one per kind. Strict JSON mode: `true` and `"3"` are no numbers.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cache
 from typing import Any, get_args, get_type_hints
 
 from charter.errors import Problem
+from charter.spec.narrow import read_as
 from charter.spec.project import DataSpec, ModelSpec, Project
 from charter.spec.stage import Stage
 from charter.spec.stage_kinds import STAGE_KINDS
@@ -131,18 +130,11 @@ def _stage_class(document: Document, name: str, value: Any, problems: list[Probl
     return STAGE_KINDS[kind]
 
 
-@cache
-def _adapter(cls: type) -> Any:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(cls)
-
-
 def _read(cls: type, value: Any, path: Path_, document: Document, problems: list[Problem]) -> Any:
     from pydantic import ValidationError
 
     try:
-        return _adapter(cls).validate_json(json.dumps(value), strict=True)
+        return read_as(cls, value)
     except ValidationError as error:
         told: dict[Path_, Problem] = {}
         missing: dict[Path_, list[str]] = {}
@@ -153,7 +145,7 @@ def _read(cls: type, value: Any, path: Path_, document: Document, problems: list
                 continue
             place, problem = _tell(cls, value, path, item, document)
             told[place] = _join(told[place], problem) if place in told else problem
-        problems.extend(told.values())
+        problems.extend(problem for place, problem in told.items() if not _is_told_inside(place, told))
         for place, keys in missing.items():
             words = f"the key {keys[0]} is" if len(keys) == 1 else f"the keys {', '.join(keys)} are"
             problems.append(document.problem(place, f"{words} missing"))
@@ -163,8 +155,9 @@ def _read(cls: type, value: Any, path: Path_, document: Document, problems: list
 def _tell(cls: type, value: Any, path: Path_, item: Mapping[str, Any], document: Document) -> tuple[Path_, Problem]:
     kind, location = item["type"], item["loc"]
     if kind == "unexpected_keyword_argument":
-        place, key = (*path, *location), location[-1]
-        hint = did_you_mean(key, known_keys(_class_at(cls, location[:-1])))
+        outer, key = _walk(value, location[:-1])[0], location[-1]
+        place = (*path, *outer, key)
+        hint = did_you_mean(key, known_keys(_class_at(cls, outer)))
         return place, document.problem(place, f"unknown key {key!r}", hint=hint)
     inner, found = _walk(value, location)
     place = (*path, *inner)
@@ -180,6 +173,11 @@ def _tell(cls: type, value: Any, path: Path_, item: Mapping[str, Any], document:
     return place, document.problem(place, f"expected {expected}, found {kind_of(found)}")
 
 
+def _is_told_inside(place: Path_, told: Mapping[Path_, Problem]) -> bool:
+    """Whether a refusal is that of a union which a problem further inside explains."""
+    return any(len(other) > len(place) and other[: len(place)] == place for other in told)
+
+
 def _join(first: Problem, second: Problem) -> Problem:
     """Two refusals of one value (each member of a union refuses it) as one."""
     head, found = first.message.rpartition(", found ")[::2]
@@ -190,12 +188,12 @@ def _join(first: Problem, second: Problem) -> Problem:
 
 
 def _walk(value: Any, location: tuple[str | int, ...]) -> tuple[Path_, Any]:
-    """As much of an error's location as is in the value; pydantic also puts names of union members there."""
+    """What of an error's location is in the value; pydantic also puts names of union members between."""
     path: Path_ = ()
     for part in location:
         inside = value if isinstance(value, dict) else dict(enumerate(value)) if isinstance(value, list) else {}
         if part not in inside:
-            break
+            continue
         path, value = (*path, part), inside[part]
     return path, value
 

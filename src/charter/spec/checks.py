@@ -8,11 +8,15 @@ import re
 from collections.abc import Iterable, Iterator
 
 from charter.errors import Problem
+from charter.spec.alerts import check_alerts
 from charter.spec.architecture_checks import check_architecture
+from charter.spec.budget import check_budget
 from charter.spec.costs import check_costs
+from charter.spec.metering import check_metering
 from charter.spec.project import DataSpec, ModelSpec, Place, Project, Resources, Serving
 from charter.spec.ranges import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, SHARE, check_ranges
 from charter.spec.risk import check_risk
+from charter.spec.tracking import check_tracking
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 PART = re.compile(r"([0-9]{1,6})\s*/\s*([0-9]{1,6})")
@@ -42,6 +46,10 @@ def check_project(project: Project) -> Iterator[Problem]:
     yield from _check_serving(project)
     yield from check_costs(project.costs)
     yield from check_risk(project.risk)
+    yield from check_tracking(project.tracking)
+    yield from check_metering(project.metering)
+    yield from check_budget(project.budget, project.pipeline)
+    yield from check_alerts(project.alerts)
     for name in project.notes:
         if name not in project.pipeline:
             yield Problem(message=f"no stage is called {name!r}", path=f"notes.{name}")

@@ -4,6 +4,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import islice
@@ -87,13 +88,31 @@ def _check_json(row: Row, value: Mapping[str, Any]) -> None:
 
 def _write_parquet(rows: Callable[[], Iterable[Mapping[str, Any]]], path: Path) -> None:
     """Twice over the rows: for the columns that all of them need, since Arrow drops others in silence; and to write."""
+    schema = parquet_schema(rows())
+    write_parquet(rows(), path, schema)
+
+
+def parquet_schema(rows: Iterable[Mapping[str, Any]]) -> Any:
+    """The Arrow schema that holds every row, so that shards of one data set have the same columns."""
+    arrow = _pyarrow("pyarrow")
+    with _one_type_per_field(arrow):
+        schemas = [_table(arrow, group).schema for group in _groups(rows)]
+        return arrow.unify_schemas(schemas, promote_options="permissive")
+
+
+def write_parquet(rows: Iterable[Mapping[str, Any]], path: Path, schema: Any) -> None:
+    """Write rows to a Parquet file of that schema."""
     arrow, parquet = _pyarrow("pyarrow"), _pyarrow("pyarrow.parquet")
+    with _one_type_per_field(arrow), parquet.ParquetWriter(path, schema) as writer:
+        for group in _groups(rows):
+            writer.write_table(arrow.Table.from_pylist(group, schema=schema))
+
+
+@contextmanager
+def _one_type_per_field(arrow: Any) -> Iterator[None]:
+    """What Arrow says of rows that do not fit together, as an error that says what would work."""
     try:
-        schemas = [_table(arrow, group).schema for group in _groups(rows())]
-        schema = arrow.unify_schemas(schemas, promote_options="permissive")
-        with parquet.ParquetWriter(path, schema) as writer:
-            for group in _groups(rows()):
-                writer.write_table(arrow.Table.from_pylist(group, schema=schema))
+        yield
     except (arrow.ArrowInvalid, arrow.ArrowTypeError, arrow.ArrowNotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise UsageError(

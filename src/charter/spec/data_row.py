@@ -126,4 +126,8 @@ def json_kind(value: object) -> str:
 
 def is_unicode(text: str) -> bool:
     """Whether a text can be written as UTF-8; JSON's escapes can also spell halves of characters."""
-    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -17,16 +17,15 @@ from charter.spec.rows import (
     RowKind,
     Turn,
     Turns,
-    chosen_probability_of,
     conversation_of,
     critique_of,
-    margin_of,
     pair_of,
     prompt_of,
     row_kind,
     text_of,
 )
 from charter.spec.selection import each_row, selected_rows
+from charter.spec.soft_labels import chosen_probability_of, margin_of
 
 __all__ = [
     "TEXT_ROLE",

@@ -66,6 +66,10 @@ class Layout:
         return " ".join(part for part in parts if part)
 
 
+WHOLE_BITS = 16
+"""Of a base that is not quantised."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
     """Low-rank adaptation (Hu et al. 2021): which share of a model is trained."""
@@ -74,5 +78,5 @@ class Adapter:
 
     rank: int
     alpha: int = 32
-    base_bits: int = 16
+    base_bits: int = WHOLE_BITS
     """16 for LoRA, 4 for QLoRA."""

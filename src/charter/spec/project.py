@@ -4,11 +4,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from charter.spec.alerts import Alerts
 from charter.spec.architecture import Architecture
+from charter.spec.budget import Budget
 from charter.spec.costs import Costs
+from charter.spec.engines import EngineEnvironment
+from charter.spec.launching import Launch
+from charter.spec.metering import IdlePolicy, Metering
 from charter.spec.quantity import Bytes, Count, Names, Seconds, Usd, UsdPerHour, added
 from charter.spec.risk import RiskSettings
+from charter.spec.stage import Engine
 from charter.spec.stage_kinds import AnyStage
+from charter.spec.tracking import TrackerEntry, TrackerName
 
 FORBID_EXTRA: dict[str, str] = {"extra": "forbid"}
 
@@ -124,16 +131,6 @@ class Resources:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budget:
-    """How much may be spent, and what happens when it is gone."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
-
-    limit: Usd
-    on_exceed: Literal["warn", "checkpoint_and_stop"] = "checkpoint_and_stop"
-
-
-@dataclass(frozen=True, kw_only=True)
 class Storage:
     """Where artifacts live and how many checkpoints are kept."""
 
@@ -235,7 +232,21 @@ class Project:
     """What is paid beside accelerators and storage."""
     risk: RiskSettings = field(default_factory=RiskSettings)
     """How often machines fail, and how the job comes back."""
-    tracking: tuple[Literal["jsonl", "mlflow", "wandb", "tensorboard"], ...] = ("jsonl",)
-    """Where metrics are written."""
+    tracking: tuple[TrackerName | TrackerEntry, ...] = ("jsonl",)
+    """Where metrics are written: names, or entries with settings (`{mlflow: {uri: http://127.0.0.1:5000}}`)."""
+    owner: str | None = None
+    """Person or team that the run is billed to."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """Put on jobs, pods, objects in buckets and lines of the ledger, beside project, owner, run, stage and attempt."""
+    launch: Launch = field(default_factory=Launch)
+    """How stages are started on Slurm, Ray, Kubernetes or SkyPilot."""
+    engines: Mapping[Engine, EngineEnvironment] = field(default_factory=dict)
+    """Where the engines that stages name in `engine:` are installed."""
+    metering: Metering = field(default_factory=Metering)
+    """What is measured on the machines of a run."""
+    idle: IdlePolicy = field(default_factory=IdlePolicy)
+    """When an allocation counts as idle, and what happens then."""
+    alerts: Alerts = field(default_factory=Alerts)
+    """Who is told of budgets, failures and idle machines."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """Free text per stage, shown in reports."""

@@ -1,14 +1,16 @@
 """One row of a data set in any of TRL's formats, as turns: conversations, prompts, preference pairs, plain text.
 
 Formats (https://huggingface.co/docs/trl/dataset_formats): `messages`; `prompt`; `prompt` and `completion`;
-`prompt`, `chosen` and `rejected` (texts or lists of turns); `chosen` and `rejected` as whole conversations (the
-prompt is what they share); `text`. Preference rows may add `chosen_probability` (label records do) and `margin`.
-Multiple-choice questions (`question` and `choices`) are read by `choice_questions`; their prompt is the question.
+`prompt`, `chosen` and `rejected` (texts or lists of turns, which may repeat the prompt); `chosen` and `rejected` as
+whole conversations or texts (the prompt is what they share); `text`. Preference rows may add `chosen_probability`
+(label records do) and `margin`. Multiple-choice questions (`question` and `choices`) are read by `choice_questions`;
+their prompt is the question.
 """
 
 import hashlib
-import math
+import re
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Literal
 
 from charter.spec.data_row import Row, is_unicode, json_kind
@@ -16,8 +18,8 @@ from charter.spec.data_row import Row, is_unicode, json_kind
 ROLES = ("system", "user", "assistant")
 TEXT_ROLE = "text"
 """The role of plain text, which is not part of any conversation and gets no chat template."""
-LARGEST_MARGIN = 1e6
-"""Beyond any difference of scores; also what fits every number format."""
+_MARKED_TURNS = re.compile(r"\s*(Human|Assistant|System):")
+"""How HH-RLHF's texts begin."""
 FORMATS = "messages | prompt | prompt + completion | prompt + chosen + rejected | text | question + choices | critiques"
 
 
@@ -81,7 +83,8 @@ def pair_of(row: Row) -> tuple[Turns, str, str]:
         row.refuse(f"is not a preference pair: needs `prompt`, `chosen` and `rejected`, found {_keys(row)}")
     if "prompt" not in row.value:
         return _implicit(row)
-    return prompt_of(row), _answer(row, "chosen"), _answer(row, "rejected")
+    prompt = prompt_of(row)
+    return prompt, _answer(row, "chosen", after=prompt), _answer(row, "rejected", after=prompt)
 
 
 def conversation_of(row: Row) -> Turns:
@@ -124,24 +127,6 @@ def critique_of(row: Row) -> Turns:
 def text_of(row: Row) -> Turns:
     """The plain text of a row, as one turn of the role `text`."""
     return (Turn(TEXT_ROLE, text_field(row, "text", row.value["text"])),)
-
-
-def chosen_probability_of(row: Row) -> float:
-    """How probable it is that the chosen answer is the better one; 1 where the label is hard."""
-    found = row.value.get("chosen_probability", 1.0)
-    valid = isinstance(found, int | float) and not isinstance(found, bool)
-    if not valid or not math.isfinite(found) or not 0 <= found <= 1:
-        row.refuse(f"`chosen_probability` must be a number from 0 to 1, found {json_kind(found)}")
-    return float(found)
-
-
-def margin_of(row: Row) -> float:
-    """By how much the chosen answer is better, on the scale of a preference model's scores; 0 where none is given."""
-    found = row.value.get("margin", 0.0)
-    valid = isinstance(found, int | float) and not isinstance(found, bool)
-    if not valid or not 0 <= found <= LARGEST_MARGIN:
-        row.refuse(f"`margin` must be a number from 0 to {LARGEST_MARGIN:g}, found {json_kind(found)}")
-    return float(found)
 
 
 def part_of(row: Row, count: int) -> int:
@@ -203,11 +188,14 @@ def text_field(row: Row, place: str, found: Any) -> str:
     return found
 
 
-def _answer(row: Row, key: str) -> str:
+def _answer(row: Row, key: str, *, after: Turns = ()) -> str:
+    """The one assistant turn of a field, which may repeat the prompt before it."""
     found = row.value[key]
     if isinstance(found, str):
         return text_field(row, key, found)
     turns = _turns(row, key)
+    if after and turns[:-1] == after:
+        turns = turns[-1:]
     if len(turns) != 1 or turns[0].role != "assistant":
         row.refuse(f"`{key}` must be one assistant turn, found {_described(turns)}")
     return turns[0].content
@@ -218,7 +206,9 @@ def _described(turns: Turns) -> str:
 
 
 def _implicit(row: Row) -> tuple[Turns, str, str]:
-    """Prompt and answers of two whole conversations that differ in the last turn only."""
+    """Prompt and answers of two whole conversations that differ in the last turn only, or of two whole texts."""
+    if isinstance(row.value["chosen"], str) and isinstance(row.value["rejected"], str):
+        return _implicit_texts(row)
     chosen, rejected = _turns(row, "chosen"), _turns(row, "rejected")
     for key, turns in (("chosen", chosen), ("rejected", rejected)):
         if turns[-1].role != "assistant":
@@ -228,3 +218,21 @@ def _implicit(row: Row) -> tuple[Turns, str, str]:
     if len(chosen) < 2 or chosen[-2].role != "user":
         row.refuse("there is no `prompt`, and `chosen` and `rejected` do not begin with one")
     return chosen[:-1], chosen[-1].content, rejected[-1].content
+
+
+def _implicit_texts(row: Row) -> tuple[Turns, str, str]:
+    """The prompt is what both texts begin with; a space before the first difference belongs to the answers.
+
+    So TRL 1.16.0 divides them too (its extract_prompt).
+    """
+    chosen, rejected = (text_field(row, key, row.value[key]) for key in ("chosen", "rejected"))
+    if _MARKED_TURNS.match(chosen):
+        row.refuse("`chosen` holds a conversation as one text; `charter data convert` makes turns of it")
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False)))
+    shared -= shared > 0 and chosen[shared - 1] == " "
+    if not chosen[:shared].strip():
+        row.refuse("there is no `prompt`, and `chosen` and `rejected` do not begin with one")
+    prompt = (Turn("user", chosen[:shared]),)
+    if not chosen[shared:].strip() or not rejected[shared:].strip():
+        row.refuse("one of `chosen` and `rejected` is the beginning of the other, so that its answer is empty")
+    return prompt, chosen[shared:], rejected[shared:]

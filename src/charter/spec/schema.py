@@ -6,15 +6,27 @@ apart by `kind`, presets, patterns of names, and the descriptions that stand und
 
 from typing import Any
 
+from charter.spec.alerts import Alerts
 from charter.spec.architecture import Architecture, Encoder, LatentAttention, MixtureOfExperts, StateSpace
 from charter.spec.bind import SHORTHAND
+from charter.spec.budget import Budget
 from charter.spec.checks import NAME
 from charter.spec.costs import Costs, HumanLabels, Retention, Staff
+from charter.spec.engines import EngineEnvironment
 from charter.spec.field_docs import field_docs
+from charter.spec.launching import (
+    KubernetesSettings,
+    Launch,
+    ManagedSettings,
+    NodeChecks,
+    RaySettings,
+    SkyPilotSettings,
+    SlurmSettings,
+)
 from charter.spec.layout import Adapter
+from charter.spec.metering import IdlePolicy, Metering
 from charter.spec.presets import PRESETS, preset_contents
 from charter.spec.project import (
-    Budget,
     DataSpec,
     ModelSpec,
     Place,
@@ -28,6 +40,7 @@ from charter.spec.risk import RiskSettings
 from charter.spec.stage import StageResources
 from charter.spec.stage_kinds import STAGE_KINDS
 from charter.spec.stage_parts import Guard
+from charter.spec.tracking import MlflowSettings, TensorboardSettings, TrackerEntry, WandbSettings
 
 SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 BLOCKS: tuple[type, ...] = (
@@ -53,6 +66,21 @@ BLOCKS: tuple[type, ...] = (
     StageResources,
     Adapter,
     Guard,
+    Launch,
+    SlurmSettings,
+    RaySettings,
+    KubernetesSettings,
+    SkyPilotSettings,
+    ManagedSettings,
+    NodeChecks,
+    Metering,
+    IdlePolicy,
+    TrackerEntry,
+    MlflowSettings,
+    WandbSettings,
+    TensorboardSettings,
+    Alerts,
+    EngineEnvironment,
 )
 """Every dataclass of the file apart from the stages."""
 

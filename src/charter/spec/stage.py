@@ -24,6 +24,7 @@ from charter.spec.stage_parts import (
 
 MODEL, DATA = "model", "data"
 Estimator = Literal["gae", "rloo", "grpo", "reinforce"]
+NATIVE = "native"
 Engine = Literal["native", "megatron", "deepspeed", "fsdp", "accelerate", "trl", "verl", "openrlhf", "nemo_rl"]
 
 
@@ -84,7 +85,7 @@ class Stage:
     kind: str
     resources: StageResources | None = execution()
     engine: Engine = execution("native")
-    """Whose layouts are offered; `charter run` has the native engine only."""
+    """Who computes it: this package, or another one, whose layouts are then planned and whose processes are started."""
     checkpoint_every: Count = execution(100)
     """Optimizer steps, rollouts or batches of records between checkpoints."""
     checkpoint_interval: Seconds | None = execution()
@@ -450,6 +451,11 @@ class EvalStage(Sampling, Stage):
     """Fixed judged pairs for the suite `probes`: a judge that answers them otherwise than before has drifted."""
     lm_eval_tasks: Names = ()
     """Directories or files of local lm-evaluation-harness tasks, for the suite `lm_eval`."""
+
+
+def is_hosted(stage: Stage) -> bool:
+    """Whether another engine computes the stage, and Charter starts, watches and verifies it."""
+    return stage.engine != NATIVE
 
 
 def references(stage: Stage) -> dict[str, tuple[str, ...]]:

@@ -33,7 +33,7 @@ from charter.spec.stage import (
 )
 from charter.spec.stage_kinds import MAKES_RECORDS
 from charter.spec.stage_parts import Optimization, Sampling
-from charter.spec.update_checks import ADAM, check_adapter, check_guard
+from charter.spec.update_checks import ADAM, check_adapter, check_dtype, check_guard
 
 _EVERY_STAGE: tuple[tuple[str, Range], ...] = (
     ("checkpoint_every", AT_LEAST_ONE),
@@ -112,6 +112,8 @@ def check_stage(name: str, stage: Stage) -> Iterator[Problem]:
         yield from _check_shards(name, stage)
     if isinstance(stage, Optimization):
         yield from _check_optimization(stage, path)
+    if isinstance(stage, Optimization | PpoStage):
+        yield from check_dtype(stage.dtype, stage.engine, stage.kind, path)
     if isinstance(stage, Sampling):
         yield from _check_sampling(stage, path)
     for cls, check in _BY_KIND.items():

@@ -7,7 +7,7 @@ from charter.spec.layout import Adapter
 from charter.spec.quantity import Count, added, execution
 
 Schedule = Literal["constant", "linear", "cosine"]
-Dtype = Literal["fp32", "bf16", "fp16"]
+Dtype = Literal["fp32", "bf16", "fp16", "fp8"]
 OptimizerName = Literal["adamw", "adamw_8bit"]
 OnDivergence = Literal["stop", "skip", "roll_back"]
 LossAggregation = Literal["token", "sequence"]
@@ -51,7 +51,8 @@ class Optimization:
     dropout: float = 0.0
     """Share of token embeddings and attention weights dropped; in a preference model, of the head's input."""
     dtype: Dtype = "bf16"
-    """Precision of the forward and backward pass; weights and optimizer are kept in fp32."""
+    """Precision of the forward and backward pass; weights and optimizer are kept in fp32. `fp8`: matrix products of the
+    layers in 8 bits, all else in bf16; engine megatron."""
     adapter: Adapter | None = None
     optimizer: OptimizerName = added("adamw")
     """`adamw_8bit` keeps Adam's moments in 8 bits (Dettmers et al. 2022, arXiv:2110.02861)."""

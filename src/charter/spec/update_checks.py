@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from charter.errors import Problem
 from charter.spec.layout import Adapter
+from charter.spec.number_formats import FP8, INSTEAD, fp8_refusal
 from charter.spec.ranges import (
     ABOVE_ONE,
     AT_LEAST_ONE,
@@ -31,6 +32,13 @@ _GUARD: tuple[tuple[str, Range], ...] = (
     ("skip_steps", NOT_NEGATIVE),
     ("most", AT_LEAST_ONE),
 )
+
+
+def check_dtype(dtype: str, engine: str, kind: str, path: str) -> Iterator[Problem]:
+    """The number format is one that the engine trains in."""
+    reason = fp8_refusal(engine, kind) if dtype == FP8 else None
+    if reason is not None:
+        yield Problem(message=reason, path=f"{path}.dtype", hint=INSTEAD)
 
 
 def check_adapter(adapter: Adapter | None, path: str) -> Iterator[Problem]:

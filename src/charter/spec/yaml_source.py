@@ -24,7 +24,7 @@ MAX_VALUES = 100_000
 MAX_NUMBER_CHARACTERS = 100
 """Longer runs of digits are text; Python refuses to convert very long ones."""
 
-_SECRET = re.compile(r"api_key|://[^/\s]*@|://\S*\?")
+_SECRET = re.compile(r"api_key|password|webhook|\btoken\b|://[^/\s]*@|://\S*\?")
 _INT = re.compile(r"[-+]?[0-9](?:_?[0-9])*")
 _OCTAL = re.compile(r"0o[0-7]+")
 _HEX = re.compile(r"0x[0-9a-fA-F]+")

@@ -13,6 +13,8 @@ from charter.artifacts import durable
 from charter.errors import DataError, UsageError
 
 STEP, TIME = "step", "time"
+METRICS, IMPORTED_METRICS = "metrics.jsonl", "imported.jsonl"
+"""What a stage itself has logged; what `charter import` has read from the log of a run that somebody else started."""
 
 
 class JsonlTracker:
@@ -50,6 +52,12 @@ class Point:
     time: float | None
     values: Mapping[str, float]
     """Finite values only: a loss that was not a number is left out."""
+
+
+def metrics_file(stage_dir: Path) -> Path:
+    """Where the curves of a stage are: its own, or those of an imported run where it has none."""
+    own, imported = stage_dir / METRICS, stage_dir / IMPORTED_METRICS
+    return imported if imported.exists() and not own.exists() else own
 
 
 def read_metrics(path: Path) -> tuple[Point, ...]:

@@ -304,6 +304,21 @@ class Result:
     chain: dict[str, dict[str, str]]
     metrics: list[dict]
 
+    def differences(self, other: "Result") -> list[str]:
+        """What is not the same, a line each."""
+        found = [f"outputs/{name}" for name in _unequal(self.outputs, other.outputs)]
+        found += [f"checkpoint {name}: {_unequal(self.chain.get(name, {}), other.chain.get(name, {}))}"
+                  for name in _unequal(self.chain, other.chain)]  # fmt: skip
+        found += [f"metrics: {mine} against {theirs}" for mine, theirs in zip(self.metrics, other.metrics, strict=False)
+                  if mine != theirs]  # fmt: skip
+        if len(self.metrics) != len(other.metrics):
+            found.append(f"{len(self.metrics)} lines of metrics against {len(other.metrics)}")
+        return found
+
+
+def _unequal(one: dict, other: dict) -> list[str]:
+    return sorted(name for name in {**one, **other} if one.get(name) != other.get(name))
+
 
 def defects_in(directory: Path) -> list[str]:
     """Lines in the logs of a stage's processes that are no effect of a kill: an effect is a lost peer, nothing else."""

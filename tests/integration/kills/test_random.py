@@ -31,12 +31,14 @@ def test_random_kills_change_no_bit(bench, undisturbed, kind, name):
     reference, draws = undisturbed(kind, **LAYOUTS[name]), random.Random(f"{SEED}-{kind}-{name}")
     latest_seconds = LATEST_SHARE * undisturbed.seconds(kind, **LAYOUTS[name])
     kills = runs = mismatches = lost = doubled = 0
+    told: list[str] = []
     while kills < (most := wanted(kind, name)):
         runs += 1
         directory = bench.stage(kind, f"random-{kind}-{name.replace(' ', '-')}", **LAYOUTS[name])
         kills += _disturb(bench, directory, draws, latest_seconds, most=min(MOST_IN_A_RUN, most - kills))
         found = result_of(directory)
         mismatches += found != reference
+        told += found.differences(reference)
         assert defects_in(directory) == []
         missing, twice = lost_and_doubled(found.metrics, reference.metrics)
         lost, doubled = lost + missing, doubled + twice
@@ -46,7 +48,9 @@ def test_random_kills_change_no_bit(bench, undisturbed, kind, name):
             mismatches=mismatches, lost=lost, doubled=doubled, seed=SEED,
         )
     )  # fmt: skip
-    assert mismatches == lost == doubled == 0, f"seed {SEED}: {mismatches} of {runs} runs with {kills} kills differ"
+    assert mismatches == lost == doubled == 0, (
+        f"seed {SEED}: {mismatches} of {runs} runs with {kills} kills differ: {told[:5]}"
+    )
 
 
 def wanted(kind: str, name: str) -> int:

@@ -1,5 +1,7 @@
 """Adapters: what is trained, what is published, over bases in 16, 8 and 4 bits."""
 
+import json
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -96,6 +98,15 @@ def test_the_published_adapter_is_read_by_peft(tmp_path):
     save_adapter(tmp_path / "adapter", module.state_dict(), module, adapter())
     read = PeftModel.from_pretrained(tiny.language_model().model, str(tmp_path / "adapter"))
     assert (logits(read) - logits(module)).abs().max() < ROUNDING
+
+
+def test_the_published_settings_are_the_same_in_every_process(tmp_path):
+    """peft keeps names in a set, whose order is another one in every process."""
+    module = tiny.language_model().model
+    save_adapter(tmp_path, module.state_dict(), module, adapter())
+    names = json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"]
+    assert len(names) == 7
+    assert names == sorted(names)
 
 
 def sharded(ranks, layout):

@@ -41,4 +41,5 @@ def test_every_kind_of_event_has_its_line_or_none():
     assert event_line({"event": "stage_started", "stage": "a", "first_step": 4, "number": 2}).endswith(
         "started from step 4 (attempt 2)"
     )
+    assert event_line({"event": "replica_note", "message": "no tags there"}).endswith("copies: no tags there")
     assert event_line({"event": "run_started", "run": "x"}) is None

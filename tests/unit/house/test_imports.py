@@ -2,11 +2,24 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from charter.artifacts.job import JOB_FILE
+from charter.ledger import Ledger
+from charter.pipeline.status import status_of
+from charter.spec.load import load_project
+from charter.templates.shipped import find_template, write_template
+
 HEAVY_FOR_HELP = {"torch", "numpy", "pydantic", "transformers", "tokenizers", "sqlalchemy", "psutil"}
 TORCH = {"torch", "transformers", "tokenizers", "safetensors"}
+NOT_FOR_STATUS = (
+    *("charter.handover", "charter.catalog", "charter.plan", "charter.launch.engine", "charter.launch.submission"),
+    *("charter.ledger.store", "charter.ledger.call_books", "sqlalchemy", "rich", "asyncio", "numpy", "psutil"),
+)
+"""The time that `charter status` takes is that of its imports."""
+CLI_OF_STATUS = ["charter.cli.common", "charter.cli.main", "charter.cli.status"]
 CONTROL_PLANE = (
     "charter.spec.load",
     "charter.plan.plan",
@@ -20,10 +33,15 @@ CONTROL_PLANE = (
 
 def imported_by(code: str) -> set[str]:
     """The top-level packages in `sys.modules` of a fresh interpreter after it ran `code`."""
+    return {name.partition(".")[0] for name in modules_after(code)}
+
+
+def modules_after(code: str) -> set[str]:
+    """`sys.modules` of a fresh interpreter after it ran `code`."""
     script = f"import sys\ntry:\n    {code}\nexcept SystemExit:\n    pass\nprint('\\n' + ' '.join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return {name.partition(".")[0] for name in done.stdout.splitlines()[-1].split()}
+    return set(done.stdout.splitlines()[-1].split())
 
 
 def test_help_imports_nothing_heavy():
@@ -36,6 +54,25 @@ def test_the_probe_sees_a_heavy_import():
     assert "numpy" in imported_by("import numpy")
 
 
+def test_no_verb_imports_torch_before_it_is_called():
+    found = modules_after("from charter.cli.main import app")
+    assert {"charter.cli.run", "charter.cli.serve"} <= found, "the verbs were not imported"
+    assert not {name.partition(".")[0] for name in found} & TORCH
+
+
 @pytest.mark.parametrize("module", CONTROL_PLANE)
 def test_control_plane_never_imports_torch(module):
     assert not imported_by(f"import {module}") & TORCH
+
+
+def test_status_of_a_run_in_a_file_imports_only_what_it_uses(tmp_path):
+    write_template(find_template("cai-smoke"), tmp_path)
+    Ledger.open(tmp_path / "run" / "ledger.sqlite").close()
+    for stage in status_of(load_project(tmp_path), tmp_path)["stages"]:
+        Path(stage["directory"]).mkdir(parents=True)
+        (Path(stage["directory"]) / JOB_FILE).write_text("{}")
+    words = ["charter", "status", "-C", str(tmp_path), "--json"]
+    found = modules_after(f"sys.argv = {words!r}; from charter.cli.main import entry; entry()")
+    assert {"charter.ledger.attempt_counts", "charter.launch.job_files", "sqlite3"} <= found, "nothing was read"
+    assert sorted(name for name in found if name.startswith(NOT_FOR_STATUS)) == []
+    assert sorted(name for name in found if name.startswith("charter.cli.")) == CLI_OF_STATUS

@@ -6,7 +6,7 @@ from pathlib import Path
 import module_map
 
 ROOT = Path(__file__).resolve().parents[3]
-MAY_IMPORT_TORCH = {"train", "evaluate", "feedback", "inference", "models"}
+MAY_IMPORT_TORCH = {"train", "evaluate", "feedback", "hosted", "inference", "models"}
 
 
 def contracts() -> configparser.ConfigParser:

@@ -95,6 +95,16 @@ def test_counts_of_redone_work_are_not_useful():
     assert (totals.tokens, totals.useful_tokens) == (1400, 1000)
 
 
+def test_idle_time_is_of_what_was_kept_so_that_nothing_is_lost_twice():
+    killed = attempt(outcome="killed", kept_step=25, idle_milliseconds=3_000_000)
+    totals = totals_of(account([killed]))
+    assert (totals.lost_to_kills_milliseconds, totals.idle_milliseconds) == (2_700_000, 900_000)
+    assert (totals.lost_to_kills_micro_usd, totals.idle_micro_usd) == (15_000_000, 5_000_000)
+    assert totals.watched_milliseconds == 3_600_000
+    nobody_looked = totals_of(account([attempt()]))
+    assert (nobody_looked.idle_milliseconds, nobody_looked.watched_milliseconds) == (0, 0)
+
+
 def test_an_attempt_without_a_price_has_no_cost_rather_than_none_at_all():
     totals = totals_of(account([attempt(price_micro_usd_per_hour=None), attempt(attempt_id=2, number=2)]))
     assert not totals.fully_priced

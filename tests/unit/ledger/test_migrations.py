@@ -8,10 +8,13 @@ pytest.importorskip("sqlalchemy")
 
 from charter.errors import DataError
 from charter.ledger import Ledger
+from charter.ledger.call import row_check
 from charter.ledger.call_books import CallBooks
 from charter.ledger.calls import CallStore
 from charter.ledger.migrations import STEPS
-from charter.ledger.schema import APPLICATION_ID, SCHEMA_VERSION
+from charter.ledger.old_tables import TABLES_OF_3
+from charter.ledger.rebuilding import CHECKED_BEFORE_4
+from charter.ledger.schema_version import APPLICATION_ID, SCHEMA_VERSION
 
 ATTEMPTS_OF_2 = """
 CREATE TABLE attempts (
@@ -102,6 +105,12 @@ def old_file(path, *, version):
         marks = ", ".join(f":{name}" for name in ATTEMPT)
         names = ", ".join(f'"{name}"' for name in ATTEMPT)
         connection.execute(f"INSERT INTO attempts ({names}) VALUES ({marks})", ATTEMPT)
+        if version >= 3:
+            connection.execute("ALTER TABLE attempts ADD COLUMN row_check INTEGER")
+            check = row_check(tuple(ATTEMPT.get(name) for name in CHECKED_BEFORE_4))
+            connection.execute("UPDATE attempts SET row_check = ?", (check,))
+            for statement in TABLES_OF_3:
+                connection.execute(statement)
         connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version={version}")
     connection.close()
@@ -142,6 +151,27 @@ def test_an_old_ledger_is_taken_over_whole(tmp_path, version):
         charged = connection.execute("SELECT x_AttemptId, EffectiveCost FROM charges ORDER BY 1").fetchall()
     connection.close()
     assert charged == [(1, 10_000), (2, None)]
+
+
+@pytest.mark.parametrize("version", sorted(STEPS))
+def test_its_sums_are_those_of_its_attempts(tmp_path, version):
+    with Ledger.open(old_file(tmp_path / "ledger.sqlite", version=version)) as ledger:
+        ledger.check_sums()
+        (part,) = ledger.sums(by=("stage", "day"))
+        assert (part.key, part.micro_usd, part.totals) == (
+            {"stage": "sft", "day": "1970-01-01"},
+            10_000,
+            ledger.totals(),
+        )
+
+
+def test_a_row_that_had_changed_before_the_step_is_not_given_a_new_check(tmp_path):
+    path = old_file(tmp_path / "ledger.sqlite", version=3)
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE attempts SET tokens = 8")
+    connection.close()
+    with pytest.raises(DataError, match="does not match its check"):
+        Ledger.open(path)
 
 
 @pytest.mark.parametrize("version", sorted(STEPS))

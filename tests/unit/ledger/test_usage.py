@@ -3,6 +3,7 @@
 import csv
 import io
 from dataclasses import replace
+from decimal import Decimal
 
 import pytest
 
@@ -13,7 +14,8 @@ from call_contract import SCOPE, answered, call
 from charter.errors import DataError
 from charter.ledger import CallBooks, Ledger
 from charter.ledger.calls import CallStore
-from charter.ledger.focus import export_csv
+from charter.ledger.focus_files import to_csv
+from charter.ledger.focus_rows import Account, rows_of_usage
 from charter.ledger.usage import stage_usage, usage_charge, usage_sums
 
 
@@ -58,10 +60,11 @@ def test_a_store_with_fewer_calls_than_it_had_is_refused(tmp_path):
 
 def test_the_charge_is_in_focus_columns_and_exact(tmp_path):
     (usage,) = usage_of(tmp_path / "calls.sqlite", [1, 2], settled={1})
-    (row,) = csv.DictReader(io.StringIO(export_csv([usage_charge(usage)])))
+    (row,) = csv.DictReader(io.StringIO(to_csv(list(rows_of_usage([usage], Account(identifier="p"))))))
     assert (row["ChargeCategory"], row["PricingUnit"], row["PricingQuantity"]) == ("Usage", "Tokens", "35")
-    assert (row["EffectiveCost"], row["ContractedCost"], row["x_UnknownMicroUsd"]) == ("0.000040", "0.000040", "100")
-    assert (row["Provider"], row["ResourceType"], row["x_EstimateOrActual"]) == ("a", "m", "estimate")
+    assert (row["EffectiveCost"], row["x_UnknownMicroUsd"]) == ("0.000040", "100")
+    assert round(Decimal(row["ContractedCost"]), 9) == Decimal("0.000040")
+    assert (row["ProviderName"], row["SkuId"], row["x_EstimateOrActual"]) == ("a", "m", "estimate")
 
 
 def test_what_is_priced_counts_beside_calls_without_a_price(tmp_path):

@@ -1,19 +1,30 @@
+"""What is spent against what may be: told once, held, stopped; by project, stage, owner and tag."""
+
+import json
 import time
 
 import pytest
+
+pytest.importorskip("sqlalchemy")
 
 from charter.errors import BudgetError
 from charter.ledger import ApiUsage, Ledger
 from charter.ledger.call import CallSums, RouteTotals
 from charter.pipeline.attempt import price_micro_usd_per_hour
-from charter.pipeline.budget import check_budget, limit_passed, share_warning, spent_usd, stops_at_limit
+from charter.pipeline.budget import BudgetWatch, lines_now, read_plan, spent_usd
 from charter.pipeline.events import Events
-from charter.spec.project import Budget, Project, Resources
+from charter.pipeline.graph import Pipeline
+from charter.pipeline.spending import StageStep, read_spending, stages_so_far
+from charter.spec.budget import Budget
+from charter.spec.project import Project, Resources
 
 
-def project(limit=None, on_exceed="checkpoint_and_stop", **resources):
-    budget = None if limit is None else Budget(limit=limit, on_exceed=on_exceed)
-    return Project(name="p", models={}, pipeline={}, budget=budget, resources=Resources(**resources))
+def project(limit=None, *, owner=None, own_tags=None, price=2.0, max_parallel_stages=1, **budget):
+    made = None if limit is None else Budget(limit=limit, **budget)
+    resources = Resources(price=price, max_parallel_stages=max_parallel_stages)
+    return Project(
+        name="p", models={}, pipeline={}, budget=made, resources=resources, owner=owner, tags=own_tags or {}
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -22,25 +33,50 @@ def ledger(tmp_path):
         yield opened
 
 
-def spend(ledger, *, hours, price_usd):
+class Watching:
+    """A budget watch of a project without stages, and what it has told."""
+
+    def __init__(self, root, project):
+        self.told = []
+        events = Events(root, [lambda event: self.told.append(event)])
+        self.watch = BudgetWatch(Pipeline(project=project, root=root, stages={}, inputs=None), events)
+
+    def look(self, ledger, **given):
+        return self.watch.look(ledger, **{"running": (), "done": (), **given})
+
+    @property
+    def messages(self):
+        return [event["message"] for event in self.told]
+
+
+@pytest.fixture
+def watching(tmp_path):
+    return lambda project: Watching(tmp_path, project)
+
+
+def spend(ledger, *, hours, price_usd, run="p", stage="s", **billed_to):
     price = None if price_usd is None else round(price_usd * 1e6)
     now = time.time()
     attempt = ledger.begin(
-        run="p", stage="s", kind="sft", fingerprint="f", at=now, monotonic=0.0, price_micro_usd_per_hour=price
-    )
+        run=run, stage=stage, kind="sft", fingerprint="f", at=now, monotonic=0.0, price_micro_usd_per_hour=price,
+        **billed_to,
+    )  # fmt: skip
     ledger.end(attempt, at=now, monotonic=hours * 3600, outcome="done")
 
 
 def test_what_was_spent_is_the_sum_over_attempts(ledger):
     spend(ledger, hours=2, price_usd=3)
     spend(ledger, hours=1, price_usd=4)
+    spend(ledger, hours=1, price_usd=100, run="another")
     assert spent_usd(project(), ledger) == 10.0
 
 
-def test_without_a_price_nothing_is_known_and_no_limit_is_passed(ledger):
+def test_without_a_price_nothing_is_known_and_no_limit_is_passed(ledger, watching):
     spend(ledger, hours=2, price_usd=None)
     assert spent_usd(project(limit=1), ledger) is None
-    assert not limit_passed(project(limit=1), None)
+    watch = watching(project(limit=1, price=None))
+    watch.watch.start(ledger, done=())
+    assert watch.messages == ["the budget cannot be watched: resources.price is not set"]
 
 
 def call_usage(*, settled, unknown):
@@ -49,13 +85,25 @@ def call_usage(*, settled, unknown):
     return ApiUsage(run="p", stage="s", fingerprint="f", store_id="1", route=route)
 
 
-def test_calls_count_with_the_most_that_unknown_ones_can_cost(ledger, tmp_path):
+def test_calls_count_with_the_most_that_unknown_ones_can_cost(ledger, watching):
     ledger.record_usage([call_usage(settled=2, unknown=0.5)])
     assert spent_usd(project(), ledger) == 2.5
     spend(ledger, hours=1, price_usd=3)
     assert spent_usd(project(), ledger) == 5.5
     with pytest.raises(BudgetError, match=r"p has cost \$5.50, over its limit of \$5.00"):
-        check_budget(project(limit=5), ledger, Events(tmp_path, []))
+        watching(project(limit=5)).watch.start(ledger, done=())
+    for limit in (None, 100):
+        made = watching(project(limit=limit))
+        made.look(ledger)
+        assert made.watch.spent_usd == 5.5
+
+
+def test_a_share_is_not_told_again_when_calls_turn_out_cheaper_than_they_might_have_been(ledger, watching):
+    watch = watching(project(limit=10))
+    for settled, unknown in ((6, 2.5), (7, 0), (8.2, 0)):
+        ledger.record_usage([call_usage(settled=settled, unknown=unknown)])
+        watch.look(ledger)
+    assert [(event["share"], event["spent_usd"]) for event in watch.told] == [(0.8, 8.5)]
 
 
 def test_calls_without_a_price_leave_the_cost_unknown(ledger):
@@ -63,35 +111,156 @@ def test_calls_without_a_price_leave_the_cost_unknown(ledger):
     assert spent_usd(project(limit=1), ledger) is None
 
 
-def test_a_run_does_not_start_over_its_limit(ledger, tmp_path):
+def test_a_run_does_not_start_at_its_limit_unless_only_a_warning_is_asked_for(ledger, watching):
     spend(ledger, hours=2, price_usd=3)
-    events = Events(tmp_path, [])
-    check_budget(project(limit=6), ledger, events)
-    with pytest.raises(BudgetError, match=r"p has cost \$6.00, over its limit of \$5.00"):
-        check_budget(project(limit=5), ledger, events)
-    check_budget(project(limit=5, on_exceed="warn"), ledger, events)
+    watching(project(limit=6.01)).watch.start(ledger, done=())
+    with pytest.raises(BudgetError, match=r"raise budget.limit, or set budget.on_exceed: warn"):
+        watching(project(limit=6)).watch.start(ledger, done=())
+    warned = watching(project(limit=5, on_exceed="warn"))
+    warned.watch.start(ledger, done=())
+    assert [event["state"] for event in warned.told] == ["warn"]
+    assert not warned.watch.holds("s")
 
 
-def test_each_share_of_the_limit_is_told_once():
-    told, messages = 0.0, []
-    for spent in (None, 1.0, 4.9, 5.0, 6.0, 9.5, 9.9, 10.0, 10.1):
-        warning = share_warning(project(limit=10), spent, told)
-        if warning is not None:
-            told, message = warning
-            messages.append(message)
-    assert messages == [
-        f"p has cost {usd}, {share} % of its limit or more" for usd, share in (("$5.00", 50), ("$9.50", 90))
+def test_each_share_of_the_limit_is_told_once(ledger, watching):
+    watch = watching(project(limit=10))
+    for hours in (4.9, 0.1, 1, 2.5, 0.9, 0.5):
+        spend(ledger, hours=hours, price_usd=1)
+        assert watch.look(ledger) is None
+        watch.look(ledger)
+    assert [(event["share"], round(event["spent_usd"], 1)) for event in watch.told] == [
+        (0.5, 5.0),
+        (0.8, 8.5),
+        (0.9, 9.4),
     ]
-    assert share_warning(project(), 5.0, 0.0) is None
+    spend(ledger, hours=0.1, price_usd=1)
+    assert isinstance(watch.look(ledger), BudgetError)
+    assert watch.told[-1]["share"] == 1.0
 
 
-def test_only_the_asked_for_policy_stops():
-    assert stops_at_limit(project(limit=1))
-    assert not stops_at_limit(project(limit=1, on_exceed="warn"))
-    assert not stops_at_limit(project())
+def test_limits_of_owners_and_tags_count_all_runs_and_bind_only_their_own(ledger, watching):
+    spend(ledger, hours=8, price_usd=1, run="another", owner="ann", tags={"team": "a"})
+    spend(ledger, hours=1, price_usd=1, owner="ann", tags={"team": "a", "phase": "1"})
+    limits = {"owners": {"ann": 9, "ben": 1}, "tags": {"team=a": 10, "team=b": 1}}
+    ours = watching(project(limit=100, owner="ann", own_tags={"team": "a"}, **limits))
+    assert "owner ann has cost $9.00, over its limit of $9.00" in str(ours.look(ledger))
+    assert [(event["scope"], event["name"], event["share"]) for event in ours.told] == [
+        ("owner", "ann", 1.0),
+        ("tag", "team=a", 0.9),
+    ]
+    spend(ledger, hours=5, price_usd=1, run="another", owner="ben", tags={"team": "b"})
+    assert watching(project(limit=100, owner="carl", **limits)).look(ledger) is None
+
+
+def test_a_monthly_limit_forgets_other_months(ledger, watching):
+    long_ago = ledger.begin(
+        run="p", stage="s", kind="sft", fingerprint="f", at=86_400.0, price_micro_usd_per_hour=10**6, owner="ann"
+    )
+    ledger.end(long_ago, at=86_400.0 + 9 * 3600, outcome="done")
+    spend(ledger, hours=1, price_usd=1, owner="ann")
+    owners = {"owners": {"ann": 9}}
+    assert watching(project(limit=100, owner="ann", period="month", **owners)).look(ledger) is None
+    assert isinstance(watching(project(limit=100, owner="ann", **owners)).look(ledger), BudgetError)
+
+
+def test_a_stage_over_its_own_limit_stops_the_run_unless_it_is_done(ledger, watching):
+    spend(ledger, hours=2, price_usd=1, stage="ppo")
+    limited = project(limit=100, stages={"ppo": 2})
+    assert "raise budget.stages.ppo" in str(watching(limited).look(ledger))
+    assert watching(limited).look(ledger, done={"ppo"}) is None
+
+
+def plan(root, **usd_by_stage):
+    stages = [
+        {"name": name, "kind": "sft", "seconds": {q: 3600.0 for q in ("p10", "p50", "p90")},
+         "usd": {"p10": usd * 0.8, "p50": usd, "p90": usd * 1.5}}
+        for name, usd in usd_by_stage.items()
+    ]  # fmt: skip
+    (root / "run").mkdir(exist_ok=True)
+    (root / "run" / "plan.json").write_text(json.dumps({"stages": stages}))
+
+
+class Stage:
+    """As much of a planned stage as a forecast looks at."""
+
+    def __init__(self, root, name):
+        self.name, self.directory, self.asked_fingerprint = name, root / name, "f"
+        self.spec = type("Spec", (), {"kind": "sft"})
+
+
+def with_stages(root, project, *names):
+    made = Watching(root, project)
+    stages = {name: Stage(root, name) for name in names}
+    made.watch = BudgetWatch(Pipeline(project=project, root=root, stages=stages, inputs=None), made.watch._events)
+    return made
+
+
+def test_a_forecast_above_the_limit_warns_holds_or_stops_as_asked(ledger, tmp_path):
+    plan(tmp_path, sft=40.0, ppo=80.0)
+    spend(ledger, hours=1, price_usd=30, stage="sft")
+    for asked, expected in (("warn", "warn"), ("hold", "hold"), ("checkpoint_and_stop", "stop")):
+        made = with_stages(tmp_path, project(limit=85, on_forecast=asked), "sft", "ppo")
+        error = None
+        try:
+            made.watch.start(ledger, done={"sft"})
+        except BudgetError as raised:
+            error = raised
+        assert [event["state"] for event in made.told] == [expected]
+        assert made.watch.holds("ppo") == (asked == "hold")
+        assert (error is not None) == (asked == "checkpoint_and_stop")
+        # What was measured counts: sft cost 30 instead of 40, so ppo is expected at 60 instead of 80.
+        assert made.told[0]["forecast_usd"] == pytest.approx(90.0)
+    held = with_stages(tmp_path, project(limit=85, on_forecast="hold"), "sft", "ppo")
+    held.watch.start(ledger, done={"sft"})
+    stopped = held.watch.standstill(ledger, done={"sft"})
+    assert "is expected to cost $90.00, over its limit of $85.00" in str(stopped)
+
+
+def test_what_runs_and_is_expected_to_use_up_the_rest_holds_new_starts(ledger, tmp_path):
+    plan(tmp_path, sft=70.0, label=5.0)
+    spend(ledger, hours=1, price_usd=40, stage="other")
+    made = with_stages(tmp_path, project(limit=100), "sft", "label")
+    made.watch.start(ledger, done=())
+    assert not made.watch.holds("label")
+    assert made.look(ledger, running=["sft"]) is None
+    assert made.watch.holds("label")
+    assert made.told[-1]["event"] == "budget_hold"
+    assert made.watch.standstill(ledger, done={"sft"}) is None
+    assert not made.watch.holds("label")
+    warned = with_stages(tmp_path, project(limit=100, on_exceed="warn"), "sft", "label")
+    warned.watch.start(ledger, done=())
+    assert warned.look(ledger, running=["sft"]) is None
+    assert (warned.told[-1]["state"], warned.watch.holds("label")) == ("warn", False)
+
+
+def test_a_limit_of_another_owner_or_tag_expects_nothing_of_this_run(ledger, tmp_path):
+    plan(tmp_path, sft=70.0)
+    limits = {"owners": {"ann": 50, "ben": 50}, "tags": {"team=a": 50, "team=b": 50}}
+    ours = project(limit=100, owner="ann", own_tags={"team": "a"}, **limits)
+    pipeline = Pipeline(project=ours, root=tmp_path, stages={"sft": Stage(tmp_path, "sft")}, inputs=None)
+    ledger.begin(
+        run="p", stage="sft", kind="sft", fingerprint="f", at=time.time(), count=8, price_micro_usd_per_hour=2_500_000
+    )
+    spending = read_spending(ledger, ours, now=time.time())
+    lines = lines_now(pipeline, read_plan(tmp_path), spending, running=["sft"], done=())
+    found = {line.name: (line.forecast_p50_usd, line.usd_per_hour) for line in lines}
+    assert found == {name: (70.0, 20.0) for name in ("p", "ann", "team=a")} | {"ben": (0, 0), "team=b": (0, 0)}
+    assert lines[0].seconds_left == 100 / 20 * 3600
+
+
+def test_what_was_lost_does_not_slow_the_pace(ledger):
+    for outcome, hours, first, last in (("killed", 3, 0, 30), ("done", 2, 10, 40)):
+        attempt = ledger.begin(
+            run="p", stage="sft", kind="sft", fingerprint="f", at=0.0, first_step=first,
+            price_micro_usd_per_hour=10**6,
+        )  # fmt: skip
+        ledger.end(attempt, at=hours * 3600.0, outcome=outcome, step=last)
+    spending = read_spending(ledger, project(), now=0.0)
+    (found,) = stages_so_far(None, [StageStep(name="sft", kind="sft", fingerprint="f", step=40)], spending)
+    assert (found.kept_seconds, found.kept_usd) == (3 * 3600.0, 3.0)
 
 
 def test_stages_side_by_side_do_not_bill_the_machine_twice():
     assert price_micro_usd_per_hour(project(price=3.0)) == 3_000_000
     assert price_micro_usd_per_hour(project(price=3.0, max_parallel_stages=2)) == 1_500_000
-    assert price_micro_usd_per_hour(project()) is None
+    assert price_micro_usd_per_hour(project(price=None)) is None

@@ -101,9 +101,9 @@ def test_while_the_machine_sleeps_no_time_passes():
 
 
 def test_a_line_of_metrics_is_a_sign_of_life(tmp_path):
-    assert read_signs(tmp_path, 2) == {0: (None, 0), 1: (None, 0)}
+    assert read_signs(tmp_path, range(2)) == {0: (None, 0), 1: (None, 0)}
     (tmp_path / "metrics.jsonl").write_text("{}\n")
-    assert read_signs(tmp_path, 2) == {0: (None, 3), 1: (None, 0)}
+    assert read_signs(tmp_path, range(2)) == {0: (None, 3), 1: (None, 0)}
 
 
 def test_a_heartbeat_is_written_at_most_every_quarter_second_but_what_is_slow_at_once(tmp_path, monkeypatch):
@@ -138,3 +138,19 @@ def test_a_token_is_a_sign_of_life_but_not_the_beginning_of_a_step(tmp_path, mon
     sign = read_sign(tmp_path, 0)
     assert sign is not None
     assert (sign.count, sign.parts, sign.what) == (4, 1, "rollout 1")
+
+
+def test_many_processes_are_looked_at_less_often_and_still_in_time():
+    watch = HangWatch(limit_seconds=None)
+    watch.look(100.0, {0: (None, 0)})
+    assert watch.is_due(100.3)
+    assert not watch.is_due(100.9, processes=100)
+    assert watch.is_due(101.1, processes=100)
+    assert watch.is_due(100.1 + LONGEST_LOOK_SECONDS, processes=10_000)
+
+
+def test_without_processes_no_time_passes():
+    watch = HangWatch(limit_seconds=1)
+    for second in range(3000):
+        assert watch.look(float(second), {}) is None
+    assert watch.look(3001.0, {4: (None, 0)}) is None

@@ -56,9 +56,9 @@ def test_stages_that_compare_answers_need_pairs(project, tmp_path, kind):
     check(replace(project, pipeline={"s": kind(init="base", data=("pairs",), steps=1)}), tmp_path)
 
 
-def test_other_engines_are_planned_for_and_not_run(project, tmp_path):
-    other = replace(project, pipeline={"sft": replace(project.pipeline["sft"], engine="megatron")})
-    with pytest.raises(SpecError, match=r"pipeline.sft.engine: .*engine 'megatron' but runs only 'native'"):
+def test_an_engine_that_is_only_planned_for_is_refused(project, tmp_path):
+    other = replace(project, pipeline={"sft": replace(project.pipeline["sft"], engine="fsdp")})
+    with pytest.raises(SpecError, match=r"pipeline.sft.engine: .*planned for the engine 'fsdp', not handed over to it"):
         check(other, tmp_path)
 
 

@@ -33,7 +33,11 @@ def run(tmp_path, monkeypatch):
     project = SimpleNamespace(storage=SimpleNamespace(artifacts="somewhere", replicate_every=1), name="test")
 
     def start(copier, **options):
-        monkeypatch.setattr(replicas, "_replicator_of", lambda pipeline: copier)
+        def replicator(pipeline, tell):
+            copier.tell = tell
+            return copier
+
+        monkeypatch.setattr(replicas, "_replicator_of", replicator)
         return Replicas(SimpleNamespace(project=project, root=tmp_path), Events(tmp_path, [seen.append]), **options)
 
     start.seen = seen
@@ -52,6 +56,16 @@ def test_a_place_that_is_down_is_told_tried_again_and_caught_up_with(run):
     assert "replica_copied" in {event["event"] for event in run.seen}
     assert copier.flushes[-1] is True, "the end of a run copies what is left"
     assert ticks
+
+
+def test_what_a_place_does_not_do_is_told_and_is_no_failure(run):
+    copier = Copier(failures=0)
+    with run(copier) as copies:
+        copier.tell("no tags there")
+        assert copier.worked.wait(30)
+        copies.tick()
+    assert [event["message"] for event in run.seen if event["event"] == "replica_note"] == ["no tags there"]
+    assert "replica_failed" not in {event["event"] for event in run.seen}
 
 
 def test_a_defect_in_copying_does_not_reach_the_run(run):

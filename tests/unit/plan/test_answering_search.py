@@ -23,7 +23,7 @@ from charter.report.placement_lines import placement_lines
 from charter.spec.checks import check_project
 from charter.spec.project import ModelSpec, Serving
 from charter.spec.quantity import EXECUTION
-from charter.spec.stage import GenerateStage, LabelStage, SftStage
+from charter.spec.stage import GenerateStage, LabelStage, SftStage, StageResources
 
 ENDPOINT = "https://judge.example/v1"
 CHEAP = Serving(
@@ -210,11 +210,19 @@ def test_impossible_endpoints_are_named(lab, serving, path):
     assert path in [problem.path for problem in problems]
 
 
+FOUR = StageResources(num_nodes=4)
+
+
 def test_the_text_of_a_plan_names_who_serves_and_who_waits(lab):
     models = {"base": ModelSpec(architecture=lab.LLAMA_8B), "judge": ModelSpec(architecture=lab.LLAMA_70B)}
-    again = {"label": SAMPLED["label"], "again": SAMPLED["label"], "ppo": replace(lab.ALL_KINDS["ppo"], engine="verl")}
-    pipeline = {**again, "ppo": replace(again["ppo"], policy="base", reward="base")}
-    lines = list(placement_lines(lab.planned(lab.project(models=models, pipeline=pipeline, serving={"judge": DEAR}))))
+    again = {
+        "label": SAMPLED["label"],
+        "again": SAMPLED["label"],
+        "ppo": replace(lab.ALL_KINDS["ppo"], engine="openrlhf"),
+    }
+    pipeline = {**again, "ppo": replace(again["ppo"], policy="base", reward="base", resources=FOUR)}
+    made = lab.project(models=models, pipeline=pipeline, serving={"judge": DEAR})
+    lines = list(placement_lines(lab.planned(made)))
     assert [line for line in lines if line.startswith("Serving for label: own ")]
     roles = [line for line in lines if line.startswith("Roles of ppo, async: trainers ")]
     assert len(roles) == 1

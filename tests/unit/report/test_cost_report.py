@@ -52,10 +52,13 @@ def test_the_forecast_adds_what_the_plan_has_left_to_what_was_spent(running):
     stages = {stage["name"]: stage for stage in cost_of(running)["stages"]}
     ppo, evaluation = stages["ppo"], stages["eval"]
     assert (ppo["state"], ppo["step"], ppo["target_step"]) == ("running", 40, 99)
-    left = round(ppo["planned"]["milliseconds_p90"] * (59 / 99))
-    assert ppo["forecast"]["milliseconds_p90"] == ppo["actual"]["milliseconds"] + left
+    per_step = ppo["actual"]["useful_seconds"] / 40
+    of_plan = ppo["planned"]["seconds"] / 99
+    left = 59 * (40 * per_step + 5 * of_plan) / 45
+    assert ppo["forecast"]["seconds"] == pytest.approx(ppo["actual"]["seconds"] + left, abs=0.002)
+    assert ppo["forecast"]["seconds_p90"] > ppo["forecast"]["seconds"]
     assert evaluation["state"] == "pending"
-    assert evaluation["forecast"]["milliseconds"] == evaluation["planned"]["milliseconds"]
+    assert evaluation["forecast"]["milliseconds"] > evaluation["planned"]["milliseconds"]  # the others were slower
 
 
 def test_without_a_price_times_are_shown_and_costs_are_null(unpriced):

@@ -424,7 +424,7 @@ def test_a_key_is_given_by_where_it_is(reference):
 
 
 def test_a_sound_project_has_no_problems():
-    sound = replace(PROJECT, budget=Budget(limit=0.0), serving={"base": Serving(endpoint="https://judge:8000/v1")})
+    sound = replace(PROJECT, budget=Budget(limit=1.0), serving={"base": Serving(endpoint="https://judge:8000/v1")})
     assert told(check_project(sound)) == {}
 
 

@@ -7,7 +7,7 @@ store's listing may lag behind; a list that only one of the two shows counts as 
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -18,7 +18,7 @@ from charter.artifacts.safe_path import wrong_name
 from charter.artifacts.sealed import checked_text, sealed_text
 from charter.artifacts.store.objects import Objects
 from charter.artifacts.store.opening import open_place
-from charter.artifacts.store.place import PlaceError
+from charter.artifacts.store.place import NO_TAGS, PlaceError, Tags
 from charter.errors import DataError
 
 COPIES, SUMMARY = "copies", "summary.json"
@@ -44,16 +44,24 @@ class Copy:
         return sum(fact.bytes for fact in self.files.values())
 
 
-def open_copies(where: str, *, root: Path, project: str) -> "Copies":
-    """The copies of a project in the place that `storage.artifacts` names."""
-    return Copies(Objects(open_place(where, root=root)), project)
+def open_copies(
+    where: str,
+    *,
+    root: Path,
+    project: str,
+    tags: Callable[[str], Tags] = lambda _: NO_TAGS,
+    tell: Callable[[str], None] = lambda _: None,
+) -> "Copies":
+    """The copies of a project in the place that `storage.artifacts` names; `tags` of a group go onto what it writes."""
+    return Copies(Objects(open_place(where, root=root, tell=tell)), project, tags)
 
 
 class Copies:
     """The lists of one project in a place, by group: a stage's directory name, or `run`."""
 
-    def __init__(self, objects: Objects, project: str) -> None:
+    def __init__(self, objects: Objects, project: str, tags: Callable[[str], Tags] = lambda _: NO_TAGS) -> None:
         self.objects = objects
+        self.tags = tags
         self._place = objects.place
         self._top = f"{COPIES}/{project}"
 
@@ -64,15 +72,16 @@ class Copies:
 
         `contents` are files that change on the disk meanwhile, as they were when they were hashed.
         """
+        tags = self.tags(group)
         for relative, fact in copy.files.items():
             if relative in contents:
-                self.objects.add_content(contents[relative])
+                self.objects.add_content(contents[relative], tags=tags)
             else:
-                self.objects.add(base / relative, fact)
+                self.objects.add(base / relative, fact, tags=tags)
         key = self._key(group, copy.name)
         text = _text(group, copy).encode()
-        if not self._place.put_new(key, text) and self._place.get(key) != text:
-            self._place.put(key, text)
+        if not self._place.put_new(key, text, tags=tags) and self._place.get(key) != text:
+            self._place.put(key, text, tags=tags)
         self.note(group, [*self._noted(group), copy.name])
 
     def of(self, group: str) -> tuple[list[Copy], list[str]]:
@@ -117,7 +126,8 @@ class Copies:
     def note(self, group: str, names: Iterable[str]) -> None:
         """Write a group's summary."""
         summary = {"schema": SCHEMA, "group": group, "names": sorted(set(names))}
-        self._place.put(self._key(group, SUMMARY.removesuffix(".json")), sealed_text(summary).encode())
+        key = self._key(group, SUMMARY.removesuffix(".json"))
+        self._place.put(key, sealed_text(summary).encode(), tags=self.tags(group))
 
     def mend(self, group: str, names: Iterable[str]) -> None:
         """Add to the summary what a process that was killed has published without it."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from charter.artifacts import durable
 from charter.artifacts.file_facts import FileFact
 from charter.artifacts.safe_path import below, open_below
-from charter.artifacts.store.place import READ_BYTES, Kept, PlaceError
+from charter.artifacts.store.place import NO_TAGS, READ_BYTES, Kept, PlaceError, Tags
 
 
 class LocalPlace:
@@ -22,18 +22,18 @@ class LocalPlace:
         """The directory."""
         return str(self._root)
 
-    def put(self, key: str, content: bytes) -> None:
+    def put(self, key: str, content: bytes, *, tags: Tags = NO_TAGS) -> None:
         """See `Place`."""
         with _said(self.where):
             path = self._made(key)
             durable.write_file(path, content)
 
-    def put_new(self, key: str, content: bytes) -> bool:
+    def put_new(self, key: str, content: bytes, *, tags: Tags = NO_TAGS) -> bool:
         """See `Place`; here the file system excludes races, by a link that fails where the name is taken."""
         with _said(self.where):
             return durable.write_new(self._made(key), content)
 
-    def upload(self, key: str, path: Path, fact: FileFact) -> None:
+    def upload(self, key: str, path: Path, fact: FileFact, *, tags: Tags = NO_TAGS) -> None:
         """See `Place`."""
         with _said(self.where):
             durable.write_chunks(self._made(key), _blocks(path.parent, path.name), fact)

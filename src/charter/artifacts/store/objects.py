@@ -5,7 +5,7 @@ from pathlib import Path
 
 from charter.artifacts import durable
 from charter.artifacts.file_facts import FileFact, check_chunks, fact_of_chunks
-from charter.artifacts.store.place import Kept, Place, PlaceError
+from charter.artifacts.store.place import NO_TAGS, Kept, Place, PlaceError, Tags
 from charter.errors import DataError
 
 OBJECTS = "objects"
@@ -28,16 +28,16 @@ class Objects:
     def __init__(self, place: Place) -> None:
         self.place = place
 
-    def add(self, path: Path, fact: FileFact) -> None:
+    def add(self, path: Path, fact: FileFact, *, tags: Tags = NO_TAGS) -> None:
         """Keep a file that is as `fact` says; refused when it is not, so damage never spreads."""
         if not self.has(fact):
-            self.place.upload(object_key(fact.sha256), path, fact)
+            self.repair(path, fact, tags=tags)
 
-    def add_content(self, content: bytes) -> None:
+    def add_content(self, content: bytes, *, tags: Tags = NO_TAGS) -> None:
         """Keep bytes."""
         fact = fact_of_chunks([content])
         if not self.has(fact):
-            self.place.put(object_key(fact.sha256), content)
+            self.place.put(object_key(fact.sha256), content, tags=tags)
 
     def has(self, fact: FileFact) -> bool:
         """Whether an object of that name and size is there; its content is not read."""
@@ -69,9 +69,9 @@ class Objects:
             return str(error)
         return None
 
-    def repair(self, path: Path, fact: FileFact) -> None:
+    def repair(self, path: Path, fact: FileFact, *, tags: Tags = NO_TAGS) -> None:
         """Put a good file in place of an object that is damaged."""
-        self.place.upload(object_key(fact.sha256), path, fact)
+        self.place.upload(object_key(fact.sha256), path, fact, tags=tags)
 
     def listed(self) -> Iterator[Kept]:
         """What objects a listing shows."""

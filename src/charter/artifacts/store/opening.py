@@ -1,5 +1,6 @@
 """Which kind of place a text names."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from charter.artifacts.store.local_place import LocalPlace
@@ -7,12 +8,15 @@ from charter.artifacts.store.place import BUCKET, Place
 from charter.errors import UsageError
 
 
-def open_place(where: str, *, root: Path) -> Place:
-    """The place that `storage.artifacts` names: `s3://bucket/path`, or a directory, relative to the project's."""
+def open_place(where: str, *, root: Path, tell: Callable[[str], None] = lambda _: None) -> Place:
+    """The place that `storage.artifacts` names: `s3://bucket/path`, or a directory, relative to the project's.
+
+    `tell` hears of what a place does not do, and copies can do without.
+    """
     if where.startswith(BUCKET):
         from charter.artifacts.store.s3_place import S3Place
 
-        return S3Place(where)
+        return S3Place(where, tell=tell)
     if "://" in where:
         raise UsageError(f"{where} is not a place Charter can keep copies in; give a directory or s3://bucket/path")
     return LocalPlace((root / Path(where).expanduser()).resolve())

@@ -1,14 +1,17 @@
 """A place that keeps named bytes: a directory on another disk, or a bucket. Nothing here knows what they mean."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 from charter.artifacts.file_facts import FileFact
 from charter.errors import DataError
 
 BUCKET = "s3://"
+Tags = Mapping[str, str]
+NO_TAGS: Tags = MappingProxyType({})
 READ_BYTES = 8 << 20
 """Bytes asked for at once: large enough that a store's latency, tens of milliseconds, does not count."""
 
@@ -28,19 +31,19 @@ class Kept:
 
 
 class Place(Protocol):
-    """What the store needs of a place. Keys are plain relative names with `/`."""
+    """What the store needs of a place. Keys are plain relative names with `/`; a directory keeps no tags."""
 
     @property
     def where(self) -> str:
         """As the user gave it."""
 
-    def put(self, key: str, content: bytes) -> None:
+    def put(self, key: str, content: bytes, *, tags: Tags = NO_TAGS) -> None:
         """Keep bytes under a key, in one piece, in place of what was there."""
 
-    def put_new(self, key: str, content: bytes) -> bool:
+    def put_new(self, key: str, content: bytes, *, tags: Tags = NO_TAGS) -> bool:
         """Keep bytes where nothing is; False when there is something. A place may be unable to exclude a race."""
 
-    def upload(self, key: str, path: Path, fact: FileFact) -> None:
+    def upload(self, key: str, path: Path, fact: FileFact, *, tags: Tags = NO_TAGS) -> None:
         """Keep a file under a key, in one piece; a DataError when file or copy is not as `fact` says."""
 
     def get(self, key: str) -> bytes | None:

@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from charter.artifacts import faults
 from charter.artifacts.file_facts import FileFact, check_chunks
 from charter.artifacts.safe_path import wrong_name
-from charter.artifacts.store.place import BUCKET, READ_BYTES, Kept, PlaceError
+from charter.artifacts.store.place import BUCKET, NO_TAGS, READ_BYTES, Kept, PlaceError, Tags
 from charter.artifacts.store.s3_client import (
     errors_of_stores,
     file_system,
@@ -24,6 +25,7 @@ from charter.artifacts.store.s3_client import (
     knows_no_condition,
     refuses_condition,
 )
+from charter.artifacts.store.s3_tags import Tagger
 from charter.errors import DataError, UsageError
 
 _CLOCK = "clock"
@@ -34,12 +36,14 @@ class _Facts:
     bytes: int
     tag: str
     written_at: float
+    tags: int
+    """How many tags the store shows."""
 
 
 class S3Place:
     """Objects of one bucket below a path."""
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, *, tell: Callable[[str], None] = lambda _: None) -> None:
         bucket, _, path = where.removeprefix(BUCKET).rstrip("/").partition("/")
         if not bucket or (path and wrong_name(path) is not None):
             raise UsageError(f"{where} does not name a bucket; give s3://bucket or s3://bucket/path")
@@ -47,24 +51,25 @@ class S3Place:
         self._path = f"{path}/" if path else ""
         self._files: Any = file_system()
         self._conditional = True
+        self._tagger = Tagger(where, tell)
 
     @property
     def where(self) -> str:
         """Bucket and path."""
         return self._where
 
-    def put(self, key: str, content: bytes) -> None:
+    def put(self, key: str, content: bytes, *, tags: Tags = NO_TAGS) -> None:
         """See `Place`."""
         with self._asked(), faults.durable_action(f"upload {key}"):
-            self._files.pipe_file(self._at(key), content)
-        self._check_uploaded(key, content)
+            self._tagger.write(tags, partial(self._files.pipe_file, self._at(key), content))
+        self._check_uploaded(key, content, tags)
 
-    def put_new(self, key: str, content: bytes) -> bool:
+    def put_new(self, key: str, content: bytes, *, tags: Tags = NO_TAGS) -> bool:
         """See `Place`; a store that knows no conditional writes is asked first what is there."""
         if self._conditional:
             try:
                 with faults.durable_action(f"upload {key}"):
-                    self._files.pipe_file(self._at(key), content, mode="create")
+                    self._tagger.write(tags, partial(self._files.pipe_file, self._at(key), content, mode="create"))
             except FileExistsError:
                 return False
             except Exception as error:
@@ -74,20 +79,20 @@ class S3Place:
                     raise self._failed(error) from error
                 self._conditional = False
             else:
-                self._check_uploaded(key, content)
+                self._check_uploaded(key, content, tags)
                 return True
         if self.size(key) is not None:
             return False
-        self.put(key, content)
+        self.put(key, content, tags=tags)
         return True
 
-    def upload(self, key: str, path: Path, fact: FileFact) -> None:
+    def upload(self, key: str, path: Path, fact: FileFact, *, tags: Tags = NO_TAGS) -> None:
         """See `Place`."""
         md5 = hashlib.md5(usedforsecurity=False)
         check_chunks(path.name, _blocks(path, md5.update), fact)
         with self._asked(), faults.durable_action(f"upload {key}"):
-            self._files.put_file(str(path), self._at(key))
-        if self._told_md5(key) != md5.hexdigest():
+            self._tagger.write(tags, partial(self._files.put_file, str(path), self._at(key)))
+        if self._told_md5(key, tags) != md5.hexdigest():
             check_chunks(f"{self._where}/{key}", self.chunks(key), fact)
 
     def get(self, key: str) -> bytes | None:
@@ -162,17 +167,19 @@ class S3Place:
             raise DataError(f"{key!r} is refused as the name of an object: {wrong}")
         return f"{self._bucket}/{self._path}{key}"
 
-    def _check_uploaded(self, key: str, content: bytes) -> None:
+    def _check_uploaded(self, key: str, content: bytes, tags: Tags) -> None:
         """Compare what the store received: its MD5 where it tells that, else the content read back."""
         md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
-        if self._told_md5(key) == md5 or self.get(key) == content:
+        if self._told_md5(key, tags) == md5 or self.get(key) == content:
             return
         raise PlaceError(f"{self._where}/{key} is not what was sent; it will be sent again")
 
-    def _told_md5(self, key: str) -> str:
+    def _told_md5(self, key: str, tags: Tags) -> str:
         """What the store gives as entity tag: the MD5 of what it received, for objects that came in one part."""
         with self._asked():
-            return self._facts(key).tag
+            facts = self._facts(key)
+        self._tagger.look(tags, facts.tags)
+        return facts.tag
 
     def _facts(self, key: str) -> "_Facts":
         """What the store tells of an object with its first byte.
@@ -192,7 +199,8 @@ class S3Place:
             sync(self._files.loop, answer["Body"].read)
             length = answer.get("ContentRange", "").rpartition("/")[2] or answer["ContentLength"]
             written_at = float(answer["LastModified"].timestamp())
-            return _Facts(bytes=int(length), tag=str(answer.get("ETag", "")).strip('"'), written_at=written_at)
+            tag, tags = str(answer.get("ETag", "")).strip('"'), int(answer.get("TagCount") or 0)
+            return _Facts(bytes=int(length), tag=tag, written_at=written_at, tags=tags)
 
     def _block(self, key: str, start: int) -> bytes:
         """Bytes from a place on; empty past the end."""

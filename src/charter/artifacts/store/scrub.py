@@ -40,10 +40,10 @@ def scrub_group(copies: Copies, group: str, directory: Path, *, repair: bool = T
         yield Repair(path=directory, outcome="lost", wrong=problem)
     for copy in found:
         if copy.kind != "sidecars":
-            yield from _scrub(copies, copy, directory, repair=repair)
+            yield from _scrub(copies, copy, group, directory, repair=repair)
 
 
-def _scrub(copies: Copies, copy: Copy, directory: Path, *, repair: bool) -> Iterator[Repair]:
+def _scrub(copies: Copies, copy: Copy, group: str, directory: Path, *, repair: bool) -> Iterator[Repair]:
     files = {name: fact for name, fact in copy.files.items() if name not in SIDECARS}
     is_here = any(below(directory, name).exists() for name in files)
     here = _damaged_here(directory, files) if is_here else {}
@@ -56,7 +56,7 @@ def _scrub(copies: Copies, copy: Copy, directory: Path, *, repair: bool) -> Iter
             yield Repair(path=path, outcome="repaired here", wrong=here[name])
         elif there is not None and is_here and name not in here:
             if repair:
-                copies.objects.repair(path, fact)
+                copies.objects.repair(path, fact, tags=copies.tags(group))
             yield Repair(path=path, outcome="repaired there", wrong=there)
         elif there is not None:
             yield Repair(path=path, outcome="lost", wrong=there)

@@ -17,6 +17,8 @@ from charter.spec.stage import StageResources
 
 SHORTEST_SHARD = 512
 """Tokens of a sequence that one rank of a context-parallel group keeps at least; judgement (below, rings only wait)."""
+EMBEDDING_AND_OUTPUT = 2
+"""Layers that they count as in a pipeline where Megatron-LM is told to account for them."""
 SMALL_SHARE = 64
 """Up to so many sequences per replica, all of them in one micro-batch is tried too, beside the powers of two."""
 OFFLOADS = {"none": (False, False), "optimizer": (True, False), "all": (True, True)}
@@ -136,7 +138,7 @@ def families(asked: Asked) -> Iterator[Family]:
             if asked.num_accelerators % (tensor * context * pipeline):
                 continue
             data = asked.num_accelerators // (tensor * context * pipeline)
-            if data * asked.unit > asked.batch:
+            if data * asked.unit > asked.batch or (asked.engine.exact_batch and asked.batch % (data * asked.unit)):
                 continue
             base = Family(data=data, tensor=tensor, pipeline=pipeline, context=context, zero=ZeroStage.NONE)
             for interleave, expert in product(_chunks(asked, pipeline), _expert_degrees(asked, data * context)):
@@ -149,6 +151,8 @@ def _sharded(asked: Asked, split: Family) -> Iterator[Family]:
     """The ZeRO stages of a split, hybrid sharding, and offload."""
     ranks = split.data * split.context
     for zero in _zero_stages(asked, ranks, split.pipeline):
+        if split.context > 1 and asked.engine.context_only_sharded and zero is not ZeroStage.PARAMETERS:
+            continue
         for replicas in _copies(asked, ranks, split.tensor, zero):
             for offload in _offloads(asked, zero):
                 if offload == "none" or replicas == 1:
@@ -160,6 +164,8 @@ def _inner(asked: Asked, family: Family) -> Iterator[tuple[float, float, float]]
     share = ceil(asked.batch / family.data / asked.unit) * asked.unit
     for mode, micro in product(_recomputations(asked), micro_batches(share, asked.unit, asked.fixes("micro_batch"))):
         accumulation = ceil(share / micro)
+        if asked.engine.exact_batch and share % micro:
+            continue
         if family.interleave > 1 and accumulation % family.pipeline:
             continue
         yield micro, accumulation, RECOMPUTE_CODES[mode]
@@ -202,8 +208,13 @@ def _tensor_degrees(asked: Asked) -> tuple[int, ...]:
 
 
 def _context_degrees(asked: Asked) -> tuple[int, ...]:
-    most = asked.longest // SHORTEST_SHARD if asked.engine.context and not asked.together else 1
-    return _only(_powers(max(1, min(most, asked.num_accelerators))), asked.fixes("context"))
+    engine, shape = asked.engine, asked.architecture
+    shares = engine.context and not asked.together and (engine.context_of_pairs or asked.unit == 1)
+    most = asked.longest // SHORTEST_SHARD if shares else 1
+    degrees = _powers(max(1, min(most, asked.num_accelerators)))
+    if engine.context_divides_heads:
+        degrees = tuple(d for d in degrees if not (shape.num_heads % d or (shape.kv_heads % d and d % shape.kv_heads)))
+    return _only(degrees, asked.fixes("context"))
 
 
 def _pipeline_degrees(asked: Asked, inside: int) -> tuple[int, ...]:
@@ -211,7 +222,10 @@ def _pipeline_degrees(asked: Asked, inside: int) -> tuple[int, ...]:
         return _only((1,), asked.fixes("pipeline"))
     ranks = max(1, asked.num_accelerators // inside)
     most = asked.architecture.num_layers
-    return _only(tuple(degree for degree in divisors(ranks) if degree <= most), asked.fixes("pipeline"))
+    degrees = (degree for degree in divisors(ranks) if degree <= most)
+    if asked.engine.even_pipeline:
+        degrees = (degree for degree in degrees if most % degree == 0 or (most + EMBEDDING_AND_OUTPUT) % degree == 0)
+    return _only(tuple(degrees), asked.fixes("pipeline"))
 
 
 def _chunks(asked: Asked, pipeline: int) -> tuple[int, ...]:

@@ -28,6 +28,7 @@ def make_option(
     return Option(
         place=place,
         num_nodes=num_nodes,
+        dtype=question.trained_dtype,
         layout=layout,
         layout_label=label,
         price=place.price,

@@ -105,12 +105,18 @@ class Option:
     time_sigmas: tuple[float, ...]
     engine: str = "native"
     """Which engine runs this layout."""
+    dtype: str = ""
+    """Number format of the matrix products that are trained with; empty where nothing is trained."""
     tied_layouts: tuple[TiedLayout, ...] = ()
     """The best layout of every family that cannot be told from the fastest on these accelerators, fastest first."""
     beside: tuple[DeviceGroup, ...] = ()
     """More accelerators that the stage holds at the same time, of the same kind or another."""
     placement: str = ""
     """Of the roles of a PPO stage: `colocated`, `split` or `async`; empty where there is nothing to place."""
+    waits_on_host: bool = False
+    """Roles that share accelerators wait in host memory while it is not their turn."""
+    generator_tensor: int = 1
+    """Tensor parallelism of the generator of a PPO stage."""
     host_bytes: float = 0.0
     """Bytes per accelerator that wait in host memory."""
     fixed_usd: float | None = None

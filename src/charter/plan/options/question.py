@@ -37,6 +37,11 @@ class Question:
         return self.peaks[key]
 
     @property
+    def trained_dtype(self) -> str:
+        """Number format of the matrix products that are trained with; empty where nothing is trained."""
+        return self.dtype if self.work.trained else ""
+
+    @property
     def fixed(self) -> StageResources | None:
         """What the stage itself prescribes."""
         return self.stage.resources

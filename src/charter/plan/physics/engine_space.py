@@ -4,7 +4,8 @@ Read in public documentation in November 2026: Megatron-Core parallelism guide a
 (docs.nvidia.com/megatron-core), DeepSpeed configuration and transformers' integration (ZeRO stages, offload of the
 optimizer with ZeRO 2 and 3, of parameters with ZeRO-3), accelerate's guides on FSDP2, context and sequence
 parallelism, NeMo RL training backends (DTensor: FSDP2, TP, SP, CP; Megatron: all of Megatron-Core), OpenRLHF and verl
-repositories. What an engine can do only with extra packages or forks is left out.
+repositories; and since then in the code of the versions that `charter.handover` renders, whose refusals these spaces
+keep clear of. What an engine can do only with extra packages or forks is left out.
 """
 
 from dataclasses import dataclass
@@ -36,7 +37,15 @@ class EngineSpace:
     sequence_parallel: bool = False
     pipeline: bool = False
     interleave: bool = False
+    even_pipeline: bool = False
+    """Every pipeline stage has as many layers, where the embedding and the output count as one each or not at all."""
     context: bool = False
+    context_of_pairs: bool = True
+    """Whether two answers that are compared can be shared over accelerators as one sequence can."""
+    context_only_sharded: bool = False
+    """Context parallelism goes with ZeRO-3 alone."""
+    context_divides_heads: bool = False
+    """Context parallelism gives every rank whole heads (Ulysses)."""
     expert: bool = False
     hybrid: bool = False
     """Hybrid sharding: ZeRO-3 inside a node, copies between nodes (HSDP)."""
@@ -46,6 +55,8 @@ class EngineSpace:
     offload_optimizer: tuple[ZeroStage, ...] = ()
     """ZeRO stages with which the optimizer may be kept in host memory."""
     offload_parameters: tuple[ZeroStage, ...] = ()
+    exact_batch: bool = True
+    """Every rank takes the same number of micro-batches of one size, so that both divide the batch."""
     packs: bool = False
     """Sequences of different length share a row, so nothing is padded."""
     kinds: tuple[str, ...] = EVERY_KIND
@@ -56,6 +67,7 @@ NATIVE = EngineSpace(
     name="native",
     does="FSDP2 (ZeRO-3), HSDP, DDP, tensor parallelism inside a node, offload to the host",
     stack="",
+    exact_batch=False,
     memory=NATIVE_MEMORY,
     precision=FSDP_MIXED,
     zero=(NONE, PARAMETERS),
@@ -93,6 +105,7 @@ _SPACES = (
         sequence_parallel=True,
         pipeline=True,
         interleave=True,
+        even_pipeline=True,
         context=True,
         expert=True,
         packs=True,
@@ -107,20 +120,22 @@ _SPACES = (
         zero=_ALL_ZERO,
         offload_optimizer=(GRADIENTS, PARAMETERS),
         offload_parameters=(PARAMETERS,),
+        kinds=("pretrain", "sft", "preference_model", "dpo"),
     ),
     _FSDP2,
     EngineSpace(
         name="accelerate",
-        does="FSDP2, HSDP, DDP, tensor and context parallelism, offload",
+        does="FSDP2, HSDP, DDP, context parallelism, offload of all",
         stack="huggingface",
         memory=FSDP,
         precision=FSDP_MIXED,
         zero=(NONE, PARAMETERS),
-        tensor=True,
         context=True,
+        context_of_pairs=False,
+        context_only_sharded=True,
         hybrid=True,
-        offload_optimizer=(PARAMETERS,),
         offload_parameters=(PARAMETERS,),
+        kinds=("pretrain", "sft", "preference_model", "dpo"),
     ),
     EngineSpace(
         name="trl",
@@ -132,7 +147,7 @@ _SPACES = (
         offload_optimizer=(GRADIENTS, PARAMETERS),
         offload_parameters=(PARAMETERS,),
         packs=True,
-        kinds=("sft", "preference_model", "dpo"),
+        kinds=("sft", "preference_model", "dpo", "ppo"),
     ),
     EngineSpace(
         name="openrlhf",
@@ -154,8 +169,8 @@ _SPACES = (
         precision=FSDP_MIXED,
         zero=(PARAMETERS,),
         context=True,
+        context_divides_heads=True,
         hybrid=True,
-        offload_optimizer=(PARAMETERS,),
         offload_parameters=(PARAMETERS,),
         packs=True,
         kinds=("sft", "ppo"),
@@ -170,10 +185,10 @@ _SPACES = (
         tensor=True,
         sequence_parallel=True,
         context=True,
-        offload_optimizer=(PARAMETERS,),
+        hybrid=True,
         offload_parameters=(PARAMETERS,),
         packs=True,
-        kinds=("sft", "preference_model", "dpo"),
+        kinds=("sft", "preference_model", "dpo", "ppo"),
     ),
 )
 ENGINES = {space.name: space for space in _SPACES}

@@ -18,8 +18,10 @@ from charter.estimate.terms import Term
 from charter.plan.physics.engine_knowledge import engine_knowledge
 from charter.plan.physics.engine_space import NATIVE, engine_space
 from charter.plan.physics.knowledge import Knowledge
+from charter.plan.physics.number_formats import FP8_COPIES_BYTES
 from charter.plan.work.phase import Phase, Role, Workload
 from charter.spec.layout import Layout
+from charter.spec.number_formats import FP8
 
 STATE_PARTS = ("parameters", "gradients", "optimizer")
 FULL_STATE = "optimizer step"
@@ -198,6 +200,8 @@ def training_job(
         adapter=AdapterUse.of(role.adapter) if role.adapter else None,
         head=_head(role),
         logit_share=phase.logit_share,
+        fp8=dtype == FP8,
+        fp8_copies=FP8_COPIES_BYTES if dtype == FP8 else 0.0,
         accelerator=accelerator,
     )
 

@@ -1,4 +1,4 @@
-"""PPO on two kinds of accelerators at once: generation, or the scoring roles, on cheaper ones beside the trainers.
+"""PPO on two kinds of accelerators at once: generation on cheaper ones beside the trainers.
 
 Both kinds are of one provider, so that weights need not leave it every step. Only on-demand prices are combined: when
 one side of a step is preempted the other waits, and its price is paid.
@@ -14,10 +14,10 @@ from charter.plan.options.option import DeviceGroup, Option
 from charter.plan.options.question import Question
 from charter.plan.options.risk import overhead
 from charter.plan.rl.engine import RL_ENGINES
-from charter.plan.rl.placement import Placed, over_rollouts, step_table
+from charter.plan.rl.placement import Placed, over_rollouts, role_groups, step_table
 from charter.plan.rl.search import option_of
 from charter.plan.rl.setting import Setting, host_shortage
-from charter.plan.rl.work import RlWork, rl_work
+from charter.plan.rl.work import rl_work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ def across(question: Question, places: tuple[Place, ...]) -> tuple[Option, ...]:
 
 
 def _best_of_two(main: Setting, other: Setting) -> Iterator[Option]:
-    found = [*_generators_apart(main, other), *_scorers_apart(main, other)]
+    found = list(_generators_apart(main, other))
     found = [mixed for mixed in found if host_shortage(main, mixed.item) is None]
     if not found:
         return
@@ -64,7 +64,11 @@ def _best_of_two(main: Setting, other: Setting) -> Iterator[Option]:
 
 def _generators_apart(main: Setting, other: Setting) -> Iterator[Mixed]:
     """All roles train and score on the main place, generation has the other to itself."""
-    arrangements = [name for name in main.engine.arrangements if name in ("split", "async")]
+    arrangements = [
+        name
+        for name in main.engine.arrangements
+        if name in ("split", "async") and (main.work.names,) in role_groups(main.work, main.engine, name)
+    ]
     trainers = [
         (nodes, main.groups.trainer(nodes * main.place.per_node, main.work.names, main.capacity))
         for nodes in main.place.nodes
@@ -78,28 +82,9 @@ def _generators_apart(main: Setting, other: Setting) -> Iterator[Mixed]:
             yield _mixed(main, other, item, mine, theirs)
 
 
-def _scorers_apart(main: Setting, other: Setting) -> Iterator[Mixed]:
-    """The trained roles and generation share the main place, the frozen roles score on the other."""
-    trained, frozen = _halves(main.work)
-    if not main.engine.roles_apart or not frozen:
-        return
-    for mine, theirs in product(main.place.nodes, other.place.nodes):
-        scorer = other.groups.trainer(theirs * other.place.per_node, frozen, other.capacity)
-        shared = main.groups.shared(mine * main.place.per_node, trained, main.capacity, offloaded=False)
-        if scorer is not None and shared is not None and mine + theirs <= _most_nodes(main, other):
-            item = Placed(arrangement="colocated", trainers=(shared[0], scorer), generator=shared[1])
-            yield _mixed(main, other, item, mine, theirs)
-
-
 def _most_nodes(main: Setting, other: Setting) -> int:
     """Nodes that may be held at once."""
     return max(*main.place.nodes, *other.place.nodes)
-
-
-def _halves(work: RlWork) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of the trained and of the frozen roles."""
-    trained = tuple(role.name for role in work.roles if role.trained)
-    return trained, tuple(name for name in work.names if name not in trained)
 
 
 def _mixed(main: Setting, other: Setting, item: Placed, mine: int, theirs: int) -> Mixed:

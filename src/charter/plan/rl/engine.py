@@ -17,7 +17,13 @@ class RlEngine:
     name: str
     arrangements: tuple[Arrangement, ...]
     roles_apart: bool = False
-    """Whether scoring roles, or the value model, may have accelerators of their own."""
+    """Whether value model and reward may have accelerators of their own, beside those of policy and reference; in a
+    split they then must (OpenRLHF 0.11.2: colocate_actor_ref, colocate_critic_reward)."""
+    reward_apart: bool = False
+    """Whether the reward model always has accelerators of its own, beside those that policy, reference and generator
+    share; a value model cannot be trained then."""
+    one_mode: bool = False
+    """Whether all that is trained shares tensor parallelism, ZeRO stage, recomputation and offload."""
     source: str
 
     @property
@@ -39,19 +45,22 @@ class RlEngine:
 _RL_ENGINES = (
     RlEngine(
         name="verl",
-        arrangements=("colocated", "offloaded", "async"),
-        source="verl: hybrid workers, param_offload and optimizer_offload; recipe one_step_off_policy",
+        arrangements=("colocated", "offloaded"),
+        source="verl 0.9.1: hybrid workers, param_offload and optimizer_offload; its asynchronous trainers learn from "
+        "older answers and are not rendered",
     ),
     RlEngine(
         name="openrlhf",
         arrangements=("colocated", "split", "async"),
         roles_apart=True,
+        one_mode=True,
         source="OpenRLHF: *_num_nodes of every role, colocate_* and async_train, adam_offload",
     ),
     RlEngine(
         name="nemo_rl",
-        arrangements=("colocated", "offloaded", "split", "async"),
-        source="NeMo RL: generation.colocated.enabled, async_grpo",
+        arrangements=("colocated",),
+        reward_apart=True,
+        source="NeMo RL 0.6.0: GRPO with a reward model environment, which has its own resources",
     ),
 )
 RL_ENGINES = {engine.name: engine for engine in _RL_ENGINES}

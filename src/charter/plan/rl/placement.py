@@ -8,6 +8,8 @@ and updating each take as long as their slowest group.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
+from operator import itemgetter
 
 import numpy as np
 
@@ -18,8 +20,11 @@ from charter.plan.rl.engine import Arrangement, RlEngine
 from charter.plan.rl.tables import GeneratorChoice, Groups, TrainerChoice
 from charter.plan.rl.work import RlWork
 
+REWARD, VALUE = "reward", "value"
+POLICY_SIDE = ("policy", "reference")
+"""Roles that stay on the same accelerators where others have their own (OpenRLHF: colocate_actor_ref)."""
 EIGHTHS = 8
-"""Shares of the accelerators that a group may get are eighths: 1/8, 2/8, ..."""
+"""Shares of the accelerators that a group may get are eighths: 1/8, 2/8, ...; of up to eight nodes any number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,31 +55,34 @@ class Placed:
 def group_sizes(num_accelerators: int, per_node: int) -> tuple[int, ...]:
     """Sizes that a group may have beside others: eighths of all, whole nodes where there are several.
 
-    >>> group_sizes(8, 8), group_sizes(32, 8)
-    ((1, 2, 3, 4, 5, 6, 7), (8, 16, 24))
+    >>> group_sizes(8, 8), group_sizes(48, 8)
+    ((1, 2, 3, 4, 5, 6, 7), (8, 16, 24, 32, 40))
     """
     unit = per_node if num_accelerators > per_node else 1
     shares = {num_accelerators * eighth // EIGHTHS for eighth in range(1, EIGHTHS)}
+    if num_accelerators <= EIGHTHS * unit:
+        shares |= set(range(unit, num_accelerators, unit))
     return tuple(sorted(size for size in shares if size >= unit and size % unit == 0))
 
 
-def role_groups(work: RlWork, engine: RlEngine) -> tuple[tuple[tuple[str, ...], ...], ...]:
-    """Ways to share trainers and scorers over groups: all in one; scorers apart; the value model with the reward."""
-    ways: list[tuple[tuple[str, ...], ...]] = [(work.names,)]
-    trained = tuple(role.name for role in work.roles if role.trained)
-    frozen = tuple(role.name for role in work.roles if not role.trained)
-    if engine.roles_apart and frozen:
-        ways.append((trained, frozen))
-        if len(trained) == 2:
-            lm = tuple(role.name for role in work.roles if not role.scalar_head)
-            ways.append((lm, tuple(name for name in work.names if name not in lm)))
-    return tuple(ways)
+def role_groups(work: RlWork, engine: RlEngine, arrangement: Arrangement) -> tuple[tuple[tuple[str, ...], ...], ...]:
+    """Ways to share trainers and scorers over groups: all in one; value model and reward beside the others."""
+    if not engine.roles_apart:
+        return ((work.names,),)
+    first = tuple(name for name in work.names if name in POLICY_SIDE)
+    second = tuple(name for name in work.names if name not in POLICY_SIDE)
+    if not second:
+        return ((work.names,),)
+    return ((first, second),) if arrangement == "split" else ((work.names,), (first, second))
 
 
 def placed(
     work: RlWork, engine: RlEngine, arrangement: Arrangement, groups: Groups, *, size: int, capacity: float
 ) -> Iterator[Placed]:
     """Every way to place the roles on `size` accelerators of one kind that fits, under one arrangement."""
+    if engine.reward_apart and REWARD in work.names:
+        yield from _beside_reward(work, arrangement, groups, size=size, capacity=capacity)
+        return
     if arrangement in ("colocated", "offloaded"):
         found = groups.shared(size, work.names, capacity, offloaded=arrangement == "offloaded")
         if found is not None:
@@ -85,15 +93,31 @@ def placed(
         generator = groups.generator(generating, capacity)
         if generator is None:
             continue
-        for names in role_groups(work, engine):
-            for sizes in _shares(size - generating, len(names), parts):
-                made = [groups.trainer(part, role, capacity) for part, role in zip(sizes, names, strict=True)]
+        for names in role_groups(work, engine, arrangement):
+            modes = groups.modes if engine.one_mode and len(names) > 1 else (None,)
+            for sizes, mode in product(_shares(size - generating, len(names), parts), modes):
+                made = [groups.trainer(part, role, capacity, mode) for part, role in zip(sizes, names, strict=True)]
                 if all(made):
                     yield Placed(
                         arrangement=arrangement,
                         trainers=tuple(group for group in made if group is not None),
                         generator=generator,
                     )
+
+
+def _beside_reward(
+    work: RlWork, arrangement: Arrangement, groups: Groups, *, size: int, capacity: float
+) -> Iterator[Placed]:
+    """The reward model, whole or sharded, on accelerators of its own, and all else on the rest."""
+    rest = tuple(name for name in work.names if name != REWARD)
+    if VALUE in rest:
+        return
+    for part in group_sizes(size, groups.per_node):
+        shared = groups.shared(size - part, rest, capacity, offloaded=False)
+        made = (groups.trainer(part, (REWARD,), capacity, mode) for mode in sorted(groups.modes, key=itemgetter(0)))
+        scorer = next((choice for choice in made if choice is not None), None)
+        if shared is not None and scorer is not None:
+            yield Placed(arrangement=arrangement, trainers=(shared[0], scorer), generator=shared[1])
 
 
 def _shares(size: int, count: int, parts: Sequence[int]) -> Iterator[tuple[int, ...]]:

@@ -19,7 +19,7 @@ from charter.plan.options.risk import overhead, time_sigmas
 from charter.plan.options.why_not import does_not_fit
 from charter.plan.physics.fit import Peak
 from charter.plan.rl.engine import RL_ENGINES
-from charter.plan.rl.placement import Placed, busy_shares, fastest, placed
+from charter.plan.rl.placement import VALUE, Placed, busy_shares, fastest, placed
 from charter.plan.rl.setting import Setting, host_shortage
 from charter.plan.rl.space import TENSORS
 from charter.plan.rl.tables import GeneratorChoice, TrainerChoice
@@ -80,6 +80,7 @@ def option_of(
     return Option(
         place=setting.place,
         num_nodes=num_nodes,
+        dtype=question.trained_dtype,
         layout=main.layout,
         layout_label=label_of(item),
         price=setting.place.price,
@@ -100,6 +101,8 @@ def option_of(
         ),
         engine=setting.engine.name,
         placement=_placement(item),
+        waits_on_host=item.arrangement == "offloaded",
+        generator_tensor=item.generator.tensor,
         host_bytes=max(group.host_bytes for group in item.trainers),
         groups=parts,
     )
@@ -204,6 +207,8 @@ def _closest(setting: Setting, num_nodes: int) -> tuple[str, str, Peak | None]:
     groups, size = setting.groups, num_nodes * setting.place.per_node
     label = f"{num_nodes} x {setting.place.hardware}" if num_nodes > 1 else setting.place.hardware
     label = f"{label} {setting.engine.name}"
+    if setting.engine.reward_apart and VALUE in setting.work.names:
+        return label, f"{setting.engine.name} trains no value model; take the estimator grpo or rloo", None
     for arrangement in setting.engine.arrangements:
         for item in placed(setting.work, setting.engine, arrangement, groups, size=size, capacity=setting.capacity):
             return label_of(item), host_shortage(setting, item) or "", None

@@ -14,8 +14,8 @@ MOST_MICRO_BATCH = 16
 TOGETHER = (16, 32, 64, 128, 256, 512, 1024)
 """Limits of sequences that one replica of the generator decodes together (vLLM's `max_num_seqs`)."""
 
-TENSORS = (1, 2, 4, 8)
-"""Tensor-parallel degrees, inside a node."""
+TENSORS = (1, 2, 4, 8, 16)
+"""Tensor-parallel degrees, inside a node; those of a generator reach over two where a node cannot hold its weights."""
 
 
 def trainer_layouts(
@@ -30,8 +30,11 @@ def trainer_layouts(
         data = size // tensor
         if size % tensor or data > work.minibatch or any(count % tensor for count in heads):
             continue
+        if space.exact_batch and work.minibatch % data:
+            continue
         share = ceil(work.minibatch / data)
         micros = [2**power for power in range(share.bit_length()) if 2**power <= min(share, MOST_MICRO_BATCH)]
+        micros = [micro for micro in micros if not space.exact_batch or share % micro == 0]
         stages = space.zero if data > 1 else (ZeroStage.NONE,)
         stages = tuple(zero for zero in stages if not offload or data == 1 or zero in engine.optimizer_offload)
         if offload and not engine.optimizer_offload:
@@ -62,10 +65,10 @@ def _as_asked(layout: Layout, fixed: StageResources) -> bool:
     )
 
 
-def generator_replicas(work: RlWork, sizes: Sequence[int], per_node: int) -> Iterator[tuple[int, int, int]]:
+def generator_replicas(work: RlWork, sizes: Sequence[int], widest: int) -> Iterator[tuple[int, int, int]]:
     """Replicas, tensor degree and limit of sequences; limits that a replica cannot fill are left out."""
     heads = work.policy.architecture.num_heads
-    for size, tensor in product(sizes, [degree for degree in TENSORS if degree <= per_node]):
+    for size, tensor in product(sizes, [degree for degree in TENSORS if degree <= widest]):
         if size % tensor or heads % tensor:
             continue
         share = max(1, ceil(work.samples / (size // tensor)))

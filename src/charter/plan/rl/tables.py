@@ -27,10 +27,11 @@ from charter.estimate.serving.response_lengths import Drain
 from charter.estimate.serving.weight_format import weight_format
 from charter.estimate.training.device_columns import DeviceColumns
 from charter.estimate.training.stack_profiles import PROFILES
+from charter.plan.hardware.place import NODES_OF_A_REPLICA
 from charter.plan.rl.engine import RlEngine
 from charter.plan.rl.space import generator_replicas, trainer_layouts
 from charter.plan.rl.work import RlWork
-from charter.spec.layout import Layout
+from charter.spec.layout import Layout, Recompute, ZeroStage
 from charter.spec.stage import StageResources
 
 
@@ -73,6 +74,14 @@ class GeneratorChoice:
     def layout(self) -> Layout:
         """As degrees."""
         return Layout(data=self.replicas, tensor=self.tensor, micro_batch=self.together)
+
+
+Mode = tuple[int, ZeroStage, Recompute, bool]
+
+
+def mode_of(layout: Layout) -> Mode:
+    """What roles of one engine may have to share: tensor parallelism, ZeRO stage, recomputation, offload."""
+    return layout.tensor, layout.zero, layout.recompute, layout.offload_optimizer
 
 
 class Groups:
@@ -156,14 +165,24 @@ class Groups:
         update, score = self.seconds(names)
         return array(update * self.constants.update_factor + score * self.constants.score_factor)
 
-    def trainer(self, size: int, names: tuple[str, ...], capacity: float) -> TrainerChoice | None:
-        """The fastest layout of a group of `size` accelerators that fits."""
+    @cached_property
+    def modes(self) -> tuple[Mode, ...]:
+        """All modes of the layouts, in their order."""
+        return tuple(dict.fromkeys(mode_of(layout) for layout in self.layouts))
+
+    def trainer(
+        self, size: int, names: tuple[str, ...], capacity: float, mode: Mode | None = None
+    ) -> TrainerChoice | None:
+        """The fastest layout of a group of `size` accelerators that fits; of one mode where it is given."""
         if not self.layouts:
             return None
         if (names, capacity) not in self._fitting:
             fits = self.memory.peak(names) <= capacity
             self._fitting[names, capacity] = array(np.where(fits, self.weighed(names), inf))
-        seconds = np.where(self._size == size, self._fitting[names, capacity], inf)
+        allowed = self._size == size
+        if mode is not None:
+            allowed &= np.array([mode_of(layout) == mode for layout in self.layouts])
+        seconds = np.where(allowed, self._fitting[names, capacity], inf)
         best = int(np.argmin(seconds))
         return self.at(best, names) if seconds[best] < inf else None
 
@@ -235,7 +254,9 @@ class Groups:
     @cached_property
     def _generators(self) -> tuple[GeneratorChoice, ...]:
         """Every size, tensor degree and limit, with the time of a rollout."""
-        rows = list(generator_replicas(self.work, self.sizes, self.per_node))
+        held_by_a_node = self.work.weight_bytes < self.accelerator.memory_bytes * self.per_node
+        widest = self.per_node if held_by_a_node else NODES_OF_A_REPLICA * self.per_node
+        rows = list(generator_replicas(self.work, self.sizes, widest))
         if not rows:
             return ()
         tensors, limits = sorted({row[1] for row in rows}), sorted({row[2] for row in rows})

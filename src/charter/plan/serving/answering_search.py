@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from charter.estimate.memory.constants import context_factor
-from charter.plan.hardware.place import Place
+from charter.plan.hardware.place import NODES_OF_A_REPLICA, Place
 from charter.plan.options.make_option import make_option
 from charter.plan.options.option import Option, Rejected
 from charter.plan.options.question import Missed, Question
@@ -29,13 +29,16 @@ def answering_options(question: Question, place: Place, num_nodes: int) -> tuple
 
 
 def _served(question: Question, place: Place, num_nodes: int) -> tuple[tuple[Option, ...], Missed]:
-    """Replicas of every model, each over the fewest accelerators of a node that hold it; then wider if faster."""
+    """Replicas of every model, each over the fewest accelerators of a node that hold it; then wider if faster.
+
+    Over two nodes only where one cannot hold it: every layer then waits for the network.
+    """
     work, known = question.work, question.knowledge
     capacity = known.usable_bytes(place.accelerator)
     best: Option | None = None
     smallest: tuple[Peak, int] | None = None
     tensor = 1
-    while tensor <= place.per_node:
+    while tensor <= place.per_node or (best is None and tensor <= _across(question, place, num_nodes)):
         replicas = num_nodes * place.per_node // tensor
         batches = {phase.name: float(phase.batch) for phase in work.phases}
         peak = _peak(question, place, tensor, batches)
@@ -65,6 +68,13 @@ def _served(question: Question, place: Place, num_nodes: int) -> tuple[tuple[Opt
     reason = does_not_fit(smallest[0], capacity)
     option = f"{num_nodes} x {place.hardware} tp{smallest[1]}" if num_nodes > 1 else f"{place.hardware} tp{smallest[1]}"
     return found, Missed(rejected=(Rejected(option=option, reason=reason),), peaks=((smallest[0], capacity),))
+
+
+def _across(question: Question, place: Place, num_nodes: int) -> int:
+    """The widest tensor parallelism of a model that no node can hold."""
+    heads = [role.architecture.num_heads for role in question.work.roles]
+    whole = all(count % (place.per_node * NODES_OF_A_REPLICA) == 0 for count in heads)
+    return place.per_node * NODES_OF_A_REPLICA if whole and num_nodes % NODES_OF_A_REPLICA == 0 else 0
 
 
 def _peak(question: Question, place: Place, tensor: int, batches: dict[str, float]) -> Peak:

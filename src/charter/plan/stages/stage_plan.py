@@ -159,6 +159,7 @@ class StagePlan:
             "serving_reason": self.serving_reason,
             "rejected": [item.to_json() for item in self.rejected],
             "engine": option.engine,
+            "dtype": option.dtype or None,
             "tied_layouts": [item.to_json() for item in option.tied_layouts],
             "other_engines": [item.to_json() for item in self.other_engines],
             "search": None if self.searched is None else self.searched.counts,

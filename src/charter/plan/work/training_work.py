@@ -95,14 +95,19 @@ def dpo(stage: DpoStage, models: Models, library: Library) -> Workload:
 
 
 def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
-    """Generation, four scoring passes and updates of policy and value model, rollout by rollout."""
+    """Generation, scoring passes of every role and updates of what is trained, rollout by rollout.
+
+    Estimators that compare answers (rloo, grpo) have no value model.
+    """
     policy = models.role("policy", stage.policy, trained=True, adapter=stage.adapter)
     rates = stage.reward_from == "judge"
     start, told = (stage.policy, "policy") if rates else (stage.reward, "reward model")
     value = models.role("value", start, trained=True, adapter=stage.adapter, scalar=True)
     reference = models.role("reference", stage.policy)
     reward = models.role("reward", stage.reward, scalar=not rates)
-    library.assume("ppo.value model", f"starts from the {told}, same size", "charter.train.ppo")
+    learning = ("policy", "value") if stage.has_value_model else ("policy",)
+    if stage.has_value_model:
+        library.assume("ppo.value model", f"starts from the {told}, same size", "charter.train.ppo")
     prompts = library.prompts(stage.prompts, policy.architecture)
     prompt = float(stage.max_prompt_tokens)
     whole = prompt + stage.max_new_tokens
@@ -120,16 +125,16 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
         forward(f"score {role}", role, rollouts, stage.rollout_batch, whole, logit_share=answered)
         if role != "reward" or not rates
         else forward("rate answers", role, rollouts, stage.rollout_batch, question, logit_share=1 / question)
-        for role in ("policy", "reference", "reward", "value")
+        for role in ("policy", "reference", "reward", *learning[1:])
     )
     updates = rollouts * ceil(stage.rollout_batch / stage.minibatch) * stage.ppo_epochs
     batch = min(stage.minibatch, stage.rollout_batch)
     training = tuple(
         train(role, steps=updates, batch=batch, tokens=whole, longest=whole, ragged=False, logit_share=answered)
-        for role in ("policy", "value")
+        for role in learning
     )
     return Workload(
-        roles=(policy, value, reference, reward),
+        roles=(policy, *((value,) if stage.has_value_model else ()), reference, reward),
         phases=(
             replace(
                 answers("generate", "policy", rollouts * stage.rollout_batch, stage, prompt, ragged=False),

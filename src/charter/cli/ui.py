@@ -1,0 +1,65 @@
+"""`charter ui`: the dashboard of one or several projects, served on this machine or written as files."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def ui(
+    directories: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Projects, or directories that hold some.", metavar="[DIR]...", show_default=False),
+    ] = None,
+    port: Annotated[int, typer.Option("--port", help="Port; 0 takes a free one.")] = 8765,
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on; other than loopback only with TLS.")
+    ] = "127.0.0.1",
+    name: Annotated[
+        list[str] | None,
+        typer.Option("--name", help="Name that browsers call this server by, beside its address; repeatable."),
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            "--token", metavar="REF", help="Where the token is: env:NAME or file:PATH; a random one if left out."
+        ),
+    ] = None,
+    tls_certificate: Annotated[
+        Path | None, typer.Option("--tls-certificate", help="PEM file with the certificate and its chain.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option("--tls-key", help="PEM file with the private key.")] = None,
+    export: Annotated[
+        Path | None, typer.Option("--export", metavar="OUT", help="Write all pages as files into OUT; serve nothing.")
+    ] = None,
+) -> None:
+    """Show runs, costs and plans in a browser; only for who has the printed address."""
+    from charter.dashboard.discovery import check_roots
+    from charter.dashboard.serving import missing_extra, serve
+    from charter.dashboard.settings import Settings, token_from
+
+    roots = tuple(directories or [Path(".")])
+    check_roots(roots)
+    settings = Settings(
+        roots=roots,
+        token=token_from(token),
+        host=host,
+        port=port,
+        certificate=tls_certificate,
+        key=tls_key,
+        names=tuple(name or ()),
+    )
+    if export is not None:
+        try:
+            from charter.dashboard.export import export_pages
+        except ImportError as error:
+            raise missing_extra(error) from error
+        count = export_pages(settings, export)
+        typer.echo(f"Wrote {count} pages to {export}; open {export / 'index.html'}")
+        return
+    serve(settings, _tell)
+
+
+def _tell(address: str) -> None:
+    typer.echo(f"Dashboard: {address}")
+    typer.echo("Who has this address can look; Ctrl-C ends it.")

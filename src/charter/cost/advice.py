@@ -1,0 +1,120 @@
+"""What would make a run cheaper, from what its machines did: fewer accelerators, less memory, spot. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+SPARE_ACTIVITY = 0.5
+"""Accelerators that work less than this share of the time could do their work in half their number (judgement: twice
+the work per accelerator still leaves room)."""
+SPARE_MEMORY = 0.4
+"""Share of an accelerator's memory below which a smaller one would do, with room for peaks (judgement)."""
+LEAST_SECONDS = 600.0
+"""A shorter look says little: start-up, first steps, evaluation."""
+SPOT_SHARE = 0.5
+"""Spot over on-demand price where the price book has none for the accelerator; 0.3 to 0.7 is usual."""
+Kind = Literal["idle", "fewer_accelerators", "smaller_accelerator", "spot", "lost"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Use:
+    """What one stage has held and what it did with it."""
+
+    stage: str
+    accelerator: str
+    count: int
+    market: str
+    seconds: float
+    """That samples cover."""
+    usd: float | None
+    """What the stage has cost."""
+    activity: float | None
+    """Mean share of its accelerators that worked; None where that is not metered."""
+    memory_peak_share: float | None
+    """The most that was taken of one accelerator's memory, as a share of it."""
+    idle_usd: float | None
+    lost_usd: float | None
+    checkpoints: bool
+    """Whether the stage can go on after a kill."""
+    remaining_usd: float
+    """What it is still expected to cost."""
+    spot_share: float | None = None
+    """Spot over on-demand price of the accelerator, where the price book has both."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """One thing to change, with what it would save."""
+
+    stage: str
+    kind: Kind
+    text: str
+    saving_usd: float | None
+    """Of what is still to come where something is, else of what was spent: what the same again would save."""
+    of: Literal["remaining", "spent"]
+
+
+def advice(use: Use) -> tuple[Advice, ...]:
+    """What would have made a stage cheaper, the largest saving first; nothing where nothing is known.
+
+    - idle: `idle usd`, as measured;
+    - fewer accelerators: half of them, when they work less than half of the time: half of the cost;
+    - a smaller one, when less than 40 % of its memory is taken (no saving is named: it depends on what there is);
+    - spot: `usd x (1 - spot share)`, less what kills may lose, for a stage that can go on from a checkpoint.
+
+    Savings do not add up: half of the accelerators on spot saves less than both.
+
+    >>> use = Use(stage="label", accelerator="H100", count=8, market="on_demand", seconds=7200, usd=40.0, activity=0.2,
+    ...           memory_peak_share=0.9, idle_usd=0.0, lost_usd=0.0, checkpoints=False, remaining_usd=0.0)
+    >>> [(item.kind, item.saving_usd) for item in advice(use)]
+    [('fewer_accelerators', 20.0)]
+    """
+    found = [*_idle(use), *_fewer(use), *_smaller(use), *_spot(use)]
+    return tuple(sorted(found, key=lambda item: -(item.saving_usd or 0.0)))
+
+
+def _base(use: Use) -> tuple[float | None, Literal["remaining", "spent"]]:
+    return (use.remaining_usd, "remaining") if use.remaining_usd > 0 else (use.usd, "spent")
+
+
+def _idle(use: Use) -> Iterator[Advice]:
+    if use.idle_usd:
+        text = "its machines were held and did nothing; set idle.action: release, or a shorter idle.window"
+        yield Advice(stage=use.stage, kind="idle", text=text, saving_usd=use.idle_usd, of="spent")
+
+
+def _fewer(use: Use) -> Iterator[Advice]:
+    if use.activity is None or use.seconds < LEAST_SECONDS or use.count < 2 or use.activity >= SPARE_ACTIVITY:
+        return
+    usd, of = _base(use)
+    fewer = use.count // 2
+    text = (
+        f"its {use.count} x {use.accelerator} work {100 * use.activity:.0f} % of the time; "
+        f"{fewer} would do, and take about as long"
+    )
+    saving = None if usd is None else usd * (1 - fewer / use.count)
+    yield Advice(stage=use.stage, kind="fewer_accelerators", text=text, saving_usd=saving, of=of)
+
+
+def _smaller(use: Use) -> Iterator[Advice]:
+    if use.memory_peak_share is None or use.seconds < LEAST_SECONDS or use.memory_peak_share >= SPARE_MEMORY:
+        return
+    text = (
+        f"at most {100 * use.memory_peak_share:.0f} % of the memory of {use.accelerator} is taken; "
+        "one with less would do (`charter mem` says which): or a larger batch on this one"
+    )
+    yield Advice(stage=use.stage, kind="smaller_accelerator", text=text, saving_usd=None, of=_base(use)[1])
+
+
+def _spot(use: Use) -> Iterator[Advice]:
+    if use.market != "on_demand" or not use.checkpoints:
+        return
+    usd, of = _base(use)
+    if usd is None or usd <= 0:
+        return
+    share = SPOT_SHARE if use.spot_share is None else use.spot_share
+    if share >= 1:
+        return
+    known = "" if use.spot_share is not None else " (at half the price, which is usual)"
+    text = f"it goes on from checkpoints, so spot would do{known}; `charter simulate` says what kills cost"
+    yield Advice(stage=use.stage, kind="spot", text=text, saving_usd=usd * (1 - share), of=of)

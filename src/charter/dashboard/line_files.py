@@ -1,0 +1,109 @@
+"""Files that grow by lines, read from where the last look ended: a page never reads a whole one again."""
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+CHUNK_BYTES = 4 * 1024 * 1024
+
+
+@dataclass
+class Growing:
+    """What is known of one file: how far it was read, and as which file."""
+
+    inode: int = 0
+    offset: int = 0
+    rest: bytes = b""
+    """A last line without its end: it may still be being written."""
+
+
+class LineFile:
+    """Gives the lines that were added since the last call; starts anew when the file was cut or replaced."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._known = Growing()
+
+    def new_lines(self, restart: Callable[[], None]) -> list[bytes]:
+        """Whole lines that have been added; calls `restart` first when earlier ones no longer hold."""
+        try:
+            with self.path.open("rb") as file:
+                return self._read(file, restart)
+        except FileNotFoundError:
+            if self._known.offset:
+                self._known = Growing()
+                restart()
+            return []
+
+    def _read(self, file: Any, restart: Callable[[], None]) -> list[bytes]:
+        found = _stat(file)
+        if found.st_ino != self._known.inode or found.st_size < self._known.offset:
+            if self._known.offset:
+                restart()
+            self._known = Growing(inode=found.st_ino)
+        file.seek(self._known.offset)
+        lines: list[bytes] = []
+        while chunk := file.read(CHUNK_BYTES):
+            self._known.offset += len(chunk)
+            parts = (self._known.rest + chunk).split(b"\n")
+            self._known.rest = parts.pop()
+            lines += parts
+        return lines
+
+
+def _stat(file: Any) -> Any:
+    import os
+
+    return os.fstat(file.fileno())
+
+
+@dataclass
+class _Kept:
+    file: LineFile
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    steps: dict[int, dict[str, float]] = field(default_factory=dict)
+
+
+class MetricFiles:
+    """The metrics of stages, kept in memory as far as they were read; the least used are forgotten."""
+
+    def __init__(self, most: int = 64) -> None:
+        self._most = most
+        self._kept: OrderedDict[Path, _Kept] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def steps(self, path: Path) -> dict[int, dict[str, float]]:
+        """The finite numbers of every step, in the order of steps; a step that was done again counts once."""
+        with self._lock:
+            kept = self._kept.pop(path, None) or _Kept(file=LineFile(path))
+            self._kept[path] = kept
+            while len(self._kept) > self._most:
+                self._kept.popitem(last=False)
+        with kept.lock:
+            fresh = kept.file.new_lines(kept.steps.clear)
+            for line in fresh:
+                if (found := _numbers(line)) is not None:
+                    kept.steps[found[0]] = found[1]
+            if fresh and list(kept.steps) != sorted(kept.steps):
+                kept.steps = dict(sorted(kept.steps.items()))
+            return dict(kept.steps)
+
+
+def _numbers(line: bytes) -> tuple[int, dict[str, float]] | None:
+    """Step and finite numbers of one line; None for a line that is none."""
+    try:
+        content: Any = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(content, dict) or not isinstance(step := content.pop("step", None), int):
+        return None
+    finite = {
+        str(name): float(value)
+        for name, value in content.items()
+        if isinstance(value, int | float) and value - value == 0
+    }
+    return step, finite

@@ -1,0 +1,117 @@
+"""Runs of several projects side by side."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from charter.dashboard.page import Context, Page, View
+from charter.dashboard.pages.pieces import Piece, Question, answer_piece, piece
+from charter.dashboard.reading import ProjectReader
+from charter.dashboard.site import Site
+
+MOST = 6
+"""Runs side by side: more do not fit on a page."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A project that can be chosen."""
+
+    key: str
+    label: str
+    name: str
+    state: str
+    chosen: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparePage:
+    """The page."""
+
+    choices: tuple[Choice, ...]
+    piece: Piece | None
+    """The comparison; None while fewer than two are chosen."""
+    remark: str
+
+
+def build(context: Context) -> View:
+    """The page: choices, and the comparison of those that are chosen (`run=KEY`, the first is the base)."""
+    readers = [reader for reader in context.site.readers() if reader.snapshot().ledger.attempts]
+    asked = context.all_asked("run")
+    if context.links.static and not asked:
+        asked = tuple(reader.found.key for reader in readers[:MOST])
+    chosen = chosen_of(readers, asked)
+    found = None
+    if len(chosen) > 1:
+        address = "/compare/piece?" + "&".join(f"run={reader.found.key}" for reader in chosen)
+        found = piece(context, question_of(chosen), address)
+    model = ComparePage(
+        choices=tuple(
+            Choice(
+                key=reader.found.key,
+                label=reader.found.label,
+                name=reader.snapshot().name,
+                state=state_of(reader),
+                chosen=reader in chosen,
+            )
+            for reader in readers
+        ),
+        piece=found,
+        remark=f"Only the first {MOST} of those chosen are compared." if len(set(asked)) > MOST else "",
+    )
+    return View(title="Compare runs", model=model, charts={} if found is None else found.charts)
+
+
+def state_of(reader: ProjectReader) -> str:
+    """The state of a run as a whole."""
+    states = {stage.state for stage in reader.snapshot().stages}
+    if states == {"done"}:
+        return "done"
+    return next((state for state in ("running", "failed", "waiting", "interrupted") if state in states), "interrupted")
+
+
+def chosen_of(readers: Sequence[ProjectReader], keys: Sequence[str]) -> list[ProjectReader]:
+    """The readers of some keys, in the order of the keys, each once."""
+    known = {reader.found.key: reader for reader in readers}
+    return [known[key] for key in dict.fromkeys(keys) if key in known][:MOST]
+
+
+def question_of(chosen: Sequence[ProjectReader]) -> Question:
+    """What is asked: again when a stage of one of them ends."""
+    snapshots = [reader.snapshot() for reader in chosen]
+    labels = [reader.found.label for reader in chosen]
+    state = tuple(
+        (tuple((stage.name, stage.state) for stage in item.stages), item.ledger.attempts) for item in snapshots
+    )
+    return Question(
+        job="compare",
+        arguments={"roots": [str(item.root) for item in snapshots], "labels": labels},
+        state=state,
+        template="compare_piece.html",
+        charts=_charts,
+    )
+
+
+def _charts(found: Any) -> dict[str, Any]:
+    data = found["charts"]
+    return {
+        "figures": {"runs": data["runs"], "panels": data["figures"]},
+        "overlays": {"runs": data["runs"], "panels": data["overlays"]},
+    }
+
+
+async def compare_piece(request: Request) -> Response:
+    """`GET /compare/piece?run=KEY&run=KEY`: the comparison as a piece of the page."""
+    site: Site = request.app.state.site
+    chosen = chosen_of(site.readers(), request.query_params.getlist("run"))
+    if len(chosen) < 2:
+        return JSONResponse({"state": "error", "html": "<p>Choose two runs that there are.</p>"}, 404)
+    return await answer_piece(request, question_of(chosen))
+
+
+PAGE = Page(name="compare", path="/compare", template="compare.html", build=build)
+ROUTES = (Route("/compare/piece", compare_piece, methods=["GET"]),)

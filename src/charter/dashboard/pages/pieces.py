@@ -1,0 +1,94 @@
+"""Pieces of a page that a child process works out: put in at once where they are known, else asked for by script."""
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from charter.dashboard.page import Context
+from charter.dashboard.render import environment
+from charter.dashboard.site import Site
+from charter.dashboard.work.asking import hear
+
+Json = Mapping[str, Any]
+HOLD_SECONDS = 1.0
+"""How long one request waits before it says how far the work is."""
+LINGER_SECONDS = 20.0
+"""How long work goes on for a page that may ask again."""
+EXPORT_SECONDS = 1800.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What a child process is asked for one piece."""
+
+    job: str
+    arguments: Json
+    state: Hashable
+    template: str
+    more: Json = field(default_factory=dict)
+    """What the template gets beside the answer."""
+    charts: Callable[[Json], Json] = lambda _: {}
+    """What of the answer charts draw, by the names of the page's sources."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """One piece as the page holds it."""
+
+    state: str
+    """`ready`, `loading` or `error`."""
+    html: Markup
+    address: str
+    """Where a script asks for it again; empty when there is no need."""
+    charts: Json = field(default_factory=dict)
+
+
+def piece(context: Context, question: Question, address: str) -> Piece:
+    """The piece as far as it is known; an export waits for it, and so does a reader without scripts (`wait`)."""
+    asked = (question.job, question.arguments, question.state)
+    waits = context.links.static or context.asked("wait") != ""
+    work = context.site.work
+    found = work.wait(*asked, seconds=EXPORT_SECONDS) if waits else work.known(*asked)
+    made = _made(question, found, {})
+    return Piece(
+        state=made["state"],
+        html=Markup(made["html"]),  # of our own template, which has escaped what it was given
+        address=address if made["state"] == "loading" else "",
+        charts=made.get("charts") or {},
+    )
+
+
+async def answer_piece(request: Request, question: Question) -> Response:
+    """The piece for a script: `loading` with how far it is, until it is there."""
+    site: Site = request.app.state.site
+    heard = await hear(
+        request,
+        site.work,
+        question.job,
+        question.arguments,
+        question.state,
+        hold_seconds=HOLD_SECONDS,
+        linger_seconds=LINGER_SECONDS,
+    )
+    return JSONResponse(_made(question, heard.found, heard.told))
+
+
+def _made(question: Question, found: Json | None, told: Json) -> dict[str, Any]:
+    state = "loading" if found is None else "error" if "error" in found else "ready"
+    result = found["found"] if found is not None and state == "ready" else None
+    html = (
+        environment()
+        .get_template(question.template)
+        .render(
+            state=state,
+            result=result,
+            told=told,
+            error="" if found is None else found.get("error", ""),
+            **question.more,
+        )
+    )
+    return {"state": state, "html": html, "charts": question.charts(result) if result is not None else None}

@@ -1,0 +1,111 @@
+"""The plan of a project, and what it would be with a change: computed in a process of its own, nothing is written."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from charter.catalog.price_book import PriceBook
+from charter.dashboard.page import Context, Page, View
+from charter.dashboard.pages.plan_view import PlanPage, in_file
+from charter.dashboard.render import environment
+from charter.dashboard.site import Site
+from charter.dashboard.stamped import stamp_of
+from charter.dashboard.work.asking import hear
+from charter.errors import CharterError, UsageError
+from charter.report.what_if.question import Question
+from charter.spec.load import load_project
+from charter.spec.project import Project
+
+READ = ("charter.yaml", "prices.csv", "calibration.json", "constitution.yaml")
+"""Files of a project that change its plan; data sets are looked at again after `FRESH_SECONDS`."""
+FRESH_SECONDS = 600
+PLAN_SECONDS = 300.0
+FRAGMENT = "plan_result.html"
+
+
+def build(context: Context) -> View:
+    """The page: with its result where that is known, else it asks for it."""
+    root = context.project.root
+    page = _page(root, dict(context.query), context)
+    charts = {} if page.result is None else page.result["charts"]
+    return View(title=f"Plan, {context.project.name}", model=page, charts=charts)
+
+
+def _page(root: Path, query: Mapping[str, str], context: Context) -> PlanPage:
+    project = _project(root)
+    shown: dict[str, Any] = {"in_file": in_file(project), "accelerators": known_accelerators()}
+    try:
+        question = Question.of(query)
+    except UsageError as error:
+        return PlanPage(question=Question(), state="error", error=str(error), **shown)
+    asked = (*_asked(root, question),)
+    waits = context.links.static or "wait" in query
+    answer = context.site.work.wait(*asked, seconds=PLAN_SECONDS) if waits else context.site.work.known(*asked)
+    if answer is None:
+        return PlanPage(question=question, state="loading", **shown)
+    if "error" in answer:
+        return PlanPage(question=question, state="error", error=str(answer["error"]), **shown)
+    return PlanPage(question=question, state="ready", result=answer["found"], **shown)
+
+
+def _project(root: Path) -> Project | None:
+    try:
+        return load_project(root)
+    except CharterError:
+        return None
+
+
+def _asked(root: Path, question: Question) -> tuple[str, dict[str, Any], object]:
+    state = (*(stamp_of(root / name) for name in READ), int(time.time() / FRESH_SECONDS))
+    return "plan", {"root": str(root), "question": asdict(question), "state": state}, state
+
+
+def known_accelerators() -> tuple[str, ...]:
+    """Whole machines to choose from, newest names first as the catalog has them."""
+    offers = PriceBook.bundled().offers()
+    return tuple(dict.fromkeys(f"{item.accelerator}:{item.count}" for item in offers))
+
+
+async def what_if(request: Request) -> Response:
+    """`POST /p/{project}/plan/what-if`: the result of a question as a piece of the page."""
+    site: Site = request.app.state.site
+    reader = site.reader(request.path_params["project"])
+    if reader is None:
+        return JSONResponse({"state": "error", "html": _fragment(error="there is no such project any more")}, 404)
+    try:
+        form = parse_qsl((await request.body()).decode("utf-8", "replace"), max_num_fields=20)
+        question = Question.of(dict(form))
+    except (UsageError, ValueError) as error:
+        return JSONResponse({"state": "error", "html": _fragment(error=str(error)), "query": ""})
+    job, arguments, state = _asked(reader.found.root, question)
+    heard = await hear(request, site.work, job, arguments, state, hold_seconds=PLAN_SECONDS)
+    return _response(heard.found, question)
+
+
+def _response(found: Mapping[str, Any] | None, question: Question) -> Response:
+    query = question.query()
+    if found is None:
+        error = f"no plan within {PLAN_SECONDS:.0f} s; name fewer accelerators or places, or ask charter plan"
+        return JSONResponse({"state": "error", "html": _fragment(error=error), "query": query})
+    if "error" in found:
+        return JSONResponse({"state": "error", "html": _fragment(error=str(found["error"])), "query": query})
+    result = found["found"]
+    return JSONResponse(
+        {"state": "ready", "html": _fragment(result=result), "charts": result["charts"], "query": query}
+    )
+
+
+def _fragment(*, result: Mapping[str, Any] | None = None, error: str = "") -> str:
+    template = environment().get_template(FRAGMENT)
+    return template.render(result=result, error=error, state="error" if error else "ready")
+
+
+PAGE = Page(name="plan", path="/p/{project}/plan", template="plan.html", build=build, label="Plan")
+ROUTES = (Route("/p/{project}/plan/what-if", what_if, methods=["POST"]),)

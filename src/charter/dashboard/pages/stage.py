@@ -1,0 +1,42 @@
+"""One stage: its curves, its attempts, the end of its log."""
+
+from collections.abc import Iterable
+
+from charter.dashboard.page import Context, NoSuchPageError, Page, Params, View
+from charter.dashboard.snapshot import Snapshot
+from charter.dashboard.tails import LogTail, log_tail
+from charter.dashboard.view.curves import Curve, Phase
+from charter.dashboard.view.meter_view import meter_view
+from charter.dashboard.view.stage_view import stage_view
+from charter.tracking.jsonl import metrics_file
+
+LOG = "log.txt"
+NO_LOG = LogTail(lines=(), whole=True, size_bytes=0)
+
+
+def build(context: Context) -> View:
+    """The page of a stage."""
+    project, name = context.project, context.params["stage"]
+    stage = project.stage(name)
+    if stage is None:
+        names = ", ".join(item.name for item in project.stages) or "none"
+        raise NoSuchPageError(f"{project.name} has no stage {name!r}; its stages are {names}")
+    curves: tuple[Curve, ...] = ()
+    phases: tuple[Phase, ...] = ()
+    log, meter = NO_LOG, None
+    if stage.directory is not None:
+        curves, phases = context.site.curves.of(metrics_file(stage.directory))
+        log = log_tail(stage.directory / LOG)
+        meter = meter_view(context.site.meters.rows(stage.directory))
+    attempts = context.reader.attempts(name) if context.reader else ()
+    view = stage_view(project, name, curves=curves, phases=phases, log=log, attempts=attempts, meter=meter)
+    charts = {"curves": [curve.to_json() for curve in view.curves], "meter": meter.charts if meter else []}
+    return View(title=f"{name}, {project.name}", model=view, charts=charts)
+
+
+def each(project: Snapshot) -> Iterable[Params]:
+    """One page for every stage."""
+    return [{"stage": stage.name} for stage in project.stages]
+
+
+PAGE = Page(name="stage", path="/p/{project}/stage/{stage}", template="stage.html", build=build, each=each)

@@ -1,0 +1,132 @@
+"use strict";
+/* Draws what stands in `.chart` elements from the page's JSON. Names are drawn on a canvas, never parsed as HTML.
+   Other pages add their kinds: CharterCharts.kinds.mine = (data, colours, element) => Chart.js configuration. */
+window.CharterCharts = (function () {
+  const drawn = new Map();
+  const style = () => getComputedStyle(document.documentElement);
+
+  function colours() {
+    const read = style(), of = (name) => read.getPropertyValue("--" + name).trim();
+    const found = {};
+    for (const name of ["paper", "card", "ink", "soft", "line", "strong", "accent", "good", "warn", "bad", "wait", "waste", "idle", "other"]) found[name] = of(name);
+    found.stage = Array.from({ length: 12 }, (_, i) => of("s" + i));
+    found.term = Array.from({ length: 8 }, (_, i) => of("t" + i));
+    return found;
+  }
+  const duration = (s) => s >= 172800 ? (s / 86400).toFixed(1) + " d" : s >= 7200 ? (s / 3600).toFixed(1) + " h"
+    : s >= 120 ? (s / 60).toFixed(1) + " min" : s >= 10 || s === 0 ? s.toFixed(0) + " s" : Number(s.toPrecision(2)) + " s";
+  const money = (v) => "$" + (v >= 100 ? Math.round(v).toLocaleString("en-US") : v >= 1 ? v.toFixed(2) : v === 0 ? "0" : Number(v.toPrecision(2)));
+  const bytes = (b) => b === 0 ? "0" : b >= 2 ** 40 ? (b / 2 ** 40).toFixed(1) + " TiB" : b >= 2 ** 30 ? (b / 2 ** 30).toFixed(1) + " GiB" : b >= 2 ** 20 ? (b / 2 ** 20).toFixed(0) + " MiB" : (b / 1024).toFixed(0) + " KiB";
+  const count = (v) => Math.abs(v) >= 1e12 ? (v / 1e12).toPrecision(3) + " T" : Math.abs(v) >= 1e9 ? (v / 1e9).toPrecision(3) + " B" : Math.abs(v) >= 1e6 ? (v / 1e6).toPrecision(3) + " M"
+    : Math.abs(v) >= 1e4 ? (v / 1e3).toPrecision(3) + " k" : String(Number(v.toPrecision(3)));
+  const written = (v, unit) => unit === "bytes" ? bytes(v) : unit === "share" ? (100 * v).toFixed(0) + " %" : unit === "usd" ? money(v) : unit === "seconds" ? duration(v) : count(v);
+  /* A tick in as many digits as tell it from its neighbours. */
+  const stepped = (v, all, unit) => {
+    const step = all.length > 1 ? Math.abs(all[1].value - all[0].value) : 0;
+    return unit || !step || Math.abs(v) >= 1e4 ? written(v, unit) : step < 1e-4 ? v.toExponential(1) : v.toFixed(Math.max(0, Math.ceil(-Math.log10(step) - 1e-9)));
+  };
+  const base = (more) => Object.assign({ animation: false, responsive: true, maintainAspectRatio: false, normalized: true }, more);
+  const axis = (one, more) => Object.assign({ grid: { color: one.line, drawTicks: false }, border: { display: false }, ticks: { color: one.soft, maxTicksLimit: 5, padding: 6, maxRotation: 0 } }, more);
+
+  /* A dashed line across the chart at one value of an axis. */
+  const rule = (value, across, paint, text) => ({ id: "rule" + across + text, afterDatasetsDraw(chart) {
+    if (value == null) return;
+    const { ctx, chartArea: area, scales: { x, y } } = chart;
+    const at = across ? y.getPixelForValue(value) : x.getPixelForValue(value);
+    ctx.save(); ctx.strokeStyle = paint; ctx.fillStyle = paint; ctx.lineWidth = 1.5; ctx.setLineDash([5, 4]);
+    ctx.beginPath();
+    if (across) { ctx.moveTo(area.left, at); ctx.lineTo(area.right, at); } else { ctx.moveTo(at, area.top); ctx.lineTo(at, area.bottom); }
+    ctx.stroke(); ctx.font = "12px " + Chart.defaults.font.family; ctx.textBaseline = "bottom";
+    ctx.textAlign = across ? "left" : at > area.right - 60 ? "right" : "left";
+    ctx.fillText(text, across ? area.left + 6 : at + (at > area.right - 60 ? -5 : 5), across ? at - 3 : area.top + 14);
+    ctx.restore();
+  } });
+
+  const kinds = {
+    curve(curves, one, element) {
+      const curve = curves[Number(element.dataset.index)], points = curve.points.map(([x, y]) => ({ x, y }));
+      const sets = [{ data: points, borderColor: one.accent, borderWidth: 1.8, pointRadius: points.length < 3 ? 3 : 0, pointHitRadius: 12, tension: 0 }];
+      if (curve.band.length) {
+        sets.push({ data: curve.points.map(([x], i) => ({ x, y: curve.band[i][1] })), borderWidth: 0, pointRadius: 0, pointHitRadius: 0 });
+        sets.push({ data: curve.points.map(([x], i) => ({ x, y: curve.band[i][0] })), borderWidth: 0, pointRadius: 0, pointHitRadius: 0, fill: "-1", backgroundColor: one.accent + "26" });
+      }
+      return { type: "line", data: { datasets: sets }, options: base({ parsing: false, interaction: { mode: "nearest", axis: "x", intersect: false },
+        scales: { x: axis(one, { type: "linear", min: points[0].x, max: points[points.length - 1].x, grid: { display: false }, ticks: { color: one.soft, maxTicksLimit: 4, maxRotation: 0, includeBounds: false, callback: (v) => count(v) } }),
+          y: axis(one, { ticks: { color: one.soft, maxTicksLimit: 4, padding: 6, callback: (v, i, all) => stepped(v, all, curve.unit) } }) },
+        plugins: { legend: { display: false }, tooltip: { displayColors: false, filter: (c) => c.datasetIndex === 0, callbacks: { title: (c) => c.length ? "step " + c[0].raw.x : "", label: (c) => written(c.raw.y, curve.unit) + (curve.meanOf > 1 ? " (mean of " + curve.meanOf + " steps)" : "") } } } }) };
+    },
+
+    burn(data, one) {
+      const spent = data.points.map(([x, y]) => ({ x, y })), end = data.end;
+      const sets = [{ label: "spent", data: spent, borderColor: one.accent, borderWidth: 2.2, pointRadius: 0, pointHitRadius: 10, fill: "origin", backgroundColor: one.accent + "1c" }];
+      if (end) {
+        const from = { x: data.now, y: data.spent };
+        sets.push({ label: "p90", data: [from, { x: end.at, y: end.p90 }], borderColor: one.soft, borderWidth: 1, borderDash: [3, 3], pointRadius: 0 });
+        sets.push({ label: "p10", data: [from, { x: end.at, y: end.p10 }], borderColor: one.soft, borderWidth: 1, borderDash: [3, 3], pointRadius: 0, fill: "-1", backgroundColor: one.other + "2e" });
+        sets.push({ label: "forecast", data: [from, { x: end.at, y: end.p50 }], borderColor: one.accent, borderWidth: 2, borderDash: [6, 4], pointRadius: [0, 4], pointBackgroundColor: one.accent });
+      }
+      const most = Math.max(data.limit ?? 0, ...sets.flatMap((set) => set.data.map((point) => point.y))) * 1.12 || 1;
+      return { type: "line", plugins: [rule(data.limit, true, one.bad, data.limit == null ? "" : "budget " + money(data.limit)), rule(end ? data.now : null, false, one.soft, "now")],
+        data: { datasets: sets }, options: base({ interaction: { mode: "nearest", axis: "x", intersect: false },
+          scales: { x: axis(one, { type: "linear", min: 0, max: (end ? Math.max(end.at, data.now) : data.now) || 1, ticks: { color: one.soft, maxTicksLimit: 8, includeBounds: false, maxRotation: 0, callback: (v) => duration(v) } }),
+            y: axis(one, { min: 0, max: most, ticks: { color: one.soft, maxTicksLimit: 6, padding: 6, includeBounds: false, callback: (v) => money(v) } }) },
+          plugins: { legend: { display: true, position: "bottom", labels: { color: one.soft, boxWidth: 14, boxHeight: 2, filter: (item) => item.text !== "p10", generateLabels: (chart) => Chart.defaults.plugins.legend.labels.generateLabels(chart).map((item) => item.text === "p90" ? { ...item, text: "p10 to p90" } : item) } },
+            tooltip: { displayColors: false, callbacks: { title: (c) => c.length ? duration(c[0].parsed.x) + " after the first dollar" : "", label: (c) => c.dataset.label + " " + money(c.parsed.y) } } } }) };
+    },
+
+    /* Bars that lie: {names, parts: [{label, values, colour}], unit}. `colour` is one of the names of the colours, or s0 to s11. */
+    bars(data, one) {
+      const paint = (name, i) => /^s\d+$/.test(name ?? "") ? one.stage[Number(name.slice(1)) % 12] : one[name] ?? one.stage[i % 12];
+      return { type: "bar", data: { labels: data.names, datasets: data.parts.map((part, i) => ({ label: part.label, data: part.values, backgroundColor: paint(part.colour, i), barPercentage: 0.72, categoryPercentage: 1 })) },
+        options: base({ indexAxis: "y", scales: { y: axis(one, { stacked: true, grid: { display: false }, ticks: { color: one.ink, autoSkip: false } }), x: axis(one, { stacked: true, ticks: { color: one.soft, maxTicksLimit: 6, callback: (v) => written(v, data.unit) } }) },
+          plugins: { legend: { display: data.parts.length > 1, position: "bottom", labels: { color: one.soft, boxWidth: 11, boxHeight: 11 } }, tooltip: { callbacks: { label: (c) => " " + c.dataset.label + " " + written(c.raw, data.unit) } } } }) };
+    },
+
+    /* Counts over values: {edges: [..n+1], counts: [..n], unit}. */
+    histogram(data, one) {
+      return { type: "bar", data: { labels: data.counts.map((_, i) => written(data.edges[i], data.unit) + " to " + written(data.edges[i + 1], data.unit)), datasets: [{ data: data.counts, backgroundColor: one.accent, barPercentage: 1, categoryPercentage: 0.94 }] },
+        options: base({ scales: { x: axis(one, { grid: { display: false }, ticks: { color: one.soft, maxTicksLimit: 6, maxRotation: 0, callback: (_, i) => written(data.edges[i], data.unit) } }), y: axis(one, { beginAtZero: true, ticks: { color: one.soft, maxTicksLimit: 4, callback: (v) => count(v) } }) },
+          plugins: { legend: { display: false } } }) };
+    },
+
+    metered(charts, one, element) {
+      const found = kinds.lines(charts[Number(element.dataset.index)], one);
+      found.options.scales.x.title.display = false;
+      found.options.scales.x.ticks.callback = (v) => duration(v);
+      found.options.scales.y.beginAtZero = true;
+      return found;
+    },
+
+    /* Several lines: {lines: [{label, points: [[x, y]], band?: [[low, high]]}], x, unit}. */
+    lines(data, one) {
+      const sets = [];
+      data.lines.forEach((line, i) => {
+        const paint = one.stage[i % 12];
+        sets.push({ label: line.label, data: line.points.map(([x, y]) => ({ x, y })), borderColor: paint, backgroundColor: paint, borderWidth: 2, borderDash: i % 2 ? [6, 3] : [], pointRadius: line.points.length < 3 ? 3 : 0, pointHitRadius: 12 });
+      });
+      return { type: "line", data: { datasets: sets }, options: base({ interaction: { mode: "nearest", axis: "x", intersect: false },
+        scales: { x: axis(one, { type: "linear", grid: { display: false }, title: { display: !!data.x, text: data.x, color: one.soft }, ticks: { color: one.soft, maxTicksLimit: 6, includeBounds: false, callback: (v) => count(v) } }), y: axis(one, { ticks: { color: one.soft, maxTicksLimit: 5, callback: (v) => written(v, data.unit) } }) },
+        plugins: { legend: { display: sets.length > 1, position: "bottom", labels: { color: one.soft, boxWidth: 18, boxHeight: 2 } }, tooltip: { callbacks: { title: (c) => c.length ? (data.x || "") + " " + count(c[0].parsed.x) : "", label: (c) => " " + c.dataset.label + " " + written(c.parsed.y, data.unit) } } } }) };
+    },
+  };
+
+  function draw() {
+    if (!window.Chart) return;
+    const data = JSON.parse(document.getElementById("data").textContent || "{}"), one = colours();
+    Chart.defaults.color = one.soft; Chart.defaults.borderColor = one.line; Chart.defaults.font.size = 12;
+    Chart.defaults.font.family = getComputedStyle(document.body).fontFamily;
+    for (const [element, chart] of drawn) if (!element.isConnected) { chart.destroy(); drawn.delete(element); }
+    for (const element of document.querySelectorAll(".chart[data-chart]")) {
+      const kind = kinds[element.dataset.chart], source = data[element.dataset.source];
+      if (!kind || source === undefined || element.offsetParent === null) continue;
+      drawn.get(element)?.destroy();
+      drawn.set(element, new Chart(element.querySelector("canvas"), kind(source, one, element)));
+    }
+  }
+  addEventListener("DOMContentLoaded", draw);
+  document.addEventListener("charter:redraw", draw);
+  document.addEventListener("charter:shown", draw);
+  document.addEventListener("charter:leaving", (event) => { for (const [element, chart] of drawn) if (event.detail.contains(element)) { chart.destroy(); drawn.delete(element); } });
+  addEventListener("beforeprint", draw);
+  return { kinds, draw, colours, duration, money, bytes, count, written, base, axis, rule };
+})();

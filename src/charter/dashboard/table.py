@@ -1,0 +1,25 @@
+"""All pages, in the order of the navigation."""
+
+from starlette.routing import BaseRoute
+
+from charter.dashboard.page import Page
+from charter.dashboard.pages import accuracy, compare, cost, data, home, plan, records, run, stage
+
+PAGES: tuple[Page, ...] = (
+    home.PAGE,
+    run.PAGE,
+    stage.PAGE,
+    cost.PAGE,
+    plan.PAGE,
+    data.PAGE,
+    records.PAGE,
+    accuracy.PAGE,
+    compare.PAGE,
+)
+POSTS: tuple[BaseRoute, ...] = (*plan.ROUTES, *data.ROUTES, *accuracy.ROUTES, *compare.ROUTES)
+"""Addresses that answer forms: behind the guard, so with session, own origin and CSRF token. They change no file."""
+
+
+def page_named(name: str) -> Page:
+    """The page of that name."""
+    return next(page for page in PAGES if page.name == name)

@@ -1,0 +1,75 @@
+"""The ends of files: of logs, which hold whatever a process prints, and of events."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+LOG_BYTES = 64 * 1024
+EVENT_BYTES = 256 * 1024
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+"""Colours and cursor moves of terminals (ECMA-48)."""
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""What is invisible or turns the direction of text round."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogTail:
+    """The last lines of a log."""
+
+    lines: tuple[str, ...]
+    whole: bool
+    """Whether these are all lines."""
+    size_bytes: int
+
+
+def log_tail(path: Path, *, most_bytes: int = LOG_BYTES) -> LogTail:
+    """The end of a log as plain lines, from a whole line on; empty where there is no log."""
+    try:
+        content, size = _end_of(path, most_bytes)
+    except OSError:
+        return LogTail(lines=(), whole=True, size_bytes=0)
+    whole = len(content) == size
+    if not whole:
+        content = content.partition(b"\n")[2]
+    text = content.decode("utf-8", "replace")
+    return LogTail(lines=tuple(plain(line) for line in text.splitlines()), whole=whole, size_bytes=size)
+
+
+def plain(line: str) -> str:
+    """A line without colours; other control characters are shown, not obeyed; of what `\\r` overwrote the last stays.
+
+    >>> plain("\\x1b[31mred\\x1b[0m 10 %\\r20 %"), plain("a\\x00b")
+    ('20 %', 'a\\ufffdb')
+    """
+    line = _ESCAPES.sub("", line).rstrip("\r").rpartition("\r")[2]
+    return _CONTROLS.sub("\ufffd", line)
+
+
+def last_events(path: Path, *, most: int = 400) -> tuple[Mapping[str, Any], ...]:
+    """The last events of a run, oldest first; a torn or strange line is left out."""
+    try:
+        content, size = _end_of(path, EVENT_BYTES)
+    except OSError:
+        return ()
+    lines = content.split(b"\n")
+    if len(content) < size:
+        lines = lines[1:]
+    found = []
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and isinstance(event.get("time"), int | float):
+            found.append(event)
+    return tuple(found[-most:])
+
+
+def _end_of(path: Path, most: int) -> tuple[bytes, int]:
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - most))
+        return file.read(most), size

@@ -1,0 +1,1 @@
+"""View models: from what was read to what a template prints. Pure."""

@@ -1,0 +1,128 @@
+"""Long series as few points: what a screen can show of a curve. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers = NDArray[Any]
+
+MOST_POINTS = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """One metric over steps."""
+
+    metric: str
+    title: str
+    unit: str
+    mean_of: int
+    """How many steps each point is the mean of."""
+    points: tuple[tuple[int, float], ...]
+    band: tuple[tuple[float, float], ...]
+    """Least and greatest value of the steps of each point; empty where points are single steps."""
+
+    @property
+    def last(self) -> float:
+        """The last point's value."""
+        return self.points[-1][1]
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The values alone."""
+        return tuple(value for _, value in self.points)
+
+    def to_json(self) -> dict[str, object]:
+        """What the script draws."""
+        return {
+            "metric": self.metric, "title": self.title, "unit": self.unit, "meanOf": self.mean_of,
+            "points": [list(point) for point in self.points], "band": [list(ends) for ends in self.band],
+        }  # fmt: skip
+
+
+TITLES: Mapping[str, tuple[str, str]] = {
+    "loss": ("Loss", ""),
+    "reward_mean": ("Reward", ""),
+    "total_reward": ("Reward minus KL penalty", ""),
+    "kl": ("KL to the reference", "nats"),
+    "kl_coefficient": ("KL coefficient", ""),
+    "tokens_per_second": ("Tokens per second", "tokens/s"),
+    "accuracy": ("Accuracy", ""),
+    "token_accuracy": ("Token accuracy", ""),
+    "margin": ("Margin", ""),
+    "policy_loss": ("Policy loss", ""),
+    "value_loss": ("Value loss", ""),
+    "entropy": ("Entropy", "nats"),
+    "clip_fraction": ("Clipped share", ""),
+    "response_tokens": ("Answer length", "tokens"),
+    "gradient_norm": ("Gradient norm", ""),
+    "learning_rate": ("Learning rate", ""),
+    "peak_bytes": ("Peak memory", "bytes"),
+    "model_flops_per_second": ("Model flops per second", "flop/s"),
+    "actual_over_planned_seconds": ("Step time over plan", "x"),
+}
+"""Metrics that are drawn, in this order, with their titles and units."""
+
+
+def curves_of(steps: Mapping[int, Mapping[str, float]], *, most: int = MOST_POINTS) -> tuple[Curve, ...]:
+    """The curves of a stage; a metric that never changes is left out."""
+    logged = {name for values in steps.values() for name in values}
+    numbers = np.fromiter(steps, dtype=np.int64, count=len(steps))
+    found = []
+    for metric, (title, unit) in TITLES.items():
+        if metric not in logged:
+            continue
+        column = (values.get(metric, np.nan) for values in steps.values())
+        series = np.fromiter(column, dtype=np.float64, count=len(steps))
+        there = ~np.isnan(series)
+        if there.sum() > 1 and np.ptp(series[there]) > 0:
+            found.append(thinned(metric, title, unit, numbers[there], series[there], most=most))
+    return tuple(found)
+
+
+def thinned(metric: str, title: str, unit: str, steps: Numbers, values: Numbers, *, most: int) -> Curve:
+    """At most `most` points, each the mean of as many steps, with their range.
+
+    >>> curve = thinned("loss", "Loss", "", np.array([1, 2, 3, 4]), np.array([4.0, 2.0, 3.0, 1.0]), most=2)
+    >>> curve.points, curve.band
+    (((2, 3.0), (4, 2.0)), ((2.0, 4.0), (1.0, 3.0)))
+    """
+    size = -(-len(values) // most) or 1
+    starts = np.arange(0, len(values), size)
+    ends = np.append(starts[1:], len(values))
+    means = np.add.reduceat(values, starts) / (ends - starts)
+    lows, highs = np.minimum.reduceat(values, starts), np.maximum.reduceat(values, starts)
+    return Curve(
+        metric=metric,
+        title=title,
+        unit=unit,
+        mean_of=size,
+        points=tuple(zip(steps[ends - 1].tolist(), means.tolist(), strict=True)),
+        band=tuple(zip(lows.tolist(), highs.tolist(), strict=True)) if size > 1 else (),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """Where the time of the last steps went."""
+
+    name: str
+    seconds: float
+    share: float
+
+
+PHASES = ("generate", "score", "update", "save", "wait", "other")
+LAST_STEPS = 50
+
+
+def phases_of(steps: Mapping[int, Mapping[str, float]]) -> tuple[Phase, ...]:
+    """Mean seconds of each phase over the last steps; phases that took nothing are left out."""
+    last = list(steps.values())[-LAST_STEPS:]
+    means = (
+        {name: sum(step.get(f"seconds_{name}", 0.0) for step in last) / len(last) for name in PHASES} if last else {}
+    )
+    whole = sum(means.values())
+    return tuple(Phase(name=name, seconds=mean, share=mean / whole) for name, mean in means.items() if mean > 0)

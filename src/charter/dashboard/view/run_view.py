@@ -1,0 +1,201 @@
+"""The run page: pipeline, progress, money now, what happened. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from charter.dashboard.snapshot import Snapshot, StageNow, State
+from charter.dashboard.view.eta import Eta, eta_of, planned_interval
+from charter.dashboard.view.events_view import EventLine, event_lines
+from charter.dashboard.view.graph_svg import NARROW, WIDE, Graph, graph_svg
+
+BROKEN = ("killed", "failed", "hung", "interrupted")
+"""Outcomes of attempts that count as interruptions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageRow:
+    """One stage on the run page."""
+
+    stage: StageNow
+    colour: int
+    seconds: float
+    """Of all its attempts."""
+    planned_seconds: float | None
+    usd: float | None
+    attempts: int
+    interruptions: int
+    left_seconds: float | None
+    ends_in: float | None
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.stage.name
+
+    @property
+    def state(self) -> State:
+        """Its state."""
+        return self.stage.state
+
+
+@dataclass(frozen=True, kw_only=True)
+class Money:
+    """What was spent, against what may be."""
+
+    spent_usd: float | None
+    per_hour_usd: float | None
+    limit_usd: float | None
+    forecast_usd: float | None
+
+    @property
+    def share(self) -> float | None:
+        """Of the budget that is spent."""
+        return (self.spent_usd or 0.0) / self.limit_usd if self.limit_usd else None
+
+    @property
+    def tone(self) -> str:
+        """`good`, `warn` or `bad`."""
+        share = self.share
+        if share is None:
+            return "good"
+        over = self.forecast_usd is not None and self.limit_usd is not None and self.forecast_usd > self.limit_usd
+        return "bad" if share >= 1 else "warn" if share >= 0.8 or over else "good"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunView:
+    """The whole page."""
+
+    state: State
+    rows: tuple[StageRow, ...]
+    done: int
+    share: float
+    eta: Eta
+    money: Money
+    started_at: float | None
+    interruptions: int
+    lost_seconds: float
+    lost_usd: float | None
+    checkpoint_at: float | None
+    checkpoint_stage: str
+    gates: tuple[StageNow, ...]
+    failures: tuple[StageNow, ...]
+    stopped: str
+    """Why the run stopped, where it says so itself: a spent budget."""
+    events: tuple[EventLine, ...]
+    wide: Graph
+    narrow: Graph
+    by_name: Mapping[str, StageRow]
+
+
+def run_view(snapshot: Snapshot) -> RunView:
+    """The run page of a project."""
+    eta = eta_of(snapshot)
+    rows = tuple(_row(snapshot, stage, index, eta) for index, stage in enumerate(snapshot.stages))
+    inputs = {stage.name: stage.inputs for stage in snapshot.stages}
+    totals = snapshot.ledger.whole.totals
+    lost = totals.milliseconds - totals.useful_milliseconds
+    saved = [stage for stage in snapshot.stages if stage.state == "running" and stage.checkpoint_at is not None]
+    newest = max(saved, key=lambda stage: stage.checkpoint_at or 0.0, default=None)
+    return RunView(
+        state=run_state(snapshot),
+        rows=rows,
+        done=sum(row.state == "done" for row in rows),
+        share=run_share(snapshot),
+        eta=eta,
+        money=money_of(snapshot, eta),
+        started_at=next((_time(event) for event in snapshot.events if event.get("event") == "run_started"), None),
+        interruptions=sum(row.interruptions for row in rows),
+        lost_seconds=lost / 1000,
+        lost_usd=_usd(totals.lost_to_kills_micro_usd + totals.lost_to_failures_micro_usd, totals.priced_attempts),
+        checkpoint_at=newest.checkpoint_at if newest else None,
+        checkpoint_stage=newest.name if newest else "",
+        gates=tuple(stage for stage in snapshot.stages if stage.state == "waiting"),
+        failures=tuple(stage for stage in snapshot.stages if stage.state == "failed"),
+        stopped=_stopped(snapshot),
+        events=event_lines(snapshot.events),
+        wide=graph_svg(inputs, WIDE),
+        narrow=graph_svg(inputs, NARROW),
+        by_name={row.name: row for row in rows},
+    )
+
+
+def run_state(snapshot: Snapshot) -> State:
+    """The state of a whole run: the most urgent of its stages'."""
+    states = {stage.state for stage in snapshot.stages}
+    if states == {"done"}:
+        return "done"
+    for state in ("running", "failed", "waiting", "interrupted"):
+        if state in states:
+            return state
+    return "interrupted" if "done" in states else "pending"
+
+
+def run_share(snapshot: Snapshot) -> float:
+    """How far a run is: its stages' shares, weighted by their planned time where all have one."""
+    stages = snapshot.stages
+    planned = [planned_interval(stage, "seconds") for stage in stages]
+    weights = [item.p50 for item in planned if item is not None and item.p50]
+    if len(weights) < len(stages):
+        weights = [1.0] * len(stages)
+    whole = sum(weights)
+    return sum(w * stage.done_share for w, stage in zip(weights, stages, strict=True)) / whole if whole else 0.0
+
+
+def money_of(snapshot: Snapshot, eta: Eta) -> Money:
+    """Spending of a run: attempts, calls and other charges, and what runs at this moment."""
+    ledger = snapshot.ledger
+    rates = [
+        attempt.price_micro_usd_per_hour * attempt.count
+        for attempt in ledger.running
+        if attempt.price_micro_usd_per_hour is not None and _runs(snapshot, attempt.stage)
+    ]
+    spent = ledger.whole.usd if ledger.whole.is_priced else None
+    left = eta.left.usd
+    return Money(
+        spent_usd=spent,
+        per_hour_usd=sum(rates) / 1e6 if rates else (0.0 if spent is not None else None),
+        limit_usd=snapshot.budget_limit_usd,
+        forecast_usd=spent if left is None else (spent or 0.0) + left.p50,
+    )
+
+
+def _runs(snapshot: Snapshot, name: str) -> bool:
+    stage = snapshot.stage(name)
+    return stage is not None and stage.state == "running"
+
+
+def _row(snapshot: Snapshot, stage: StageNow, index: int, eta: Eta) -> StageRow:
+    sums, outcomes = snapshot.ledger.stage(stage.name), snapshot.ledger.outcomes.get(stage.name, {})
+    expected = planned_interval(stage, "seconds")
+    return StageRow(
+        stage=stage,
+        colour=index % 12,
+        seconds=sums.totals.milliseconds / 1000,
+        planned_seconds=expected.p50 if expected else None,
+        usd=sums.usd if sums.is_priced else None,
+        attempts=sums.totals.attempts,
+        interruptions=sum(outcomes.get(name, 0) for name in BROKEN),
+        left_seconds=eta.stage_seconds(stage.name),
+        ends_in=eta.ends_in.get(stage.name),
+    )
+
+
+def _usd(micro_usd: int, priced: int) -> float | None:
+    return micro_usd / 1e6 if priced else None
+
+
+def _time(event: Mapping[str, Any]) -> float:
+    return float(event["time"])
+
+
+def _stopped(snapshot: Snapshot) -> str:
+    """The last word of a run that ended early and was not started again; gates that wait have words of their own."""
+    for event in reversed(snapshot.events):
+        if event.get("event") in ("run_done", "run_started"):
+            return ""
+        if event.get("event") == "run_stopped":
+            gates = event.get("label") == "interrupted" and any(stage.state == "waiting" for stage in snapshot.stages)
+            return "" if gates else str(event.get("message", ""))
+    return ""

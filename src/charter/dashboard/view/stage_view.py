@@ -1,0 +1,69 @@
+"""The page of one stage. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from charter.dashboard.snapshot import Snapshot, StageNow
+from charter.dashboard.tails import LogTail
+from charter.dashboard.view.curves import Curve, Phase
+from charter.dashboard.view.eta import eta_of
+from charter.dashboard.view.meter_view import MeterView
+from charter.dashboard.view.run_view import StageRow, run_view
+from charter.ledger import Accounted
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageView:
+    """One stage, its curves and its log."""
+
+    row: StageRow
+    stage: StageNow
+    before: StageNow | None
+    after: StageNow | None
+    readers: tuple[str, ...]
+    """Stages that read what this one makes."""
+    attempts: tuple[Accounted, ...]
+    more_attempts: int
+    """Older ones that are not shown."""
+    curves: tuple[Curve, ...]
+    phases: tuple[Phase, ...]
+    log: LogTail
+    meter: MeterView | None
+    """None where nothing was metered."""
+    ends_in: float | None
+
+    @property
+    def phase_parts(self) -> tuple[tuple[str, float], ...]:
+        """The shares of the phases, with the class of each one's colour."""
+        return tuple((f"t{index}", phase.share) for index, phase in enumerate(self.phases))
+
+
+def stage_view(
+    snapshot: Snapshot,
+    name: str,
+    *,
+    curves: Sequence[Curve],
+    phases: Sequence[Phase],
+    log: LogTail,
+    attempts: Sequence[Accounted],
+    meter: MeterView | None = None,
+) -> StageView:
+    """The page of the stage of that name, which must be there."""
+    rows = run_view(snapshot).rows
+    index = next(index for index, row in enumerate(rows) if row.name == name)
+    row = rows[index]
+    eta = eta_of(snapshot)
+    return StageView(
+        row=row,
+        stage=row.stage,
+        before=rows[index - 1].stage if index else None,
+        after=rows[index + 1].stage if index + 1 < len(rows) else None,
+        readers=tuple(other.name for other in snapshot.stages if name in other.inputs),
+        attempts=tuple(reversed(attempts)),
+        more_attempts=row.attempts - len(attempts),
+        curves=tuple(curves),
+        phases=tuple(phases),
+        log=log,
+        meter=meter,
+        ends_in=eta.ends_in.get(name),
+    )

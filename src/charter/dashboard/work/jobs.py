@@ -1,0 +1,102 @@
+"""What a child process can be asked, by name: plain JSON in, plain JSON out."""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from datetime import UTC, date, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from charter.spec.project import DataSpec, Project
+
+if TYPE_CHECKING:
+    from charter.plan.plan import Plan
+
+Json = Mapping[str, Any]
+Tell = Callable[[Json], None]
+
+
+def plan(asked: Json, tell: Tell) -> Json:
+    """A project's plan under a what-if, beside the plan as it is."""
+    from charter.plan.project_plan import plan_project
+    from charter.report.what_if.question import Question, command
+    from charter.report.what_if.view import plan_view
+    from charter.spec.load import load_project
+
+    root, today = Path(asked["root"]), datetime.now(tz=UTC).date()
+    project, base = _as_it_is(root, json.dumps(asked["state"]), today)
+    changes = Question(**asked["question"]).overrides(project)
+    if not changes:
+        return asdict(plan_view(base, base))
+    changed = load_project(root, overrides=changes, env=dict(os.environ))
+    found = plan_project(changed, root, today=today)
+    return asdict(plan_view(found, base, changed=changes, command=command(changes, str(root))))
+
+
+@lru_cache(maxsize=8)
+def _as_it_is(root: Path, state: str, today: date) -> "tuple[Project, Plan]":
+    """A project and its plan without a change, made once for many questions; `state` is that of its files."""
+    from charter.plan.project_plan import plan_project
+    from charter.spec.load import load_project
+
+    project = load_project(root, env=dict(os.environ))
+    return project, plan_project(project, root, today=today)
+
+
+def count(asked: Json, tell: Tell) -> Json:
+    """The figures of a data set, and of what was set aside; tells a sample first where the whole takes long."""
+    from charter.report.data_page.counting import count_rows, count_set_aside, sample_rows
+
+    path = Path(asked["path"])
+    spec = DataSpec(**asked["spec"]) if asked.get("spec") else None
+    sample = sample_rows(path, spec)
+    if sample is not None:
+        tell({"sample": asdict(sample)})
+    found = count_rows(path, spec, tell=lambda rows: tell({"rows": rows}))
+    aside = count_set_aside(Path(asked["aside"])) if asked.get("aside") else None
+    return asdict(found) | {"aside": None if aside is None else asdict(aside)}
+
+
+def find(asked: Json, tell: Tell) -> Json:
+    """Where the record with an id stands in a JSONL file."""
+    from charter.report.data_page.browsing import find_id
+
+    found = find_id(Path(asked["path"]), asked["id"])
+    return {"offset": found}
+
+
+def compare(asked: Json, tell: Tell) -> Json:
+    """Runs side by side."""
+    from charter.report.run_compare.chart_data import chart_data
+    from charter.report.run_compare.comparison import compare_runs
+    from charter.report.run_compare.page_rows import page_rows
+    from charter.report.run_compare.read import read_sides
+
+    sides = read_sides([Path(root) for root in asked["roots"]], asked["labels"])
+    found = compare_runs(sides)
+    return {"rows": page_rows(found), "charts": chart_data(found)}
+
+
+def accuracy(asked: Json, tell: Tell) -> Json:
+    """Estimate against actual, and the paces that plans use and that this run shows."""
+    from charter.errors import UsageError
+    from charter.report.accuracy_read import read_accuracy
+    from charter.report.accuracy_rows import accuracy_rows
+    from charter.report.estimate_actual import accuracy_chart
+
+    try:
+        found = read_accuracy(Path(asked["root"]))
+    except UsageError as error:
+        return {"none": str(error)}
+    return {"rows": accuracy_rows(found), "charts": accuracy_chart(found)}
+
+
+JOBS: Mapping[str, Callable[[Json, Tell], Json]] = {
+    "plan": plan,
+    "count": count,
+    "find": find,
+    "compare": compare,
+    "accuracy": accuracy,
+}

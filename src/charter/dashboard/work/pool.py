@@ -1,0 +1,194 @@
+"""Few processes for many pages: the same question is computed once, and given up when nobody waits for it."""
+
+import json
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from charter.dashboard.work.process import Child, Stopped
+
+Json = Mapping[str, Any]
+LANES: Mapping[str, tuple[str, ...]] = {"plans": ("plan",), "files": ("count", "find", "compare", "accuracy")}
+"""Which jobs share processes: a plan never waits for a large file."""
+PER_LANE = 2
+KEPT_ANSWERS = 128
+IDLE_SECONDS = 300.0
+"""A process that nobody asks for so long is ended."""
+ERROR_SECONDS = 10.0
+"""How long an error is the answer: what it speaks of, say a server that is away, may be mended and no file changes."""
+LONGEST_SECONDS = 1800.0
+
+
+@dataclass
+class Asked:
+    """One question on its way."""
+
+    job: str
+    arguments: Json
+    key: Hashable
+    answer: "Future[Json]" = field(default_factory=Future)
+    told: dict[str, Any] = field(default_factory=dict)
+    """What the process has said so far."""
+    waiting: int = 0
+    """How many wait for it."""
+    child: Child | None = None
+    """The process that works on it."""
+    since: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """An answer, and when it was given by the monotonic clock."""
+
+    answer: Json
+    at: float
+
+
+class Workers:
+    """Answers questions in child processes. Thread-safe; nothing is started before the first question."""
+
+    def __init__(self, per_lane: int = PER_LANE, *, child: Callable[[], Child] = Child) -> None:
+        self._per_lane, self._child = per_lane, child
+        self._lock = threading.Lock()
+        self._asked: dict[Hashable, Asked] = {}
+        self._answers: OrderedDict[Hashable, Kept] = OrderedDict()
+        self._queues: dict[str, SimpleQueue[Asked | None]] = {lane: SimpleQueue() for lane in LANES}
+        self._threads: dict[str, list[threading.Thread]] = {lane: [] for lane in LANES}
+        self._children: set[Child] = set()
+        self._closed = False
+
+    def known(self, job: str, arguments: Json, state: Hashable) -> Json | None:
+        """The answer, where it is there already; `state` says of which files, so that a change asks anew."""
+        with self._lock:
+            return self._kept(_key(job, arguments, state))
+
+    def ask(self, job: str, arguments: Json, state: Hashable) -> Asked:
+        """Ask, or join those who have asked the same. Every caller must `leave` in the end."""
+        key = _key(job, arguments, state)
+        with self._lock:
+            found = self._asked.get(key)
+            if found is None:
+                found = Asked(job=job, arguments=arguments, key=key)
+                if (known := self._kept(key)) is not None:
+                    found.answer.set_result(known)
+                elif self._closed:
+                    found.answer.set_result({"error": "the dashboard is ending"})
+                else:
+                    self._asked[key] = found
+                    self._start(found)
+            found.waiting += 1
+            return found
+
+    def _kept(self, key: Hashable) -> Json | None:
+        """An answer that still holds; for whoever has the lock."""
+        kept = self._answers.get(key)
+        if kept is None or ("error" in kept.answer and time.monotonic() - kept.at > ERROR_SECONDS):
+            return None
+        return kept.answer
+
+    def leave(self, asked: Asked, *, linger_seconds: float = 0.0) -> None:
+        """No longer wait for an answer; the last one to leave ends the work on it, unless somebody soon asks again."""
+        if linger_seconds and not asked.answer.done():
+            later = threading.Timer(linger_seconds, self.leave, (asked,))
+            later.daemon = True
+            later.start()
+            return
+        with self._lock:
+            asked.waiting -= 1
+            given_up = asked.waiting <= 0 and not asked.answer.done() and self._asked.pop(asked.key, None) is asked
+            child = asked.child if given_up else None
+            if given_up:
+                asked.answer.cancel()
+        if child is not None:
+            child.kill()
+
+    def wait(self, job: str, arguments: Json, state: Hashable, *, seconds: float = LONGEST_SECONDS) -> Json:
+        """The answer, waited for; an error in its place after `seconds`."""
+        asked = self.ask(job, arguments, state)
+        try:
+            return asked.answer.result(timeout=seconds)
+        except TimeoutError:
+            return {"error": f"no answer within {seconds:.0f} s"}
+        finally:
+            self.leave(asked)
+
+    def close(self) -> None:
+        """End all processes and threads."""
+        with self._lock:
+            self._closed = True
+            children, threads = list(self._children), [item for found in self._threads.values() for item in found]
+            waiting, self._asked = list(self._asked.values()), {}
+        for lane, queue in self._queues.items():
+            for _ in self._threads[lane]:
+                queue.put(None)
+        for asked in waiting:
+            asked.answer.cancel()
+        for child in children:
+            child.kill()
+        for thread in threads:
+            thread.join(timeout=5)
+
+    def _start(self, asked: Asked) -> None:
+        lane = next(name for name, jobs in LANES.items() if asked.job in jobs)
+        alive = [thread for thread in self._threads[lane] if thread.is_alive()]
+        if len(alive) < self._per_lane:
+            alive.append(threading.Thread(target=self._serve, args=(lane,), daemon=True, name=f"charter-{lane}"))
+            alive[-1].start()
+        self._threads[lane] = alive
+        self._queues[lane].put(asked)
+
+    def _serve(self, lane: str) -> None:
+        child = self._child()
+        with self._lock:
+            self._children.add(child)
+        try:
+            while True:
+                try:
+                    asked = self._queues[lane].get(timeout=IDLE_SECONDS)
+                except Empty:
+                    child.kill()
+                    continue
+                if asked is None:
+                    return
+                self._answer(child, asked)
+        finally:
+            child.kill()
+            with self._lock:
+                self._children.discard(child)
+
+    def _answer(self, child: Child, asked: Asked) -> None:
+        with self._lock:
+            if asked.answer.cancelled():
+                return
+            asked.child = child
+        found = self._asked_twice(child, asked)
+        with self._lock:
+            asked.child = None
+            self._asked.pop(asked.key, None)
+            if asked.answer.cancelled():
+                return
+            if "stopped" not in found:
+                self._answers[asked.key] = Kept(answer=found, at=time.monotonic())
+                while len(self._answers) > KEPT_ANSWERS:
+                    self._answers.popitem(last=False)
+            asked.answer.set_result(found)
+
+    @staticmethod
+    def _asked_twice(child: Child, asked: Asked) -> Json:
+        """Once more where the process was killed: for want of memory, or for a question just given up before this."""
+        for _ in range(2):
+            try:
+                return child.ask(asked.job, asked.arguments, asked.told.update)
+            except Stopped:
+                if asked.answer.cancelled():
+                    break
+        return {"error": "the process that worked on it was killed, twice; memory may be short", "stopped": True}
+
+
+def _key(job: str, arguments: Json, state: Hashable) -> Hashable:
+    return job, json.dumps(arguments, sort_keys=True), state

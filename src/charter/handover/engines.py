@@ -1,0 +1,46 @@
+"""All engines that stages are handed over to, by name."""
+
+from charter.errors import Problem, SpecError, UsageError
+from charter.handover.engine import HandoverEngine
+from charter.handover.huggingface.engines import HUGGINGFACE_ENGINES
+from charter.handover.megatron.engine import MEGATRON
+from charter.handover.nemo_rl.render import NEMO_RL
+from charter.handover.openrlhf.engine import OPENRLHF
+from charter.handover.rendered import RenderedRun
+from charter.handover.request import Handover
+from charter.handover.verl.render import VERL
+
+HANDOVER_ENGINES: tuple[HandoverEngine, ...] = (*HUGGINGFACE_ENGINES, VERL, NEMO_RL, OPENRLHF, MEGATRON)
+"""In the order of the support table."""
+
+
+def handover_engine(name: str) -> HandoverEngine:
+    """The engine of that name; a `UsageError` lists those that exist."""
+    for engine in HANDOVER_ENGINES:
+        if engine.name == name:
+            return engine
+    known = ", ".join(engine.name for engine in HANDOVER_ENGINES)
+    raise UsageError(f"no stage can be handed over to {name!r}; the engines are {known}")
+
+
+def check_kind(name: str, engine_name: str, kind: str) -> None:
+    """Refuse a stage of a kind that the engine does not train, with those that do."""
+    engine = handover_engine(engine_name)
+    if kind in engine.kinds:
+        return
+    able = ", ".join(other.name for other in HANDOVER_ENGINES if kind in other.kinds) or "the native engine only"
+    raise SpecError(
+        [
+            Problem(
+                path=f"pipeline.{name}.engine",
+                message=f"{engine.title} does not train stages of kind {kind}; it trains {', '.join(engine.kinds)}",
+                hint=f"engines that do: {able}",
+            )
+        ]
+    )
+
+
+def render(handover: Handover) -> RenderedRun:
+    """The stage as its engine's configuration; a `SpecError` holds every field that the engine cannot express."""
+    check_kind(handover.name, handover.engine, handover.stage.kind)
+    return handover_engine(handover.engine).render(handover)

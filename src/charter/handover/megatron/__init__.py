@@ -1,0 +1,1 @@
+"""Megatron-LM: pretraining and fine-tuning with tensor, pipeline, context and expert parallelism."""

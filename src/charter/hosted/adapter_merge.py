@@ -1,0 +1,138 @@
+"""From a low-rank adapter that an engine has left apart to the plain weights that native stages publish.
+
+peft names a matrix `base_model.model.MODULE.lora_A.weight`, and what else was trained `base_model.model.MODULE.weight`.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from charter.errors import DataError, StageError
+from charter.hosted.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from charter.models.adapters import product
+from charter.models.language_model import LanguageModel, load_language_model
+from charter.spec.layout import Adapter
+from charter.train.models import ADAPTER
+
+SCORE = "score.weight"
+_PREFIX = "base_model.model."
+_BASE_MODEL = "base_model_name_or_path"
+_PLAIN = {
+    "use_rslora": False, "use_dora": False, "lora_bias": False, "fan_in_fan_out": False, "bias": "none",
+    "rank_pattern": {}, "alpha_pattern": {},
+}  # fmt: skip
+"""Settings of peft that would make the product another one."""
+_MOST_SHOWN = 5
+
+
+def write_merged_model(directory: Path, source: Path, adapter: Adapter, target: Path) -> None:
+    """Write a language model with its adapter added in, and the adapter beside it, as the native engine does."""
+    model, _ = merged(directory, source, adapter)
+    model.save(target)
+    _copy_adapter(directory, target.parent / ADAPTER)
+
+
+def write_merged_classifier(directory: Path, source: Path, adapter: Adapter, target: Path) -> None:
+    """Write the language model that is the body of a classifier, its adapter added in, and the classifier's score."""
+    from safetensors.torch import save_file
+
+    model, whole = merged(directory, source, adapter, beside=(SCORE,))
+    model.save(target)
+    save_file(whole, str(target / "score.safetensors"))
+
+
+def merged(
+    directory: Path, source: Path, adapter: Adapter, *, beside: Collection[str] = ()
+) -> tuple[LanguageModel, dict[str, Tensor]]:
+    """The language model in `source` with `alpha / rank * B A` added to every linear layer but the output projection.
+
+    `beside` names tensors that were trained whole, such as a head, which are returned. A `StageError` says where the
+    files in `directory` are no such adapter of this model.
+    """
+    _check_settings(directory / ADAPTER_CONFIG, adapter)
+    try:
+        model = load_language_model(source)
+    except DataError as error:
+        raise StageError(f"the model that the adapter belongs to cannot be read: {error}") from None
+    matrices = _matrices(directory / ADAPTER_WEIGHTS)
+    whole = {name: matrices.pop(name) for name in beside if name in matrices}
+    wrong = [] if len(whole) == len(beside) else [f"{name} is missing" for name in sorted({*beside} - {*whole})]
+    with torch.no_grad():
+        for name, layer in _adapted(model.model).items():
+            wrong += _add(layer, name, matrices, adapter)
+    wrong += [f"{name} belongs to no linear layer" for name in sorted(matrices)]
+    if wrong:
+        more = f" and {len(wrong) - _MOST_SHOWN} more" if len(wrong) > _MOST_SHOWN else ""
+        raise StageError(
+            f"the adapter that the engine has left is none of {source}: {'; '.join(wrong[:_MOST_SHOWN])}{more}"
+        )
+    return model, whole
+
+
+def _copy_adapter(directory: Path, target: Path) -> None:
+    """Write an adapter as later readers find it; neither the order of a set nor a path of this machine is kept."""
+    target.mkdir(parents=True, exist_ok=True)
+    settings = {
+        name: sorted(value) if name == "target_modules" else value
+        for name, value in _settings(directory / ADAPTER_CONFIG).items()
+    }
+    text = json.dumps({**settings, _BASE_MODEL: None, "inference_mode": True}, indent=2, sort_keys=True)
+    (target / ADAPTER_CONFIG).write_text(text + "\n", encoding="utf-8")
+    (target / ADAPTER_WEIGHTS).write_bytes((directory / ADAPTER_WEIGHTS).read_bytes())
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StageError(f"the engine has left no adapter: {path} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise StageError(f"the engine has left no adapter: {path} holds no settings")
+    return found
+
+
+def _check_settings(path: Path, adapter: Adapter) -> None:
+    found = _settings(path)
+    wanted = {"peft_type": "LORA", "r": adapter.rank, "lora_alpha": adapter.alpha}
+    wrong = [f"{name} {found.get(name)!r}, not {value!r}" for name, value in wanted.items() if found.get(name) != value]
+    wrong += [f"{name} {found[name]!r}" for name, value in _PLAIN.items() if (found.get(name) or value) != value]
+    if wrong:
+        raise StageError(f"the engine has left another adapter than was asked for: {path} has {', '.join(wrong)}")
+
+
+def _matrices(path: Path) -> dict[str, Tensor]:
+    """Its tensors in fp32, by the names of the model's own modules."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        stored: Mapping[str, Tensor] = load_file(str(path))
+    except (OSError, SafetensorError) as error:
+        raise StageError(f"the engine has left no adapter: {path} cannot be read: {error}") from None
+    if damaged := [name for name, value in stored.items() if not bool(value.isfinite().all())]:
+        raise StageError(f"the adapter that the engine has left is damaged: {sorted(damaged)[0]} is not finite")
+    return {name.removeprefix(_PREFIX): value.float() for name, value in stored.items()}
+
+
+def _adapted(model: Any) -> dict[str, nn.Linear]:
+    """The layers that peft's `all-linear` means."""
+    output = model.get_output_embeddings()
+    return {name: item for name, item in model.named_modules() if isinstance(item, nn.Linear) and item is not output}
+
+
+def _add(layer: nn.Linear, name: str, matrices: dict[str, Tensor], adapter: Adapter) -> list[str]:
+    """Add one product to its layer's weight; what is wrong with its matrices instead."""
+    names = [f"{name}.lora_{which}.weight" for which in "AB"]
+    first, second = (matrices.pop(item, None) for item in names)
+    if first is None or second is None:
+        return [f"{item} is missing" for item, value in zip(names, (first, second), strict=True) if value is None]
+    rows, columns = layer.weight.shape
+    shapes = (tuple(first.shape), tuple(second.shape))
+    if shapes != ((adapter.rank, columns), (rows, adapter.rank)):
+        return [f"{name} of shape {[rows, columns]} has matrices of shape {list(shapes[0])} and {list(shapes[1])}"]
+    layer.weight += product(first, second, adapter)
+    return []

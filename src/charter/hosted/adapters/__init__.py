@@ -1,0 +1,43 @@
+"""Each engine as a hosted stage sees it."""
+
+from charter.artifacts.job import Job
+from charter.errors import UsageError
+from charter.hosted.adapter import Adapter
+from charter.launch.hosted_engine import interpreter_of
+from charter.spec.stage import PpoStage
+
+
+def adapter_of(job: Job) -> Adapter:
+    """The adapter of the engine that computes a job; only that one is imported."""
+    name = job.spec.engine
+    python = interpreter_of(job.engines, name)
+    match name:
+        case "trl" | "accelerate" | "deepspeed":
+            from charter.hosted.adapters.huggingface import HuggingFaceAdapter
+
+            return HuggingFaceAdapter(updates=_updates(job), saves_on_sigterm=not isinstance(job.spec, PpoStage))
+        case "verl":
+            from charter.hosted.adapters.verl import VerlAdapter
+
+            return VerlAdapter(python=python)
+        case "nemo_rl":
+            from charter.hosted.adapters.nemo_rl import NemoRlAdapter
+
+            return NemoRlAdapter()
+        case "openrlhf":
+            from charter.hosted.adapters.openrlhf import OpenRlhfAdapter
+
+            return OpenRlhfAdapter(python=python)
+        case "megatron":
+            from charter.hosted.adapters.megatron import MegatronAdapter
+
+            return MegatronAdapter(python=python)
+    raise UsageError(f"no adapter knows how the engine {name!r} is followed; `charter export` renders its files")
+
+
+def _updates(job: Job) -> int:
+    """Optimizer steps of the Trainer in one step of the stage: a rollout has several."""
+    spec = job.spec
+    if not isinstance(spec, PpoStage):
+        return 1
+    return max(1, spec.ppo_epochs * spec.rollout_batch // spec.minibatch)

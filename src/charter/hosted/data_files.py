@@ -1,0 +1,191 @@
+"""The rows of a stage as JSON lines that an engine reads: made by Charter's own readers, in Charter's own order.
+
+Conversations are tokenised and cut exactly as the native engine does it, and every batch of the file is the batch that
+the native engine would take at that step, so the engine reads the file from its beginning to its end. What an engine
+cannot express of a row (a soft label) is refused with the number of such rows, never rounded.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from charter.artifacts.draws import draw_seed
+from charter.artifacts.heartbeat import START
+from charter.artifacts.stage_dir import StageDir
+from charter.artifacts.whole_dir import publish_dir
+from charter.errors import DataError
+from charter.hosted.classifier import check_prompts
+from charter.hosted.data_verl import write_parquet
+from charter.hosted.message_rows import message_rows, prompt_of_engine, reads_messages, suffix_of
+from charter.hosted.pair_rows import dpo_rows, reward_rows
+from charter.models.chat import encode_prompt
+from charter.models.ranks import Ranks
+from charter.spec.dataset import read_prompts
+from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, PretrainStage, SftStage
+from charter.train.packing import pack
+from charter.train.schedule import batch_rows, total_steps
+from charter.train.setup import Setup
+from charter.train.token_data import conversation_rows, text_stream
+
+DATA = "data"
+Row = Mapping[str, Any]
+BEAT_ROWS = 1000
+PARQUET = ".parquet"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """What a role of a stage holds, before it is put in order."""
+
+    count: int
+    """Rows that a batch is drawn from."""
+    row: Callable[[int], Row]
+    tokens: Callable[[int], int]
+    items: int
+    """Rows of the file where each is written once: more than `count` where they are packed."""
+    sequences: int = 1
+    notes: tuple[str, ...] = ()
+    """What a reader of the log must know."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFiles:
+    """The files of a stage, and how much work they are."""
+
+    paths: Mapping[str, str]
+    """Role -> file."""
+    rows: Mapping[str, int]
+    target_steps: int
+    counters: Mapping[int, Mapping[str, int]] = field(default_factory=lambda: MappingProxyType({}))
+    """Step, from 1 -> tokens and pairs of its batch, where the file is read in order."""
+    notes: tuple[str, ...] = ()
+
+
+def write_data(stage: StageDir, setup: Setup, tokenizer: Any, directory: Path) -> DataFiles:
+    """Write the files of a stage into a directory that appears whole."""
+    spec = stage.job.spec
+    if isinstance(spec, PpoStage):
+        return _write_prompts(stage, setup, tokenizer, directory, spec)
+    assert isinstance(spec, PretrainStage | SftStage | PreferenceModelStage | DpoStage)
+    rows = _rows(stage, setup, tokenizer)
+    target = total_steps(epochs=spec.epochs, steps=spec.steps, rows=rows.count, global_batch=spec.global_batch)
+    packs = isinstance(spec, SftStage) and spec.packing
+    order = range(rows.items) if packs else _in_order(stage, target, spec.global_batch, rows.count)
+    counters = {} if packs else _counters(rows, target, spec.global_batch, order, pairs=rows.sequences == 2)
+    path = _write(stage, directory, "data", (rows.row(index) for index in order))
+    return DataFiles(
+        paths={"data": path},
+        rows={"data": len(order)},
+        target_steps=target,
+        counters=counters,
+        notes=rows.notes,
+    )
+
+
+def _rows(stage: StageDir, setup: Setup, tokenizer: Any) -> Rows:
+    spec = stage.job.spec
+    if isinstance(spec, SftStage) and not reads_messages(spec):
+        data = conversation_rows(stage, tokenizer, seq_len=spec.seq_len, ranks=Ranks())
+        setup.count_skipped(data.skipped)
+        count = len(pack(data.lengths(), spec.seq_len)) if spec.packing else len(data)
+        return Rows(
+            count=count,
+            row=lambda index: _masked(data[index].ids, data[index].is_answer),
+            tokens=lambda index: len(data[index].ids),
+            items=len(data),
+        )
+    if isinstance(spec, PretrainStage) and not reads_messages(spec):
+        stream = text_stream(stage, tokenizer, seq_len=spec.seq_len, ranks=Ranks())
+        setup.count_skipped(stream.skipped)
+        return Rows(
+            count=len(stream),
+            row=lambda index: _masked(stream[[index]][0].tolist(), [True] * spec.seq_len),
+            tokens=lambda index: spec.seq_len,
+            items=len(stream),
+        )
+    if reads_messages(spec):
+        made = message_rows(setup, tokenizer, spec)
+    elif isinstance(spec, PreferenceModelStage):
+        made = reward_rows(setup, tokenizer, spec)
+    else:
+        assert isinstance(spec, DpoStage)
+        made = dpo_rows(setup, tokenizer, spec)
+    return Rows(
+        count=len(made.rows),
+        row=lambda index: made.rows[index],
+        tokens=lambda index: made.tokens[index],
+        items=len(made.rows),
+        sequences=spec.SEQUENCES_PER_ROW,
+        notes=made.notes,
+    )
+
+
+def _masked(ids: Sequence[int], marks: Sequence[bool]) -> Row:
+    """Tokens, and which of them count; the first never does, since nothing predicts it (TRL would count it)."""
+    return {"input_ids": [*map(int, ids)], "assistant_masks": [0, *map(int, marks[1:])]}
+
+
+def _in_order(stage: StageDir, target: int, batch: int, rows: int) -> list[int]:
+    """The rows of every batch, one batch after the other, as the native engine draws them."""
+    seed = draw_seed(stage.job.seed, stage.job.stage, "order")
+    return [row for step in range(target) for row in batch_rows(step, rows=rows, batch=batch, seed=seed)]
+
+
+def _counters(
+    rows: Rows, target: int, batch: int, order: Sequence[int], *, pairs: bool
+) -> dict[int, Mapping[str, int]]:
+    """The work of each step, counted as the native engine counts it."""
+    found: dict[int, Mapping[str, int]] = {}
+    for step in range(target):
+        tokens = sum(rows.tokens(index) for index in order[step * batch : (step + 1) * batch])
+        found[step + 1] = {"tokens": tokens, **({"pairs": batch} if pairs else {})}
+    return found
+
+
+def _write(stage: StageDir, directory: Path, role: str, rows: Iterable[Row]) -> str:
+    """The file of a role, in the format of the engine; its path."""
+    name = f"{role}{suffix_of(stage.job.spec)}"
+
+    def write(target: Path) -> None:
+        if name.endswith(PARQUET):
+            write_parquet((dict(row) for row in rows), target / name)
+            return
+        with (target / name).open("w", encoding="utf-8") as file:
+            for number, row in enumerate(rows):
+                if number % BEAT_ROWS == 0:
+                    stage.beat(START)
+                file.write(json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n")
+
+    publish_dir(directory, write)
+    return str(directory / name)
+
+
+def _write_prompts(stage: StageDir, setup: Setup, tokenizer: Any, directory: Path, spec: PpoStage) -> DataFiles:
+    """The prompts of every rollout in Charter's order; a rollout has `samples_per_prompt` answers to each."""
+    prompts = setup.rows("prompts", read_prompts)
+    fitting = [item for item in prompts if len(encode_prompt(tokenizer, item.turns)) <= spec.max_prompt_tokens]
+    if not fitting:
+        raise DataError(f"none of {len(prompts)} prompts has at most max_prompt_tokens {spec.max_prompt_tokens} tokens")
+    check_prompts(stage.job.only("reward").location(), [item.turns for item in fitting])
+    left_out = len(prompts) - len(fitting)
+    rollouts = -(-spec.episodes // spec.rollout_batch)
+    order = _in_order(stage, rollouts, spec.rollout_batch // spec.samples_per_prompt, len(fitting))
+
+    def rows() -> Iterator[Row]:
+        for number, index in enumerate(order):
+            yield prompt_of_engine(spec, fitting[index].turns, number)
+
+    path = _write(stage, directory, "prompts", rows())
+    note = (
+        f"{left_out} of {len(prompts)} prompts are longer than max_prompt_tokens {spec.max_prompt_tokens} and are left "
+        "out: the engine cannot cut them"
+    )
+    return DataFiles(
+        paths={"prompts": path},
+        rows={"prompts": len(order)},
+        target_steps=rollouts,
+        notes=(note,) if left_out else (),
+    )

@@ -1,0 +1,110 @@
+"""The processes of an engine as one: started under a guard, asked to stop, ended, and found again when left over."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from charter.errors import StageError
+from charter.hosted import guard
+
+MARK = "CHARTER_HOSTED_STAGE"
+"""Set in every process of an engine: the stage directory that it works for."""
+_OF_CHARTERS_PROCESS = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CHARTER_GROUP",
+    "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV",
+)  # fmt: skip
+"""Variables that say what Charter's own process is, and would mislead an engine's."""
+END_SECONDS = 10.0
+
+
+class EngineProcess:
+    """A running engine; when this process ends, in whatever way, all processes of the engine are killed."""
+
+    def __init__(
+        self, command: Sequence[str], *, directory: Path, log: Path, environment: Mapping[str, str], stage_dir: Path
+    ) -> None:
+        read, self._held = os.pipe()
+        try:
+            with log.open("ab") as output:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", str(Path(guard.__file__).resolve()), str(read), *command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    cwd=directory,
+                    env={**environment, MARK: str(stage_dir)},
+                    pass_fds=(read,),
+                    start_new_session=True,
+                )
+        finally:
+            os.close(read)
+
+    def poll(self) -> int | None:
+        """The exit code of the engine (128 and the number of a signal), or None while it runs."""
+        return self._process.poll()
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM to the engine."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
+
+    def end(self) -> None:
+        """Kill all of the engine, and wait until it is gone."""
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
+        try:
+            self._process.wait(timeout=END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    _held: int | None
+
+
+def engine_environment(extra: Mapping[str, str], *, python: str) -> dict[str, str]:
+    """The variables of an engine's processes: those of this one, without what names its own place, and `extra`.
+
+    Programs of the engine's environment (`accelerate`, `torchrun`) are found first. Nothing is fetched from a hub
+    unless `extra` says so: what a stage reads lies in directories.
+    """
+    own = {name: value for name, value in os.environ.items() if name not in _OF_CHARTERS_PROCESS}
+    path = os.pathsep.join([os.path.dirname(python), own.get("PATH", os.defpath)])
+    return {**own, "HF_HUB_OFFLINE": "1", "PATH": path, **extra}
+
+
+def end_left(stage_dir: Path) -> int:
+    """Kill what an earlier start has left of an engine in a stage directory, and wait for its end; how many it were.
+
+    The guard sees to it that there is nothing; this is for the case that the guard was killed itself.
+    """
+    deadline, ended = time.monotonic() + END_SECONDS, set[int]()
+    while left := _marked(stage_dir):
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        ended |= left
+        if time.monotonic() > deadline:
+            raise StageError(
+                f"processes {', '.join(map(str, sorted(left)))} of an earlier start still work in {stage_dir}, and "
+                "SIGKILL did not end them; end them by hand"
+            )
+        time.sleep(0.01)
+    return len(ended)
+
+
+def _marked(stage_dir: Path) -> set[int]:
+    wanted = f"{MARK}={stage_dir}".encode()
+    found = set()
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if not name.isdecimal() or int(name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            if wanted in Path("/proc", name, "environ").read_bytes().split(b"\0"):
+                found.add(int(name))
+    return found

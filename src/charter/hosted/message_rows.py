@@ -1,0 +1,55 @@
+"""Rows of engines that tokenise by themselves: conversations and pairs as lists of messages."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from charter.errors import DataError, UsageError
+from charter.handover.engines import handover_engine
+from charter.hosted import data_nemo_rl
+from charter.hosted.data_verl import prompt_row
+from charter.hosted.pair_rows import PairRows, dpo_rows, messages
+from charter.spec.dataset import Turn, read_conversations
+from charter.spec.stage import DpoStage, PreferenceModelStage, PretrainStage, SftStage, Stage
+from charter.train.setup import Setup
+
+TOKENISED = frozenset({"trl", "accelerate", "deepspeed"})
+"""Engines that read tokens, as Charter makes them."""
+_INDEXED, _RANKED = "megatron", "nemo_rl"
+
+
+def reads_messages(stage: Stage) -> bool:
+    """Whether a stage's engine is given messages, and not tokens."""
+    return stage.engine not in TOKENISED
+
+
+def message_rows(setup: Setup, tokenizer: Any, stage: Stage) -> PairRows:
+    """The rows of a stage as messages; tokens are not counted, since the engine makes them."""
+    if stage.engine == _INDEXED or isinstance(stage, PretrainStage):
+        raise UsageError(
+            f"the data of {stage.engine} is made by tools of its own, which Charter does not run\n"
+            "  `charter export` renders the stage with the commands that make its data"
+        )
+    if isinstance(stage, SftStage):
+        found = [item.turns for item in setup.rows("data", read_conversations)]
+        rows = [{"messages": messages(turns)} for turns in found if any(turn.role == "assistant" for turn in turns)]
+        if not rows:
+            raise DataError("no conversation with an assistant turn in the stage's data; the loss would count nothing")
+        return PairRows(rows=rows, tokens=[0] * len(rows))
+    assert isinstance(stage, PreferenceModelStage | DpoStage)
+    pairs = dpo_rows(setup, tokenizer, stage)
+    return replace(pairs, rows=[data_nemo_rl.pair_row(row) for row in pairs.rows]) if stage.engine == _RANKED else pairs
+
+
+def prompt_of_engine(stage: Stage, turns: Sequence[Turn], index: int) -> Mapping[str, Any]:
+    """A prompt as the engine of a stage reads it."""
+    if stage.engine == "verl":
+        return prompt_row(turns, source=stage.kind, index=index)
+    if stage.engine == _RANKED:
+        return data_nemo_rl.prompt_row(turns, index)
+    return {"prompt": messages(turns)}
+
+
+def suffix_of(stage: Stage) -> str:
+    """Of the file that the engine of a stage reads."""
+    return handover_engine(stage.engine).data_suffix

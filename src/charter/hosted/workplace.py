@@ -1,0 +1,87 @@
+"""The directory that an engine works in, below its stage's: emptied before every start, but for what is still good.
+
+What an engine has left of its own is never resumed from: Trainers take the checkpoint with the highest number, whole
+or not (transformers#35782). Whole checkpoints are taken over first, everything else goes; Charter's own copy of the
+newest one is put where the engine finds it.
+"""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from charter.artifacts import durable
+from charter.artifacts.lease import host_id
+from charter.artifacts.stage_dir import StageDir
+from charter.errors import DataError
+from charter.hosted.adapter import Adapter, EngineCheckpoint
+from charter.hosted.beating import beating
+from charter.hosted.files import link_tree
+
+WORK, LOG, OWNER = "engine", "log.txt", "owner.json"
+PROCESSES = "processes"
+
+
+def take_over(stage: StageDir, adapter: Adapter, work: Path) -> bool:
+    """Make the engine's whole checkpoints Charter's own: hashed, flushed, kept as the file says; whether there was one.
+
+    Only those younger than what Charter has; what vanishes while it is taken was one too many for the engine.
+    """
+    newest = max((position.step for position in stage.checkpoints.positions()), default=0)
+    found = [item for item in adapter.checkpoints(work) if item.step > newest]
+    return any([_take(stage, adapter, work, item) for item in found])
+
+
+def _take(stage: StageDir, adapter: Adapter, work: Path, checkpoint: EngineCheckpoint) -> bool:
+    try:
+        with beating(stage):
+            stage.save_checkpoint(checkpoint.step, lambda target: link_tree(checkpoint.path, target))
+    except FileNotFoundError:
+        return False
+    adapter.taken(checkpoint, work)
+    return True
+
+
+def take_over_left(stage: StageDir, adapter: Adapter, work: Path) -> None:
+    """The same for what an earlier start has left, when this machine has not gone down since.
+
+    A file that was never flushed may have its size and not its content after that.
+    """
+    if owner_of(work) == _owner(stage):
+        take_over(stage, adapter, work)
+
+
+def owner_of(work: Path) -> Mapping[str, Any]:
+    """Which engine has worked there, since which start of the machine; empty where nothing says so."""
+    try:
+        found = durable.read_json(work / OWNER)
+    except DataError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def processes_in(work: Path) -> int:
+    """How many processes the engine has that works there."""
+    return int(owner_of(work).get(PROCESSES, 1))
+
+
+def empty(stage: StageDir, work: Path) -> None:
+    """Remove everything that the engine has left, and say whose the directory is now."""
+    if work.exists():
+        durable.discard_dir(work)
+    durable.make_dir(work)
+    durable.write_json(work / OWNER, _owner(stage))
+
+
+def discard(work: Path) -> None:
+    """Remove the directory of a finished stage; its outputs have names of their own."""
+    shutil.rmtree(work, ignore_errors=True)
+
+
+def _owner(stage: StageDir) -> dict[str, str | int]:
+    return {
+        "engine": stage.job.spec.engine,
+        "host": host_id(),
+        "fingerprint": stage.job.fingerprint,
+        PROCESSES: int(stage.job.frozen.get("world_size", 1)),
+    }

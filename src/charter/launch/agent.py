@@ -1,0 +1,119 @@
+"""The node agent: what an engine runs on every node of a job, the same program everywhere.
+
+    python -m charter.launch.agent --stage-dir D --module M --job 3 --token T --attempt 1 --nodes 2 --processes 4
+
+It reads its place from `CHARTER_NODE_RANK` (or `CHARTER_SHARD`, for a task of an array) and the engine's count of
+restarts from `CHARTER_RESTART`, starts the stage's processes of this node, and ends with them. What it knows it writes
+into the job's files (`charter.launch.job_files`), so that the supervisor and the other agents need no engine to hear
+of it: SIGTERM, or a request in the control file, stops the stage at its next checkpoint; a failure anywhere ends the
+processes of all nodes.
+"""
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NoReturn
+
+from charter.artifacts import faults
+from charter.artifacts.group import APART, NODE_ADDRESS, rank_environment
+from charter.artifacts.lease import host_id
+from charter.artifacts.term import TERM, Term
+from charter.launch.agent_checks import CHECKS_FAILED_EXIT, Chosen, place_after_checks
+from charter.launch.agent_task import Task, parse
+from charter.launch.agent_watch import NodeWatch, StopRequest
+from charter.launch.job_files import JobFiles, NodeRecord
+from charter.launch.node_address import LOOPBACK, MeetingPlace, free_port, meeting_place, route_address
+from charter.launch.node_processes import NodeProcesses, Torchrun
+from charter.tracking.metering.sampler import Sampler
+
+NODE_RANK, SHARD, RESTART = "CHARTER_NODE_RANK", "CHARTER_SHARD", "CHARTER_RESTART"
+ENGINE_JOB = "CHARTER_ENGINE_JOB"
+"""The engine's own number of the job, where its environment says it; for people who read the files."""
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run this node's part of one start, and say by the exit code how it ended."""
+    task = parse(sys.argv[1:] if argv is None else argv)
+    stop = StopRequest()
+    code = run(task, os.environ, stop)
+    sys.exit(128 - code if code < 0 else code)
+
+
+def run(task: Task, environment: Mapping[str, str], stop: StopRequest) -> int:
+    """Start this node's processes and stay until they have ended."""
+    files = JobFiles(task.stage_dir, task.job)
+    place = int(environment.get(SHARD if task.apart else NODE_RANK, "0"))
+    record = files.claim(
+        NodeRecord(
+            place=place,
+            restart=int(environment.get(RESTART) or 0),
+            host=socket.gethostname(),
+            host_id=host_id(),
+            address=route_address() if task.nodes > 1 else "",
+            port=free_port() if task.nodes > 1 else 0,
+            engine_job=environment.get(ENGINE_JOB, ""),
+            pid=os.getpid(),
+            processes=task.processes,
+            started_at=time.time(),
+        )
+    )
+    chosen = Chosen(node=place, first=0)
+    if task.check_disk_bytes is not None and not task.apart:
+        chosen = place_after_checks(task, record)
+    if chosen.node is None:
+        code = CHECKS_FAILED_EXIT if chosen.cannot_start else 0
+        files.tell(replace(record, ended_at=time.time(), exit_code=code, stopped_by="checks", note=chosen.why))
+        return code
+    processes = _processes(task, files, record, chosen)
+    with _metered(task):
+        return NodeWatch(task, files, processes, stop).run()
+
+
+def _processes(task: Task, files: JobFiles, record: NodeRecord, chosen: Chosen) -> NodeProcesses:
+    """This node's processes, not started yet, each with its place in the environment."""
+    common = {
+        TERM: str(Term(task.job, record.restart)),
+        faults.ATTEMPT: str(task.attempt + record.restart),
+        NODE_ADDRESS: record.address,
+    }
+    torchrun = None
+    if task.apart:
+        shards, world = files.shards()
+        first, group = shards[record.place], task.token
+        ranks, common[APART] = [first], "1"
+    else:
+        node = chosen.node or 0
+        first, world = node * task.processes, task.nodes * task.processes
+        ranks, group = [*range(first, first + task.processes)], f"{task.token}-{record.restart}"
+        if task.launcher == "torchrun":
+            torchrun = Torchrun(nodes=task.nodes, node=node, master=_master(task, files, record, chosen))
+    return NodeProcesses(
+        record=replace(record, first_rank=first),
+        module=task.module,
+        stage_dir=task.stage_dir,
+        environments=[
+            {**common, **rank_environment(rank, processes=world, group=group, first=first, here=len(ranks))}
+            for rank in ranks
+        ],
+        torchrun=torchrun,
+    )
+
+
+def _master(task: Task, files: JobFiles, record: NodeRecord, chosen: Chosen) -> MeetingPlace:
+    if task.nodes == 1:
+        return MeetingPlace(address=LOOPBACK, port=free_port())
+    return meeting_place(files, record, first=chosen.first)
+
+
+def _metered(task: Task) -> Sampler:
+    """Meters the node beside the stage; tasks of arrays are too many and too short for it."""
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
+    every = 0.0 if task.apart else task.meter_seconds
+    return Sampler(task.stage_dir, below=os.getpid(), every_seconds=every, gpus=gpus)
+
+
+if __name__ == "__main__":
+    main()

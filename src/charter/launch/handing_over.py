@@ -1,0 +1,100 @@
+"""From a stage's job to what a renderer is asked: the stage as it is about to be started on this machine."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from charter.artifacts.job import Job, JobInput
+from charter.catalog.huggingface import architecture_from_config
+from charter.handover.request import CPU, Handover, HandoverPaths
+from charter.launch.hosted_engine import HOSTED_DEGREES
+from charter.models.engine_layout import engine_layout
+from charter.spec.architecture import Architecture
+from charter.spec.layout import Layout, Recompute, ZeroStage
+from charter.spec.stage import MODEL, PpoStage
+from charter.spec.stage_parts import Optimization
+
+NO_ROWS: Mapping[str, int] = MappingProxyType({})
+GPU = "cuda"
+"""An accelerator of this machine of which the file says no name."""
+
+
+def handover_of(
+    job: Job,
+    *,
+    paths: HandoverPaths,
+    architectures: Mapping[str, Architecture],
+    target_steps: int,
+    rows: Mapping[str, int] = NO_ROWS,
+) -> Handover:
+    """What a renderer is asked of a stage that runs on one node."""
+    layout = layout_of(job)
+    resources = job.spec.resources
+    named = resources.accelerators.partition(":")[0] if resources and resources.accelerators else GPU
+    return Handover(
+        engine=job.spec.engine,
+        run=job.run,
+        name=job.stage,
+        stage=job.spec,
+        seed=job.seed,
+        layout=layout,
+        num_nodes=1,
+        per_node=layout.num_accelerators,
+        accelerator=CPU if job.frozen.get("device") == "cpu" else named,
+        target_steps=target_steps,
+        architectures=architectures,
+        paths=paths,
+        rows=rows,
+        keep_last=job.keep_last,
+    )
+
+
+def layout_of(job: Job) -> Layout:
+    """The layout in a job's frozen values, in the planner's terms: a micro-batch counts sequences."""
+    found = engine_layout(job.frozen)
+    degrees = {name: int(job.frozen.get(name, default)) for name, default in HOSTED_DEGREES.items()}
+    spread = found.tensor * degrees["pipeline"] * degrees["context"]
+    data = max(1, found.world_size // spread)
+    share = max(1, _batch(job) // data)
+    micro = min(found.micro_batch or share, share)
+    return Layout(
+        data=data,
+        tensor=found.tensor,
+        pipeline=degrees["pipeline"],
+        context=degrees["context"],
+        expert=degrees["expert"],
+        interleave=degrees["interleave"],
+        sequence_parallel=bool(degrees["sequence_parallel"]),
+        zero=ZeroStage(found.zero),
+        micro_batch=micro * job.spec.SEQUENCES_PER_ROW,
+        accumulation=-(-share // micro),
+        recompute=Recompute(found.recompute),
+        offload_optimizer=found.offload in ("optimizer", "all"),
+        offload_parameters=found.offload == "all",
+        replicas=found.replicas,
+    )
+
+
+def model_roles(job: Job) -> dict[str, JobInput]:
+    """The models that a stage reads, by role."""
+    wanted = [role for role, what in job.spec.REFERENCES.items() if what == MODEL]
+    return {role: job.only(role) for role in wanted if role in job.inputs}
+
+
+def data_roles(job: Job) -> tuple[str, ...]:
+    """The roles of a stage that read data, and have some."""
+    return tuple(role for role, what in job.spec.REFERENCES.items() if what != MODEL and job.inputs.get(role))
+
+
+def architecture_of(item: JobInput, location: Path) -> Architecture:
+    """The shape of a model that lies in a directory, or is described in the file."""
+    if item.model is not None and item.model.architecture is not None:
+        return item.model.architecture
+    return architecture_from_config(location)
+
+
+def _batch(job: Job) -> int:
+    """Rows of an optimizer step."""
+    if isinstance(job.spec, Optimization):
+        return job.spec.global_batch
+    return job.spec.minibatch if isinstance(job.spec, PpoStage) else 1

@@ -1,0 +1,65 @@
+"""One attempt at one stage as an engine is asked for it: pure data, which every engine renders into its own text."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageJob:
+    """What is asked of an engine.
+
+    The command is the same on every node: the node agent (`charter.launch.agent`), which starts the stage's processes
+    of that node. It finds its place in `CHARTER_NODE_RANK` (0 to nodes - 1), or for a shard in `CHARTER_SHARD` (0 to
+    shards - 1): the text that an engine renders sets these from the engine's own variables, and `CHARTER_RESTART` to
+    the number of times that the engine itself has started the job again.
+    """
+
+    name: str
+    """`charter-RUN-STAGE-TOKEN`: letters, digits and hyphens, at most 63; unique to this submission, so that a job
+    whose number was lost with the submitter is found again by its name."""
+    run: str
+    stage: str
+    kind: str
+    attempt: int
+    command: tuple[str, ...]
+    directory: Path
+    """The stage directory: absolute, seen by every node."""
+    log: Path
+    """Where the engine writes what the agent prints; `%` never stands in it."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    """Variables whose values the engine takes from its own store of secrets, or from the environment of whoever
+    submits: name to reference. Values never stand in a rendered text."""
+    nodes: int = 1
+    spare_nodes: int = 0
+    """Nodes asked for beside these; agents on them wait until one of the others fails its checks."""
+    processes_per_node: int = 1
+    shards: int = 1
+    """More than 1: independent tasks of one process each, any number at a time."""
+    accelerator: str = ""
+    """Catalog name (`H100-80GB`); empty for none."""
+    accelerators_per_node: int = 0
+    cpus_per_node: int = 1
+    memory_bytes_per_node: int | None = None
+    time_limit_seconds: float | None = None
+    stop_before_seconds: float = 120.0
+    """SIGTERM comes so long before the time limit."""
+    use_spot: bool = False
+    exclude_nodes: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Tags of the project, its owner, run, stage and attempt: on jobs, pods and buckets."""
+
+
+def safe_name(text: str, *, longest: int = 63) -> str:
+    """A text as a name that every engine takes: lower-case letters, digits, single hyphens, a letter first.
+
+    >>> safe_name("PPO; rm -rf $HOME")
+    'ppo-rm-rf-home'
+    >>> safe_name("8b_run")
+    'x-8b-run'
+    """
+    name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "x"
+    name = name if name[0].isalpha() else f"x-{name}"
+    return name[:longest].rstrip("-")

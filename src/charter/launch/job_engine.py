@@ -1,0 +1,219 @@
+"""Stages as jobs of an engine: every attempt is one start of a job, and a job outlives the supervisor that sent it."""
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from charter.artifacts import durable
+from charter.artifacts.lease import open_term
+from charter.errors import CharterError
+from charter.launch.engine import StageHandle, StageStart
+from charter.launch.job import StageJob
+from charter.launch.job_array import ArrayHandle
+from charter.launch.job_files import JobFiles, numbers
+from charter.launch.job_handle import JobHandle
+from charter.launch.job_table import JobTable, LiveJob
+from charter.launch.machine import NodeFacts, stage_nodes
+from charter.launch.node_checks.bad_nodes import leave_out, read_bad_nodes
+from charter.launch.node_facts import FACTS, facts_of, facts_path
+from charter.launch.scheduler import Scheduler
+from charter.launch.shards import missing_shards
+from charter.launch.submission import (
+    Asked,
+    Submission,
+    job_name,
+    new_token,
+    read_submission,
+    settings_of,
+    stage_job,
+    submission_of,
+    write_submission,
+)
+from charter.spec.project import Project
+from charter.spec.stage_kinds import MAKES_RECORDS
+
+
+class JobEngine:
+    """An engine of the house on top of any scheduler."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        project: Project,
+        run_dir: Path,
+        *,
+        environment: Mapping[str, str] | None = None,
+        hurry: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.scheduler = scheduler
+        self.table = JobTable(scheduler)
+        self._project, self._run_dir = project, run_dir
+        self._environment = dict(environment or {})
+        self._hurry = hurry
+        self._facts: dict[Path, NodeFacts] = {}
+
+    @property
+    def name(self) -> str:
+        """The engine's name."""
+        return self.scheduler.name
+
+    @property
+    def elsewhere(self) -> bool:
+        """Stages are jobs."""
+        return True
+
+    def facts_of(self, stage: str) -> NodeFacts:
+        """What the nodes are that compute a stage, looked at by a tiny job on one of them."""
+        job = self._facts_job(stage)
+        path = facts_path(self._run_dir, job, engine=self.name)
+        if path not in self._facts:
+            self._facts[path] = facts_of(self.scheduler, job, self._run_dir, hurry=self._hurry)
+        return self._facts[path]
+
+    def has(self, job_id: str) -> bool:
+        """Whether a job has not ended, as far as is known."""
+        return any(live.job_id == job_id for live in self.table.all())
+
+    def recover(self, stage_dirs: Sequence[Path]) -> list[Submission]:
+        """Find the jobs that a dead supervisor has left under way; they wait for `start`, or end with `close`."""
+        found = []
+        for stage_dir in stage_dirs:
+            if (job := left_job(self.scheduler, stage_dir)) is not None:
+                self.table.add(job)
+                found.append(job.submission)
+        return found
+
+    def under_way(self, request: StageStart) -> bool:
+        """Whether the stage's job runs on by itself, and is what would be submitted now; another one is ended."""
+        live = self.table.get(request.stage_dir)
+        if live is None or not live.goes_on:
+            return False
+        submission = live.submission
+        asked = self._asked(submission.number, submission.token, submission.shards)
+        if settings_of(self._job(replace(request, attempt=submission.attempt), asked)) == submission.settings:
+            return True
+        self.drop(live)
+        return False
+
+    def end_left(self, stage_dir: Path) -> None:
+        """End the job that runs there by itself."""
+        live = self.table.get(stage_dir)
+        if live is not None and live.goes_on:
+            self.drop(live)
+
+    def start(self, request: StageStart) -> StageHandle:
+        """Submit the stage's job, or go on with the one that is under way."""
+        live = self.table.get(request.stage_dir)
+        if live is not None and live.goes_on:
+            live.goes_on = False
+            self.scheduler.release(live.job_id)
+        else:
+            live = self._submit(request)
+        kind = ArrayHandle if live.submission.shards else JobHandle
+        return kind(
+            live, self.table, self.scheduler, leave_out=lambda nodes: leave_out(self._run_dir, nodes) if nodes else None
+        )
+
+    def drop(self, live: LiveJob) -> None:
+        """End a job that nobody waits for."""
+        live.files.ask(replace(live.files.asked(), kill=True))
+        self.scheduler.cancel(live.job_id)
+        self.table.remove(live)
+
+    def renew(self) -> None:
+        """Nothing stands between the supervisor and the engine."""
+
+    def close(self) -> None:
+        """End the jobs that still run, and the connection."""
+        self.end_all()
+        self.scheduler.close()
+
+    def end_all(self) -> None:
+        """End the jobs that still run."""
+        for live in self.table.all():
+            try:
+                self.drop(live)
+            except CharterError as error:
+                print(f"job {live.job_id} of {self.name} may still run: {error}", file=sys.stderr)
+
+    def _submit(self, request: StageStart) -> LiveJob:
+        stage = self._project.pipeline[request.stage]
+        shards: tuple[int, ...] = ()
+        if stage.kind in MAKES_RECORDS and request.processes > 1:
+            shards = missing_shards(request.stage_dir, of=request.processes)
+        number = max(numbers(request.stage_dir), default=0) + 1
+        asked = self._asked(number, new_token(), shards)
+        files, job = JobFiles(request.stage_dir, number), self._job(request, asked)
+        durable.make_dir(files.directory)
+        if shards:
+            files.write_shards(shards, of=request.processes)
+        open_term(request.stage_dir, number, group=asked.token)
+        submission = submission_of(job, asked, request, engine=self.name, at=time.time())
+        write_submission(files, submission)
+        job_id = self.scheduler.submit(job)
+        submission = replace(submission, job_id=job_id)
+        write_submission(files, submission)
+        live = LiveJob(files=files, stage_dir=request.stage_dir, submission=submission, job_id=job_id)
+        self.table.add(live)
+        return live
+
+    def _job(self, request: StageStart, asked: Asked) -> StageJob:
+        request = replace(request, environment={**self._environment, **request.environment})
+        return stage_job(self._project, request, asked, engine=self.name)
+
+    def _asked(self, number: int, token: str, shards: tuple[int, ...]) -> Asked:
+        return Asked(
+            number=number, token=token, shards=shards, exclude_nodes=tuple(sorted(read_bad_nodes(self._run_dir)))
+        )
+
+    def _facts_job(self, stage: str) -> StageJob:
+        """The tiny job that looks at a node of the kind that a stage asks for."""
+        nodes = stage_nodes(self._project, self._project.pipeline[stage])
+        request = StageStart(stage=stage, module="-", stage_dir=self._run_dir / FACTS, attempt=1, processes=nodes)
+        token = new_token()
+        like = self._job(request, self._asked(1, token, ()))
+        directory = self._run_dir / FACTS
+        bare = replace(
+            like,
+            name=job_name(self._project.name, "facts", token),
+            stage="facts",
+            directory=directory,
+            log=directory / f"log-{token}.txt",
+            nodes=1,
+            spare_nodes=0,
+            processes_per_node=1,
+            accelerators_per_node=min(1, like.accelerators_per_node),
+            cpus_per_node=1,
+            memory_bytes_per_node=None,
+            time_limit_seconds=None,
+        )
+        path = facts_path(self._run_dir, bare, engine=self.name)
+        return replace(bare, command=(bare.command[0], "-m", "charter.launch.node_facts", str(path)))
+
+
+def left_job(scheduler: Scheduler, stage_dir: Path) -> LiveJob | None:
+    """The job of a stage that was submitted to this engine and has not ended; None where there is none."""
+    known = numbers(stage_dir)
+    if not known:
+        return None
+    files = JobFiles(stage_dir, known[-1])
+    submission = read_submission(files)
+    if submission is None or submission.ended or submission.engine != scheduler.name:
+        return None
+    job_id = submission.job_id or scheduler.find(submission.name)
+    if job_id is None:
+        return None
+    state = scheduler.poll([job_id])[job_id]
+    if state.phase not in ("queued", "running"):
+        return None
+    return LiveJob(
+        files=files,
+        stage_dir=stage_dir,
+        submission=replace(submission, job_id=job_id),
+        job_id=job_id,
+        restart=state.restarts,
+        state=state,
+        goes_on=True,
+    )

@@ -1,0 +1,200 @@
+"""The files by which a job's agents and the supervisor know of one another: `jobs/NUMBER/` in the stage directory.
+
+They are the same on every engine, and need nothing of it but a shared directory:
+
+    submission.json         what was submitted, under which name and number; written before and after
+    node-RESTART-PLACE.json one start on one node (or of one shard): who, since when, how it ended
+    failed-RESTART.json     the first failure of a start; the other nodes end theirs on it
+    control.json            what the supervisor asks of the agents: stop, kill, dump
+    shards.json             which shards the tasks of an array make, where not all of them
+    log.txt                 what the agents print
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from charter.artifacts import durable
+from charter.errors import DataError
+
+JOBS = "jobs"
+StoppedBy = Literal["", "signal", "time_limit", "supervisor", "peer", "parent", "checks", "killed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeRecord:
+    """One start on one node, as its agent says; a hint, which nothing durable depends on."""
+
+    place: int
+    """Number of the node, or of the task of an array."""
+    restart: int
+    host: str
+    host_id: str
+    """Host name and boot: two nodes with the same one are on one machine."""
+    address: str = ""
+    """How other nodes reach it."""
+    port: int = 0
+    """A free port of it, for processes that want to be told one."""
+    engine_job: str = ""
+    """The engine's own number, as its environment says."""
+    pid: int = 0
+    """Of the agent."""
+    first_pid: int = 0
+    """Of its first stage process."""
+    first_rank: int = 0
+    processes: int = 1
+    started_at: float = 0.0
+    """Unix seconds by the node's clock."""
+    ended_at: float | None = None
+    exit_code: int | None = None
+    """Minus the number of a signal."""
+    failed_rank: int = 0
+    stopped_by: StoppedBy = ""
+    """Why its processes were ended, where they did not end by themselves."""
+    note: str = ""
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it lasted; None while it does."""
+        return None if self.ended_at is None else max(0.0, self.ended_at - self.started_at)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Control:
+    """What the supervisor asks of a job's agents."""
+
+    stop: bool = False
+    """At the next safe point."""
+    kill: bool = False
+    dumps: int = 0
+    """How often it has asked for stacks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """The first failure of one start."""
+
+    exit_code: int
+    rank: int
+    host: str
+
+
+class JobFiles:
+    """The files of one submission."""
+
+    def __init__(self, stage_dir: Path, number: int) -> None:
+        self.directory = stage_dir / JOBS / f"{number:04d}"
+        self.number = number
+
+    @property
+    def log(self) -> Path:
+        """Where the engine writes what the agents print."""
+        return self.directory / "log.txt"
+
+    @property
+    def submission(self) -> Path:
+        """What was submitted."""
+        return self.directory / "submission.json"
+
+    @property
+    def control(self) -> Path:
+        """What is asked of the agents."""
+        return self.directory / "control.json"
+
+    def node(self, restart: int, place: int) -> Path:
+        """The record of one start on one node."""
+        return self.directory / f"node-{restart}-{place}.json"
+
+    def failed(self, restart: int) -> Path:
+        """The first failure of one start."""
+        return self.directory / f"failed-{restart}.json"
+
+    def claim(self, record: NodeRecord) -> NodeRecord:
+        """Write the record of a start under the first restart, from its own on, that no other start of it has taken.
+
+        An engine may not say how often it has started a job, or say the same twice.
+        """
+        restart = record.restart
+        while True:
+            claimed = NodeRecord(**{**asdict(record), "restart": restart})
+            text = durable.json_text(asdict(claimed)).encode()
+            if durable.write_new(self.node(restart, record.place), text):
+                return claimed
+            restart += 1
+
+    def tell(self, record: NodeRecord) -> None:
+        """Write how a start stands now."""
+        durable.write_hint(self.node(record.restart, record.place), asdict(record))
+
+    def read_node(self, restart: int, place: int) -> NodeRecord | None:
+        """How a start on a node stands; None where there is none yet."""
+        return _node(self.node(restart, place))
+
+    def nodes(self) -> Iterator[NodeRecord]:
+        """All starts on all nodes, in the order of restarts and places."""
+        found = [record for path in self.directory.glob("node-*.json") if (record := _node(path)) is not None]
+        yield from sorted(found, key=lambda record: (record.restart, record.place))
+
+    def nodes_again(self, known: Mapping[int, NodeRecord]) -> Iterator[NodeRecord]:
+        """The latest start in every place; what has ended is not read again."""
+        ended = {record.place: record.restart for record in known.values() if record.ended_at is not None}
+        latest: dict[int, int] = {}
+        for path in self.directory.glob("node-*.json"):
+            restart, place = map(int, path.stem.removeprefix("node-").split("-"))
+            latest[place] = max(restart, latest.get(place, 0))
+        for place, restart in latest.items():
+            if ended.get(place) != restart and (found := self.read_node(restart, place)) is not None:
+                yield found
+
+    def fail(self, restart: int, failure: Failure) -> None:
+        """Say that a start has failed; the first to say so counts."""
+        durable.write_new(self.failed(restart), durable.json_text(asdict(failure)).encode())
+
+    def failure(self, restart: int) -> Failure | None:
+        """The first failure of a start."""
+        content = _read(self.failed(restart))
+        return Failure(**content) if content else None
+
+    def ask(self, control: Control) -> None:
+        """Ask something of the agents."""
+        durable.make_dir(self.directory)
+        durable.write_hint(self.control, asdict(control))
+
+    def asked(self) -> Control:
+        """What the supervisor asks."""
+        content = _read(self.control)
+        return Control(**content) if content else Control()
+
+    def write_shards(self, shards: tuple[int, ...], *, of: int) -> None:
+        """Say which shards the tasks of this array make: task i makes `shards[i]`."""
+        durable.write_json(self.directory / "shards.json", {"shards": list(shards), "of": of})
+
+    def shards(self) -> tuple[tuple[int, ...], int]:
+        """Which shards its tasks make, and of how many."""
+        content = durable.read_json(self.directory / "shards.json")
+        return tuple(content["shards"]), int(content["of"])
+
+
+def numbers(stage_dir: Path) -> list[int]:
+    """The numbers of all submissions of a stage, oldest first."""
+    place = stage_dir / JOBS
+    return sorted(int(path.name) for path in place.iterdir() if path.name.isdecimal()) if place.is_dir() else []
+
+
+def _node(path: Path) -> NodeRecord | None:
+    content = _read(path)
+    try:
+        return NodeRecord(**content) if content else None
+    except TypeError:
+        return None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        content = durable.read_json(path)
+    except DataError:
+        return {}
+    return content if isinstance(content, dict) else {}

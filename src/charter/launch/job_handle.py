@@ -1,0 +1,258 @@
+"""One start of a job, watched: what its agents write decides, and the engine's word where they cannot write."""
+
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from charter.artifacts.stage_process import INTERRUPTED_EXIT, PEER_EXIT
+from charter.launch.agent_checks import CHECKS_FAILED_EXIT
+from charter.launch.engine import JobStart
+from charter.launch.job_files import Control, NodeRecord
+from charter.launch.job_table import JobTable, LiveJob
+from charter.launch.node_checks.meeting import unfit_nodes
+from charter.launch.scheduler import Cause, Scheduler
+
+LOOK_SECONDS = 0.2
+"""How often the files of a job of few nodes are looked at."""
+WORD_SECONDS = 20.0
+"""How long the engine's word for an ending is waited for, where the agents cannot know it."""
+FILES_SECONDS = 3.0
+"""How long after the engine says that a job has ended its files are waited for: a shared disk may be late."""
+LOST = -int(signal.SIGKILL)
+
+
+class JobHandle:
+    """A job of one or more nodes, from its submission, or from the engine's own restart of it, to its end."""
+
+    def __init__(
+        self,
+        live: LiveJob,
+        table: JobTable,
+        scheduler: Scheduler,
+        *,
+        leave_out: Callable[[Mapping[str, str]], None] = lambda nodes: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`leave_out` is told which nodes failed their checks, and why."""
+        self._leave_out = leave_out
+        self._live, self._table, self._scheduler, self._clock = live, table, scheduler, clock
+        self._restart = live.restart
+        self._records: dict[int, NodeRecord] = {}
+        self._next_look = float("-inf")
+        self._exit: int | None = None
+        self._failed_rank = 0
+        self._cause: Cause = ""
+        self._control = Control()
+        self._ended_at: float | None = None
+        """When it was first seen that the start is over."""
+        self._succeeded_at: float | None = None
+        """When the next start was first seen to write."""
+        self._answers_then = 0
+        self._failed_at: float | None = None
+        self._note = ""
+
+    @property
+    def pid(self) -> int | None:
+        """Of rank 0, on its node."""
+        first = self._first
+        return first.first_pid or None if first else None
+
+    @property
+    def processes(self) -> int:
+        """Of the whole stage."""
+        return self._live.submission.processes
+
+    @property
+    def failed_rank(self) -> int:
+        """The process that failed first."""
+        return self._failed_rank
+
+    @property
+    def job(self) -> JobStart | None:
+        """What the ledger needs to know."""
+        first = self._first
+        if first is None:
+            return None
+        submission = self._live.submission
+        return JobStart(
+            engine=submission.engine,
+            job_id=self._live.job_id,
+            restart=self._restart,
+            nodes=tuple(dict.fromkeys(self._live.state.nodes or [record.host for record in self._records.values()])),
+            accelerator=submission.accelerator,
+            count=submission.count,
+            market=submission.market,
+            started_at=min(record.started_at for record in self._records.values()),
+            busy_seconds=self._busy_seconds(),
+        )
+
+    @property
+    def where(self) -> str:
+        """The engine and its number of the job."""
+        return f"{self._live.submission.engine} job {self._live.job_id}"
+
+    @property
+    def waits(self) -> bool:
+        """Whether no process of it has started yet."""
+        return self._exit is None and not any(record.first_pid for record in self._records.values())
+
+    @property
+    def cause(self) -> str:
+        """The engine's word for its ending."""
+        return self._cause
+
+    @property
+    def note(self) -> str:
+        """What the engine, or the checks of a node, said of the ending."""
+        return self._note
+
+    @property
+    def watched(self) -> Sequence[int]:
+        """All its processes."""
+        return range(self.processes)
+
+    def poll(self) -> int | None:
+        """Look at the files, and at the engine now and then."""
+        now = self._clock()
+        if self._exit is None and now >= self._next_look:
+            self._next_look = now + self._look_seconds()
+            self._table.look(hurried=self._ended_at is not None or self._control.kill)
+            self._read()
+            self._decide(now)
+        return self._exit
+
+    def stop(self) -> None:
+        """Ask the agents; a job that still waits is taken out of the queue."""
+        self._ask(replace(self._control, stop=True))
+        if self.waits:
+            self._scheduler.cancel(self._live.job_id)
+
+    def kill(self) -> None:
+        """End the job."""
+        if not self._control.kill:
+            self._ask(replace(self._control, kill=True))
+            self._scheduler.cancel(self._live.job_id)
+
+    def dump_stacks(self) -> None:
+        """Let every process print where it is."""
+        self._ask(replace(self._control, dumps=self._control.dumps + 1))
+
+    @property
+    def _first(self) -> NodeRecord | None:
+        return next((record for record in self._records.values() if record.first_rank == 0 and record.first_pid), None)
+
+    def _ask(self, control: Control) -> None:
+        if control != self._control:
+            self._control = control
+            self._live.files.ask(control)
+
+    def _look_seconds(self) -> float:
+        return LOOK_SECONDS
+
+    def _busy_seconds(self) -> float | None:
+        return None
+
+    def _read(self) -> None:
+        """Take in what the agents of this start have written."""
+        for place in range(self._live.submission.nodes + self._spares()):
+            known = self._records.get(place)
+            if known is None or known.ended_at is None:
+                found = self._live.files.read_node(self._restart, place)
+                if found is not None:
+                    self._records[place] = found
+
+    def _spares(self) -> int:
+        return self._live.submission.spares
+
+    def _decide(self, now: float) -> None:
+        state, records = self._live.state, [*self._records.values()]
+        if state.restarts > self._restart:
+            self._end(self._code(records) or LOST, state.cause or "node_lost", goes_on=True)
+            return
+        if self._live.files.node(self._restart + 1, 0).exists():
+            self._end_by_successor(now, records)
+            return
+        agents_ended = len(records) >= self._live.submission.nodes and all(it.ended_at is not None for it in records)
+        if not agents_ended and state.phase != "ended":
+            self._give_lost_nodes_up(now)
+            return
+        self._ended_at = now if self._ended_at is None else self._ended_at
+        waited = now - self._ended_at
+        code = self._code(records)
+        if agents_ended and self._is_own(code, records):
+            self._end(code or 0, self._own_cause(records))
+        elif state.phase == "ended" and (agents_ended or waited > FILES_SECONDS):
+            self._end(self._code_of_engine(records), state.cause)
+        elif waited > WORD_SECONDS:
+            self._end(LOST if code is None else code, "preempted" if _stopped(records, "signal") else "")
+
+    def _end_by_successor(self, now: float, records: list[NodeRecord]) -> None:
+        """The next start writes already: its engine is asked why, since its last answer may be older than that."""
+        if self._succeeded_at is None:
+            self._succeeded_at, self._answers_then = now, self._live.answered
+            self._ended_at = self._ended_at or now
+        told = self._live.answered > self._answers_then + 1 and now - self._succeeded_at > FILES_SECONDS
+        if told or now - self._succeeded_at > WORD_SECONDS:
+            # An engine that does not count this start has no word for why it came: its cause is of something else.
+            stopped = _stopped(records, "signal")
+            code = self._code(records) if stopped else None
+            self._end(code or LOST, "preempted" if stopped else "node_lost", goes_on=True)
+
+    def _is_own(self, code: int | None, records: list[NodeRecord]) -> bool:
+        """Whether the agents know why they ended, so that the engine need not be asked."""
+        if code == INTERRUPTED_EXIT:
+            return self._control.stop or _stopped(records, "time_limit")
+        return code is not None and 0 <= code <= CHECKS_FAILED_EXIT and code != PEER_EXIT
+
+    def _own_cause(self, records: list[NodeRecord]) -> Cause:
+        stopped_by_limit = not self._control.stop and _stopped(records, "time_limit")
+        return "time_limit" if stopped_by_limit else "cancelled" if self._control.kill else ""
+
+    def _code(self, records: list[NodeRecord]) -> int | None:
+        """The exit code by the agents: of the first failure anywhere; None while one of them has not ended."""
+        failure = self._live.files.failure(self._restart)
+        if failure is not None:
+            self._failed_rank = failure.rank
+            return failure.exit_code
+        if not records or any(record.exit_code is None for record in records):
+            return None
+        bad = next((record for record in records if record.exit_code), None)
+        if bad is None:
+            return 0
+        self._failed_rank, self._note = bad.failed_rank, bad.note
+        return bad.exit_code
+
+    def _code_of_engine(self, records: list[NodeRecord]) -> int:
+        """The exit code where agents could not say all: a stop counts as that, whatever ended it in the end."""
+        code = self._code(records)
+        if code is not None:
+            return code
+        state = self._live.state
+        if self._control.stop and not records:
+            return INTERRUPTED_EXIT
+        return LOST if records or not state.exit_code else state.exit_code
+
+    def _give_lost_nodes_up(self, now: float) -> None:
+        """End a job of which one node has failed and another says nothing, though its engine thinks that it runs."""
+        failed = self._live.submission.nodes > 1 and self._live.files.failed(self._restart).exists()
+        if failed and self._failed_at is None:
+            self._failed_at = now
+        if self._failed_at is not None and now - self._failed_at > WORD_SECONDS:
+            self.kill()
+
+    def _end(self, code: int, cause: Cause, *, goes_on: bool = False) -> None:
+        start = f"{self._live.submission.token}-{self._restart}"
+        self._leave_out(unfit_nodes(self._live.stage_dir, start))
+        if code == CHECKS_FAILED_EXIT:
+            code, cause = LOST, "node_lost"
+        self._exit, self._cause = code, cause
+        self._note = self._note or self._live.state.reason
+        if goes_on:
+            self._live.goes_on, self._live.restart = True, max(self._live.state.restarts, self._restart + 1)
+        else:
+            self._table.remove(self._live)
+
+
+def _stopped(records: Sequence[NodeRecord], by: str) -> bool:
+    return any(record.stopped_by == by for record in records)

@@ -1,0 +1,59 @@
+"""From an engine's name to the engine: what stands in `--on`, and in `resources.infra`."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from charter.errors import UsageError
+from charter.launch.scheduler import Scheduler
+from charter.spec.project import Project
+
+LOCAL = "local"
+RUNS: Mapping[str, str] = MappingProxyType(
+    {
+        "slurm": "a Slurm cluster",
+        "ray": "a Ray cluster",
+        "kubernetes": "a Kubernetes cluster",
+        "subprocess": "this machine, as jobs that outlive the supervisor",
+    }
+)
+"""Engines that stages run on as jobs."""
+RENDERED: Mapping[str, str] = MappingProxyType(
+    {
+        "skypilot": "SkyPilot",
+        "sagemaker": "Amazon SageMaker AI",
+        "vertex": "Google Vertex AI",
+        "azureml": "Azure Machine Learning",
+        "kfp": "Kubeflow Pipelines",
+    }
+)
+"""Engines whose texts are made and checked, and which people submit themselves."""
+
+
+def engine_name(project: Project, asked: str | None) -> str:
+    """The engine of a run: the one that is asked for, `resources.infra` where that names one, or this machine."""
+    name = asked or project.resources.infra or LOCAL
+    if asked is not None and name not in (LOCAL, *RUNS, *RENDERED):
+        raise UsageError(f"no engine is called {name!r}; there are {', '.join((LOCAL, *RUNS, *RENDERED))}")
+    return name if name in (*RUNS, *RENDERED) else LOCAL
+
+
+def open_scheduler(project: Project, name: str) -> Scheduler:
+    """The engine of a name, with what the file says of it; asks it nothing yet."""
+    match name:
+        case "slurm":
+            from charter.launch.slurm.scheduler import SlurmScheduler
+
+            return SlurmScheduler(project.launch.slurm)
+        case "ray":
+            from charter.launch.ray.scheduler import RayScheduler
+
+            return RayScheduler(project.launch.ray)
+        case "kubernetes":
+            from charter.launch.kubernetes.scheduler import KubernetesScheduler
+
+            return KubernetesScheduler(project.launch.kubernetes)
+        case "subprocess":
+            from charter.launch.subprocess_scheduler import SubprocessScheduler
+
+            return SubprocessScheduler()
+    raise UsageError(f"stages do not run on {name!r}; they run on {', '.join((LOCAL, *RUNS))}")

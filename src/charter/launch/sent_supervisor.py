@@ -1,0 +1,107 @@
+"""The supervisor of a run as a job itself: sent once, remembered beside the run, and found again by the next sender."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from charter.artifacts import durable
+from charter.artifacts.fence import locked
+from charter.artifacts.lease import LEASE, STALE_AFTER_SECONDS, read_holder
+from charter.errors import CharterError, UsageError
+from charter.launch.engine import StageStart
+from charter.launch.job_engine import left_job
+from charter.launch.job_files import JobFiles, numbers
+from charter.launch.job_table import LiveJob
+from charter.launch.opening import RUNS, open_scheduler
+from charter.launch.preview import SUPERVISOR, supervisor_job
+from charter.launch.scheduler import Scheduler
+from charter.launch.submission import Asked, new_token, read_submission, submission_of, write_submission
+from charter.spec.project import Project
+
+NEXT = "\n  nothing was submitted; `charter status` shows how it goes, `charter stop` ends it"
+
+
+def supervisor_dir(root: Path) -> Path:
+    """Where the supervisor's jobs are remembered."""
+    return root / "run" / SUPERVISOR
+
+
+def send_supervisor(
+    project: Project, path: Path, root: Path, scheduler: Scheduler, *, only: Sequence[str], overrides: Sequence[str]
+) -> str:
+    """Submit the supervisor, which reads the project from `path`, and say the number of its job.
+
+    Refused where one works already, or waits to.
+    """
+    directory = supervisor_dir(root)
+    durable.make_dir(directory)
+    with locked(directory):
+        _refuse_a_second(project, root, scheduler)
+        asked = Asked(number=max(numbers(directory), default=0) + 1, token=new_token())
+        job = supervisor_job(
+            project, path, root=root, engine=scheduler.name, only=only, overrides=overrides, token=asked.token
+        )
+        request = StageStart(stage=SUPERVISOR, module="-", stage_dir=directory, attempt=asked.number)
+        files = JobFiles(directory, asked.number)
+        submission = submission_of(job, asked, request, engine=scheduler.name, at=time.time())
+        write_submission(files, submission)
+        job_id = scheduler.submit(job)
+        write_submission(files, replace(submission, job_id=job_id))
+        return job_id
+
+
+def end_sent_supervisor(project: Project, root: Path) -> str:
+    """End the supervisor's job that waits, or has just begun; its name, empty where there is none."""
+    with _sent(project, root) as found:
+        if found is None:
+            return ""
+        scheduler, live = found
+        scheduler.cancel(live.job_id)
+        return f"{scheduler.name} job {live.job_id}"
+
+
+def _refuse_a_second(project: Project, root: Path, scheduler: Scheduler) -> None:
+    with _sent(project, root, opened=scheduler) as found:
+        if found is not None:
+            engine, live = found
+            reason = f", {live.state.reason}" if live.state.phase == "queued" and live.state.reason else ""
+            raise UsageError(
+                f"{engine.name} job {live.job_id} has this project already: it is {live.state.phase}{reason}{NEXT}"
+            )
+    lease = root / "run" / LEASE
+    holder = read_holder(lease)
+    if holder is not None and (
+        holder.is_alive or (not holder.is_here and time.time() - lease.stat().st_mtime < STALE_AFTER_SECONDS)
+    ):
+        raise UsageError(f"{holder} runs this project already{NEXT}")
+
+
+@contextmanager
+def _sent(
+    project: Project, root: Path, *, opened: Scheduler | None = None
+) -> Iterator[tuple[Scheduler, LiveJob] | None]:
+    """The supervisor's job that was sent last and has not ended, with its engine; None where there is none.
+
+    Another engine than `opened` may be gone for good: then its job, should it ever start, finds the project in use.
+    """
+    known = numbers(supervisor_dir(root))
+    submission = read_submission(JobFiles(supervisor_dir(root), known[-1])) if known else None
+    if submission is None or submission.engine not in RUNS:
+        yield None
+    elif opened is not None and opened.name == submission.engine:
+        live = left_job(opened, supervisor_dir(root))
+        yield None if live is None else (opened, live)
+    else:
+        scheduler = open_scheduler(project, submission.engine)
+        try:
+            try:
+                live = left_job(scheduler, supervisor_dir(root))
+            except CharterError:
+                if opened is None:
+                    raise
+                live = None
+            yield None if live is None else (scheduler, live)
+        finally:
+            scheduler.close()

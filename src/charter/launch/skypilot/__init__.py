@@ -1,0 +1,1 @@
+"""SkyPilot: a pipeline as its task YAML, and its optimizer run on Charter's times and prices."""

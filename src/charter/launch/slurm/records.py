@@ -1,0 +1,207 @@
+"""Slurm's own records of what has run: rows of `sacct -D`, lines of jobcomp/filetxt and of `scontrol show job`. Pure.
+
+A record is one start of a job, or of one task of an array. The same job has one for every time that Slurm started it.
+"""
+
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from charter.launch.scheduler import JobAttempt
+from charter.launch.slurm.hosts import expand_hosts
+from charter.launch.slurm.states import exit_code_of, plain_state
+
+SACCT_FIELDS = ("JobID", "JobIDRaw", "State", "ExitCode", "Start", "End", "NodeList", "AllocTRES", "Submit", "JobName")
+_KEY = re.compile(r"(?:^| )([A-Za-z/:]+)=(\S*)")
+_TYPED_GPU = re.compile(r"^gres/gpu:[^=]+$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One start."""
+
+    job_id: str
+    """Of an array: of the whole array."""
+    task: int | None
+    raw_id: str
+    name: str
+    state: str
+    exit_code: int | None
+    started_at: float | None
+    ended_at: float | None
+    nodes: tuple[str, ...]
+    accelerators: int
+    cpus: int
+    restarts: int | None = None
+    """How often it had been started before, where the record says so."""
+
+    @property
+    def took_place(self) -> bool:
+        """Whether it ever had a node."""
+        return self.started_at is not None and bool(self.nodes)
+
+
+def sacct_records(text: str) -> Iterator[Record]:
+    """Records from `sacct -D -X -P -n` with `SACCT_FIELDS`; tasks that wait in one row have none."""
+    for line in text.splitlines():
+        values = line.split("|")
+        if len(values) != len(SACCT_FIELDS):
+            continue
+        row = dict(zip(SACCT_FIELDS, values, strict=True))
+        job_id, _, task = row["JobID"].partition("_")
+        if task and not task.isdecimal():
+            continue
+        yield Record(
+            job_id=job_id,
+            task=int(task) if task else None,
+            raw_id=row["JobIDRaw"],
+            name=row["JobName"],
+            state=plain_state(row["State"]),
+            exit_code=exit_code_of(row["ExitCode"]),
+            started_at=unix_seconds(row["Start"]),
+            ended_at=unix_seconds(row["End"]),
+            nodes=expand_hosts(row["NodeList"]),
+            accelerators=accelerators_of(row["AllocTRES"]),
+            cpus=_count(row["AllocTRES"], "cpu"),
+        )
+
+
+def file_records(lines: Iterable[str]) -> Iterator[Record]:
+    """Records from lines of jobcomp/filetxt: one for every start that has ended."""
+    for line in lines:
+        if line.startswith("JobId="):
+            yield _from_words(dict(_KEY.findall(line)), name="Name", resources="Tres")
+
+
+def scontrol_records(text: str) -> Iterator[Record]:
+    """Records from `scontrol -o show job`: the last start of every task that the controller still knows."""
+    for line in text.splitlines():
+        words = dict(_KEY.findall(line))
+        if "JobId" in words and words.get("ArrayTaskId", "0").isdecimal():
+            yield _from_words(words, name="JobName", resources="TRES")
+
+
+def attempts_of(records: Iterable[Record]) -> tuple[JobAttempt, ...]:
+    """Starts in the order of time, counted per task; what never had a node is left out."""
+    took_place = [(record.started_at, record) for record in records if record.nodes and record.started_at is not None]
+    counts: dict[int | None, int] = {}
+    attempts = []
+    for started_at, record in sorted(took_place, key=lambda item: (item[0], item[1].task or 0)):
+        task = record.task
+        restart = counts.get(task, 0)
+        counts[task] = restart + 1
+        attempts.append(
+            JobAttempt(
+                job_id=record.job_id if task is None else f"{record.job_id}_{task}",
+                shard=task,
+                restart=max(restart, record.restarts or 0),
+                state=record.state,
+                started_at=started_at,
+                ended_at=record.ended_at,
+                nodes=record.nodes,
+                accelerators=record.accelerators,
+                cpus=record.cpus,
+            )
+        )
+    return tuple(attempts)
+
+
+def accelerators_of(tres: str) -> int:
+    """GPUs of an allocation: `gres/gpu`, or the sum of its types where only these are counted.
+
+    >>> accelerators_of("cpu=2,gres/gpu:h100=4,gres/gpu=4,node=1"), accelerators_of("cpu=1,gres/gpu:h100=2,node=1")
+    (4, 2)
+    """
+    if total := _count(tres, "gres/gpu"):
+        return total
+    pairs = (item.partition("=") for item in tres.split(","))
+    return sum(int(value) for name, _, value in pairs if _TYPED_GPU.match(name) and value.isdecimal())
+
+
+def with_live(records: Sequence[Record], live: Sequence[Record]) -> list[Record]:
+    """Records of starts that have ended, and after them what only the controller has: the last start of every task.
+
+    Where GPUs are not among what the cluster counts, the controller also knows how many per node were asked for.
+    """
+    per_node = max((record.accelerators // len(record.nodes) for record in live if record.nodes), default=0)
+    known = {(record.task, record.started_at, record.nodes) for record in records}
+    return [
+        *(it if it.accelerators else replace(it, accelerators=per_node * len(it.nodes)) for it in records),
+        *(it for it in live if (it.task, it.started_at, it.nodes) not in known),
+    ]
+
+
+def unix_seconds(text: str) -> float | None:
+    """A time as Slurm writes it: Unix seconds, or local time (jobcomp/filetxt has no zone); None for no time."""
+    if text.isdecimal():
+        return float(text) or None
+    try:
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+    except ValueError:
+        return None
+
+
+def duration_seconds(text: str) -> float | None:
+    """A duration as Slurm writes it, `days-hours:minutes:seconds` from the right; None for none (`UNLIMITED`).
+
+    >>> duration_seconds("1-02:03:04"), duration_seconds("1:00"), duration_seconds("UNLIMITED")
+    (93784.0, 60.0, None)
+    """
+    days, dash, rest = text.rpartition("-")
+    parts = rest.split(":")
+    if not all(part.isdecimal() for part in (*parts, *([days] if dash else []))):
+        return None
+    seconds = 0.0
+    for part in parts:
+        seconds = 60 * seconds + int(part)
+    return seconds + 86400 * int(days or 0)
+
+
+def latest(records: Sequence[Record]) -> Record | None:
+    """The record of the last start; of starts in the same second, the last in order."""
+    return max(enumerate(records), key=lambda item: (item[1].started_at or 0, item[0]))[1] if records else None
+
+
+def _from_words(words: dict[str, str], *, name: str, resources: str) -> Record:
+    task = words.get("ArrayTaskId", "")
+    state = plain_state(words.get("JobState", ""))
+    running = state in ("RUNNING", "COMPLETING")
+    restarts = words.get("Restarts", "")
+    nodes = expand_hosts(words.get("NodeList", ""))
+    return Record(
+        job_id=words.get("ArrayJobId", words["JobId"]),
+        task=int(task) if task.isdecimal() else None,
+        raw_id=words["JobId"],
+        name=words.get(name, ""),
+        state=state,
+        exit_code=exit_code_of(words.get("ExitCode", "")),
+        started_at=unix_seconds(words.get("StartTime", "")),
+        ended_at=None if running else unix_seconds(words.get("EndTime", "")),
+        nodes=nodes,
+        accelerators=accelerators_of(words.get(resources, "")) or _per_node(words.get("TresPerNode", "")) * len(nodes),
+        cpus=_count(words.get(resources, ""), "cpu"),
+        restarts=int(restarts) if restarts.isdecimal() else None,
+    )
+
+
+def _per_node(tres: str) -> int:
+    """GPUs of each node, by what the job has asked for.
+
+    >>> _per_node("gres:gpu:h100:2"), _per_node("gres/gpu:4"), _per_node("gpu"), _per_node("")
+    (2, 4, 1, 0)
+    """
+    total = 0
+    for item in tres.split(","):
+        words = re.split(r"[:/=]", item.removeprefix("gres").lstrip(":/"))
+        if words[0] == "gpu":
+            total += int(words[-1]) if words[-1].isdecimal() else 1
+    return total
+
+
+def _count(tres: str, wanted: str) -> int:
+    for item in tres.split(","):
+        name, _, value = item.partition("=")
+        if name == wanted and value.isdecimal():
+            return int(value)
+    return 0

@@ -1,0 +1,204 @@
+"""From a stage to the job that an engine is asked for, and what is remembered of a submission. `stage_job` is pure."""
+
+import hashlib
+import json
+import secrets
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+from charter.artifacts import durable
+from charter.errors import DataError, UsageError
+from charter.launch.agent_task import Task, command_of
+from charter.launch.engine import StageStart
+from charter.launch.job import StageJob, safe_name
+from charter.launch.job_files import JobFiles
+from charter.launch.local import stage_environment
+from charter.launch.machine import CPU, asked_accelerators, stage_nodes, stage_threads
+from charter.launch.tags import tags_of
+from charter.spec.project import Project
+from charter.spec.stage import Stage
+from charter.spec.stage_kinds import TRAINS
+
+NAME_PART = 18
+"""Letters of run and stage in a job's name: engines take 63 in all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """One job of a stage, as it was handed to an engine."""
+
+    engine: str
+    name: str
+    token: str
+    number: int
+    settings: str
+    """Hash of all that the engine was asked for: a job that is found running is kept only where it is the same."""
+    attempt: int
+    nodes: int
+    spares: int
+    processes: int
+    """Of the whole stage."""
+    accelerator: str
+    count: int
+    """Billed units: accelerators of all nodes (of one task, of an array), or nodes where there are none."""
+    market: str
+    shards: tuple[int, ...] = ()
+    """Of an array: which shards its tasks make."""
+    submitted_at: float = 0.0
+    job_id: str | None = None
+    """The engine's number; None until it has said it."""
+    ended: bool = False
+    reason: str = ""
+    """The engine's last word on it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a submission needs to know beside the stage's start."""
+
+    number: int
+    token: str
+    python: str = ""
+    shards: tuple[int, ...] = ()
+    """Tasks of an array; a stage that makes records is one job without."""
+    exclude_nodes: tuple[str, ...] = ()
+
+
+def stage_job(project: Project, request: StageStart, asked: Asked, *, engine: str) -> StageJob:
+    """One attempt at a stage as a job; the same for the same arguments."""
+    stage, launch = project.pipeline[request.stage], project.launch
+    nodes = stage_nodes(project, stage) if stage.kind in TRAINS else 1
+    per_node = _per_node(request, nodes) if stage.kind in TRAINS else 1
+    threads = stage_threads(project, stage, processes=request.processes)
+    kind, accelerators = _accelerators(project, stage)
+    files = JobFiles(request.stage_dir, asked.number)
+    spares = launch.node_checks.spares if stage.kind in TRAINS and nodes > 1 else 0
+    checks = launch.node_checks.enabled and not asked.shards and stage.kind in TRAINS
+    task = Task(
+        stage_dir=request.stage_dir,
+        module=request.module,
+        job=asked.number,
+        token=asked.token,
+        attempt=request.attempt,
+        nodes=nodes,
+        processes=per_node,
+        apart=bool(asked.shards),
+        launcher=launch.launcher if stage.kind in TRAINS else "direct",
+        time_limit_seconds=launch.time_limit,
+        stop_before_seconds=launch.stop_before,
+        meter_seconds=project.metering.every,
+        check_disk_bytes=launch.node_checks.disk_bytes if checks else None,
+        slow_ratio=launch.node_checks.slow_rank_ratio,
+        expected=nodes + spares if spares else 0,
+        with_parent=engine == "subprocess",
+    )
+    return StageJob(
+        name=job_name(project.name, request.stage, asked.token),
+        run=project.name,
+        stage=request.stage,
+        kind=stage.kind,
+        attempt=request.attempt,
+        command=command_of(task, python=asked.python or launch.python or sys.executable),
+        directory=request.stage_dir,
+        log=files.log,
+        environment={**stage_environment(threads=threads), **request.environment, **launch.environment},
+        secrets=dict(secrets_of(project)),
+        nodes=nodes,
+        spare_nodes=spares,
+        processes_per_node=per_node,
+        shards=max(1, len(asked.shards)),
+        accelerator=kind,
+        accelerators_per_node=accelerators,
+        cpus_per_node=threads * per_node,
+        memory_bytes_per_node=project.resources.memory,
+        time_limit_seconds=launch.time_limit,
+        stop_before_seconds=launch.stop_before,
+        use_spot=_wants_spot(project, stage),
+        exclude_nodes=asked.exclude_nodes,
+        labels=tags_of(project, run=project.name, stage=request.stage, attempt=request.attempt),
+    )
+
+
+def new_token() -> str:
+    """Tells one submission from every other in the name of its job."""
+    return secrets.token_hex(4)
+
+
+def job_name(run: str, stage: str, token: str) -> str:
+    """The name of a job, which every engine takes.
+
+    >>> job_name("Harmless 8b", "sl_cai", "0a1b2c3d")
+    'charter-harmless-8b-sl-cai-0a1b2c3d'
+    """
+    return safe_name(f"charter-{safe_name(run, longest=NAME_PART)}-{safe_name(stage, longest=NAME_PART)}-{token}")
+
+
+def settings_of(job: StageJob) -> str:
+    """A hash of all that an engine is asked for."""
+    plain = {**asdict(job), "directory": str(job.directory), "log": str(job.log)}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def submission_of(job: StageJob, asked: Asked, request: StageStart, *, engine: str, at: float) -> Submission:
+    """What is remembered of a job, before its engine is asked."""
+    return Submission(
+        engine=engine,
+        name=job.name,
+        token=asked.token,
+        number=asked.number,
+        settings=settings_of(job),
+        attempt=request.attempt,
+        nodes=job.nodes,
+        spares=job.spare_nodes,
+        processes=request.processes,
+        accelerator=job.accelerator,
+        count=job.nodes * max(1, job.accelerators_per_node),
+        market="spot" if job.use_spot else "owned",
+        shards=asked.shards,
+        submitted_at=at,
+    )
+
+
+def write_submission(files: JobFiles, submission: Submission) -> None:
+    """Remember a submission durably."""
+    durable.make_dir(files.directory)
+    durable.write_json(files.submission, asdict(submission))
+
+
+def read_submission(files: JobFiles) -> Submission | None:
+    """What is remembered of a submission; None where there is none that can be read."""
+    try:
+        content = durable.read_json(files.submission)
+        return Submission(**{**content, "shards": tuple(content["shards"])})
+    except (DataError, TypeError, KeyError):
+        return None
+
+
+def secrets_of(project: Project) -> Iterator[tuple[str, str]]:
+    """Variables that stages read keys from, by reference."""
+    for serving in project.serving.values():
+        if serving.api_key and serving.api_key.startswith("env:"):
+            yield serving.api_key.removeprefix("env:"), serving.api_key
+
+
+def _per_node(request: StageStart, nodes: int) -> int:
+    if request.processes % nodes:
+        raise UsageError(
+            f"stage {request.stage} has {request.processes} processes, which {nodes} nodes cannot share evenly; "
+            "give a num_nodes that divides them, or --reshard"
+        )
+    return request.processes // nodes
+
+
+def _accelerators(project: Project, stage: Stage) -> tuple[str, int]:
+    """Type and number per node; a stage that does not train has one process, which uses one."""
+    kind, count = asked_accelerators(project, stage)
+    if kind in ("", CPU):
+        return "", 0
+    return kind, count if stage.kind in TRAINS else 1
+
+
+def _wants_spot(project: Project, stage: Stage) -> bool:
+    own = stage.resources.use_spot if stage.resources else None
+    return (project.resources.use_spot if own is None else own) is True

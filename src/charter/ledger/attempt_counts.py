@@ -1,0 +1,96 @@
+"""How many attempts each stage has had, read from a ledger's file without the time that starting SQLAlchemy takes.
+
+Only a sound file of the present schema is read in this way, with the checks that `Ledger` makes. Where anything
+else is found, `Ledger` is asked, which waits for locks, brings a file up to date, or says what is wrong with it.
+"""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from charter.ledger.call import row_check
+from charter.ledger.filesystem import is_network_filesystem, is_server
+from charter.ledger.missing import NoLedgerError
+from charter.ledger.schema_version import APPLICATION_ID, QUICK_CHECK_BYTES, SCHEMA_VERSION
+from charter.ledger.sum_names import SUMMED, check_of_sums
+from charter.ledger.write_ahead import has_lost_commits
+
+Counts = dict[tuple[str, str], int]
+"""By stage and fingerprint."""
+
+_SUMS = ", ".join(f'sum("{name}")' for name in (*SUMMED, "sum_check"))
+_ENDED = f"SELECT stage, fingerprint, {_SUMS} FROM spend_sums WHERE run = ? GROUP BY stage, fingerprint"
+_RUNNING = "SELECT * FROM attempts WHERE outcome = 'running'"
+
+
+class _NotSoundError(Exception):
+    """The file is not one that can be read without `Ledger`."""
+
+
+def attempt_counts(place: str | Path, *, run: str) -> Counts:
+    """How many attempts of a run there are by stage and fingerprint, running ones included.
+
+    What `Ledger.open(place, create=False).attempt_counts(run=run)` gives, with its errors; none before the first run.
+    """
+    counts = None if is_server(place) else counts_of_sound_file(Path(place), run=run)
+    if counts is not None:
+        return counts
+    from charter.ledger.store import Ledger
+
+    try:
+        with Ledger.open(place, create=False) as ledger:
+            return ledger.attempt_counts(run=run)
+    except NoLedgerError:
+        return {}
+
+
+def counts_of_sound_file(path: Path, *, run: str) -> Counts | None:
+    """The counts in a file; None where the file, or its place, is not as `Ledger` leaves it."""
+    if is_network_filesystem(path.parent) or has_lost_commits(path):
+        return None
+    try:
+        address = f"{path.absolute().as_uri()}?mode=rw"
+        with closing(sqlite3.connect(address, uri=True, timeout=0, isolation_level=None)) as connection:
+            connection.execute("BEGIN")
+            _refuse_unsound(connection)
+            counts = _ended(connection, run)
+            for stage, fingerprint in _running(connection, run):
+                counts[stage, fingerprint] = counts.get((stage, fingerprint), 0) + 1
+    except (sqlite3.Error, UnicodeError, _NotSoundError):
+        return None
+    return counts
+
+
+def _refuse_unsound(connection: sqlite3.Connection) -> None:
+    if _pragma(connection, "application_id") != APPLICATION_ID or _pragma(connection, "user_version") != SCHEMA_VERSION:
+        raise _NotSoundError
+    is_small = _pragma(connection, "page_count") * _pragma(connection, "page_size") <= QUICK_CHECK_BYTES
+    if is_small and connection.execute("PRAGMA integrity_check(1)").fetchone() != ("ok",):
+        raise _NotSoundError
+
+
+def _pragma(connection: sqlite3.Connection, name: str) -> int:
+    return int(connection.execute(f"PRAGMA {name}").fetchone()[0])
+
+
+def _ended(connection: sqlite3.Connection, run: str) -> Counts:
+    counts: Counts = {}
+    for stage, fingerprint, *values in connection.execute(_ENDED, (run,)):
+        sums = dict(zip(SUMMED, map(int, values), strict=False))
+        if check_of_sums(sums) != values[-1]:
+            raise _NotSoundError
+        counts[stage, fingerprint] = sums["attempts"]
+    return counts
+
+
+def _running(connection: sqlite3.Connection, run: str) -> list[tuple[str, str]]:
+    """Stage and fingerprint of each running attempt of a run; columns have one order, that of their checks."""
+    connection.row_factory = sqlite3.Row
+    found = []
+    for row in connection.execute(_RUNNING):
+        values = dict(row)
+        if values.pop("row_check") != row_check(tuple(values.values())):
+            raise _NotSoundError
+        if values["run"] == run:
+            found.append((values["stage"], values["fingerprint"]))
+    return found

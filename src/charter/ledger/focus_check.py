@@ -1,0 +1,157 @@
+"""Whether a FOCUS dataset keeps the rules of the specification that a row alone can break. Pure, for any producer."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal, InvalidOperation
+
+from charter.ledger.focus_columns import BY_NAME, COLUMNS, MANDATORY, SUBCATEGORIES, Column
+
+NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?(E-?[0-9]+)?")
+MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
+UNIT = re.compile(r"([0-9]+ )?[A-Z][A-Za-z]*(-[A-Z][A-Za-z]*)?(/([0-9]+ )?[A-Z][a-z]+)?")
+CURRENCY = re.compile(r"[A-Z]{3}")
+MOST = 100
+"""Findings that are told; a broken exporter breaks every row."""
+PRODUCTS = (("ListUnitPrice", "ListCost"), ("ContractedUnitPrice", "ContractedCost"))
+TOGETHER = (
+    ("PricingQuantity", "PricingUnit"),
+    ("ConsumedQuantity", "ConsumedUnit"),
+    ("ResourceId", "ResourceType"),
+    ("SubAccountId", "SubAccountType"),
+    ("SkuId", "SkuPriceId"),
+)
+"""Pairs of which both or none are null (for usage)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One broken rule."""
+
+    row: int
+    """1 for the first row under the header; 0 for the header."""
+    column: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{'header' if not self.row else f'row {self.row}'}: {self.column}: {self.message}"
+
+
+def check_focus(columns: Iterable[str], rows: Iterable[Mapping[str, str | None]]) -> tuple[Finding, ...]:
+    """What is wrong with a dataset whose cells are texts, empty or None for null; the first 100 findings."""
+    names = list(columns)
+    found: list[Finding] = []
+    for finding in _header(names):
+        found.append(finding)
+    for number, row in enumerate(rows, start=1):
+        cells = {name: value for name in names if (value := row.get(name)) not in (None, "")}
+        for column, message in _row(names, cells):
+            found.append(Finding(row=number, column=column, message=message))
+            if len(found) >= MOST:
+                return tuple(found)
+    return tuple(found)
+
+
+def _header(names: list[str]) -> Iterator[Finding]:
+    for name in MANDATORY:
+        if name not in names:
+            yield Finding(row=0, column=name, message="is mandatory and not there")
+    for name in names:
+        if names.count(name) > 1:
+            yield Finding(row=0, column=name, message="is there more than once")
+        if name not in BY_NAME and not name.startswith("x_"):
+            yield Finding(row=0, column=name, message="is no column that Charter knows of FOCUS 1.2, and has no x_")
+    own = [name.startswith("x_") for name in names]
+    if own != sorted(own):
+        yield Finding(row=0, column=names[own.index(True)], message="own columns stand after those of FOCUS")
+
+
+def _row(names: list[str], cells: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:
+    for column in COLUMNS:
+        if column.name not in names:
+            continue
+        value = cells.get(column.name)
+        if value is None:
+            if not column.nullable:
+                yield column.name, "must not be null"
+        elif message := _wrong(column, value):
+            yield column.name, message
+    yield from _relations(names, cells)
+
+
+def _wrong(column: Column, value: str) -> str | None:
+    if column.allowed and value not in column.allowed:
+        return f"{value!r} is not one of {', '.join(column.allowed)}"
+    match column.type:
+        case "Decimal":
+            if not NUMBER.fullmatch(value):
+                return f"{value!r} is no number as FOCUS writes one"
+            if column.least is not None and Decimal(value) < Decimal(str(column.least)):
+                return f"{value} is below {column.least:g}"
+        case "DateTime":
+            return None if _is_moment(value) else f"{value!r} is not a UTC moment as in 2026-07-01T00:00:00Z"
+        case "Unit":
+            return None if UNIT.fullmatch(value) else f"{value!r} is no unit as FOCUS writes one (GB-Hours, Tokens)"
+        case "Currency":
+            return None if CURRENCY.fullmatch(value) else f"{value!r} is no ISO 4217 code"
+        case "Json":
+            return None if _is_object(value) else "is no JSON object of plain values"
+        case "String":
+            return "has spaces around it" if value != value.strip() else None
+    return None
+
+
+def _relations(names: list[str], cells: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:
+    for start, end in (("ChargePeriodStart", "ChargePeriodEnd"), ("BillingPeriodStart", "BillingPeriodEnd")):
+        first, last = cells.get(start), cells.get(end)
+        if first and last and first > last:
+            yield end, f"{last} is before {start} {first}"
+    begin, of_month = cells.get("ChargePeriodStart"), cells.get("BillingPeriodStart")
+    if begin and of_month and not of_month <= begin < (cells.get("BillingPeriodEnd") or "9"):
+        yield "BillingPeriodStart", f"the charge of {begin} lies outside of it"
+    if cells.get("ChargeCategory") == "Usage" and cells.get("ChargeClass") != "Correction":
+        for name in ("PricingQuantity", "PricingCategory", "ConsumedQuantity", "ListUnitPrice", "SkuId", "SkuPriceId"):
+            if name in names and cells.get(name) is None:
+                yield name, "must not be null for usage"
+        yield from _products(cells)
+    for one, other in TOGETHER:
+        if one in names and other in names and (cells.get(one) is None) != (cells.get(other) is None):
+            yield other, f"must be null exactly when {one} is"
+    category, sub = cells.get("ServiceCategory"), cells.get("ServiceSubcategory")
+    if category in SUBCATEGORIES and sub is not None and sub not in SUBCATEGORIES[category]:
+        yield "ServiceSubcategory", f"{sub!r} is not a part of {category!r}"
+
+
+def _products(cells: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:
+    quantity = _decimal(cells.get("PricingQuantity"))
+    for unit_price, cost in PRODUCTS:
+        price, total = _decimal(cells.get(unit_price)), _decimal(cells.get(cost))
+        if quantity is not None and price is not None and total is not None and quantity * price != total:
+            yield cost, f"{total} is not {unit_price} x PricingQuantity = {quantity * price}"
+
+
+def _decimal(value: str | None) -> Decimal | None:
+    try:
+        return None if value is None else Decimal(value)
+    except InvalidOperation:
+        return None
+
+
+def _is_moment(value: str) -> bool:
+    if not MOMENT.fullmatch(value):
+        return False
+    try:
+        datetime.fromisoformat(value.replace("Z", "+00:00"))
+    except ValueError:
+        return False
+    return True
+
+
+def _is_object(value: str) -> bool:
+    try:
+        content = json.loads(value)
+    except ValueError:
+        return False
+    return isinstance(content, dict) and all(not isinstance(item, dict | list) for item in content.values())

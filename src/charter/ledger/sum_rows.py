@@ -1,0 +1,137 @@
+"""Keeping and reading sums inside a transaction: what a page asks for is never added up from a million rows.
+
+Imports SQLAlchemy: import it lazily.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+
+from sqlalchemy import ColumnElement, Connection, bindparam, func, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from charter.ledger.account import TOTALLED, Accounted, account, totals_of_one
+from charter.ledger.attempt_rows import read_running
+from charter.ledger.database import damaged
+from charter.ledger.days import by_day
+from charter.ledger.sum_names import CALL_SUMS, DIMENSIONS, SUMMED, check_of_sums
+from charter.ledger.sum_tables import spend_sums
+from charter.ledger.usage import ApiUsage
+
+Key = tuple[str, ...]
+"""Values of `DIMENSIONS`."""
+Spend = dict[Key, dict[str, int]]
+"""Sums by key; what is not named is zero."""
+ROWS_AT_ONCE = 500
+
+
+def spend_of_attempts(accounted: Iterable[Accounted]) -> Spend:
+    """What attempts come to, by all dimensions."""
+    found: Spend = defaultdict(lambda: defaultdict(int))
+    for item in accounted:
+        it = item.attempt
+        days = by_day(totals_of_one(item), started_at=it.started_at, milliseconds=it.duration_milliseconds)
+        for day, part in days:
+            where = (it.accelerator, it.infra, it.market, it.outcome, day)
+            sums = found[(it.run, it.stage, it.fingerprint, it.owner or "", it.tags, *where)]
+            for name in TOTALLED:
+                sums[name] += getattr(part, name)
+    return found
+
+
+def spend_of_calls(item: ApiUsage, *, day: str, sign: int = 1) -> Spend:
+    """What the calls to one server come to; `sign` -1 takes them off again."""
+    key = (item.run, item.stage, item.fingerprint, item.owner or "", item.tags, "", item.host, "api", "", day)
+    sums = item.route.sums
+    return {key: {name: sign * getattr(sums, name.removeprefix("calls_")) for name in CALL_SUMS}}
+
+
+def added(*parts: Mapping[Key, Mapping[str, int]]) -> Spend:
+    """Spend put together."""
+    found: Spend = defaultdict(lambda: defaultdict(int))
+    for part in parts:
+        for key, sums in part.items():
+            for name, value in sums.items():
+                found[key][name] += value
+    return found
+
+
+def negative(spend: Spend) -> Spend:
+    """The same with the other sign, to take it off."""
+    return {key: {name: -value for name, value in sums.items()} for key, sums in spend.items()}
+
+
+def add_spend(connection: Connection, spend: Spend) -> None:
+    """Add to the sums; two connections that add at once both count."""
+    rows = []
+    for key, sums in sorted(spend.items()):
+        if any(sums.values()):
+            values = {name: sums.get(name, 0) for name in SUMMED}
+            rows.append({**dict(zip(DIMENSIONS, key, strict=True)), **values, "sum_check": check_of_sums(values)})
+    for start in range(0, len(rows), ROWS_AT_ONCE):
+        connection.execute(_upsert(connection.dialect.name), rows[start : start + ROWS_AT_ONCE])
+
+
+@cache
+def _upsert(dialect: str) -> sqlite.Insert | postgresql.Insert:
+    statement = (sqlite.insert if dialect == "sqlite" else postgresql.insert)(spend_sums)
+    statement = statement.values({column.name: bindparam(column.name) for column in spend_sums.columns})
+    more = {name: spend_sums.c[name] + statement.excluded[name] for name in (*SUMMED, "sum_check")}
+    return statement.on_conflict_do_update(index_elements=list(DIMENSIONS), set_=more)
+
+
+def read_sums(
+    connection: Connection,
+    *,
+    by: Sequence[str] = (),
+    equal: Mapping[str, str] | None = None,
+    since: str | None = None,
+    until: str | None = None,
+    with_running: bool = False,
+) -> Spend:
+    """The sums of what has ended, grouped by some dimensions; DataError when they do not match their check.
+
+    `since` and `until` are days, both included. `with_running` adds running attempts up to their last heartbeat.
+    """
+    ended = _ended_sums(connection, by, equal or {}, since, until)
+    if not with_running:
+        return ended
+    running = spend_of_attempts(account(read_running(connection, run=(equal or {}).get("run"))))
+    return added(ended, _narrowed(running, by, equal or {}, since, until))
+
+
+def _narrowed(spend: Spend, by: Sequence[str], equal: Mapping[str, str], since: str | None, until: str | None) -> Spend:
+    """Spend by all dimensions as spend by some, of the keys that are asked for."""
+    parts = []
+    for key, sums in spend.items():
+        values = dict(zip(DIMENSIONS, key, strict=True))
+        inside = (since or "") <= values["day"] and (until is None or values["day"] <= until)
+        if inside and all(values[name] == value for name, value in equal.items()):
+            parts.append({tuple(values[name] for name in by): sums})
+    return added(*parts)
+
+
+def _ended_sums(
+    connection: Connection, by: Sequence[str], equal: Mapping[str, str], since: str | None, until: str | None
+) -> Spend:
+    columns = [spend_sums.c[name] for name in by]
+    wanted = select(*columns, *(func.sum(spend_sums.c[name]) for name in (*SUMMED, "sum_check"))).group_by(*columns)
+    wanted = wanted.where(*_conditions(equal, since, until))
+    found: Spend = {}
+    for row in connection.execute(wanted):
+        values = [int(value or 0) for value in row[len(by) :]]
+        sums = dict(zip(SUMMED, values, strict=False))
+        if check_of_sums(sums) != values[-1]:
+            raise damaged(connection.engine.url.render_as_string(), "the sums by day do not match their check")
+        if by or any(sums.values()):
+            found[tuple(row[: len(by)])] = sums
+    return found
+
+
+def _conditions(equal: Mapping[str, str], since: str | None, until: str | None) -> list[ColumnElement[bool]]:
+    found: list[ColumnElement[bool]] = [spend_sums.c[name] == value for name, value in equal.items()]
+    if since is not None:
+        found.append(spend_sums.c.day >= since)
+    if until is not None:
+        found.append(spend_sums.c.day <= until)
+    return found

@@ -1,0 +1,151 @@
+"""Alerts: what of a run's events somebody must hear of, each once, written down before anything is sent.
+
+The run only adds lines to `alerts.jsonl`, and starts a process of its own that sends what is not sent yet
+(`alert_sender`): a server that does not answer never holds a run up, and what is left is sent after the run, or with
+the next one.
+"""
+
+import contextlib
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from charter.artifacts import durable
+from charter.spec.alerts import Alerts
+from charter.spec.project import Project
+
+ALERTS_DIR = "alerts"
+"""In the run's directory."""
+ALERTS_FILE, SENT_FILE = "alerts.jsonl", "sent.jsonl"
+Level = Literal["warning", "error"]
+LEVELS: Mapping[str, Level] = {
+    "budget_warning": "warning",
+    "budget_hold": "warning",
+    "stage_idle": "warning",
+    "stage_failed": "error",
+    "run_stopped": "error",
+}
+"""The events that somebody must hear of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alert:
+    """One thing that somebody must hear of."""
+
+    key: str
+    """Equal for what is to be said once."""
+    time: float
+    run: str
+    event: str
+    level: Level
+    text: str
+
+
+def alert_of(event: Mapping[str, Any], *, run: str) -> Alert | None:
+    """The alert that an event asks for; None for most. Pure.
+
+    A share of a limit is said once, however often a run is started again; a higher limit has shares of its own.
+    """
+    kind = str(event["event"])
+    level = LEVELS.get(kind)
+    if level is None:
+        return None
+    if kind.startswith("budget"):
+        about = [event.get(name) for name in ("scope", "name", "limit_usd", "state", "share")]
+        moment = about if event.get("name") else [event.get("message")]
+    else:
+        moment = [event.get("stage"), event["time"]]
+    if event.get("state") == "stop" or (event.get("share") or 0) >= 1:
+        level = "error"
+    digest = hashlib.sha256(json.dumps([run, kind, moment], sort_keys=True).encode()).hexdigest()[:16]
+    stage = f"stage {event['stage']}: " if event.get("stage") and kind == "stage_failed" else ""
+    text = f"{stage}{event.get('message') or kind.replace('_', ' ')}"
+    return Alert(key=digest, time=float(event["time"]), run=run, event=kind, level=level, text=text)
+
+
+class AlertBook:
+    """The alerts of a run and what of them has been sent, in two files that are only added to."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.directory = run_dir / ALERTS_DIR
+
+    def add(self, alert: Alert) -> bool:
+        """Write an alert down; False when it was said before."""
+        if any(known.key == alert.key for known in self.alerts()):
+            return False
+        durable.make_dir(self.directory)
+        durable.append_line(self.directory / ALERTS_FILE, asdict(alert), sync=True)
+        return True
+
+    def mark(self, alert: Alert, channel: str, *, at: float, error: str = "") -> None:
+        """Write down that an alert was sent by a channel, or why it could not be."""
+        entry = {"key": alert.key, "channel": channel, "time": at, **({"error": error} if error else {})}
+        durable.append_line(self.directory / SENT_FILE, entry, sync=not error)
+
+    def alerts(self) -> tuple[Alert, ...]:
+        """All alerts, oldest first."""
+        return tuple(Alert(**line) for line in _lines(self.directory / ALERTS_FILE))
+
+    def unsent(self, channels: tuple[str, ...]) -> tuple[tuple[Alert, str], ...]:
+        """What is still to be sent, and by which channel."""
+        sent = {(line["key"], line["channel"]) for line in _lines(self.directory / SENT_FILE) if "error" not in line}
+        return tuple((alert, name) for alert in self.alerts() for name in channels if (alert.key, name) not in sent)
+
+
+class AlertListener:
+    """Listens to a run's events; starts the sender when there is something to send."""
+
+    def __init__(self, project: Project, run_dir: Path) -> None:
+        self._project = project
+        self._book = AlertBook(run_dir)
+        self._run_dir = run_dir
+        self._sender: subprocess.Popen[bytes] | None = None
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        """Hear of an event."""
+        starts = event["event"] == "run_started"
+        alert = alert_of(event, run=self._project.name)
+        if alert is None and not starts:
+            return
+        channels = channels_of(self._project.alerts)
+        new = alert is not None and self._book.add(alert)
+        if channels and (new or starts) and self._book.unsent(channels):
+            self._start_sender()
+
+    def _start_sender(self) -> None:
+        if self._sender is not None and self._sender.poll() is None:
+            return
+        command = [sys.executable, "-m", "charter.pipeline.alert_sender", "--run-dir", str(self._run_dir)]
+        command += ["--settings", json.dumps(asdict(self._project.alerts))]
+        with contextlib.suppress(OSError):
+            self._sender = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+
+def channels_of(settings: Alerts) -> tuple[str, ...]:
+    """The ways that alerts go beside the log.
+
+    >>> channels_of(Alerts(webhook="env:HOOK"))
+    ('webhook',)
+    """
+    return (("webhook",) if settings.webhook else ()) + (("email",) if settings.email else ())
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file; one that a kill tore is left out."""
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for line in path.read_bytes().splitlines():
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line))
+    return found

@@ -1,0 +1,29 @@
+"""The log of a stage, wherever it ran: its own file, what its agents printed, or what its engine kept."""
+
+from pathlib import Path
+
+from charter.artifacts.group import LOG
+from charter.launch.job_files import JobFiles, numbers
+from charter.launch.opening import RUNS, open_scheduler
+from charter.launch.submission import read_submission
+from charter.spec.project import Project
+
+
+def stage_log(project: Project, stage_dir: Path) -> Path | str | None:
+    """The file of a stage's log, or its text where only the engine has it; None where there is none."""
+    if (stage_dir / LOG).exists():
+        return stage_dir / LOG
+    known = numbers(stage_dir)
+    if not known:
+        return None
+    files = JobFiles(stage_dir, known[-1])
+    if files.log.exists() and files.log.stat().st_size:
+        return files.log
+    submission = read_submission(files)
+    if submission is None or submission.job_id is None or submission.engine not in RUNS:
+        return None
+    scheduler = open_scheduler(project, submission.engine)
+    try:
+        return scheduler.logs(submission.job_id) or None
+    finally:
+        scheduler.close()

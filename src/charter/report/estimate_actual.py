@@ -1,0 +1,174 @@
+"""Estimate against actual: time, memory and cost of every stage beside the plan's p10 to p90. Pure."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from charter.calibration.pace import Pace
+from charter.report.amounts import NO_SPREAD
+from charter.report.overview import Overview, StageView
+from charter.report.read import RunFiles, StageFiles
+
+Place = Literal["inside", "above", "below", "open"]
+"""Of an actual value against p10 to p90; open while the stage runs, or where there is no band."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Against:
+    """One quantity of one stage: what was planned, and what was."""
+
+    p10: float | None
+    p50: float | None
+    p90: float | None
+    actual: float | None
+    is_final: bool
+
+    @property
+    def ratio(self) -> float | None:
+        """Actual over planned at the median, of a finished stage."""
+        if not self.is_final or self.actual is None or not self.p50:
+            return None
+        return self.actual / self.p50
+
+    @property
+    def place(self) -> Place:
+        """Whether the actual value is within the band."""
+        if not self.is_final or self.actual is None or self.p10 is None or self.p90 is None or self.p10 == self.p90:
+            return "open"
+        return "above" if self.actual > self.p90 else "below" if self.actual < self.p10 else "inside"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageAccuracy:
+    """One stage."""
+
+    name: str
+    kind: str
+    state: str
+    accelerator: str
+    seconds: Against
+    usd: Against
+    memory_bytes: Against
+    """Peak of tensors; planned without what the process and its libraries take."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaceLine:
+    """A factor on the estimated time of a kind of stage: what plans use now, and what this run shows."""
+
+    accelerator: str
+    kind: str
+    used: float | None
+    """Of the project's `calibration.json`; None where it has none, and plans use the shipped constants."""
+    shown: float | None
+    """What this run's steps say, as `charter calibrate -C` would store it."""
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accuracy:
+    """A whole run against its plan."""
+
+    stages: tuple[StageAccuracy, ...]
+    paces: tuple[PaceLine, ...]
+
+    def inside(self, quantity: str) -> tuple[int, int]:
+        """How many finished stages lie within p10 to p90, and of how many that can be said."""
+        places = [getattr(stage, quantity).place for stage in self.stages]
+        told = [place for place in places if place != "open"]
+        return told.count("inside"), len(told)
+
+    def bias(self, quantity: str) -> float | None:
+        """The geometric mean of actual over planned over finished stages; None where there is none.
+
+        exp(mean(log(actual / p50))), dimensionless. 1 is unbiased, above it the plan said too little. It says nothing
+        of how far single stages are off.
+        """
+        ratios = [ratio for stage in self.stages if (ratio := getattr(stage, quantity).ratio) is not None and ratio > 0]
+        return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
+
+
+def accuracy(run: RunFiles, view: Overview, *, used: Iterable[Pace] = (), shown: Iterable[Pace] = ()) -> Accuracy:
+    """Every planned stage; `used` are the paces that plans rest on now, `shown` those of this run's steps."""
+    stages = tuple(_stage(stage, run.stages.get(stage.name)) for stage in view.stages if stage.plan is not None)
+    return Accuracy(stages=stages, paces=pace_lines(tuple(used), tuple(shown)))
+
+
+def _stage(stage: StageView, files: StageFiles | None) -> StageAccuracy:
+    done = stage.state == "done"
+    plan = stage.plan or NO_SPREAD
+    ran = stage.totals.attempts > 0
+    return StageAccuracy(
+        name=stage.name,
+        kind=stage.kind,
+        state=stage.state,
+        accelerator=str(stage.planned_stage.get("accelerator") or ""),
+        seconds=Against(
+            p10=plan.p10.seconds,
+            p50=plan.p50.seconds,
+            p90=plan.p90.seconds,
+            actual=stage.actual.seconds if ran else None,
+            is_final=done,
+        ),
+        usd=Against(
+            p10=plan.p10.usd,
+            p50=plan.p50.usd,
+            p90=plan.p90.usd,
+            actual=stage.actual.usd if ran else None,
+            is_final=done,
+        ),
+        memory_bytes=_memory(stage.planned_stage, files, done=done),
+    )
+
+
+def _memory(planned: Mapping[str, Any], files: StageFiles | None, *, done: bool) -> Against:
+    """Measured and planned peak of tensors, as the stage's own metrics say; the band has the plan's relative width."""
+    points = () if files is None else files.metrics
+    measured = [point.values["peak_bytes"] for point in points if "peak_bytes" in point.values]
+    said = [point.values["planned_peak_bytes"] for point in points if "planned_peak_bytes" in point.values]
+    middle = said[-1] if said else None
+    band = planned.get("peak_bytes_range") or {}
+    width = {name: band[name] / band["p50"] for name in ("p10", "p90") if band.get("p50") and band.get(name)}
+    return Against(
+        p10=None if middle is None or "p10" not in width else middle * width["p10"],
+        p50=middle,
+        p90=None if middle is None or "p90" not in width else middle * width["p90"],
+        actual=max(measured) if measured else None,
+        is_final=done,
+    )
+
+
+def pace_lines(used: Sequence[Pace], shown: Sequence[Pace]) -> tuple[PaceLine, ...]:
+    """One line per accelerator and kind of stage that either knows."""
+    now = {(pace.accelerator, pace.kind): pace for pace in used}
+    fresh = {(pace.accelerator, pace.kind): pace for pace in shown}
+    return tuple(
+        PaceLine(
+            accelerator=accelerator,
+            kind=kind,
+            used=found.factor if (found := now.get((accelerator, kind))) else None,
+            shown=measured.factor if (measured := fresh.get((accelerator, kind))) else None,
+            steps=measured.steps if measured else 0,
+        )
+        for accelerator, kind in sorted({*now, *fresh})
+    )
+
+
+def accuracy_chart(found: Accuracy) -> dict[str, Any]:
+    """Ratios to the planned median: the band and the actual value of every stage, by quantity."""
+    panels = []
+    for quantity in ("seconds", "memory_bytes", "usd"):
+        rows = [
+            {"stage": stage.name, "low": _over(item.p10, item.p50), "high": _over(item.p90, item.p50),
+             "ratio": item.ratio, "place": item.place}
+            for stage in found.stages
+            if (item := getattr(stage, quantity)).ratio is not None
+        ]  # fmt: skip
+        if rows:
+            panels.append({"quantity": quantity, "rows": rows})
+    return {"stages": [stage.name for stage in found.stages], "panels": panels}
+
+
+def _over(value: float | None, base: float | None) -> float | None:
+    return None if value is None or not base else value / base

@@ -1,0 +1,165 @@
+"""`charter export STAGE --engine E`: a stage as a directory that another engine can be started from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from charter.artifacts.whole_dir import publish_dir
+from charter.errors import UsageError
+from charter.handover.engine import HandoverEngine
+from charter.handover.engines import check_kind, handover_engine, render
+from charter.handover.rendered import RenderedRun
+from charter.handover.request import Handover
+from charter.hosted.files import link_tree
+from charter.plan.inputs import read_inputs
+from charter.plan.plan import Plan
+from charter.plan.project_plan import plan_project
+from charter.plan.stages.stage_plan import StagePlan
+from charter.plan.work.corpus import Library
+from charter.report.handover_inputs import ExportedInputs, export_inputs
+from charter.report.handover_jobs import start_files
+from charter.report.handover_pages import MAPPING, PLAN, README, counts, mapping_page, plan_page, readme
+from charter.report.handover_request import DATA_DIR, MODELS_DIR, data_roles, handover_of, model_inputs
+from charter.spec.project import Project
+from charter.spec.stage import Engine, references
+
+SCHEMA = "charter.handover/1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandoverExport:
+    """One stage as files, with what they were made from."""
+
+    engine: HandoverEngine
+    handover: Handover
+    rendered: RenderedRun
+    planned: StagePlan
+    files: Mapping[str, str]
+    """All texts, by path below the directory of the export."""
+    inputs: ExportedInputs | None = None
+    """What the stage reads, where it was asked for."""
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Fields by what became of them."""
+        return counts(self.rendered.mapping)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the texts."""
+        return {
+            "schema": SCHEMA,
+            "stage": self.handover.name,
+            "kind": self.handover.stage.kind,
+            "engine": self.engine.name,
+            "version": self.engine.version,
+            "target_steps": self.handover.target_steps,
+            "layout": self.planned.option.layout_label,
+            "accelerators": self.planned.option.label,
+            "files": sorted(self.files),
+            "command": list(self.rendered.command),
+            "environment": dict(self.rendered.environment),
+            "mapping": [
+                {"field": row.field, "how": row.how, "to": list(row.to), "note": row.note}
+                for row in self.rendered.mapping
+            ],
+            "counts": dict(self.counts),
+            "resume": {"guarantee": self.rendered.resume.guarantee, "reason": self.rendered.resume.reason},
+            "notes": list(self.rendered.notes),
+        }
+
+
+def export_handover(
+    project: Project,
+    root: Path,
+    name: str,
+    engine: str,
+    *,
+    today: date | None = None,
+    scratch: Path | None = None,
+) -> HandoverExport:
+    """Plan the project with this stage in that engine, and render the stage.
+
+    Writes nothing, but with `scratch`, an empty directory: there what the stage reads, by which rows and steps are
+    counted then. Raises `SpecError` with all fields that the engine cannot express.
+    """
+    stage = project.pipeline.get(name)
+    if stage is None:
+        raise UsageError(f"there is no stage {name}; the stages are {', '.join(project.pipeline)}")
+    known = handover_engine(engine)
+    check_kind(name, engine, stage.kind)
+    changed = with_engine(project, name, known.name)
+    made = exported(changed, plan_project(changed, root, today=today), name, rows=_rows(changed, root, name))
+    if scratch is None:
+        return made
+    return with_inputs(changed, made, export_inputs(changed, root, name, scratch))
+
+
+def exported(project: Project, plan: Plan, name: str, *, rows: Mapping[str, int]) -> HandoverExport:
+    """A stage of a project that is planned already, in the engine that the project gives it."""
+    engine = handover_engine(project.pipeline[name].engine)
+    planned = plan.stage(name)
+    assert planned is not None
+    return _rendered(project, handover_of(project, plan, name, data_suffix=engine.data_suffix, rows=rows), planned)
+
+
+def with_inputs(project: Project, made: HandoverExport, inputs: ExportedInputs) -> HandoverExport:
+    """The same with what the stage reads, and the steps that these rows are."""
+    handover = replace(made.handover, target_steps=inputs.target_steps, rows=inputs.rows)
+    return _rendered(project, handover, made.planned, inputs)
+
+
+def _rendered(
+    project: Project, handover: Handover, planned: StagePlan, inputs: ExportedInputs | None = None
+) -> HandoverExport:
+    engine, name, rendered = handover_engine(handover.engine), handover.name, render(handover)
+    files = {
+        **rendered.files,
+        **start_files(handover, rendered, planned, project.launch.slurm),
+        MAPPING: mapping_page(handover, rendered),
+        PLAN: plan_page(handover, planned),
+        README: readme(
+            handover, rendered, engine, model_inputs(project, name), planned, notes=inputs.notes if inputs else None
+        ),
+    }
+    return HandoverExport(
+        engine=engine, handover=handover, rendered=rendered, planned=planned, files=files, inputs=inputs
+    )
+
+
+def with_engine(project: Project, name: str, engine: Engine) -> Project:
+    """The project with one stage in another engine."""
+    stage = replace(project.pipeline[name], engine=engine)
+    return replace(project, pipeline={**project.pipeline, name: stage})
+
+
+def check_target(target: Path) -> None:
+    """Refuse a directory that exists."""
+    if target.exists():
+        raise UsageError(f"{target} exists already; give a directory that does not")
+
+
+def write_export(made: HandoverExport, target: Path) -> None:
+    """Write all files to a directory that does not exist yet: whole, or not at all."""
+    check_target(target)
+
+    def write(path: Path) -> None:
+        for name, text in made.files.items():
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            (path / name).write_text(text, encoding="utf-8")
+        if made.inputs is not None:
+            wanted = {item for item in made.handover.paths.models.values() if item.startswith(f"{MODELS_DIR}/")}
+            for place in (DATA_DIR, *sorted(wanted)):
+                link_tree(made.inputs.directory / place, path / place)
+
+    publish_dir(target.resolve(), write)
+
+
+def _rows(project: Project, root: Path, name: str) -> dict[str, int]:
+    """Rows of each role of data, as the planner counts them."""
+    inputs = read_inputs(project, root)
+    library = Library(project=project, facts=inputs.facts, assumptions=[])
+    stage, any_architecture = project.pipeline[name], next(iter(inputs.architectures.values()))
+    named = references(stage)
+    return {role: round(library.corpus(named[role], any_architecture).rows) for role in data_roles(stage)}

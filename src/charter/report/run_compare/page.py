@@ -1,0 +1,159 @@
+"""Compared runs as one self-contained HTML page: style, charts and data in the file, nothing loaded."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from charter import __version__
+from charter.report.document import document
+from charter.report.heading import pill
+from charter.report.markup import Markup, chart, esc, join, script_json, section, table
+from charter.report.run_compare.chart_data import chart_data
+from charter.report.run_compare.comparison import RunComparison
+from charter.report.run_compare.figures import FigureRow
+from charter.report.run_compare.money import Spent
+from charter.report.run_compare.words import (
+    difference_text,
+    planned_text,
+    time_text,
+    usd_text,
+    value_text,
+    verdict_text,
+    waste_text,
+)
+
+ROW = 30
+"""Pixels of one row of a horizontal chart."""
+SCRIPTS = ("compare.js",)
+
+
+def comparison_html(found: RunComparison, *, now: float) -> str:
+    """The whole page; `now` is the time that it says it was made at."""
+    made = datetime.fromtimestamp(now, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
+    title = " and ".join(found.labels)
+    body = (
+        Markup(f'<p class="kicker">{esc(f"Comparison of runs, {made}")}</p><h1>{esc(title)}</h1>'),
+        totals(found),
+        figures(found),
+        curves(found),
+        settings(found),
+        stages(found),
+        notes(found),
+        Markup(f'<p class="note made">Made by charter {esc(__version__)}.</p>'),
+    )
+    return document(title=f"{title} - Charter", body=join(body), data=script_json(chart_data(found)), scripts=SCRIPTS)
+
+
+def totals(found: RunComparison) -> Markup:
+    """Each run in all: state, time, cost, what was lost."""
+    head = ("Run", "Project", "State", "Time", "Cost", "Planned", "Lost", "Attempts")
+    rows = [
+        (run_name(found, index), project, pill(item.state), *_amounts(item), f"{item.attempts:,}")
+        for index, (item, project) in enumerate(zip(found.totals, found.projects, strict=True))
+    ]
+    return section(
+        "Runs", table(head, rows, numeric=(3, 4, 5, 6, 7)), note="In brackets: how many times the first run."
+    )
+
+
+def _amounts(item: Spent) -> tuple[str, ...]:
+    return (time_text(item), usd_text(item), planned_text(item), waste_text(item))
+
+
+def run_name(found: RunComparison, index: int) -> Markup:
+    """A run's label behind a dot in its colour."""
+    return Markup(f'<span class="stage"><span class="dot s{index % 12}"></span>{esc(found.labels[index])}</span>')
+
+
+def figures(found: RunComparison) -> Markup:
+    """Evaluations side by side, with whether they differ beyond noise."""
+    if not found.figures:
+        return Markup("")
+    panels = chart_data(found)["figures"]
+    drawn = [
+        chart(
+            "side_by_side",
+            label=f"Figures in {panel['unit'] or 'their own unit'} of every run with 95 % intervals",
+            height=(14 * len(found.labels) + 22) * len(panel["rows"]) + 70,
+            index=index,
+        )
+        for index, panel in enumerate(panels)
+    ]
+    head = ["Figure", found.labels[0]]
+    for label in found.labels[1:]:
+        head += [label, f"less {found.labels[0]}", "Verdict"]
+    rows = [(" / ".join(row.labels), *_cells(row)) for row in found.figures]
+    note = "A dot is a figure, its line the 95 % interval. Beyond noise: the interval of a difference leaves out zero."
+    return section("Evaluation", *drawn, table(head, rows), note=note)
+
+
+def _cells(row: FigureRow) -> Iterator[str]:
+    for index, value in enumerate(row.values):
+        yield value_text(value, row.unit)
+        if index:
+            yield difference_text(row.differences[index], row.unit)
+            yield verdict_text(row, index)
+
+
+def curves(found: RunComparison) -> Markup:
+    """The same metric of every run in one panel."""
+    if not found.curves:
+        return Markup("")
+    shared: list[Markup] = []
+    alone: list[Markup] = []
+    for index, panel in enumerate(found.curves):
+        metric = panel.metric.replace("_", " ")
+        label, caption = f"{metric} of {panel.title} by step, every run", f"{panel.title}: {metric}"
+        drawn = chart("overlay", label=label, height=190, caption=caption, index=index)
+        (shared if len(panel.lines) > 1 else alone).append(drawn)
+    key = " ".join(run_name(found, index) for index in range(len(found.labels)))
+    numbers = [
+        (panel.title, panel.metric.replace("_", " "), run_name(found, line.side), *_ends(line.points))
+        for panel in found.curves
+        for line in panel.lines
+    ]
+    head = ("Stage", "Metric", "Run", "First", "Last", "Lowest", "Highest")
+    folded = Markup(f"<details><summary>As numbers</summary>{table(head, numbers, numeric=(3, 4, 5, 6))}</details>")
+    grid = '<div class="multiples">{}</div>'.format
+    others = f"<details><summary>Of one run alone</summary>{grid(join(alone))}</details>" if alone else ""
+    return section("Curves", Markup(f'<p class="note">{key}</p>{grid(join(shared))}{others}'), folded)
+
+
+def _ends(points: tuple[tuple[int, float], ...]) -> tuple[str, ...]:
+    values = [value for _, value in points]
+    return tuple(f"{end:.4g}" for end in (values[0], values[-1], min(values), max(values)))
+
+
+def settings(found: RunComparison) -> Markup:
+    """What was asked for where it differs."""
+    parts = []
+    for title, computed in (("What is computed", True), ("Where and how", False)):
+        rows = [
+            (row.path, *("-" if value is None else value for value in row.values))
+            for row in found.spec
+            if row.is_computed is computed
+        ]
+        if rows:
+            parts.append(Markup(f"<h3>{title}</h3>{table(('Setting', *found.labels), rows)}"))
+    return section("Settings that differ", *parts or (Markup("<p>The runs were asked for the same.</p>"),))
+
+
+def stages(found: RunComparison) -> Markup:
+    """Time and cost of the stages that answer each other."""
+    rows = []
+    for row in found.stages:
+        names = " / ".join(dict.fromkeys(item.name for item in row if item is not None))
+        rows.append((names, *(cell for item in row for cell in _stage(item))))
+    head = ["Stage", *(f"{label}, {what}" for label in found.labels for what in ("time", "cost"))]
+    return section("Stages", table(head, rows, numeric=range(1, len(head))))
+
+
+def _stage(item: Spent | None) -> tuple[str, str]:
+    if item is None:
+        return ("-", "-")
+    return (time_text(item), usd_text(item)) if item.attempts else (item.state, "")
+
+
+def notes(found: RunComparison) -> Markup:
+    """What to keep in mind."""
+    items = "".join(f"<li>{esc(note)}</li>" for note in found.notes)
+    return section("What to keep in mind", Markup(f"<ul>{items}</ul>") if items else "")

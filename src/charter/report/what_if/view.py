@@ -1,0 +1,210 @@
+"""A plan with a change beside the plan as it is: totals, stages, charts, what is not possible. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from charter.estimate.terms import Interval
+from charter.plan.plan import Plan
+from charter.plan.stages.stage_plan import MicroUsd, StagePlan
+from charter.report.plan_cells import full_share, gib, hardware, layout, seconds_range, usd_range
+from charter.report.plan_notes import longest_pole, split_rejected
+from charter.report.plan_page.chart_data import gantt
+from charter.report.plan_page.front import front_points
+from charter.report.what_if.roles import memory_by_role
+from charter.units import format_seconds, format_usd
+
+SAME = 0.005
+"""A median that moved by less is shown as unchanged: far inside the width of any estimate."""
+VERDICTS = {
+    "ok": "kept, at p90 too",
+    "p90 over": "kept at the median, exceeded at p90",
+    "over": "exceeded already at the median",
+    "unpriced": "cannot be checked: a stage has no price",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Total:
+    """One total of a plan, and how it differs from the plan as it is."""
+
+    name: str
+    value: str
+    base: str
+    change: str
+    """`+12 %`, `unchanged`; nothing without a change."""
+    direction: str
+    """`more`, `less` or nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """The budget or the deadline, and whether the plan keeps it."""
+
+    name: str
+    limit: str
+    verdict: str
+    state: str
+    """`ok`, `p90 over`, `over` or `unpriced`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageLine:
+    """One stage of a plan, and what of it is other than in the plan as it is."""
+
+    name: str
+    kind: str
+    hardware: str
+    hardware_before: str
+    """Where it differs."""
+    layout: str
+    peak: str
+    full_percent: int
+    seconds: str
+    seconds_change: str
+    usd: str
+    usd_change: str
+    longest: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refused:
+    """An option that a stage does not have, and why."""
+
+    stage: str
+    option: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanView:
+    """What the plan page shows; JSON as it stands."""
+
+    name: str
+    objective: str
+    totals: tuple[Total, ...]
+    limits: tuple[Limit, ...]
+    stages: tuple[StageLine, ...]
+    refused: tuple[Refused, ...]
+    advice: tuple[str, ...]
+    changed: tuple[str, ...]
+    """The `--set` values that made it; none of the plan as it is."""
+    command: str
+    charts: dict[str, Any]
+
+
+def plan_view(plan: Plan, base: Plan, *, changed: Sequence[str] = (), command: str = "") -> PlanView:
+    """`plan` beside `base`; without a change both are the same."""
+    return PlanView(
+        name=plan.name,
+        objective=plan.objective,
+        totals=_totals(plan, base, changed=bool(changed)),
+        limits=_limits(plan),
+        stages=tuple(_stage(stage, base.stage(stage.name), longest_pole(plan)) for stage in plan.stages),
+        refused=tuple(
+            Refused(stage=stage.name, option=item.option, reason=item.reason)
+            for stage in plan.stages
+            for item in split_rejected(stage)[1]
+        ),
+        advice=(*plan.advice, *plan.budget_advice),
+        changed=tuple(changed),
+        command=command,
+        charts=charts(plan),
+    )
+
+
+def charts(plan: Plan) -> dict[str, Any]:
+    """What the charts of the page show."""
+    return {
+        "stages": [stage.name for stage in plan.stages],
+        "gantt": gantt(plan, start=None),
+        "memory": memory_by_role(plan),
+        "pareto": [
+            front_points(stage)
+            for stage in plan.stages
+            if len(stage.options) > 1 and all(option.usd is not None for option in stage.options)
+        ],
+    }
+
+
+def _totals(plan: Plan, base: Plan, *, changed: bool) -> tuple[Total, ...]:
+    money, money_before = plan.project_usd, base.project_usd
+    hours, hours_before = plan.gpu_hours, base.gpu_hours
+    return (
+        _total("Time", seconds_range(plan.seconds), seconds_range(base.seconds), plan.seconds, base.seconds, changed),
+        _total("Cost", usd_range(money), usd_range(money_before), money, money_before, changed),
+        _total("GPU-hours", _hours(hours), _hours(hours_before), hours, hours_before, changed),
+    )
+
+
+def _total(
+    name: str,
+    value: str,
+    base: str,
+    found: Interval | MicroUsd | None,
+    before: Interval | MicroUsd | None,
+    changed: bool,
+) -> Total:
+    text = change_text(_median(found), _median(before)) if changed else ""
+    direction = "more" if text.startswith("+") else "less" if text.startswith("-") else ""
+    return Total(name=name, value=value, base=base, change=text, direction=direction)
+
+
+def _median(found: Interval | MicroUsd | None) -> float | None:
+    return None if found is None else float(found.p50)
+
+
+def _hours(value: Interval) -> str:
+    return "none" if value.p90 == 0 else f"{value.p50:,.0f}-{value.p90:,.0f}"
+
+
+def change_text(value: float | None, base: float | None) -> str:
+    """A median beside that of the plan as it is.
+
+    >>> change_text(112.0, 100.0), change_text(100.1, 100.0), change_text(300.0, 100.0), change_text(1.0, None)
+    ('+12 %', 'unchanged', '+200 %', '')
+    """
+    if value is None or base is None:
+        return ""
+    if value == base or (base and abs(value / base - 1) < SAME):
+        return "unchanged"
+    if not base:
+        return "+ from nothing"
+    return f"{100 * (value / base - 1):+.0f} %"
+
+
+def _limits(plan: Plan) -> tuple[Limit, ...]:
+    found = []
+    if plan.budget_usd is not None and plan.budget_verdict is not None:
+        found.append(_limit("Budget", format_usd(plan.budget_usd), plan.budget_verdict))
+    if plan.deadline_seconds is not None and plan.deadline_verdict is not None:
+        found.append(_limit("Deadline", format_seconds(plan.deadline_seconds), plan.deadline_verdict))
+    return tuple(found)
+
+
+def _limit(name: str, limit: str, state: str) -> Limit:
+    return Limit(name=name, limit=limit, verdict=VERDICTS[state], state=state)
+
+
+def _stage(stage: StagePlan, base: StagePlan | None, pole: StagePlan) -> StageLine:
+    option = stage.option
+    before = "" if base is None else hardware(base.option)
+    return StageLine(
+        name=stage.name,
+        kind=stage.kind,
+        hardware=hardware(option),
+        hardware_before=before if before != hardware(option) else "",
+        layout=layout(option),
+        peak=f"{gib(option.peak.total_bytes)} / {gib(option.capacity_bytes)} GiB",
+        full_percent=round(100 * full_share(option)),
+        seconds=seconds_range(option.seconds),
+        seconds_change=_change(option.seconds.p50, None if base is None else base.option.seconds.p50),
+        usd=usd_range(stage.usd),
+        usd_change=_change(_median(stage.usd), None if base is None else _median(base.usd)),
+        longest=stage is pole,
+    )
+
+
+def _change(value: float | None, base: float | None) -> str:
+    text = change_text(value, base)
+    return "" if text == "unchanged" else text

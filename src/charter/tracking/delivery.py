@@ -1,0 +1,189 @@
+"""Tells one tracker what it has not been told yet: runs, rows, files, states; what was told is written down first.
+
+The tracker's numbers of runs and the place in every journal are durable before and after each step, and every call of a
+`Destination` may be repeated. So a kill at any moment loses nothing, and tells nothing twice.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from charter.artifacts import durable
+from charter.artifacts.file_facts import sha256_file
+from charter.tracking.base import Destination, RunFacts
+from charter.tracking.facts import Followed, attachments, digest, plan_of, run_facts, stage_facts
+from charter.tracking.journal import Place, count_rows, read_rows
+from charter.tracking.places import delivered_path, journal_path
+from charter.tracking.progress import RunProgress, Standing
+
+ROWS_PER_BATCH = 200
+PIPELINE = ""
+"""The key of the pipeline itself beside those of its stages."""
+
+
+@dataclass(kw_only=True)
+class Told:
+    """What a tracker has been told of the pipeline or of one stage."""
+
+    id: str | None = None
+    facts: str = ""
+    """Digest of what described it last."""
+    state: str = ""
+    rows: int = 0
+    at_bytes: int = 0
+    sure: int = 0
+    """Rows that the tracker had when its run was last ended in good order."""
+    files: dict[str, str] = field(default_factory=dict)
+    """Name -> SHA-256."""
+
+
+class Delivery:
+    """Brings one tracker up to date."""
+
+    def __init__(self, run_dir: Path, tracker: str, destination: Destination, followed: Followed) -> None:
+        self._run_dir, self._tracker, self._destination = run_dir, tracker, destination
+        self._followed = followed
+        self._weights = bool(followed.trackers.get(tracker, {}).get("weights", False))
+        self._told = read_told(run_dir, tracker)
+        self._progress = RunProgress(run_dir=run_dir)
+        self._opened: set[str] = set()
+        self._hashes: dict[Path, tuple[int, int, str]] = {}
+
+    def deliver(self, *, stop: Callable[[], bool] = lambda: False) -> bool:
+        """Tell everything that is there now, unless `stop` says so between two calls; True when all of it was told."""
+        try:
+            return self._deliver(stop)
+        except BaseException:
+            self._opened.clear()  # what the tracker has is asked again
+            raise
+
+    def _deliver(self, stop: Callable[[], bool]) -> bool:
+        self._progress.look()
+        progress = self._progress
+        if not progress.run.attempts:
+            return True
+        pipeline = run_facts(self._followed, started_at=progress.run.started_at)
+        self._open(PIPELINE, _with_tags(pipeline, progress.run), parent=None)
+        for directory, standing in progress.stages.items():
+            if stop():
+                return False
+            self._tell_stage(directory, standing, stop)
+        if stop():
+            return False
+        for name, path in plan_of(self._run_dir):
+            self._attach(PIPELINE, name, path)
+        self._set_state(PIPELINE, progress.run)
+        return True
+
+    def waiting_rows(self) -> int:
+        """Rows of all journals that the tracker has not been told."""
+        return waiting_rows(self._run_dir, self._told)
+
+    def _tell_stage(self, directory: Path, standing: Standing, stop: Callable[[], bool]) -> None:
+        facts = stage_facts(self._followed, directory, started_at=standing.started_at)
+        if facts is None:
+            return
+        self._open(directory.name, _with_tags(facts, standing), parent=self._told[PIPELINE].id)
+        while not stop() and self._log(directory.name):
+            pass
+        if stop():
+            return
+        if standing.state == "finished":
+            for name, path in attachments(self._run_dir, directory, weights=self._weights):
+                self._attach(directory.name, name, path)
+        self._set_state(directory.name, standing)
+
+    def _open(self, key: str, facts: RunFacts, *, parent: str | None) -> None:
+        told = self._told.setdefault(key, Told())
+        if key not in self._opened:
+            told.id = self._destination.open_run(facts, parent=parent, known=told.id)
+            lost_from = self._destination.rows_lost_from(told.id, told=told.rows, sure=told.sure)
+            if lost_from is not None:
+                told = self._go_back(key, lost_from)
+            self._opened.add(key)
+            self._save()
+        if told.facts != (now := digest(asdict(facts))):
+            assert told.id is not None
+            self._destination.describe(told.id, facts)
+            told.facts = now
+            self._save()
+
+    def _go_back(self, key: str, rows: int) -> Told:
+        """Tell again what died with the process that was to send it."""
+        _, place = read_rows(journal_path(self._run_dir, key), Place(), most=rows)
+        before = self._told[key]
+        self._told[key] = Told(id=before.id, rows=place.rows, at_bytes=place.at_bytes, sure=min(rows, before.sure))
+        return self._told[key]
+
+    def _log(self, key: str) -> bool:
+        """Tell one batch; False when there is no more."""
+        told = self._told[key]
+        start = Place(rows=told.rows, at_bytes=told.at_bytes)
+        rows, end = read_rows(journal_path(self._run_dir, key), start, most=ROWS_PER_BATCH)
+        if not rows:
+            return False
+        assert told.id is not None
+        self._destination.log(told.id, rows)
+        told.rows, told.at_bytes = end.rows, end.at_bytes
+        self._save()
+        return True
+
+    def _attach(self, key: str, name: str, path: Path) -> None:
+        told = self._told[key]
+        found = self._hash(path)
+        if told.files.get(name) == found:
+            return
+        assert told.id is not None
+        self._destination.attach(told.id, name, path)
+        told.files[name] = found
+        self._save()
+
+    def _hash(self, path: Path) -> str:
+        """The SHA-256 of a file, which is read again only when it has changed."""
+        facts = path.stat()
+        known = self._hashes.get(path)
+        if known is None or known[:2] != (facts.st_size, facts.st_mtime_ns):
+            known = self._hashes[path] = (facts.st_size, facts.st_mtime_ns, sha256_file(path))
+        return known[2]
+
+    def _set_state(self, key: str, standing: Standing) -> None:
+        told = self._told[key]
+        if told.state == standing.state:
+            return
+        assert told.id is not None
+        self._destination.set_state(told.id, standing.state, ended_at=standing.ended_at)
+        told.state = standing.state
+        told.sure = told.rows if standing.state != "running" else told.sure
+        self._save()
+
+    def _save(self) -> None:
+        content = {key: asdict(told) for key, told in self._told.items()}
+        durable.write_json(delivered_path(self._run_dir, self._tracker), content)
+
+
+def read_told(run_dir: Path, tracker: str) -> dict[str, Told]:
+    """What a tracker has been told; empty where it was told nothing yet."""
+    path = delivered_path(run_dir, tracker)
+    content: Mapping[str, Mapping[str, Any]] = durable.read_json(path) if path.exists() else {}
+    return {key: Told(**told) for key, told in content.items()}
+
+
+def waiting_rows(run_dir: Path, told: Mapping[str, Told]) -> int:
+    """Rows of all journals of a run that a tracker has not been told."""
+    journals = sorted(journal_path(run_dir, "x").parent.glob("*.jsonl"))
+    nothing = Told()
+    return sum(max(0, count_rows(path) - told.get(path.stem, nothing).rows) for path in journals)
+
+
+def _with_tags(facts: RunFacts, standing: Standing) -> RunFacts:
+    return replace(facts, tags={**facts.tags, **standing.tags()})
+
+
+def backoff_seconds(failures: int, *, first: float = 1.0, longest: float = 60.0) -> float:
+    """The pause after so many failures in a row: it doubles, up to a bound.
+
+    >>> [backoff_seconds(count) for count in (1, 2, 3, 10)]
+    [1.0, 2.0, 4.0, 60.0]
+    """
+    return min(longest, first * 2.0 ** min(failures - 1, 30))

@@ -1,0 +1,129 @@
+"""How a run and its stages are, folded from `events.jsonl`; and how far, from `progress.json`."""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from charter.artifacts.safe_path import wrong_name
+from charter.artifacts.stage_dir import PROGRESS
+from charter.tracking.base import RunState
+
+EVENTS_FILE = "events.jsonl"
+ENDS: Mapping[str, RunState] = {
+    "stage_done": "finished",
+    "stage_failed": "failed",
+    "stage_interrupted": "killed",
+    "stage_restart": "killed",
+    "attempt_abandoned": "killed",
+}
+"""What an event says of the stage that it names."""
+
+
+@dataclass(kw_only=True)
+class Standing:
+    """How a run or a stage is."""
+
+    state: RunState = "running"
+    started_at: float | None = None
+    ended_at: float | None = None
+    attempts: int = 0
+    """Starts; of a run, calls of `charter run`."""
+    interruptions: int = 0
+
+    def start(self, at: float) -> None:
+        """It began, perhaps again."""
+        self.state, self.ended_at = "running", None
+        self.started_at = at if self.started_at is None else self.started_at
+        self.attempts += 1
+
+    def end(self, state: RunState, at: float) -> None:
+        """It ended."""
+        self.state, self.ended_at = state, at
+        self.interruptions += state == "killed"
+
+    def tags(self) -> dict[str, str]:
+        """What trackers are told of it as tags."""
+        return {"charter.attempts": str(self.attempts), "charter.interruptions": str(self.interruptions)}
+
+
+@dataclass(kw_only=True)
+class RunProgress:
+    """Follows the events of one run; every look reads only what is new."""
+
+    run_dir: Path
+    run: Standing = field(default_factory=Standing)
+    stages: dict[Path, Standing] = field(default_factory=dict)
+    """By stage directory, in the order of their first starts."""
+    _by_name: dict[str, Path] = field(default_factory=dict)
+    _at_bytes: int = 0
+
+    def look(self) -> None:
+        """Take in new events."""
+        try:
+            with (self.run_dir / EVENTS_FILE).open("rb") as file:
+                file.seek(self._at_bytes)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        return
+                    self._at_bytes += len(line)
+                    self._take(line)
+        except FileNotFoundError:
+            return
+
+    def running(self) -> list[Path]:
+        """Directories of the stages that run."""
+        return [path for path, standing in self.stages.items() if standing.state == "running"]
+
+    def recent(self, *, seconds: float = 60.0) -> list[Path]:
+        """Directories of the stages that run, or ended a short time ago."""
+        since = time.time() - seconds
+        return [path for path, standing in self.stages.items() if (standing.ended_at or since) >= since]
+
+    def _take(self, line: bytes) -> None:
+        try:
+            entry: Any = json.loads(line)
+            event, at = str(entry["event"]), float(entry["time"])
+        except (ValueError, KeyError, TypeError):
+            return
+        if event == "run_started":
+            self._end_what_runs(at)
+            self.run.start(at)
+        elif event == "run_done":
+            self.run.end("finished", at)
+        elif event == "run_stopped":
+            self.run.end("killed" if entry.get("label") in ("interrupted", "budget") else "failed", at)
+        elif event == "stage_started" and (directory := self._own(entry.get("directory"))) is not None:
+            self._by_name[str(entry.get("stage"))] = directory
+            self.stages.setdefault(directory, Standing()).start(at)
+        elif event in ENDS and (named := self._running(str(entry.get("stage")))) is not None:
+            named.end(ENDS[event], at)
+
+    def _running(self, name: str) -> Standing | None:
+        """The stage of a name, while it runs."""
+        directory = self._by_name.get(name)
+        standing = None if directory is None else self.stages[directory]
+        return standing if standing is not None and standing.state == "running" else None
+
+    def _end_what_runs(self, at: float) -> None:
+        """A run that begins ends what a killed supervisor left running in the events."""
+        for standing in (self.run, *self.stages.values()):
+            if standing.state == "running" and standing.attempts:
+                standing.end("killed", at)
+
+    def _own(self, directory: Any) -> Path | None:
+        """The stage directory that an event names, looked up in this run, wherever the run has been moved to."""
+        name = Path(str(directory)).name
+        path = self.run_dir / "stages" / name
+        return path if wrong_name(name) is None and path.is_dir() else None
+
+
+def read_stage_progress(stage_dir: Path) -> dict[str, Any]:
+    """What a stage last said of its progress; empty where it has said nothing."""
+    try:
+        found = json.loads((stage_dir / PROGRESS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

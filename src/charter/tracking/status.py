@@ -1,0 +1,56 @@
+"""How far every tracker of a run has been told, from the files of the run."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from charter.tracking.delivery import PIPELINE, read_told, waiting_rows
+from charter.tracking.facts import read_followed
+from charter.tracking.progress import RunProgress
+from charter.tracking.senders import health_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackerStatus:
+    """One tracker of a run."""
+
+    tracker: str
+    told_rows: int
+    waiting_rows: int
+    is_closed: bool
+    """Whether the tracker knows how every stage and the run are."""
+    failures: int
+    """Tries in a row that went wrong, up to now."""
+    message: str | None
+    """What went wrong last."""
+    run: str | None
+    """The tracker's number of the pipeline."""
+
+    @property
+    def is_up_to_date(self) -> bool:
+        """Whether the tracker has been told everything that is there."""
+        return self.waiting_rows == 0 and self.is_closed
+
+
+def status_of_trackers(run_dir: Path) -> tuple[TrackerStatus, ...]:
+    """All trackers that the last run named; empty where none was."""
+    followed = read_followed(run_dir)
+    if followed is None:
+        return ()
+    progress = RunProgress(run_dir=run_dir)
+    progress.look()
+    wanted = {PIPELINE: progress.run, **{path.name: standing for path, standing in progress.stages.items()}}
+    found = []
+    for tracker in followed.trackers:
+        told, health = read_told(run_dir, tracker), health_of(run_dir, tracker)
+        found.append(
+            TrackerStatus(
+                tracker=tracker,
+                told_rows=sum(item.rows for item in told.values()),
+                waiting_rows=waiting_rows(run_dir, told),
+                is_closed=all(key in told and told[key].state == standing.state for key, standing in wanted.items()),
+                failures=int(health.get("failures", 0)),
+                message=health.get("message"),
+                run=told[PIPELINE].id if PIPELINE in told else None,
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,40 @@
+"""An engine that takes every field as it is, and refuses one value; projects to hand over to it."""
+
+from charter.handover.engine import HandoverEngine
+from charter.handover.mapping import FieldMapper, fields_of
+from charter.handover.rendered import RenderedRun, Resume
+
+REFUSED_RATE = 0.125
+EVERY_KIND = ("sft", "preference_model", "dpo", "ppo")
+
+
+def render_plainly(handover):
+    mapper, lines = FieldMapper(handover), []
+    told = {row.field for row in mapper.rows}
+    for field in fields_of(handover.stage):
+        if field in told:
+            continue
+        if field == "stage.learning_rate" and handover.stage.learning_rate == REFUSED_RATE:
+            mapper.refuse(field, "an eighth is too fast")
+        mapper.to(field, f"plain.yaml: {field}")
+        lines.append(f"{field}: {mapper.value(field)!r}")
+    return RenderedRun(
+        files={"plain.yaml": "\n".join(lines) + "\n", "deep/nothing.txt": ""},
+        command=("python", "-m", "plain", "--rank=${NODE_RANK}", "it's $HOME"),
+        mapping=mapper.finish(),
+        resume=Resume(guarantee="same_data_order", reason="it counts rows", source="plain/loop.py"),
+        environment={"PLAIN_MODE": "on"},
+        notes=("bring water",),
+    )
+
+
+PLAIN = HandoverEngine(
+    name="trl",
+    title="Plain",
+    package="plain",
+    version="1.2.3",
+    checked_by="nobody",
+    kinds=EVERY_KIND,
+    render=render_plainly,
+    data_suffix=".rows",
+)

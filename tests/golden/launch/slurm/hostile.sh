@@ -1,0 +1,33 @@
+#!/bin/bash
+#SBATCH --job-name=charter-shop-ppo-0123abcd
+#SBATCH --comment=a%3B%24%28touch+x%29%0A%23SBATCH+--nodes%3D99%0A%27%60id%60%22+%5C=x&owner=a%3B%24%28touch+x%29%0A%23SBATCH+--nodes%3D99%0A%27%60id%60%22+%5C
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=1
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output="/runs/a \"b\" 'c' $(d)/log.txt"
+#SBATCH --export=ALL
+
+export EVIL='a;$(touch x)
+#SBATCH --nodes=99
+'"'"'`id`" \'
+
+export CHARTER_RESTART="${SLURM_RESTART_COUNT:-0}" CHARTER_ENGINE_JOB="$SLURM_JOB_ID"
+charter_step=(
+    --ntasks 1 --ntasks-per-node 1 --cpus-per-task 1
+    --kill-on-bad-exit=1 --mpi=none --unbuffered
+    bash -c 'export CHARTER_NODE_RANK="$SLURM_NODEID" CHARTER_NODE_NAME="$SLURMD_NODENAME"; exec "$@"' charter-node
+    /opt/charter/bin/python -m charter.launch.agent --stage-dir '/runs/my run/ppo' 'a;$(touch x)
+#SBATCH --nodes=99
+'"'"'`id`" \'
+)
+trap : TERM
+srun "${charter_step[@]}" &
+charter_pid=$!
+while :; do
+    wait "$charter_pid"
+    charter_code=$?
+    kill -0 "$charter_pid" 2>/dev/null || break
+done
+exit "$charter_code"

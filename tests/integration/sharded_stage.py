@@ -1,0 +1,50 @@
+"""A stage that makes records without torch: a hash for every prompt, through the machinery of the real ones."""
+
+import hashlib
+import os
+import time
+from collections.abc import Generator, Sequence
+from concurrent.futures import Future
+
+from charter.artifacts import faults
+from charter.artifacts.group import rank_of_process
+from charter.artifacts.stage_dir import StageDir
+from charter.artifacts.stage_process import stage_main
+from charter.feedback.asks import Ask, Reply
+from charter.feedback.records import Batch, in_batches, make_records
+from charter.spec.dataset import Prompt, read_prompts
+
+
+class Nobody:
+    """Answers nothing, since nothing is asked."""
+
+    batches_at_once = 1
+
+    def submit(self, asks: Sequence[Ask]) -> "Future[list[Reply]]":
+        done: Future[list[Reply]] = Future()
+        done.set_result([])
+        return done
+
+    def close(self) -> None:
+        pass
+
+
+def run(stage: StageDir) -> None:
+    """One record for every prompt; `COUNTING_SECONDS_PER_STEP` each."""
+    source = stage.job.only("prompts")
+    prompts = read_prompts(source.location(), source.data)
+    batches = in_batches(prompts, stage.job.spec.rollout_batch)  # type: ignore[attr-defined]
+
+    def make(items: Sequence[Prompt]) -> Generator[Sequence[Ask], list[Reply], Batch]:
+        time.sleep(float(os.environ.get("COUNTING_SECONDS_PER_STEP", "0")))
+        faults.boundary(stage.job.stage, "make", rank_of_process(), "before")
+        yield []
+        return Batch(
+            records=[{"id": item.id, "hash": hashlib.sha256(str(item).encode()).hexdigest()} for item in items]
+        )
+
+    make_records(stage, batches, make, Nobody(), summarise=lambda totals: {"made": totals["records"]})
+
+
+if __name__ == "__main__":
+    stage_main(run)

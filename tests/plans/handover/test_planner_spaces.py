@@ -1,0 +1,97 @@
+"""The planner never chooses a layout or a placement that the engine's renderer refuses."""
+
+import handover_stages as cases
+import ppo_case
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from charter.catalog import models
+from charter.errors import SpecError
+from charter.handover.engines import HANDOVER_ENGINES, render
+from charter.plan.layouts.space import Asked, space
+from charter.plan.physics.engine_space import ENGINES
+from charter.plan.rl.engine import RL_ENGINES
+from charter.plan.rl.search import rl_options
+from charter.report.handover_request import placement_of
+from charter.spec.number_formats import FP8_KINDS
+from charter.spec.stage import DpoStage, PpoStage
+
+SHAPES = {name: models.get(name).architecture for name in ("Llama-3.1-8B", "Llama-3.1-70B", "Llama-3.1-405B")}
+PLACED = tuple(name for name in RL_ENGINES if any(engine.name == name for engine in HANDOVER_ENGINES))
+BY_LAYOUT = [pair for pair in cases.pairs() if not (pair[1] == "ppo" and pair[0] in RL_ENGINES)]
+"""The rest places the roles of PPO itself."""
+
+
+def refused(stage, layout, **more):
+    """What the renderer says against a layout; empty where it takes it."""
+    try:
+        render(cases.handover(stage, layout, **more))
+    except SpecError as error:
+        return [str(problem) for problem in error.problems]
+    return []
+
+
+def offered(stage, shape, accelerators):
+    is_ppo = isinstance(stage, PpoStage)
+    batch = stage.minibatch if is_ppo else stage.global_batch * stage.SEQUENCES_PER_ROW
+    return space(
+        Asked(
+            engine=ENGINES[stage.engine],
+            architecture=shape,
+            num_accelerators=accelerators,
+            per_node=min(8, accelerators),
+            batch=batch,
+            unit=stage.SEQUENCES_PER_ROW,
+            longest=stage.max_prompt_tokens + stage.max_new_tokens if is_ppo else stage.seq_len,
+            fixed=None,
+            together=isinstance(stage, PpoStage | DpoStage),
+        )
+    )
+
+
+def test_the_planner_knows_the_kinds_that_a_renderer_has():
+    for engine in HANDOVER_ENGINES:
+        assert set(ENGINES[engine.name].kinds) == set(engine.kinds) | (
+            {"ppo"} if engine.name in RL_ENGINES and "ppo" in ENGINES[engine.name].kinds else set()
+        ), engine.name
+        assert ("ppo" in engine.kinds) == (engine.name in RL_ENGINES or "ppo" in ENGINES[engine.name].kinds)
+
+
+FORMATS = [(engine, kind, "bf16") for engine, kind in BY_LAYOUT] + [
+    (engine, kind, "fp8") for engine, kinds in FP8_KINDS.items() for kind in kinds
+]
+
+
+@settings(max_examples=60)
+@given(st.data())
+@pytest.mark.parametrize(("engine", "kind", "dtype"), FORMATS)
+def test_every_layout_that_is_offered_is_rendered(engine, kind, dtype, data):
+    shape = SHAPES[data.draw(st.sampled_from(sorted(SHAPES)))]
+    accelerators = data.draw(st.sampled_from((1, 2, 8, 16, 24, 64)))
+    changes = {} if kind == "ppo" else {"global_batch": data.draw(st.sampled_from((64, 96, 512)))}
+    stage = cases.accepted_stage(engine, kind, dtype=dtype, **changes)
+    found = offered(stage, shape, accelerators)
+    if not found.size:
+        return
+    layout = found.layout(data.draw(st.integers(0, found.size - 1)))
+    nodes = -(-accelerators // 8)
+    told = refused(stage, layout, nodes=nodes, per_node=accelerators // nodes, shape=shape)
+    assert not told, f"{engine} {kind} {layout.label} of {accelerators}: {told}"
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 4, 6])
+@pytest.mark.parametrize("estimator", ["gae", "grpo"])
+@pytest.mark.parametrize("engine", PLACED)
+def test_every_placement_that_is_offered_is_rendered(engine, estimator, nodes):
+    changes = {"rollout_batch": 768, "minibatch": 384}
+    if estimator == "grpo":
+        changes |= cases.GROUPS
+    stage = cases.accepted_stage(engine, "ppo", **changes)
+    work = ppo_case.workload(samples=768, minibatch=384)
+    work = work if estimator == "gae" else ppo_case.without_value(work)
+    found = rl_options(ppo_case.question(work, engine), ppo_case.place("H100", 8, nodes=(nodes,)), nodes)[0]
+    assert bool(found) is not (engine == "nemo_rl" and estimator == "gae")
+    for option in found:
+        told = refused(stage, option.layout, nodes=nodes, placement=placement_of(option))
+        assert not told, f"{engine} {option.layout_label}: {told}"

@@ -1,0 +1,95 @@
+"""A live run in a real browser: followed from start to end without a reload, and a budget that stops it."""
+
+import json
+
+from charter.dashboard.discovery import key_of
+
+FILE = """\
+name: counted
+models: {base: {architecture: {hidden_size: 64, num_layers: 2, num_heads: 4, intermediate_size: 176, vocab_size: 512,
+         max_position_embeddings: 512, tied_embeddings: true}, tokenizer: {train_on: [texts], vocab_size: 512}}}
+data: {texts: texts.jsonl, pairs: pairs.jsonl, prompts: prompts.jsonl}
+pipeline:
+  sft: {kind: sft, init: base, data: [texts], steps: 20, global_batch: 4, seq_len: 64, checkpoint_every: 2}
+  pm:  {kind: preference_model, init: sft, data: [pairs], steps: 8, global_batch: 4, seq_len: 64, checkpoint_every: 2}
+resources: {infra: local, price: PRICE}
+budget: {limit: LIMIT}
+"""
+SEEN = """
+window.kept = "the same document";
+window.seen = [];
+const note = () => {
+  const text = (where) => (document.querySelector(where) || {textContent: ""}).textContent.trim();
+  const line = text("#head .pill") + " | " + text("#stages tbody tr:first-child .progress .small");
+  if (window.seen[window.seen.length - 1] !== line) window.seen.push(line);
+};
+note();
+new MutationObserver(note).observe(document.body, {subtree: true, childList: true, characterData: true});
+"""
+
+
+def shows(page, state, *, timeout):
+    """Wait until the page says so, by itself."""
+    from playwright.sync_api import expect
+
+    expect(page.locator("#head .pill")).to_have_text(state, timeout=timeout)
+
+
+def project(root, *, price="3.6", limit="$100"):
+    root.mkdir(parents=True)
+    (root / "charter.yaml").write_text(FILE.replace("PRICE", price).replace("LIMIT", limit))
+    turns = [{"role": "user", "content": "When does a kettle boil?"}, {"role": "assistant", "content": "At 100 C."}]
+    (root / "texts.jsonl").write_text((json.dumps({"messages": turns}) + "\n") * 8)
+    (root / "prompts.jsonl").write_text('{"prompt": "How long does rice cook?"}\n' * 8)
+    pair = {"prompt": "How long does rice cook?", "chosen": "About twelve minutes.", "rejected": "Never."}
+    (root / "pairs.jsonl").write_text((json.dumps(pair) + "\n") * 8)
+    return root
+
+
+def test_a_run_is_followed_from_start_to_end_without_a_reload(scratch, dashboard_of, visit, counting):
+    root = project(scratch / "counted")
+    page = visit(dashboard_of(scratch))
+    page.goto(f"/p/{key_of(root.resolve())}")
+    assert page.locator("#head .pill").inner_text() == "pending"
+    page.evaluate(SEEN)
+    run = counting(root, seconds_per_step=0.5)
+    shows(page, "running", timeout=40_000)
+    shows(page, "done", timeout=40_000)
+    assert run.wait(20) == 0
+    seen = page.evaluate("window.seen")
+    steps = [line for line in seen if " of 20" in line]
+    assert len(steps) >= 3, seen
+    assert page.evaluate("window.kept") == "the same document"
+    assert page.locator("#stages tbody tr").count() == 2
+    assert page.locator("#events").get_by_text("run finished").is_visible()
+    assert page.locator("#said").inner_text() == "The state is now: done"
+    assert page.complaints == []
+
+
+def test_curves_and_log_of_a_stage_grow(scratch, dashboard_of, visit, counting):
+    root = project(scratch / "counted")
+    page = visit(dashboard_of(scratch))
+    page.goto(f"/p/{key_of(root.resolve())}/stage/sft")
+    assert page.get_by_text("Curves appear with its first steps.").is_visible()
+    counting(root, seconds_per_step=0.5)
+    page.wait_for_selector("#curves canvas", timeout=40_000)
+    shows(page, "done", timeout=40_000)
+    points = page.evaluate("JSON.parse(document.getElementById('data').textContent).curves[0].points.length")
+    assert points == 20
+    drawn = page.evaluate("Chart.getChart(document.querySelector('#curves canvas')).data.datasets[0].data.length")
+    assert drawn == 20
+    assert page.complaints == []
+
+
+def test_a_budget_stop_shows_up(scratch, dashboard_of, visit, counting):
+    root = project(scratch / "counted", price="36000", limit="$20")
+    page = visit(dashboard_of(scratch))
+    page.goto(f"/p/{key_of(root.resolve())}")
+    run = counting(root, seconds_per_step=0.6)
+    page.wait_for_selector("#notices .notice.bad", timeout=40_000)
+    assert run.wait(30) == 4
+    words = page.locator("#notices").inner_text()
+    assert "The run has stopped." in words
+    assert "$20" in words
+    shows(page, "interrupted", timeout=10_000)
+    assert page.complaints == []

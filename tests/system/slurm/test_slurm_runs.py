@@ -1,0 +1,134 @@
+"""Whole runs on a real Slurm: the same bits as here, nodes that train together, a ledger that equals the accounts."""
+
+import json
+import re
+import sqlite3
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from slurm_cluster import SlurmCluster
+
+TOGETHER = ("--set", "resources.accelerators=cpu:2", "--set", "resources.num_nodes=2", "--set", "resources.cpus=2")
+
+RUN_SECONDS = 600.0
+"""All of cai-smoke, whatever else this machine does."""
+
+
+def run_charter(cluster: SlurmCluster, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """A command of the product, ended."""
+    command = [sys.executable, "-m", "charter.cli.main", *arguments]
+    own = {**cluster.environment, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=own, capture_output=True, text=True, check=False)
+
+
+def charter(cluster: SlurmCluster, *arguments: str) -> str:
+    """The same with success; its standard output."""
+    done = run_charter(cluster, *arguments)
+    assert done.returncode == 0, f"{arguments}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}\n{cluster.tails()}"
+    return done.stdout
+
+
+def project(cluster: SlurmCluster, root: Path, *, launcher: str = "direct") -> Path:
+    """cai-smoke in a directory of its own."""
+    charter(cluster, "init", "--template", "cai-smoke", str(root))
+    path = root / "charter.yaml"
+    if launcher != "direct":
+        path.write_text(f"{path.read_text()}\nlaunch: {{launcher: {launcher}}}\n")
+    return root
+
+
+def outputs(cluster: SlurmCluster, root: Path) -> dict[str, object]:
+    """Hashes of what every stage has published."""
+    return {stage["name"]: stage["outputs"] for stage in status(cluster, root)}
+
+
+def status(cluster: SlurmCluster, root: Path) -> list[dict[str, Any]]:
+    """What `charter status` says of every stage."""
+    found: list[dict[str, Any]] = json.loads(charter(cluster, "status", "-C", str(root), "--json"))["stages"]
+    return found
+
+
+def ledger_rows(root: Path) -> list[dict[str, Any]]:
+    """Every attempt in a run's ledger."""
+    database = sqlite3.connect(root / "run" / "ledger.sqlite")
+    database.row_factory = sqlite3.Row
+    rows = [dict(row) for row in database.execute("SELECT * FROM attempts")]
+    database.close()
+    return rows
+
+
+def rows_of_sacct(cluster: SlurmCluster, job_id: str) -> list[tuple[float, float]]:
+    """Start and seconds of every start, by Slurm's accounts."""
+    fields = ("--format=Start,ElapsedRaw,NodeList",)
+    said = cluster.run("env", "SLURM_TIME_FORMAT=%s", "sacct", "-D", "-X", "-P", "-n", "-j", job_id, *fields)
+    rows = [row.split("|") for row in said.splitlines()]
+    return [(float(start), float(elapsed)) for start, elapsed, nodes in rows if nodes != "None assigned"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """A supervisor that was sent as a job itself, and what a second `charter submit` was told meanwhile."""
+
+    number: str
+    again: "subprocess.CompletedProcess[str]"
+
+
+@pytest.fixture(scope="module")
+def finished(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Sent]:
+    """cai-smoke run here, and sent to Slurm as a whole: nothing of it stays here."""
+    here, there = (project(cluster, tmp_path_factory.mktemp(name) / "cai") for name in ("here", "there"))
+    send = ("submit", "-C", str(there), "--on", "slurm", "--set", "owner=alignment")
+    number = re.search(r"submitted to slurm: (\d+)\n", charter(cluster, *send))[1]
+    again = run_charter(cluster, *send)
+    charter(cluster, "run", "-C", str(here), "--yes")
+    deadline = time.monotonic() + RUN_SECONDS
+    while (state := job_state(cluster, number)) in ("PENDING", "RUNNING"):
+        assert time.monotonic() < deadline, cluster.tails()
+        time.sleep(0.5)
+    assert state == "COMPLETED", [log.read_text() for log in (there / "run" / "supervisor").glob("log-*.txt")]
+    return here, there, Sent(number=number, again=again)
+
+
+def job_state(cluster: SlurmCluster, number: str) -> str:
+    """How a job stands, in Slurm's word."""
+    return re.search(r"JobState=(\w+)", cluster.run("scontrol", "show", "job", number))[1]
+
+
+def test_cai_smoke_gives_the_same_bits_as_here(cluster, finished):
+    here, there = (outputs(cluster, root) for root in finished[:2])
+    assert len(here) == 12
+    assert there == here
+    assert {stage["state"] for stage in status(cluster, finished[1])} == {"done"}
+
+
+def test_a_second_supervisor_is_refused_while_the_first_is_there(cluster, finished):
+    _, _, sent = finished
+    assert (sent.again.returncode, sent.again.stdout) == (2, "")
+    assert f"slurm job {sent.number} has this project already" in sent.again.stderr
+    names = cluster.run("sacct", "-X", "-P", "-n", "--format=JobID,JobName,State").split()
+    assert [row.split("|")[0::2] for row in names if "-supervisor-" in row] == [[sent.number, "COMPLETED"]]
+
+
+def test_the_ledger_equals_the_accounts_to_the_second(cluster, finished):
+    _, there, _ = finished
+    rows = ledger_rows(there)
+    assert len(rows) == 12
+    assert {(row["outcome"], row["owner"]) for row in rows} == {("done", "alignment")}
+    for row in rows:
+        assert [(row["started_at"], row["duration_milliseconds"] / 1000)] == rows_of_sacct(cluster, row["job_id"])
+
+
+@pytest.mark.parametrize("launcher", ["direct", "torchrun"])
+def test_two_nodes_of_two_processes_train_one_model(cluster, tmp_path, launcher):
+    here = project(cluster, tmp_path / "here")
+    charter(cluster, "run", "-C", str(here), "--yes", "--only", "pretrain", *TOGETHER)
+    there = project(cluster, tmp_path / "there", launcher=launcher)
+    charter(cluster, "run", "-C", str(there), "--yes", "--only", "pretrain", *TOGETHER, "--on", "slurm")
+    assert outputs(cluster, there)["pretrain"] == outputs(cluster, here)["pretrain"] != {}
+    (record,) = (there / "run" / "stages").glob("pretrain-*/jobs/0001/node-0-1.json")
+    assert json.loads(record.read_text())["processes"] == 2

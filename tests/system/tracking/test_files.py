@@ -1,0 +1,134 @@
+"""Runs told to W&B (offline) and TensorBoard, read back with their own formats; processes are killed meanwhile."""
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tracked_runs import told, written_points
+from wandb_file import history, runs
+
+LONG = 240.0
+
+
+@pytest.fixture
+def tracked(work):
+    trackers = "[{wandb: {mode: offline}, drain: 4m}, {tensorboard: {directory: board}, drain: 4m}]"
+    work.edit("name: count", f"name: count\nowner: ann\ntags: {{team: safety}}\ntracking: {trackers}")
+    work.edit("name: count", "name: count\nmetering: {every: 0.3s}")
+    return work
+
+
+def wandb_points(work):
+    found = {}
+    numbers = {item["id"]: key.rpartition("-")[0] for key, item in told(work.root, "wandb").items() if key}
+    for run, rows in history(work.root / "run/tracking/wandb").items():
+        if run not in numbers:
+            continue
+        steps = [row["_step"] for row in rows]
+        assert steps == sorted(set(steps)), "every row once, in order"
+        series = found[numbers[run]] = {}
+        for row in rows:
+            for name in set(row) - {"step", "time", "_step", "_timestamp", "_runtime", "system/sample"}:
+                if not name.startswith("system/"):
+                    series.setdefault(name, []).append((row["step"], row[name]))
+    return found
+
+
+def board_points(work):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = {}
+    for path in sorted((work.root / "board").glob("*-????????")):
+        accumulator = EventAccumulator(str(path), size_guidance={"scalars": 0})
+        accumulator.Reload()
+        found[path.name.rpartition("-")[0]] = {
+            name: [(event.step, event.value) for event in accumulator.Scalars(name)]
+            for name in accumulator.Tags()["scalars"]
+        }
+    return found
+
+
+def single(points):
+    """As TensorBoard keeps values: in single precision."""
+    return {
+        stage: {name: [(step, float(np.float32(value))) for step, value in series] for name, series in metrics.items()}
+        for stage, metrics in points.items()
+    }
+
+
+def check(work):
+    written = written_points(work.root)
+    assert wandb_points(work) == written
+    assert board_points(work) == single(written)
+
+
+def kill_tracking(work):
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode().split("\0")
+        except OSError:
+            continue
+        if str(work.root / "run") in words and any(word.startswith("charter.tracking.") for word in words):
+            os.kill(int(path.parent.name), signal.SIGKILL)
+
+
+def test_a_run_read_back(tracked, undisturbed):
+    done = tracked.run(timeout=300)
+    assert (done.code, done.err) == (0, "")
+    assert tracked.outputs() == undisturbed
+    check(tracked)
+    described = runs(tracked.root / "run/tracking/wandb")
+    numbers = {key: item["id"] for key, item in told(tracked.root, "wandb").items()}
+    parent = described[numbers[""]]
+    assert {run.run_group for run in described.values()} == {parent.run_id}
+    assert {run.job_type for run in described.values()} == {"pipeline", "pretrain", "sft"}
+    assert "team:safety" in parent.tags
+    assert (tracked.root / "board" / "charter.json").exists()
+    rows = history(tracked.root / "run/tracking/wandb")
+    assert any("system/sample" in row for found in rows.values() for row in found)
+
+
+def test_killed_followers_and_senders_lose_and_double_nothing(tracked, undisturbed, held):
+    run = held("b")
+    run.start()
+    tracked.wait_for(lambda: told_rows(tracked, "tensorboard") > 6 and told_rows(tracked, "wandb") > 6, seconds=LONG)
+    kill_tracking(tracked)
+    done = run.go_on()
+    assert done.code == 0, done.err
+    assert tracked.outputs() == undisturbed
+    synced = tracked.charter("track", "sync")
+    assert synced.code == 0, synced.err
+    check(tracked)
+
+
+def test_a_killed_supervisor_and_steps_done_again(tracked, undisturbed, held):
+    run = held("b")
+    process = run.start()
+    tracked.wait_for(lambda: told_rows(tracked, "tensorboard") > 6 and told_rows(tracked, "wandb") > 6, seconds=LONG)
+    os.killpg(process.pid, signal.SIGKILL)
+    resumed = tracked.run(timeout=300)
+    assert resumed.code == 0, resumed.err
+    assert tracked.outputs() == undisturbed
+    synced = tracked.charter("track", "sync")
+    assert synced.code == 0, synced.err
+    check(tracked)
+
+
+def told_rows(work, tracker):
+    try:
+        return sum(item["rows"] for item in told(work.root, tracker).values())
+    except FileNotFoundError:
+        return 0
+
+
+def test_a_result_that_training_went_back_from_is_replaced_on_the_board(tracked):
+    """A roll-back: steps come again with other values; TensorBoard forgets what stood there."""
+    assert tracked.run(timeout=300).code == 0
+    path = tracked.stage_dir("a") / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    later = [line.replace('"loss": ', '"loss": 1') for line in lines[3:]]
+    path.write_text("".join([*lines[:3], *later]))
+    assert tracked.charter("track", "sync", "--only", "tensorboard").code == 0
+    assert board_points(tracked)["a"] == single(written_points(tracked.root))["a"]

@@ -1,0 +1,132 @@
+"""Growing files are read once, however they are written; the ends of logs are plain text."""
+
+import json
+import os
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from charter.dashboard.line_files import LineFile, MetricFiles
+from charter.dashboard.stamped import JsonFiles
+from charter.dashboard.tails import last_events, log_tail, plain
+
+
+def line(step, **values):
+    return json.dumps({"step": step, "time": 1.0, **values}) + "\n"
+
+
+def test_only_what_was_added_is_read(tmp_path, monkeypatch):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(line(1, loss=4.0) + line(2, loss=3.0))
+    files = MetricFiles()
+    assert files.steps(path) == {1: {"time": 1.0, "loss": 4.0}, 2: {"time": 1.0, "loss": 3.0}}
+    with path.open("a") as file:
+        file.write(line(3, loss=2.0))
+    parsed = []
+    monkeypatch.setattr("charter.dashboard.line_files._numbers", lambda text: parsed.append(text) or (3, {"loss": 2.0}))
+    assert list(files.steps(path)) == [1, 2, 3]
+    assert len(parsed) == 1
+
+
+def test_a_torn_line_waits_for_its_end(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    whole = line(1, loss=4.0)
+    path.write_text(whole[:9])
+    files = MetricFiles()
+    assert files.steps(path) == {}
+    path.write_text(whole)
+    assert files.steps(path)[1]["loss"] == 4.0
+
+
+def test_a_cut_or_replaced_file_starts_anew(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(line(step, loss=1.0) for step in range(1, 9)))
+    files = MetricFiles()
+    assert len(files.steps(path)) == 8
+    os.truncate(path, len(line(1, loss=1.0)) * 3)
+    assert list(files.steps(path)) == [1, 2, 3]
+    other = tmp_path / "other"
+    other.write_text("".join(line(step, loss=1.0) for step in range(1, 20)))
+    other.replace(path)
+    assert len(files.steps(path)) == 19
+    path.unlink()
+    assert files.steps(path) == {}
+
+
+def test_steps_done_again_count_once_in_order(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(line(1, loss=9.0) + line(2, loss=8.0) + line(3, loss=7.0) + line(2, loss=1.0))
+    found = MetricFiles().steps(path)
+    assert list(found) == [1, 2, 3]
+    assert found[2]["loss"] == 1.0
+
+
+@pytest.mark.parametrize("bad", ["nonsense", "[1]", '{"step": "x"}', "{}", '{"step": 2, "loss": NaN, "text": "x"}'])
+def test_strange_lines_are_left_out(tmp_path, bad):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(line(1, loss=4.0) + bad + "\n" + line(3, loss=2.0))
+    found = MetricFiles().steps(path)
+    assert found[1]["loss"] == 4.0
+    assert found[3]["loss"] == 2.0
+    assert "loss" not in found.get(2, {})
+
+
+@given(st.binary(max_size=400), st.lists(st.integers(0, 400), max_size=5))
+def test_pieces_give_the_lines_of_the_whole(tmp_path_factory, content, cuts):
+    path = tmp_path_factory.mktemp("grow") / "file"
+    reader, found = LineFile(path), []
+    edges = sorted({min(cut, len(content)) for cut in cuts} | {0, len(content)})
+    for start, end in pairwise(edges):
+        with path.open("ab") as file:
+            file.write(content[start:end])
+        found += reader.new_lines(lambda: pytest.fail("nothing was cut"))
+    assert found == content.split(b"\n")[:-1]
+
+
+def test_the_least_used_are_forgotten(tmp_path):
+    files = MetricFiles(most=2)
+    for name in "abc":
+        (tmp_path / name).write_text(line(1, loss=1.0))
+        files.steps(tmp_path / name)
+    assert len(files._kept) == 2
+
+
+def test_the_end_of_a_log(tmp_path):
+    path = tmp_path / "log.txt"
+    path.write_text("".join(f"line {number}\n" for number in range(10_000)))
+    tail = log_tail(path, most_bytes=1000)
+    assert not tail.whole
+    assert tail.lines[-1] == "line 9999"
+    assert tail.lines[0].startswith("line ")
+    assert log_tail(tmp_path / "none").lines == ()
+
+
+@given(st.text())
+def test_a_plain_line_has_no_control_characters(text):
+    found = plain(text.replace("\n", " "))
+    assert not any(ord(letter) < 32 and letter != "\t" for letter in found)
+    assert "\x1b" not in found
+    assert "\u202e" not in found
+
+
+def test_events_survive_torn_and_strange_lines(tmp_path):
+    path = tmp_path / "events.jsonl"
+    good = json.dumps({"time": 1.0, "event": "run_started"})
+    path.write_text(f'{good}\nnonsense\n[1]\n{{"event": "no time"}}\n{good}\n{{"time": 2.0, "ev')
+    assert len(last_events(path)) == 2
+    path.write_text((good + "\n") * 9000)
+    assert len(last_events(path)) == 400
+
+
+def test_a_json_file_is_read_again_when_it_changes(tmp_path):
+    path, files = tmp_path / "x.json", JsonFiles()
+    assert files.read(path) == {}
+    path.write_text('{"a": 1}')
+    first = files.read(path)
+    assert files.read(path) is first
+    path.write_text('{"a": 22}')
+    assert files.read(path) == {"a": 22}
+    path.write_text('{"a": ')
+    assert files.read(path) == {}

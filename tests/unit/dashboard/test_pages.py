@@ -1,0 +1,169 @@
+"""Pages as a client gets them: found, not found, cached, exported; what the command line refuses."""
+
+import re
+import threading
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from charter.cli.main import app
+from charter.dashboard.app import ASSET_FILES, asset_bytes
+from charter.dashboard.export import export_pages
+from charter.dashboard.links import LiveLinks, StaticLinks
+from charter.dashboard.settings import Settings
+from charter.dashboard.site import Site
+from charter.dashboard.table import PAGES
+from charter.errors import CharterError, UsageError
+
+TOKEN = "correct-horse-battery-staple-0123456789"
+
+
+def test_the_pages_say_what_runs(client, at):
+    home = client.get("/").text
+    assert "demo" in home
+    assert "now pm" in home
+    run = client.get(at()).text
+    for words in ("running", "10 of 20", "$36.00", "pending", "Pipeline"):
+        assert words in run, words
+    stage = client.get(at("stage/sft")).text
+    for words in ("killed by signal 9", "Tokens per second", "40 of 40 steps"):
+        assert words in stage, words
+    cost = client.get(at("cost")).text
+    for words in ("$1.40", "By GPU type", "H100", "alignment", "p90"):
+        assert words in cost, words
+
+
+def test_what_is_not_there_is_a_page_that_says_so(client, case, at):
+    for path in ("/p/unknown", at("stage/unknown"), "/unknown", "/assets/unknown.js"):
+        answer = client.get(path)
+        assert answer.status_code == 404, path
+        assert "All projects" in answer.text
+    assert "its stages are sft, pm, ppo, judged" in client.get(at("stage/unknown")).text
+
+
+def test_a_page_that_cannot_be_read_says_why(client, at, monkeypatch):
+    def fail(*_):
+        raise CharterError("the disk is <gone>")
+
+    page = next(page for page in PAGES if page.name == "cost")
+    monkeypatch.setattr("charter.dashboard.pages.cost.cost_view", fail)
+    answer = client.get(at("cost"))
+    assert answer.status_code == 500
+    assert "the disk is &lt;gone&gt;" in answer.text
+    assert page.label
+
+
+def test_a_defect_shows_no_secret(client, at, monkeypatch):
+    monkeypatch.setattr("charter.dashboard.pages.cost.cost_view", lambda _: 1 / 0)
+    answer = client.get(at("cost"))
+    assert answer.status_code == 500
+    assert "ZeroDivisionError" in answer.text
+    assert "Traceback" not in answer.text
+
+
+def test_every_page_names_itself_in_the_navigation(client, at):
+    for page in PAGES:
+        if page.label and page.of_project:
+            tabs = re.search(r'<nav class="tabs".*?</nav>', client.get(at(page.path[13:])).text, re.DOTALL)[0]
+            assert re.findall(r'aria-current="page">([^<]*)', tabs) == [page.label]
+
+
+def test_no_page_asks_anything_of_elsewhere(client, at):
+    for path in ("/", at(), at("cost"), at("stage/sft")):
+        page = client.get(path).text
+        addresses = re.findall(r'(?:src|href|action)="([^"]*)"', page)
+        assert addresses
+        assert not [address for address in addresses if re.match(r"[a-z]+:|//", address)]
+    for name in ASSET_FILES:
+        if name != "chart.umd.min.js":
+            assert not re.search(rb"https?://(?!www\.w3\.org)", asset_bytes(name)), name
+
+
+def test_many_clients_make_a_page_once(client, at, monkeypatch):
+    from charter.dashboard.pages import run
+
+    made = []
+    whole = run.run_view
+    monkeypatch.setattr(run, "run_view", lambda snapshot: made.append(1) or whole(snapshot))
+    monkeypatch.setattr("charter.dashboard.app.SAME_SECONDS", 3600)
+    threads = [threading.Thread(target=client.get, args=(at(),)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+
+
+def test_an_export_holds_every_page_and_every_link_in_it_leads_somewhere(case, tmp_path):
+    out = tmp_path / "out"
+    count = export_pages(Settings(roots=(case.root,), token=TOKEN), out)
+    files = {path.name for path in out.glob("*.html")}
+    assert len(files) == count >= 7
+    assert "index.html" in files
+    for path in out.glob("*.html"):
+        text = path.read_text()
+        for address in re.findall(r'(?:src|href)="([^"]*)"', text):
+            target = address.partition("#")[0]
+            assert not target or (out / target).is_file(), (path.name, address)
+        assert "/sign-" not in text
+        assert "submit" not in re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL), path.name
+        assert str(tmp_path) not in text, f"{path.name} tells where the project lies"
+
+
+def test_an_export_replaces_an_export_and_nothing_else(case, tmp_path):
+    out = tmp_path / "out"
+    settings = Settings(roots=(case.root,), token=TOKEN)
+    export_pages(settings, out)
+    (out / "old-project.html").write_text("x")
+    export_pages(settings, out)
+    assert not (out / "old-project.html").exists()
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "thesis.html").write_text("x")
+    with pytest.raises(UsageError, match="other files"):
+        export_pages(settings, other)
+    with pytest.raises(UsageError, match="is a file"):
+        export_pages(settings, other / "thesis.html")
+    with pytest.raises(UsageError, match="no project"):
+        export_pages(Settings(roots=(other,), token=TOKEN), tmp_path / "new")
+
+
+def test_links():
+    live, static = LiveLinks({page.name: page.path for page in PAGES}), StaticLinks()
+    assert live.page("stage", project="demo-1", stage="a/b?c") == "/p/demo-1/stage/a%2Fb%3Fc"
+    assert live.page("cost", query={"tab": "a&b"}, project="demo-1") == "/p/demo-1/cost?tab=a%26b"
+    assert (static.page("home"), static.page("run", project="demo-1")) == ("index.html", "demo-1.html")
+    hostile = static.page("stage", project="demo-1", stage="../../x")
+    assert re.fullmatch(r"[A-Za-z0-9.-]+", hostile)
+    assert ".." not in hostile.replace(".html", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--host", "0.0.0.0"], "TLS"),
+        (["--host", "192.168.0.1", "--tls-certificate", "x.pem"], "belong together"),
+        (["--token", "secret-on-the-command-line"], "env:NAME"),
+        (["--port", "70000"], "not a port"),
+        (["/no/such/directory"], "no directory"),
+    ],
+)
+def test_the_command_refuses_what_is_not_safe(arguments, words, tmp_path):
+    result = CliRunner().invoke(app, ["ui", *([] if arguments[0].startswith("/") else [str(tmp_path)]), *arguments])
+    assert isinstance(result.exception, UsageError)
+    assert words in str(result.exception)
+
+
+def test_the_command_writes_an_export(case, tmp_path):
+    result = CliRunner().invoke(app, ["ui", str(case.root), "--export", str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    assert Path(tmp_path / "out" / "index.html").is_file()
+
+
+def test_a_key_is_looked_up(settings, case):
+    site = Site(settings)
+    (reader,) = site.readers()
+    assert site.reader(reader.found.key) is reader
+    for key in ("", "..", "../demo", str(case.root), "demo", reader.found.key + "/"):
+        assert site.reader(key) is None

@@ -1,0 +1,93 @@
+"""What a stage reports of the steps that an engine has logged, and what it takes over of an earlier start."""
+
+import json
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+from charter.hosted.adapter import EngineCheckpoint
+from charter.hosted.data_files import DataFiles
+from charter.hosted.follow import Follower
+from charter.hosted.logged import LoggedStep
+from charter.hosted.workplace import OWNER, _owner, take_over_left
+
+
+@dataclass
+class Stage:
+    """Remembers what it was told."""
+
+    reports: list = field(default_factory=list)
+    saved: list = field(default_factory=list)
+
+    job = SimpleNamespace(spec=SimpleNamespace(engine="trl"), fingerprint="a", frozen={})
+    checkpoints = SimpleNamespace(positions=lambda: [])
+
+    def report(self, step, target, unit, metrics, counters):
+        self.reports.append((step, dict(counters)))
+
+    def save_checkpoint(self, step, write):
+        self.saved.append(step)
+
+    def alive(self):
+        pass
+
+
+def follower(steps, *, target=4, counters=None, first_step=0):
+    stage = Stage()
+    made = Follower(
+        stage=stage,
+        adapter=SimpleNamespace(steps=lambda work, log: steps),
+        process=None,
+        work=None,
+        log=None,
+        data=DataFiles(paths={}, rows={}, target_steps=target, counters=counters or {}),
+        meter=SimpleNamespace(metrics=dict, add=lambda counters: None),
+        pump=None,
+        first_step=first_step,
+    )
+    made._report(hurry=True)
+    return stage.reports
+
+
+def test_steps_that_were_not_logged_count_with_the_next_one_that_is():
+    counters = {step: {"tokens": 10**step, "pairs": 1} for step in range(1, 5)}
+    found = follower([LoggedStep(step=1), LoggedStep(step=4)], counters=counters)
+    assert found == [(1, {"tokens": 10, "pairs": 1}), (4, {"tokens": 11100, "pairs": 3})]
+
+
+def test_what_the_engine_counts_itself_is_taken_where_nothing_else_is_known():
+    assert follower([LoggedStep(step=1, tokens=7), LoggedStep(step=2)]) == [(1, {"tokens": 7}), (2, {})]
+
+
+def test_steps_before_the_start_and_beyond_the_target_are_not_told():
+    assert follower([LoggedStep(step=step) for step in range(1, 7)], first_step=2) == [(3, {}), (4, {})]
+
+
+def test_of_many_steps_about_two_hundred_are_told_and_none_is_lost():
+    counters = {step: {"tokens": 1} for step in range(1, 1001)}
+    found = follower([LoggedStep(step=step) for step in range(1, 1001)], target=1000, counters=counters)
+    assert [step for step, _ in found] == [*range(5, 1001, 5)]
+    assert sum(item["tokens"] for _, item in found) == 1000
+
+
+class Adapter:
+    def __init__(self, path):
+        self.path, self.moved = path, []
+
+    def checkpoints(self, work):
+        return [EngineCheckpoint(step=3, path=self.path)]
+
+    def taken(self, checkpoint, work):
+        self.moved.append(checkpoint.step)
+
+
+def test_what_an_earlier_start_left_is_taken_over_only_where_it_was_surely_written(tmp_path):
+    """After a crash of the machine a file may have its size and not its content."""
+    for changes, wanted in (({}, [3]), ({"host": "this-machine/before"}, []), ({"engine": "verl"}, [])):
+        stage, adapter = Stage(), Adapter(tmp_path)
+        (tmp_path / OWNER).write_text(json.dumps({**_owner(stage), **changes}))
+        take_over_left(stage, adapter, tmp_path)
+        assert (stage.saved, adapter.moved) == (wanted, wanted)
+    (tmp_path / OWNER).unlink()
+    stage = Stage()
+    take_over_left(stage, Adapter(tmp_path), tmp_path)
+    assert stage.saved == []

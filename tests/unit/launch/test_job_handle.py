@@ -1,0 +1,365 @@
+"""What a start of a job is taken for, from what its agents have written and what its engine says."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from charter.artifacts.stage_process import PEER_EXIT
+from charter.errors import StageError
+from charter.launch.agent_checks import CHECKS_FAILED_EXIT
+from charter.launch.job_array import ArrayHandle
+from charter.launch.job_files import Failure, JobFiles, NodeRecord
+from charter.launch.job_handle import FILES_SECONDS, WORD_SECONDS, JobHandle
+from charter.launch.job_table import LONGEST_LOOK_SECONDS, LOST_SECONDS, JobTable, LiveJob
+from charter.launch.scheduler import JobState
+from charter.launch.submission import Submission
+
+RUNNING = JobState(phase="running", nodes=("n1",))
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class Engine:
+    """Says what it is told to say; counts how often it is asked."""
+
+    name = "made-up"
+
+    def __init__(self):
+        self.state, self.asked, self.cancelled, self.away = RUNNING, 0, [], False
+
+    def poll(self, job_ids):
+        self.asked += 1
+        if self.away:
+            raise StageError("controller down")
+        return {job_id: self.state for job_id in job_ids}
+
+    def cancel(self, job_id):
+        self.cancelled.append(job_id)
+
+
+class Job:
+    """One job with its files, its engine and a clock."""
+
+    def __init__(self, stage_dir, *, nodes=1, processes=1, shards=(), spares=0):
+        self.clock, self.engine = Clock(), Engine()
+        self.files = JobFiles(stage_dir, 1)
+        self.files.directory.mkdir(parents=True)
+        submission = Submission(
+            engine="made-up",
+            name="charter-x",
+            token="t",
+            number=1,
+            settings="",
+            attempt=1,
+            nodes=nodes,
+            spares=spares,
+            processes=processes,
+            accelerator="",
+            count=nodes,
+            market="owned",
+            shards=shards,
+        )
+        self.live = LiveJob(files=self.files, stage_dir=stage_dir, submission=submission, job_id="7", state=RUNNING)
+        self.table = JobTable(self.engine, clock=self.clock)
+        self.table.add(self.live)
+        kind = ArrayHandle if shards else JobHandle
+        self.handle = kind(self.live, self.table, self.engine, clock=self.clock)
+
+    def agent(self, place=0, restart=0, **more):
+        first = {"first_pid": 100 + place, "first_rank": more.pop("first_rank", place)}
+        record = NodeRecord(place=place, restart=restart, host=f"n{place}", host_id="h", started_at=50.0, **first)
+        self.files.tell(replace(record, **more))
+
+    def ends(self, code, place=0, restart=0, **more):
+        self.agent(place, restart, ended_at=60.0, exit_code=code, **more)
+
+    def after(self, seconds):
+        """The exit code after so many seconds, looked at as a supervisor does."""
+        until = self.clock.now + seconds
+        while self.clock.now < until and self.handle.poll() is None:
+            self.clock.now += 0.1
+        return self.handle.poll()
+
+
+@pytest.fixture
+def job(tmp_path):
+    return Job(tmp_path)
+
+
+def test_it_waits_until_an_agent_has_started_a_process(job):
+    job.engine.state = JobState(phase="queued", reason="Resources")
+    assert job.after(5) is None
+    assert (job.handle.waits, job.handle.job, job.handle.pid) == (True, None, None)
+    job.agent()
+    assert job.after(1) is None
+    assert (job.handle.waits, job.handle.pid, job.handle.job.started_at) == (False, 100, 50.0)
+
+
+@pytest.mark.parametrize("code", [0, 1, 5, 8])
+def test_an_ending_that_is_the_stages_own_needs_no_engine(job, code):
+    job.agent()
+    job.after(1)
+    asked = job.engine.asked
+    job.engine.away = True
+    job.ends(code)
+    assert job.after(0.5) == code
+    assert job.engine.asked <= asked + 1
+    assert job.handle.cause == ""
+
+
+def test_a_stage_that_was_stopped_unasked_hears_the_engines_word(job):
+    job.ends(6, stopped_by="signal")
+    assert job.after(WORD_SECONDS / 2) is None
+    job.engine.state = JobState(phase="ended", cause="cancelled")
+    assert (job.after(2), job.handle.cause) == (6, "cancelled")
+
+
+def test_without_a_word_it_counts_as_preempted(job):
+    job.ends(6, stopped_by="signal")
+    assert (job.after(WORD_SECONDS + 1), job.handle.cause) == (6, "preempted")
+
+
+def test_the_time_limit_is_the_agents_own(job):
+    job.ends(6, stopped_by="time_limit")
+    assert (job.after(0.5), job.handle.cause) == (6, "time_limit")
+
+
+def test_a_start_that_the_engine_made_anew_ends_the_one_before(job):
+    job.agent()
+    job.after(1)
+    job.engine.state = JobState(phase="queued", cause="preempted", restarts=1)
+    assert (job.after(5), job.handle.cause) == (-9, "preempted")
+    assert (job.live.goes_on, job.live.restart) == (True, 1)
+    assert job.table.get(job.live.stage_dir) is job.live, "the next attempt goes on with it"
+
+
+def test_an_engine_that_does_not_count_is_seen_through_by_the_agents_records(job):
+    job.agent()
+    job.after(1)
+    job.agent(restart=1)
+    assert (job.after(FILES_SECONDS + 1), job.handle.cause, job.live.goes_on) == (-9, "node_lost", True)
+
+
+def test_a_successor_that_writes_before_the_engine_was_asked_again_hides_no_preemption(job):
+    job.agent()
+    job.after(LONGEST_LOOK_SECONDS)
+    job.ends(6, stopped_by="signal")
+    job.agent(restart=1)
+    job.engine.state = JobState(phase="running", cause="preempted", restarts=1)
+    assert (job.after(FILES_SECONDS), job.handle.cause, job.live.goes_on) == (6, "preempted", True)
+
+
+def test_a_start_that_its_successor_has_locked_out_was_not_asked_to_stop(job):
+    """Two starts alive at once: the earlier one ends as if stopped, and its engine takes the job for failed."""
+    job.agent()
+    job.after(1)
+    job.agent(restart=1)
+    job.after(1)
+    job.ends(6)
+    job.engine.state = JobState(phase="ended", cause="failed", exit_code=6)
+    assert (job.after(FILES_SECONDS + 2), job.handle.cause, job.live.goes_on) == (-9, "node_lost", True)
+
+
+def test_a_successor_of_an_engine_that_is_away_ends_its_predecessor_all_the_same(job):
+    job.agent()
+    job.after(1)
+    job.engine.away = True
+    job.ends(6, stopped_by="signal")
+    job.agent(restart=1)
+    assert job.after(WORD_SECONDS - 1) is None
+    assert (job.after(2), job.handle.cause, job.live.goes_on) == (6, "preempted", True)
+
+
+def test_an_agent_that_says_nothing_any_more_is_what_the_engine_says(job):
+    job.agent()
+    job.after(1)
+    job.engine.state = JobState(phase="ended", cause="node_lost", exit_code=1)
+    assert (job.after(FILES_SECONDS + 2), job.handle.cause) == (-9, "node_lost")
+    assert job.table.get(job.live.stage_dir) is None
+
+
+def test_a_job_that_never_started_ends_with_the_engines_code(job):
+    job.engine.state = JobState(phase="ended", cause="failed", exit_code=127)
+    assert job.after(FILES_SECONDS + 2) == 127
+
+
+def test_an_engine_that_is_away_loses_nothing(job):
+    job.agent()
+    job.engine.away = True
+    assert job.after(600) is None
+    assert "controller down" in job.table.trouble
+    assert job.engine.asked < 600 / LONGEST_LOOK_SECONDS + 10
+    job.engine.away = False
+    job.ends(0)
+    assert job.after(1) == 0
+
+
+def test_a_job_that_the_engine_has_forgotten_is_lost_only_after_a_while(job):
+    job.agent()
+    job.engine.state = JobState(phase="unknown")
+    assert job.after(LOST_SECONDS / 2) is None
+    job.engine.state = RUNNING
+    assert job.after(LOST_SECONDS) is None
+    job.engine.state = JobState(phase="unknown")
+    assert (job.after(2 * LOST_SECONDS + 40), job.handle.cause) == (-9, "node_lost")
+
+
+def test_the_engine_is_asked_less_often_while_nothing_changes(job):
+    job.agent()
+    job.after(600)
+    assert job.engine.asked < 60
+
+
+def test_a_stop_in_the_queue_takes_the_job_out_of_it(job):
+    job.engine.state = JobState(phase="queued")
+    job.after(1)
+    job.handle.stop()
+    assert job.engine.cancelled == ["7"]
+    assert job.files.asked().stop
+    job.engine.state = JobState(phase="ended", cause="cancelled")
+    assert job.after(FILES_SECONDS + 2) == 6
+
+
+def test_a_stop_of_a_running_job_is_a_request_to_its_agents(job):
+    job.agent()
+    job.after(1)
+    job.handle.stop()
+    assert job.engine.cancelled == []
+    job.ends(6, stopped_by="supervisor")
+    assert (job.after(0.5), job.handle.cause) == (6, "")
+
+
+def test_the_first_failure_of_any_node_is_the_jobs(tmp_path):
+    job = Job(tmp_path, nodes=2, processes=4)
+    for place in (0, 1):
+        job.agent(place, first_rank=2 * place)
+    job.after(1)
+    job.files.fail(0, Failure(exit_code=-11, rank=3, host="n1"))
+    job.ends(-11, place=1, failed_rank=3)
+    assert job.after(1) is None, "the other node's processes still run"
+    job.ends(-9, stopped_by="peer")
+    job.engine.state = JobState(phase="ended", cause="failed")
+    assert (job.after(2), job.handle.failed_rank) == (-11, 3)
+
+
+def test_a_node_that_is_silent_after_a_failure_is_given_up(tmp_path):
+    job = Job(tmp_path, nodes=2, processes=2)
+    for place in (0, 1):
+        job.agent(place)
+    job.after(1)
+    job.files.fail(0, Failure(exit_code=9, rank=0, host="n0"))
+    job.ends(9)
+    assert job.after(WORD_SECONDS + 2) is None
+    assert job.engine.cancelled == ["7"]
+
+
+def test_one_node_that_has_failed_is_left_to_its_own_agent(job):
+    job.agent()
+    job.files.fail(0, Failure(exit_code=9, rank=0, host="n0"))
+    assert job.after(WORD_SECONDS + 2) is None
+    assert job.engine.cancelled == []
+
+
+def test_a_spare_node_may_be_the_first_of_the_stage(tmp_path):
+    job = Job(tmp_path, nodes=2, processes=2, spares=1)
+    job.ends(0, 0, first_pid=0)
+    job.agent(1, first_rank=1)
+    assert job.after(1) is None
+    job.agent(2, first_rank=0)
+    assert job.after(1) is None
+    assert job.handle.pid == 102
+
+
+def test_restarts_that_nobody_saw_are_counted_too(job):
+    job.agent()
+    job.after(1)
+    job.engine.state = JobState(phase="running", cause="node_lost", restarts=3, nodes=("n1",))
+    assert (job.after(LONGEST_LOOK_SECONDS), job.live.restart) == (-9, 3)
+
+
+def test_a_stop_that_ends_in_a_kill_by_the_engine_is_no_checkpoint(job):
+    job.agent()
+    job.after(1)
+    job.handle.stop()
+    job.engine.state = JobState(phase="ended", cause="cancelled", exit_code=0)
+    assert (job.after(FILES_SECONDS + LONGEST_LOOK_SECONDS), job.handle.cause) == (-9, "cancelled")
+
+
+def test_an_agent_that_ended_because_of_another_does_not_decide(tmp_path):
+    job = Job(tmp_path, nodes=2, processes=2)
+    for place in (0, 1):
+        job.ends(PEER_EXIT, place, stopped_by="peer")
+    assert job.after(FILES_SECONDS) is None, "the engine is asked why"
+    job.engine.state = JobState(phase="ended", cause="node_lost")
+    assert (job.after(LONGEST_LOOK_SECONDS), job.handle.cause) == (PEER_EXIT, "node_lost")
+
+
+def test_an_array_ends_when_one_of_its_tasks_has_published(tmp_path):
+    job = Job(tmp_path, processes=3, shards=(0, 1, 2))
+    for place in range(3):
+        job.agent(place)
+    job.after(1)
+    assert job.handle.watched == [0, 1, 2]
+    job.ends(0, 0)
+    job.after(1)
+    assert job.handle.watched == [1, 2]
+    for place in (1, 2):
+        job.ends(0, place)
+    (tmp_path / "record.json").write_text("{}")
+    assert job.after(1) == 0
+
+
+def test_an_array_whose_tasks_all_ended_without_publishing_is_started_again(tmp_path):
+    job = Job(tmp_path, processes=2, shards=(0, 1))
+    for place in (0, 1):
+        job.ends(0, place)
+    assert job.after(FILES_SECONDS - 1) is None, "a shared disk may show what was published a little later"
+    assert (job.after(3), job.handle.cause) == (-9, "node_lost")
+    assert "none of them has published" in job.handle.note
+
+
+def test_an_array_whose_publication_shows_late_is_done(tmp_path):
+    job = Job(tmp_path, processes=2, shards=(0, 1))
+    for place in (0, 1):
+        job.ends(0, place)
+    assert job.after(FILES_SECONDS - 1) is None
+    (tmp_path / "record.json").write_text("{}")
+    assert job.after(1) == 0
+
+
+def test_a_failed_task_lets_the_others_end_first(tmp_path):
+    job = Job(tmp_path, processes=2, shards=(0, 4))
+    job.ends(5, 1, first_rank=4, failed_rank=4)
+    job.agent(0)
+    assert job.after(30) is None
+    job.ends(0, 0)
+    job.engine.state = JobState(phase="ended", cause="failed", exit_code=5)
+    assert (job.after(FILES_SECONDS + 20), job.handle.failed_rank) == (5, 4)
+
+
+def test_an_array_costs_what_its_tasks_take_together(tmp_path):
+    job = Job(tmp_path, processes=2, shards=(0, 1))
+    for place in (0, 1):
+        job.ends(0, place)
+    job.after(0.3)
+    assert job.handle.job.busy_seconds == 20.0
+
+
+def test_nodes_that_failed_their_checks_are_left_out_and_count_as_lost(tmp_path):
+    job = Job(tmp_path)
+    told = []
+    job.handle = JobHandle(job.live, job.table, job.engine, leave_out=told.append, clock=job.clock)
+    report = {"node": "n7", "rank": 0, "findings": [], "rates": {}}
+    (tmp_path / "check-t-0-0.json").write_text(json.dumps(report))
+    decided = {"ranks": [], "left_out": {"n7": "ECC errors", "node 1": "said nothing"}}
+    (tmp_path / "chosen-t-0.json").write_text(json.dumps(decided))
+    job.ends(CHECKS_FAILED_EXIT, stopped_by="checks", note="too few nodes are fit: n7: ECC errors")
+    assert (job.after(1), job.handle.cause) == (-9, "node_lost")
+    assert told == [{"n7": "ECC errors"}]
+    assert "too few nodes are fit" in job.handle.note

@@ -1,0 +1,66 @@
+"""The kept sums in a SQLite file, and how sums are grouped."""
+
+import pytest
+
+pytest.importorskip("sqlalchemy")
+
+from sums_contract import *  # noqa: F403
+from sums_contract import STAGE
+
+from charter.ledger import Ledger
+from charter.ledger.account import Totals
+from charter.ledger.call import CallSums
+from charter.ledger.days import by_day
+from charter.ledger.sum_names import DIMENSIONS as KEPT
+from charter.ledger.sums import DIMENSIONS, Sums
+
+
+@pytest.fixture
+def where(tmp_path):
+    return tmp_path / "ledger.sqlite"
+
+
+def test_what_can_be_asked_is_what_is_kept():
+    assert DIMENSIONS == KEPT
+
+
+def test_what_may_have_been_billed_and_what_was_for_nothing():
+    totals = Totals(micro_usd=100, lost_to_kills_micro_usd=1, lost_to_failures_micro_usd=20, idle_micro_usd=30)
+    sums = Sums(totals=totals, calls=CallSums(settled_micro_usd=3000, unknown_micro_usd=40_000), other_micro_usd=500)
+    assert (sums.micro_usd, sums.most_micro_usd, sums.waste_micro_usd) == (3600, 43_600, 51)
+    assert Sums(calls=CallSums(unknown_micro_usd=1)).is_priced
+
+
+def test_what_ends_at_midnight_leaves_the_next_day_alone():
+    spread = list(by_day(Totals(attempts=1, micro_usd=10), started_at=86_400.0 - 4, milliseconds=4000))
+    assert [(day, part.attempts, part.micro_usd) for day, part in spread] == [("1970-01-01", 1, 10)]
+
+
+def plan_of(ledger, ask, word):
+    """What SQLite does for the statement of `ask` that has a word."""
+    from sqlalchemy import event
+
+    asked = []
+    engine = ledger._database.engine
+    event.listen(engine, "before_cursor_execute", lambda *given: asked.append((given[2], given[3])))
+    ask()
+    with engine.connect() as connection:
+        statement, values = next(item for item in list(asked) if word in item[0])
+        return str(connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values).fetchall())
+
+
+@pytest.mark.parametrize("stage", [None, "sft"])
+def test_the_newest_attempts_are_read_without_sorting_all(where, stage):
+    with Ledger.open(where) as ledger:
+        for number in range(3):
+            ledger.end(ledger.begin(**STAGE, at=float(number)), at=number + 1.0, outcome="done", step=1)
+        assert [item.attempt.number for item in ledger.recent(run="demo", stage=stage, limit=2)] == [2, 3]
+        plan = plan_of(ledger, lambda: ledger.recent(run="demo", stage=stage, limit=2), "DESC")
+    assert "TEMP B-TREE" not in plan
+    assert "USING INDEX" in plan
+
+
+def test_running_attempts_are_found_by_an_index_of_their_own(where):
+    with Ledger.open(where) as ledger:
+        plan = plan_of(ledger, lambda: ledger.running(run="demo"), "outcome = 'running'")
+    assert "attempts_running" in plan

@@ -1,0 +1,32 @@
+"""Where a stage's job is, as the files of its directory say."""
+
+from dataclasses import replace
+
+import pytest
+
+from charter.launch.job_files import JobFiles
+from charter.launch.submission import Submission, write_submission
+from charter.pipeline.job_states import JobNow, job_now
+
+SENT = Submission(
+    engine="slurm", name="demo", token="t", number=1, settings="s", attempt=1, nodes=1, spares=0, processes=1,
+    accelerator="cpu", count=1, market="owned", job_id="17",
+)  # fmt: skip
+
+
+def test_a_stage_that_was_never_submitted_has_no_job(tmp_path):
+    assert job_now(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("newest", "now"),
+    [
+        (SENT, JobNow(state="pending", why="waits in the queue as slurm job 17")),
+        (replace(SENT, ended=True), None),
+        (replace(SENT, job_id=None), None),
+    ],
+)
+def test_the_newest_submission_is_its_job(tmp_path, newest, now):
+    write_submission(JobFiles(tmp_path, 1), replace(SENT, job_id="3"))
+    write_submission(JobFiles(tmp_path, 2), replace(newest, number=2))
+    assert job_now(tmp_path) == now

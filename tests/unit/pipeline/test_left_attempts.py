@@ -1,0 +1,96 @@
+"""What the ledger says of attempts whose jobs ended while nobody looked."""
+
+import json
+from dataclasses import asdict
+from types import SimpleNamespace
+
+import pytest
+
+from charter.launch.job_files import JobFiles, NodeRecord
+from charter.launch.submission import Submission, write_submission
+from charter.ledger import Ledger
+from charter.pipeline import left_attempts
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    with Ledger.open(tmp_path / "ledger.sqlite") as opened:
+        yield opened
+
+
+@pytest.fixture
+def stage(tmp_path, monkeypatch):
+    monkeypatch.setattr(left_attempts, "is_finished", lambda stage: stage.finished)
+    return SimpleNamespace(name="a", directory=tmp_path / "a", finished=True)
+
+
+def begin(ledger, job_id, stage="a"):
+    return ledger.begin(
+        run="r", stage=stage, kind="sft", fingerprint="f" * 64, at=100.0, monotonic=None, accelerator="cpu", count=1,
+        first_step=0, price_micro_usd_per_hour=None, price_source=None, host="h", pid=1, job_id=job_id,
+    )  # fmt: skip
+
+
+def leave(stage, *exit_codes, shards=()):
+    """The files of job 7: one start after another, or those of every task."""
+    files = JobFiles(stage.directory, 1)
+    submission = Submission(
+        engine="slurm", name="n", token="t", number=1, settings="s", attempt=1, nodes=1, spares=0, processes=1,
+        accelerator="", count=1, market="owned", job_id="7", shards=shards,
+    )  # fmt: skip
+    write_submission(files, submission)
+    starts = [(restart, 0, code) for restart, code in enumerate(exit_codes)]
+    if shards:
+        starts = [(restart, place, code) for place, task in enumerate(exit_codes) for restart, code in enumerate(task)]
+    for restart, place, code in starts:
+        record = NodeRecord(
+            place=place, restart=restart, host="h", host_id="h/1", started_at=100.0, exit_code=code,
+            ended_at=None if code is None else 160.0,
+        )  # fmt: skip
+        files.node(restart, place).write_text(json.dumps(asdict(record)))
+
+
+def outcomes(ledger):
+    return {row.job_id: row.outcome for row in ledger.attempts(run="r")}
+
+
+@pytest.mark.parametrize(
+    ("exit_codes", "shards", "ended"),
+    [
+        ((0,), (), "7"),
+        ((1, 0), (), "7+1"),
+        (((0,), (0,)), (0, 1), "7"),
+        (((0,), (1, 0)), (0, 1), "7"),
+        (((0,), (0, 1)), (0, 1), ""),
+        ((1,), (), ""),
+        (((0,), (1,)), (0, 1), ""),
+        ((None,), (), ""),
+    ],
+)
+def test_only_the_start_that_ended_well_is_done(ledger, stage, exit_codes, shards, ended):
+    leave(stage, *exit_codes, shards=shards)
+    for key in ("7", "7+1", None):
+        begin(ledger, key)
+    begin(ledger, "8", stage="other")
+    left_attempts.end_finished(ledger, [stage], run="r", keep_jobs=())
+    assert {key for key, outcome in outcomes(ledger).items() if outcome == "done"} == ({ended} if ended else set())
+    for row in ledger.attempts(run="r"):
+        assert row.outcome == "running" or row.duration_milliseconds == 60_000
+
+
+def test_a_job_that_is_gone_on_with_or_an_unfinished_stage_is_left_alone(ledger, stage):
+    leave(stage, 0)
+    begin(ledger, "7")
+    left_attempts.end_finished(ledger, [stage], run="r", keep_jobs={"7"})
+    stage.finished = False
+    left_attempts.end_finished(ledger, [stage], run="r", keep_jobs=())
+    assert outcomes(ledger) == {"7": "running"}
+
+
+def test_a_dropped_job_is_killed_unless_it_ended_well(ledger, stage):
+    leave(stage, 0)
+    for key in ("7", "6", None):
+        begin(ledger, key)
+    begin(ledger, "8", stage="other")
+    left_attempts.end_dropped(ledger, stage, run="r")
+    assert outcomes(ledger) == {"7": "done", "6": "killed", None: "running", "8": "running"}

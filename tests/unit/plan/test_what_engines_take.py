@@ -1,0 +1,152 @@
+"""What is offered to other engines: batches that divide, even pipelines; models that no node holds on two."""
+
+from dataclasses import replace
+
+import planner_case
+import ppo_case
+import pytest
+
+from charter.catalog import models
+from charter.plan.layouts.space import Asked, space
+from charter.plan.physics.engine_space import ENGINES
+from charter.plan.rl.engine import RL_ENGINES
+from charter.plan.rl.placement import role_groups
+from charter.plan.rl.search import rl_options
+from charter.plan.rl.tables import mode_of
+from charter.plan.rl.work import rl_work
+from charter.spec.project import Resources
+from charter.spec.stage import GenerateStage
+
+LLAMA_405B = models.get("Llama-3.1-405B").architecture
+
+
+def layouts(engine, *, batch=96, accelerators=16, unit=1, architecture=planner_case.LLAMA_8B):
+    made = space(
+        Asked(
+            engine=ENGINES[engine],
+            architecture=architecture,
+            num_accelerators=accelerators,
+            per_node=8,
+            batch=batch,
+            unit=unit,
+            longest=2048,
+            fixed=None,
+            together=False,
+        )
+    )
+    return [made.layout(row) for row in range(made.size)]
+
+
+@pytest.mark.parametrize("engine", sorted(set(ENGINES) - {"native"}))
+@pytest.mark.parametrize(("batch", "unit"), [(96, 1), (96, 2), (60, 2)])
+def test_other_engines_are_offered_batches_that_divide(engine, batch, unit):
+    made = layouts(engine, batch=batch, unit=unit)
+    assert all(layout.data * layout.micro_batch * layout.accumulation == batch for layout in made)
+    assert all(layout.micro_batch % unit == 0 for layout in made)
+    if ENGINES[engine].tensor or batch % 16 == 0:
+        assert made
+
+
+def test_the_native_engine_takes_a_batch_that_does_not():
+    assert any(layout.data * layout.micro_batch * layout.accumulation > 60 for layout in layouts("native", batch=60))
+
+
+def test_stages_of_a_pipeline_hold_as_many_layers_with_or_without_embedding_and_output():
+    found = {made.pipeline for made in layouts("megatron", accelerators=256, batch=256, architecture=LLAMA_405B)}
+    assert found == {1, 2, 4, 8, 16, 32, 64}
+    uneven = {made.pipeline for made in layouts("megatron", accelerators=48, batch=96, architecture=LLAMA_405B)}
+    assert uneven == {1, 2, 3, 4, 6, 8, 16}
+
+
+@pytest.mark.parametrize("engine", ["verl", "openrlhf", "nemo_rl"])
+def test_trainers_of_ppo_divide_the_minibatch(engine):
+    work = ppo_case.workload()
+    minibatch = next(phase for phase in work.phases if phase.work == "train").batch
+    for option in rl_options(ppo_case.question(work, engine), ppo_case.place("H100", 8, nodes=(3,)), 3)[0]:
+        groups = [group for group in option.groups if group.name != "generators"]
+        assert groups
+        for group in groups:
+            assert group.layout.data * group.layout.micro_batch * group.layout.accumulation == minibatch
+
+
+@pytest.mark.parametrize(("nodes", "label"), [(2, "serve tp16 x1"), (4, "serve tp16 x2")])
+def test_a_model_that_no_node_holds_is_served_by_two(nodes, label):
+    stage = GenerateStage(policy="base", prompts=("prompts",))
+    where = Resources(infra="on_prem", accelerators=("H100:8",), num_nodes=nodes, max_nodes=nodes)
+    option = planner_case.one(stage, where, architecture=LLAMA_405B).stages[0].option
+    assert option.layout_label == label
+    assert option.peak.total_bytes < option.capacity_bytes
+    smaller = planner_case.one(stage, where, architecture=planner_case.LLAMA_70B).stages[0].option
+    assert smaller.layout.tensor <= 8
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_two_nodes_are_a_pair(nodes):
+    stage = GenerateStage(policy="base", prompts=("prompts",))
+    where = Resources(infra="on_prem", accelerators=("H100:8",), num_nodes=nodes, max_nodes=nodes)
+    with pytest.raises(Exception, match="does not fit"):
+        planner_case.one(stage, where, architecture=LLAMA_405B)
+
+
+def test_the_generator_of_a_large_policy_reaches_over_two_nodes():
+    found = rl_options(
+        ppo_case.question(ppo_case.workload("Llama-3.1-405B"), "openrlhf"), ppo_case.place("H100", 8, nodes=(64,)), 64
+    )[0]
+    assert found
+    assert {option.generator_tensor for option in found} == {16}
+    small = rl_options(ppo_case.question(ppo_case.workload(), "openrlhf"), ppo_case.place("H100", 8, nodes=(4,)), 4)[0]
+    assert all(option.generator_tensor <= 8 for option in small)
+    assert {option.waits_on_host for option in small} == {False}
+
+
+def test_roles_that_take_turns_wait_on_the_host_in_verl():
+    found = rl_options(ppo_case.question(ppo_case.workload(), "verl"), ppo_case.place("H100", 8, nodes=(2,)), 2)[0]
+    said = {option.layout_label.partition(":")[0]: option.waits_on_host for option in found}
+    assert said["offloaded"] is True
+    assert said["colocated"] is False
+
+
+@pytest.mark.parametrize("critic", [True, False])
+def test_openrlhf_keeps_policy_and_reference_together_and_the_rest_beside_them(critic):
+    work = ppo_case.workload(critic=critic)
+    found = rl_options(ppo_case.question(work, "openrlhf"), ppo_case.place("H100", 8, nodes=(4,)), 4)[0]
+    for option in found:
+        trainers = [group for group in option.groups if group.name != "generators"]
+        apart = {("policy", "reference"), ("value", "reward")}
+        together = {("policy", "reference", "value", "reward")} if critic else {("policy", "reference")}
+        split = critic and option.placement == "split"
+        assert {group.roles for group in trainers} in ((apart,) if split else (apart, together))
+        assert len({mode_of(group.layout) for group in trainers}) == 1
+    assert {option.placement for option in found} >= {"colocated", "split"}
+
+
+def test_nemo_rl_gives_the_reward_model_accelerators_of_its_own_and_trains_no_value_model():
+    place, work = ppo_case.place("H100", 8, nodes=(2,)), ppo_case.workload()
+    (found,), _ = rl_options(ppo_case.question(ppo_case.without_value(work), "nemo_rl"), place, 2)
+    assert [set(group.roles) for group in found.groups] == [{"policy", "reference"}, {"reward"}]
+    assert [group.num_accelerators for group in found.groups] == [8, 8]
+    assert found.layout.num_accelerators == 8
+    none, missed = rl_options(ppo_case.question(work, "nemo_rl"), place, 2)
+    assert none == ()
+    assert "trains no value model" in missed.rejected[0].reason
+
+
+@pytest.mark.parametrize(("estimator", "roles"), [("gae", 4), ("reinforce", 4), ("rloo", 3), ("grpo", 3)])
+def test_estimators_that_compare_answers_are_planned_without_a_value_model(estimator, roles):
+    stage = replace(planner_case.ALL_KINDS["ppo"], policy="base", reward="base", estimator=estimator)
+    stage = replace(stage, samples_per_prompt=1 if roles == 4 else 4)
+    (planned,) = planner_case.one(stage, architecture=planner_case.LLAMA_8B).stages
+    work = planned.searched.question.work
+    assert len(work.roles) == roles
+    assert {phase.role for phase in work.phases} == {role.name for role in work.roles}
+
+
+def test_only_beside_an_asynchronous_generator_may_all_roles_of_openrlhf_share():
+    work, engine = rl_work(ppo_case.workload()), RL_ENGINES["openrlhf"]
+    apart = (("policy", "reference"), ("value", "reward"))
+    assert role_groups(work, engine, "split") == (apart,)
+    assert [tuple(map(set, way)) for way in role_groups(work, engine, "async")] == [
+        (set(work.names),),
+        (set(apart[0]), set(apart[1])),
+    ]
+    assert role_groups(work, RL_ENGINES["verl"], "colocated") == ((work.names,),)

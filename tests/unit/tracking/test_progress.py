@@ -1,0 +1,94 @@
+"""States of a run and its stages from events."""
+
+import json
+
+import pytest
+
+from charter.tracking.progress import RunProgress
+
+
+@pytest.fixture
+def run(tmp_path):
+    for name in ("a-00000001", "b-00000002"):
+        (tmp_path / "stages" / name).mkdir(parents=True)
+    return tmp_path
+
+
+def write(run, *events):
+    with (run / "events.jsonl").open("a") as file:
+        for time, event, details in events:
+            file.write(json.dumps({"time": time, "event": event, **details}) + "\n")
+
+
+def add_text(run, text):
+    with (run / "events.jsonl").open("a") as file:
+        file.write(text)
+
+
+def start(run, name, time):
+    directory = {"a": "a-00000001", "b": "b-00000002"}[name]
+    write(run, (time, "stage_started", {"stage": name, "directory": f"/elsewhere/run/stages/{directory}"}))
+
+
+def states(progress):
+    return {path.name[0]: standing.state for path, standing in progress.stages.items()}
+
+
+def test_a_run_from_start_to_end(run):
+    progress = RunProgress(run_dir=run)
+    progress.look()
+    assert progress.run.attempts == 0
+    write(run, (1.0, "run_started", {}))
+    start(run, "a", 2.0)
+    progress.look()
+    assert (progress.run.state, states(progress), progress.running()[0].name) == (
+        "running",
+        {"a": "running"},
+        "a-00000001",
+    )
+    write(run, (3.0, "stage_done", {"stage": "a"}), (4.0, "run_done", {}))
+    progress.look()
+    assert (progress.run.state, states(progress), progress.run.ended_at) == ("finished", {"a": "finished"}, 4.0)
+
+
+def test_a_restart_counts_and_a_failure_ends(run):
+    write(run, (1.0, "run_started", {}))
+    start(run, "a", 2.0)
+    write(run, (3.0, "stage_restart", {"stage": "a"}))
+    start(run, "a", 4.0)
+    write(run, (5.0, "stage_failed", {"stage": "a"}), (6.0, "run_stopped", {"label": "stage"}))
+    progress = RunProgress(run_dir=run)
+    progress.look()
+    (standing,) = progress.stages.values()
+    assert (standing.state, standing.attempts, standing.interruptions) == ("failed", 2, 1)
+    assert progress.run.state == "failed"
+
+
+@pytest.mark.parametrize(("label", "state"), [("interrupted", "killed"), ("budget", "killed"), ("stage", "failed")])
+def test_how_a_stop_is_called(run, label, state):
+    write(run, (1.0, "run_started", {}), (2.0, "run_stopped", {"label": label}))
+    progress = RunProgress(run_dir=run)
+    progress.look()
+    assert progress.run.state == state
+
+
+def test_what_a_killed_supervisor_left_running_was_killed(run):
+    write(run, (1.0, "run_started", {}))
+    start(run, "a", 2.0)
+    write(run, (9.0, "run_started", {}))
+    progress = RunProgress(run_dir=run)
+    progress.look()
+    (standing,) = progress.stages.values()
+    assert (standing.state, standing.ended_at) == ("killed", 9.0)
+    assert (progress.run.attempts, progress.run.interruptions, progress.run.state) == (2, 1, "running")
+
+
+def test_events_name_directories_of_this_run_only(run):
+    write(run, (1.0, "run_started", {}), (2.0, "stage_started", {"stage": "x", "directory": "/etc"}))
+    write(run, (2.5, "stage_started", {"stage": "y", "directory": "../../.."}))
+    add_text(run, "nonsense\n[1]\n")
+    start(run, "b", 3.0)
+    add_text(run, '{"time": 4.0, "event": "stage_done", "sta')
+    progress = RunProgress(run_dir=run)
+    progress.look()
+    assert states(progress) == {"b": "running"}

@@ -1,0 +1,111 @@
+"""Write the generated part of docs/reference/engine-mapping.md: engines, and where each field goes in them."""
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+from charter.handover.engine import HandoverEngine
+from charter.handover.engines import HANDOVER_ENGINES, render
+from charter.handover.mapping import CHARTERS_OWN, STAGE, MappedField
+from charter.handover.rendered import RenderedRun
+from charter.report.handover_pages import GUARANTEES
+from generated import write_part
+from plain_stages import STAGES, accepted_stage, handover
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "engine-mapping.md"
+LONGEST_KEY = 2
+"""Parts of a dotted key that are shown: the end says most."""
+NOTHING = ("decides nothing here", "means nothing here")
+
+
+@cache
+def rendered(engine: str, kind: str) -> RenderedRun:
+    """The plain stage of a kind in an engine."""
+    return render(handover(accepted_stage(engine, kind)))
+
+
+def reference() -> str:
+    """The support table, and one table per kind."""
+    parts = ["", *_support(), ""]
+    for kind in STAGES:
+        parts += [f"## `kind: {kind}`", "", *_kind(kind), ""]
+    parts += ["## What Charter does itself", "", "Of every stage, whatever its engine:", ""]
+    parts += [f"- `{name}`: {why}" for name, why in CHARTERS_OWN.items()]
+    return "\n".join([*parts, ""])
+
+
+def _support() -> Iterator[str]:
+    yield "| engine | version | kinds | the configuration is checked by | a killed run, resumed |"
+    yield "| --- | --- | --- | --- | --- |"
+    for engine in HANDOVER_ENGINES:
+        kinds = ", ".join(f"`{kind}`" for kind in engine.kinds)
+        known = f"{engine.title} (`{engine.name}`) | {engine.version} | {kinds} | {engine.checked_by}"
+        yield f"| {known} | {_resume(engine)} |"
+
+
+def _resume(engine: HandoverEngine) -> str:
+    by_guarantee: dict[str, list[str]] = {}
+    for kind in engine.kinds:
+        by_guarantee.setdefault(rendered(engine.name, kind).resume.guarantee, []).append(kind)
+    if len(by_guarantee) == 1:
+        return GUARANTEES[next(iter(by_guarantee))]
+    return "; ".join(f"{GUARANTEES[name]} ({', '.join(kinds)})" for name, kinds in by_guarantee.items())
+
+
+def _kind(kind: str) -> Iterator[str]:
+    engines = [engine for engine in HANDOVER_ENGINES if kind in engine.kinds]
+    rows = {engine.name: {row.field: row for row in rendered(engine.name, kind).mapping} for engine in engines}
+    notes: list[str] = []
+    yield "| field | " + " | ".join(engine.title for engine in engines) + " |"
+    yield "| --- " * (len(engines) + 1) + "|"
+    for field in rows[engines[0].name]:
+        if field.removeprefix(f"{STAGE}.") not in CHARTERS_OWN:
+            cells = [_cell(rows[engine.name][field], notes) for engine in engines]
+            yield f"| `{field.removeprefix(f'{STAGE}.')}` | " + " | ".join(cells) + " |"
+    yield ""
+    yield from (f"{number}. {note}" for number, note in enumerate(notes, start=1))
+    yield ""
+    yield "When it is resumed:"
+    yield ""
+    for engine in engines:
+        resume = rendered(engine.name, kind).resume
+        yield f"- {engine.title}: {GUARANTEES[resume.guarantee]}; {resume.reason} ({resume.source})."
+
+
+def _cell(row: MappedField, notes: list[str]) -> str:
+    mark = _mark(row.note, notes)
+    if row.note.startswith(NOTHING):
+        return f"nothing{mark}"
+    if row.how == "same":
+        return f"= `{_shown(row.value)}`{mark}"
+    if row.how == "charter":
+        return f"Charter{mark}"
+    return _keys(row.to) + mark
+
+
+def _keys(places: Sequence[str]) -> str:
+    """The last parts of the first key, and how many more there are."""
+    first = places[0].rpartition(": ")[2]
+    parts = first.split(".")
+    short = first if first.startswith("--") or len(parts) <= LONGEST_KEY else "..." + ".".join(parts[-LONGEST_KEY:])
+    more = f" +{len(places) - 1}" if len(places) > 1 else ""
+    return f"`{short}`{more}"
+
+
+def _mark(note: str, notes: list[str]) -> str:
+    if not note:
+        return ""
+    text = note.replace("|", "\\|")
+    if text not in notes:
+        notes.append(text)
+    return f" ({notes.index(text) + 1})"
+
+
+def _shown(value: object) -> str:
+    if value is None or value == ():
+        return "none"
+    return str(getattr(value, "value", value))
+
+
+if __name__ == "__main__":
+    write_part(PAGE, reference())

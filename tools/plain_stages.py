@@ -1,0 +1,121 @@
+"""One stage of every kind that each engine takes, on a plain layout: what the mapping tables are made from."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import ceil
+from typing import Any
+
+from charter.catalog import models
+from charter.handover.engines import HANDOVER_ENGINES, handover_engine
+from charter.handover.request import Handover, HandoverPaths, RlPlacement
+from charter.spec.architecture import Architecture
+from charter.spec.layout import Layout, ZeroStage
+from charter.spec.stage import (
+    DATA,
+    MODEL,
+    DpoStage,
+    PpoStage,
+    PreferenceModelStage,
+    PretrainStage,
+    SftStage,
+    references,
+)
+from charter.spec.stage_kinds import AnyStage
+
+NAME = "stage"
+ROWS = 12_864
+PER_NODE = 8
+SHAPE = models.get("Llama-3.1-8B").architecture
+COMMON: Mapping[str, Any] = {
+    "schedule": "constant", "global_batch": 64, "steps": 100, "learning_rate": 2e-5, "seq_len": 2048,
+}  # fmt: skip
+GROUPS: Mapping[str, Any] = {"estimator": "grpo", "samples_per_prompt": 4, "whiten_advantages": False}
+PPO = PpoStage(
+    policy="base", reward="pm", prompts=("prompts",), episodes=4096, rollout_batch=64, minibatch=64,
+    kl_coefficient=0.02, generator="vllm",
+)  # fmt: skip
+STAGES: Mapping[str, AnyStage] = {
+    "pretrain": PretrainStage(init="base", data=("chat",), **COMMON),
+    "sft": SftStage(init="base", data=("chat",), **COMMON),
+    "preference_model": PreferenceModelStage(init="base", data=("pairs",), **COMMON),
+    "dpo": DpoStage(init="base", data=("pairs",), **COMMON),
+    "ppo": PPO,
+}
+OWN: Mapping[tuple[str, str], Mapping[str, Any]] = {
+    ("trl", "ppo"): GROUPS,
+    ("nemo_rl", "ppo"): GROUPS,
+    ("openrlhf", "ppo"): {"min_new_tokens": 1},
+}
+"""What an engine needs otherwise than in `STAGES`."""
+LEFT: Mapping[tuple[str, str], int] = {("nemo_rl", "ppo"): PER_NODE}
+"""Accelerators beside those of the layout: a node for the reward model."""
+OPTIMIZER_ONLY = ("megatron",)
+"""Engines that shard the optimizer alone (ZeRO-1); the others shard all (ZeRO-3)."""
+
+
+def accepted_stage(engine: str, kind: str, **changes: Any) -> AnyStage:
+    """A stage of a kind that the engine takes."""
+    own = {**OWN.get((engine, kind), {}), **changes, "engine": engine}
+    return replace(STAGES[kind], **own)
+
+
+def pairs() -> list[tuple[str, str]]:
+    """Every engine with every kind that it trains."""
+    return [(engine.name, kind) for engine in HANDOVER_ENGINES for kind in engine.kinds]
+
+
+def layout_of(stage: Any, *, data: int = PER_NODE, micro: int = 2, **changes: Any) -> Layout:
+    """Plain sharded data parallelism over one node, with the accumulation that the batch asks for."""
+    batch = stage.minibatch if isinstance(stage, PpoStage) else stage.global_batch
+    sequences = batch * stage.SEQUENCES_PER_ROW
+    zero = ZeroStage.OPTIMIZER if stage.engine in OPTIMIZER_ONLY else ZeroStage.PARAMETERS
+    made = replace(Layout(data=data, zero=zero, micro_batch=micro), **changes)
+    accumulation = changes.get("accumulation", max(1, sequences // (made.data * made.micro_batch)))
+    return replace(made, accumulation=accumulation)
+
+
+def handover(
+    stage: Any,
+    layout: Layout | None = None,
+    *,
+    nodes: int = 1,
+    per_node: int = PER_NODE,
+    seed: int = 7,
+    placement: RlPlacement | None = None,
+    keep_last: int = 2,
+    shape: Architecture = SHAPE,
+) -> Handover:
+    """The stage as `charter export` hands it over, with paths that follow the names in it."""
+    engine = handover_engine(stage.engine)
+    named = references(stage)
+    roles = {role: names for role, names in named.items() if stage.REFERENCES[role] == MODEL}
+    data = {role: names for role, names in named.items() if stage.REFERENCES[role] == DATA}
+    beside = LEFT.get((stage.engine, stage.kind), 0) if placement is None else 0
+    return Handover(
+        engine=stage.engine,
+        run="run",
+        name=NAME,
+        stage=stage,
+        seed=seed,
+        layout=layout or layout_of(stage),
+        num_nodes=nodes + beside // PER_NODE,
+        per_node=per_node,
+        accelerator="H100-SXM-80GB",
+        target_steps=target_of(stage),
+        architectures=dict.fromkeys(roles, shape),
+        paths=HandoverPaths(
+            work=".",
+            models={role: f"inputs/{'-'.join(names)}" for role, names in roles.items()},
+            data={role: f"data/{'-'.join(names)}{engine.data_suffix}" for role, names in data.items()},
+        ),
+        rows=dict.fromkeys(data, ROWS),
+        placement=(placement or RlPlacement()) if isinstance(stage, PpoStage) else None,
+        keep_last=keep_last,
+    )
+
+
+def target_of(stage: Any) -> int:
+    """Steps as the planner counts them."""
+    if isinstance(stage, PpoStage):
+        return ceil(stage.episodes / stage.rollout_batch)
+    return int(stage.steps or max(1, ceil(int((stage.epochs or 1) * ROWS) / stage.global_batch)))
