@@ -6,7 +6,7 @@ Imports SQLAlchemy: import it lazily.
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,8 +28,9 @@ SECONDS_BETWEEN_TRIES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 """A PostgreSQL server restarts in seconds; after half a minute the caller gives up, and its restart policy decides."""
 TRIES = 3
 """Of a transaction whose server hung up in the middle; reaching the server again is waited for besides."""
-LOST_CONNECTION_STATES = ("08", "57P")
-"""SQLSTATE classes: connection exception, operator intervention (PostgreSQL manual, appendix A)."""
+LOST_CONNECTION_STATES = ("08", "57P", "57014")
+"""SQLSTATE classes: connection exception, operator intervention (PostgreSQL manual, appendix A); and a statement that
+the server has ended at its `statement_timeout`, since a server that hangs is as good as away."""
 
 Result = TypeVar("Result")
 
@@ -103,20 +104,31 @@ def _connect_server(address: str) -> Database:
     """A PostgreSQL server. A commit that returned is on the server's disk, whatever its default is."""
     url = server_url(address)
     try:
-        engine = create_engine(url, connect_args={"connect_timeout": CONNECT_TIMEOUT_SECONDS}, pool_pre_ping=True)
+        from charter.ledger import server_connection
+
+        settings = {"connect_timeout": CONNECT_TIMEOUT_SECONDS, **server_connection.TCP_SETTINGS}
+        unset = {name: value for name, value in settings.items() if name not in url.query}
+        engine = create_engine(url, connect_args=unset, pool_pre_ping=True)
     except ImportError as error:
         raise MissingExtraError(
             f"a ledger on PostgreSQL needs psycopg ({error.name} is not installed); "
             'install it with: pip install "charter-plan[postgres]"'
         ) from error
 
+    def open_bound(_dialect: Any, _record: Any, arguments: Any, options: Any) -> Any:
+        connection = server_connection.BoundConnection.connect(*arguments, **options)
+        connection.longest_silence_seconds = server_connection.SILENCE_SECONDS
+        return connection
+
     def configure(connection: Any, _record: Any) -> None:
         kept = connection.autocommit
         connection.autocommit = True
+        connection.execute(f"SET statement_timeout = {round(1000 * server_connection.STATEMENT_SECONDS)}")
         if connection.execute("SHOW synchronous_commit").fetchone()[0] == "off":
             connection.execute("SET synchronous_commit = on")
         connection.autocommit = kept
 
+    event.listen(engine, "do_connect", open_bound)
     event.listen(engine, "connect", configure)
     return Database(engine=engine, name=address)
 
@@ -146,21 +158,39 @@ def _not_a_server(found: str) -> str:
 
 
 @contextmanager
-def transaction(database: Database, *, reading: bool = False, patient: bool = True) -> Iterator[Connection]:
+def transaction(
+    database: Database, *, reading: bool = False, patient: bool = True, takes_long: bool = False
+) -> Iterator[Connection]:
     """One transaction; a lock held by others for too long, or a damaged file, becomes a DataError.
 
-    `patient` waits for a server that is away before the transaction begins.
+    `patient` waits for a server that is away before the transaction begins; one that `takes_long` may keep a server
+    busy without an answer for as long as it needs.
     """
     try:
         with _connection(database, patient=patient) as connection:
             connection = connection.execution_options(charter_reading=reading)
-            with connection.begin():
+            with connection.begin(), _unbound(connection) if takes_long else nullcontext():
                 yield connection
     except (DatabaseError, sqlite3.DatabaseError) as error:
         raise _explained(database, error) from error
     except UnicodeDecodeError as error:
         # The driver reads the text of table definitions on its own.
         raise damaged(database.name, str(error)) from error
+
+
+@contextmanager
+def _unbound(connection: Connection) -> Iterator[None]:
+    """Wait for a server as long as this transaction takes; a file has no such bounds."""
+    if connection.dialect.name == "sqlite":
+        yield
+        return
+    waiting: Any = connection.connection.dbapi_connection
+    kept, waiting.longest_silence_seconds = waiting.longest_silence_seconds, None
+    try:
+        connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
+        yield
+    finally:
+        waiting.longest_silence_seconds = kept
 
 
 def repeated(database: Database, work: Callable[[Connection], Result], *, reading: bool = False) -> Result:

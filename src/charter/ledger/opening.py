@@ -24,7 +24,8 @@ def open_database(
         ) from error
     opened = database.connect(where, mountinfo=mountinfo)
     try:
-        with database.transaction(opened, patient=False) as connection:
+        # A migration, or waiting for that of another process, takes as long as the ledger is large.
+        with database.transaction(opened, patient=False, takes_long=True) as connection:
             migrations.prepare(connection, opened, check_whole=check_whole, create=create)
     except BaseException:
         opened.engine.dispose()
