@@ -70,6 +70,8 @@ class Behaviour:
     """What the limit of tokens has to be called."""
     secret: str = ""
     """Repeated in every answer."""
+    gate: Path | None = None
+    """A file with a number: requests from that one on wait for their answer until it is raised, or the file is gone."""
 
 
 class FaultServer:
@@ -121,6 +123,8 @@ class FaultServer:
         fault = self._fault(number, digest)
         value = reply_to(body, digest, self.behaviour, request.path.endswith("/chat/completions"), number)
         self._write(request, fault, value["usage"], digest)
+        while number >= self._let_through():
+            await asyncio.sleep(0.01)
         slow = self.behaviour.slow_every and number % self.behaviour.slow_every == self.behaviour.slow_every - 1
         await asyncio.sleep(self.behaviour.slow_seconds if slow else self.behaviour.seconds)
         if fault == "ok":
@@ -130,6 +134,12 @@ class FaultServer:
                 self.last_of_connection[request.transport] = self.last_body
             return web.Response(body=body_sent, content_type="application/json")
         return await self._fail(request, fault, value)
+
+    def _let_through(self) -> float:
+        try:
+            return int(self.behaviour.gate.read_text()) if self.behaviour.gate else math.inf
+        except FileNotFoundError:
+            return math.inf
 
     def _fault(self, number: int, digest: str) -> str:
         if number < len(self.behaviour.script):
@@ -266,6 +276,12 @@ async def _broken(request: web.Request, fault: str, body: bytes) -> web.StreamRe
     return web.Response()
 
 
+def set_gate(path: Path, number: int) -> None:
+    """Let so many requests through, of those since the server began; at once for whoever reads."""
+    path.with_suffix(".new").write_text(str(number))
+    path.with_suffix(".new").replace(path)
+
+
 @contextmanager
 def fault_server(behaviour: Behaviour | None = None, *, port: int = 0) -> Iterator[tuple[str, FaultServer]]:
     """A server in a thread of this process: its address, and what it sees."""
@@ -296,12 +312,12 @@ def fault_server(behaviour: Behaviour | None = None, *, port: int = 0) -> Iterat
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    ready.wait(10)
+    assert ready.wait(60), "the server did not start"
     try:
         yield f"http://127.0.0.1:{found[0]}/v1", server
     finally:
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(60)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -313,6 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0, help="which of them")
     parser.add_argument("--script", default="", help="faults of the first requests, with commas; ok for none")
     parser.add_argument("--seconds", type=float, default=0.0, help="that an answer takes")
+    parser.add_argument("--gate", type=Path, help="file with the number of the first request that has to wait")
     parser.add_argument("--model", default=MODEL, help="what it says it is")
     options = parser.parse_args(arguments)
     behaviour = Behaviour(
@@ -321,6 +338,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         seed=options.seed,
         script=[name for name in options.script.split(",") if name],
         seconds=options.seconds,
+        gate=options.gate,
         model=options.model,
     )
     with fault_server(behaviour, port=options.port) as (url, _):

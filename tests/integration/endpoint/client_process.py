@@ -26,7 +26,7 @@ def main() -> None:
         max_attempts=20,
         usd_per_million_input_tokens=2.0,
         usd_per_million_output_tokens=8.0,
-        request_timeout=10.0,
+        request_timeout=120.0,
     )
     requests = [
         CallRequest(model="judge", turns=(Turn("user", f"question {number}"),), max_new_tokens=8)
