@@ -5,7 +5,8 @@
 Weights after step n are the first ones with n thousandths added, so that a resumed run ends as an undisturbed one.
 FAULT: `none`, `nothing` (exit 0 at once), `short` (the final weights are those of an earlier step), `nan`, `shape`,
 `missing`, `other` (the final weights are those of no checkpoint), `crash:N`, `memory:N`, `kill:N`, `torn:N` (killed
-while checkpoint N is being written), `slow`.
+while checkpoint N is being written), `told:N` (stands still in step N until SIGTERM has come), `gate:N` (stands still
+in step N until the file that GATE names is there, and after that step for good).
 """
 
 import json
@@ -71,7 +72,11 @@ if kind == "nothing":
     sys.exit(0)
 last = steps // 2 if kind == "short" else steps
 for step in range(first + 1, last + 1):
-    time.sleep(0.2 if kind == "slow" else 0.02)
+    time.sleep(0.02)
+    while where == str(step) and (
+        (kind == "told" and not asked_to_save) or (kind == "gate" and not os.path.exists(os.environ["GATE"]))
+    ):
+        time.sleep(0.01)
     if where == str(step) and kind == "crash":
         raise RuntimeError("the loss is a rabbit")
     if where == str(step) and kind == "memory":
@@ -86,5 +91,7 @@ for step in range(first + 1, last + 1):
         save_checkpoint(step)
     if asked_to_save:
         break
+    while where == str(step) and kind == "gate":
+        time.sleep(0.01)
 save_weights(output, 0 if kind == "other" else (step if first < last else last), wrong=kind)
 shutil.copy(model / "config.json", output / "config.json")

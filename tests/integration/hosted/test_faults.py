@@ -150,8 +150,8 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_resumed_from(tm
 
 def test_a_stop_is_passed_on_and_the_stage_goes_on_from_there(tmp_path, inputs, monkeypatch, done):
     stopped = stage_of(tmp_path / "s", inputs, should_stop=lambda: bool(lines_of(stopped)))
-    with pytest.raises(InterruptedRunError, match=r"stopped after the checkpoint of step [1-5] of 6"):
-        run(stopped, monkeypatch, "slow", every=100)
+    with pytest.raises(InterruptedRunError, match=r"stopped after the checkpoint of step [1-3] of 6"):
+        run(stopped, monkeypatch, "told:3", every=100)
     assert len(states(stopped)) == 1
     again = stage_of(tmp_path / "s", inputs)
     run(again, monkeypatch, every=100)
@@ -160,9 +160,16 @@ def test_a_stop_is_passed_on_and_the_stage_goes_on_from_there(tmp_path, inputs, 
 
 def test_an_engine_that_does_not_save_when_told_is_ended_at_its_next_checkpoint(tmp_path, inputs, monkeypatch, done):
     monkeypatch.setattr("charter.hosted.run.adapter_of", lambda job: HuggingFaceAdapter(saves_on_sigterm=False))
-    stopped = stage_of(tmp_path / "s", inputs, should_stop=lambda: bool(lines_of(stopped)))
-    with pytest.raises(InterruptedRunError, match=r"stopped after the checkpoint of step [24] of 6"):
-        run(stopped, monkeypatch, "slow")
+    gate = tmp_path / "gate"
+    monkeypatch.setenv("GATE", str(gate))
+
+    def should_stop():
+        """Only once this has been said may the engine come to its next checkpoint."""
+        return bool(lines_of(stopped)) and gate.touch() is None
+
+    stopped = stage_of(tmp_path / "s", inputs, should_stop=should_stop)
+    with pytest.raises(InterruptedRunError, match=r"stopped after the checkpoint of step 2 of 6"):
+        run(stopped, monkeypatch, "gate:2")
     again = stage_of(tmp_path / "s", inputs)
     run(again, monkeypatch)
     assert read_record(again.path).outputs == read_record(done.path).outputs
