@@ -40,6 +40,9 @@ def status(
 def _print(found: dict[str, Any]) -> None:
     width = max((len(stage["name"]) for stage in found["stages"]), default=0)
     print(found["run"])
+    if found["supervisor"] is not None:
+        is_done = all(stage["state"] == "done" for stage in found["stages"])
+        print(f"  {_supervisor(found['supervisor'], is_done=is_done)}")
     for stage in found["stages"]:
         steps = f"{stage['step']}/{stage['target_step']}" if stage["target_step"] else "-"
         attempts = f"{stage['attempts']} attempt{'' if stage['attempts'] == 1 else 's'}"
@@ -48,6 +51,20 @@ def _print(found: dict[str, Any]) -> None:
             f"  {mark} {stage['name']:<{width}}  {stage['kind']:<16} {stage['state']:<11} {steps:>11}  "
             f"{attempts:<11} {stage['why']}{_engine(stage)}{_beside_plan(stage['actual_over_planned'])}"
         )
+
+
+def _supervisor(sent: dict[str, Any], *, is_done: bool) -> str:
+    """`supervisor: sent to slurm as job 7 at 2026-11-23 01:02:03 UTC, queued (Resources)`."""
+    job = f"as job {sent['job']}" if sent["job"] is not None else "(which number it got was never told)"
+    what = f"{sent['state']} ({sent['reason']})" if sent["reason"] else sent["state"]
+    if not sent["asked"]:
+        what = f"last known at {_utc(sent['known_at'])}: {what}"
+    again = "" if is_done or sent["state"] in ("queued", "running") else "; `charter submit` sends another"
+    return f"supervisor: sent to {sent['engine']} {job} at {_utc(sent['sent_at'])}, {what}{again}"
+
+
+def _utc(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
 def _engine(stage: dict[str, Any]) -> str:

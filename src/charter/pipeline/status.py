@@ -8,6 +8,7 @@ from charter.artifacts.hosted_facts import read_hosted_facts
 from charter.pipeline.approval import waiting_words, waits_for_approval
 from charter.pipeline.graph import PlannedStage, build_pipeline
 from charter.pipeline.paths import run_dir
+from charter.pipeline.sent_status import sent_supervisor
 from charter.pipeline.staleness import assess, read_progress
 from charter.spec.project import Project
 from charter.spec.stage import is_hosted
@@ -19,8 +20,8 @@ EXACT = "bit_exact"
 def status_of(project: Project, root: Path, *, thorough: bool = False) -> dict[str, Any]:
     """The run's name, and how far every stage is, why it is so, and how it goes beside its plan.
 
-    `outputs` maps paths relative to the stage's `outputs` directory to their SHA-256, and is empty until the
-    stage is done.
+    `supervisor` is the one that `charter submit` has sent, None where none was. `outputs` maps paths relative to the
+    stage's `outputs` directory to their SHA-256, and is empty until the stage is done.
     """
     pipeline = build_pipeline(project, root)
     attempts = _attempts(project, pipeline.root)
@@ -49,7 +50,7 @@ def status_of(project: Project, root: Path, *, thorough: bool = False) -> dict[s
                 "actual_over_planned": actual_over_planned(read_progress(stage.directory)),
             }
         )
-    return {"run": project.name, "stages": stages}
+    return {"run": project.name, "supervisor": sent_supervisor(pipeline.root), "stages": stages}
 
 
 def actual_over_planned(progress: Mapping[str, Any]) -> dict[str, float]:

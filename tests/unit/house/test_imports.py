@@ -16,6 +16,7 @@ HEAVY_FOR_HELP = {"torch", "numpy", "pydantic", "transformers", "tokenizers", "s
 TORCH = {"torch", "transformers", "tokenizers", "safetensors"}
 NOT_FOR_STATUS = (
     *("charter.handover", "charter.catalog", "charter.plan", "charter.launch.engine", "charter.launch.submission"),
+    *("charter.launch.slurm", "charter.launch.scheduler", "charter.launch.subprocess_scheduler"),
     *("charter.ledger.store", "charter.ledger.call_books", "sqlalchemy", "rich", "asyncio", "numpy", "psutil"),
 )
 """The time that `charter status` takes is that of its imports."""

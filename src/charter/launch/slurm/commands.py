@@ -41,6 +41,7 @@ class SlurmCommands:
     """The commands of one cluster, which `SLURM_CONF` or the default configuration names."""
 
     environment: Mapping[str, str]
+    patience_seconds: float = CALL_SECONDS
     calls: Counter[str] = field(default_factory=Counter)
     """How often each command was run."""
 
@@ -55,7 +56,7 @@ class SlurmCommands:
                 capture_output=True,
                 text=True,
                 errors="replace",
-                timeout=CALL_SECONDS,
+                timeout=self.patience_seconds,
                 check=False,
             )
         except FileNotFoundError:
@@ -64,7 +65,7 @@ class SlurmCommands:
                 "cluster, or any machine with its client package and slurm.conf (SLURM_CONF names another one)"
             ) from None
         except subprocess.TimeoutExpired:
-            raise SlurmUnreachableError(f"{command[0]} had said nothing after {CALL_SECONDS:.0f} s") from None
+            raise SlurmUnreachableError(f"{command[0]} had said nothing after {self.patience_seconds:.0f} s") from None
         if done.returncode != 0:
             raise complaint(command, done.stderr or done.stdout)
         return done.stdout
