@@ -1,4 +1,7 @@
-"""The counting stage, which waits before a step as long as a file is there: `HELD=b:4:/path/of/the/file`."""
+"""The counting stage, which waits before a step as long as a file is there: `HELD=b:4:/path/of/the/file`.
+
+Several of them, for several stages, are parted by blanks. What is done to a stage in the middle is done to one that waits: it cannot have ended before, however late the test is.
+"""
 
 import os
 import time
@@ -13,18 +16,29 @@ misbehave = counting_stage._misbehave
 
 
 def hold(stage: StageDir, step: int) -> None:
-    """Wait while the file is there, with signs of life."""
-    name, _, rest = os.environ.get("HELD", "").partition(":")
-    at, _, path = rest.partition(":")
-    while name == stage.job.stage and int(at) == step and Path(path).exists():
-        stage.beat("wait")
-        time.sleep(0.05)
+    """Wait while the file is there, with signs of life; a stage that is asked to stop waits no longer.
+
+    A file of its own beside it, named by the process id, says that a process has come to the wait.
+    """
+    for asked in os.environ.get("HELD", "").split():
+        name, at, path = asked.split(":", 2)
+        if name != stage.job.stage or int(at) != step:
+            continue
+        Path(f"{path}.{os.getpid()}").touch()
+        while Path(path).exists() and not stage.should_stop():
+            stage.beat("wait")
+            time.sleep(0.05)
+
+
+def held_step(stage: StageDir, step: int) -> None:
+    """Wait where that is asked, then what the counting stage does there."""
+    hold(stage, step)
     misbehave(stage, step)
 
 
 def run(stage: StageDir) -> None:
     """The counting stage."""
-    counting_stage._misbehave = hold
+    counting_stage._misbehave = held_step
     counting_stage.run(stage)
 
 

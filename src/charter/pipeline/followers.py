@@ -23,7 +23,7 @@ from charter.pipeline.paths import run_dir
 from charter.spec.project import Project
 from charter.spec.tracking import MlflowSettings, Tracked, WandbSettings, trackers_of
 from charter.tracking.facts import Followed, read_followed, write_followed
-from charter.tracking.places import live_path, log_path
+from charter.tracking.places import PROMETHEUS, live_path, log_path, tracking_dir
 from charter.tracking.secret_texts import is_reference, read_secret
 from charter.tracking.status import status_of_trackers
 
@@ -112,6 +112,8 @@ class Followers:
         process.wait()
         with contextlib.suppress(OSError):
             process.stdin.close()
+        # One that was killed has left it, and whoever comes to that port next is somebody else.
+        (tracking_dir(self._run_dir) / PROMETHEUS).unlink(missing_ok=True)
         self._tell_what_is_left()
 
     def __enter__(self) -> "Followers":

@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture
 def done(work, tmp_path):
-    work.edit("name: count", f"name: count\nstorage: {{artifacts: {tmp_path / 'second'}}}")
+    work.edit("name: count", f"name: count\nstorage: {{replicate_every: 100, artifacts: {tmp_path / 'second'}}}")
     finished = work.run()
     assert finished.code == 0, finished.err
     return work
@@ -21,7 +21,9 @@ def flip(path):
 def test_verify_reads_everything_and_scrub_repairs_it(done):
     assert done.charter("ckpt", "verify").code == 0
     assert done.charter("ckpt", "ls", "--json").code == 0
-    assert "step-00000002" in done.charter("ckpt", "backup").out, "the run itself had copied only the newest ones"
+    assert "step-00000002" in done.charter("ckpt", "backup").out, (
+        "the run itself had copied only the newest ones, at its end"
+    )
     assert done.charter("ckpt", "backup").out == "nothing new to copy\n"
     stage = done.stage_dir("b")
     for path, what in [

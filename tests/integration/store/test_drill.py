@@ -1,11 +1,9 @@
 """The restore drill: a run is copied while it goes, its machine is lost, another one goes on to the same bits."""
 
-import os
 import shutil
-import signal
-from pathlib import Path
 
 import pytest
+from held_run import HeldRun
 
 
 @pytest.fixture
@@ -18,17 +16,11 @@ def copied(events, what):
     return [event["name"] for event in events if event["event"] == "replica_copied" and what in event["name"]]
 
 
-def lose_everything(directory: Path) -> None:
-    """Remove a run; what meters and follows it ends a moment after its supervisor, and may still write."""
-    while directory.exists():
-        shutil.rmtree(directory, ignore_errors=True)
-
-
 def test_a_finished_run_is_copied_and_comes_back_without_computing(work, undisturbed, second):
     done = work.run()
     assert done.code == 0, done.err
     assert len(copied(done.events, "outputs")) == 3
-    lose_everything(work.root / "run")
+    shutil.rmtree(work.root / "run")
     back = work.charter("ckpt", "restore")
     assert back.code == 0, back.err
     again = work.run()
@@ -37,13 +29,11 @@ def test_a_finished_run_is_copied_and_comes_back_without_computing(work, undistu
     assert work.charter("cost", "report").code == 0
 
 
-def test_a_machine_lost_in_the_middle_costs_only_what_was_not_copied(work, undisturbed, second):
-    process = work.start(COUNTING_SECONDS_PER_STEP="0.6")
-    copies = second / "copies" / "count"
-    work.wait_for(lambda: copies.is_dir() and list(copies.glob("b-*/step-*.json")), seconds=60)
-    os.killpg(process.pid, signal.SIGKILL)
-    work.wait(process)
-    lose_everything(work.root / "run")
+def test_a_machine_lost_in_the_middle_costs_only_what_was_not_copied(work, undisturbed, second, tmp_path):
+    held = HeldRun(work, tmp_path / "gates")
+    held.start("b")
+    held.wait_for(lambda: list(second.glob("copies/count/b-*/step-*.json")))
+    held.lose_the_machine()
     back = work.charter("ckpt", "restore")
     assert back.code == 0, back.err
     assert "checkpoint" in back.out

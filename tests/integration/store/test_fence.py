@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,7 @@ def test_a_live_holder_elsewhere_is_respected_and_a_silent_one_succeeded(stage_d
     first = start("first", elsewhere=True)
     assert first.stdout.readline() == "held\n"
     (stage_dir / "lease.lock").unlink()
+    os.utime(stage_dir / "lease.json", (time.time() + 3600,) * 2)  # a sign of life, however late the second begins
     second = start("second")
     assert "pid" in second.stdout.readline()
     assert second.wait() == 2

@@ -10,7 +10,8 @@ import pytest
 
 from charter.tracking import meter_rows, summarise
 
-SLOW = {"COUNTING_SECONDS_PER_STEP": "0.25"}
+ADDRESS = "run/tracking/prometheus.json"
+LOSS = 'charter_stage_metric{metric="loss",run="count",stage="a"}'
 
 
 def metered(work, more=""):
@@ -30,8 +31,17 @@ def followers(work):
     return found
 
 
-def test_every_stage_is_metered_and_says_that_it_has_no_gpu(work, undisturbed):
-    done = metered(work).run(**SLOW)
+def samples_with_processes(directory):
+    return [row for row in meter_rows(directory) if row.processes] if directory is not None else []
+
+
+def test_every_stage_is_metered_and_says_that_it_has_no_gpu(work, undisturbed, held):
+    metered(work)
+    held.start("a", "b", "c")
+    for name in ("a", "b", "c"):
+        held.wait_for(lambda name=name: len(samples_with_processes(held.stage_dir(name))) >= 2)
+        held.let_go(name)
+    done = held.finish()
     assert (done.code, work.outputs()) == (0, undisturbed), done.err
     for name in ("a", "b", "c"):
         found = summarise(meter_rows(work.stage_dir(name)))
@@ -50,53 +60,63 @@ def test_metering_can_be_turned_off(work, undisturbed):
     assert work.outputs() == undisturbed
 
 
-def test_prometheus_is_served_on_loopback_while_the_run_lasts(work):
-    process = metered(work, ", prometheus_port: 0").start(**SLOW)
-    address = work.root / "run/tracking/prometheus.json"
-    work.wait_for(address.exists)
+def test_prometheus_is_served_on_loopback_while_the_run_lasts(work, held):
+    metered(work, ", prometheus_port: 0")
+    held.start("a")
+    address = work.root / ADDRESS
+    held.wait_for(address.exists)
     url = json.loads(address.read_text())["address"]
     assert url.startswith("http://127.0.0.1:")
 
     def scrape():
-        with urllib.request.urlopen(url, timeout=10) as reply:
+        with urllib.request.urlopen(url, timeout=60) as reply:
             return reply.read().decode()
 
-    work.wait_for(lambda: 'charter_stage_metric{metric="loss",run="count",stage="a"}' in scrape())
-    found = scrape()
+    found = held.wait_for(lambda: LOSS in (text := scrape()) and text)
     assert 'charter_run_running{run="count"} 1.0' in found
     assert 'charter_stage_target_step{run="count",stage="a"} 6.0' in found
     assert "charter_gpu_activity_ratio{" not in found
-    assert work.wait(process).code == 0
+    held.let_go("a")
+    assert held.finish().code == 0
     assert not address.exists()
 
 
-def test_a_port_that_is_taken_harms_nothing(work, undisturbed):
+def test_a_port_that_is_taken_harms_nothing(work, undisturbed, held):
     import socket
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        done = metered(work, f", prometheus_port: {taken.getsockname()[1]}").run()
+        metered(work, f", prometheus_port: {taken.getsockname()[1]}")
+        held.start("a")
+        log = work.root / "run/tracking/follower.log"
+        held.wait_for(lambda: log.exists() and "no Prometheus endpoint" in log.read_text())
+        held.let_go("a")
+        done = held.finish()
     assert (done.code, work.outputs()) == (0, undisturbed)
-    assert "no Prometheus endpoint" in (work.root / "run/tracking/follower.log").read_text()
 
 
-def test_it_leaves_when_the_supervisor_is_killed(work, undisturbed):
-    process = metered(work).start(**SLOW)
-    work.wait_for(lambda: followers(work) and list((work.root / "run").rglob("meter-*.jsonl")))
+def test_it_leaves_when_the_supervisor_is_killed(work, undisturbed, held):
+    metered(work)
+    process = held.start("a")
+    held.wait_for(lambda: followers(work) and list((work.root / "run").rglob("meter-*.jsonl")))
     os.kill(process.pid, signal.SIGKILL)
-    work.wait_for(lambda: not followers(work))
+    held.wait_for(lambda: not followers(work))
     assert (work.run().code, work.outputs()) == (0, undisturbed)
 
 
 @pytest.mark.parametrize("what", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_follower_that_dies_or_freezes_harms_nothing(work, undisturbed, what):
-    process = metered(work).start(**SLOW)
-    work.wait_for(lambda: followers(work))
-    os.kill(followers(work)[0], what)
-    done = work.wait(process)
+def test_a_follower_that_dies_or_freezes_harms_nothing(work, undisturbed, held, what):
+    metered(work, ", prometheus_port: 0")
+    held.start("a")
+    held.wait_for((work.root / ADDRESS).exists)
+    (follower,) = followers(work)
+    os.kill(follower, what)
+    held.let_go("a")
+    done = held.finish()
     assert (done.code, work.outputs()) == (0, undisturbed), done.err
     assert followers(work) == []
+    assert not (work.root / ADDRESS).exists(), "nobody serves there any more"
 
 
 def test_a_secret_that_is_nowhere_stops_the_run_before_it_starts(work):

@@ -5,6 +5,8 @@ import subprocess
 import sys
 import time
 
+from scheduler_contract import alive
+
 from charter.tracking import meter_rows, summarise
 from charter.tracking.metering.host import HostMeter, RaplMeter, with_descendants
 from charter.tracking.metering.sampler import Sampler
@@ -95,8 +97,7 @@ def test_a_sampler_in_a_process_of_its_own(tmp_path):
             time.sleep(0.05)
         holder.stdin.write(b"\n")
         holder.stdin.flush()
-        rows = len(meter_rows(tmp_path))
-        while len(meter_rows(tmp_path)) < rows + 4:  # the first may have been under way
+        while sum(row.processes == 0 for row in meter_rows(tmp_path)) < 2:
             time.sleep(0.05)
     end(holder)
     found = summarise(meter_rows(tmp_path))
@@ -113,7 +114,7 @@ def test_a_sampler_leaves_with_its_starter(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     pid = int(process.stdout.readline())
     process.communicate(b"\n")
-    while os.path.exists(f"/proc/{pid}") and "Z" not in open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0]:  # noqa: SIM115
+    while alive(pid):
         time.sleep(0.02)
 
 
