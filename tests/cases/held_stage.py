@@ -1,6 +1,7 @@
 """The counting stage, which waits before a step as long as a file is there: `HELD=b:4:/path/of/the/file`.
 
-Several of them, for several stages, are parted by blanks. What is done to a stage in the middle is done to one that waits: it cannot have ended before, however late the test is.
+Several of them, for several stages, are parted by blanks. What is done to a stage in the middle is done to one that
+waits: it cannot have ended before, however late the test is.
 """
 
 import os
