@@ -18,9 +18,10 @@ from charter.launch.job_files import JobFiles, NodeRecord, numbers
 from charter.pipeline.status import status_of
 from charter.spec.load import load_project
 
-STAGES = Path(__file__).resolve().parents[1] / "integration"
+CASES = Path(__file__).resolve().parent
+STAGES = CASES.parent / "integration"
 """Where the counting stages are: they need no torch."""
-PYTHONPATH = os.pathsep.join(filter(None, (str(STAGES), os.environ.get("PYTHONPATH"))))
+PYTHONPATH = os.pathsep.join(filter(None, (str(STAGES), str(CASES), os.environ.get("PYTHONPATH"))))
 ROW = '{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}\n'
 PROMPTS = 24
 PROJECT: Mapping[str, Any] = {
@@ -61,20 +62,28 @@ class EngineWorkplace:
     """Section `launch` of the file."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Of the supervisor, beside this process's own."""
-    patience_seconds: float = 180.0
+    patience_seconds: float = 600.0
     running: list["subprocess.Popen[str]"] = field(default_factory=list)
 
-    def write(self, *, stage_environment: Mapping[str, str] | None = None, **sections: Any) -> None:
-        """Write charter.yaml and its data; sections replace those of the usual project."""
+    def write(
+        self, *, stage_environment: Mapping[str, str] | None = None, held: str | None = None, **sections: Any
+    ) -> None:
+        """Write charter.yaml and its data; sections replace those of the usual project.
+
+        With `held`, as in `a:4`, processes of that stage wait before that step until `open_gate`.
+        """
         self.root.mkdir(exist_ok=True)
         launch = {**self.launch, **sections.pop("launch", {})}
         launch["environment"] = {"PYTHONPATH": PYTHONPATH, **(stage_environment or {})}
+        if held is not None:
+            self.gate.touch()
+            launch["environment"]["HELD"] = f"{held}:{self.gate}"
         (self.root / "charter.yaml").write_text(yaml.safe_dump({**PROJECT, "launch": launch, **sections}))
         (self.root / "chat.jsonl").write_text(ROW)
         prompts = ({"prompt": [{"role": "user", "content": f"question {number}"}]} for number in range(PROMPTS))
         (self.root / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
 
-    def start(self, *arguments: str, module: str = "counting_stage") -> "subprocess.Popen[str]":
+    def start(self, *arguments: str, module: str = "held_stage") -> "subprocess.Popen[str]":
         """Start a supervisor."""
         own = {"PYTHONPATH": PYTHONPATH, "COUNTING_MODULE": module}
         process = subprocess.Popen(
@@ -88,7 +97,7 @@ class EngineWorkplace:
         self.running.append(process)
         return process
 
-    def run(self, *arguments: str, module: str = "counting_stage") -> list[dict[str, Any]]:
+    def run(self, *arguments: str, module: str = "held_stage") -> list[dict[str, Any]]:
         """Run to the end with success; its events."""
         return self.finish(self.start(*arguments, module=module))
 
@@ -108,8 +117,8 @@ class EngineWorkplace:
 
     def events(self) -> list[dict[str, Any]]:
         """The events of the last run so far."""
-        lines = (self.root / "out.txt").read_text().splitlines()
-        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+        whole, _, _ = (self.root / "out.txt").read_text().rpartition("\n")  # a last line may be being written
+        return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
 
     def named(self, name: str, stage: str | None = None) -> list[dict[str, Any]]:
         """The events of one kind."""
@@ -142,20 +151,43 @@ class EngineWorkplace:
         found: str | None = json.loads(jobs[-1].submission.read_text())["job_id"]
         return found
 
-    def wait_for_step(self, stage: str, step: int, *, pid: int | None = None) -> NodeRecord:
-        """Wait until a running process of a stage has done so many steps; the record of its node."""
+    def wait_for_step(self, stage: str, step: int) -> NodeRecord:
+        """Wait until a process of a stage has done so many steps, and may do more; the record of its node."""
 
         def reached() -> NodeRecord | None:
             directory = self.stage_dir(stage)
             if directory is None or not (directory / "progress.json").exists():
                 return None
             progress = json.loads((directory / "progress.json").read_text())
-            if progress["step"] < step or pid == progress["pid"]:
-                return None
-            alive = [record for record in self.node_records(stage) if record.first_pid == progress["pid"]]
-            return alive[-1] if alive else None
+            found = [record for record in self.node_records(stage) if record.first_pid == progress["pid"]]
+            return found[-1] if found and progress["step"] >= step else None
 
-        return self.wait_for(reached, f"step {step} of {stage}")
+        found: NodeRecord = self.wait_for(reached, f"step {step} of {stage}")
+        return found
+
+    @property
+    def gate(self) -> Path:
+        """The file that stages wait for, as long as it is there."""
+        return self.root / "gate"
+
+    def open_gate(self) -> None:
+        """Let the stages that wait go on."""
+        self.gate.unlink()
+
+    def has_come_to_the_gate(self, pid: int) -> bool:
+        """Whether that process has begun to wait."""
+        return Path(f"{self.gate}.{pid}").exists()
+
+    def wait_at_gate(self, stage: str, *, place: int = 0, not_pid: int | None = None) -> NodeRecord:
+        """Wait until a process of a stage waits, another one than `not_pid`; the record of its node."""
+
+        def waiting() -> NodeRecord | None:
+            records = [record for record in self.node_records(stage) if record.place == place and record.first_pid]
+            found = [it for it in records if it.first_pid != not_pid and self.has_come_to_the_gate(it.first_pid)]
+            return found[-1] if found else None
+
+        found: NodeRecord = self.wait_for(waiting, f"{stage} to wait")
+        return found
 
     def wait_for(self, found: Callable[[], Any], what: str) -> Any:
         """Ask again and again until it says something."""
@@ -168,7 +200,7 @@ class EngineWorkplace:
 
     def ledger(self, stage: str) -> list[dict[str, Any]]:
         """The attempts at a stage, in the order in which they were begun."""
-        with sqlite3.connect(self.root / "run" / "ledger.sqlite") as connection:
+        with sqlite3.connect(self.root / "run" / "ledger.sqlite", timeout=60) as connection:
             connection.row_factory = sqlite3.Row
             rows = connection.execute("select * from attempts where stage = ? order by started_at", (stage,)).fetchall()
         connection.close()

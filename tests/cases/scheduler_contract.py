@@ -29,9 +29,8 @@ from charter.launch.job_files import NodeRecord
 from charter.launch.scheduler import JobState, Scheduler
 
 HOSTILE = "a b;$(touch HOSTILE) `touch HOSTILE` '\"\\ \t%n é"
-SLOW = {"COUNTING_SECONDS_PER_STEP": "0.5"}
-VERY_SLOW = {"COUNTING_SECONDS_PER_STEP": "4"}
-"""A second supervisor has started, on a machine that does other things too, before the stage has ended."""
+HELD = "a:4"
+"""A stage that something is done to waits after three of its eight steps, and one checkpoint, until the gate opens."""
 PREEMPT, LOSE_NODE, NODES, RESTARTS, RECORDS_OF_STARTS = "preempt", "lose_node", "nodes", "restarts", "records"
 """What an engine can: preempt a job, lose a node, run on several, start a job again by itself, say when it ran."""
 
@@ -48,7 +47,8 @@ class EngineUnderTest:
     """Section `launch` of a project that uses it."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Of processes that ask it; also set in this one while tests run."""
-    patience_seconds: float = 180.0
+    patience_seconds: float = 600.0
+    """Only there to end a hang."""
     preempt: Callable[[Scheduler, str], None] | None = None
     """Take a running job's place away, as for a more important one."""
     lose_node: Callable[[Scheduler, str], None] | None = None
@@ -99,7 +99,7 @@ class SchedulerContract:
         code = f"import os, pathlib, time; {write}; time.sleep(600)"
         job_id = scheduler.submit(tiny(tmp_path, code))
         pid = int(soon(engine, lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "the job's pid"))
-        assert scheduler.poll([job_id])[job_id].phase == "running"
+        soon(engine, lambda: scheduler.poll([job_id])[job_id].phase == "running", "the engine to say that it runs")
         scheduler.cancel(job_id)
         state = ended(engine, scheduler, job_id)
         assert (state.phase, state.cause) == ("ended", "cancelled")
@@ -232,10 +232,11 @@ class RunContract:
             assert len(work.jobs(stage)) == 1
 
     def test_a_killed_worker_is_started_again(self, work, expected):
-        work.write(stage_environment=SLOW)
+        work.write(held=HELD)
         process = work.start()
-        record = work.wait_for_step("a", 3)
+        record = work.wait_at_gate("a")
         os.kill(record.first_pid, signal.SIGKILL)
+        work.open_gate()
         events = work.finish(process)
         assert [event["failure"] for event in events if event["event"] == "stage_restart"] == ["lost"]
         assert work.outputs() == expected
@@ -244,17 +245,19 @@ class RunContract:
 
     def test_a_lost_node_and_its_zombie_never_write_beside_their_successor(self, engine, work, scheduler, expected):
         needs(engine, LOSE_NODE)
-        work.write(stage_environment=SLOW)
+        work.write(held=HELD)
         process = work.start()
-        record = work.wait_for_step("a", 3)
+        record = work.wait_at_gate("a")
         frozen = freeze(record)
         engine.lose_node(scheduler, work.job_id("a"))
-        successor = work.wait_for_step("a", 3, pid=record.first_pid)
+        successor = work.wait_at_gate("a", not_pid=record.first_pid)
         assert [found for found in frozen if alive(found)], "the zombie is still there"
-        for pid in reversed(frozen):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+        # Its agent stays frozen until the zombie has come to write, and was kept from it by nobody but the fence.
+        os.kill(record.first_pid, signal.SIGCONT)
+        work.open_gate()
         work.wait_for(lambda: not alive(record.first_pid), "the end of the zombie")
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(record.pid, signal.SIGCONT)
         work.finish(process)
         assert work.outputs() == expected
         assert successor.first_pid != record.first_pid
@@ -265,11 +268,13 @@ class RunContract:
 
     def test_two_attempts_alive_at_once_and_the_earlier_one_ends(self, work, expected):
         """As if an engine took a start for lost that is not: its command is run once more beside it."""
-        work.write(stage_environment=SLOW)
+        work.write(held=HELD)
         process = work.start()
-        record = work.wait_for_step("a", 3)
+        record = work.wait_at_gate("a")
         agent = psutil.Process(record.pid)
         again = subprocess.Popen(agent.cmdline(), env=agent.environ(), cwd=agent.cwd(), start_new_session=True)
+        work.wait_at_gate("a", not_pid=record.first_pid)
+        work.open_gate()
         work.wait_for(lambda: not alive(record.first_pid), "the end of the earlier attempt")
         work.finish(process)
         again.wait(timeout=work.patience_seconds)
@@ -279,10 +284,12 @@ class RunContract:
 
     def test_a_preempted_job_goes_on_from_its_checkpoint(self, engine, work, scheduler, expected):
         needs(engine, PREEMPT)
-        work.write(stage_environment=SLOW)
+        work.write(held=HELD)
         process = work.start()
-        work.wait_for_step("a", 3)
+        record = work.wait_at_gate("a")
         engine.preempt(scheduler, work.job_id("a"))
+        work.wait_for(lambda: not alive(record.first_pid), "the end of the preempted start")
+        work.open_gate()
         events = work.finish(process)
         assert [event["failure"] for event in events if event["event"] == "stage_restart"] == ["preempted"]
         assert work.outputs() == expected
@@ -290,8 +297,8 @@ class RunContract:
         assert work.ledger("a")[1]["first_step"] >= 2
 
     def test_a_stage_that_outlasts_its_time_limit_is_stopped_at_a_checkpoint_and_goes_on(self, work, expected):
-        limits = {"launch": {"time_limit": "30m", "stop_before": "1794s"}}
-        work.write(stage_environment={"COUNTING_SECONDS_PER_STEP": "2"}, **limits)
+        # The stage waits at the gate, which nobody opens, until it is stopped 20 s after its start.
+        work.write(held=HELD, launch={"time_limit": "30m", "stop_before": "1780s"})
         events = work.run()
         restarts = [event for event in events if event["event"] == "stage_restart"]
         assert restarts
@@ -300,22 +307,26 @@ class RunContract:
         assert {row["outcome"] for row in work.ledger("a")} == {"interrupted", "done"}
 
     def test_a_job_outlives_its_supervisor_and_the_next_one_goes_on_with_it(self, work, expected):
-        work.write(stage_environment=VERY_SLOW)
+        work.write(held=HELD)
         process = work.start()
-        work.wait_for_step("a", 2)
+        work.wait_at_gate("a")
         work.kill_supervisor(process)
         job_id = work.job_id("a")
-        work.run()
+        process = work.start()
+        work.wait_for(lambda: work.named("job_found"), "the job to be found")
+        work.open_gate()
+        work.finish(process)
         assert [event["job"] for event in work.named("job_found")] == [job_id]
         assert work.outputs() == expected
         (row,) = work.ledger("a")
         assert (row["job_id"], row["outcome"]) == (job_id, "done")
 
-    def test_what_a_job_did_while_no_supervisor_lived_is_in_the_ledger(self, work, expected):
-        work.write(stage_environment=SLOW)
+    def test_what_a_job_did_while_no_supervisor_lived_is_in_the_ledger(self, engine, work, scheduler, expected):
+        work.write(held=HELD)
         process = work.start()
-        work.wait_for_step("a", 2)
+        work.wait_at_gate("a")
         work.kill_supervisor(process)
+        work.open_gate()
         work.wait_for(lambda: work.outputs()["a"], "the end of the stage")
         work.wait_for(lambda: all(record.ended_at for record in work.node_records("a")), "the end of its agent")
         work.run()
@@ -323,12 +334,17 @@ class RunContract:
         (row,) = work.ledger("a")
         (record,) = work.node_records("a")
         assert (row["job_id"], row["clock"]) == (work.job_id("a"), "engine")
-        assert row["duration_milliseconds"] / 1000 == pytest.approx(record.seconds, abs=10)
+        # Engines count whole seconds, and a job is there before its agent and after it.
+        assert row["started_at"] <= record.started_at + 1
+        assert row["started_at"] + row["duration_milliseconds"] / 1000 >= record.ended_at - 1
+        if RECORDS_OF_STARTS in engine.can:
+            (start,) = scheduler.attempts(work.job_id("a"))
+            assert (row["started_at"], row["duration_milliseconds"]) == (start.started_at, round(start.seconds * 1000))
 
     def test_a_job_that_is_no_longer_what_the_file_says_is_ended(self, work):
-        work.write(stage_environment=VERY_SLOW)
+        work.write(held=HELD)
         process = work.start()
-        record = work.wait_for_step("a", 2)
+        record = work.wait_at_gate("a")
         work.kill_supervisor(process)
         work.write(stage_environment={"COUNTING_SECONDS_PER_STEP": "0.1"})
         work.run()
@@ -337,14 +353,15 @@ class RunContract:
         assert len(work.ledger("a")) == 2
 
     def test_a_run_that_is_stopped_stops_its_job_at_a_checkpoint(self, work, expected):
-        work.write(stage_environment=SLOW)
-        process = work.start()
-        record = work.wait_for_step("a", 3)
+        work.write(held=HELD)
+        process = work.start("--grace", str(work.patience_seconds))
+        record = work.wait_at_gate("a")
         process.send_signal(signal.SIGTERM)
         work.finish(process, code=6)
         assert not alive(record.first_pid)
         (row,) = work.ledger("a")
         assert row["outcome"] == "interrupted"
+        work.open_gate()
         work.run()
         assert work.ledger("a")[1]["first_step"] == row["last_step"] >= 3
         assert work.outputs() == expected
@@ -372,13 +389,13 @@ class RunContract:
         }
         here = EngineWorkplace(tmp_path / "here", on="local")
         here.write(**together)
-        here.run(module="group_stage")
-        work.write(stage_environment=SLOW, **together)
-        process = work.start(module="group_stage")
-        record = work.wait_for_step("a", 3)
+        here.run(module="held_group_stage")
+        work.write(held=HELD, **together)
+        process = work.start(module="held_group_stage")
+        record = work.wait_at_gate("a", place=1)
         assert record.processes == 2
-        others = [found for found in work.node_records("a") if found.place == 1]
-        os.kill(others[-1].first_pid, signal.SIGKILL)
+        os.kill(record.first_pid, signal.SIGKILL)
+        work.open_gate()
         events = work.finish(process)
         (restart,) = [event for event in events if event["event"] == "stage_restart"]
         assert restart["rank"] == 2
