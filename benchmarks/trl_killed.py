@@ -47,7 +47,7 @@ def main() -> None:
         if ended.returncode != 0:
             sys.exit(ended.stdout + ended.stderr)
         calm_seconds = time.monotonic() - began
-        kills = case.kill_each(killed, every=asked.every, seed=asked.seed)
+        kills = case.kill_each(killed, every=asked.every, steps=asked.steps, seed=asked.seed)
         wanted, found = case.outputs_of(calm), case.outputs_of(killed)
         attempts = case.answered(killed, "cost", "report")["attempts"]
         stages = case.answered(killed, "status")["stages"]

@@ -18,6 +18,10 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 CHARTER = (sys.executable, "-m", "charter.cli.main")
 KILLED = -signal.SIGKILL
 MARK = "CHARTER_HOSTED_STAGE"
+HOLD = Path(__file__).resolve().parent / "trainer_hold"
+"""On the path of TRL's interpreter: lets a test hold a stage before a step."""
+HANG_SECONDS = 900.0
+"""A run takes a minute or two; who waits longer than this waits in vain."""
 PROJECT = """\
 name: trl-smoke
 models:
@@ -56,7 +60,7 @@ def environment(**extra: str) -> dict[str, str]:
     }
 
 
-def charter(root: Path, *words: str, timeout_seconds: float = 600.0) -> subprocess.CompletedProcess[str]:
+def charter(root: Path, *words: str, timeout_seconds: float = 2 * HANG_SECONDS) -> subprocess.CompletedProcess[str]:
     """Run a command of Charter's in a project."""
     return subprocess.run(
         [*CHARTER, *words],
@@ -80,7 +84,22 @@ def write_project(root: Path, *, python: Path, steps: int = 20, every: int = 5, 
     """The data of cai-smoke, and a file that names TRL for every stage; `more` are fields of each."""
     made = charter(root.parent, "init", "--template", "cai-smoke", str(root))
     assert made.returncode == 0, made.stderr
-    (root / "charter.yaml").write_text(PROJECT.format(steps=steps, every=every, python=python, more=more))
+    interpreter = f"{python}, environment: {{PYTHONPATH: {HOLD}}}"
+    (root / "charter.yaml").write_text(PROJECT.format(steps=steps, every=every, python=interpreter, more=more))
+
+
+def hold(root: Path, stage: str, *, before_step: int) -> Path:
+    """That step of a stage does not begin until `let_go`; the file that appears when the trainer stands before it.
+
+    So the stage is still at work when it is killed or stopped, on however quick a machine.
+    """
+    (root / f"hold-{stage}").write_text(str(before_step))
+    return root / f"held-{stage}"
+
+
+def let_go(root: Path, stage: str) -> None:
+    """Let a stage go on."""
+    (root / f"hold-{stage}").unlink()
 
 
 def stage_dir(root: Path, stage: str) -> Path | None:
@@ -99,7 +118,7 @@ class Run:
             stderr=self._log, start_new_session=True,
         )  # fmt: skip
 
-    def wait_for(self, what: Callable[[], bool], *, seconds: float = 240.0) -> None:
+    def wait_for(self, what: Callable[[], bool], *, seconds: float = HANG_SECONDS) -> None:
         """Wait until something is so; the run may not end before."""
         deadline = time.monotonic() + seconds
         while not what():
@@ -121,6 +140,9 @@ class Run:
         self.process.wait()
 
     def close(self) -> None:
+        """Leave nothing running."""
+        if self.process.poll() is None:
+            self.kill_all()
         self._log.close()
 
 
@@ -166,7 +188,7 @@ def trainers(root: Path) -> list[int]:
 
 @contextlib.contextmanager
 def slowed(root: Path, *, stopped_seconds: float = 0.1, running_seconds: float = 0.02) -> Iterator[None]:
-    """TRL at a fraction of its speed meanwhile, stopped and continued in turn: else a quick machine ends it first."""
+    """TRL at a fraction of its speed meanwhile, stopped and continued in turn, so that a kill meets it at work."""
     done = threading.Event()
 
     def send(number: int) -> None:
@@ -218,30 +240,38 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
-def kill_each(root: Path, kills: Mapping[str, str] = KILLS, *, every: int, seed: int) -> list[dict[str, Any]]:
+def kill_each(
+    root: Path, kills: Mapping[str, str] = KILLS, *, every: int, steps: int, seed: int
+) -> list[dict[str, Any]]:
     """Run stages with one kill in each, of the kind that is named, at a random moment after a checkpoint."""
     draw, done = random.Random(seed), []
     for stage, how in kills.items():
-        run = Run(root, *(word for name in kills for word in ("--only", name)))
-        try:
+        hold(root, stage, before_step=steps)
+        with contextlib.closing(Run(root, *(word for name in kills for word in ("--only", name)))) as run:
             run.wait_for(has_step(root, stage))
             with slowed(root):
                 run.wait_for(has_checkpoint(root, stage, every))
                 time.sleep(draw.uniform(0.0, 0.5))
             known = sorted(path.name for path in (stage_dir(root, stage) / "state").glob("step-*"))
-            if how == "engine":
-                for pid in trainers(root):
-                    os.kill(pid, signal.SIGKILL)
-                assert run.process.wait(timeout=300) == 0, (root / "run.log").read_text()
-            else:
-                run.kill_supervisor() if how == "supervisor" else run.kill_all()
-                assert how == "everything" or gone_within(root, 10.0), engine_processes(root)
+            kill(run, how)
+            let_go(root, stage)
+            assert how != "engine" or run.process.wait(timeout=HANG_SECONDS) == 0, (root / "run.log").read_text()
             done.append({"stage": stage, "killed": how, "had": known[-1]})
-        finally:
-            run.close()
-            if run.process.poll() is None:
-                run.kill_all()
     return done
+
+
+def kill(run: Run, how: str) -> None:
+    """Kill what is named: TRL's processes, the supervisor alone, or everything."""
+    if how == "engine":
+        found = trainers(run.root)
+        assert found, "there is no trainer to kill"
+        for pid in found:
+            os.kill(pid, signal.SIGKILL)
+    elif how == "supervisor":
+        run.kill_supervisor()
+        assert gone_within(run.root, HANG_SECONDS), engine_processes(run.root)
+    else:
+        run.kill_all()
 
 
 def outputs_of(root: Path) -> dict[str, dict[str, str]]:

@@ -31,7 +31,7 @@ def undisturbed(tmp_path_factory):
 @pytest.mark.slow
 def test_two_kills_leave_the_hashes_of_an_undisturbed_run(undisturbed, tmp_path):
     root = project(tmp_path / "project")
-    kills = case.kill_each(root, KILLS, every=EVERY, seed=7)
+    kills = case.kill_each(root, KILLS, every=EVERY, steps=STEPS, seed=7)
     assert [kill["killed"] for kill in kills] == ["everything", "engine"]
     assert case.engine_processes(root) == {}
     found, wanted = case.outputs_of(root), case.outputs_of(undisturbed)

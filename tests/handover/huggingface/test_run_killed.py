@@ -21,7 +21,7 @@ def undisturbed(tmp_path_factory):
 def test_three_kills_leave_the_hashes_of_an_undisturbed_run(undisturbed, tmp_path):
     root = tmp_path / "project"
     case.write_project(root, python=engine_python("huggingface"), steps=STEPS, every=EVERY)
-    kills = case.kill_each(root, every=EVERY, seed=7)
+    kills = case.kill_each(root, every=EVERY, steps=STEPS, seed=7)
     assert [kill["killed"] for kill in kills] == ["supervisor", "everything", "engine"]
     assert case.engine_processes(root) == {}
     assert case.outputs_of(root) == case.outputs_of(undisturbed)

@@ -1,12 +1,13 @@
 """A stop of the run reaches TRL, which saves where it is, and goes on from there."""
 
+import contextlib
 import signal
 
 import hosted_case as case
 import pytest
 from engine_case import engine_python
 
-EVERY, STEPS = 100, 60
+EVERY, STEPS, STOPPED_AT = 100, 16, 6
 
 
 def project(root, **changes):
@@ -29,13 +30,13 @@ def run_to_the_end(root, *stages):
 def test_a_stopped_stage_goes_on_from_the_step_that_it_was_at(tmp_path):
     wanted = run_to_the_end(project(tmp_path / "undisturbed"), "--only", "sft")["sft"]
     root = project(tmp_path / "stopped")
-    run = case.Run(root, "--only", "sft")
-    run.wait_for(case.has_step(root, "sft"))
-    with case.slowed(root):  # transformers waits for 3 s before it heeds SIGTERM
+    stands = case.hold(root, "sft", before_step=STOPPED_AT + 1)
+    with contextlib.closing(case.Run(root, "--only", "sft")) as run:
+        run.wait_for(stands.exists)
         run.process.send_signal(signal.SIGTERM)
-        assert run.process.wait(timeout=120) == 6, (root / "run.log").read_text()
-    run.close()
+        assert run.process.wait(timeout=case.HANG_SECONDS) == 6, (root / "run.log").read_text()
+    case.let_go(root, "sft")
     assert case.engine_processes(root) == {}
     (state,) = (case.stage_dir(root, "sft") / "state").glob("step-*")
-    assert 0 < int(state.name.removeprefix("step-")) < STEPS
+    assert state.name == f"step-{STOPPED_AT:08}"
     assert run_to_the_end(root, "--only", "sft")["sft"] == wanted
