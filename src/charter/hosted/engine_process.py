@@ -19,7 +19,8 @@ _OF_CHARTERS_PROCESS = (
     "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV",
 )  # fmt: skip
 """Variables that say what Charter's own process is, and would mislead an engine's."""
-END_SECONDS = 10.0
+END_SECONDS = 60.0
+"""How long killed processes may take to be gone: memory of an accelerator is freed first."""
 
 
 class EngineProcess:
@@ -28,6 +29,7 @@ class EngineProcess:
     def __init__(
         self, command: Sequence[str], *, directory: Path, log: Path, environment: Mapping[str, str], stage_dir: Path
     ) -> None:
+        self._stage_dir = stage_dir
         read, self._held = os.pipe()
         try:
             with log.open("ab") as output:
@@ -61,7 +63,7 @@ class EngineProcess:
         try:
             self._process.wait(timeout=END_SECONDS)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            end_left(self._stage_dir)  # the guard itself among them: alone it would leave the engine behind
             self._process.wait()
 
     _held: int | None

@@ -30,8 +30,9 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
-    guard = Guard(command)
-    signal.signal(signal.SIGTERM, guard.ask_to_stop)
+    guard = Guard()
+    signal.signal(signal.SIGTERM, guard.ask_to_stop)  # before there is an engine: no SIGTERM ends the guard alone
+    guard.start(command)
     code = guard.keep(pipe)
     sys.exit(SIGNALLED - code if code < 0 else code)
 
@@ -39,11 +40,18 @@ def main() -> None:
 class Guard:
     """The processes of one engine."""
 
-    def __init__(self, command: list[str]) -> None:
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent
-        )
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
         self._asked = False
+
+    def start(self, command: list[str]) -> None:
+        """Start the engine; a stop that was asked for meanwhile is passed on."""
+        guard_pid = os.getpid()
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=lambda: _die_with(guard_pid)
+        )
+        if self._asked:
+            self._pass_on()
 
     def keep(self, pipe: int) -> int:
         """Wait for the end of all processes, or of whoever holds the pipe; the exit code of the first of them."""
@@ -52,33 +60,43 @@ class Guard:
             if readable and not os.read(pipe, 1):
                 self._kill_all()
                 return -signal.SIGKILL
-            code = self._process.poll()
-            self._reap()
-            if code is not None and (not self._asked or not descendants(os.getpid())):
+            is_left = self._is_any_left()
+            code = None if self._process is None else self._process.returncode
+            if code is not None and (not self._asked or not is_left):
                 self._kill_all()
                 return code
 
     def ask_to_stop(self, number: int, frame: FrameType | None) -> None:
         """Pass SIGTERM on to the engine's own group."""
         self._asked = True
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGTERM)
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGTERM)
 
     def _kill_all(self) -> None:
-        while left := descendants(os.getpid()):
-            for pid in left:
+        while self._is_any_left():
+            for pid in descendants(os.getpid()):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
-            self._process.poll()
-            self._reap()
             time.sleep(0.005)
 
-    def _reap(self) -> None:
-        """Take in processes that lost their parent; the first one is left to `poll`."""
-        for pid in children(os.getpid()):
-            if pid != self._process.pid:
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)
+    def _is_any_left(self) -> bool:
+        """Take in the processes that have ended; whether there is still one.
+
+        A process that loses its parent becomes a child of the guard, so without a child there is none below. A look at
+        /proc alone would miss one whose parent ends while the list is read.
+        """
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                if self._process is not None and ended.si_pid == self._process.pid:
+                    self._process.poll()
+                else:
+                    os.waitpid(ended.si_pid, os.WNOHANG)
+            return True
+        return False
 
 
 def descendants(pid: int) -> set[int]:
@@ -96,15 +114,6 @@ def descendants(pid: int) -> set[int]:
     return found_all
 
 
-def children(pid: int) -> list[int]:
-    """The processes that a process has to wait for, ended ones too."""
-    try:
-        with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
-            return [int(word) for word in file.read().split()]
-    except OSError:
-        return []
-
-
 def _parent_of(pid: int) -> int | None:
     """The parent of a process that has not ended."""
     try:
@@ -120,8 +129,11 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(option, value)
 
 
-def _die_with_parent() -> None:
+def _die_with(guard_pid: int) -> None:
+    """In the engine's first process: end when the guard ends, and if it already has."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != guard_pid:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

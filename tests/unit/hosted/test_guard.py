@@ -14,7 +14,7 @@ from charter.hosted.engine_process import MARK, EngineProcess, end_left, engine_
 
 ENGINE = """
 import os, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session={apart})
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session={apart})
 open("pids", "w").write(f"{{os.getpid()}} {{child.pid}}")
 os.rename("pids", "started")
 {then}
@@ -27,7 +27,21 @@ place = Path(sys.argv[1])
 command = [sys.executable, str(place / "engine.py")]
 engine = EngineProcess(command, directory=place, log=place / "log", stage_dir=place,
                        environment=engine_environment({}, python=sys.executable))
-time.sleep(60)
+time.sleep(600)
+"""
+SLEEP = "time.sleep(600)"
+GUARD = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from charter.hosted import guard
+place = Path(sys.argv[1])
+end, held = os.pipe()
+def wait_for_engine():
+    while not (place / "started").exists():
+        time.sleep(0.01)
+{injected}
+sys.argv[1:] = [str(end), sys.executable, str(place / "engine.py")]
+guard.main()
 """
 
 
@@ -38,14 +52,18 @@ def lives(pid):
         return False
 
 
-def wait_for(what, seconds=20.0):
+def with_this_path():
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+def wait_for(what, seconds=120.0):
     deadline = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
-def engine(place, then="time.sleep(60)", apart=True):
+def engine(place, then=SLEEP, apart=True):
     (place / "engine.py").write_text(ENGINE.format(then=then, apart=apart))
     command = [sys.executable, str(place / "engine.py")]
     variables = engine_environment({}, python=sys.executable)
@@ -82,33 +100,93 @@ def test_a_signal_is_told_as_a_shell_tells_it(tmp_path):
 
 
 def test_sigterm_reaches_the_engine_and_its_group_and_all_is_waited_for(tmp_path):
-    then = "import signal\nsignal.signal(15, lambda *_: (open('told', 'w').close(), sys.exit(0)))\ntime.sleep(60)"
-    running = engine(tmp_path, then=then, apart=False)
+    heeds = "signal.signal(15, lambda *_: (open('told', 'w').close(), sys.exit(0)))"
+    running = engine(tmp_path, then=f"import signal\n{heeds}\nopen('heeds', 'w').close()\n{SLEEP}", apart=False)
     found = pids(tmp_path)
-    time.sleep(0.2)
+    wait_for((tmp_path / "heeds").exists)
     running.ask_to_stop()
     wait_for(lambda: running.poll() is not None)
     assert (tmp_path / "told").exists()
     assert not any(map(lives, found))
 
 
+SAVES = """
+import os, signal, time
+launcher = os.getppid()
+signal.signal(15, lambda *_: None)
+open("both", "w").close()
+while os.getppid() == launcher:
+    time.sleep(0.01)
+time.sleep(0.5)
+open("saved", "w").close()
+"""
+
+
 def test_after_sigterm_a_process_that_still_saves_is_waited_for(tmp_path):
     """`accelerate launch` ends at once on SIGTERM, while the trainer below it writes a checkpoint."""
-    saving = "import signal, time; signal.signal(15, lambda *_: None); time.sleep(1); open('saved', 'w')"
-    then = f'subprocess.Popen([sys.executable, "-c", {saving!r}])\nchild.kill()\nopen("both", "w")\ntime.sleep(60)'
+    then = f'child.kill()\nchild.wait()\nsubprocess.Popen([sys.executable, "-c", {SAVES!r}])\n{SLEEP}'
     running = engine(tmp_path, then=then)
     wait_for((tmp_path / "both").exists)
-    time.sleep(0.3)
     running.ask_to_stop()
     wait_for(lambda: running.poll() is not None)
     assert (tmp_path / "saved").exists()
 
 
+def guarded(place, injected, *, apart=True):
+    """The exit code of a guard in which something is injected, and the processes of its engine."""
+    (place / "engine.py").write_text(ENGINE.format(then=SLEEP, apart=apart))
+    code = GUARD.format(injected=injected)
+    ended = subprocess.run(
+        [sys.executable, "-c", code, str(place)], env=with_this_path(), cwd=place, timeout=120, check=False
+    )
+    return ended.returncode, pids(place)
+
+
+STOPPED_WHILE_IT_STARTS = """
+start = guard.subprocess.Popen
+def start_late(*arguments, **options):
+    started = start(*arguments, **options)
+    wait_for_engine()
+    os.kill(os.getpid(), signal.SIGTERM)
+    return started
+guard.subprocess.Popen = start_late
+"""
+
+
+def test_a_stop_while_the_guard_starts_the_engine_leaves_nothing_behind(tmp_path):
+    """The guard stands still between the two, and the engine has started processes of its own by then."""
+    code, found = guarded(tmp_path, STOPPED_WHILE_IT_STARTS, apart=False)
+    assert code == 128 + signal.SIGTERM
+    assert not any(map(lives, found))
+
+
+LOOK_THAT_MISSES = """
+look, looks = guard.descendants, []
+def misses(pid):
+    looks.append(pid)
+    return set() if len(looks) % 2 else look(pid)
+guard.descendants = misses
+threading.Thread(target=lambda: (wait_for_engine(), os.close(held))).start()
+"""
+
+
+def test_a_process_that_a_look_misses_is_ended_too(tmp_path):
+    """One that lost its parent while /proc was listed."""
+    code, found = guarded(tmp_path, LOOK_THAT_MISSES)
+    assert code == 128 + signal.SIGKILL
+    assert not any(map(lives, found))
+
+
+def test_an_engine_whose_guard_ended_while_it_was_started_ends_itself():
+    code = "from charter.hosted import guard; guard._die_with(1 << 30); print('lives')"
+    ended = subprocess.run([sys.executable, "-c", code], env=with_this_path(), capture_output=True, check=False)
+    assert (ended.returncode, ended.stdout) == (-signal.SIGKILL, b"")
+
+
 def owner(place):
-    (place / "engine.py").write_text(ENGINE.format(then="time.sleep(60)", apart=True))
+    (place / "engine.py").write_text(ENGINE.format(then=SLEEP, apart=True))
     (place / "owner.py").write_text(OWNER)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.Popen([sys.executable, str(place / "owner.py"), str(place)], env=environment)
+    return subprocess.Popen([sys.executable, str(place / "owner.py"), str(place)], env=with_this_path())
 
 
 def test_killing_the_owner_ends_all_of_it(tmp_path):
@@ -116,7 +194,7 @@ def test_killing_the_owner_ends_all_of_it(tmp_path):
     found = pids(tmp_path)
     held.kill()
     held.wait()
-    wait_for(lambda: not any(map(lives, found)), seconds=5.0)
+    wait_for(lambda: not any(map(lives, found)))
 
 
 def test_what_is_left_when_the_guard_was_killed_too_is_found_and_ended(tmp_path):
@@ -124,11 +202,10 @@ def test_what_is_left_when_the_guard_was_killed_too_is_found_and_ended(tmp_path)
     found = pids(tmp_path)
     guards = [int(name) for name in os.listdir("/proc") if name.isdecimal() and _is_guard(name, tmp_path)]
     assert len(guards) == 1
-    os.kill(guards[0], signal.SIGSTOP)  # so that it sees nothing of its owner's end
-    for pid in (held.pid, *guards):
+    for pid in (*guards, held.pid):  # the guard first: it sees nothing of its owner's end
         os.kill(pid, signal.SIGKILL)
     held.wait()
-    wait_for(lambda: not any(map(lives, (found[0], *guards))), seconds=5.0)
+    wait_for(lambda: not any(map(lives, (found[0], *guards))))
     assert lives(found[1]), "the process below was in a session of its own, so it is left"
     assert end_left(tmp_path) == 1
     assert not lives(found[1])
