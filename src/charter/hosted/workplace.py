@@ -6,7 +6,7 @@ newest one is put where the engine finds it.
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from charter.hosted.files import link_tree
 
 WORK, LOG, OWNER = "engine", "log.txt", "owner.json"
 PROCESSES = "processes"
+ENGINE_KEEPS = 2
+"""How many of its newest checkpoints every engine is told to keep at least."""
 
 
 def take_over(stage: StageDir, adapter: Adapter, work: Path) -> bool:
@@ -28,14 +30,24 @@ def take_over(stage: StageDir, adapter: Adapter, work: Path) -> bool:
     Only those younger than what Charter has; what vanishes while it is taken was one too many for the engine.
     """
     newest = max((position.step for position in stage.checkpoints.positions()), default=0)
-    found = [item for item in adapter.checkpoints(work) if item.step > newest]
+    found = [item for item in _kept_by_engine(adapter, work) if item.step > newest]
     return any([_take(stage, adapter, work, item) for item in found])
 
 
+def _kept_by_engine(adapter: Adapter, work: Path) -> Sequence[EngineCheckpoint]:
+    """Those that the engine does not remove yet: an older one may look whole while half of it is gone already."""
+    return sorted(adapter.checkpoints(work), key=lambda item: item.step)[-ENGINE_KEEPS:]
+
+
 def _take(stage: StageDir, adapter: Adapter, work: Path, checkpoint: EngineCheckpoint) -> bool:
+    def link(target: Path) -> None:
+        link_tree(checkpoint.path, target)
+        if checkpoint not in _kept_by_engine(adapter, work):
+            raise FileNotFoundError(checkpoint.path)
+
     try:
         with beating(stage):
-            stage.save_checkpoint(checkpoint.step, lambda target: link_tree(checkpoint.path, target))
+            stage.save_checkpoint(checkpoint.step, link)
     except FileNotFoundError:
         return False
     adapter.taken(checkpoint, work)

@@ -1,20 +1,23 @@
 """What a stage reports of the steps that an engine has logged, and what it takes over of an earlier start."""
 
 import json
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 
 from charter.hosted.adapter import EngineCheckpoint
 from charter.hosted.data_files import DataFiles
-from charter.hosted.follow import Follower
+from charter.hosted.follow import Follower, _written
 from charter.hosted.logged import LoggedStep
-from charter.hosted.workplace import OWNER, _owner, take_over_left
+from charter.hosted.workplace import OWNER, _owner, take_over, take_over_left
 
 
 @dataclass
 class Stage:
     """Remembers what it was told."""
 
+    place: Path | None = None
     reports: list = field(default_factory=list)
     saved: list = field(default_factory=list)
 
@@ -25,6 +28,7 @@ class Stage:
         self.reports.append((step, dict(counters)))
 
     def save_checkpoint(self, step, write):
+        write(self.place / f"step-{step}")
         self.saved.append(step)
 
     def alive(self):
@@ -70,24 +74,78 @@ def test_of_many_steps_about_two_hundred_are_told_and_none_is_lost():
 
 
 class Adapter:
-    def __init__(self, path):
-        self.path, self.moved = path, []
+    """An engine that has the next list of checkpoints at each look, and then the last one again."""
+
+    def __init__(self, *lists):
+        self.lists, self.moved = list(lists), []
 
     def checkpoints(self, work):
-        return [EngineCheckpoint(step=3, path=self.path)]
+        steps = self.lists.pop(0) if len(self.lists) > 1 else self.lists[0]
+        for step in steps:
+            (work / f"checkpoint-{step}").mkdir(exist_ok=True)
+        return [EngineCheckpoint(step=step, path=work / f"checkpoint-{step}") for step in steps]
 
     def taken(self, checkpoint, work):
         self.moved.append(checkpoint.step)
 
 
+def taken_over(place, *lists):
+    stage, adapter = Stage(place / "state"), Adapter(*lists)
+    found = take_over(stage, adapter, place)
+    assert stage.saved == adapter.moved
+    assert found == bool(stage.saved)
+    return stage.saved
+
+
+def test_of_many_checkpoints_those_are_taken_that_the_engine_does_not_remove(tmp_path):
+    """The oldest may be half gone, and look whole."""
+    assert taken_over(tmp_path, [4, 8, 12]) == [8, 12]
+
+
+def test_a_checkpoint_that_gets_old_while_it_is_taken_is_not_taken(tmp_path):
+    """This process stood still, and the engine has begun to remove what is read."""
+    assert taken_over(tmp_path, [4], [4, 8, 12]) == []
+    assert taken_over(tmp_path, [4], [4, 8]) == [4]
+
+
+class Listed(list):
+    """What a look at a directory found, given out later."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+def test_what_an_engine_renames_while_it_is_looked_at_does_no_harm(tmp_path, monkeypatch):
+    (tmp_path / "tmp_step_1").mkdir()
+    (tmp_path / "log.txt").touch()
+    look = os.scandir
+
+    def renamed_meanwhile(path):
+        """Every directory in it has another name once it is listed."""
+        with look(path) as entries:
+            found = Listed(entries)
+        for entry in found:
+            if entry.is_dir():
+                os.rename(entry.path, f"{entry.path}_")
+        return found
+
+    monkeypatch.setattr(os, "scandir", renamed_meanwhile)
+    assert str(tmp_path / "log.txt") in dict(_written(tmp_path))
+    monkeypatch.undo()
+    assert {name.rstrip("_") for name in dict(_written(tmp_path))} == {f"{tmp_path}/log.txt", f"{tmp_path}/tmp_step_1"}
+
+
 def test_what_an_earlier_start_left_is_taken_over_only_where_it_was_surely_written(tmp_path):
     """After a crash of the machine a file may have its size and not its content."""
     for changes, wanted in (({}, [3]), ({"host": "this-machine/before"}, []), ({"engine": "verl"}, [])):
-        stage, adapter = Stage(), Adapter(tmp_path)
+        stage, adapter = Stage(tmp_path / "state"), Adapter([3])
         (tmp_path / OWNER).write_text(json.dumps({**_owner(stage), **changes}))
         take_over_left(stage, adapter, tmp_path)
         assert (stage.saved, adapter.moved) == (wanted, wanted)
     (tmp_path / OWNER).unlink()
     stage = Stage()
-    take_over_left(stage, Adapter(tmp_path), tmp_path)
+    take_over_left(stage, Adapter([3]), tmp_path)
     assert stage.saved == []

@@ -8,6 +8,8 @@ METRICS = "metrics"
 """Below the work directory: a JSONL file per start, since verl empties the file that it is given."""
 SPARE_CHECKPOINTS = 1
 """verl removes an old checkpoint before it writes the next one (ensure_checkpoint_capacity)."""
+LEAST_KEPT = 2
+"""Whoever takes over the newest one has it whole while a next one is written."""
 
 
 def map_trainer(sheet: Sheet, *, actor_and_critic: bool) -> None:
@@ -15,7 +17,7 @@ def map_trainer(sheet: Sheet, *, actor_and_critic: bool) -> None:
     handover = sheet.mapper.handover
     paths = handover.paths
     sheet.as_is("stage.checkpoint_every", "trainer.save_freq", note="the last step is always saved")
-    kept = handover.keep_last + SPARE_CHECKPOINTS
+    kept = max(LEAST_KEPT, handover.keep_last) + SPARE_CHECKPOINTS
     names = ("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep") if actor_and_critic else ("max_ckpt_to_keep",)
     settings: dict[str, object] = {
         "nnodes": handover.num_nodes,

@@ -18,10 +18,10 @@ _TORCH_FILES = frozenset({".pt", ".pth", ".bin"})
 
 
 def is_whole(path: Path, step: int, work: Path) -> bool:
-    """Whether nothing of a checkpoint is missing or torn; False also for one that vanishes meanwhile."""
+    """Whether nothing of a checkpoint is missing or torn; False also for one that vanishes or is written again."""
     try:
         return _is_whole(path, step, processes_in(work))
-    except OSError:
+    except (OSError, ValueError, KeyError, TypeError):
         return False
 
 

@@ -287,6 +287,11 @@ def test_sft_fields_have_verls_names(stage: dict[str, Any], wanted: dict[str, An
     assert {key: at(run, key) for key in wanted} == wanted
 
 
+@pytest.mark.parametrize(("keep_last", "kept"), [(1, 3), (2, 3), (5, 6)])
+def test_two_checkpoints_are_whole_while_a_next_one_is_written(keep_last: int, kept: int) -> None:
+    assert at(rendered_sft(settings={"keep_last": keep_last}), "trainer.max_ckpt_to_keep") == kept
+
+
 @pytest.mark.parametrize(("field", "stage"), [("dropout", {"dropout": 0.1}), ("packing", {"packing": True})])
 def test_what_verls_sft_cannot_express_is_refused(field: str, stage: dict[str, Any]) -> None:
     with pytest.raises(SpecError) as caught:
