@@ -168,7 +168,7 @@ class JobHandle:
     def _decide(self, now: float) -> None:
         state, records = self._live.state, [*self._records.values()]
         if state.restarts > self._restart:
-            self._end(self._code(records) or LOST, state.cause or "node_lost", goes_on=True)
+            self._end_by_restart(now, records)
             return
         if self._live.files.node(self._restart + 1, 0).exists():
             self._end_by_successor(now, records)
@@ -186,6 +186,13 @@ class JobHandle:
             self._end(self._code_of_engine(records), state.cause)
         elif waited > WORD_SECONDS:
             self._end(LOST if code is None else code, "preempted" if _stopped(records, "signal") else "")
+
+    def _end_by_restart(self, now: float, records: list[NodeRecord]) -> None:
+        """Its engine has started it again, and may hear only a moment later from its own records why."""
+        self._ended_at = now if self._ended_at is None else self._ended_at
+        if self._live.state.cause or now - self._ended_at > WORD_SECONDS:
+            without_word: Cause = "preempted" if _stopped(records, "signal") else "node_lost"
+            self._end(self._code(records) or LOST, self._live.state.cause or without_word, goes_on=True)
 
     def _end_by_successor(self, now: float, records: list[NodeRecord]) -> None:
         """The next start writes already: its engine is asked why, since its last answer may be older than that."""

@@ -139,6 +139,22 @@ def test_a_start_that_the_engine_made_anew_ends_the_one_before(job):
     assert job.table.get(job.live.stage_dir) is job.live, "the next attempt goes on with it"
 
 
+def test_why_a_start_was_made_anew_may_come_later_than_that_it_was(job):
+    job.agent()
+    job.after(1)
+    job.engine.state = JobState(phase="queued", restarts=1)
+    assert job.after(WORD_SECONDS / 2) is None
+    job.engine.state = JobState(phase="queued", cause="preempted", restarts=1)
+    assert (job.after(2), job.handle.cause, job.live.goes_on) == (-9, "preempted", True)
+
+
+@pytest.mark.parametrize(("stopped_by", "cause"), [("", "node_lost"), ("signal", "preempted")])
+def test_a_start_made_anew_by_an_engine_that_never_says_why_ends_all_the_same(job, stopped_by, cause):
+    job.ends(6, stopped_by=stopped_by)
+    job.engine.state = JobState(phase="queued", restarts=1)
+    assert (job.after(WORD_SECONDS + 2), job.handle.cause, job.live.goes_on) == (6, cause, True)
+
+
 def test_an_engine_that_does_not_count_is_seen_through_by_the_agents_records(job):
     job.agent()
     job.after(1)

@@ -118,6 +118,17 @@ def array_state(tasks: Mapping[int, JobState]) -> JobState:
     )
 
 
+def starts_of(state: JobState) -> int:
+    """How many starts a job has had that has ended: none where it never had a node.
+
+    >>> starts_of(JobState(phase="ended", restarts=2, nodes=("n1",))), starts_of(JobState(phase="ended"))
+    (3, 0)
+    """
+    if state.tasks:
+        return sum(starts_of(task) for task in state.tasks.values())
+    return state.restarts + bool(state.nodes)
+
+
 def by_job(rows: Iterable[Row]) -> dict[str, list[Row]]:
     """Rows by the job that they belong to."""
     found: dict[str, list[Row]] = {}

@@ -19,7 +19,7 @@ from charter.launch.slurm.commands import (
     unknown_job,
 )
 from charter.launch.slurm.environment import command_environment, submission_environment
-from charter.launch.slurm.queue import BEGIN_TIME
+from charter.launch.slurm.queue import BEGIN_TIME, starts_of
 from charter.launch.slurm.records import attempts_of, with_live
 from charter.launch.slurm.render import render
 from charter.launch.slurm.watch import Watch
@@ -165,11 +165,13 @@ class SlurmScheduler:
         return refused_submission(job.stage, error)
 
     def _settled(self, job_id: str) -> tuple[JobAttempt, ...]:
-        """The records, read again while they lack the end of a job that has ended."""
+        """The records, read again while they lack a start, or the end, of a job that has ended."""
         state = self._watch.known(job_id)
         for _ in range(SETTLE_ROUNDS):
             attempts = attempts_of(self._accounts.records([job_id]))
-            if state is None or state.phase != "ended" or all(attempt.ended_at for attempt in attempts):
+            if state is None or state.phase != "ended":
+                break
+            if len(attempts) >= starts_of(state) and all(attempt.ended_at for attempt in attempts):
                 break
             self._pause(SETTLE_SECONDS)
         return attempts

@@ -12,7 +12,7 @@ from charter.launch.scheduler import JobState
 from charter.launch.slurm.accounts import Accounts
 from charter.launch.slurm.commands import SlurmCommands, SlurmRefusedError, SlurmUnreachableError, unknown_job
 from charter.launch.slurm.queue import SQUEUE_FORMAT, Row, by_job, rows_of
-from charter.launch.slurm.watched import Watched, submitted, take_records, take_rows
+from charter.launch.slurm.watched import LAG_SECONDS, Watched, submitted, take_records, take_rows
 
 LONGEST_SECONDS = 60.0
 """Between two questions to a controller that does not answer."""
@@ -66,8 +66,13 @@ class Watch:
             self._pause = min(LONGEST_SECONDS, 2 * self._pause)
             self._next = self._clock() + self._pause
             return
+        now = self._clock()
         for job_id, job in jobs.items():
             take_rows(job, rows.get(job_id, []))
+            if not job.needs_records:
+                job.open_since = None
+            elif job.open_since is None:
+                job.open_since = now
         self._ask_records({job_id: job for job_id, job in jobs.items() if job.needs_records})
         self.rounds += 1
         self._pause = self._between
@@ -80,7 +85,8 @@ class Watch:
         except (SlurmUnreachableError, SlurmRefusedError):
             return
         for job_id, job in jobs.items():
-            take_records(job, [record for record in records if record.job_id == job_id])
+            are_late = job.open_since is not None and self._clock() - job.open_since >= LAG_SECONDS
+            take_records(job, [record for record in records if record.job_id == job_id], are_late=are_late)
 
     def _queue(self, job_ids: Sequence[str]) -> list[Row]:
         question = ("squeue", "-h", "-t", "all", "-j", ",".join(job_ids), "-O", SQUEUE_FORMAT)

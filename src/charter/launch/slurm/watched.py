@@ -13,6 +13,8 @@ from charter.launch.slurm.states import INTERRUPTED_EXIT, cause_of, phase_of
 ROUNDS = 3
 """So many answers must lack a job before it counts as unknown, and so often the records are asked why a start has
 ended: databases lag behind the controller."""
+LAG_SECONDS = 10.0
+"""And for at least so long, where answers follow quickly upon one another."""
 ASKED_EARLY = -int(signal.SIGTERM)
 """Of an agent that was asked to stop before it could hear it."""
 UNKNOWN = JobState(phase="unknown")
@@ -37,6 +39,8 @@ class Watched:
     """Answers in a row in which something was gone."""
     unexplained: dict[Task, int] = field(default_factory=dict)
     """Started again, nobody knows yet why; and how often the records are still asked."""
+    open_since: float | None = None
+    """When the queue first left something open, by the clock of whoever asks; None while it does not."""
     stop_before_seconds: float = 120.0
     """It was to be asked to stop so long before its time limit."""
     incomplete: bool = False
@@ -100,8 +104,11 @@ def _next_state(job: Watched, task: Task, row: Row) -> JobState:
     return state
 
 
-def take_records(job: Watched, records: Sequence[Record]) -> None:
-    """What the records say of what is gone, and of starts that were followed by another."""
+def take_records(job: Watched, records: Sequence[Record], *, are_late: bool = True) -> None:
+    """What the records say of what is gone, and of starts that were followed by another.
+
+    Without `are_late`, what they lack may still come.
+    """
     for task, starts in _by_task(records).items():
         if task in job.gone or task not in job.tasks:
             if (ended := ended_state(starts)) is not None:
@@ -110,8 +117,10 @@ def take_records(job: Watched, records: Sequence[Record]) -> None:
         elif task in job.unexplained and (cause := why_started_again(starts)):
             job.tasks[task] = replace(job.tasks[task], cause=cause)
             del job.unexplained[task]
-    job.unexplained = {task: rounds - 1 for task, rounds in job.unexplained.items() if rounds > 1}
     job.incomplete = False
+    if not are_late:
+        return
+    job.unexplained = {task: rounds - 1 for task, rounds in job.unexplained.items() if rounds > 1}
     if job.missed >= ROUNDS:
         job.tasks |= dict.fromkeys(job.gone, UNKNOWN)
 

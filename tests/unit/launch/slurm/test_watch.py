@@ -209,3 +209,34 @@ def test_a_secret_that_is_not_set_is_said_before_anything_is_submitted(tmp_path)
     assert not script.calls["sbatch"]
     sent = submission_environment(asked, {"JUDGE_KEY": "x", "OTHER_API_KEY": "y", "AWS_SECRET_ACCESS_KEY": "z"})
     assert sent == {"JUDGE_KEY": "x"}
+
+
+def test_records_that_lag_behind_quick_answers_still_say_why_a_job_was_started_again(tmp_path):
+    again = f"1|N/A|PENDING|0|1||BeginTime|{TAIL}"
+    script, clock = Script(squeue=[f"1|N/A|RUNNING|0|0|n1|None|{TAIL}", *[again] * 100]), Clock()
+    watched = Watch(script, Accounts(script), seconds_between=0.1, clock=clock)
+    watched.submitted("1", job(tmp_path))
+    watched.look(["1"])
+    for tick in range(1, 50):
+        clock.now = tick / 10
+        assert watched.look(["1"])["1"].cause == ""
+    script.answers["sacct"] = "1|1|PREEMPTED|0:0|100|200|n1|cpu=1|90|charter-x"
+    clock.now = 5.1
+    assert watched.look(["1"])["1"].cause == "preempted"
+
+
+def test_records_that_lack_the_last_start_of_a_job_are_read_again():
+    first, last = "1|1|PREEMPTED|0:0|100|200|n1|cpu=1|90|x", "1|1|COMPLETED|0:0|300|400|n1|cpu=1|200|x"
+    sacct = ["", first, f"{first}\n{last}"]
+    engine = scheduler(Script(squeue=f"1|N/A|COMPLETED|0|1|n1|None|{TAIL}", sacct=sacct))
+    assert engine.poll(["1"])["1"].cause == "done"
+    assert [it.state for it in engine.attempts("1")] == ["PREEMPTED", "COMPLETED"]
+    assert sacct == []
+
+
+def test_a_job_that_never_had_a_node_has_no_start_to_wait_for():
+    script = Script(squeue=f"1|N/A|CANCELLED|0|0||None|{TAIL}")
+    engine = scheduler(script)
+    assert engine.poll(["1"])["1"].cause == "cancelled"
+    assert engine.attempts("1") == ()
+    assert script.calls["sacct"] == 1
