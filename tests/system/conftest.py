@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 
 pytest.register_assert_rewrite(
-    "ledger_contract", "sums_contract", "call_contract", "call_kills", "postgres_server", "take_back_contract"
+    "ledger_contract",
+    "sums_contract",
+    "stored_contract",
+    "call_contract",
+    "call_kills",
+    "postgres_server",
+    "take_back_contract",
 )
 
 

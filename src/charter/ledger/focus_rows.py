@@ -16,6 +16,7 @@ from charter.ledger.account import MILLISECONDS_PER_HOUR, Accounted, totals_of_o
 from charter.ledger.focus import PRICING_CATEGORIES, charge
 from charter.ledger.focus_columns import BY_NAME, COLUMNS
 from charter.ledger.other import OtherCharge
+from charter.ledger.stored import STORED_ON
 from charter.ledger.usage import ApiUsage, usage_charge
 
 Cell = str | int | Decimal | None
@@ -26,6 +27,7 @@ UNIT_PRICE = Decimal("1e-15")
 """Of an average price per token: a million tokens are then exact to a nano-USD."""
 PUBLISHER = "Charter"
 SUBCATEGORY_OF_OTHER = {"Storage": "Object Storage", "Networking": "Network Infrastructure", "Other": "Other (Other)"}
+SUBCATEGORIES_OF_SERVICES = {STORED_ON[True]: "File Storage"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +111,7 @@ def rows_of_other(charges: Iterable[OtherCharge], account: Account) -> Iterator[
             "ChargeDescription": f"{item.service}: {item.resource}",
             "PricingCategory": "Standard",
             "ServiceCategory": item.category,
-            "ServiceSubcategory": SUBCATEGORY_OF_OTHER[item.category],
+            "ServiceSubcategory": SUBCATEGORIES_OF_SERVICES.get(item.service, SUBCATEGORY_OF_OTHER[item.category]),
             "ServiceName": item.service,
             "ResourceId": item.resource,
             "ResourceName": item.resource,

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from charter.errors import DataError
 from charter.ledger.database import Database, damaged
 from charter.ledger.missing import NoLedgerError
-from charter.ledger.old_tables import CHARGES_OF_2, TABLES_OF_3, statements_of_4
+from charter.ledger.old_tables import CHARGES_OF_2, TABLES_OF_3, statements_of_4, statements_of_5
 from charter.ledger.rebuilding import check_attempts_of_3, rebuild
 from charter.ledger.schema import metadata, tables_of, version_table
 from charter.ledger.schema_version import APPLICATION_ID, QUICK_CHECK_BYTES, SCHEMA_VERSION
@@ -111,5 +111,11 @@ def _from_3(connection: Connection) -> None:
         connection.exec_driver_sql(statement)
 
 
-STEPS: dict[int, Callable[[Any], None]] = {1: _from_1, 2: _from_2, 3: _from_3}
+def _from_4(connection: Connection) -> None:
+    """Samples of what is stored."""
+    for statement in statements_of_5(connection.dialect.name):
+        connection.exec_driver_sql(statement)
+
+
+STEPS: dict[int, Callable[[Any], None]] = {1: _from_1, 2: _from_2, 3: _from_3, 4: _from_4}
 """By the version that a step starts from."""

@@ -260,3 +260,34 @@ def statements_of_4(dialect: str) -> tuple[str, ...]:
             statement = statement.replace(word, meaning)
         found.append(statement)
     return tuple(found)
+
+
+TABLES_OF_5 = (
+    """
+CREATE TABLE stored_samples (
+    sample_id TEXT NOT NULL PRIMARY KEY,
+    run TEXT NOT NULL,
+    place TEXT NOT NULL,
+    at_milliseconds :whole NOT NULL,
+    bytes :whole NOT NULL,
+    sent_bytes :whole NOT NULL,
+    why TEXT NOT NULL,
+    host TEXT NOT NULL,
+    provider TEXT NOT NULL,
+    price_micro_usd_per_gb_month :whole,
+    price_source TEXT NOT NULL,
+    price_as_of TEXT NOT NULL,
+    owner TEXT NOT NULL,
+    tags TEXT NOT NULL
+)
+""",
+    "CREATE INDEX stored_samples_of_places ON stored_samples (run, place)",
+)
+"""What version 5 added."""
+
+
+def statements_of_5(dialect: str) -> tuple[str, ...]:
+    """The step to version 5 in the words of a database."""
+    return tuple(
+        statement.replace(":whole", "INTEGER" if dialect == "sqlite" else "BIGINT") for statement in TABLES_OF_5
+    )

@@ -8,6 +8,7 @@ from charter.ledger.account import Accounted, Totals, account, stage_totals, tot
 from charter.ledger.attempt import Attempt
 from charter.ledger.imported import StoredImport, imports_of
 from charter.ledger.other import OtherCharge
+from charter.ledger.stored import StoredSample
 from charter.ledger.sums import Sums, asked_dimensions, grouped, total_of
 from charter.ledger.usage import ApiUsage
 
@@ -117,6 +118,13 @@ class LedgerReading:
         from charter.ledger.database import repeated
 
         return repeated(self._database, lambda it: other_rows.read_other(it, run=run), reading=True)
+
+    def stored(self, *, run: str | None = None) -> tuple[StoredSample, ...]:
+        """How many bytes of a run each place held, and when; `stored.by_place` puts them in order."""
+        from charter.ledger import stored_rows
+        from charter.ledger.database import repeated
+
+        return repeated(self._database, lambda it: stored_rows.read_stored(it, run=run), reading=True)
 
     def bills(self) -> "tuple[StoredBill, ...]":
         """The bills of providers that were read, in that order."""

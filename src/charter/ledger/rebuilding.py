@@ -12,6 +12,7 @@ from charter.ledger.days import day_of
 from charter.ledger.other_rows import read_other, spend_of_other
 from charter.ledger.rows import write_charges
 from charter.ledger.schema import attempts, charges
+from charter.ledger.stored_rows import read_stored, spend_of_stored
 from charter.ledger.sum_names import DIMENSIONS
 from charter.ledger.sum_rows import Spend, add_spend, added, read_sums, spend_of_attempts, spend_of_calls
 from charter.ledger.sum_tables import spend_sums
@@ -81,6 +82,7 @@ def _spend(connection: Connection) -> Iterator[Spend]:
         yield spend_of_calls(item, day=day_of(item.route.last_at))
     for other in read_other(connection):
         yield spend_of_other(other)
+    yield spend_of_stored(read_stored(connection))
 
 
 def _chunks(connection: Connection) -> Iterator[list[RowMapping]]:

@@ -14,6 +14,7 @@ from charter.ledger.place import LEDGER_FILE as LEDGER_FILE
 from charter.ledger.place import has_ledger as has_ledger
 from charter.ledger.place import ledger_place as ledger_place
 from charter.ledger.reading import LedgerReading
+from charter.ledger.stored import StoredSample
 from charter.ledger.usage import ApiUsage
 
 if TYPE_CHECKING:
@@ -240,6 +241,13 @@ class Ledger(LedgerReading):
 
         with transaction(self._database) as connection:
             other_rows.write_other(connection, charges)
+
+    def record_stored(self, samples: Sequence[StoredSample]) -> None:
+        """Add samples of what places hold. Doing it twice changes nothing, and the order does not matter."""
+        from charter.ledger import stored_rows
+        from charter.ledger.database import repeated
+
+        repeated(self._database, lambda it: stored_rows.write_stored(it, samples))
 
     def record_bill(self, bill: "Bill", findings: "Sequence[BillFinding]", *, run: str, at: float) -> bool:
         """Keep a provider's bill and how it stood against the ledger; False when the same file is there already."""

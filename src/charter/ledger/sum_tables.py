@@ -1,4 +1,4 @@
-"""Tables beside attempts and calls: sums that answer at once, charges of other kinds, bills of providers.
+"""Tables beside attempts and calls: sums that answer at once, other charges, what is stored, bills of providers.
 
 Imports SQLAlchemy: import it lazily.
 """
@@ -42,6 +42,27 @@ other_charges = Table(
 )
 """What is neither an attempt nor a call: storage, transfer, fees. Rows are added, never changed."""
 Index("other_charges_of_runs", other_charges.c.run)
+
+stored_samples = Table(
+    "stored_samples",
+    metadata,
+    Column("sample_id", Text, primary_key=True),
+    Column("run", Text, nullable=False),
+    Column("place", Text, nullable=False),
+    Column("at_milliseconds", Whole, nullable=False),
+    Column("bytes", Whole, nullable=False),
+    Column("sent_bytes", Whole, nullable=False),
+    Column("why", Text, nullable=False),
+    Column("host", Text, nullable=False),
+    Column("provider", Text, nullable=False),
+    Column("price_micro_usd_per_gb_month", Whole),
+    Column("price_source", Text, nullable=False),
+    Column("price_as_of", Text, nullable=False),
+    Column("owner", Text, nullable=False),
+    Column("tags", Text, nullable=False),
+)
+"""How many bytes of a run a place held, and when. Rows are added, never changed; the id is a hash of the others."""
+Index("stored_samples_of_places", stored_samples.c.run, stored_samples.c.place)
 
 bills = Table(
     "bills",

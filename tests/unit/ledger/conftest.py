@@ -2,4 +2,6 @@
 
 import pytest
 
-pytest.register_assert_rewrite("ledger_contract", "sums_contract", "call_contract", "take_back_contract")
+pytest.register_assert_rewrite(
+    "ledger_contract", "sums_contract", "stored_contract", "call_contract", "take_back_contract"
+)

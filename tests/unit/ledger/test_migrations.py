@@ -8,11 +8,12 @@ pytest.importorskip("sqlalchemy")
 
 from charter.errors import DataError
 from charter.ledger import Ledger
+from charter.ledger.attempt_rows import check_of
 from charter.ledger.call import row_check
 from charter.ledger.call_books import CallBooks
 from charter.ledger.calls import CallStore
 from charter.ledger.migrations import STEPS
-from charter.ledger.old_tables import TABLES_OF_3
+from charter.ledger.old_tables import TABLES_OF_3, statements_of_4
 from charter.ledger.rebuilding import CHECKED_BEFORE_4
 from charter.ledger.schema_version import APPLICATION_ID, SCHEMA_VERSION
 
@@ -111,6 +112,12 @@ def old_file(path, *, version):
             connection.execute("UPDATE attempts SET row_check = ?", (check,))
             for statement in TABLES_OF_3:
                 connection.execute(statement)
+        if version >= 4:
+            for statement in statements_of_4("sqlite"):
+                connection.execute(statement)
+            found = connection.execute("SELECT * FROM attempts")
+            row = dict(zip((column[0] for column in found.description), found.fetchone(), strict=True))
+            connection.execute("UPDATE attempts SET row_check = ?", (check_of(row),))
         connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version={version}")
     connection.close()
