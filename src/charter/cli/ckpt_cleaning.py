@@ -1,6 +1,7 @@
 """`charter ckpt prune | gc`: what need not be kept is shown, and removed only with `--yes`."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,11 +26,12 @@ def prune(
     set_: SetOption = None,
 ) -> None:
     """Show checkpoints that `storage` does not keep, here and in the second place; those that stay are read first."""
-    from charter.pipeline.cleaning import prunable_checkpoints, remove_all
+    from charter.pipeline.cleaning import prunable_checkpoints, remove_all, sample_cleaned
 
     project, root = open_project(directory, set_)
     acts = yes and not dry_run
-    found = remove_all(root, lambda: prunable_checkpoints(project, root, place)) if acts else None
+    then = partial(sample_cleaned, project, root, place, partial(typer.echo, err=True))
+    found = remove_all(root, lambda: prunable_checkpoints(project, root, place), then=then) if acts else None
     _show(prunable_checkpoints(project, root, place) if found is None else found, removed=acts, as_json=json_)
 
 
@@ -49,13 +51,13 @@ def gc(
     Objects in the second place that nothing names go in two steps, a day apart: the first call with --yes writes them
     down, a later one removes them.
     """
-    from charter.pipeline.cleaning import garbage, remove_all
+    from charter.pipeline.cleaning import garbage, remove_all, sample_cleaned
 
     project, root = open_project(directory, set_)
     acts = yes and not dry_run
-    found = remove_all(root, lambda: garbage(project, root, place, other_results=other_results)) if acts else None
-    if found is None:
-        found = garbage(project, root, place, other_results=other_results)
+    find = partial(garbage, project, root, place, other_results=other_results)
+    then = partial(sample_cleaned, project, root, place, partial(typer.echo, err=True))
+    found = remove_all(root, find, then=then) if acts else find()
     _show(found, removed=acts, as_json=json_)
 
 

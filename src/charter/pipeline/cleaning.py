@@ -13,9 +13,11 @@ from charter.artifacts.job import JOB_FILE, read_job
 from charter.artifacts.retention import Held
 from charter.artifacts.store.collecting import abandoned_uploads, collect, prunable
 from charter.artifacts.store.copy import Copies
+from charter.artifacts.store.held import HeldByLists
 from charter.pipeline.copies import copies_of, hold
 from charter.pipeline.graph import Pipeline, build_pipeline
 from charter.pipeline.paths import run_dir
+from charter.pipeline.storage_meter import sample_now
 from charter.spec.project import Project
 
 OTHER_RESULTS = "other results"
@@ -64,8 +66,10 @@ def garbage(project: Project, root: Path, place: str | None, *, other_results: b
     return found
 
 
-def remove_all(root: Path, find: Callable[[], Iterable[Removable]]) -> list[Removable]:
-    """Find under the project's lease, so that nothing changes in between, and remove what may go.
+def remove_all(
+    root: Path, find: Callable[[], Iterable[Removable]], *, then: Callable[[], None] = lambda: None
+) -> list[Removable]:
+    """Find under the project's lease, so that nothing changes in between, and remove what may go; `then` the rest.
 
     Gives all that was found.
     """
@@ -74,7 +78,17 @@ def remove_all(root: Path, find: Callable[[], Iterable[Removable]]) -> list[Remo
         for item in found:
             if item.remove is not None:
                 item.remove()
+        then()
     return found
+
+
+def sample_cleaned(project: Project, root: Path, place: str | None, tell: Callable[[str], None]) -> None:
+    """Write into the ledger what is stored after something was removed."""
+    if not place and project.storage.artifacts is None:
+        sample_now(project, root, "cleaned", tell)
+        return
+    copies = copies_of(project, root, place, tell)
+    sample_now(project, root, "cleaned", tell, copies.objects.place.where, HeldByLists(copies).bytes())
 
 
 def _local_garbage(pipeline: Pipeline, *, other_results: bool) -> Iterator[Removable]:

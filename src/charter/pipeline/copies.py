@@ -1,6 +1,7 @@
 """What `charter ckpt backup | restore | scrub` do: a project's results to and from a second place."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from charter.artifacts.lease import Lease
@@ -14,6 +15,7 @@ from charter.errors import UsageError
 from charter.launch.tags import ObjectTags, object_tags, tags_of
 from charter.pipeline.graph import build_pipeline
 from charter.pipeline.paths import run_dir
+from charter.pipeline.storage_meter import sample_now
 from charter.spec.project import Project
 
 RUN_LOCK = "run.lock"
@@ -58,12 +60,14 @@ def hold(root: Path) -> Lease:
 def back_up(project: Project, root: Path, place: str | None, tell: Callable[[str], None]) -> Iterator[str]:
     """Copy everything that is not in the place yet, and name it; a run may be active meanwhile."""
     pipeline = build_pipeline(project, root)
+    copies = copies_of(project, root, place, tell)
     replicator = Replicator(
-        copies_of(project, root, place, tell),
+        copies,
         run_dir=run_dir(pipeline.root),
         stages={stage.directory: stage.fingerprint for stage in pipeline.stages.values()},
     )
-    return replicator.copy_new(flush=True, all_checkpoints=True)
+    replicator.meter = partial(sample_now, project, root, "copied", tell, copies.objects.place.where)
+    yield from replicator.copy_new(flush=True, all_checkpoints=True)
 
 
 def restore(
@@ -79,6 +83,7 @@ def restore(
         for stage in build_pipeline(project, root).stages.values():
             group = stage.directory.name
             yield group, restorer.restore_stage(group, stage.directory, stage.fingerprint)
+        sample_now(project, root, "restored", tell)
 
 
 def scrub(

@@ -39,7 +39,9 @@ class Replicas:
         *,
         tick: Callable[[], None] = lambda: None,
         hurry: Callable[[], bool] = lambda: False,
+        meter: Callable[[int, int], None] | None = None,
     ) -> None:
+        """`meter` hears, in the thread that copies, how many bytes the place holds and how many were sent to it."""
         self._events = events
         self._tick = tick
         self._hurry = hurry
@@ -48,6 +50,7 @@ class Replicas:
         self._thread: threading.Thread | None = None
         if pipeline.project.storage.artifacts is not None:
             replicator = _replicator_of(pipeline, self._tell)
+            replicator.meter, replicator.meters_every_flush = meter, True
             self._thread = threading.Thread(target=self._work, args=(replicator,), name="copies", daemon=True)
             self._thread.start()
 

@@ -18,7 +18,7 @@ from charter.artifacts.safe_path import wrong_name
 from charter.artifacts.sealed import checked_text, sealed_text
 from charter.artifacts.store.objects import Objects
 from charter.artifacts.store.opening import open_place
-from charter.artifacts.store.place import NO_TAGS, PlaceError, Tags
+from charter.artifacts.store.place import NO_TAGS, Kept, PlaceError, Tags
 from charter.errors import DataError
 
 COPIES, SUMMARY = "copies", "summary.json"
@@ -82,6 +82,7 @@ class Copies:
         text = _text(group, copy).encode()
         if not self._place.put_new(key, text, tags=tags) and self._place.get(key) != text:
             self._place.put(key, text, tags=tags)
+        self.objects.sent_bytes += len(text)
         self.note(group, [*self._noted(group), copy.name])
 
     def of(self, group: str) -> tuple[list[Copy], list[str]]:
@@ -111,9 +112,13 @@ class Copies:
         facts = {fact.sha256: fact for fact in copy.files.values()}
         return [wrong for _, fact in sorted(facts.items()) if (wrong := self.objects.damage(fact)) is not None]
 
+    def lists(self) -> list[Kept]:
+        """The files of the lists and of their summaries that a listing shows."""
+        return self._place.listed(f"{self._top}/")
+
     def groups(self) -> list[str]:
         """The groups that a listing shows."""
-        keys = (kept.key.removeprefix(f"{self._top}/") for kept in self._place.listed(f"{self._top}/"))
+        keys = (kept.key.removeprefix(f"{self._top}/") for kept in self.lists())
         return sorted({key.partition("/")[0] for key in keys if "/" in key})
 
     def forget(self, group: str, names: Iterable[str]) -> None:
@@ -127,7 +132,9 @@ class Copies:
         """Write a group's summary."""
         summary = {"schema": SCHEMA, "group": group, "names": sorted(set(names))}
         key = self._key(group, SUMMARY.removesuffix(".json"))
-        self._place.put(key, sealed_text(summary).encode(), tags=self.tags(group))
+        text = sealed_text(summary).encode()
+        self._place.put(key, text, tags=self.tags(group))
+        self.objects.sent_bytes += len(text)
 
     def mend(self, group: str, names: Iterable[str]) -> None:
         """Add to the summary what a process that was killed has published without it."""

@@ -27,6 +27,8 @@ class Objects:
 
     def __init__(self, place: Place) -> None:
         self.place = place
+        self.sent_bytes = 0
+        """Of what this process has put there, whole; counted when it is there."""
 
     def add(self, path: Path, fact: FileFact, *, tags: Tags = NO_TAGS) -> None:
         """Keep a file that is as `fact` says; refused when it is not, so damage never spreads."""
@@ -38,6 +40,7 @@ class Objects:
         fact = fact_of_chunks([content])
         if not self.has(fact):
             self.place.put(object_key(fact.sha256), content, tags=tags)
+            self.sent_bytes += fact.bytes
 
     def has(self, fact: FileFact) -> bool:
         """Whether an object of that name and size is there; its content is not read."""
@@ -72,6 +75,7 @@ class Objects:
     def repair(self, path: Path, fact: FileFact, *, tags: Tags = NO_TAGS) -> None:
         """Put a good file in place of an object that is damaged."""
         self.place.upload(object_key(fact.sha256), path, fact, tags=tags)
+        self.sent_bytes += fact.bytes
 
     def listed(self) -> Iterator[Kept]:
         """What objects a listing shows."""

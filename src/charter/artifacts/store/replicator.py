@@ -5,7 +5,7 @@ what is there then. Nothing is copied that does not have its recorded hash.
 """
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from charter.artifacts import durable
@@ -13,6 +13,7 @@ from charter.artifacts.checkpoints import STATE, positions_in
 from charter.artifacts.position import Position
 from charter.artifacts.record import OUTPUTS, RECORD_FILE
 from charter.artifacts.store.copy import Copies, Copy
+from charter.artifacts.store.held import HeldByLists
 from charter.artifacts.store.sources import (
     Source,
     batches_source,
@@ -37,6 +38,11 @@ class Replicator:
 
     def __init__(self, copies: Copies, *, run_dir: Path, stages: Mapping[Path, str], every: int = 1) -> None:
         self._copies = copies
+        self._held = HeldByLists(copies)
+        self.meter: Callable[[int, int], None] | None = None
+        """Hears what the place holds and what was sent to it, before the ledger is copied: so that its copy has it."""
+        self.meters_every_flush = False
+        """Also where nothing was new."""
         self._run_dir = run_dir
         self._stages = stages
         self._every = every
@@ -49,6 +55,7 @@ class Replicator:
         `flush` copies also what is not worth it while a stage runs: the newest checkpoint whatever its turn, single
         batches, the databases.
         """
+        has_copied = False
         for stage_dir, fingerprint in self._stages.items():
             for source in self._due(stage_dir, fingerprint, flush=flush, all_checkpoints=all_checkpoints):
                 try:
@@ -57,11 +64,17 @@ class Replicator:
                     if source.copy.kind != "checkpoint":
                         raise
                     continue  # retention removed it meanwhile; a newer one is there
+                has_copied = True
                 yield f"{stage_dir.name}/{source.copy.name}"
             if flush:
                 yield from self._copy_databases(stage_dir.name, stage_dir, (STAGE_DATABASE,), (), fingerprint)
+        self._meter_place(is_due=has_copied or (flush and self.meters_every_flush))
         if flush:
             yield from self._copy_databases(RUN_GROUP, self._run_dir, (RUN_DATABASE,), RUN_FILES, "")
+
+    def _meter_place(self, *, is_due: bool) -> None:
+        if self.meter is not None and is_due:
+            self.meter(self._held.bytes(), self._copies.objects.sent_bytes)
 
     def _due(self, stage_dir: Path, fingerprint: str, *, flush: bool, all_checkpoints: bool) -> Iterator[Source]:
         there = positions_in(stage_dir / STATE)

@@ -25,10 +25,14 @@ def file_system() -> Any:
         "read_timeout": READ_SECONDS,
         "retries": {"mode": "standard", "total_max_attempts": ATTEMPTS},
     }
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     return s3fs.S3FileSystem(
-        endpoint_url=endpoint, config_kwargs=config, use_listings_cache=False, skip_instance_cache=True
+        endpoint_url=own_endpoint(), config_kwargs=config, use_listings_cache=False, skip_instance_cache=True
     )
+
+
+def own_endpoint() -> str | None:
+    """The address of a store that is not AWS's; None where the environment names none."""
+    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
 
 
 def errors_of_stores() -> tuple[type[BaseException], ...]:

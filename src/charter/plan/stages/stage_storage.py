@@ -82,6 +82,11 @@ def storage_tier(project: Project, option: Option, book: PriceBook, kind: str = 
     if option.place.infra in (LOCAL, ON_PREM) and project.storage.artifacts is None:
         return OWN_DISK
     provider = "gcp" if (project.storage.artifacts or "").startswith("gs://") or option.place.infra == "gcp" else "aws"
+    return tier_of(provider, book, kind)
+
+
+def tier_of(provider: str, book: PriceBook, kind: str = STANDARD) -> StorageTier:
+    """A class of a provider's object storage, as the catalog has it."""
     priced = _price(provider, kind, book)
     return StorageTier(
         name=f"{provider} {priced.product} {priced.tier}",
