@@ -11,6 +11,7 @@ from charter.cost.advice import Advice
 from charter.ledger.sums import Sums
 from charter.pipeline.budget_lines import STATE_NAMES, BudgetLine
 from charter.report.cost_read import CostFacts
+from charter.report.cost_storage import print_storage, storage_json
 from charter.units import MICRO_USD_PER_USD, format_seconds, format_usd
 
 JOULES_PER_KILOWATT_HOUR = 3.6e6
@@ -19,7 +20,7 @@ STATE_STYLES = {"ok": "green", "warn": "yellow", "hold": "yellow", "stop": "bold
 
 
 def groups_json(facts: CostFacts) -> dict[str, Any]:
-    """What `charter cost report --json` has beside its older fields: `by`, `waste`, `energy`, `usd_per_hour`, `limits`.
+    """What `charter cost report --json` has beside its older fields: `by`, `waste`, `energy`, `storage`, `limits`.
 
     In every group the parts add up to the same total; waste is part of the cost, not beside it.
     """
@@ -27,6 +28,7 @@ def groups_json(facts: CostFacts) -> dict[str, Any]:
         "by": {name: [sums_json(part) for part in parts] for name, parts in facts.groups.items()},
         "waste": waste_json(facts.spending.total),
         "energy": energy_json(facts.spending.total, facts.project.metering.power_usage_effectiveness),
+        "storage": storage_json(facts.stored, facts.plan),
         "usd_per_hour": facts.spending.usd_per_hour,
         "limits": [line.to_json() for line in facts.lines],
         "bills": [
@@ -84,6 +86,7 @@ def print_groups(facts: CostFacts, console: Console) -> None:
         if shown and len(parts) > 1:
             console.print(_table_of(name, parts))
             console.print()
+    print_storage(facts.stored, facts.plan, console)
     totals = facts.spending.total.totals
     if totals.idle_milliseconds:
         usd = f", {format_usd(totals.idle_micro_usd / MICRO_USD_PER_USD)}" if totals.priced_attempts else ""

@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from charter.cost.advice import Advice, Use, advice
 from charter.cost.forecast import Forecast, forecast
@@ -17,6 +18,7 @@ from charter.pipeline.graph import Pipeline, build_pipeline
 from charter.pipeline.paths import run_dir
 from charter.pipeline.spending import Spending, read_spending, stages_so_far
 from charter.pipeline.staleness import assess
+from charter.report.cost_storage import StoredPlace, stored_places
 from charter.spec.project import Project
 from charter.spec.stage_kinds import TRAINS
 from charter.tracking import meter_rows, summarise
@@ -39,6 +41,9 @@ class CostFacts:
     bills: tuple[StoredBill, ...] = ()
     newest: Mapping[str, Attempt] = field(default_factory=dict)
     """By stage, its newest attempt."""
+    stored: tuple[StoredPlace, ...] = ()
+    plan: Mapping[str, Any] | None = None
+    """The JSON of `plan.json`."""
 
 
 def read_costs(project: Project, root: Path, *, with_groups: bool = True) -> CostFacts:
@@ -51,6 +56,7 @@ def read_costs(project: Project, root: Path, *, with_groups: bool = True) -> Cos
         spending = read_spending(ledger, project, now=time.time())
         groups = {name: ledger.sums(run=project.name, by=(name,)) for name in names}
         bills = ledger.bills()
+        samples = ledger.stored(run=project.name) if with_groups else ()
         newest = {
             item.attempt.stage: item.attempt
             for name in project.pipeline
@@ -58,7 +64,8 @@ def read_costs(project: Project, root: Path, *, with_groups: bool = True) -> Cos
         }
     pipeline = build_pipeline(project, root)
     done = {name for name, stage in pipeline.stages.items() if assess(stage, pipeline.root).done}
-    left = forecast(stages_so_far(read_plan(pipeline.root), steps_now(pipeline, done=done), spending))
+    plan = read_plan(pipeline.root)
+    left = forecast(stages_so_far(plan, steps_now(pipeline, done=done), spending))
     running = {attempt.stage for attempt in spending.running}
     return CostFacts(
         project=project,
@@ -68,6 +75,8 @@ def read_costs(project: Project, root: Path, *, with_groups: bool = True) -> Cos
         lines=budget_lines(project, spending, left, running=running),
         bills=bills,
         newest=newest,
+        stored=stored_places(samples, now=time.time()),
+        plan=plan,
     )
 
 

@@ -7,6 +7,7 @@ from charter.ledger import Ledger
 from charter.ledger.focus_rows import Account, Row, rows_of_attempts, rows_of_other, rows_of_usage
 from charter.ledger.other import OtherCharge
 from charter.ledger.store import has_ledger, ledger_place
+from charter.ledger.stored import charges_by_month
 from charter.pipeline.call_costs import billed_to
 from charter.pipeline.paths import run_dir
 from charter.report.read import read_run
@@ -26,6 +27,7 @@ def focus_dataset(project: Project | None, root: Path) -> list[Row]:
     if has_ledger(place):
         with Ledger.open(place, create=False) as ledger:
             billed, other = ledger.billed(run=run.project), ledger.other_charges(run=run.project)
+            other += tuple(charges_by_month(ledger.stored(run=run.project)))
     return [
         *rows_of_attempts(run.accounted, account, billed=billed),
         *rows_of_usage(billed_to(project, run.usage) if project else run.usage, account),
