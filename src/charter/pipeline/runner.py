@@ -36,6 +36,7 @@ from charter.pipeline.replicas import Replicas
 from charter.pipeline.served import loads_weights
 from charter.pipeline.signals import NOTICE_FILE, StopSignals
 from charter.pipeline.staleness import Verdict, assess
+from charter.pipeline.storage_meter import StorageMeter
 from charter.pipeline.supervisor import Supervisor
 from charter.spec.project import Project
 
@@ -114,23 +115,36 @@ def run_project(
             with Followers(
                 project, root, work=bool(work.todo), metered_here=jobs is None, hurry=lambda: signals.wanted
             ) as followers:
-                events = Events(where, (*listeners, followers.listen, AlertListener(project, where)))
+                meter = StorageMeter(project, root)
+                events = Events(where, (*listeners, followers.listen, AlertListener(project, where), meter.listen))
                 followers.tell = events.emit
                 _tell_start(work, events)
                 if work.todo:
-                    _run(work, options, events, signals, lease, jobs)
+                    _run(work, options, events, signals, lease, jobs, meter)
                 events.emit("run_done", run=project.name)
     return work
 
 
 def _run(
-    work: Work, options: RunOptions, events: Events, signals: StopSignals, lease: Lease, jobs: JobEngine | None
+    work: Work,
+    options: RunOptions,
+    events: Events,
+    signals: StopSignals,
+    lease: Lease,
+    jobs: JobEngine | None,
+    meter: StorageMeter,
 ) -> None:
     project, where = work.pipeline.project, run_dir(work.pipeline.root)
+
+    def tick() -> None:
+        replicas.tick()
+        meter.look()
+
     every = tuple(work.pipeline.stages.values())
     with (
         Ledger.open(ledger_place(where, project.storage.ledger)) as ledger,
-        Replicas(work.pipeline, events, tick=lease.touch, hurry=lambda: signals.wanted) as replicas,
+        Replicas(work.pipeline, events, tick=lease.touch, hurry=lambda: signals.wanted, meter=meter.copies) as replicas,
+        meter.into(ledger),
     ):
         left = LeftJobs(project, ledger, events, jobs)
         kept = left.recover(work.todo)
@@ -155,7 +169,7 @@ def _run(
             try:
                 if options.keep_plan:
                     supervisor.layouts = _planned_layouts(work, events)
-                supervisor.run(work.todo, done=_done(work), signals=signals, tick=replicas.tick)
+                supervisor.run(work.todo, done=_done(work), signals=signals, tick=tick)
             except CharterError as error:
                 events.emit("run_stopped", run=project.name, label=error.label, message=str(error))
                 raise
