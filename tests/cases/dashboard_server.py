@@ -10,6 +10,9 @@ import time
 
 ADDRESS = re.compile(r"Dashboard: (https?)://(\S+):(\d+)/\?token=(\S+)")
 
+SECONDS = 300
+"""Ends a test that hangs; nothing is measured by it."""
+
 
 class Server:
     """A running dashboard."""
@@ -25,7 +28,7 @@ class Server:
             self.scheme, self.host, self.port, self.token = found[1], found[2], int(found[3]), found[4]
 
     def ask(self, path, *, method="GET", cookie=None, **headers):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS)
         given = {name.replace("_", "-"): value for name, value in headers.items()}
         connection.request(method, path, headers={**given, **({"Cookie": cookie} if cookie else {})})
         answer = connection.getresponse()
@@ -40,14 +43,15 @@ class Server:
     def close(self):
         """End it; what it has printed since its address, and its errors."""
         self.process.kill()
-        return self.process.communicate(timeout=10)
+        return self.process.communicate(timeout=SECONDS)
 
 
 def next_version(answer):
     """The next version that a stream tells."""
-    until = time.monotonic() + 30
+    until = time.monotonic() + SECONDS
     while time.monotonic() < until:
         line = answer.readline().decode()
+        assert line, "the stream has ended"
         if line.startswith("data: "):
             return json.loads(line[6:])["version"]
     raise AssertionError("the stream told nothing")

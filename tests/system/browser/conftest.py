@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,10 @@ FLAGS = [
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
 HERE = Path(__file__).parent
 INTEGRATION = HERE.parent.parent / "integration"
+CASES = HERE.parent.parent / "cases"
 TOKEN = "browser-tests-0123456789-abcdefghij"
+LONG = 300_000
+"""Milliseconds: ends a test that hangs; nothing is measured by it."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,8 @@ def chromium():
     if path is None:
         pytest.fail("no chromium; tools/system_packages.sh installs it")
     with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=path, args=FLAGS)
+        playwright.expect.set_options(timeout=LONG)
+        browser = started.chromium.launch(executable_path=path, args=FLAGS, timeout=LONG)
         yield browser
         browser.close()
 
@@ -71,7 +76,7 @@ def dashboard_of():
     yield start
     for process in started:
         process.terminate()
-        process.wait(10)
+        process.wait(LONG / 1000)
         process.stdout.close()
 
 
@@ -85,6 +90,7 @@ def visit(chromium) -> Iterator:
         context = chromium.new_context(
             viewport=size, color_scheme="dark" if dark else "light", reduced_motion="reduce", base_url=dashboard.home
         )
+        context.set_default_timeout(LONG)
         contexts.append(context)
         page = context.new_page()
         page.complaints = []
@@ -103,35 +109,54 @@ def visit(chromium) -> Iterator:
 
 @pytest.fixture
 def scratch() -> Iterator[Path]:
-    """A directory of its own, with a short path."""
-    with tempfile.TemporaryDirectory(prefix="charter-browser-") as directory:
+    """A directory of its own, with a short path; the stage of a run that a failed test has left may still write."""
+    with tempfile.TemporaryDirectory(prefix="charter-browser-", ignore_cleanup_errors=True) as directory:
         yield Path(directory)
 
 
+@dataclass
+class Counting:
+    """A run whose stages only count, and wait before some steps until they are let go."""
+
+    gates: list[Path]
+    process: "subprocess.Popen[str]"
+
+    def let_go(self) -> None:
+        """Past the next gate."""
+        self.gates.pop(0).unlink()
+
+    def ended(self) -> int:
+        """Its exit code."""
+        return self.process.wait(LONG / 1000)
+
+
 @pytest.fixture
-def counting():
-    """Starts `charter run` on a project whose stages only count."""
+def counting(tmp_path):
+    """Starts `charter run` on a project: `counting(root, held=("sft:3",))` waits before the third step of sft."""
     started = []
 
-    def start(root: Path, *, seconds_per_step: float = 0.0, **more: str) -> subprocess.Popen:
+    def start(root: Path, *, seconds_per_step: float = 0.0, held: tuple[str, ...] = ()) -> Counting:
+        gates = [tmp_path / f"gate-{number}" for number in range(len(held))]
+        for gate in gates:
+            gate.touch()
         environment = {
             **os.environ,
-            "PYTHONPATH": str(INTEGRATION),
+            "PYTHONPATH": os.pathsep.join([str(CASES), str(INTEGRATION)]),
+            "COUNTING_MODULE": "held_stage",
             "COUNTING_SECONDS_PER_STEP": str(seconds_per_step),
-            **more,
+            "HELD": " ".join(f"{at}:{gate}" for at, gate in zip(held, gates, strict=True)),
         }
         process = subprocess.Popen(
             [sys.executable, str(INTEGRATION / "counting_run.py"), str(root)],
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True, env=environment,
         )  # fmt: skip
         started.append(process)
-        return process
+        return Counting(gates, process)
 
     yield start
     for process in started:
         process.kill()
-        process.wait(10)
-        process.stderr.close()
+        process.wait()
 
 
 def violations(page) -> list[str]:
@@ -150,3 +175,16 @@ def violations(page) -> list[str]:
 def axe():
     """The check as a function of a page."""
     return violations
+
+
+@pytest.fixture
+def until():
+    """Waits for something that the browser tells the test: `until(page, lambda: asked)`."""
+
+    def wait(page, found) -> None:
+        end = time.monotonic() + LONG / 1000
+        while not found():
+            assert time.monotonic() < end, "it did not happen"
+            page.wait_for_timeout(20)
+
+    return wait
