@@ -48,6 +48,17 @@ CASES: dict[str, tuple[StageJob, SlurmSettings, tuple[str, ...]]] = {
     ),
     "spare_nodes": (job(nodes=2, spare_nodes=1), SlurmSettings(options=("--reservation=alignment", "--exclusive")), ()),
     "shards": (job(shards=1000, time_limit_seconds=3600, stop_before_seconds=300), SlurmSettings(), ()),
+    "supervisor": (
+        job(
+            name="charter-shop-supervisor-0123abcd",
+            stage="supervisor",
+            kind="supervisor",
+            command=(AGENT[0], "-m", "charter.cli.main", "run", "-C", "/runs/shop", "--on", "slurm", "--yes"),
+            environment={"CHARTER_SENT": "slurm"},
+        ),
+        SlurmSettings(requeue=False),
+        (),
+    ),
     "hostile": (
         job(
             command=(*AGENT, HOSTILE),

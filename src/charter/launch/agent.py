@@ -24,12 +24,13 @@ from charter.artifacts.term import TERM, Term
 from charter.launch.agent_checks import CHECKS_FAILED_EXIT, Chosen, place_after_checks
 from charter.launch.agent_task import Task, parse
 from charter.launch.agent_watch import NodeWatch, StopRequest
+from charter.launch.job import RESTART
 from charter.launch.job_files import JobFiles, NodeRecord
 from charter.launch.node_address import LOOPBACK, MeetingPlace, free_port, meeting_place, route_address
 from charter.launch.node_processes import NodeProcesses, Torchrun
 from charter.tracking.metering.sampler import Sampler
 
-NODE_RANK, SHARD, RESTART = "CHARTER_NODE_RANK", "CHARTER_SHARD", "CHARTER_RESTART"
+NODE_RANK, SHARD = "CHARTER_NODE_RANK", "CHARTER_SHARD"
 ENGINE_JOB = "CHARTER_ENGINE_JOB"
 """The engine's own number of the job, where its environment says it; for people who read the files."""
 

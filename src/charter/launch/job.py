@@ -5,6 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+SUPERVISOR = "supervisor"
+"""Kind of the job that is a run's own supervisor (`charter submit`)."""
+SENT = "CHARTER_SENT"
+"""Variable of such a job: the engine that it was sent to."""
+RESTART = "CHARTER_RESTART"
+"""Variable of every job: how often its engine has started it again."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StageJob:

@@ -5,7 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from charter.launch.engine import StageStart
-from charter.launch.job import StageJob
+from charter.launch.job import SENT, StageJob
+from charter.launch.job import SUPERVISOR as SUPERVISOR
 from charter.launch.machine import CPU, asked_accelerators, stage_processes
 from charter.launch.submission import Asked, job_name, stage_job
 from charter.spec.project import Project
@@ -13,7 +14,6 @@ from charter.spec.stage_kinds import MAKES_RECORDS
 
 TOKEN = "00000000"
 """Stands for the name that every submission gets anew."""
-SUPERVISOR = "supervisor"
 
 
 def preview_job(
@@ -52,7 +52,7 @@ def supervisor_job(
         command=(like.command[0], "-m", "charter.cli.main", "run", "-C", str(path), "--on", engine, "--yes", *words),
         directory=root,
         log=directory / f"log-{token}.txt",
-        environment=_without_threads(like.environment),
+        environment={**_without_threads(like.environment), SENT: engine},
         nodes=1,
         spare_nodes=0,
         processes_per_node=1,

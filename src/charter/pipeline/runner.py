@@ -20,6 +20,7 @@ from charter.launch.machine import frozen_values
 from charter.launch.opening import engine_name
 from charter.ledger import Ledger
 from charter.ledger.store import ledger_place
+from charter.pipeline import sent
 from charter.pipeline.alerts import AlertListener
 from charter.pipeline.call_costs import record_calls
 from charter.pipeline.elsewhere import LeftJobs, books, open_engine
@@ -102,8 +103,8 @@ def run_project(
     options = options or RunOptions()
     where = run_dir(root.resolve())
     with (
-        StopSignals(where / NOTICE_FILE) as signals,
-        Lease(where, lock_name="run.lock", what="the project") as lease,
+        StopSignals(where / NOTICE_FILE, is_started_again=sent.is_started_again) as signals,
+        sent.take_run(where, stop_wanted=lambda: signals.wanted) as lease,
     ):
         signals.forget_notice()
         work = find_work(project, root, options)

@@ -1,6 +1,7 @@
 """Ctrl-C, SIGTERM and a notice file as requests that the supervisor reads when it is ready for them."""
 
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -12,16 +13,28 @@ NOTICE_FILE = "preempt-notice"
 class StopSignals:
     """Counts requests to stop while the context is open; the handlers of before come back after it."""
 
-    def __init__(self, notice: Path | None = None) -> None:
-        self._notice = notice
+    def __init__(self, notice: Path | None = None, *, is_started_again: Callable[[], bool] = lambda: False) -> None:
+        """`is_started_again`: whether whoever sends SIGTERM will start this process again, to go on where it was."""
+        self._notice, self._is_started_again = notice, is_started_again
         self.interrupts = 0
         self.terminations = 0
+        self._is_meant: bool | None = None
         self._before: dict[int, Any] = {}
 
     @property
     def wanted(self) -> bool:
         """Whether anybody has asked to stop."""
-        return bool(self.interrupts or self.terminations or self.noticed)
+        return bool(self.interrupts or self._terminated or self.noticed)
+
+    @property
+    def _terminated(self) -> bool:
+        """Whether SIGTERM is meant for the run: judged once, and not in the handler.
+
+        Who takes a machine away sends several, and gives other answers while it does.
+        """
+        if self.terminations and self._is_meant is None:
+            self._is_meant = not self._is_started_again()
+        return bool(self._is_meant)
 
     @property
     def noticed(self) -> bool:

@@ -79,18 +79,34 @@ def end_sent_supervisor(root: Path) -> str:
 def _stop_elsewhere(root: Path, holder: Holder, wait_seconds: float) -> Holder | None:
     """A supervisor on another machine is left a notice, as for a machine that will be taken away."""
     lease, notice = run_dir(root) / LEASE, run_dir(root) / NOTICE_FILE
-    if time.time() - lease.stat().st_mtime > FRESH_SECONDS:
+    if _age_seconds(lease) > FRESH_SECONDS:
         return None
     notice.touch()
     deadline = time.monotonic() + wait_seconds
     while time.monotonic() < deadline:
-        if read_holder(lease) != holder:
+        found = read_holder(lease)
+        if found is None:
             return holder
+        if found != holder:
+            # Its engine has started it again meanwhile, and the new start forgets notices that were left before it.
+            holder = found
+            notice.touch()
+        elif _age_seconds(lease) > FRESH_SECONDS:
+            # It has died in the meantime, and may wait in the queue to be started again.
+            return None
         time.sleep(LOOK_SECONDS)
     raise UsageError(
         f"the run ({holder}) was left a notice to stop and is still on its way to a safe point; look again with "
         "`charter status`"
     )
+
+
+def _age_seconds(lease: Path) -> float:
+    """Since it was last touched; nothing for one that has just been given back, which the next look sees."""
+    try:
+        return time.time() - lease.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def _stop_job(scheduler: Scheduler, job: LiveJob, wait_seconds: float) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from urllib.parse import urlencode
 
 from charter.errors import UsageError
-from charter.launch.job import StageJob
+from charter.launch.job import SUPERVISOR, StageJob
 from charter.spec.launching import SlurmSettings
 
 MIB = 1024**2
@@ -17,7 +17,10 @@ _UNWRITABLE = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def directives(job: StageJob, settings: SlurmSettings, *, after: tuple[str, ...] = ()) -> Iterator[str]:
-    """The options of a job, one line each, in a fixed order; the user's own come last, since the last one counts."""
+    """The options of a job, one line each, in a fixed order; the user's own come last, since the last one counts.
+
+    A lost stage can be submitted anew by its supervisor, the supervisor by nobody: Slurm always starts it again.
+    """
     yield from _lines(
         {
             "job-name": job.name,
@@ -31,7 +34,7 @@ def directives(job: StageJob, settings: SlurmSettings, *, after: tuple[str, ...]
             "kill-on-invalid-dep": "yes" if after else "",
             **_size(job, settings),
             **_time(job),
-            "requeue" if settings.requeue else "no-requeue": True,
+            "requeue" if settings.requeue or job.kind == SUPERVISOR else "no-requeue": True,
             "open-mode": "append",
             "output": _log(job),
             "export": "ALL",

@@ -12,7 +12,7 @@ _OF_A_JOB = re.compile(r"^(SLURM|SLURMD|SBATCH|SRUN|SQUEUE|SACCT|SCANCEL|SCONTRO
 """Variables of the job that this process may itself be part of, and those that change what the commands do or print."""
 _OF_A_PROCESS = re.compile(
     r"^((LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)|TORCHELASTIC_.*|CUDA_VISIBLE_DEVICES"
-    r"|CHARTER_(GROUP|NODE_RANK|NODE_NAME|NODE_ADDRESS|SHARD|RESTART|ENGINE_JOB|ATTEMPT|TERM|APART|SUPERVISOR_PID))$"
+    r"|CHARTER_(SENT|GROUP|NODE_RANK|NODE_NAME|NODE_ADDRESS|SHARD|RESTART|ENGINE_JOB|ATTEMPT|TERM|APART|SUPERVISOR_PID))$"
 )
 _SECRET = re.compile(r"key|token|secret|passw|credential", re.IGNORECASE)
 
