@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import fault_server as fault_server_module  # noqa: E402
-from fault_server import Behaviour, fault_server  # noqa: E402
+from fault_server import Behaviour, fault_server, set_gate  # noqa: E402
 
 from charter.artifacts.job import write_job  # noqa: E402
 from charter.artifacts.stage_dir import StageDir  # noqa: E402
@@ -105,22 +105,25 @@ def test_a_served_stage_that_is_done_again_asks_nothing_again(workshop):
 
 
 @pytest.mark.slow
-def test_a_sigkill_loses_no_answer_and_asks_only_what_was_under_way(workshop):
+def test_a_sigkill_loses_no_answer_and_asks_only_what_was_under_way(workshop, tmp_path):
     spec = CritiqueStage(policy="p", critic="c", prompts=("d",), revisions=2, **SAMPLING)
-    with fault_server(Behaviour(seconds=0.05)) as (url, server):
+    gate = tmp_path / "gate"
+    with fault_server(Behaviour(seconds=0.05, gate=gate)) as (url, server):
         undisturbed, killed = (served(workshop, name, spec, url) for name in ("undisturbed", "killed"))
         critique.run(undisturbed)
         server.requests.clear()
         command = [sys.executable, "-m", "charter.feedback.critique", "--stage-dir", str(killed.path)]
         kills = 0
         for wanted in (5, 20, 35):
+            set_gate(gate, wanted + 8)  # of 50: however late the kill comes, the stage cannot have ended
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ)
             while len(server.requests) < wanted and process.poll() is None:
                 time.sleep(0.01)
             process.send_signal(signal.SIGKILL)
             kills += process.wait() == -signal.SIGKILL
         assert kills == 3
-        assert subprocess.run(command, check=False, capture_output=True, timeout=120).returncode == 0
+        gate.unlink()
+        assert subprocess.run(command, check=False, capture_output=True, timeout=600).returncode == 0
         asked = [line["question"] for line in server.requests]
     assert published(killed) == published(undisturbed)
     assert len(set(asked)) == 50

@@ -1,15 +1,11 @@
 """A job that ends after its stage was found unfinished and before it would be started again: nothing is paid twice."""
 
-import os
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from engine_workplace import PROJECT, EngineWorkplace
-from scheduler_contract import SLOW
 
 from charter.launch.job_engine import JobEngine
 from charter.launch.subprocess_scheduler import KEEPER, STATE_VARIABLE, SubprocessScheduler
@@ -39,16 +35,16 @@ def work(tmp_path: Path, state: Path) -> Iterator[EngineWorkplace]:
 
 @pytest.fixture
 def let_it_end(work: EngineWorkplace, state: Path) -> Callable[[], None]:
-    """The first stage's job, left by a supervisor that was killed, and frozen: the call lets it come to its end."""
-    work.write(stage_environment=SLOW, pipeline={"a": A})
+    """The first stage's job, left by a supervisor that was killed, at a gate: the call lets it come to its end."""
+    work.write(held="a:2", pipeline={"a": A})
     process = work.start()
-    record = work.wait_for_step("a", 1)
-    psutil.Process(record.first_pid).suspend()
+    work.wait_at_gate("a")
+    work.wait_for(lambda: work.job_id("a"), "the number of its job")
     work.kill_supervisor(process)
     scheduler, job_id = SubprocessScheduler(state), work.job_id("a")
 
     def end() -> None:
-        os.kill(record.first_pid, signal.SIGCONT)
+        work.open_gate()
         work.wait_for(lambda: scheduler.poll([job_id])[job_id].phase == "ended", "the end of the job")
         assert work.outputs()["a"]
 
@@ -80,14 +76,14 @@ def ends_after_the_first_look(let_it_end: Callable[[], None], monkeypatch: pytes
 
 
 @pytest.mark.parametrize("on", ["subprocess", "local"])
-def test_a_job_that_ends_before_its_engine_is_asked_is_not_submitted_again(work, ends_after_the_first_look, on):
+def test_a_job_that_ends_before_its_engine_is_asked_is_not_submitted_again(work, state, ends_after_the_first_look, on):
     events = run_again(work, on=on)
     assert ends_after_the_first_look == ["a"]
     assert len(work.jobs("a")) == 1
     (row,) = work.ledger("a")
     assert (row["infra"], row["outcome"], row["clock"]) == ("subprocess", "done", "engine")
-    (record,) = work.node_records("a")
-    assert row["duration_milliseconds"] / 1000 == pytest.approx(record.seconds, abs=10)
+    (start,) = SubprocessScheduler(state).attempts(work.job_id("a"))
+    assert row["duration_milliseconds"] / 1000 == pytest.approx(start.seconds, abs=0.002)
     assert [event["why"] for event in events if event["event"] == "stage_skipped"] == ["outputs verified"]
     assert [event for event in events if event["event"] in ("stage_queued", "stage_started")] == []
 

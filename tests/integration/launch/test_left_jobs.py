@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 from engine_workplace import PYTHONPATH, EngineWorkplace
-from scheduler_contract import VERY_SLOW, alive
+from scheduler_contract import alive
 
 from charter.launch.subprocess_scheduler import KEEPER, STATE_VARIABLE, SubprocessScheduler
-
-SLOWER = {"COUNTING_SECONDS_PER_STEP": "2"}
 
 
 @pytest.fixture
@@ -42,9 +40,10 @@ def state_of(work: EngineWorkplace, stage: str) -> dict:
 
 
 def test_a_job_without_a_supervisor_is_seen_and_stops_at_a_checkpoint(work):
-    work.write(stage_environment=VERY_SLOW)
+    work.write(held="a:2")
     process = work.start()
-    record = work.wait_for_step("a", 1)
+    record = work.wait_at_gate("a")
+    work.wait_for(lambda: work.job_id("a"), "the number of its job")
     work.kill_supervisor(process)
     found = state_of(work, "a")
     assert found["state"] == "running"
@@ -57,7 +56,7 @@ def test_a_job_without_a_supervisor_is_seen_and_stops_at_a_checkpoint(work):
     assert (ended.exit_code, ended.stopped_by) == (6, "supervisor")
     assert state_of(work, "a")["state"] == "interrupted"
     assert "no run is active" in charter(work, "stop")
-    work.write(stage_environment={})
+    work.write()
     work.run()
     first, second = work.ledger("a")
     assert second["first_step"] >= 1, "it goes on from the checkpoint of the stop"
@@ -65,9 +64,10 @@ def test_a_job_without_a_supervisor_is_seen_and_stops_at_a_checkpoint(work):
 
 
 def test_a_run_on_this_machine_ends_the_jobs_that_another_engine_still_has(work):
-    work.write(stage_environment=VERY_SLOW)
+    work.write(held="a:2")
     process = work.start()
-    record = work.wait_for_step("a", 1)
+    record = work.wait_at_gate("a")
+    work.wait_for(lambda: work.job_id("a"), "the number of its job")
     work.kill_supervisor(process)
     work.write()
     here = EngineWorkplace(work.root, on="local")
@@ -78,7 +78,7 @@ def test_a_run_on_this_machine_ends_the_jobs_that_another_engine_still_has(work)
 
 
 def test_every_text_is_shown_before_anything_is_sent(work):
-    work.write(stage_environment=SLOWER)
+    work.write()
     shown = charter(work, "submit", "--on", "subprocess", "--print")
     assert "# a\n" in shown
     assert "# b\n" in shown

@@ -17,6 +17,8 @@ from charter.artifacts.lease import LEASE, Lease, this_process
 from charter.cli.main import app
 from charter.launch import sent_supervisor
 from charter.launch.job_files import JobFiles, numbers
+from charter.launch.slurm.commands import SlurmCommands
+from charter.launch.slurm.glance import GLANCE_SECONDS
 from charter.launch.submission import read_submission, write_submission
 from charter.launch.subprocess_scheduler import KEEPER, STATE_VARIABLE, SubprocessScheduler
 from charter.pipeline.events import Events
@@ -134,13 +136,19 @@ def test_slurm_is_asked_for_its_word(work, squeue, row, state, reason):
 
 
 def test_a_controller_that_does_not_answer_is_not_waited_for(work, sent, squeue, monkeypatch):
-    from charter.launch.slurm import glance
+    ask, patience = SlurmCommands.run, []
 
-    monkeypatch.setattr(glance.glance, "__kwdefaults__", {"patience_seconds": 0.5})
+    def hurried(self: SlurmCommands, *command: str) -> str:
+        patience.append(self.patience_seconds)
+        self.patience_seconds = 0.5
+        return ask(self, *command)
+
+    monkeypatch.setattr(SlurmCommands, "run", hurried)
     asked = squeue("hangs")
     found = told(work)
     assert (found["state"], found["asked"], found["known_at"]) == ("queued", False, found["sent_at"])
     assert asked.exists(), "it was asked"
+    assert patience == [GLANCE_SECONDS]
     squeue("error: Unable to contact slurm controller (connect failure)")
     assert told(work)["asked"] is False
     assert ", last known at 20" in line(work)

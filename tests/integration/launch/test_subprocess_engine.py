@@ -29,7 +29,7 @@ def engine(tmp_path: Path) -> Iterator[EngineUnderTest]:
         """The keeper is gone, and with it everybody who knows of the job's processes."""
         keeper = read_holder(state / job_id / KEEPER)
         os.kill(keeper.pid, signal.SIGKILL)
-        assert ends_within(keeper, 10)
+        assert ends_within(keeper, 120)
 
     yield EngineUnderTest(
         name="subprocess",
@@ -44,7 +44,7 @@ def engine(tmp_path: Path) -> Iterator[EngineUnderTest]:
         if keeper is not None and keeper.is_alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(keeper.pid, signal.SIGTERM)
-            ends_within(keeper, 10)
+            ends_within(keeper, 120)
 
 
 class TestSubprocess(SchedulerContract, RunContract):

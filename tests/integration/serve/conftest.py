@@ -69,6 +69,10 @@ class Client:
     address: str
     process: "subprocess.Popen[str]"
 
+    @property
+    def port(self):
+        return int(self.address.rpartition(":")[2])
+
     def ask(self, path, body=None, headers=None):
         """Status and parsed body of one request."""
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
@@ -78,7 +82,7 @@ class Client:
         for name, value in (headers or {}).items():
             request.add_header(name, value)
         try:
-            with urllib.request.urlopen(request, timeout=60) as reply:
+            with urllib.request.urlopen(request, timeout=300) as reply:
                 return reply.status, json.load(reply)
         except urllib.error.HTTPError as error:
             with error:
@@ -87,7 +91,7 @@ class Client:
     def stop(self):
         """SIGTERM; what the process ended with."""
         self.process.send_signal(signal.SIGTERM)
-        out, err = self.process.communicate(timeout=60)
+        out, err = self.process.communicate(timeout=300)
         return self.process.returncode, out, err
 
 
@@ -103,7 +107,7 @@ def serving(directory, *options, environment=None):
     )
     try:
         line = process.stdout.readline()
-        assert " at http://" in line, process.communicate(timeout=10)[1]
+        assert " at http://" in line, process.communicate(timeout=60)[1]
         yield Client(line.split(" at ")[1].strip().removesuffix("/v1"), process)
     finally:
         if process.poll() is None:

@@ -2,12 +2,15 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -150,9 +153,9 @@ def test_a_token_is_asked_for_and_the_server_ends_cleanly(judge_dir, started):
             headers={"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
         )
         with ThreadPoolExecutor(1) as threads:
-            asked = threads.submit(lambda: urllib.request.urlopen(request, timeout=60).status)
+            asked = threads.submit(lambda: urllib.request.urlopen(request, timeout=300).status)
             code, out, err = client.stop()
-            ended = asked.exception(timeout=60)
+            ended = asked.exception(timeout=300)
         assert code == 0
         assert "Traceback" not in err
         assert key not in out + err
@@ -181,9 +184,15 @@ def test_what_is_no_language_model_is_refused(tmp_path, judge_dir):
 
 
 def test_a_port_that_is_taken_is_told(server, judge_dir):
-    code, told = refusal(str(judge_dir), "--port", server.address.rpartition(":")[2])
+    code, told = refusal(str(judge_dir), "--port", str(server.port))
     assert code == 2
     assert "cannot listen" in told
+
+
+def connections_to(port):
+    """How many this process has that are set up."""
+    found = psutil.Process().net_connections("tcp4")
+    return sum(item.status == psutil.CONN_ESTABLISHED and item.raddr.port == port for item in found)
 
 
 LONG = {"model": "judge", "prompt": "Tell", "max_tokens": 250, "min_tokens": 250}
@@ -201,12 +210,21 @@ def test_a_client_that_goes_away_takes_nothing_from_the_next(server):
 
 
 def test_too_many_requests_are_told_to_come_back_and_alone_each_has_its_bits(judge_dir, started):
-    """One is computed, one waits: of many at once some must be refused; those answered agree byte for byte."""
+    """One is computed, one waits: of many at once some must be refused; those answered agree byte for byte.
+
+    The server stands still until all are connected: they are there at once, however slow this process is.
+    """
     body = LONG | {"seed": 3, "max_tokens": 60, "min_tokens": 60, "logprobs": 5}
     with started(judge_dir, "--batch", "1", "--waiting", "1", "--name", "judge") as client:
         alone = client.ask("/v1/completions", body)
+        client.process.send_signal(signal.SIGSTOP)
         with ThreadPoolExecutor(16) as threads:
-            found = list(threads.map(lambda _: client.ask("/v1/completions", body), range(16)))
+            asked = [threads.submit(client.ask, "/v1/completions", body) for _ in range(16)]
+            until = time.monotonic() + 300
+            while connections_to(client.port) < 16 and time.monotonic() < until:
+                time.sleep(0.01)
+            client.process.send_signal(signal.SIGCONT)
+            found = [item.result() for item in asked]
     assert alone[0] == 200
     assert {status for status, _ in found} == {200, 429}
     assert all(reply == alone[1] for status, reply in found if status == 200)
