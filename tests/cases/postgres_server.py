@@ -2,15 +2,16 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psycopg
+from held_port import held_port
 
-SECONDS_TO_START = 60
+SECONDS_TO_START = 600
+"""Only there to end a hang."""
 OWNER = "postgres"
 """The user that Debian's package makes; the server refuses to run as root."""
 
@@ -30,7 +31,7 @@ class PostgresServer:
 
     directory: Path
     """For its data; empty or absent."""
-    port: int = field(default_factory=lambda: free_port())
+    port: int = field(default_factory=held_port)
     databases: int = 0
 
     def make(self) -> None:
@@ -87,10 +88,3 @@ class PostgresServer:
         as_owner = ["runuser", "-u", OWNER, "--", *command] if os.geteuid() == 0 else command
         done = subprocess.run(as_owner, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{' '.join(as_owner)}\n{done.stdout}{done.stderr}"
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

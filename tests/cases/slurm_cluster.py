@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from held_port import held_port
 from slurm_configuration import DBD_CONF, GRES_CONF, PASSWORD, SLURM_CONF, dbd_lines
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "squeue", "sacct", "scontrol")
@@ -25,8 +26,8 @@ ACCOUNTING_PROGRAMS = ("slurmdbd", "mariadbd", "mariadb-install-db")
 T = TypeVar("T")
 NODES = ("n1", "n2", "n3", "n4")
 GPUS_PER_NODE = 4
-PATIENCE_SECONDS = 180
-"""Other suites run beside this one; starting takes a few seconds when nothing does."""
+PATIENCE_SECONDS = 600
+"""Only there to end a hang. Other suites run beside this one; starting takes a few seconds when nothing does."""
 
 
 def missing_programs(*, accounting: bool = False) -> list[str]:
@@ -82,7 +83,7 @@ class SlurmCluster:
     def start(self) -> None:
         """Write the configuration, start the daemons, wait until all nodes are idle."""
         names = ("slurmctld", "slurmdbd", "mariadb", *NODES)
-        self.ports = dict(zip(names, free_ports(len(names)), strict=True))
+        self.ports = {name: held_port() for name in names}
         for name in ("state", "spool", "log", "dev", "munge"):
             (self.directory / name).mkdir()
         for index in range(GPUS_PER_NODE):
@@ -100,7 +101,7 @@ class SlurmCluster:
         """End jobs, daemons and whatever jobs left behind."""
         for name in ("slurmctld", *NODES, "slurmdbd", "mariadb", "munged"):
             self._end(name, signal.SIGKILL)
-        for _ in range(20):
+        for _ in range(400):
             left = self.processes()
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
@@ -119,12 +120,6 @@ class SlurmCluster:
 
     # What goes wrong.
 
-    def kill_worker(self, job_id: str) -> int:
-        """SIGKILL the newest process of a job that is neither Slurm's nor its batch shell; its process id."""
-        pid = self.wait_until(lambda: self._worker(job_id), f"a process of job {job_id}")
-        os.kill(pid, signal.SIGKILL)
-        return pid
-
     def lose_node(self, node: str) -> None:
         """A node that the controller no longer reaches; what ran there goes on (the zombie) until it comes back."""
         self._end(node, signal.SIGKILL)
@@ -135,8 +130,15 @@ class SlurmCluster:
     def bring_back(self, node: str) -> None:
         """Its daemon starts again, and ends what the controller has given up."""
         self.begin_node(node)
-        self.run("scontrol", "update", f"nodename={node}", "state=resume", check=False)
-        self.wait_until(lambda: self.node_state(node) in ("IDLE", "MIXED", "ALLOCATED"), f"{node} to come back")
+        self.wait_until(lambda: answers(self.ports[node]), f"slurmd of {node}")
+        self.wait_until(lambda: self._is_back(node), f"{node} to come back")
+
+    def _is_back(self, node: str) -> bool:
+        """Whether a node is up and answers; one that is still given up is let in again."""
+        said = self._said_of(node)
+        if said.startswith("DOWN") or "DRAIN" in said:
+            self.run("scontrol", "update", f"nodename={node}", "state=resume", check=False)
+        return "*" not in said and said.rstrip("~#!%$@^-") in ("IDLE", "MIXED", "ALLOCATED")
 
     def preempt(self, node: str, *, seconds: float = 1.0) -> str:
         """Submit a job of the urgent partition that takes a whole node; its number, as soon as it runs."""
@@ -172,9 +174,13 @@ class SlurmCluster:
 
     def node_state(self, node: str) -> str:
         """`IDLE`, `MIXED`, `DOWN`, ...: without what is appended to it."""
+        return self._said_of(node).partition("+")[0].rstrip("*~#!%$@^-")
+
+    def _said_of(self, node: str) -> str:
+        """The same with all that is appended; `*` is a node that does not answer."""
         for word in self.run("scontrol", "-o", "show", "node", node, check=False).split():
             if word.startswith("State="):
-                return word[6:].partition("+")[0].rstrip("*~#!%$@^-")
+                return word[6:]
         return ""
 
     def wait_for_nodes(self) -> None:
@@ -310,9 +316,6 @@ class SlurmCluster:
                     found[pid] = next((it[len(name) :].decode() for it in variables if it.startswith(name)), "")
         return found
 
-    def _worker(self, job_id: str) -> int:
-        return max(self.processes_of(job_id), default=0)
-
     def _is_ours(self, entry: Path, command: str) -> bool:
         if command.startswith("slurmstepd"):
             # It writes its title over its environment, and stands in its job's directory: what it has open tells.
@@ -325,12 +328,3 @@ def answers(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
         return True
     return False
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, all different."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]

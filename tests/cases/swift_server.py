@@ -120,7 +120,7 @@ class SwiftServer:
             self.processes.append(subprocess.Popen(command, stdout=log, stderr=log))
 
     def _wait_for(self, port: int) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
                 return
