@@ -18,6 +18,7 @@ from charter.dashboard.view.graph_layout import direct_edges, layered
 from charter.dashboard.view.graph_svg import NARROW, WIDE, graph_svg
 from charter.dashboard.view.home_view import home_view
 from charter.dashboard.view.run_view import money_of, run_share, run_state, run_view
+from charter.ledger.sums import Sums
 
 
 @pytest.fixture
@@ -108,6 +109,17 @@ def test_the_parts_of_the_cost_add_up(snapshot):
     assert view.forecast_p10 <= view.forecast_p50 <= view.forecast_p90
     assert view.forecast_p50 >= view.money.spent_usd
     assert [title for _, title in view.used_columns] == ["Lost"]
+
+
+def test_storage_is_on_the_page_beside_the_stages_and_hides_no_time(snapshot):
+    stored = Sums(other_micro_usd=500_000)
+    whole, by_stage = snapshot.ledger.whole, {**snapshot.ledger.by_stage, "": stored}
+    view = cost_view(replace(snapshot, ledger=replace(snapshot.ledger, by_stage=by_stage, whole=whole + stored)))
+    assert [(split.name, split.other) for split in view.stages if split.other] == [("(no stage)", 0.5)]
+    assert sum(split.whole for split in view.stages) == pytest.approx(view.whole.whole) == pytest.approx(1.9)
+    totals = replace(whole.totals, priced_attempts=0, micro_usd=0)
+    unpriced = replace(snapshot.ledger, by_stage=by_stage, whole=Sums(totals=totals) + stored)
+    assert cost_view(replace(snapshot, ledger=unpriced)).unit == "seconds"
 
 
 def test_the_burn_down_ends_at_the_forecast(snapshot):

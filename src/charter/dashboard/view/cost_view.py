@@ -11,6 +11,8 @@ from charter.ledger.attempt import Attempt
 from charter.ledger.sums import Sums
 
 JOULES_PER_KWH = 3.6e6
+OF_NO_STAGE = "(no stage)"
+"""What no stage alone has caused: storage, fees."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +84,15 @@ def cost_view(snapshot: Snapshot) -> CostView:
     """The cost page of a project."""
     ledger, eta = snapshot.ledger, eta_of(snapshot)
     money = money_of(snapshot, eta)
-    unit = "usd" if money.spent_usd is not None else "seconds"
+    is_work_priced = (
+        ledger.whole.totals.priced_attempts or not ledger.whole.totals.attempts or ledger.whole.calls.requests
+    )
+    unit = "usd" if money.spent_usd is not None and is_work_priced else "seconds"
     names = [stage.name for stage in snapshot.stages]
     others = [name for name in ledger.by_stage if name not in names]
-    stages = tuple(_split(name, i % 12, ledger.stage(name), unit) for i, name in enumerate([*names, *others]))
+    stages = tuple(
+        _split(name or OF_NO_STAGE, i % 12, ledger.stage(name), unit) for i, name in enumerate([*names, *others])
+    )
     left, spent = eta.left.usd, money.spent_usd
     return CostView(
         unit=unit,
