@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 CHUNK_BYTES = 4 * 1024 * 1024
+TAIL_BYTES = 256
+"""Enough of the end of what was read, with its times, to tell whether it still stands there."""
 
 
 @dataclass
@@ -19,6 +21,8 @@ class Growing:
     offset: int = 0
     rest: bytes = b""
     """A last line without its end: it may still be being written."""
+    tail: bytes = b""
+    """The last bytes that were read, which end at `offset`."""
 
 
 class LineFile:
@@ -40,19 +44,26 @@ class LineFile:
             return []
 
     def _read(self, file: Any, restart: Callable[[], None]) -> list[bytes]:
-        found = _stat(file)
-        if found.st_ino != self._known.inode or found.st_size < self._known.offset:
+        inode = _stat(file).st_ino
+        if inode != self._known.inode or not self._is_as_left(file):
             if self._known.offset:
                 restart()
-            self._known = Growing(inode=found.st_ino)
+            self._known = Growing(inode=inode)
         file.seek(self._known.offset)
         lines: list[bytes] = []
         while chunk := file.read(CHUNK_BYTES):
             self._known.offset += len(chunk)
+            self._known.tail = (self._known.tail + chunk)[-TAIL_BYTES:]
             parts = (self._known.rest + chunk).split(b"\n")
             self._known.rest = parts.pop()
             lines += parts
         return lines
+
+    def _is_as_left(self, file: Any) -> bool:
+        """Whether what was read last still stands there: a file that was cut may have grown again since, and more."""
+        tail = self._known.tail
+        file.seek(self._known.offset - len(tail))
+        return bool(file.read(len(tail)) == tail)
 
 
 def _stat(file: Any) -> Any:

@@ -110,6 +110,7 @@ def _look(
     outside: tuple[str, ...] = (),
     needs_approval: bool = False,
 ) -> StageNow:
+    alive = _is_alive(name, directory, looked)  # before the files: what has ended by then has left its last ones
     record, progress = files.read(directory / RECORD_FILE), files.read(directory / PROGRESS)
     failure = files.read(directory / FAILURE)
     checkpoint, saved_at = _newest_checkpoint(directory)
@@ -118,7 +119,7 @@ def _look(
     if record and record.get("fingerprint") == fingerprint:
         state, why = "done", "finished"
         step, target = _whole(record.get("step")) or step, _whole(record.get("target_step")) or target
-    elif _is_alive(name, directory, looked):
+    elif alive:
         state, why = "running", ""
     elif failure and failure.get("exit_code") != 6:
         state, why = "failed", str(failure.get("message", ""))

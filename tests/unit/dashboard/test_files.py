@@ -55,6 +55,20 @@ def test_a_cut_or_replaced_file_starts_anew(tmp_path):
     assert files.steps(path) == {}
 
 
+def test_a_file_that_was_cut_and_has_grown_past_its_old_end_starts_anew(tmp_path):
+    """A stage that was killed went back to a checkpoint and on again before anybody looked."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(line(step, loss=1.0) for step in range(1, 9)))
+    files = MetricFiles()
+    files.steps(path)
+    os.truncate(path, len(line(1, loss=1.0)) * 3)
+    with path.open("a") as file:
+        file.write("".join(line(step, loss=0.25) for step in range(4, 20)))
+    assert {step: values["loss"] for step, values in files.steps(path).items()} == {
+        step: 1.0 if step <= 3 else 0.25 for step in range(1, 20)
+    }
+
+
 def test_steps_done_again_count_once_in_order(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text(line(1, loss=9.0) + line(2, loss=8.0) + line(3, loss=7.0) + line(2, loss=1.0))

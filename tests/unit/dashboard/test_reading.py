@@ -9,7 +9,7 @@ import threading
 import pytest
 from dashboard_case import ProjectCase, lively
 
-from charter.dashboard import reading
+from charter.dashboard import reading, reading_stages
 from charter.dashboard.discovery import Found, check_roots, find_projects, key_of
 from charter.dashboard.reading import ProjectReader
 from charter.dashboard.snapshot import LedgerNow
@@ -46,7 +46,7 @@ def test_the_sums_of_the_ledger_and_what_was_lost(case):
 
 
 def test_a_dead_process_is_an_interruption_though_no_file_has_changed(tmp_path):
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         reader = reader_of(lively(tmp_path / "demo", pid=child.pid).root)
         assert states(reader.snapshot(wait=True))["pm"] == "running"
@@ -54,6 +54,20 @@ def test_a_dead_process_is_an_interruption_though_no_file_has_changed(tmp_path):
         child.kill()
         child.wait()
     assert states(reader.snapshot(wait=True))["pm"] == "interrupted"
+
+
+@pytest.mark.parametrize("how", ["done", "failed"])
+def test_a_stage_that_ends_while_it_is_looked_at_is_not_taken_for_interrupted(tmp_path, monkeypatch, how):
+    """Its process lived until a moment ago, and left what tells how it ended before it went."""
+    case = lively(tmp_path / "demo", pid=os.getpid())
+
+    def just_ended(name, directory, looked):
+        if name == "pm":
+            case.done("pm", 20) if how == "done" else case.failed("pm", "the loss is not a number")
+        return False
+
+    monkeypatch.setattr(reading_stages, "_is_alive", just_ended)
+    assert states(reader_of(case.root).snapshot())["pm"] == how
 
 
 def test_a_gate_waits_only_when_its_inputs_are_done(tmp_path):
@@ -192,7 +206,7 @@ def test_a_server_is_never_asked_while_a_page_waits(case, monkeypatch):
     monkeypatch.setattr(reading, "LOOK_SECONDS", 0.0)
     reader = reader_of(case.root)
     first = reader.snapshot()
-    monkeypatch.setattr(reading, "read_ledger", lambda **_: hanging.wait(20) and LedgerNow())
+    monkeypatch.setattr(reading, "read_ledger", lambda **_: hanging.wait(120) and LedgerNow())
     case.progress("pm", 12, 20)
     reader._read_until = 0.0
     assert reader.snapshot() is first
