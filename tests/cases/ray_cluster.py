@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -31,19 +30,20 @@ LOOPBACK = "127.0.0.2"
 PREEMPTION = "DRAIN_NODE_REASON_PREEMPTION"
 HEALTH = {
     "health_check_initial_delay_ms": 1000,
-    "health_check_period_ms": 500,
-    "health_check_timeout_ms": 1000,
+    "health_check_period_ms": 1000,
+    "health_check_timeout_ms": 4000,
     "health_check_failure_threshold": 4,
 }
-"""A silent node counts as lost after two to four seconds, where Ray waits for most of a minute."""
+"""A node that was killed counts as lost after four seconds, one that is silent after twenty: a node that only waits for
+its turn on a busy machine must not."""
+START_SECONDS = 600.0
+"""How long the cluster may take to see what has become of its nodes."""
 
 
 class RayCluster:
     """A running cluster, seen from a test."""
 
-    def __init__(
-        self, *, nodes: int = NODES, environment: dict[str, str] | None = None, dashboard: bool = False
-    ) -> None:
+    def __init__(self, *, nodes: int = NODES, environment: dict[str, str] | None = None) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="cray-"))
         (self.directory / "ray").mkdir()
         own = {
@@ -56,7 +56,7 @@ class RayCluster:
         }
         with (self.directory / "cluster.log").open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(int(dashboard))],
+                [sys.executable, __file__],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -71,7 +71,6 @@ class RayCluster:
         self.leaving: set[str] = set()
         answer = self._answer()
         self.address: str = answer["address"]
-        self.dashboard_url: str = answer["dashboard"]
         for _ in range(nodes):
             self.add_node()
 
@@ -117,17 +116,12 @@ class RayCluster:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGCONT)
 
-    def preempt_node(self, name: str, *, notice_seconds: float) -> None:
-        """An autoscaler's notice that the node goes, then its end."""
-        self.drain_node(name, deadline_seconds=notice_seconds)
-        time.sleep(notice_seconds)
-        self.lose_node(name)
-
     def drain_node(self, name: str, *, deadline_seconds: float) -> None:
         """The notice alone."""
         node_id = self.id_of(name)
         self.leaving.add(node_id)
-        self._ask("drain", node_id, int(deadline_seconds * 1000))
+        answer = self._ask("drain", node_id, int(deadline_seconds * 1000))
+        assert answer["accepted"], answer["why"]
 
     def kill_worker(self, name: str, *, containing: str) -> int:
         """SIGKILL to the first process on a node whose command line has this text; its process id."""
@@ -148,12 +142,13 @@ class RayCluster:
         raise AssertionError("no keeper runs")
 
     def mend(self) -> None:
-        """As many living nodes as at first, for the next test."""
+        """As many living nodes as at first, for the next test; returns when the cluster counts no other as living."""
         gone = [node_id for node_id in self.node_ids if node_id in self.frozen | self.leaving or self._is_dead(node_id)]
         for node_id in gone:
             self.lose_node(node_id)
         while len(self.node_ids) < NODES:
             self.add_node()
+        self._ask("see", *self.node_ids)
 
     def stop(self) -> None:
         """End all of it."""
@@ -197,16 +192,7 @@ class RayCluster:
         return found
 
 
-def free_port() -> int:
-    """A port that nobody listens on, outside the range in which Ray's workers take theirs."""
-    while True:
-        with socket.socket() as found:
-            found.bind((LOOPBACK, 0))
-            if not 10002 <= (port := int(found.getsockname()[1])) <= 19999:
-                return port
-
-
-def serve(*, dashboard: bool) -> None:
+def serve() -> None:
     """Hold a cluster, and do what the test asks until it hangs up."""
     from ray.cluster_utils import Cluster
 
@@ -220,27 +206,34 @@ def serve(*, dashboard: bool) -> None:
         "num_gpus": GPUS_PER_NODE,
         "resources": {"accelerator_type:H100": 1},
     }
-    port = free_port()
-    head = {
-        **common,
-        "num_cpus": 0,
-        "include_dashboard": dashboard,
-        "dashboard_host": LOOPBACK,
-        "dashboard_port": port,
-        "_system_config": HEALTH,
-    }
-    cluster.add_node(**head)
-    print(json.dumps({"address": cluster.address, "dashboard": f"http://{LOOPBACK}:{port}"}), file=answers)
+    cluster.add_node(**common, num_cpus=0, include_dashboard=False, _system_config=HEALTH)
+    print(json.dumps({"address": cluster.address}), file=answers)
     for line in sys.stdin:
         verb, *arguments = json.loads(line)
         answer: dict[str, Any] = {}
         if verb == "add":
-            node = cluster.add_node(**asked)
+            node = cluster.add_node(wait=False, **asked)
+            _see(cluster, node.node_id)
             answer = {"node_id": node.node_id, "raylet": node.all_processes["raylet"][0].process.pid}
+        if verb == "see":
+            _see(cluster, *arguments, and_no_other=True)
         if verb == "drain":
             answer = _drain(cluster.address, *arguments)
         print(json.dumps(answer), file=answers)
     cluster.shutdown()
+
+
+def _see(cluster: Any, *node_ids: str, and_no_other: bool = False) -> None:
+    """Wait until the cluster counts these nodes among the living, or takes just them for the living beside the head."""
+    end = time.monotonic() + START_SECONDS
+    head = cluster.head_node.node_id
+    while True:
+        living = {node["NodeID"] for node in cluster.global_state.node_table() if node["Alive"]} - {head}
+        if living == set(node_ids) if and_no_other else living >= set(node_ids):
+            return
+        if time.monotonic() > end:
+            raise TimeoutError(f"nodes {sorted(node_ids)} are expected to live, and the cluster sees {sorted(living)}")
+        time.sleep(0.1)
 
 
 def _drain(address: str, node_id: str, milliseconds: int) -> dict[str, Any]:
@@ -256,4 +249,4 @@ def _drain(address: str, node_id: str, milliseconds: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    serve(dashboard=bool(int(sys.argv[1])))
+    serve()

@@ -1,7 +1,6 @@
 """The engine contract on a real Ray cluster."""
 
 import pytest
-import scheduler_contract
 from ray_cluster import RayCluster
 from scheduler_contract import (
     LOSE_NODE,
@@ -18,12 +17,6 @@ from charter.launch.ray.scheduler import RayScheduler
 from charter.spec.launching import RaySettings
 
 
-@pytest.fixture(autouse=True)
-def slower_stages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client takes seconds to connect; what is done to a stage must still find it running."""
-    monkeypatch.setitem(scheduler_contract.SLOW, "COUNTING_SECONDS_PER_STEP", "2.5")
-
-
 @pytest.fixture
 def engine(cluster: RayCluster) -> EngineUnderTest:
     """Nodes are lost by falling silent, with all that is on them frozen; preempted by an autoscaler's notice."""
@@ -32,21 +25,15 @@ def engine(cluster: RayCluster) -> EngineUnderTest:
         cluster.freeze_node(scheduler.poll([job_id])[job_id].nodes[0])
 
     def preempt(scheduler: RayScheduler, job_id: str) -> None:
-        cluster.drain_node(scheduler.poll([job_id])[job_id].nodes[0], deadline_seconds=60)
-
-    def connected() -> RayScheduler:
-        """A client that has its connection: making one takes seconds, in which a stage of a test may end."""
-        found = RayScheduler(RaySettings(address=cluster.address))
-        found.find("charter-nobody")
-        return found
+        cluster.drain_node(scheduler.poll([job_id])[job_id].nodes[0], deadline_seconds=600)
 
     return EngineUnderTest(
         name="ray",
-        open=connected,
+        open=lambda: RayScheduler(RaySettings(address=cluster.address)),
         can=frozenset({PREEMPT, LOSE_NODE, NODES, RESTARTS, RECORDS_OF_STARTS}),
         launch={"ray": {"address": cluster.address}},
         environment={"RAY_AUTH_MODE": "disabled"},
-        patience_seconds=600.0,
+        patience_seconds=900.0,
         preempt=preempt,
         lose_node=lose,
         restore=cluster.mend,

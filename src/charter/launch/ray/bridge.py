@@ -15,8 +15,7 @@ from typing import Any
 from charter.launch.ray.request import KEEPER, NAMESPACE
 
 CALL_SECONDS = 60.0
-RESTART_SECONDS = 15.0
-"""How long a keeper may take to be there again."""
+"""How long an answer may take, with the time in which a keeper that died is there again."""
 AGAIN_SECONDS = 0.5
 
 
@@ -90,10 +89,11 @@ class Bridge:
     def _call(self, method: str, *arguments: Any) -> Any:
         """Ask the keeper; one that is being started again is asked once more, since every request may be repeated."""
         gone = (self._ray.exceptions.ActorDiedError, self._ray.exceptions.ActorUnavailableError)
-        deadline = time.monotonic() + RESTART_SECONDS
+        deadline = time.monotonic() + CALL_SECONDS
         while True:
+            left = max(AGAIN_SECONDS, deadline - time.monotonic())
             try:
-                return self._ray.get(getattr(self._keeper, method).remote(*arguments), timeout=CALL_SECONDS)
+                return self._ray.get(getattr(self._keeper, method).remote(*arguments), timeout=left)
             except gone:
                 if time.monotonic() > deadline:
                     raise

@@ -3,11 +3,13 @@
 Used inside the cluster, where Charter may not be installed.
 """
 
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 PREEMPTED = 3
 """`AUTOSCALER_DRAIN_PREEMPTED` of Ray's `NodeDeathInfo.Reason`."""
+ANSWER_SECONDS = 5.0
 
 
 def death_of(nodes: Sequence[Mapping[str, Any]], node_ids: Iterable[str]) -> tuple[str, str]:
@@ -22,6 +24,22 @@ def death_of(nodes: Sequence[Mapping[str, Any]], node_ids: Iterable[str]) -> tup
             taken = node.get("DeathReason") == PREEMPTED
             return ("preempted", "PREEMPTED") if taken else ("node_lost", "NODE_DIED")
     return "", ""
+
+
+def all_answer(nodes: Sequence[Mapping[str, Any]], node_ids: Iterable[str]) -> bool:
+    """Whether the raylets of these nodes take connections; one that was killed does not, long before Ray says so.
+
+    >>> all_answer([{"NodeID": "a", "NodeManagerAddress": "127.0.0.1", "NodeManagerPort": 1}], {"a"})
+    False
+    """
+    wanted = set(node_ids)
+    for node in nodes:
+        if node["NodeID"] in wanted:
+            try:
+                socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), ANSWER_SECONDS).close()
+            except OSError:
+                return False
+    return True
 
 
 def matching_ids(nodes: Sequence[Mapping[str, Any]], names: Iterable[str]) -> list[str]:

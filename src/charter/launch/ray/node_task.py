@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,31 @@ def run_agent(order: dict[str, Any], secrets: dict[str, str], keeper: Any) -> di
     if not directory.is_dir():
         reason = f"node {node_facts()['node']} does not see {directory}: all nodes need one file system there"
         return {"exit_code": 1, "cause": "failed", "reason": reason}
+    with _noted_interrupts() as interrupts:
+        process = _started(order, secrets, directory)
+        try:
+            return _wait(process, order, keeper, place, interrupts)
+        finally:
+            _end(process)
+
+
+@contextlib.contextmanager
+def _noted_interrupts() -> Iterator[list[int]]:
+    """Note interrupts, by which Ray cancels a task, and look at them now and then.
+
+    One that was raised while the command is being started or ended would leave it running with nobody to end it.
+    """
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _started(order: dict[str, Any], secrets: dict[str, str], directory: Path) -> "subprocess.Popen[bytes]":
     with Path(order["log"]).open("ab") as log:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-S", "-c", DIES_WITH_PARENT, str(os.getpid()), *order["command"]],
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -51,10 +75,6 @@ def run_agent(order: dict[str, Any], secrets: dict[str, str], keeper: Any) -> di
             env=_environment(order, secrets),
             start_new_session=True,
         )
-    try:
-        return _wait(process, order, keeper, place)
-    finally:
-        _end(process)
 
 
 def node_facts() -> dict[str, str]:
@@ -63,7 +83,9 @@ def node_facts() -> dict[str, str]:
     return {"node_id": node_id, "node": f"{os.uname().nodename}/{node_id[:12]}"}
 
 
-def _wait(process: "subprocess.Popen[bytes]", order: dict[str, Any], keeper: Any, place: Any) -> dict[str, Any]:
+def _wait(
+    process: "subprocess.Popen[bytes]", order: dict[str, Any], keeper: Any, place: Any, interrupts: list[int]
+) -> dict[str, Any]:
     started = time.monotonic()
     asked = keeper.orders.remote(**place)
     limit, before = order["time_limit_seconds"], order["stop_before_seconds"] or 0.0
@@ -72,6 +94,8 @@ def _wait(process: "subprocess.Popen[bytes]", order: dict[str, Any], keeper: Any
     told = limit_passed = False
     while (code := process.poll()) is None:
         time.sleep(LOOK_SECONDS)
+        if interrupts:
+            return {"exit_code": None, "cause": "cancelled"}
         now = time.monotonic()
         if limit is not None and now - started > limit:
             limit_passed = True

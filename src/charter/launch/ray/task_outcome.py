@@ -5,15 +5,21 @@ Used inside the cluster, where Charter may not be installed: nothing but Ray and
 
 import asyncio
 import contextlib
+import time
 from typing import Any
 
 import ray
 
-from charter.launch.ray.cluster_view import death_of
+from charter.launch.ray.cluster_view import all_answer, death_of
 from charter.launch.ray.job_records import Outcome, Start
 
 FORCE_SECONDS = 8.0
 """How long a task has to end its process before Ray kills the worker under it."""
+LOOK_SECONDS = 1.0
+SAME_MOMENT_SECONDS = 5.0
+"""How much sooner than its node a worker may be seen to end, when both are lost at once."""
+VERDICT_SECONDS = 180.0
+"""How long Ray may take to count a silent node as lost: by its own settings most of a minute."""
 
 
 async def outcome_of_task(ref: Any, start: Start) -> Outcome:
@@ -37,14 +43,20 @@ async def outcome_of_task(ref: Any, start: Start) -> Outcome:
 
 
 async def _death(start: Start, *, sure: bool) -> tuple[str, str]:
-    for _ in range(5):
-        cause, word = death_of(await asyncio.to_thread(ray.nodes), start.node_ids)
+    """Whether a node of a start has died under a task: what Ray says, waited for as long as a node does not answer."""
+    began = time.monotonic()
+    while True:
+        nodes = await asyncio.to_thread(ray.nodes)
+        cause, word = death_of(nodes, start.node_ids)
         if cause:
             return cause, word
         if start.notice:
             return "preempted", "DRAINING"
-        await asyncio.sleep(1.0)
-    return ("node_lost", "NODE_DIED") if sure else ("", "")
+        waited = time.monotonic() - began
+        silent = not await asyncio.to_thread(all_answer, nodes, start.node_ids)
+        if waited > (VERDICT_SECONDS if silent else SAME_MOMENT_SECONDS):
+            return ("node_lost", "NODE_DIED") if sure or silent else ("", "")
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 async def end_tasks(refs: list[Any]) -> None:
