@@ -86,7 +86,7 @@ def test_the_budget_counts_calls_and_what_unknown_ones_can_cost(paying):
 
 def test_a_limit_is_heeded_while_a_stage_is_calling(paying):
     paying.edit("name: count", "name: count\nbudget: {limit: 0.5}")
-    done = run(paying, COUNTING_SECONDS_PER_STEP="0.7")
+    done = run(paying, COUNTING_HOLD="a:3")
     assert done.code == 4, done.err
     assert billed(paying) < STEPS * CALL
 

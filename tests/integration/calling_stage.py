@@ -11,6 +11,8 @@ import time
 import uuid
 from pathlib import Path
 
+from gate import hold
+
 from charter.artifacts.faults import ATTEMPT
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
@@ -27,6 +29,7 @@ def run(stage: StageDir) -> None:
     where = job.ledger or stage.path / "calls.sqlite"
     with CallStore.open(where, run=job.run, stage=job.stage, fingerprint=job.fingerprint) as store:
         for step in range(1, STEPS + 1):
+            hold(stage, step - 1)
             if stage.should_stop():
                 return
             time.sleep(float(os.environ.get("COUNTING_SECONDS_PER_STEP", "0")))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from power_cut import is_power_cut, wait_until_all_ended
 
 from charter.pipeline.status import status_of
 from charter.spec.load import load_project
@@ -70,16 +71,21 @@ class Workplace:
         self.running.append(process)
         return process
 
-    def run(self, *arguments: str, timeout: float = 60.0, **environment: str) -> Finished:
-        return self.wait(self.start(*arguments, **environment), timeout=timeout)
+    def run(self, *arguments: str, timeout: float = 300.0, **environment: str) -> Finished:
+        done = self.wait(self.start(*arguments, **environment), timeout=timeout)
+        if is_power_cut(environment):
+            wait_until_all_ended(self.root)
+        return done
 
-    def wait(self, process: "subprocess.Popen[str]", *, timeout: float = 60.0) -> Finished:
+    def wait(self, process: "subprocess.Popen[str]", *, timeout: float = 300.0) -> Finished:
         out, err = process.communicate(timeout=timeout)
         return Finished(process.returncode, out, err)
 
     def charter(self, *arguments: str, **environment: str) -> Finished:
         command = [sys.executable, "-m", "charter.cli.main", *arguments, "-C", str(self.root)]
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
+        if is_power_cut(environment):
+            wait_until_all_ended(self.root)
         return Finished(done.returncode, done.stdout, done.stderr)
 
     def status(self) -> dict[str, dict[str, Any]]:
@@ -100,7 +106,11 @@ class Workplace:
         (found,) = (self.root / "run" / "stages").glob(f"{name}-????????")
         return found
 
-    def wait_for(self, condition: Callable[[], object], *, seconds: float = 30.0) -> None:
+    def release(self, name: str) -> None:
+        """Let a stage go on that `COUNTING_HOLD` has stopped."""
+        (self.stage_dir(name) / "go").touch()
+
+    def wait_for(self, condition: Callable[[], object], *, seconds: float = 120.0) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, "it did not happen in time"

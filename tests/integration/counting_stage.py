@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+from gate import hold
+
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
 from charter.errors import StageError
@@ -19,6 +21,7 @@ def run(stage: StageDir) -> None:
     if (checkpoint := stage.latest_checkpoint()) is not None:
         step, value = checkpoint.step, json.loads((checkpoint.path / "value.json").read_text())["value"]
     while step < target:
+        hold(stage, step)
         if stage.should_stop():
             _save(stage, step, value)
             return

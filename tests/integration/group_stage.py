@@ -7,8 +7,10 @@ import sys
 import time
 from pathlib import Path
 
+from gate import is_held
+
 from charter.artifacts import faults
-from charter.artifacts.group import rank_of_process
+from charter.artifacts.group import failure_name, rank_of_process
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
 from charter.errors import InterruptedRunError, StageError
@@ -18,16 +20,21 @@ def run(stage: StageDir) -> None:
     """Every step adds a hash of each process's own hash; a process waits at the step for all others."""
     target = stage.job.spec.steps or 6  # type: ignore[attr-defined]
     rank, world = rank_of_process(), int(os.environ["WORLD_SIZE"])
-    step, value = 0, str(stage.job.seed)
+    step, value, looks = 0, str(stage.job.seed), 0
     if (checkpoint := stage.latest_checkpoint()) is not None:
         step, value = checkpoint.step, json.loads((checkpoint.path / "value.json").read_text())["value"]
     (stage.path / f"pid-{rank}").write_text(f"{os.getpid()} {os.environ['CHARTER_GROUP']}")
     while step < target:
         stage.beat(f"step {step + 1}")
-        if any(_meet(stage, f"stop-{step}", str(stage.should_stop()), rank, world, "True")):
+        looks += 1
+        plans = _meet(stage, f"look-{looks}", _plan(stage, step), rank, world)
+        if "stop" in plans:
             if rank == 0:
                 _save(stage, step, value)
             raise InterruptedRunError(f"stopped at step {step}, after a checkpoint")
+        if plans[0] == "hold":
+            time.sleep(0.05)
+            continue
         time.sleep(float(os.environ.get("COUNTING_SECONDS_PER_STEP", "0")))
         _misbehave(stage, rank, step + 1)
         faults.boundary(stage.job.stage, "meet", step + 1, "before")
@@ -42,8 +49,15 @@ def run(stage: StageDir) -> None:
         stage.publish_outputs(lambda out: _publish(out, value), step=step, target_step=target)
 
 
-def _meet(stage: StageDir, name: str, mine: str, rank: int, world: int, wanted: str = "") -> list:
-    """All processes' texts, by rank; with `wanted`, whether each is that."""
+def _plan(stage: StageDir, step: int) -> str:
+    """What this process would do next; that of process 0 counts, but for a stop."""
+    if stage.should_stop():
+        return "stop"
+    return "hold" if is_held(stage, step) else "go"
+
+
+def _meet(stage: StageDir, name: str, mine: str, rank: int, world: int) -> list[str]:
+    """All processes' texts, by rank."""
     place = stage.path / "meeting" / os.environ["CHARTER_GROUP"]
     place.mkdir(parents=True, exist_ok=True)
     own = place / f".{name}-{rank}"
@@ -52,16 +66,14 @@ def _meet(stage: StageDir, name: str, mine: str, rank: int, world: int, wanted: 
     paths = [place / f"{name}-{other}" for other in range(world)]
     while not all(path.exists() for path in paths):
         time.sleep(0.005)
-    texts = [path.read_text() for path in paths]
-    return [text == wanted for text in texts] if wanted else texts
+    return [path.read_text() for path in paths]
 
 
 def _misbehave(stage: StageDir, rank: int, step: int) -> None:
-    """`GROUP_FAIL=sft:4:1:stage`: process 1 fails there at every attempt; `:peer` after it as one that lost another."""
+    """`GROUP_FAIL=sft:4:1:stage`: process 1 fails there at every attempt, after the others have lost it and said so."""
     words = os.environ.get("GROUP_FAIL", "").split(":")
     if words[:3] != [stage.job.stage, str(step), str(rank)]:
-        if words[:2] == [stage.job.stage, str(step)]:
-            time.sleep(0.05)
+        if words[:2] == [stage.job.stage, str(step)] and words[3] == "stage":
             raise ConnectionResetError("Connection reset by peer")
         return
     if words[3] == "eat":
@@ -70,6 +82,9 @@ def _misbehave(stage: StageDir, rank: int, step: int) -> None:
             eaten += os.urandom(1 << 20) * 16
     if words[3] == "exit0":
         sys.exit(0)
+    others = [other for other in range(int(os.environ["WORLD_SIZE"])) if other != rank]
+    while not all((stage.path / failure_name(other)).exists() for other in others):
+        time.sleep(0.005)
     raise StageError("the loss is not a number")
 
 

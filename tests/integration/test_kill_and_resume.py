@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from power_cut import wait_until_all_ended
 
 from charter.pipeline.status import status_of
 from charter.spec.load import load_project
@@ -41,9 +42,12 @@ def charter(*arguments: str, kill: str | None = None) -> subprocess.CompletedPro
     environment = {key: value for key, value in os.environ.items() if not key.startswith("CHARTER_")}
     if kill:
         environment["CHARTER_KILL"] = kill
-    return subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "charter.cli.main", *arguments], capture_output=True, text=True, env=environment
     )
+    if kill:
+        wait_until_all_ended(Path(arguments[arguments.index("-C") + 1]))
+    return done
 
 
 def stages_of(project: Path) -> dict[str, dict]:

@@ -11,12 +11,13 @@ def started(work, stage="a"):
 
 
 def test_two_runs_in_one_directory_at_once(work, undisturbed):
-    first = work.start(COUNTING_SECONDS_PER_STEP="0.3")
+    first = work.start(COUNTING_HOLD="a:3")
     work.wait_for(lambda: started(work))
     second = work.run()
     assert second.code == 2
     assert f"held by pid {first.pid} on " in second.err
     assert second.out == ""
+    work.release("a")
     done = work.wait(first)
     assert done.code == 0, done.err
     assert work.outputs() == undisturbed
@@ -40,7 +41,7 @@ def test_a_second_stage_process_in_one_stage_directory_is_refused(work):
 
 def test_stop_from_another_terminal(work, undisturbed):
     assert work.charter("stop").out.startswith("no run is active")
-    process = work.start(COUNTING_SECONDS_PER_STEP="0.2")
+    process = work.start(COUNTING_HOLD="a:3")
     work.wait_for(lambda: started(work))
     stopped = work.charter("stop")
     assert stopped.code == 0, stopped.err
@@ -52,7 +53,7 @@ def test_stop_from_another_terminal(work, undisturbed):
 
 def test_a_stopped_process_that_comes_back_cannot_write_into_a_taken_directory(work, undisturbed):
     """An orphan that was only suspended is ended before its directory is used again."""
-    process = work.start(COUNTING_SECONDS_PER_STEP="0.2", CHARTER_LAUNCH="process")
+    process = work.start(COUNTING_HOLD="a:3", CHARTER_LAUNCH="process")
     work.wait_for(lambda: started(work))
     pid = json.loads((work.stage_dir("a") / "lease.json").read_text())["pid"]
     os.kill(pid, signal.SIGSTOP)
