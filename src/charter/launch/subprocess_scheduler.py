@@ -24,7 +24,8 @@ from charter.launch.scheduler import JobAttempt, JobState
 STATE_VARIABLE = "CHARTER_SUBPROCESS_STATE"
 """Directory of the jobs and of the locks on accelerators; shared by all projects of a user on this machine."""
 JOB, STATE, KEEPER, NAMES, LOCKS, CONCURRENCY = "job.json", "state.json", "keeper.json", "names", "locks", "concurrency"
-START_SECONDS = 30.0
+START_SECONDS = 120.0
+"""A machine that does much else may take that long to start an interpreter."""
 CANCEL_SECONDS = 20.0
 LOG_BYTES = 256 * 1024
 
@@ -64,6 +65,9 @@ class SubprocessScheduler:
         deadline = time.monotonic() + START_SECONDS
         while not (directory / KEEPER).exists():
             if keeper.poll() is not None or time.monotonic() > deadline:
+                # One that only came late would run a job that nobody knows of.
+                keeper.kill()
+                keeper.wait()
                 raise UsageError(f"the keeper of job {job.name} did not start; its log is {directory / 'keeper.log'}")
             time.sleep(0.01)
         return directory.name

@@ -3,9 +3,11 @@
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from scheduler_contract import (
     LOSE_NODE,
@@ -15,9 +17,12 @@ from scheduler_contract import (
     EngineUnderTest,
     RunContract,
     SchedulerContract,
+    tiny,
 )
 
 from charter.artifacts.lease import ends_within, read_holder
+from charter.errors import UsageError
+from charter.launch import subprocess_scheduler
 from charter.launch.subprocess_scheduler import KEEPER, STATE_VARIABLE, SubprocessScheduler
 
 
@@ -45,6 +50,25 @@ def engine(tmp_path: Path) -> Iterator[EngineUnderTest]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(keeper.pid, signal.SIGTERM)
             ends_within(keeper, 120)
+
+
+def test_a_keeper_that_comes_too_late_runs_no_job(tmp_path, monkeypatch):
+    """Whoever submits is told that there is none: it would run beside the next one of its stage."""
+    monkeypatch.setattr(subprocess_scheduler, "START_SECONDS", 0.0)
+    monkeypatch.setattr(subprocess_scheduler, "KEEPER", "looked-for-in-vain.json")
+    job = tiny(tmp_path / "job", "import time; time.sleep(600)", arguments=(str(tmp_path),))
+    with pytest.raises(UsageError, match="did not start"):
+        SubprocessScheduler(tmp_path / "state").submit(job)
+    until = time.monotonic() + 60
+    while (left := working_for(tmp_path)) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert left == []
+
+
+def working_for(directory: Path) -> list[list[str]]:
+    """The commands that run and name something below a directory: keepers and jobs."""
+    found = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+    return [words for words in found if any(word.startswith(str(directory)) for word in words)]
 
 
 class TestSubprocess(SchedulerContract, RunContract):
