@@ -221,7 +221,7 @@ class Keeper:
             active = [record for record in self._records.values() if not record.ended]
             if not active:
                 continue
-            with contextlib.suppress(ray.exceptions.RayError, RuntimeError):
+            with contextlib.suppress(Exception):  # whatever the cluster could not say now it is asked again
                 leaving = await asyncio.to_thread(draining)
                 nodes = await asyncio.to_thread(ray.nodes)
                 for record in active:
