@@ -85,6 +85,9 @@ class PostgresServer:
         return str(where / name)
 
     def _run(self, command: list[str]) -> None:
-        as_owner = ["runuser", "-u", OWNER, "--", *command] if os.geteuid() == 0 else command
-        done = subprocess.run(as_owner, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"{' '.join(as_owner)}\n{done.stdout}{done.stderr}"
+        # Not by `runuser`, which stops itself when its child is stopped, and nobody wakes it (tools/stutter.py).
+        owner = {"user": OWNER, "group": OWNER, "extra_groups": []} if os.geteuid() == 0 else {}
+        done = subprocess.run(
+            command, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, **owner
+        )
+        assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"

@@ -7,6 +7,7 @@ from call_contract import *  # noqa: F403
 from call_contract import SCOPE, answered, call
 from call_kills import *  # noqa: F403
 
+from charter.ledger import database
 from charter.ledger.calls import CallStore
 
 
@@ -15,7 +16,8 @@ def where(postgres):
     return postgres.new_database()
 
 
-def test_a_crash_of_the_server_is_waited_out(postgres, where):
+def test_a_crash_of_the_server_is_waited_out(postgres, where, monkeypatch):
+    monkeypatch.setattr(database, "SECONDS_BETWEEN_TRIES", [0.5] * 1000)  # however long it takes here
     with CallStore.open(where, **SCOPE) as store:
         store.intend([call(1)])
         postgres.stop("immediate")

@@ -37,7 +37,7 @@ def test_two_that_take_the_same_import_back_remove_it_once(where):
 
 
 def wait_until_one_waits(where):
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 600
     with psycopg.connect(where, autocommit=True) as connection:
         while not connection.execute(WAITING).fetchone()[0]:
             assert time.monotonic() < deadline, "nobody waits for the row"

@@ -11,7 +11,7 @@ from ledger_contract import *  # noqa: F403
 from ledger_contract import STAGE
 
 from charter.errors import DataError, UsageError
-from charter.ledger import Ledger
+from charter.ledger import Ledger, database
 from charter.ledger.database import LedgerUnreachableError
 
 
@@ -55,7 +55,8 @@ def test_a_commit_is_on_disk_even_where_the_server_would_not_wait(where):
             connection.execute("ALTER ROLE postgres RESET synchronous_commit")
 
 
-def test_a_restart_of_the_server_is_waited_out(postgres, where):
+def test_a_restart_of_the_server_is_waited_out(postgres, where, monkeypatch):
+    monkeypatch.setattr(database, "SECONDS_BETWEEN_TRIES", [0.5] * 1000)  # however long it takes here
     with Ledger.open(where) as ledger:
         attempt = ledger.begin(**STAGE, at=1.0)
         postgres.stop("fast")

@@ -16,8 +16,10 @@ from charter.launch.slurm.commands import SlurmUnreachableError
 from charter.launch.slurm.scheduler import SlurmScheduler
 from charter.spec.launching import SlurmSettings
 
-STAYS = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: None)\nwhile True: time.sleep(0.1)"
-STOPS = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(6))\nwhile True: time.sleep(0.1)"
+SETTLES = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: {}); print('hears', flush=True)\n"
+STAYS = SETTLES.format("None") + "while True: time.sleep(0.1)"
+STOPS = SETTLES.format("sys.exit(6)") + "while True: time.sleep(0.1)"
+"""A process that is asked to stop before it says that it hears is simply ended."""
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +63,12 @@ def job(directory: Path, code: str, **values: object) -> StageJob:
     return StageJob(**{**usual, **values})  # type: ignore[arg-type]
 
 
+def hears(directory):
+    """Whether the process of a job there is ready for signals."""
+    log = directory / "log.txt"
+    return log.exists() and "hears" in log.read_text()
+
+
 def wait_for(cluster, engine, job_id, phase, **wanted):
     """Poll until a job is so."""
 
@@ -92,7 +100,7 @@ def test_a_preempted_job_is_let_go_and_every_start_is_recorded(kept, engine, wor
 def test_a_job_that_stops_when_it_is_preempted_says_so(kept, engine, work_dir):
     job_id = engine.submit(job(work_dir, STOPS))
     wait_for(kept, engine, job_id, "running")
-    kept.wait_until(lambda: kept.processes_of(job_id, "lambda"), "the job's process")
+    kept.wait_until(lambda: hears(work_dir), "the job's process")
     kept.preempt(kept.nodes_of(job_id)[0], seconds=0.1)
     state = wait_for(kept, engine, job_id, "ended")
     assert (state.cause, state.exit_code) == ("preempted", 6)
@@ -122,12 +130,17 @@ def test_a_lost_node_leaves_a_zombie_and_its_job_starts_elsewhere(kept, engine, 
 
 
 def test_a_time_limit_is_told_before_it_comes(cluster, without_slurmdbd, work_dir):
-    # Slurm's clock for this ticks in tens of seconds, and its least limit is a minute: on both clusters at once.
+    # Slurm's clock for this ticks in half minutes, and its least limit is a minute: on both clusters at once. It tells
+    # up to a tick too early: one that is to hear it is told after 40 s at the earliest, not while it starts.
     sent = []
     for there in (cluster, without_slurmdbd):
         engine = SlurmScheduler(SlurmSettings(), environ=there.environment, seconds_between_polls=0)
-        limits = {"time_limit_seconds": 60, "stop_before_seconds": 50}
-        sent.append((there, engine, [engine.submit(job(work_dir, code, **limits)) for code in (STOPS, STAYS)]))
+        limits = [(STOPS, 120), (STAYS, 60)]
+        jobs = [
+            engine.submit(job(work_dir, code, time_limit_seconds=seconds, stop_before_seconds=50))
+            for code, seconds in limits
+        ]
+        sent.append((there, engine, jobs))
     for there, engine, jobs in sent:
         told, cut = (wait_for(there, engine, job_id, "ended") for job_id in jobs)
         assert (told.cause, told.exit_code) == ("time_limit", 6)
@@ -202,14 +215,17 @@ def test_records_are_those_of_sacct_to_the_second(kept, engine, work_dir):
 
 def test_a_controller_that_restarts_loses_nothing(kept, work_dir):
     engine = SlurmScheduler(SlurmSettings(), environ=kept.impatient_environment, seconds_between_polls=0)
-    job_id = engine.submit(job(work_dir, "import time; time.sleep(5)"))
+    gate = work_dir / "gate"
+    code = f"import pathlib, time\nwhile not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.1)"
+    job_id = engine.submit(job(work_dir, code))
     wait_for(kept, engine, job_id, "running")
-    kept.wait_until(lambda: kept.processes_of(job_id, "sleep(5)"), "the job's process")
+    kept.wait_until(lambda: kept.processes_of(job_id, "pathlib"), "the job's process")
     kept.stop_controller()
     assert engine.poll([job_id])[job_id].phase == "running"
     with pytest.raises(SlurmUnreachableError, match="does not answer"):
         engine.find("charter-test")
     kept.begin_controller()
+    gate.touch()
     assert wait_for(kept, engine, job_id, "ended").cause == "done"
 
 
