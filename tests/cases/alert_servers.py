@@ -22,7 +22,7 @@ class Webhook:
     location: str = ""
     arrived: threading.Condition = field(default_factory=threading.Condition)
 
-    def wait_for(self, count, seconds=30):
+    def wait_for(self, count, seconds=120):
         """Wait until so many have been taken."""
         with self.arrived:
             assert self.arrived.wait_for(lambda: len(self.posted) >= count, timeout=seconds), self.posted

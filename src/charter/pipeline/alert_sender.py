@@ -1,6 +1,9 @@
 """Sends the alerts of a run that are not sent yet: `python -m charter.pipeline.alert_sender --run-dir D --settings S`.
 
 One at a time per run. It outlives the run, since its last alert is often that the run has ended, but not by long.
+
+No alert falls between two of them: as long as the standard input of a sender is open it will look at the book again.
+It closes it, looks a last time, and ends; a run that finds it closed starts another one, which waits for its turn.
 """
 
 import argparse
@@ -22,8 +25,6 @@ SECONDS_BETWEEN_TRIES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 """The last one again and again."""
 GIVE_UP_SECONDS = 900.0
 """A server that is away for longer hears of it with the next run."""
-LOOK_AGAIN_SECONDS = 0.2
-"""A run may add an alert just when the sender has found none."""
 
 
 def send_all(
@@ -67,7 +68,7 @@ def send_all(
 
 
 def main() -> int:
-    """Send, unless another process does it already."""
+    """Send, once no other process does it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--settings", required=True)
@@ -76,17 +77,10 @@ def main() -> int:
     settings = Alerts(**{**given, "email": tuple(given["email"])})
     book = AlertBook(arguments.run_dir)
     lock = os.open(book.directory, os.O_RDONLY | os.O_CLOEXEC)
-    for _ in range(2):
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return 0
-        done = send_all(book, settings)
-        fcntl.flock(lock, fcntl.LOCK_UN)
-        if not done:
-            return 1
-        time.sleep(LOOK_AGAIN_SECONDS)
-    return 0
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    done = send_all(book, settings)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    return 0 if done and send_all(book, settings) else 1
 
 
 if __name__ == "__main__":

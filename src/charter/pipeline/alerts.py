@@ -8,6 +8,7 @@ the next one.
 import contextlib
 import hashlib
 import json
+import select
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -104,7 +105,8 @@ class AlertListener:
         self._project = project
         self._book = AlertBook(run_dir)
         self._run_dir = run_dir
-        self._sender: subprocess.Popen[bytes] | None = None
+        self._senders: list[subprocess.Popen[bytes]] = []
+        """Those that have not ended; the last one may still look at the book."""
 
     def __call__(self, event: Mapping[str, Any]) -> None:
         """Hear of an event."""
@@ -118,18 +120,37 @@ class AlertListener:
             self._start_sender()
 
     def _start_sender(self) -> None:
-        if self._sender is not None and self._sender.poll() is None:
+        self._senders = [sender for sender in self._senders if not _has_ended(sender)]
+        if self._senders and _looks_again(self._senders[-1]):
             return
         command = [sys.executable, "-m", "charter.pipeline.alert_sender", "--run-dir", str(self._run_dir)]
         command += ["--settings", json.dumps(asdict(self._project.alerts))]
         with contextlib.suppress(OSError):
-            self._sender = subprocess.Popen(
+            sender = subprocess.Popen(
                 command,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
+            self._senders.append(sender)
+
+
+def _looks_again(sender: "subprocess.Popen[bytes]") -> bool:
+    """Whether what is in the book now is seen by a sender for sure: it closes its input before it looks a last time."""
+    assert sender.stdin is not None
+    closed = select.poll()
+    closed.register(sender.stdin, 0)
+    return not closed.poll(0)
+
+
+def _has_ended(sender: "subprocess.Popen[bytes]") -> bool:
+    """Whether a sender has ended; its pipe is closed then."""
+    if sender.poll() is None:
+        return False
+    assert sender.stdin is not None
+    sender.stdin.close()
+    return True
 
 
 def channels_of(settings: Alerts) -> tuple[str, ...]:
