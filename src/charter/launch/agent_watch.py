@@ -17,6 +17,8 @@ LOOK_SECONDS = 0.05
 ASK_SECONDS = 0.5
 """How often the files of the job are looked at; on a shared disk every look is a request."""
 CLEAN = (0, INTERRUPTED_EXIT)
+ASKED_EARLY = -int(signal.SIGTERM)
+"""Of a process that was asked to stop while it started, before it could hear."""
 
 
 class StopRequest:
@@ -111,6 +113,9 @@ class NodeWatch:
         """Tell the other nodes of a failure that is this node's own, and everybody how it ended."""
         record = self._processes.record
         rank = record.first_rank + failed
+        if code == ASKED_EARLY and self._stopped_by and self._task.nodes == 1:
+            # It has done nothing yet that could be lost. Beside other nodes it is a failure, which they must hear of.
+            code = INTERRUPTED_EXIT
         if self._task.nodes > 1 and code not in CLEAN and self._stopped_by not in ("peer", "supervisor", "parent"):
             waited = 0.0
             while code == PEER_EXIT and waited < CAUSE_SECONDS and not self._files.failed(record.restart).exists():
