@@ -107,7 +107,7 @@ class Delivery:
             assert told.id is not None
             self._destination.describe(told.id, facts)
             told.facts = now
-            self._save()
+            self._save(changed=told)
 
     def _go_back(self, key: str, rows: int) -> Told:
         """Tell again what died with the process that was to send it."""
@@ -126,7 +126,7 @@ class Delivery:
         assert told.id is not None
         self._destination.log(told.id, rows)
         told.rows, told.at_bytes = end.rows, end.at_bytes
-        self._save()
+        self._save(changed=told)
         return True
 
     def _attach(self, key: str, name: str, path: Path) -> None:
@@ -137,7 +137,7 @@ class Delivery:
         assert told.id is not None
         self._destination.attach(told.id, name, path)
         told.files[name] = found
-        self._save()
+        self._save(changed=told)
 
     def _hash(self, path: Path) -> str:
         """The SHA-256 of a file, which is read again only when it has changed."""
@@ -157,7 +157,13 @@ class Delivery:
         told.sure = told.rows if standing.state != "running" else told.sure
         self._save()
 
-    def _save(self) -> None:
+    def _save(self, *, changed: Told | None = None) -> None:
+        """Write down what was told; a run that was told something after its end is told that it has ended once more.
+
+        The last rows of a stage may be collected after its end was told: a tracker may only send them with another.
+        """
+        if changed is not None and changed.state != "running":
+            changed.state = ""
         content = {key: asdict(told) for key, told in self._told.items()}
         durable.write_json(delivered_path(self._run_dir, self._tracker), content)
 

@@ -205,6 +205,26 @@ def test_a_file_that_was_written_again_is_kept_again(run_dir):
     assert tracker.files["k1"] == {"plan.json": '{"plan": 2}'}
 
 
+@pytest.mark.parametrize("what", ["row", "file"])
+def test_what_comes_after_the_end_of_a_stage_was_told_is_followed_by_its_end(run_dir, what):
+    """The follower collects the last rows when it looks next; a tracker may have closed the run, and opens it again."""
+    stage = run_dir / "stages" / "sft-0123abcd"
+    tracker = Scripted()
+    delivery = Delivery(run_dir, "mlflow", tracker, FOLLOWED)
+    assert delivery.deliver()
+    tracker.states.clear()
+    if what == "row":
+        with (stage / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": 501, "time": 501, "loss": 0.5}) + "\n")
+        Collector(run_dir).collect([stage])
+    else:
+        durable.write_json(stage / "record.json", {"outputs": {"model/weights": "11"}})
+    assert delivery.deliver()
+    assert tracker.states == {"k1-sft-0123abcd": "finished"}
+    told = read_told(run_dir, "mlflow")["sft-0123abcd"]
+    assert (told.state, told.sure) == ("finished", told.rows)
+
+
 def test_of_a_running_stage_nothing_is_sure_and_no_file_is_kept(run_dir):
     events = (run_dir / "events.jsonl").read_text().splitlines(keepends=True)
     (run_dir / "events.jsonl").write_text("".join(events[:2]))
