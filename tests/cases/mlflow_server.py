@@ -1,5 +1,6 @@
 """A real MLflow server for tests: its own port and database, killed, frozen and brought back at will."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -12,8 +13,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from held_port import held_port
+
 SECONDS_TO_START = 600
 """The first import of the server's packages is slow on a cold disk, and its database is made step by step."""
+SECONDS_TO_ANSWER = 60
+"""A server that is slow is not one that has gone: only the latter is started again."""
+ALONE = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    # Nobody asks for its evaluation jobs, for which it starts nine more processes.
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    "OMP_NUM_THREADS": "1",
+}
 
 
 @dataclass(kw_only=True)
@@ -23,7 +34,7 @@ class MlflowServer:
     directory: Path
     backend: str
     """`sqlite:///FILE` or `postgresql+psycopg://...`."""
-    port: int = field(default_factory=lambda: free_port())
+    port: int = field(default_factory=held_port)
     process: "subprocess.Popen[bytes] | None" = None
 
     @property
@@ -42,7 +53,7 @@ class MlflowServer:
                 command,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "OMP_NUM_THREADS": "1"},
+                env={**os.environ, **ALONE},
                 start_new_session=True,
             )
         end = time.monotonic() + SECONDS_TO_START
@@ -60,7 +71,7 @@ class MlflowServer:
             headers={"Content-Type": "application/json"},
         )
         try:
-            with urllib.request.urlopen(request, timeout=5) as reply:
+            with urllib.request.urlopen(request, timeout=SECONDS_TO_ANSWER) as reply:
                 return bool(reply.status == 200)
         except (urllib.error.URLError, OSError):
             return False
@@ -71,22 +82,26 @@ class MlflowServer:
         os.killpg(self.process.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL, as a crash of its machine."""
-        if self.process is not None and self.process.poll() is None:
-            self.signal(signal.SIGKILL)
-        if self.process is not None:
-            self.process.wait()
+        """SIGKILL, as a crash of its machine; returns when its port is free, which its worker held."""
+        if self.process is None:
+            return
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.signal(signal.SIGKILL)
+        self.process.wait()
         self.process = None
+        end = time.monotonic() + SECONDS_TO_START
+        while self._listens():
+            assert time.monotonic() < end, f"something of the server still listens at {self.uri}"
+            time.sleep(0.02)
+
+    def _listens(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+            return True
+        return False
 
     def client(self) -> Any:
         """MLflow's own client, to look at what arrived."""
         from mlflow import MlflowClient
 
         return MlflowClient(tracking_uri=self.uri)
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

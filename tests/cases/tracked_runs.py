@@ -1,10 +1,14 @@
 """What a tracker should have been told of a run, from the run's own files; and what MLflow has."""
 
+import contextlib
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 from charter.tracking.jsonl import read_metrics
+from charter.tracking.metering.row import METER_GLOB
 
 Points = dict[str, dict[str, list[tuple[int, float]]]]
 """Stage -> metric -> (step, value) in the order of steps."""
@@ -46,6 +50,30 @@ def told(root: Path, tracker: str) -> dict[str, Any]:
     return content
 
 
-def same_points(found: Points, wanted: Points) -> bool:
-    """Whether every point is there once; what depends on the clock may be that of another time when a step was done."""
-    return found == wanted
+def is_metered(root: Path, stage: str) -> bool:
+    """Whether there is a sample of the machine on which a stage of a project runs."""
+    return any(path.stat().st_size for path in (root / "run" / "stages").glob(f"{stage}-????????/{METER_GLOB}"))
+
+
+def tracking_processes(root: Path) -> list[int]:
+    """The follower and the senders of a project's run, by their command lines."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().decode(errors="replace").split("\0")
+            if str(root / "run") in words and any(word.startswith("charter.tracking.") for word in words):
+                found.append(int(path.parent.name))
+    return found
+
+
+def kill_tracking(root: Path) -> int:
+    """SIGKILL to follower and senders, as if at one moment; how many there were.
+
+    All stand still first: else a sender would see that its follower has gone, and leave in good order.
+    """
+    processes = tracking_processes(root)
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+    return len(processes)

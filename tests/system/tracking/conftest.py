@@ -3,13 +3,24 @@
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 pytest.register_assert_rewrite("tracked_runs", "mlflow_server")
 TREE = Path(__file__).parents[2]
+LONG_SECONDS = 600.0
+"""Ends a test that hangs; nothing is measured by it."""
+
+
+@pytest.fixture(autouse=True)
+def patience() -> Iterator[None]:
+    """A server that lives is waited for, however busy the machine is; and what a test sets is gone after it."""
+    with mock.patch.dict(os.environ, {"MLFLOW_HTTP_REQUEST_TIMEOUT": "120"}):
+        yield
 
 
 def load_workplace_module():
@@ -32,7 +43,7 @@ def workplaces():
 def undisturbed(workplaces, tmp_path_factory):
     """The outputs of a run that nobody follows."""
     place = workplaces.make_workplace(tmp_path_factory.mktemp("undisturbed") / "project")
-    done = place.run("--set", "metering.every=0")
+    done = place.run("--set", "metering.every=0", timeout=LONG_SECONDS)
     assert done.code == 0, done.err
     return place.outputs()
 
@@ -56,7 +67,7 @@ class Held:
 
     def go_on(self):
         self.file.unlink()
-        return self.place.wait(self.process, timeout=300)
+        return self.place.wait(self.process, timeout=LONG_SECONDS)
 
 
 @pytest.fixture

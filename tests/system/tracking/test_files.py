@@ -2,14 +2,13 @@
 
 import os
 import signal
-from pathlib import Path
 
 import numpy as np
 import pytest
-from tracked_runs import told, written_points
+from tracked_runs import is_metered, kill_tracking, told, written_points
 from wandb_file import history, runs
 
-LONG = 240.0
+LONG = 600.0
 
 
 @pytest.fixture
@@ -64,18 +63,11 @@ def check(work):
     assert board_points(work) == single(written)
 
 
-def kill_tracking(work):
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().decode().split("\0")
-        except OSError:
-            continue
-        if str(work.root / "run") in words and any(word.startswith("charter.tracking.") for word in words):
-            os.kill(int(path.parent.name), signal.SIGKILL)
-
-
-def test_a_run_read_back(tracked, undisturbed):
-    done = tracked.run(timeout=300)
+def test_a_run_read_back(tracked, undisturbed, held):
+    run = held("b")
+    run.start()
+    tracked.wait_for(lambda: is_metered(tracked.root, "b"), seconds=LONG)
+    done = run.go_on()
     assert (done.code, done.err) == (0, "")
     assert tracked.outputs() == undisturbed
     check(tracked)
@@ -94,7 +86,7 @@ def test_killed_followers_and_senders_lose_and_double_nothing(tracked, undisturb
     run = held("b")
     run.start()
     tracked.wait_for(lambda: told_rows(tracked, "tensorboard") > 6 and told_rows(tracked, "wandb") > 6, seconds=LONG)
-    kill_tracking(tracked)
+    assert kill_tracking(tracked.root) == 3, "a follower and two senders"
     done = run.go_on()
     assert done.code == 0, done.err
     assert tracked.outputs() == undisturbed
@@ -108,7 +100,7 @@ def test_a_killed_supervisor_and_steps_done_again(tracked, undisturbed, held):
     process = run.start()
     tracked.wait_for(lambda: told_rows(tracked, "tensorboard") > 6 and told_rows(tracked, "wandb") > 6, seconds=LONG)
     os.killpg(process.pid, signal.SIGKILL)
-    resumed = tracked.run(timeout=300)
+    resumed = tracked.run(timeout=LONG)
     assert resumed.code == 0, resumed.err
     assert tracked.outputs() == undisturbed
     synced = tracked.charter("track", "sync")
@@ -125,7 +117,7 @@ def told_rows(work, tracker):
 
 def test_a_result_that_training_went_back_from_is_replaced_on_the_board(tracked):
     """A roll-back: steps come again with other values; TensorBoard forgets what stood there."""
-    assert tracked.run(timeout=300).code == 0
+    assert tracked.run(timeout=LONG).code == 0
     path = tracked.stage_dir("a") / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     later = [line.replace('"loss": ', '"loss": 1') for line in lines[3:]]

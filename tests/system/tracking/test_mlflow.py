@@ -6,9 +6,17 @@ import signal
 from pathlib import Path
 
 import pytest
-from tracked_runs import mlflow_points, nested_runs, told, written_points
+from tracked_runs import (
+    is_metered,
+    kill_tracking,
+    mlflow_points,
+    nested_runs,
+    told,
+    tracking_processes,
+    written_points,
+)
 
-LONG = 240.0
+LONG = 600.0
 
 
 @pytest.fixture
@@ -30,21 +38,11 @@ def behind(finished):
     return [event for event in finished.events if event["event"] == "tracking_behind"]
 
 
-def processes_of(work, name):
-    """Processes of this project's follower or senders, by their command lines."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().decode().split("\0")
-        except OSError:
-            continue
-        if f"charter.tracking.{name}" in words and str(work.root / "run") in words:
-            found.append(int(path.parent.name))
-    return found
-
-
-def test_a_pipeline_is_one_run_with_nested_stages(tracked, server, undisturbed):
-    done = tracked.run(timeout=300)
+def test_a_pipeline_is_one_run_with_nested_stages(tracked, server, undisturbed, held):
+    run = held("b")
+    run.start()
+    tracked.wait_for(lambda: is_metered(tracked.root, "b"), seconds=LONG)
+    done = run.go_on()
     assert (done.code, behind(done)) == (0, []), done.err
     assert tracked.outputs() == undisturbed
     assert arrived(tracked, server) == written_points(tracked.root)
@@ -95,13 +93,14 @@ def arrived_or_nothing(work, server):
 def test_a_frozen_server_holds_nothing_up_and_the_next_run_delivers(tracked, server, undisturbed):
     server.signal(signal.SIGSTOP)
     try:
-        done = tracked.run(timeout=300)
+        done = tracked.run(timeout=LONG, MLFLOW_HTTP_REQUEST_TIMEOUT="10")
         assert done.code == 0, done.err
         assert behind(done)
         assert tracked.outputs() == undisturbed
     finally:
         server.signal(signal.SIGCONT)
-    again = tracked.run(timeout=300)
+    tracked.wait_for(server.works, seconds=LONG)
+    again = tracked.run(timeout=LONG)
     assert (again.code, behind(again)) == (0, []), again.err
     assert again.names("stage_started") == []
     assert arrived(tracked, server) == written_points(tracked.root)
@@ -111,8 +110,7 @@ def test_a_killed_follower_and_sender_lose_and_double_nothing(tracked, server, u
     run = held("b")
     run.start()
     tracked.wait_for(lambda: "b" in arrived_or_nothing(tracked, server), seconds=LONG)
-    for pid in (*processes_of(tracked, "forward"), *processes_of(tracked, "send")):
-        os.kill(pid, signal.SIGKILL)
+    assert kill_tracking(tracked.root) == 2, "a follower and a sender"
     done = run.go_on()
     assert done.code == 0, done.err
     assert tracked.outputs() == undisturbed
@@ -124,7 +122,7 @@ def test_a_killed_follower_and_sender_lose_and_double_nothing(tracked, server, u
 
 def test_a_lost_record_of_what_was_told_finds_its_runs_again(tracked, server):
     """A kill between the creation of a run and the note of its number: the tag finds it, and nothing is doubled."""
-    assert tracked.run(timeout=300).code == 0
+    assert tracked.run(timeout=LONG).code == 0
     first = told(tracked.root, "mlflow")
     (tracked.root / "run/tracking/mlflow.json").unlink()
     assert tracked.charter("track", "sync").code == 0
@@ -138,8 +136,8 @@ def test_steps_done_again_after_a_kill_are_told_once(tracked, server, undisturbe
     process = run.start()
     tracked.wait_for(lambda: "b" in arrived_or_nothing(tracked, server), seconds=LONG)
     os.killpg(process.pid, signal.SIGKILL)
-    tracked.wait_for(lambda: not processes_of(tracked, "forward") and not processes_of(tracked, "send"), seconds=LONG)
-    resumed = tracked.run(timeout=300)
+    tracked.wait_for(lambda: not tracking_processes(tracked.root), seconds=LONG)
+    resumed = tracked.run(timeout=LONG)
     assert (resumed.code, behind(resumed)) == (0, []), resumed.err
     assert tracked.outputs() == undisturbed
     assert arrived(tracked, server) == written_points(tracked.root)
