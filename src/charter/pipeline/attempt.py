@@ -19,8 +19,8 @@ from charter.pipeline.staleness import checkpoint_step, read_progress
 from charter.spec.project import Project
 from charter.units import MICRO_USD_PER_USD
 
-DUMP_SECONDS = 1.0
-"""Time for a process that hangs to print its stacks."""
+DUMP_SECONDS = 3.0
+"""Time for a process that hangs to print its stacks; a busy machine may not come round to it for a second or two."""
 RENEW_SECONDS = 10.0
 """A killed process that is not reported as ended by then: whoever should report it does not answer either."""
 COUNTERS = ("tokens", "pairs", "episodes", "records")
@@ -71,7 +71,7 @@ class RunningAttempt:
         return self.started_at if job is None else job.started_at
 
     def end_if_hung(self, engine: Engine) -> None:
-        """Look for signs of life; a stage without any prints its stacks and is ended a second later."""
+        """Look for signs of life; a stage without any prints its stacks and is ended a little later."""
         now = time.monotonic()
         if self.handle.waits:
             return
