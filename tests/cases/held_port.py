@@ -2,8 +2,6 @@
 
 import socket
 
-_HELD: list[socket.socket] = []
-
 
 def held_port() -> int:
     """A port of the loopback, kept for this process.
@@ -15,5 +13,6 @@ def held_port() -> int:
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     holder.bind(("127.0.0.1", 0))
-    _HELD.append(holder)
-    return int(holder.getsockname()[1])
+    port = int(holder.getsockname()[1])
+    holder.detach()  # open as long as the process lives
+    return port
