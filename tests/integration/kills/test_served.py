@@ -20,6 +20,8 @@ import pytest
 from bench import PRINCIPLES, TOPICS, rows
 from results import Case, record
 
+from charter.artifacts.lease import read_holder
+
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 KILLS = max(20, int(os.environ.get("CHARTER_CHAOS_KILLS", "0")) // 3)
 MOST_IN_A_RUN = 7
@@ -99,8 +101,8 @@ def undisturbed(tmp_path_factory):
 def stage_pids(project: Path) -> list[int]:
     found = []
     for lease in (project / "run" / "stages").glob("*/lease.json"):
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            found.append(int(json.loads(lease.read_text())["pid"]))
+        holder = read_holder(lease)
+        found += [holder.pid] if holder is not None and holder.is_alive else []
     return found
 
 
@@ -133,7 +135,7 @@ def disturbed(project: Path, draws: random.Random, *, most: int, latest_seconds:
 
 def billed(log: Path) -> dict[str, int]:
     """Micro-USD of every request that the server bills, by its id."""
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    lines = [json.loads(line) for line in log.read_text().split("\n")[:-1]]
     return {
         line["id"]: line["prompt_tokens"] * PRICE_INPUT + line["completion_tokens"] * PRICE_OUTPUT
         for line in lines

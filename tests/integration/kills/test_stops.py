@@ -1,7 +1,11 @@
 """SIGTERM at random moments: the stage saves at the next part of a step, says where, and goes on to the same bits."""
 
+import contextlib
+import os
 import random
+import signal
 import time
+from pathlib import Path
 
 import pytest
 from bench import defects_in, result_of, wait
@@ -19,25 +23,45 @@ def test_a_stage_that_is_stopped_again_and_again_ends_with_the_same_bits(bench, 
     layout, draws = LAYOUTS[name], random.Random(f"stop-{kind}-{name}")
     reference, seconds = undisturbed(kind, **layout), undisturbed.seconds(kind, **layout)
     directory = bench.stage(kind, f"stops-{kind}-{name.replace(' ', '-')}", **layout)
-    stopped = 0
-    for _ in range(STOPS):
+    assert stop_at_a_boundary(bench, directory, kind) == INTERRUPTED_EXIT, (directory / "log.txt").read_text()
+    for _ in range(STOPS - 1):
+        before = checkpoints(directory)
         handle = bench.start(directory, CHARTER_SAVE="sync")
-        wait_for_a_checkpoint(directory, handle)
+        wait_for_a_checkpoint(directory, handle, before)
         time.sleep(draws.uniform(0, 0.1) * seconds)
         handle.stop()
         code = wait(handle)
         assert code in (0, INTERRUPTED_EXIT), (directory / "log.txt").read_text()
         if code == 0:
             break
-        stopped += 1
-    assert stopped
     assert bench.finish(directory) == 0, (directory / "log.txt").read_text()
     assert result_of(directory) == reference
     assert [line for line in defects_in(directory) if "interrupted" not in line] == []
 
 
-def wait_for_a_checkpoint(directory, handle) -> None:
+def stop_at_a_boundary(bench, directory, kind) -> int:
+    """One stop that cannot come too late: the stage has frozen itself when it is asked, and is woken then."""
+    handle = bench.start(directory, CHARTER_SAVE="sync", CHARTER_KILL=f"{kind}:checkpoint:1:after:stop")
+    while handle.pid is None or state_of(handle.pid) != "T":
+        assert handle.poll() is None, (directory / "log.txt").read_text()
+        time.sleep(0.005)
+    handle.stop()
+    os.kill(handle.pid, signal.SIGCONT)
+    return wait(handle)
+
+
+def state_of(pid: int) -> str:
+    """As the kernel calls it: T for a process that is frozen."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return ""
+
+
+def checkpoints(directory) -> int:
+    return len(list((directory / "state").glob("step-*")))
+
+
+def wait_for_a_checkpoint(directory, handle, before: int) -> None:
     """Until this start has made one more checkpoint than there were: then its signal handler is in place."""
-    before = len(list((directory / "state").glob("step-*")))
-    while len(list((directory / "state").glob("step-*"))) == before and handle.poll() is None:
+    while checkpoints(directory) <= before and handle.poll() is None:
         time.sleep(0.005)
