@@ -1,5 +1,6 @@
 import errno
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,18 @@ def test_a_clock_that_is_an_hour_off_is_told(tmp_path, monkeypatch):
     seconds = os.stat(tmp_path).st_mtime + 3600
     monkeypatch.setattr("time.time", lambda: seconds)
     assert not clock(tmp_path).ok
+
+
+def test_a_node_that_stands_still_meanwhile_has_a_good_clock(tmp_path, monkeypatch):
+    passed, real, touch = [0.0], time.time, Path.touch
+
+    def slow_touch(path: Path) -> None:
+        touch(path)
+        passed[0] += 30.0
+
+    monkeypatch.setattr(Path, "touch", slow_touch)
+    monkeypatch.setattr("time.time", lambda: real() + passed[0])
+    assert clock(tmp_path).ok
 
 
 def test_rates_are_work_over_the_best_of_several_times(tmp_path):
