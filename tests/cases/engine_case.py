@@ -17,7 +17,7 @@ def engine_python(name: str) -> Path:
     return python
 
 
-def ask_engine(name: str, script: Path, *arguments: str, timeout_seconds: float = 300.0) -> str:
+def ask_engine(name: str, script: Path, *arguments: str, timeout_seconds: float = 900.0) -> str:
     """What a script prints that runs in an engine's environment; its error is the test's."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     environment.pop("PYTHONPATH", None)

@@ -138,7 +138,7 @@ def read_holder(path: Path) -> Holder | None:
         return None
 
 
-def stop_orphan(directory: Path, *, wait_seconds: float = 10.0) -> Holder | None:
+def stop_orphan(directory: Path, *, wait_seconds: float = 60.0) -> Holder | None:
     """End the processes that still work in a directory whose supervisor is dead.
 
     Says which one held it, None when there was none.

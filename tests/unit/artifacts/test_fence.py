@@ -1,5 +1,4 @@
 import contextlib
-import threading
 
 import pytest
 
@@ -89,12 +88,18 @@ def test_a_damaged_or_removed_fence_stops_the_holder_and_not_the_next_one(tmp_pa
 
 def test_a_process_beside_the_holder_publishes_with_its_own_group_only(tmp_path, monkeypatch):
     monkeypatch.setenv(GROUP, "1-a")
-    beside = fence.join(tmp_path)
+    beside, waited = fence.join(tmp_path), []
+
+    def holder_comes():
+        """While this process waits for it, and not before."""
+        waited.append(True)
+        (tmp_path / fence.FENCE).write_text('{"token": 1, "group": "1-a"}')
+
     try:
-        later = threading.Timer(0.2, lambda: (tmp_path / fence.FENCE).write_text('{"token": 1, "group": "1-a"}'))
-        later.start()
-        durable.write_file(tmp_path / "batch", "waited for the holder")
-        later.join()
+        with monkeypatch.context() as patched:
+            patched.setattr(fence.time, "sleep", lambda seconds: holder_comes())
+            durable.write_file(tmp_path / "batch", "waited for the holder")
+        assert waited == [True]
         (tmp_path / fence.FENCE).write_text('{"token": 2, "group": "2-b"}')
         with pytest.raises(InterruptedRunError):
             durable.write_file(tmp_path / "batch", "late")

@@ -20,7 +20,7 @@ from pathlib import Path
 from charter.artifacts.lease import Lease
 lease = Lease(Path(sys.argv[1]), lock_name="run.lock", what="the project")
 print("held", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -119,7 +119,7 @@ def test_a_process_does_not_end_itself_as_an_orphan(tmp_path, monkeypatch):
 
 
 def test_an_orphan_is_ended_with_all_its_processes(tmp_path, holder):
-    others = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) for _ in range(3)]
+    others = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) for _ in range(3)]
     for rank, process in enumerate(others[:2], start=1):
         told = Holder(pid=process.pid, start_ticks=start_ticks(process.pid), host=host_id(), since=0.0)
         durable.write_json(member_path(tmp_path, rank), asdict(told))
@@ -146,7 +146,7 @@ def test_a_process_beside_rank_0_ends_itself_when_rank_0_is_gone_but_not_when_it
         holder.kill()
         holder.wait()
         assert member.first_is_gone()
-        assert died.wait(10)
+        assert died.wait(60)
     (tmp_path / "lease.json").unlink()
     with Membership(tmp_path, 1, die=died.set) as member:
         assert not member.first_is_gone()

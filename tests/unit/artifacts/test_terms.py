@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from filelock import FileLock, Timeout
@@ -55,10 +56,16 @@ def earlier(tmp_path):
     process.stdout.close()
 
 
+def state_of(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def freeze_between_writes(process, directory):
     """Stop a process where it does not hold the fence's own lock, which would keep everybody out."""
     while True:
-        os.kill(process.pid, signal.SIGSTOP)
+        while state_of(process.pid) != "T":  # until it stands it may still take the lock
+            os.kill(process.pid, signal.SIGSTOP)
+            time.sleep(0.001)
         try:
             with FileLock(directory / fence.FENCE_LOCK, timeout=0.2):
                 return
