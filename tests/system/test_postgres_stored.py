@@ -34,5 +34,5 @@ def test_two_processes_that_sample_one_place_at_once_both_count(where):
     with Ledger.open(where) as ledger:
         samples = ledger.stored(run="team")
         assert len(samples) == 60
-        assert ledger.total(run="team").micro_usd == micro_usd_of(samples, until=59 * 10**7) > 0
+        assert ledger.total(run="team").micro_usd == micro_usd_of(samples) > 0
         ledger.check_sums()

@@ -281,7 +281,7 @@ CREATE TABLE stored_samples (
     tags TEXT NOT NULL
 )
 """,
-    "CREATE INDEX stored_samples_of_places ON stored_samples (run, place)",
+    "CREATE INDEX stored_samples_of_places ON stored_samples (run, place, at_milliseconds)",
 )
 """What version 5 added."""
 

@@ -4,13 +4,13 @@ A sample says how many bytes a place held at a moment; they count until the next
 set: recording one twice, or in another order, changes nothing. Between two samples bytes x time is exact as far as
 nothing but Charter changes the place. After the last one nobody has looked: that time is told apart, and never charged.
 
-Rounding rule: money is rounded where a place's cost so far is told, to the nearest micro-USD, halves to even. What a
-day or a month costs is a difference of two such sums, so that days and months add up to the whole exactly.
+Rounding rule: what a place costs on a UTC day at one price is rounded once, to the nearest micro-USD, halves to even;
+everything else is a sum of such integers. So a new sample changes the money of few days, however many there are.
 """
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_HALF_EVEN, Decimal
@@ -26,6 +26,8 @@ RUN_DIRECTORY = "run directory"
 may still hold is not counted."""
 OWN_DISK = "own disk"
 MILLISECONDS_PER_MONTH = round(HOURS_PER_MONTH * SECONDS_PER_HOUR) * 1000
+DAY = 86_400_000
+"""Milliseconds of a UTC day."""
 PRICED_BYTE_MILLISECONDS = GB * MILLISECONDS_PER_MONTH
 """What a price is for: a GB over a month."""
 NANO = Decimal("1e-9")
@@ -74,18 +76,21 @@ class StoredSample:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
-    """Bytes that did not change for a time; `micro_usd` is 0 also where no price is known."""
+class StoredDay:
+    """What one place held on a UTC day on the terms of one sample."""
 
-    sample: StoredSample
+    terms: StoredSample
+    """Any of the samples; price and payer are the same in all."""
     start_milliseconds: int
     end_milliseconds: int
-    micro_usd: int
+    byte_milliseconds: int
+    """Bytes x time."""
 
     @property
-    def byte_milliseconds(self) -> int:
-        """Bytes x time."""
-        return self.sample.bytes * (self.end_milliseconds - self.start_milliseconds)
+    def micro_usd(self) -> int:
+        """Its cost; 0 also where no price is known."""
+        price = self.terms.price_micro_usd_per_gb_month or 0
+        return divide_half_even(price * self.byte_milliseconds, PRICED_BYTE_MILLISECONDS)
 
 
 def by_place(samples: Iterable[StoredSample]) -> dict[tuple[str, str], tuple[StoredSample, ...]]:
@@ -117,38 +122,37 @@ def byte_milliseconds(samples: Iterable[StoredSample], *, since: int, until: int
     )
 
 
-def micro_usd_of(samples: Iterable[StoredSample], *, until: int) -> int:
-    """What one place has cost up to a moment, as far as prices are known."""
-    ordered = steps(samples)
-    ends = [*(sample.at_milliseconds for sample in ordered[1:]), until]
-    return _micro_usd(
-        sum(
-            _priced(sample, max(0, min(end, until) - sample.at_milliseconds))
-            for sample, end in zip(ordered, ends, strict=True)
-        )
-    )
-
-
-def pieces(samples: Iterable[StoredSample], next_cut: Callable[[int], int]) -> Iterator[Piece]:
-    """One place from its first sample to its last, cut also where `next_cut` of a moment says."""
-    so_far = 0
+def days_of(samples: Iterable[StoredSample]) -> list[StoredDay]:
+    """One place from its first sample to its last, by day and terms."""
+    found: dict[tuple[object, ...], StoredDay] = {}
     for sample, following in pairwise(steps(samples)):
         at = sample.at_milliseconds
         while at < following.at_milliseconds:
-            end = min(next_cut(at), following.at_milliseconds)
-            before, so_far = so_far, so_far + _priced(sample, end - at)
-            money = _micro_usd(so_far) - _micro_usd(before)
-            yield Piece(sample=sample, start_milliseconds=at, end_milliseconds=end, micro_usd=money)
+            end = min(next_day(at), following.at_milliseconds)
+            key, here = (at // DAY, *_terms(sample)), sample.bytes * (end - at)
+            before = found.get(key)
+            found[key] = StoredDay(
+                terms=sample if before is None else before.terms,
+                start_milliseconds=at if before is None else before.start_milliseconds,
+                end_milliseconds=end,
+                byte_milliseconds=here if before is None else before.byte_milliseconds + here,
+            )
             at = end
+    return list(found.values())
+
+
+def micro_usd_of(samples: Iterable[StoredSample]) -> int:
+    """What one place has cost from its first sample to its last, as far as prices are known."""
+    return sum(day.micro_usd for day in days_of(samples))
 
 
 def charges_by_month(samples: Iterable[StoredSample]) -> Iterator[OtherCharge]:
     """What was stored and sent as charges: one per place, calendar month (UTC), price and payer."""
     for series in by_place(samples).values():
-        groups: dict[tuple[object, ...], list[Piece]] = defaultdict(list)
-        for piece in pieces(series, next_month):
-            if piece.byte_milliseconds:
-                groups[(next_month(piece.start_milliseconds), *_terms(piece.sample))].append(piece)
+        groups: dict[tuple[object, ...], list[StoredDay]] = defaultdict(list)
+        for day in days_of(series):
+            if day.byte_milliseconds:
+                groups[(next_month(day.start_milliseconds), *_terms(day.terms))].append(day)
         yield from map(_stored, groups.values())
         sent: dict[tuple[object, ...], list[StoredSample]] = defaultdict(list)
         for sample in series:
@@ -163,8 +167,7 @@ def next_day(milliseconds: int) -> int:
     >>> next_day(0), next_day(86_399_999)
     (86400000, 86400000)
     """
-    day = 86_400_000
-    return (milliseconds // day + 1) * day
+    return (milliseconds // DAY + 1) * DAY
 
 
 def next_month(milliseconds: int) -> int:
@@ -190,22 +193,14 @@ def _order(sample: StoredSample) -> tuple[object, ...]:
     return sample.order
 
 
-def _priced(sample: StoredSample, milliseconds: int) -> int:
-    return (sample.price_micro_usd_per_gb_month or 0) * sample.bytes * milliseconds
-
-
-def _micro_usd(priced_byte_milliseconds: int) -> int:
-    return divide_half_even(priced_byte_milliseconds, PRICED_BYTE_MILLISECONDS)
-
-
 def _terms(sample: StoredSample) -> tuple[object, ...]:
     """What the rows of one charge have in common."""
     price = (sample.price_micro_usd_per_gb_month, sample.price_source, sample.price_as_of)
     return (sample.provider, *price, sample.owner, sample.tags)
 
 
-def _stored(group: Sequence[Piece]) -> OtherCharge:
-    sample, whole = group[0].sample, sum(piece.byte_milliseconds for piece in group)
+def _stored(group: Sequence[StoredDay]) -> OtherCharge:
+    sample, whole = group[0].terms, sum(day.byte_milliseconds for day in group)
     quantity = (Decimal(whole) / PRICED_BYTE_MILLISECONDS).quantize(NANO, ROUND_HALF_EVEN)
     price = sample.price_micro_usd_per_gb_month
     return OtherCharge(
@@ -219,7 +214,7 @@ def _stored(group: Sequence[Piece]) -> OtherCharge:
         quantity=f"{quantity:f}",
         unit="GB-Months",
         unit_price_micro_usd=price,
-        micro_usd=None if price is None else sum(piece.micro_usd for piece in group),
+        micro_usd=None if price is None else sum(day.micro_usd for day in group),
         price_source=sample.price_source or None,
         price_as_of=sample.price_as_of or None,
         owner=sample.owner or None,

@@ -4,12 +4,12 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, func, insert, select
 
 from charter.ledger.database import damaged
 from charter.ledger.days import MILLISECONDS_PER_SECOND, day_of
 from charter.ledger.schema_version import APPLICATION_ID
-from charter.ledger.stored import StoredSample, by_place, next_day, pieces
+from charter.ledger.stored import DAY, StoredSample, by_place, days_of
 from charter.ledger.sum_rows import Spend, add_spend, added, negative
 from charter.ledger.sum_tables import stored_samples as table
 
@@ -17,10 +17,13 @@ FIELDS = tuple(field.name for field in fields(StoredSample))
 
 
 def write_stored(connection: Connection, samples: Sequence[StoredSample]) -> None:
-    """Add the samples that are not there yet; the sums follow. Doing it twice changes nothing."""
+    """Add the samples that are not there yet; the sums follow. Doing it twice changes nothing.
+
+    Only what is near in time is read, so the time this takes does not grow with the number of samples.
+    """
     for (run, place), new in by_place(samples).items():
         _lock(connection, run, place)
-        known = read_stored(connection, run=run, place=place)
+        known = _near(connection, run, place, at=new[0].at_milliseconds)
         missing = {*new} - {*known}
         if missing:
             rows = [{"sample_id": sample.sample_id, **asdict(sample)} for sample in missing]
@@ -29,14 +32,35 @@ def write_stored(connection: Connection, samples: Sequence[StoredSample]) -> Non
             add_spend(connection, added(off, spend_of_stored([*known, *missing])))
 
 
+def _near(connection: Connection, run: str, place: str, *, at: int) -> tuple[StoredSample, ...]:
+    """The samples of a place whose days a sample at `at`, or a later one, can change.
+
+    That is from the day of the sample before it on, and the one before that day, which says what was held then.
+    """
+    since = _last_before(connection, run, place, at)
+    if since is not None:
+        day = since // DAY * DAY
+        before = _last_before(connection, run, place, day)
+        since = day if before is None else before
+    return read_stored(connection, run=run, place=place, since=since)
+
+
+def _last_before(connection: Connection, run: str, place: str, at: int) -> int | None:
+    of_place = (table.c.run == run, table.c.place == place, table.c.at_milliseconds < at)
+    found = connection.execute(select(func.max(table.c.at_milliseconds)).where(*of_place)).scalar_one()
+    return None if found is None else int(found)
+
+
 def read_stored(
-    connection: Connection, *, run: str | None = None, place: str | None = None
+    connection: Connection, *, run: str | None = None, place: str | None = None, since: int | None = None
 ) -> tuple[StoredSample, ...]:
     """Samples, in no order."""
     wanted = select(table)
     for column, value in ((table.c.run, run), (table.c.place, place)):
         if value is not None:
             wanted = wanted.where(column == value)
+    if since is not None:
+        wanted = wanted.where(table.c.at_milliseconds >= since)
     found = []
     for row in connection.execute(wanted).mappings():
         sample = StoredSample(**{name: row[name] for name in FIELDS})
@@ -51,10 +75,10 @@ def spend_of_stored(samples: Iterable[StoredSample]) -> Spend:
     """What was stored comes to by day, from the first sample of a place to its last."""
     parts: list[Spend] = []
     for series in by_place(samples).values():
-        for piece in pieces(series, next_day):
-            it, day = piece.sample, day_of(piece.start_milliseconds // MILLISECONDS_PER_SECOND)
+        for item in days_of(series):
+            it, day = item.terms, day_of(item.start_milliseconds // MILLISECONDS_PER_SECOND)
             key = (it.run, "", "", it.owner, it.tags, "", it.provider, "storage", "", day)
-            parts.append({key: {"other_micro_usd": piece.micro_usd}})
+            parts.append({key: {"other_micro_usd": item.micro_usd}})
     return added(*parts)
 
 

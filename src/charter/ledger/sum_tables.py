@@ -62,7 +62,7 @@ stored_samples = Table(
     Column("tags", Text, nullable=False),
 )
 """How many bytes of a run a place held, and when. Rows are added, never changed; the id is a hash of the others."""
-Index("stored_samples_of_places", stored_samples.c.run, stored_samples.c.place)
+Index("stored_samples_of_places", stored_samples.c.run, stored_samples.c.place, stored_samples.c.at_milliseconds)
 
 bills = Table(
     "bills",

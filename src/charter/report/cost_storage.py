@@ -106,7 +106,7 @@ def _place(series: tuple[StoredSample, ...], *, now_milliseconds: int) -> Stored
         provider=last.provider,
         bytes_now=last.bytes,
         gib_months=gib_months(byte_milliseconds(ordered, since=first.at_milliseconds, until=until)),
-        micro_usd=micro_usd_of(ordered, until=until) if is_priced else None,
+        micro_usd=micro_usd_of(ordered) if is_priced else None,
         usd_per_month=None if price is None else price * last.bytes / GB / MICRO_USD_PER_USD,
         sent_bytes=sum(sample.sent_bytes for sample in series),
         samples=len(series),

@@ -39,7 +39,7 @@ def test_bytes_over_time_are_told_by_place_with_their_price(places):
     assert (bucket["place"], bucket["gib_months"], bucket["bytes_now"], bucket["sent_bytes"]) == (
         BUCKET, 3.0, 4 * GIB, 4 * GIB,
     )  # fmt: skip
-    assert bucket["micro_usd"] == round(3 * 23_000 * GIB / 1e9)
+    assert bucket["micro_usd"] == pytest.approx(3 * 23_000 * GIB / 1e9, abs=31)
     assert bucket["usd_per_month"] == pytest.approx(4 * GIB / 1e9 * 0.023)
     assert bucket["since_gib_months"] == 4.0, "nobody has looked for a month: in no sum"
     assert (directory["gib_months"], directory["usd"], directory["micro_usd"]) == (1.0, None, None)
