@@ -29,21 +29,26 @@ def marked(token: str) -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if wanted in (path / "environ").read_bytes().split(b"\0") and _state(int(path.name)) not in "TZX":
+            if wanted in (path / "environ").read_bytes().split(b"\0") and _stat(int(path.name))[0] not in "TZX":
                 found.append(int(path.name))
     return found
 
 
-def _state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+def _stat(pid: int) -> list[str]:
+    """State, parent and what else /proc/PID/stat says after the name."""
+    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
 
 
 def freeze(pid: int, seconds: float) -> None:
-    """Let one process stand still for a while."""
+    """Let one process stand still for a while, and wake its parent too: some, like `runuser`, stop with their child."""
     with suppress(OSError):
+        parent = int(_stat(pid)[1])
         os.kill(pid, signal.SIGSTOP)
         time.sleep(seconds)
         os.kill(pid, signal.SIGCONT)
+        time.sleep(0.01)
+        if _stat(parent)[0] == "T":
+            os.kill(parent, signal.SIGCONT)
 
 
 def stutter(token: str, *, seed: int, share: float, ended: threading.Event) -> int:
@@ -56,7 +61,7 @@ def stutter(token: str, *, seed: int, share: float, ended: threading.Event) -> i
         if processes := marked(token):
             # Short more often than long: most races need milliseconds, some a second.
             threading.Thread(
-                target=freeze, args=(chance.choice(processes), LONGEST_SECONDS * chance.random() ** 2), daemon=True
+                target=freeze, args=(chance.choice(processes), LONGEST_SECONDS * chance.random() ** 2)
             ).start()
             frozen += 1
     return frozen
