@@ -15,6 +15,8 @@ from charter.pipeline.status import status_of
 from charter.spec.load import load_project
 
 HERE = Path(__file__).parent
+sys.path.append(str(HERE))
+"""Counting stages, which tests also run in forks of their own, import modules that stand beside them."""
 PYTHONPATH = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
 CHARTER_YAML = """\
 name: count

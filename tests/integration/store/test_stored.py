@@ -32,7 +32,7 @@ def series(work, place):
         return by_place(ledger.stored())["count", place]
 
 
-def test_a_run_has_metered_its_directory_and_its_copies(work, place, tmp_path):
+def test_a_run_has_metered_its_directory_and_its_copies(work, place):
     assert work.run().code == 0
     found = told(work)
     assert set(found) == {RUN_DIRECTORY, str(place)}
@@ -42,6 +42,11 @@ def test_a_run_has_metered_its_directory_and_its_copies(work, place, tmp_path):
     assert copies.bytes <= bytes_below(place)
     assert found[RUN_DIRECTORY]["usd"] == found[str(place)]["usd"] == 0, "own disks are free, as in the plan"
     assert "Storage" in work.charter("cost", "report").out
+
+
+def test_what_is_stored_between_two_looks_is_charged_and_exported(work, place, tmp_path):
+    for until in ("a", "c"):  # so that copies are made at two moments at least, however quick the machine
+        assert work.run("--only", until).code == 0
     charges = tmp_path / "charges.csv"
     assert work.charter("cost", "export", "--focus", str(charges)).code == 0
     rows = list(csv.DictReader(charges.open()))
