@@ -123,7 +123,7 @@ def _ended_sums(
         sums = dict(zip(SUMMED, values, strict=False))
         if check_of_sums(sums) != values[-1]:
             raise damaged(connection.engine.url.render_as_string(), "the sums by day do not match their check")
-        if by or any(sums.values()):
+        if any(sums.values()):  # what was taken off again leaves a row of zeros, which says nothing
             found[tuple(row[: len(by)])] = sums
     return found
 
