@@ -83,9 +83,9 @@ def packages(*, with_torch: bool) -> tuple[str, ...]:
 
 GROUPS: dict[str, tuple[Suite, ...]] = {
     "test": (
-        Suite(name="unit", arguments=("tests/unit", "-n", "2"), budget_seconds=60),
+        Suite(name="unit", arguments=("tests/unit", "-n", "2"), budget_seconds=150),
         Suite(name="plans", arguments=("tests/plans", "-n", "2"), budget_seconds=60),
-        Suite(name="published", arguments=("tests/published",), budget_seconds=30),
+        Suite(name="published", arguments=("tests/published",), budget_seconds=60),
         Suite(name="golden", arguments=("tests/golden",), budget_seconds=30),
         Suite(
             name="doctests",
