@@ -1,6 +1,8 @@
 """Storage in the cost report: metered beside planned, and what nobody has looked at since told apart."""
 
 import io
+from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -64,6 +66,24 @@ def test_a_terminal_shows_places_money_and_the_plan(places):
     text = printed(places)
     for words in (BUCKET, RUN_DIRECTORY, "4.0 GiB", "$0.0741", "unpriced", "planned $0.5000", "a month as it is"):
         assert words in text
+
+
+def test_the_table_in_the_guide_is_what_the_command_prints():
+    """From samples of four days of a run: its directory on an own disk, a quarter of it copied to S3."""
+    until = round(datetime(2026, 11, 22, 18, 4, tzinfo=UTC).timestamp() * 1000)
+    since, disk = until - 4 * 86_400_000, dict(place=RUN_DIRECTORY, price_micro_usd_per_gb_month=0)
+    places = stored_places(
+        [
+            sample(**disk, at_milliseconds=since, bytes=20 * GIB),
+            sample(**disk, at_milliseconds=until, bytes=40 * GIB),
+            sample(place="s3://lab/demo", at_milliseconds=since, bytes=5 * GIB, sent_bytes=5 * GIB),
+            sample(place="s3://lab/demo", at_milliseconds=until, bytes=10 * GIB, sent_bytes=6 * GIB),
+        ],
+        now=until / 1000,
+    )
+    guide = Path(__file__).parents[3] / "docs/guides/cost.md"
+    text = "\n".join(line.rstrip() for line in printed(places).strip().splitlines())
+    assert text in guide.read_text(encoding="utf-8"), text
 
 
 def printed(places):
