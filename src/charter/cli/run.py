@@ -24,6 +24,9 @@ OnOption = Annotated[
 ReshardOption = Annotated[
     bool, typer.Option("--reshard", help="Go on although threads, device or versions changed; not bit-identical.")
 ]
+AnywayOption = Annotated[
+    bool, typer.Option("--anyway", help="Start although a stage does not fit by the plan (else exit code 3).")
+]
 
 
 def run(
@@ -45,6 +48,7 @@ def run(
     ] = None,
     reshard: ReshardOption = False,
     on: OnOption = None,
+    anyway: AnywayOption = False,
 ) -> None:
     """Run or resume a project, here or on an engine; skips what is done."""
     from charter.pipeline.runner import RunOptions
@@ -53,7 +57,7 @@ def run(
     if template is not None:
         _write_template(template, where)
     loaded, root = open_project(where, set_)
-    options = RunOptions(only=tuple(only or ()), reshard=reshard, engine=on)
+    options = RunOptions(only=tuple(only or ()), reshard=reshard, engine=on, anyway=anyway)
     if dry_run:
         _show_work(loaded, root, options)
         return
@@ -67,6 +71,7 @@ def resume(
     verify: VerifyOption = False,
     reshard: ReshardOption = False,
     on: OnOption = None,
+    anyway: AnywayOption = False,
 ) -> None:
     """Continue an interrupted run from its last complete checkpoints (as `charter run` does)."""
     from charter.pipeline.runner import RunOptions
@@ -75,7 +80,7 @@ def resume(
     loaded, root = open_project(directory)
     if verify:
         status_of(loaded, root, thorough=True)
-    run_and_show(loaded, root, RunOptions(reshard=reshard, engine=on), json_events=json_events)
+    run_and_show(loaded, root, RunOptions(reshard=reshard, engine=on, anyway=anyway), json_events=json_events)
 
 
 def run_and_show(project: "Project", root: Path, options: "RunOptions", *, json_events: bool) -> None:
@@ -99,7 +104,7 @@ def _summary(work: "Work", root: Path) -> str:
 
 def _show_work(project: "Project", root: Path, options: "RunOptions") -> None:
     from charter.pipeline.approval import waits_for_approval
-    from charter.pipeline.runner import check_work, find_work
+    from charter.pipeline.runner import check_work, find_work, plan_work
 
     work = find_work(project, root, options)
     running = {
@@ -109,6 +114,7 @@ def _show_work(project: "Project", root: Path, options: "RunOptions") -> None:
     for name, verdict in work.verdicts.items():
         print(f"{name:<16} {running.get(name, 'stays'):<10} {verdict.why}")
     check_work(work, options)
+    plan_work(work, options)
 
 
 def _confirm(project: "Project", *, yes: bool) -> None:

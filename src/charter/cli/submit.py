@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from charter.cli.common import DirOption, SetOption, open_project
+from charter.cli.run import AnywayOption
 
 
 def submit(
@@ -25,6 +26,7 @@ def submit(
         bool, typer.Option("--print", help="Show what would be sent for each stage; needs no engine.")
     ] = False,
     set_: SetOption = None,
+    anyway: AnywayOption = False,
 ) -> None:
     """Send the supervisor of a run to an engine, which runs the stages from there."""
     from charter.pipeline.submitting import preview, submit_supervisor
@@ -34,7 +36,7 @@ def submit(
         typer.echo(preview(project, root, on, stages or ()), nl=False)
         return
     path = directory.resolve()
-    engine, number = submit_supervisor(project, root, on, stages or (), path=path, overrides=set_ or ())
+    engine, number = submit_supervisor(project, root, on, stages or (), path=path, overrides=set_ or (), anyway=anyway)
     own = root / "run" / "supervisor"
     log = f"; its own log is in {own}" if own.is_dir() else ""
     typer.echo(f"submitted to {engine}: {number}\n`charter status` and `charter logs STAGE` show how it goes{log}")

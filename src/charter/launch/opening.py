@@ -8,12 +8,14 @@ from charter.launch.scheduler import Scheduler
 from charter.spec.project import Project
 
 LOCAL = "local"
+SUBPROCESS = "subprocess"
+"""This machine too, with stages as jobs."""
 RUNS: Mapping[str, str] = MappingProxyType(
     {
         "slurm": "a Slurm cluster",
         "ray": "a Ray cluster",
         "kubernetes": "a Kubernetes cluster",
-        "subprocess": "this machine, as jobs that outlive the supervisor",
+        SUBPROCESS: "this machine, as jobs that outlive the supervisor",
     }
 )
 """Engines that stages run on as jobs."""

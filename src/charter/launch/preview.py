@@ -36,6 +36,7 @@ def supervisor_job(
     engine: str,
     only: Sequence[str],
     overrides: Sequence[str] = (),
+    anyway: bool = False,
     token: str,
 ) -> StageJob:
     """The supervisor itself as a job: one core, which reads the project from `path` and submits its stages."""
@@ -43,6 +44,7 @@ def supervisor_job(
     like = preview_job(project, first, root, engine=engine, module="-", processes=_least(project, first))
     words = [word for stage in only for word in ("--only", stage)]
     words += [word for override in overrides for word in ("--set", override)]
+    words += ["--anyway"] if anyway else []
     directory = root / "run" / SUPERVISOR
     return replace(
         like,

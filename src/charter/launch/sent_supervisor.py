@@ -29,7 +29,14 @@ def supervisor_dir(root: Path) -> Path:
 
 
 def send_supervisor(
-    project: Project, path: Path, root: Path, scheduler: Scheduler, *, only: Sequence[str], overrides: Sequence[str]
+    project: Project,
+    path: Path,
+    root: Path,
+    scheduler: Scheduler,
+    *,
+    only: Sequence[str],
+    overrides: Sequence[str],
+    anyway: bool = False,
 ) -> str:
     """Submit the supervisor, which reads the project from `path`, and say the number of its job.
 
@@ -41,7 +48,14 @@ def send_supervisor(
         _refuse_a_second(project, root, scheduler)
         asked = Asked(number=max(numbers(directory), default=0) + 1, token=new_token())
         job = supervisor_job(
-            project, path, root=root, engine=scheduler.name, only=only, overrides=overrides, token=asked.token
+            project,
+            path,
+            root=root,
+            engine=scheduler.name,
+            only=only,
+            overrides=overrides,
+            anyway=anyway,
+            token=asked.token,
         )
         request = StageStart(stage=SUPERVISOR, module="-", stage_dir=directory, attempt=asked.number)
         files = JobFiles(directory, asked.number)

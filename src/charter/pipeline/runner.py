@@ -17,7 +17,7 @@ from charter.launch.engine import Engine
 from charter.launch.job_engine import JobEngine
 from charter.launch.local import local_engine, stage_environment
 from charter.launch.machine import frozen_values
-from charter.launch.opening import engine_name
+from charter.launch.opening import LOCAL, SUBPROCESS, engine_name
 from charter.ledger import Ledger
 from charter.ledger.store import ledger_place
 from charter.pipeline import sent
@@ -29,7 +29,7 @@ from charter.pipeline.followers import Followers
 from charter.pipeline.graph import Pipeline, PlannedStage, build_pipeline
 from charter.pipeline.left_attempts import end_finished
 from charter.pipeline.paths import run_dir
-from charter.pipeline.planned import write_plan
+from charter.pipeline.planned import PlanNow, keep_plan, plan_now
 from charter.pipeline.planned_layout import planned_layouts
 from charter.pipeline.preflight import LEDGER_PACKAGES, check_before_start, check_packages
 from charter.pipeline.prepare import drift, drift_error
@@ -39,6 +39,8 @@ from charter.pipeline.signals import NOTICE_FILE, StopSignals
 from charter.pipeline.staleness import Verdict, assess
 from charter.pipeline.storage_meter import StorageMeter
 from charter.pipeline.supervisor import Supervisor
+from charter.plan.hardware.place import may_run_here
+from charter.plan.plan import InfeasiblePlanError
 from charter.spec.project import Project
 
 
@@ -56,6 +58,8 @@ class RunOptions:
     """Write the planner's view of now into `plan.json`."""
     stop_grace_seconds: float = 120.0
     """How long a stage may take to reach a safe point before it is killed."""
+    anyway: bool = False
+    """Start although a stage does not fit by the plan."""
     engine: str | None = None
     """Where stages run (`charter.launch.opening`); as the file says when None."""
 
@@ -96,6 +100,34 @@ def check_work(work: Work, options: RunOptions, engine: Engine | None = None) ->
             raise drift_error(stage, changed)
 
 
+def plan_work(work: Work, options: RunOptions) -> PlanNow:
+    """Plan what is to be run; raises the plan's own error when a stage of it cannot fit, unless `anyway`."""
+    if not work.todo or not options.keep_plan:
+        return PlanNow()
+    project = work.pipeline.project
+    planned = plan_now(project, work.pipeline.root)
+    if planned.overflow is not None:
+        refuse_overflow(planned.overflow, work, options)
+    return planned
+
+
+def refuse_overflow(overflow: InfeasiblePlanError, work: Work, options: RunOptions) -> None:
+    """Raise the plan's error when it is about a stage that would start, on the machines that it was planned for."""
+    project = work.pipeline.project
+    sent = engine_name(project, options.engine) not in (LOCAL, SUBPROCESS)
+    # The plan knows the memory of the file's machines only, not of those that `--on` names in their place.
+    is_elsewhere = may_run_here(project) if sent else engine_name(project, None) not in (LOCAL, SUBPROCESS)
+    is_todo = any(stage.name == overflow.stage for stage in work.todo)
+    # Steps in a checkpoint prove that the stage fits, whatever the estimate says: a run that was started (with
+    # `--anyway`, or before its plan was asked) goes on without being told again. A stage that has begun and made
+    # none is refused like a new one, since running out of memory is what happens before the first checkpoint.
+    # A process that lives, on another machine, is followed and not started.
+    verdict = work.verdicts[overflow.stage]
+    has_begun = verdict.step > 0 or verdict.state == "running"
+    if is_todo and not has_begun and not is_elsewhere and not options.anyway:
+        raise overflow
+
+
 def run_project(
     project: Project, root: Path, options: RunOptions | None = None, listeners: Sequence[Listener] = ()
 ) -> Work:
@@ -113,6 +145,7 @@ def run_project(
         )
         with contextlib.closing(jobs) if jobs else contextlib.nullcontext():
             check_work(work, options, jobs)
+            planned = plan_work(work, options)
             with Followers(
                 project, root, work=bool(work.todo), metered_here=jobs is None, hurry=lambda: signals.wanted
             ) as followers:
@@ -121,7 +154,7 @@ def run_project(
                 followers.tell = events.emit
                 _tell_start(work, events)
                 if work.todo:
-                    _run(work, options, events, signals, lease, jobs, meter)
+                    _run(work, options, planned, events, signals, lease, jobs, meter)
                 events.emit("run_done", run=project.name)
     return work
 
@@ -129,6 +162,7 @@ def run_project(
 def _run(
     work: Work,
     options: RunOptions,
+    planned: PlanNow,
     events: Events,
     signals: StopSignals,
     lease: Lease,
@@ -169,7 +203,7 @@ def _run(
             )
             try:
                 if options.keep_plan:
-                    supervisor.layouts = _planned_layouts(work, events)
+                    supervisor.layouts = _planned_layouts(work, planned, events)
                 supervisor.run(work.todo, done=_done(work), signals=signals, tick=tick)
             except CharterError as error:
                 events.emit("run_stopped", run=project.name, label=error.label, message=str(error))
@@ -192,12 +226,12 @@ def _local(work: Work, options: RunOptions) -> Engine:
     )
 
 
-def _planned_layouts(work: Work, events: Events) -> Mapping[str, Mapping[str, str | int]]:
-    plan, problem = write_plan(work.pipeline.project, work.pipeline.root, work.todo)
-    if plan is None:
+def _planned_layouts(work: Work, planned: PlanNow, events: Events) -> Mapping[str, Mapping[str, str | int]]:
+    problem = planned.problem or (keep_plan(planned.plan, work.pipeline.root, work.todo) if planned.plan else "")
+    if planned.plan is None or problem:
         events.emit("plan_failed", message=problem)
         return {}
-    return planned_layouts(plan, work.pipeline.project)
+    return planned_layouts(planned.plan, work.pipeline.project)
 
 
 def _tell_start(work: Work, events: Events) -> None:

@@ -10,6 +10,8 @@ from charter.launch.preview import preview_job
 from charter.launch.rendered import SERVICES, printed, texts_for
 from charter.launch.sent_supervisor import send_supervisor
 from charter.pipeline.graph import build_pipeline
+from charter.pipeline.planned import plan_now
+from charter.pipeline.runner import RunOptions, find_work, refuse_overflow
 from charter.spec.project import Project
 
 
@@ -44,13 +46,20 @@ def submit_supervisor(
     *,
     path: Path | None = None,
     overrides: Sequence[str] = (),
+    anyway: bool = False,
 ) -> tuple[str, str]:
     """Send the supervisor to an engine, which runs the stages from there; its name and the number of its job.
 
     It reads the project from `path` (a directory, or another file than its charter.yaml), with the same `overrides`.
+    Raises the plan's own error when a stage cannot fit, unless `anyway`.
     """
     name = _engine(project, asked)
     _check_stages(project, stages)
+    if name not in RENDERED or name == "skypilot":
+        overflow = plan_now(project, root).overflow
+        if overflow is not None:
+            options = RunOptions(only=tuple(stages), engine=asked, anyway=anyway)
+            refuse_overflow(overflow, find_work(project, root, options), options)
     if name == "skypilot":
         from charter.launch.skypilot.submission import submit
 
@@ -61,7 +70,9 @@ def submit_supervisor(
         )
     scheduler = open_scheduler(project, name)
     try:
-        return name, send_supervisor(project, path or root, root, scheduler, only=stages, overrides=overrides)
+        return name, send_supervisor(
+            project, path or root, root, scheduler, only=stages, overrides=overrides, anyway=anyway
+        )
     finally:
         scheduler.close()
 

@@ -42,7 +42,7 @@ def infeasible(name: str, question: Question, places: tuple[Place, ...], found: 
         )
     if found.closest is not None:
         lines.append(f"  {_what_would_fit(question)}")
-    return InfeasiblePlanError("\n".join(lines), stage=name)
+    return InfeasiblePlanError("\n".join(lines), stage=name, is_overflow=found.closest is not None)
 
 
 def _what_would_fit(question: Question) -> str:

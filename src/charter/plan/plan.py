@@ -181,6 +181,8 @@ def _verdict(bounds: tuple[float, float] | None, limit: float) -> str:
 class InfeasiblePlanError(InfeasibleError):
     """A stage does not fit anywhere; carries the stage."""
 
-    def __init__(self, message: str, *, stage: str) -> None:
+    def __init__(self, message: str, *, stage: str, is_overflow: bool = False) -> None:
         self.stage = stage
+        self.is_overflow = is_overflow
+        """A layout exists, and even the smallest needs more memory than there is."""
         super().__init__(message)
