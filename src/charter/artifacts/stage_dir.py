@@ -172,6 +172,7 @@ class StageDir:
                 "target_step": target,
                 "unit": unit,
                 "rate_per_second": steps / seconds if steps > 0 and seconds > 0 else None,
+                "rate_steps": steps,
                 "metrics": dict(metrics),
                 "counters": self._counters,
                 "pid": os.getpid(),

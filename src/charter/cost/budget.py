@@ -26,6 +26,7 @@ class BudgetVerdict:
     reason: str
     spent_usd: float
     """Stop costs included."""
+    forecast_p10_usd: float
     forecast_p50_usd: float
     forecast_p90_usd: float
     limit_usd: float
@@ -39,7 +40,8 @@ def budget_verdict(
     spent_usd: float,
     remaining_p50_usd: float,
     remaining_p90_usd: float,
-    running_p50_usd: float = 0.0,
+    remaining_p10_usd: float = 0.0,
+    running_p10_usd: float = 0.0,
     stop_usd: float = 0.0,
     checkpoint_done: bool = True,
     on_forecast: BudgetState = BudgetState.WARN,
@@ -47,26 +49,39 @@ def budget_verdict(
     """The state of a budget: `ok`, then `warn`, `hold` and `checkpoint and stop`.
 
     `spent` counts what stopping would still cost (disks, idle commitments). Stop at 100 % of the limit, and only once
-    a checkpoint is complete; hold (start nothing new) when what runs is expected to use up the rest; warn at 50, 80
+    a checkpoint is complete; hold (start nothing new) when what runs uses up the rest even at its p10; warn at 50, 80
     and 90 % and when the forecast, spent + p50 of the remaining plan, is above the limit.
 
     `remaining` is the plan that is left, `running` the part of it that has started. `on_forecast` is what a forecast
-    above the limit asks for: to warn, to hold, or to stop.
+    whose p10 is above the limit asks for: to warn, to hold, or to stop. A median above it only warns: half of all runs
+    that are on plan would be stopped by it.
 
     >>> budget_verdict(limit_usd=100, spent_usd=40, remaining_p50_usd=50, remaining_p90_usd=80).state.value
     'ok'
     >>> budget_verdict(limit_usd=100, spent_usd=40, remaining_p50_usd=70, remaining_p90_usd=90).state.value
     'warn'
     """
-    if limit_usd <= 0 or min(spent_usd, remaining_p50_usd, remaining_p90_usd, running_p50_usd, stop_usd) < 0:
+    if (
+        limit_usd <= 0
+        or min(spent_usd, remaining_p50_usd, remaining_p90_usd, remaining_p10_usd, running_p10_usd, stop_usd) < 0
+    ):
         raise UsageError("a budget needs a limit above zero and amounts that are not negative")
     spent = spent_usd + stop_usd
     passed = max((share for share in WARN_SHARES if spent >= share * limit_usd), default=None)
-    state, reason = _state(limit_usd, spent, remaining_p50_usd, running_p50_usd, passed, checkpoint_done, on_forecast)
+    state, reason = _state(
+        limit_usd,
+        spent,
+        (remaining_p10_usd, remaining_p50_usd),
+        running_p10_usd,
+        passed,
+        checkpoint_done,
+        on_forecast,
+    )
     return BudgetVerdict(
         state=state,
         reason=reason,
         spent_usd=spent,
+        forecast_p10_usd=spent + remaining_p10_usd,
         forecast_p50_usd=spent + remaining_p50_usd,
         forecast_p90_usd=spent + remaining_p90_usd,
         limit_usd=limit_usd,
@@ -77,7 +92,7 @@ def budget_verdict(
 def _state(
     limit: float,
     spent: float,
-    remaining: float,
+    remaining: tuple[float, float],
     running: float,
     passed: float | None,
     checkpoint_done: bool,
@@ -87,14 +102,15 @@ def _state(
         if checkpoint_done:
             return BudgetState.STOP, "the budget is spent"
         return BudgetState.HOLD, "the budget is spent; the running stage stops after its next checkpoint"
-    over = spent + remaining > limit
-    if over and on_forecast is BudgetState.STOP:
-        return BudgetState.STOP, "the forecast (p50) is above the budget, which was asked to stop it"
-    if over and on_forecast is BudgetState.HOLD:
-        return BudgetState.HOLD, "the forecast (p50) is above the budget: nothing new starts"
+    at_least, median = remaining
+    surely_over = spent + at_least > limit
+    if surely_over and on_forecast is BudgetState.STOP:
+        return BudgetState.STOP, "the forecast (p10) is above the budget, which was asked to stop it"
+    if surely_over and on_forecast is BudgetState.HOLD:
+        return BudgetState.HOLD, "the forecast (p10) is above the budget: nothing new starts"
     if running and spent + running >= limit:
         return BudgetState.HOLD, "what is running is expected to use up the budget: nothing new starts"
-    if over:
+    if spent + median > limit:
         return BudgetState.WARN, "the forecast (p50) is above the budget"
     if passed is not None:
         return BudgetState.WARN, f"{passed:.0%} of the budget is spent"

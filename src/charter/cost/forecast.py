@@ -1,14 +1,20 @@
 """What a run will have cost when it is done: what is spent, and what is left of the plan at the measured pace. Pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from math import sqrt
+from typing import Any, Literal
 
 from charter.cost.interval import add
 from charter.estimate.terms import Interval
 
 PLAN_WORTH_STEPS = 5.0
 """Measured steps that count as much as the plan (judgement): the first steps of a stage are slow, and few."""
+LONGEST_START_SECONDS = 1800.0
+"""A start that is not measured may have taken this long (judgement): loading of large weights, compilation."""
+UNPLANNED_RATIO = 2.0
+"""p90 over p50 of a pace that no plan foresaw, before the first step (judgement)."""
+Amount = Literal["seconds", "usd"]
 Basis = Literal["done", "measured", "scaled", "planned", "unplanned"]
 NONE = Interval(p10=0.0, p50=0.0, p90=0.0)
 
@@ -28,6 +34,12 @@ class StageSoFar:
     """Time of the attempts that made the `step` steps, without what was lost."""
     kept_usd: float | None = None
     """Money of the same, calls included; None where nothing has a price."""
+    calls_usd: float = 0.0
+    """Of that, money of calls: it follows the steps, and not the time."""
+    paced_steps: int = 0
+    """Steps that were timed from one to the next; 0 where nobody did."""
+    paced_seconds: float = 0.0
+    """Time of these steps, without any start."""
 
     @property
     def share(self) -> float:
@@ -70,18 +82,32 @@ class Forecast:
         return add(stage.usd for stage in self.stages.values() if stage.name in names and stage.usd is not None)
 
 
+def paced(progress: Mapping[str, Any]) -> tuple[int, float]:
+    """Steps whose pace a stage's `progress.json` has measured, without any start, and the time that they took.
+
+    >>> paced({"rate_steps": 20, "rate_per_second": 0.5}), paced({"rate_per_second": None})
+    ((20, 40.0), (0, 0.0))
+    """
+    steps, rate = progress.get("rate_steps"), progress.get("rate_per_second")
+    return (int(steps), steps / rate) if steps and rate else (0, 0.0)
+
+
 def forecast(stages: Sequence[StageSoFar]) -> Forecast:
     """What is left of every stage, from its plan and from what was measured.
 
-    A stage that runs: `left = (target - step) x seconds per step`, where the pace is the measured one and the
-    plan's, weighted by `step` and 5. Its quantiles keep the plan's ratios to its median, which shrink as steps are
-    done: `p90 / p50 = ratio ^ (1 - share)`. A stage that has not begun takes its plan times the pace of the stages
-    of its kind, or of all, that have: measured over planned, by their planned time. Money follows the same rules.
+    A stage that runs: `left = (target - step) x seconds per step`. The pace is that between two steps, so that a slow
+    start is not charged to what follows, and the plan's, weighted by the steps seen and 5. Its quantiles keep the
+    plan's ratios to its median, or the ratio of the two paces where they differ more, and shrink with the steps seen:
+    `ratio ^ sqrt(5 / (5 + steps))`. Where the time between steps is not known (trainers of other projects), what is
+    above the plan counts as start, up to half an hour, and p90 as if it were pace. A stage that has not begun takes its
+    plan times the pace of the stages of its kind, or of all, that have: measured over planned, by their planned time.
+    Money follows the time, that of calls the steps.
     Quantiles add, as in plans: errors of stages are taken as fully dependent, which is too wide when they are not.
     Not true where what is left differs from what was done: a last stage of longer answers, another price.
 
     >>> half = StageSoFar(name="sft", kind="sft", planned_seconds=Interval(p10=80, p50=100, p90=150),
-    ...                   planned_usd=None, step=500, target_step=1000, kept_seconds=100.0)
+    ...                   planned_usd=None, step=500, target_step=1000, kept_seconds=700.0,
+    ...                   paced_steps=499, paced_seconds=99.8)
     >>> left = forecast([half]).stages["sft"]
     >>> round(left.seconds.p50), left.seconds.p90 > left.seconds.p50, left.basis
     (100, True, 'measured')
@@ -93,60 +119,100 @@ def forecast(stages: Sequence[StageSoFar]) -> Forecast:
 
 @dataclass(frozen=True, kw_only=True)
 class _Paces:
-    by_kind: Mapping[str, float]
-    of_all: float | None
+    by_kind: Mapping[str, Interval]
+    of_all: Interval | None
 
-    def of(self, kind: str) -> float | None:
+    def of(self, kind: str) -> Interval | None:
         return self.by_kind.get(kind, self.of_all)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pace:
+    """Seconds or dollars per step."""
+
+    step: Interval
+    at_most: float
+    """If nothing of the time was a start."""
 
 
 def _one(stage: StageSoFar, seconds_paces: _Paces, usd_paces: _Paces) -> StageForecast:
     if stage.done:
         usd = None if stage.planned_usd is None and stage.kept_usd is None else NONE
         return StageForecast(name=stage.name, seconds=NONE, usd=usd, basis="done")
-    seconds, basis = _left(stage, stage.planned_seconds, stage.kept_seconds, seconds_paces)
-    usd, _ = _left(stage, stage.planned_usd, stage.kept_usd, usd_paces)
+    seconds, basis = _left(stage, "seconds", seconds_paces)
+    usd, _ = _left(stage, "usd", usd_paces)
     return StageForecast(name=stage.name, seconds=seconds or NONE, usd=usd, basis=basis)
 
 
-def _left(
-    stage: StageSoFar, planned: Interval | None, kept: float | None, paces: _Paces
-) -> tuple[Interval | None, Basis]:
-    if stage.step and stage.target_step and kept:
-        per_step = kept / stage.step
-        if planned is not None:
-            of_plan = planned.p50 / stage.target_step
-            per_step = (stage.step * per_step + PLAN_WORTH_STEPS * of_plan) / (stage.step + PLAN_WORTH_STEPS)
-        left = per_step * max(0, stage.target_step - stage.step)
-        return _spread(left, planned, 1.0 - stage.share), "measured"
+def _left(stage: StageSoFar, what: Amount, paces: _Paces) -> tuple[Interval | None, Basis]:
+    planned = stage.planned_seconds if what == "seconds" else stage.planned_usd
+    pace = _pace(stage, what)
+    if pace is not None and stage.target_step:
+        to_do = max(0, stage.target_step - stage.step)
+        return replace(pace.step, p90=max(pace.step.p90, pace.at_most)).scaled(to_do), "measured"
     if planned is None:
         return None, "unplanned"
-    pace = paces.of(stage.kind)
-    left_of_plan = planned.scaled(1.0 - stage.share)
-    return (left_of_plan, "planned") if pace is None else (left_of_plan.scaled(pace), "scaled")
+    left_of_plan, others = planned.scaled(1.0 - stage.share), paces.of(stage.kind)
+    if others is None:
+        return left_of_plan, "planned"
+    median = left_of_plan.p50 * others.p50
+    low, high = _ratios(planned)
+    # The wider of the two ranges: that of the pace has the plan's in it while few steps are seen.
+    low, high = min(low, others.p10 / others.p50), max(high, others.p90 / others.p50)
+    return Interval(p10=median * low, p50=median, p90=median * high), "scaled"
 
 
-def _spread(median: float, planned: Interval | None, open_share: float) -> Interval:
-    """A median with the plan's relative spread, as far as it is still open."""
+def _pace(stage: StageSoFar, what: Amount) -> _Pace | None:
+    """The pace of a stage that has made steps; None where it has made none, or nobody knows what they took."""
+    planned = stage.planned_seconds if what == "seconds" else stage.planned_usd
+    kept = stage.kept_seconds if what == "seconds" else stage.kept_usd
+    target = stage.target_step or (1 if stage.done else 0)
+    steps = target if stage.done else stage.step
+    if not kept or not steps or not target:
+        return None
+    with_start = kept / steps
+    of_plan = planned.p50 / target if planned is not None and planned.p50 else None
+    if stage.paced_steps and stage.kept_seconds:
+        count, seen = stage.paced_steps, stage.paced_seconds / stage.paced_steps
+        if what == "usd":
+            seen = (kept - stage.calls_usd) / stage.kept_seconds * seen + stage.calls_usd / steps
+        at_most = 0.0
+    else:
+        count, seen, at_most = steps, with_start, 0.0
+        if of_plan is not None and with_start > of_plan and not stage.done:
+            longest = LONGEST_START_SECONDS * kept / stage.kept_seconds if stage.kept_seconds else 0.0
+            seen, at_most = max(of_plan, (kept - longest) / steps), with_start
+    # All steps of a stage that is done are seen; the plan has nothing to add.
+    weight = 0.0 if stage.done else PLAN_WORTH_STEPS / (PLAN_WORTH_STEPS + count)
+    low, high = _ratios(planned)
+    if of_plan is not None:
+        apart = max(seen / of_plan, of_plan / seen) if seen else 1.0
+        low, high = min(low, 1 / apart), max(high, apart)
+        seen = (1 - weight) * seen + weight * of_plan
+        at_most = (1 - weight) * at_most + weight * of_plan if at_most else 0.0
+    spread = sqrt(weight)
+    return _Pace(step=Interval(p10=seen * low**spread, p50=seen, p90=seen * high**spread), at_most=at_most)
+
+
+def _ratios(planned: Interval | None) -> tuple[float, float]:
+    """p10 and p90 over the median."""
     if planned is None or not planned.p50:
-        return Interval(p10=median, p50=median, p90=median)
-    low, high = planned.p10 / planned.p50, planned.p90 / planned.p50
-    return Interval(p10=median * low**open_share, p50=median, p90=median * high**open_share)
+        return 1 / UNPLANNED_RATIO, UNPLANNED_RATIO
+    return planned.p10 / planned.p50, planned.p90 / planned.p50
 
 
-def _paces(stages: Sequence[StageSoFar], what: Literal["seconds", "usd"]) -> _Paces:
-    """Measured over planned for what was done, by kind and in all; the plan counts as some steps more."""
-    measured: dict[str, float] = {}
+def _paces(stages: Sequence[StageSoFar], what: Amount) -> _Paces:
+    """Measured over planned for what was done, by kind and in all; what may be another stage's start is left out."""
+    measured: dict[str, list[Interval]] = {}
     planned: dict[str, float] = {}
     for stage in stages:
         plan = stage.planned_seconds if what == "seconds" else stage.planned_usd
-        kept = stage.kept_seconds if what == "seconds" else stage.kept_usd
-        if plan is None or not plan.p50 or not kept or not (stage.step or stage.done):
+        pace = _pace(stage, what)
+        if plan is None or not plan.p50 or pace is None or not pace.step.p50:
             continue
-        share = stage.share
-        trust = 1.0 if stage.done else stage.step / (stage.step + PLAN_WORTH_STEPS)
-        of_plan = plan.p50 * share
-        measured[stage.kind] = measured.get(stage.kind, 0.0) + trust * kept + (1 - trust) * of_plan
-        planned[stage.kind] = planned.get(stage.kind, 0.0) + of_plan
-    of_all = sum(measured.values()) / sum(planned.values()) if sum(planned.values()) else None
-    return _Paces(by_kind={kind: measured[kind] / planned[kind] for kind in planned if planned[kind]}, of_all=of_all)
+        steps = stage.share * (stage.target_step or 1)
+        measured.setdefault(stage.kind, []).append(pace.step.scaled(steps))
+        planned[stage.kind] = planned.get(stage.kind, 0.0) + plan.p50 * stage.share
+    by_kind = {kind: add(parts).scaled(1 / planned[kind]) for kind, parts in measured.items()}
+    every = [part for parts in measured.values() for part in parts]
+    return _Paces(by_kind=by_kind, of_all=add(every).scaled(1 / sum(planned.values())) if every else None)

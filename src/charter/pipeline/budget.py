@@ -7,7 +7,7 @@ from typing import Any
 
 from charter.artifacts import durable
 from charter.cost.budget import BudgetState
-from charter.cost.forecast import forecast
+from charter.cost.forecast import forecast, paced
 from charter.errors import BudgetError, DataError
 from charter.ledger import Ledger
 from charter.pipeline.budget_lines import STATE_NAMES, BudgetLine, binding, budget_lines
@@ -39,7 +39,8 @@ def budget_error(line: BudgetLine) -> BudgetError:
     if line.share < 1:
         said = (
             f"{line.title} has cost {format_usd(line.spent_usd)}, and is expected to cost "
-            f"{format_usd(line.forecast_p50_usd)}, over its limit of {format_usd(line.limit_usd)}"
+            f"{format_usd(line.forecast_p50_usd)} (p10 {format_usd(line.forecast_p10_usd)}), "
+            f"over its limit of {format_usd(line.limit_usd)}"
         )
         mend = f"raise {where}, or set budget.on_forecast: warn"
     else:
@@ -140,7 +141,10 @@ def steps_now(pipeline: Pipeline, *, done: Collection[str]) -> tuple[StageStep, 
     """How far every stage is, by what it has last said."""
     found = []
     for name, stage in pipeline.stages.items():
-        progress = {} if name in done else read_progress(stage.directory)
+        progress = read_progress(stage.directory)
+        paced_steps, paced_seconds = paced(progress)
+        if name in done:
+            progress = {}
         step, target = int(progress.get("step") or 0), progress.get("target_step")
         found.append(
             StageStep(
@@ -150,6 +154,8 @@ def steps_now(pipeline: Pipeline, *, done: Collection[str]) -> tuple[StageStep, 
                 done=name in done,
                 step=max(step, checkpoint_step(stage.directory)) if target else 0,
                 target_step=int(target) if target else None,
+                paced_steps=paced_steps,
+                paced_seconds=paced_seconds,
             )
         )
     return tuple(found)

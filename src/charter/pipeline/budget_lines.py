@@ -29,6 +29,7 @@ class BudgetLine:
     limit_usd: float
     spent_usd: float
     """With the most that calls of which nobody knows may have cost."""
+    forecast_p10_usd: float
     forecast_p50_usd: float
     forecast_p90_usd: float
     """Of this run's remaining part; what other runs of an owner or a tag will still spend is not known."""
@@ -124,9 +125,10 @@ class _Lines:
         verdict = budget_verdict(
             limit_usd=limit,
             spent_usd=part.most_micro_usd / MICRO_USD_PER_USD,
+            remaining_p10_usd=left.p10,
             remaining_p50_usd=left.p50,
             remaining_p90_usd=left.p90,
-            running_p50_usd=self.left.usd_of(sorted(stages & self.running)).p50,
+            running_p10_usd=self.left.usd_of(sorted(stages & self.running)).p10,
             on_forecast=ON_FORECAST[self.budget.on_forecast],
         )
         state = verdict.state
@@ -139,6 +141,7 @@ class _Lines:
             name=name,
             limit_usd=limit,
             spent_usd=verdict.spent_usd,
+            forecast_p10_usd=verdict.forecast_p10_usd,
             forecast_p50_usd=verdict.forecast_p50_usd,
             forecast_p90_usd=verdict.forecast_p90_usd,
             state=state,

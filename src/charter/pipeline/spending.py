@@ -87,6 +87,9 @@ class StageStep:
     done: bool = False
     step: int = 0
     target_step: int | None = None
+    paced_steps: int = 0
+    """Steps that were timed from one to the next, and their time."""
+    paced_seconds: float = 0.0
 
 
 def stages_so_far(
@@ -109,6 +112,9 @@ def stages_so_far(
                 step=stage.step,
                 target_step=stage.target_step,
                 kept_seconds=part.totals.useful_milliseconds / 1000,
+                calls_usd=part.calls.most_micro_usd / MICRO_USD_PER_USD,
+                paced_steps=stage.paced_steps,
+                paced_seconds=stage.paced_seconds,
                 kept_usd=(part.most_micro_usd - lost_usd) / MICRO_USD_PER_USD if part.is_priced else None,
             )
         )

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from charter.cost.forecast import StageForecast, StageSoFar, forecast
+from charter.cost.forecast import StageForecast, StageSoFar, forecast, paced
 from charter.estimate.terms import Interval
 from charter.ledger.account import Accounted, Totals, stage_totals, totals_of
 from charter.ledger.call import CallSums
@@ -106,7 +106,8 @@ def overview(run: RunFiles) -> Overview:
         )
         for name in dict.fromkeys((*in_plan, *totals, *calls))
     )
-    left = forecast([_so_far(stage, run.accounted) for stage in stages]).stages
+    files = {stage.name: run.stages.get(stage.name, StageFiles(name=stage.name)) for stage in stages}
+    left = forecast([_so_far(stage, files[stage.name], run.accounted) for stage in stages]).stages
     stages = tuple(replace(stage, remaining=_spread(left[stage.name])) for stage in stages)
     return Overview(
         project=run.project,
@@ -168,13 +169,14 @@ def _view(
     )
 
 
-def _so_far(stage: StageView, accounted: Iterable[Accounted]) -> StageSoFar:
+def _so_far(stage: StageView, files: StageFiles, accounted: Iterable[Accounted]) -> StageSoFar:
     """One stage as the forecast sees it: attempts under the fingerprint that counts now, and its calls."""
     mine = [item for item in accounted if item.attempt.stage == stage.name]
     kept = totals_of(item for item in mine if item.attempt.fingerprint == mine[-1].attempt.fingerprint)
     lost = kept.lost_to_kills_micro_usd + kept.lost_to_failures_micro_usd
     usd = (kept.micro_usd - lost + stage.calls.most_micro_usd) / 1e6
     priced = kept.priced_attempts or stage.calls.most_micro_usd
+    paced_steps, paced_seconds = paced(files.progress or {})
     return StageSoFar(
         name=stage.name,
         kind=stage.kind,
@@ -185,6 +187,9 @@ def _so_far(stage: StageView, accounted: Iterable[Accounted]) -> StageSoFar:
         target_step=stage.target_step,
         kept_seconds=kept.useful_milliseconds / 1000,
         kept_usd=usd if priced else None,
+        calls_usd=stage.calls.most_micro_usd / 1e6,
+        paced_steps=paced_steps,
+        paced_seconds=paced_seconds,
     )
 
 

@@ -22,7 +22,7 @@ class Budget:
     """Of the whole project."""
     on_exceed: Literal["warn", "checkpoint_and_stop"] = "checkpoint_and_stop"
     on_forecast: Literal["warn", "hold", "checkpoint_and_stop"] = "warn"
-    """What happens when the median forecast is above a limit: tell, start no further stage, or stop as if it were
+    """What happens when the p10 of the forecast is above a limit: tell, start no further stage, or stop as if it were
     spent."""
     stages: Mapping[str, Usd] = field(default_factory=dict)
     """Limits of single stages."""

@@ -20,8 +20,8 @@ def state(**given_):
         ({"spent_usd": 10, "remaining_p50_usd": 80, "remaining_p90_usd": 120}, BudgetState.OK),
         ({"spent_usd": 10, "remaining_p50_usd": 91}, BudgetState.WARN),
         ({"spent_usd": 50}, BudgetState.WARN),
-        ({"spent_usd": 60, "remaining_p50_usd": 60, "running_p50_usd": 39}, BudgetState.WARN),
-        ({"spent_usd": 60, "remaining_p50_usd": 60, "running_p50_usd": 40}, BudgetState.HOLD),
+        ({"spent_usd": 60, "remaining_p50_usd": 60, "running_p10_usd": 39}, BudgetState.WARN),
+        ({"spent_usd": 60, "remaining_p50_usd": 60, "running_p10_usd": 40}, BudgetState.HOLD),
         ({"spent_usd": 100}, BudgetState.STOP),
         ({"spent_usd": 97, "stop_usd": 3}, BudgetState.STOP),
         ({"spent_usd": 120, "checkpoint_done": False}, BudgetState.HOLD),
@@ -31,6 +31,13 @@ def test_states_follow_what_is_spent_and_what_is_to_come(given_, expected):
     assert state(**given_).state is expected
 
 
+@pytest.mark.parametrize("asked", [BudgetState.STOP, BudgetState.HOLD])
+def test_a_forecast_acts_only_when_its_p10_is_over(asked):
+    median_over = {"spent_usd": 10, "remaining_p50_usd": 500, "remaining_p90_usd": 900, "on_forecast": asked}
+    assert state(**median_over, remaining_p10_usd=90).state is BudgetState.WARN
+    assert state(**median_over, remaining_p10_usd=91).state is asked
+
+
 @pytest.mark.parametrize(("spent", "share"), [(49.9, None), (50, 0.5), (79, 0.5), (80, 0.8), (95, 0.9)])
 def test_three_shares_are_told(spent, share):
     assert state(spent_usd=spent).passed_share == share
@@ -38,7 +45,7 @@ def test_three_shares_are_told(spent, share):
 
 @given(spent=USD, more=USD, remaining=USD, running=st.floats(0, 1))
 def test_spending_more_never_calms_the_budget(spent, more, remaining, running):
-    given_ = {"remaining_p50_usd": remaining, "remaining_p90_usd": remaining, "running_p50_usd": remaining * running}
+    given_ = {"remaining_p50_usd": remaining, "remaining_p90_usd": remaining, "running_p10_usd": remaining * running}
     before, after = (state(spent_usd=usd, **given_).state for usd in (spent, spent + more))
     assert ORDER.index(after) >= ORDER.index(before)
 

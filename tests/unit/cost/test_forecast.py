@@ -30,14 +30,16 @@ def test_nothing_is_left_of_what_is_done():
 
 
 def test_after_many_steps_the_measured_pace_counts():
-    half = left(stage(step=5000, target_step=10_000, kept_seconds=100.0, kept_usd=40.0))["sft"]
+    half = left(
+        stage(step=5000, target_step=10_000, kept_seconds=700.0, kept_usd=280.0, paced_steps=5000, paced_seconds=100.0)
+    )["sft"]
     assert half.basis == "measured"
     assert half.seconds.p50 == pytest.approx(100.0, rel=0.01)
     assert half.usd.p50 == pytest.approx(40.0, rel=0.01)
 
 
 def test_after_few_steps_it_counts_as_far_as_it_goes():
-    few = left(stage(step=5, target_step=1000, kept_seconds=1.0))["sft"]
+    few = left(stage(step=5, target_step=1000, kept_seconds=9.0, paced_steps=5, paced_seconds=1.0))["sft"]
     per_step = (5 * 0.2 + PLAN_WORTH_STEPS * 0.1) / (5 + PLAN_WORTH_STEPS)
     assert few.seconds.p50 == pytest.approx(995 * per_step)
     assert few.seconds.p50 == pytest.approx(995 * 0.15), "five steps weigh as much as the plan"
@@ -49,7 +51,7 @@ def test_steps_whose_time_is_not_known_leave_their_part_of_the_plan():
 
 
 def test_few_steps_of_another_stage_change_the_pace_only_as_far_as_they_go():
-    begun = stage("a", step=5, target_step=1000, kept_seconds=1.0)
+    begun = stage("a", step=5, target_step=1000, kept_seconds=9.0, paced_steps=5, paced_seconds=1.0)
     assert left(begun, stage("b"))["b"].seconds.p50 == pytest.approx(100 * (0.5 * 1.0 + 0.5 * 0.5) / 0.5)
 
 
@@ -65,7 +67,54 @@ def test_a_stage_without_a_plan_is_measured_or_not_counted():
     bare = dict(planned_seconds=None, planned_usd=None)
     assert left(stage(**bare))["sft"].basis == "unplanned"
     found = left(stage(**bare, step=10, target_step=20, kept_seconds=30.0))["sft"]
-    assert (found.seconds, found.usd) == (Interval(p10=30.0, p50=30.0, p90=30.0), None)
+    assert (found.seconds.p50, found.usd) == (30.0, None)
+    assert found.seconds.p10 < 30.0 < found.seconds.p90
+
+
+def paced_by(steps, seconds):
+    return {"paced_steps": steps, "paced_seconds": seconds}
+
+
+TO_COME = stage("ppo", kind="ppo", planned_usd=Interval(p10=1280.0, p50=1600.0, p90=2000.0))
+
+
+def begun(step, *, pace=1.0, timed=True):
+    """A stage of 3,000 steps, planned at 1 s each, that took 600 s before its first."""
+    kept = 600.0 + step * pace
+    return stage(
+        planned_seconds=Interval(p10=2400.0, p50=3000.0, p90=3750.0), planned_usd=Interval(p10=24, p50=30, p90=37.5),
+        step=step, target_step=3000, kept_seconds=kept, kept_usd=kept / 100,
+        **(paced_by(step, step * pace) if timed else {}),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("timed", [True, False])
+@pytest.mark.parametrize("step", [5, 60, 300, 1500])
+def test_a_slow_start_is_not_charged_to_what_is_left(step, timed):
+    found = left(begun(step, timed=timed), TO_COME)
+    assert found["ppo"].usd.p50 <= 1900
+    assert found["ppo"].usd.p10 <= 1600 <= found["ppo"].usd.p90
+    assert found["sft"].seconds.p10 <= 3000 - step <= found["sft"].seconds.p90
+    assert found["sft"].usd.p10 <= (3000 - step) / 100 <= found["sft"].usd.p90
+
+
+@pytest.mark.parametrize(("step", "most"), [(5, 3.0), (60, 1.7), (300, 1.3)])
+def test_a_slow_pace_is_in_the_range_which_narrows(step, most):
+    found = left(begun(step, pace=2.0))["sft"].seconds
+    assert found.p10 <= 2 * (3000 - step) <= found.p90
+    assert found.p90 / found.p50 < most
+
+
+def test_a_pace_that_was_not_timed_is_slow_beyond_a_long_start():
+    found = left(begun(2000, pace=3.0, timed=False))["sft"].seconds
+    assert found.p50 == pytest.approx(1000 * (6600 - 1800) / 2000, rel=0.01)
+    assert found.p90 >= 3000
+
+
+def test_money_of_calls_follows_the_steps():
+    calls = left(begun(300), stage("label", step=10, target_step=20, kept_seconds=1e4, kept_usd=4.0, calls_usd=4.0,
+                                   planned_usd=None, **paced_by(9, 9.0)))["label"]  # fmt: skip
+    assert calls.usd.p50 == pytest.approx(4.0)
 
 
 @given(
@@ -74,10 +123,18 @@ def test_a_stage_without_a_plan_is_measured_or_not_counted():
 def test_it_stays_in_order_and_shrinks_as_steps_are_done(step, more, seconds, low, high):
     planned = Interval(p10=100 * low, p50=100.0, p90=100 * high)
     target = step + more
-    early = left(stage(planned_seconds=planned, step=step, target_step=target, kept_seconds=seconds))["sft"].seconds
+    early = left(
+        stage(planned_seconds=planned, step=step, target_step=target, kept_seconds=seconds, **paced_by(step, seconds))
+    )["sft"].seconds
     assert 0 <= early.p10 <= early.p50 <= early.p90
     pace = seconds / step
-    later = stage(planned_seconds=planned, step=target - 1, target_step=target, kept_seconds=pace * (target - 1))
+    later = stage(
+        planned_seconds=planned,
+        step=target - 1,
+        target_step=target,
+        kept_seconds=pace * (target - 1),
+        **paced_by(target - 1, pace * (target - 1)),
+    )
     late = left(later)["sft"].seconds
     if more > 1 and early.p50:
         assert late.p90 / late.p50 <= early.p90 / early.p50 + 1e-9

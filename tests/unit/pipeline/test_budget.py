@@ -199,7 +199,7 @@ def test_a_forecast_above_the_limit_warns_holds_or_stops_as_asked(ledger, tmp_pa
     plan(tmp_path, sft=40.0, ppo=80.0)
     spend(ledger, hours=1, price_usd=30, stage="sft")
     for asked, expected in (("warn", "warn"), ("hold", "hold"), ("checkpoint_and_stop", "stop")):
-        made = with_stages(tmp_path, project(limit=85, on_forecast=asked), "sft", "ppo")
+        made = with_stages(tmp_path, project(limit=75, on_forecast=asked), "sft", "ppo")
         error = None
         try:
             made.watch.start(ledger, done={"sft"})
@@ -210,15 +210,15 @@ def test_a_forecast_above_the_limit_warns_holds_or_stops_as_asked(ledger, tmp_pa
         assert (error is not None) == (asked == "checkpoint_and_stop")
         # What was measured counts: sft cost 30 instead of 40, so ppo is expected at 60 instead of 80.
         assert made.told[0]["forecast_usd"] == pytest.approx(90.0)
-    held = with_stages(tmp_path, project(limit=85, on_forecast="hold"), "sft", "ppo")
+    held = with_stages(tmp_path, project(limit=75, on_forecast="hold"), "sft", "ppo")
     held.watch.start(ledger, done={"sft"})
     stopped = held.watch.standstill(ledger, done={"sft"})
-    assert "is expected to cost $90.00, over its limit of $85.00" in str(stopped)
+    assert "is expected to cost $90.00 (p10 $78.00), over its limit of $75.00" in str(stopped)
 
 
 def test_what_runs_and_is_expected_to_use_up_the_rest_holds_new_starts(ledger, tmp_path):
     plan(tmp_path, sft=70.0, label=5.0)
-    spend(ledger, hours=1, price_usd=40, stage="other")
+    spend(ledger, hours=1, price_usd=50, stage="other")
     made = with_stages(tmp_path, project(limit=100), "sft", "label")
     made.watch.start(ledger, done=())
     assert not made.watch.holds("label")

@@ -169,7 +169,8 @@ def _write_stage_dir(run: Path, name: str, kind: str, fingerprint: str, steps: i
     tracker = JsonlTracker(directory / "metrics.jsonl", clock=lambda: at)
     for step in range(1, last + 1):
         tracker.log(step, _metrics(kind, step, steps, draw))
-    progress = {"step": last, "target_step": steps, "unit": "steps", "rate_per_second": 10.0, "metrics": {}}
+    progress = {"step": last, "target_step": steps, "unit": "steps", "rate_per_second": 10.0, "rate_steps": last - 1}
+    progress["metrics"] = {}
     (directory / "progress.json").write_text(json.dumps(progress))
     if kind == "eval":
         (directory / "outputs" / "results.json").write_text(json.dumps(RESULTS))

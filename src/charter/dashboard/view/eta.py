@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from charter.cost.forecast import Forecast, StageSoFar, forecast
+from charter.cost.forecast import Forecast, StageSoFar, forecast, paced
 from charter.dashboard.snapshot import Snapshot, StageNow
 from charter.estimate.terms import Interval
 from charter.units import MICRO_USD_PER_USD
@@ -46,6 +46,7 @@ def eta_of(snapshot: Snapshot) -> Eta:
 def so_far(snapshot: Snapshot, stage: StageNow) -> StageSoFar:
     """What the forecast asks of one stage."""
     sums = snapshot.ledger.stage(stage.name)
+    paced_steps, paced_seconds = paced(stage.progress)
     kept = sums.totals.micro_usd - sums.totals.lost_to_kills_micro_usd - sums.totals.lost_to_failures_micro_usd
     return StageSoFar(
         name=stage.name,
@@ -56,6 +57,9 @@ def so_far(snapshot: Snapshot, stage: StageNow) -> StageSoFar:
         step=stage.step,
         target_step=stage.target_step,
         kept_seconds=sums.totals.useful_milliseconds / 1000,
+        calls_usd=sums.calls.settled_micro_usd / MICRO_USD_PER_USD,
+        paced_steps=paced_steps,
+        paced_seconds=paced_seconds,
         kept_usd=(kept + sums.calls.settled_micro_usd) / MICRO_USD_PER_USD if sums.is_priced else None,
     )
 
