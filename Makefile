@@ -8,7 +8,7 @@ RUN_READY := .venv/.ready-run
 DEV_READY := .venv/.ready-dev
 SYSTEM_READY := .venv/.ready-system
 
-.PHONY: help demo demo-clean test test-system test-handover test-engines chaos check lint format types imports docs constraints clean
+.PHONY: help demo demo-clean test test-system test-handover test-engines chaos check lint format types imports house docs constraints clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 15
@@ -72,6 +72,9 @@ types: $(DEV_READY)  ## mypy --strict on the package and the tools
 
 imports: $(DEV_READY)  ## the layers of the house
 	$(BIN)/lint-imports
+
+house: $(DEV_READY)  ## the figures of the house, held to limits that may only fall
+	@$(BIN)/python tools/house.py --check
 
 docs: $(DEV_READY)  ## write the generated pages: the map in CONTRIBUTING.md, the command line in docs/reference/cli.md
 	$(BIN)/python tools/module_map.py

@@ -1,0 +1,76 @@
+"""`tools/house.py`: each figure on a tree of a few lines."""
+
+import pytest
+
+import house
+
+TREE = {
+    "src/charter/__init__.py": '"""A package."""\n',
+    "src/charter/top.py": "from charter.low.used import twice\n\ndef entry():\n    return twice(2)\n",
+    "src/charter/low/__init__.py": "",
+    "src/charter/low/used.py": "def twice(n):\n    from charter.low.helper import half\n    return half(4 * n)\n",
+    "src/charter/low/helper.py": '''def half(number):
+    """What is half of it."""
+    made = number / 2
+    def inner(kept):
+        kept = kept + 1
+        return kept
+    return made if isinstance(number, SftStage) else inner(made)
+''',
+    "src/charter/names.py": 'class Row:\n    """Who."""\n\nclass Row2:\n    """Whatever."""\n    engine = "verl"\n',
+    "src/charter/more.py": "import charter.top\n\nclass Row:\n    pass\n\nprint(charter.top.entry, Row)\n",
+    "src/charter/engines/verl/mapping.py": 'NAME = "verl"\n',
+    "tests/test_it.py": f"import time\n\ndef test_{'x' * 56}():\n    time.sleep(1)\n\ndef test_short():\n    pass\n",
+}
+LIMITS = {"limits": {"sliced": 1}, "waiting": {}, "public": []}
+
+
+@pytest.fixture
+def tree(tmp_path):
+    for name, text in TREE.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_each_figure_counts_by_its_definition(tree):
+    values = house.figures(tree)
+    assert {name: figure.value for name, figure in values.items()} == {
+        "lines": 28, "modules": 8, "one_importer": 3, "sliced": 2, "tiny_functions": 3, "dead": 2, "class_names": 1,
+        "banned_names": 2, "question_docstrings": 2, "stage_checks": 1, "long_files": 0, "test_sleeps": 1,
+        "long_test_names": 1, "names_verl": 1, "names_openrlhf": 0, "names_nemo_rl": 0, "names_trl": 0,
+    }  # fmt: skip
+    assert values["one_importer"].places == ("charter.low.helper", "charter.low.used", "charter.top")
+    assert values["sliced"].places == ("charter.low.helper", "charter.top")
+    assert values["class_names"].places == ("Row 2",)
+    assert [place.split()[-1] for place in values["banned_names"].places] == ["made", "kept"]
+
+
+def test_risen_figure_fails_and_fallen_one_is_named(tree):
+    values = house.figures(tree)
+    assert "sliced: 2, limit 1" in house.problems(values, LIMITS)[0]
+    assert house.advice(values, LIMITS) == []
+    roomy = {**LIMITS, "limits": {"sliced": 5}, "waiting": {"names.Row": "issue 22", "names.Row2": "issue 22"}}
+    assert house.problems(values, roomy) == []
+    assert house.advice(values, roomy) == ["sliced: lower its limit in tools/house_limits.toml from 5 to 2"]
+
+
+def test_dead_code_fails_unless_it_waits(tree):
+    values = house.figures(tree)
+    waiting = {**LIMITS, "limits": {}, "waiting": {"names.Row": "issue 22", "top.entry": "issue 19"}}
+    assert house.problems(values, waiting) == [
+        "dead: names.Row2 (nothing): use it or delete it",
+        "dead: top.entry is used or gone: remove it from [waiting] in tools/house_limits.toml",
+    ]
+
+
+def test_check_exits_one_and_json_is_for_machines(tree, capsys):
+    (tree / "tools").mkdir()
+    (tree / "tools/house_limits.toml").write_text("public = []\n[limits]\nsliced = 1\n[waiting]\n")
+    assert house.main([], tree) == 0
+    assert house.main(["--check"], tree) == 1
+    assert "limit 1" in capsys.readouterr().err
+    assert house.main(["--json"], tree) == 0
+    assert '"sliced": 2' in capsys.readouterr().out
+    assert house.main(["--list", "sliced"], tree) == 0
+    assert capsys.readouterr().out.split() == ["charter.low.helper", "charter.top"]

@@ -1,0 +1,347 @@
+"""Functions, methods and classes of a package that only tests refer to: the dead-code gate of `tools/house.py`.
+
+A definition lives when a live definition, the code of a module outside definitions, or an entry point refers to it.
+Entry points are decorators that register (typer's commands), scripts of pyproject.toml, names in Jinja templates and in
+the code of notebooks, tools of the repository, and names that the package itself looks up by text. A definition that
+only itself, a dead definition or a test refers to is dead: liveness spreads from the entry points until it stops.
+Functions and classes are told apart by module, through imports; methods by name alone, since no type is known here.
+"""
+
+import ast
+import json
+import re
+import tomllib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+NAME = re.compile(r"[A-Za-z_]\w*")
+JINJA = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
+QUIET_DECORATORS = {
+    "dataclass", "property", "classmethod", "staticmethod", "cached_property", "cache", "lru_cache", "contextmanager",
+    "asynccontextmanager", "no_grad", "disable", "abstractmethod", "override", "overload", "runtime_checkable",
+    "setter", "wraps", "total_ordering", "singledispatch", "middleware",
+}  # fmt: skip
+"""Decorators that change a definition without calling or registering it; any other one makes an entry point."""
+CLOSED_BASES = {
+    "Protocol", "Generic", "Exception", "ValueError", "RuntimeError", "Enum", "StrEnum", "IntEnum", "str", "int",
+    "float", "dict", "list", "tuple", "NamedTuple", "TypedDict", "ABC", "object",
+}  # fmt: skip
+"""Bases from outside the package that call no method which a subclass adds; the methods under any other one live."""
+LOOKUPS = {"getattr", "hasattr", "attrgetter", "methodcaller", "call"}
+"""Functions that are given the name of a method as a text; `call` sends it to another process."""
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file: its dotted name and its path."""
+
+    name: str
+    path: Path
+
+    @cached_property
+    def text(self) -> str:
+        """Return the source."""
+        return self.path.read_text()
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """Return the parsed source."""
+        return ast.parse(self.text)
+
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """Return all nodes of the tree."""
+        return list(ast.walk(self.tree))
+
+    @property
+    def is_package(self) -> bool:
+        """Return True for an `__init__.py`."""
+        return self.path.name == "__init__.py"
+
+
+@dataclass
+class References:
+    """Names that a piece of code refers to."""
+
+    names: set[tuple[str, str]] = field(default_factory=set)
+    """Definitions of modules: (module, name)."""
+    attributes: set[str] = field(default_factory=set)
+    """Names after a dot, which may be methods."""
+    anywhere: set[str] = field(default_factory=set)
+    """Names looked up by text: any definition of that name."""
+
+
+@dataclass
+class Unit:
+    """One definition of the package: `owner` is its class where it is a method."""
+
+    module: Module
+    name: str
+    owner: str
+    line: int
+    references: References
+    is_entry: bool
+
+    @property
+    def label(self) -> str:
+        """Return the dotted name without the package: `cost.job.Job.total`."""
+        return ".".join(part for part in (self.module.name.partition(".")[2], self.owner, self.name) if part)
+
+
+def read_modules(source: Path) -> list[Module]:
+    """Return the modules under a source root (the folder that holds the packages), sorted by path."""
+    modules = []
+    for path in sorted(source.rglob("*.py")):
+        parts = path.relative_to(source).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        modules.append(Module(name, path))
+    return modules
+
+
+def imported_from(module: Module, node: ast.ImportFrom) -> str:
+    """Return the absolute name of the module in a `from` import."""
+    if not node.level:
+        return node.module or ""
+    parts = module.name.split(".")
+    parts = parts[: len(parts) - node.level + module.is_package]
+    return ".".join([*parts, *([node.module] if node.module else [])])
+
+
+def bindings_of(module: Module) -> dict[str, tuple[str, str]]:
+    """Return what the imported names of a module stand for: (module, name), or (module, "") for a module itself."""
+    bindings = {}
+    for node in module.nodes:
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                bindings[alias.asname or alias.name] = (imported_from(module, node), alias.name)
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                bindings[alias.asname or alias.name.partition(".")[0]] = (
+                    alias.name if alias.asname else alias.name.partition(".")[0],
+                    "",
+                )
+    return bindings
+
+
+class _Names:
+    """Resolution of names to definitions of the package, through imports and re-exports."""
+
+    def __init__(self, modules: Sequence[Module]) -> None:
+        self.modules = {module.name: module for module in modules}
+        self.bindings = {module.name: bindings_of(module) for module in modules}
+
+    def resolve(self, module: str, name: str) -> tuple[str, str]:
+        """Return where (module, name) is defined; (module, "") where it is a module."""
+        for _ in range(8):  # a chain of re-exports is short; a circle ends here
+            if name and f"{module}.{name}" in self.modules:
+                return f"{module}.{name}", ""
+            target = self.bindings.get(module, {}).get(name) if name else None
+            if target is None or target == (module, name):
+                return module, name
+            module, name = target
+        return module, name
+
+
+def references_of(nodes: Sequence[ast.AST], module: Module, names: _Names, *, looks_up_text: bool) -> References:
+    """Return what some nodes of a module refer to. An import alone is no reference."""
+    references = References()
+
+    def module_of(node: ast.expr) -> str:
+        if isinstance(node, ast.Name):
+            where, name = names.resolve(module.name, node.id)
+            return where if not name and node.id in names.bindings[module.name] else ""
+        if isinstance(node, ast.Attribute) and (base := module_of(node.value)):
+            where, name = names.resolve(base, node.attr)
+            return where if not name else ""
+        return ""
+
+    for top in nodes:
+        for node in ast.walk(top):
+            if isinstance(node, ast.Name):
+                references.names.add(names.resolve(module.name, node.id))
+            elif isinstance(node, ast.Attribute):
+                references.attributes.add(node.attr)
+                if base := module_of(node.value):
+                    references.names.add(names.resolve(base, node.attr))
+                if looks_up_text:
+                    references.anywhere.add(node.attr)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                if looks_up_text and all(part.isidentifier() for part in re.split("[.:]", node.value)):
+                    references.anywhere.update(re.split("[.:]", node.value))
+                elif node.value[:1].isupper() and (quoted := NAME.findall(node.value)) and len(node.value) < 120:
+                    # an annotation in quotes; a sentence that opens with a class of this module costs nothing
+                    references.names.update(names.resolve(module.name, name) for name in quoted)
+            elif isinstance(node, ast.Call) and called(node) in LOOKUPS:
+                for argument in node.args:
+                    if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                        references.attributes.update(argument.value.split("."))
+            elif isinstance(node, ast.MatchClass):
+                references.names.update(
+                    names.resolve(module.name, name.id) for name in ast.walk(node.cls) if isinstance(name, ast.Name)
+                )
+    return references
+
+
+def called(node: ast.Call) -> str:
+    """Return the last word of what is called: `get` of `a.b.get(1)`."""
+    function = node.func
+    return (
+        function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+    )
+
+
+def _without_docstring(node: ast.Module | Definition) -> list[ast.stmt]:
+    return node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
+
+
+def _registers(node: Definition) -> bool:
+    """Return True where a decorator hands the definition to somebody."""
+    for decorator in node.decorator_list:
+        target = decorator.func if isinstance(decorator, ast.Call) else decorator
+        if ast.unparse(target).rpartition(".")[2] not in QUIET_DECORATORS:
+            return True
+    return False
+
+
+def _is_special(name: str) -> bool:
+    return name.startswith("_") and name.endswith("_")
+
+
+def _open_classes(modules: Sequence[Module]) -> set[str]:
+    """Return the names of classes with an ancestor outside the package that may call their methods."""
+    bases: dict[str, set[str]] = {}
+    for module in modules:
+        for node in module.nodes:
+            if isinstance(node, ast.ClassDef):
+                roots = (base.value if isinstance(base, ast.Subscript) else base for base in node.bases)
+                bases.setdefault(node.name, set()).update(ast.unparse(root).rpartition(".")[2] for root in roots)
+            elif isinstance(node, ast.Call) and called(node) == "type" and len(node.args) == 3:
+                above = [base.id for base in ast.walk(node.args[1]) if isinstance(base, ast.Name)]
+                for name in above[:-1]:  # mixed with a base that is only known when it runs
+                    bases.setdefault(name, set()).update(above[above.index(name) + 1 :])
+    result = {name for name, above in bases.items() if any(b not in bases and b not in CLOSED_BASES for b in above)}
+    while more := {name for name, above in bases.items() if name not in result and above & result}:
+        result |= more
+    return result
+
+
+def units_of(modules: Sequence[Module], names: _Names) -> tuple[list[Unit], References]:
+    """Return the definitions of a package, and what its modules refer to outside of them."""
+    open_classes = _open_classes(modules)
+    units: list[Unit] = []
+    outside = References()
+
+    for module in modules:
+        looks_up_text = "import_module" in module.text or "globals()" in module.text
+
+        def refer(nodes: Sequence[ast.AST], module: Module = module, by_text: bool = looks_up_text) -> References:
+            return references_of(nodes, module, names, looks_up_text=by_text)
+
+        def add(node: Definition, owner: str, nodes: Sequence[ast.AST], entry: bool, module: Module = module) -> None:
+            units.append(Unit(module, node.name, owner, node.lineno, refer(nodes), entry))
+
+        rest: list[ast.stmt] = []
+        for statement in _without_docstring(module.tree):
+            if isinstance(statement, ast.ClassDef):
+                own: list[ast.AST] = [*statement.decorator_list, *statement.bases, *statement.keywords]
+                for member in _without_docstring(statement):
+                    if isinstance(member, (ast.FunctionDef, ast.AsyncFunctionDef)) and not _is_special(member.name):
+                        parts = [member.args, *([member.returns] if member.returns else []), *member.decorator_list]
+                        entry = statement.name in open_classes or _registers(member)
+                        add(member, statement.name, [*parts, *_without_docstring(member)], entry)
+                    else:
+                        own.append(member)
+                add(statement, "", own, _registers(statement))
+            elif isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                parts = [statement.args, *([statement.returns] if statement.returns else []), *statement.decorator_list]
+                entry = _registers(statement) or _is_special(statement.name)
+                add(statement, "", [*parts, *_without_docstring(statement)], entry)
+            elif not (isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__"):
+                rest.append(statement)
+        _merge(outside, refer(rest))
+    return units, outside
+
+
+def _merge(into: References, more: References) -> None:
+    into.names |= more.names
+    into.attributes |= more.attributes
+    into.anywhere |= more.anywhere
+
+
+def _entry_points(root: Path) -> Iterator[tuple[str, str]]:
+    """Yield (module, name) for the scripts that pyproject.toml installs."""
+    pyproject = root / "pyproject.toml"
+    if pyproject.exists():
+        for target in tomllib.loads(pyproject.read_text()).get("project", {}).get("scripts", {}).values():
+            module, _, name = target.partition(":")
+            yield module, name
+
+
+def _texts(root: Path) -> Iterator[str]:
+    """Yield the code in templates of the package and in notebooks of the docs."""
+    for page in (root / "src").rglob("*.html"):
+        yield from JINJA.findall(page.read_text())
+    for page in (root / "docs").rglob("*.ipynb"):
+        for cell in json.loads(page.read_text())["cells"]:
+            if cell["cell_type"] == "code":
+                yield "".join(cell["source"])
+
+
+def _tools(root: Path, names: _Names) -> References:
+    """Return what the tools of the repository refer to: they write its pages with functions of the package."""
+    references = References()
+    for path in sorted((root / "tools").glob("*.py")):
+        module = Module(path.stem, path)
+        names.bindings[module.name] = bindings_of(module)
+        _merge(references, references_of(module.tree.body, module, names, looks_up_text=False))
+    return references
+
+
+def unreferenced(root: Path, modules: Sequence[Module], public: Collection[str]) -> list[Unit]:
+    """Return the dead definitions of the package under `root`/src, in the order of its files.
+
+    `public` names modules whose `__all__` is documented for others: what it lists lives.
+    """
+    names = _Names(modules)
+    units, references = units_of(modules, names)
+    _merge(references, _tools(root, names))
+    references.names.update(_entry_points(root))
+    for text in _texts(root):
+        references.attributes.update(NAME.findall(text))
+    for module in modules:
+        if module.name in public:
+            references.names.update((module.name, name) for name in _listed(module))
+    live: set[int] = set()
+    while born := [unit for unit in units if id(unit) not in live and _lives(unit, references, units, live)]:
+        for unit in born:
+            live.add(id(unit))
+            _merge(references, unit.references)
+    dead_classes = {(u.module.name, u.name) for u in units if not u.owner and id(u) not in live}
+    return [u for u in units if id(u) not in live and (u.module.name, u.owner) not in dead_classes]
+
+
+def _lives(unit: Unit, references: References, units: Sequence[Unit], live: Collection[int]) -> bool:
+    if unit.is_entry or unit.name in references.anywhere:
+        return True
+    if unit.owner:
+        return unit.name in references.attributes
+    return (unit.module.name, unit.name) in references.names
+
+
+def _listed(module: Module) -> list[str]:
+    for node in module.tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return [str(name) for name in ast.literal_eval(node.value)]
+    return []
+
+
+def users(units: Sequence[Unit], folders: Mapping[str, Path]) -> dict[str, list[str]]:
+    """Return, for each dead definition, the folders whose Python files name it."""
+    words = {
+        name: {word for path in folder.rglob("*.py") for word in NAME.findall(path.read_text())}
+        for name, folder in folders.items()
+    }
+    return {unit.label: [name for name in folders if unit.name in words[name]] for unit in units}
