@@ -19,8 +19,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv" / "bin"
@@ -89,12 +91,27 @@ def run_name(project: Path) -> str:
     return load_project(project).name
 
 
+def write_ended(connection: Any, group: Sequence[Any]) -> None:
+    """Write attempts with ids of their own, their charges, checks and sums, many at a time."""
+    from sqlalchemy import insert
+
+    from charter.ledger.account import account
+    from charter.ledger.attempt_rows import check_of
+    from charter.ledger.rows import write_charges
+    from charter.ledger.schema import attempts
+    from charter.ledger.sum_rows import add_spend, spend_of_attempts
+
+    rows = [{**asdict(item), "started_monotonic": None, "ended_at": item.ended_at} for item in group]
+    connection.execute(insert(attempts), [{**row, "row_check": check_of(row)} for row in rows])
+    accounted = account(group)
+    write_charges(connection, accounted)
+    add_spend(connection, spend_of_attempts(accounted))
+
+
 def fill(place: Path, run: str, *, shards: int, attempts: int) -> int:
     """Write attempts with their charges and sums, whole shards at a time; returns how many rows there are then."""
     from charter.ledger import Ledger
-    from charter.ledger.account import account
     from charter.ledger.database import transaction
-    from charter.ledger.rows import write_ended
 
     with Ledger.open(place) as ledger:
         draw, number = random.Random(7), 0
@@ -102,7 +119,7 @@ def fill(place: Path, run: str, *, shards: int, attempts: int) -> int:
             group = list(drawn(draw, run, range(first, min(shards, first + AT_ONCE)), attempts, number))
             number += len(group)
             with transaction(ledger._database) as connection:
-                write_ended(connection, account(group))
+                write_ended(connection, group)
         with transaction(ledger._database, reading=True) as connection:
             tables = ("attempts", "charges", "spend_sums")
             return sum(connection.exec_driver_sql(f"SELECT count(*) FROM {table}").scalar_one() for table in tables)

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from ledger_contract import STAGE
 
-from charter.ledger import Ledger, migrations, server_connection
+from charter.ledger import Ledger, server_connection
 from charter.ledger.database import LedgerUnreachableError, repeated, transaction
 
 LONG = "SELECT pg_sleep(120)"
@@ -90,24 +90,6 @@ def test_books_go_on_beside_a_connection_that_has_frozen(where, hurried):
             ledger.heartbeat(attempt, at=5.0, step=3)
             with psycopg.connect(where) as other:
                 assert other.execute("SELECT last_step FROM attempts").fetchone() == (3,)
-
-
-def test_a_migration_is_not_cut_and_what_follows_it_is(where, hurried, monkeypatch):
-    Ledger.open(where).close()
-    steps = []
-
-    def step_up(connection, version):
-        steps.append(version)
-        connection.exec_driver_sql("SELECT pg_sleep(12)")
-
-    monkeypatch.setattr(migrations, "_step_up", step_up)
-    with psycopg.connect(where) as connection:
-        connection.execute("UPDATE charter_schema SET version = version - 1")
-    with Ledger.open(where) as ledger:
-        assert len(steps) == 1
-        with transaction(ledger._database) as connection:
-            assert connection.exec_driver_sql("SHOW statement_timeout").scalar_one() == "5s"
-            assert connection.connection.dbapi_connection.longest_silence_seconds == 10.0
 
 
 def test_a_machine_that_is_gone_is_noticed_by_the_kernel(where):

@@ -36,13 +36,6 @@ class Accounted:
         """Time whose result was kept."""
         return self.attempt.duration_milliseconds - self.lost_milliseconds
 
-    @property
-    def useful_micro_usd(self) -> int | None:
-        """Money whose result was kept."""
-        if self.cost_micro_usd is None or self.lost_micro_usd is None:
-            return None
-        return self.cost_micro_usd - self.lost_micro_usd
-
 
 @dataclass(frozen=True, kw_only=True)
 class Totals:

@@ -1,10 +1,10 @@
 """Reading the rows of attempts inside a transaction, and their checks. Imports SQLAlchemy: import it lazily."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, bindparam, select, update
+from sqlalchemy import Connection, RowMapping, select, update
 
 from charter.errors import UsageError
 from charter.ledger.account import Accounted, account
@@ -98,20 +98,13 @@ def read_shard(connection: Connection, *, run: str, stage: str, shard: int | Non
 def seal(connection: Connection, attempt_id: int) -> None:
     """Write the check of an attempt's row, after the row."""
     row = connection.execute(select(attempts).where(attempts.c.attempt_id == attempt_id)).mappings().one()
-    seal_rows(connection, [row])
+    sealed = update(attempts).where(attempts.c.attempt_id == row["attempt_id"])
+    connection.execute(sealed.values(row_check=check_of(row)))
 
 
-def seal_rows(connection: Connection, rows: Iterable[RowMapping]) -> None:
-    """Write the checks of rows as they were read."""
-    sealed = update(attempts).where(attempts.c.attempt_id == bindparam("id")).values(row_check=bindparam("check"))
-    checks = [{"id": row["attempt_id"], "check": check_of(row)} for row in rows]
-    if checks:
-        connection.execute(sealed, checks)
-
-
-def check_of(row: RowMapping | Mapping[str, Any], names: Sequence[str] = CHECKED) -> int:
-    """The check of an attempt's row."""
-    return row_check(tuple(row[name] for name in names))
+def check_of(row: RowMapping | Mapping[str, Any]) -> int:
+    """Return the check of an attempt's row."""
+    return row_check(tuple(row[name] for name in CHECKED))
 
 
 def _attempt(connection: Connection, row: RowMapping) -> Attempt:

@@ -12,7 +12,7 @@ from charter.ledger.bill import BillFinding
 from charter.ledger.bill_file import Bill
 from charter.ledger.call import row_check
 from charter.ledger.database import damaged
-from charter.ledger.sum_tables import bill_findings, bill_lines, bills
+from charter.ledger.schema import bill_findings, bill_lines, bills
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ Imports SQLAlchemy: import it lazily.
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -158,39 +158,21 @@ def _not_a_server(found: str) -> str:
 
 
 @contextmanager
-def transaction(
-    database: Database, *, reading: bool = False, patient: bool = True, takes_long: bool = False
-) -> Iterator[Connection]:
+def transaction(database: Database, *, reading: bool = False, patient: bool = True) -> Iterator[Connection]:
     """One transaction; a lock held by others for too long, or a damaged file, becomes a DataError.
 
-    `patient` waits for a server that is away before the transaction begins; one that `takes_long` may keep a server
-    busy without an answer for as long as it needs.
+    `patient` waits for a server that is away before the transaction begins.
     """
     try:
         with _connection(database, patient=patient) as connection:
             connection = connection.execution_options(charter_reading=reading)
-            with connection.begin(), _unbound(connection) if takes_long else nullcontext():
+            with connection.begin():
                 yield connection
     except (DatabaseError, sqlite3.DatabaseError) as error:
         raise _explained(database, error) from error
     except UnicodeDecodeError as error:
         # The driver reads the text of table definitions on its own.
         raise damaged(database.name, str(error)) from error
-
-
-@contextmanager
-def _unbound(connection: Connection) -> Iterator[None]:
-    """Wait for a server as long as this transaction takes; a file has no such bounds."""
-    if connection.dialect.name == "sqlite":
-        yield
-        return
-    waiting: Any = connection.connection.dbapi_connection
-    kept, waiting.longest_silence_seconds = waiting.longest_silence_seconds, None
-    try:
-        connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
-        yield
-    finally:
-        waiting.longest_silence_seconds = kept
 
 
 def repeated(database: Database, work: Callable[[Connection], Result], *, reading: bool = False) -> Result:

@@ -68,16 +68,6 @@ def charge(item: Accounted, *, labels: Mapping[str, str] | None = None) -> Charg
     }
 
 
-def usd_text(micro_usd: int) -> str:
-    """Micro-USD as dollars with six decimals, exact.
-
-    >>> usd_text(1234), usd_text(-2_500_000)
-    ('0.001234', '-2.500000')
-    """
-    sign, size = ("-" if micro_usd < 0 else ""), abs(micro_usd)
-    return f"{sign}{size // 1_000_000}.{size % 1_000_000:06d}"
-
-
 def hours_text(milliseconds: int) -> str:
     """Milliseconds as hours with nine decimals.
 

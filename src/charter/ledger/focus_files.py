@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -40,11 +40,6 @@ def cell_text(value: Cell) -> str:
     if isinstance(value, str) and value.startswith(FORMULA_SIGNS):
         return f"'{value}"
     return str(value)
-
-
-def texts(rows: Iterable[Mapping[str, Cell]]) -> list[dict[str, str]]:
-    """Rows with their cells as texts, for the checker."""
-    return [{name: cell_text(value) for name, value in row.items()} for row in rows]
 
 
 def to_parquet(rows: Sequence[Row]) -> bytes:

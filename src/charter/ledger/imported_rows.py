@@ -11,8 +11,7 @@ from charter.ledger.attempt import Attempt
 from charter.ledger.attempt_rows import attempt_row, read_attempts
 from charter.ledger.imported import CONTENT_LENGTH, PREFIX, Change, ImportedAttempt
 from charter.ledger.rows import insert_attempt, settling, write_settled
-from charter.ledger.schema import attempts, charges
-from charter.ledger.sum_tables import spend_sums
+from charter.ledger.schema import attempts, charges, spend_sums
 
 KEPT = ("run", "stage", "kind", "fingerprint")
 """What an attempt was imported as stays when it is imported again."""

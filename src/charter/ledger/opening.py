@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 def open_database(
     where: str | Path, *, create: bool = True, check_whole: bool = False, mountinfo: Path = MOUNTINFO
 ) -> "Database":
-    """The database at a path or a `postgresql://` address, checked and brought to the present schema."""
+    """The database at a path or a `postgresql://` address, checked, with its tables."""
     try:
-        from charter.ledger import database, migrations
+        from charter.ledger import database, schema
     except ImportError as error:
         raise MissingExtraError(
             f"the ledger needs SQLAlchemy ({error.name} is not installed); "
@@ -24,9 +24,8 @@ def open_database(
         ) from error
     opened = database.connect(where, mountinfo=mountinfo)
     try:
-        # A migration, or waiting for that of another process, takes as long as the ledger is large.
-        with database.transaction(opened, patient=False, takes_long=True) as connection:
-            migrations.prepare(connection, opened, check_whole=check_whole, create=create)
+        with database.transaction(opened, patient=False) as connection:
+            schema.prepare(connection, opened, check_whole=check_whole, create=create)
     except BaseException:
         opened.engine.dispose()
         raise

@@ -9,8 +9,8 @@ from charter.ledger.call import row_check
 from charter.ledger.database import damaged
 from charter.ledger.days import day_of
 from charter.ledger.other import OtherCharge
+from charter.ledger.schema import other_charges as table
 from charter.ledger.sum_rows import Spend, add_spend, added
-from charter.ledger.sum_tables import other_charges as table
 
 FIELDS = tuple(field.name for field in fields(OtherCharge))
 

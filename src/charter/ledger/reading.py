@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from charter.ledger.account import Accounted, Totals, account, stage_totals, totals_of
+from charter.ledger.account import Accounted, Totals, account, totals_of
 from charter.ledger.attempt import Attempt
 from charter.ledger.imported import StoredImport, imports_of
 from charter.ledger.other import OtherCharge
@@ -100,10 +100,6 @@ class LedgerReading:
     def totals(self, *, run: str | None = None) -> Totals:
         """Sums over all attempts."""
         return totals_of(self.accounted(run=run))
-
-    def stage_totals(self, *, run: str | None = None) -> dict[str, Totals]:
-        """Sums by stage; they add up to `totals` exactly."""
-        return stage_totals(self.accounted(run=run))
 
     def usage(self, *, run: str | None = None) -> tuple[ApiUsage, ...]:
         """What calls to servers cost, by stage, server and model."""

@@ -1,51 +1,22 @@
-"""What follows from the rows of the ledger, made anew: checks, charges, sums. Imports SQLAlchemy: import it lazily."""
+"""Sums of the ledger, compared with their rows or made anew. Imports SQLAlchemy: import it lazily."""
 
 from collections.abc import Iterator, Mapping
 
-from sqlalchemy import Connection, RowMapping, delete, select
+from sqlalchemy import Connection, delete, select
 
 from charter.ledger.account import account
 from charter.ledger.attempt import Attempt
-from charter.ledger.attempt_rows import ATTEMPT_FIELDS, check_of, seal_rows
+from charter.ledger.attempt_rows import ATTEMPT_FIELDS, check_of
 from charter.ledger.database import damaged
 from charter.ledger.days import day_of
 from charter.ledger.other_rows import read_other, spend_of_other
-from charter.ledger.rows import write_charges
-from charter.ledger.schema import attempts, charges
+from charter.ledger.schema import attempts, spend_sums
 from charter.ledger.stored_rows import read_stored, spend_of_stored
 from charter.ledger.sum_names import DIMENSIONS
 from charter.ledger.sum_rows import Spend, add_spend, added, read_sums, spend_of_attempts, spend_of_calls
-from charter.ledger.sum_tables import spend_sums
 from charter.ledger.usage_rows import read_usage
 
-CHECKED_BEFORE_4 = (
-    "attempt_id", "run", "stage", "kind", "number", "fingerprint", "accelerator", "count", "infra", "market",
-    "started_at", "started_monotonic", "ended_at", "duration_milliseconds", "clock", "last_heartbeat", "first_step",
-    "last_step", "kept_step", "outcome", "tokens", "pairs", "episodes", "records", "price_micro_usd_per_hour",
-    "price_source", "price_as_of", "host", "pid", "note",
-)  # fmt: skip
-ROWS_AT_ONCE = 2_000
 SHARDS_AT_ONCE = 500
-
-
-def check_attempts_of_3(connection: Connection) -> None:
-    """Compare the rows of version 3 with their checks before they get new ones; those of older versions have none."""
-    names = ", ".join(f'"{name}"' for name in (*CHECKED_BEFORE_4, "row_check"))
-    for row in connection.exec_driver_sql(f"SELECT {names} FROM attempts").mappings():
-        if row["row_check"] is not None and row["row_check"] != check_of(row, CHECKED_BEFORE_4):
-            name = connection.engine.url.render_as_string()
-            raise damaged(name, f"attempt {row['number']} of stage {row['stage']!a} does not match its check")
-
-
-def rebuild(connection: Connection) -> None:
-    """Write the checks of attempts, and all charges and sums, anew from the rows that they follow from."""
-    connection.execute(delete(charges))
-    for rows in _chunks(connection):
-        seal_rows(connection, rows)
-    for group in _groups(connection):
-        ended = [item for item in account(group) if item.attempt.outcome != "running"]
-        write_charges(connection, ended)
-    rebuild_sums(connection)
 
 
 def rebuild_sums(connection: Connection) -> None:
@@ -83,15 +54,6 @@ def _spend(connection: Connection) -> Iterator[Spend]:
     for other in read_other(connection):
         yield spend_of_other(other)
     yield spend_of_stored(read_stored(connection))
-
-
-def _chunks(connection: Connection) -> Iterator[list[RowMapping]]:
-    """All attempts, some at a time."""
-    last = -1
-    wanted = select(attempts).order_by(attempts.c.attempt_id).limit(ROWS_AT_ONCE)
-    while rows := list(connection.execute(wanted.where(attempts.c.attempt_id > last)).mappings()):
-        yield rows
-        last = rows[-1]["attempt_id"]
 
 
 def _groups(connection: Connection) -> Iterator[list[Attempt]]:

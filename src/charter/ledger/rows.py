@@ -5,14 +5,14 @@ Imports SQLAlchemy: import it lazily.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, RowMapping, bindparam, delete, func, insert, select, update
 
 from charter.ledger.account import Accounted, account
 from charter.ledger.attempt import Reached, elapsed
-from charter.ledger.attempt_rows import check_of, read_shard, seal
+from charter.ledger.attempt_rows import read_shard, seal
 from charter.ledger.focus import charge
 from charter.ledger.schema import attempts, charges
 from charter.ledger.sum_rows import add_spend, added, negative, spend_of_attempts
@@ -99,21 +99,6 @@ def settling(connection: Connection, *, run: str, stage: str, shard: int | None)
 def _ended(connection: Connection, run: str, stage: str, shard: int | None) -> list[Accounted]:
     found = account(read_shard(connection, run=run, stage=stage, shard=shard))
     return [item for item in found if item.attempt.outcome != "running"]
-
-
-def write_ended(connection: Connection, accounted: Sequence[Accounted]) -> None:
-    """Add attempts that have ended elsewhere, many at a time: all those at their shards, with ids of their own.
-
-    Their charges, checks and sums are written with them.
-    """
-    rows = []
-    for item in accounted:
-        row = {**asdict(item.attempt), "started_monotonic": None, "ended_at": item.attempt.ended_at}
-        rows.append({**row, "row_check": check_of(row)})
-    if rows:
-        connection.execute(insert(attempts), rows)
-    write_charges(connection, accounted)
-    add_spend(connection, spend_of_attempts(accounted))
 
 
 def write_charges(connection: Connection, accounted: Sequence[Accounted]) -> None:

@@ -1,4 +1,4 @@
-"""Tables of the ledger (SQLAlchemy Core), the same in a SQLite file and on a PostgreSQL server.
+"""Tables of the ledger (SQLAlchemy Core), the same in a SQLite file and on a PostgreSQL server, and their version.
 
 Imports SQLAlchemy: import it lazily.
 """
@@ -7,6 +7,7 @@ from sqlalchemy import (
     BigInteger,
     CheckConstraint,
     Column,
+    Connection,
     Float,
     ForeignKey,
     Index,
@@ -18,8 +19,13 @@ from sqlalchemy import (
     text,
 )
 
+from charter.errors import DataError
 from charter.ledger.attempt import OUTCOMES
 from charter.ledger.call import OUTCOMES_OF_CALLS
+from charter.ledger.database import Database, damaged
+from charter.ledger.missing import NoLedgerError
+from charter.ledger.schema_version import APPLICATION_ID, QUICK_CHECK_BYTES, SCHEMA_VERSION
+from charter.ledger.sum_names import DIMENSIONS, SUMMED
 
 metadata = MetaData()
 
@@ -223,6 +229,101 @@ usage_charges = Table(
 )
 """What a stage's calls cost so far, by server and model, in FOCUS columns; replaced as a whole by newer totals."""
 
+spend_sums = Table(
+    "spend_sums",
+    metadata,
+    *(Column(name, Text, primary_key=True) for name in DIMENSIONS),
+    *(Column(name, Whole, nullable=False) for name in SUMMED),
+    Column("sum_check", Whole, nullable=False),
+)
+"""What ended attempts, calls and other charges come to. Derived: `rebuild_sums` makes it anew from their rows."""
+
+other_charges = Table(
+    "other_charges",
+    metadata,
+    Column("charge_id", Integer, primary_key=True),
+    Column("run", Text, nullable=False),
+    Column("stage", Text, nullable=False),
+    Column("category", Text, nullable=False),
+    Column("service", Text, nullable=False),
+    Column("provider", Text, nullable=False),
+    Column("resource", Text, nullable=False),
+    Column("started_at", Float, nullable=False),
+    Column("ended_at", Float, nullable=False),
+    Column("quantity", Text, nullable=False),
+    Column("unit", Text, nullable=False),
+    Column("unit_price_micro_usd", Whole),
+    Column("micro_usd", Whole),
+    Column("price_source", Text),
+    Column("price_as_of", Text),
+    Column("owner", Text),
+    Column("tags", Text, nullable=False),
+    Column("row_check", Whole, nullable=False),
+    sqlite_autoincrement=True,
+)
+"""What is neither an attempt nor a call: storage, transfer, fees. Rows are added, never changed."""
+Index("other_charges_of_runs", other_charges.c.run)
+
+stored_samples = Table(
+    "stored_samples",
+    metadata,
+    Column("sample_id", Text, primary_key=True),
+    Column("run", Text, nullable=False),
+    Column("place", Text, nullable=False),
+    Column("at_milliseconds", Whole, nullable=False),
+    Column("bytes", Whole, nullable=False),
+    Column("sent_bytes", Whole, nullable=False),
+    Column("why", Text, nullable=False),
+    Column("host", Text, nullable=False),
+    Column("provider", Text, nullable=False),
+    Column("price_micro_usd_per_gb_month", Whole),
+    Column("price_source", Text, nullable=False),
+    Column("price_as_of", Text, nullable=False),
+    Column("owner", Text, nullable=False),
+    Column("tags", Text, nullable=False),
+)
+"""How many bytes of a run a place held, and when. Rows are added, never changed; the id is a hash of the others."""
+Index("stored_samples_of_places", stored_samples.c.run, stored_samples.c.place, stored_samples.c.at_milliseconds)
+
+bills = Table(
+    "bills",
+    metadata,
+    Column("bill_id", Integer, primary_key=True),
+    Column("sha256", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("format", Text, nullable=False),
+    Column("imported_at", Float, nullable=False),
+    Column("lines", Whole, nullable=False),
+    Column("currency", Text, nullable=False),
+    Column("billed_usd", Text, nullable=False),
+    Column("row_check", Whole, nullable=False),
+    UniqueConstraint("sha256"),
+    sqlite_autoincrement=True,
+)
+"""Bills of providers that were read. Rows are added, never changed; nothing of the ledger is overwritten by them."""
+
+bill_lines = Table(
+    "bill_lines",
+    metadata,
+    Column("bill_id", Integer, ForeignKey("bills.bill_id"), primary_key=True),
+    Column("line", Integer, primary_key=True),
+    Column("content", Text, nullable=False),
+    Column("row_check", Whole, nullable=False),
+)
+"""The lines of a bill as they were understood, as JSON."""
+
+bill_findings = Table(
+    "bill_findings",
+    metadata,
+    Column("bill_id", Integer, ForeignKey("bills.bill_id"), primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("run", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("content", Text, nullable=False),
+    Column("row_check", Whole, nullable=False),
+)
+"""How a bill's lines stood against the ledger when it was read, as JSON."""
+
 version_table = Table(
     "charter_schema",
     metadata,
@@ -236,3 +337,56 @@ version_table = Table(
 def tables_of(dialect: str) -> list[Table]:
     """The tables that a database of this dialect holds."""
     return [table for table in metadata.sorted_tables if table.info.get("only", dialect) == dialect]
+
+
+def prepare(connection: Connection, database: Database, *, check_whole: bool = False, create: bool = True) -> None:
+    """Check what the database is, its pages and its version; make its tables where it is empty."""
+    if database.is_file:
+        _prepare_file(connection, database, check_whole=check_whole)
+    else:
+        _prepare_server(connection, database, create=create)
+
+
+def _prepare_file(connection: Connection, database: Database, *, check_whole: bool) -> None:
+    has_tables = bool(connection.exec_driver_sql("SELECT count(*) FROM sqlite_master").scalar_one())
+    if has_tables and _pragma(connection, "application_id") != APPLICATION_ID:
+        raise DataError(f"{database.name} is a SQLite file but not a Charter ledger; move it away and run again")
+    if has_tables:
+        _refuse_other_schema(database, _pragma(connection, "user_version"))
+    if check_whole or _pragma(connection, "page_count") * _pragma(connection, "page_size") <= QUICK_CHECK_BYTES:
+        _check_pages(connection, database)
+    if not has_tables:
+        metadata.create_all(connection, tables=tables_of("sqlite"))
+        connection.exec_driver_sql(f"PRAGMA application_id={APPLICATION_ID}")
+        connection.exec_driver_sql(f"PRAGMA user_version={SCHEMA_VERSION}")
+
+
+def _prepare_server(connection: Connection, database: Database, *, create: bool) -> None:
+    connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({APPLICATION_ID})")
+    if connection.exec_driver_sql("SELECT to_regclass('charter_schema')").scalar_one() is None:
+        if not create:
+            raise NoLedgerError(f"there is no ledger at {database.name}; `charter run` writes it")
+        metadata.create_all(connection, tables=tables_of("postgresql"))
+        connection.execute(version_table.insert().values(application_id=APPLICATION_ID, version=SCHEMA_VERSION))
+    version = connection.scalar(version_table.select().with_only_columns(version_table.c.version))
+    _refuse_other_schema(database, int(version or 0))
+
+
+def _refuse_other_schema(database: Database, version: int) -> None:
+    if version != SCHEMA_VERSION:
+        raise DataError(
+            f"{database.name} has ledger schema {version}; this Charter reads and writes schema {SCHEMA_VERSION} "
+            "alone. Open it with the Charter that wrote it, or move it away and run again: what is done stays done. "
+            "Nothing was changed"
+        )
+
+
+def _check_pages(connection: Connection, database: Database) -> None:
+    """Read the whole file and compare every page, row and index entry with its neighbours (`integrity_check`)."""
+    check = str(connection.exec_driver_sql("PRAGMA integrity_check(1)").scalar_one())
+    if check != "ok":
+        raise damaged(database.name, check.replace("\n", " "))
+
+
+def _pragma(connection: Connection, name: str) -> int:
+    return int(connection.exec_driver_sql(f"PRAGMA {name}").scalar_one())

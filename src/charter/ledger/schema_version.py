@@ -1,8 +1,7 @@
-"""What tells a ledger's file from others, and its schema from older ones; without SQLAlchemy."""
+"""Marks that tell a ledger's file from others, and its schema from any other version; without SQLAlchemy."""
 
-SCHEMA_VERSION = 5
-"""Raised when a table changes, together with a step in `migrations.py`. 2: the outcome `hung`; 3: calls; 4: owners,
-tags, shards, energy and idle time of attempts, sums by day, other charges, bills; 5: samples of what is stored."""
+SCHEMA_VERSION = 1
+"""Version of the tables in `schema.py`; a ledger of any other version is refused."""
 APPLICATION_ID = 0x43485254
 """`CHRT`, in `PRAGMA application_id`: tells a ledger from any other SQLite file."""
 QUICK_CHECK_BYTES = 32 * 2**20

@@ -14,8 +14,8 @@ from charter.ledger.account import TOTALLED, Accounted, account, totals_of_one
 from charter.ledger.attempt_rows import read_running
 from charter.ledger.database import damaged
 from charter.ledger.days import by_day
+from charter.ledger.schema import spend_sums
 from charter.ledger.sum_names import CALL_SUMS, DIMENSIONS, SUMMED, check_of_sums
-from charter.ledger.sum_tables import spend_sums
 from charter.ledger.usage import ApiUsage
 
 Key = tuple[str, ...]

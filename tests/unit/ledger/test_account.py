@@ -36,7 +36,7 @@ def attempt(**changes: object) -> Attempt:
 def test_eight_units_for_one_hour_at_two_and_a_half_dollars_cost_twenty_dollars():
     (item,) = account([attempt()])
     assert item.cost_micro_usd == 20_000_000
-    assert item.useful_micro_usd == 20_000_000
+    assert item.lost_micro_usd == 0
 
 
 def test_half_a_micro_usd_is_rounded_to_even():

@@ -105,7 +105,7 @@ def test_a_file_that_is_held_is_left_to_the_ledger(path, monkeypatch):
 @pytest.mark.parametrize(
     ("statement", "said"),
     [
-        ("PRAGMA user_version=99", "newer Charter"),
+        ("PRAGMA user_version=99", "ledger schema 99"),
         ("PRAGMA application_id=7", "not a Charter ledger"),
         ("UPDATE spend_sums SET attempts = 7", "sums by day do not match their check"),
         ("UPDATE spend_sums SET milliseconds = milliseconds + 1", "sums by day do not match their check"),
@@ -121,11 +121,6 @@ def test_what_is_wrong_is_said_by_the_ledger(path, statement, said):
     if said:
         with pytest.raises(DataError, match=said):
             attempt_counts(path, run="demo")
-
-
-def test_a_file_of_an_older_schema_is_brought_up_to_date(path):
-    change(path, "PRAGMA user_version=3")
-    assert counts_of_sound_file(path, run="demo") is None
 
 
 def test_a_damaged_page_is_found(path, monkeypatch):

@@ -12,6 +12,8 @@ from ledger_contract import STAGE
 
 from charter.errors import DataError, MissingExtraError, UsageError
 from charter.ledger import Ledger
+from charter.ledger.call_books import CallBooks
+from charter.ledger.calls import CallStore
 
 
 @pytest.fixture
@@ -33,13 +35,19 @@ def test_settings_are_those_that_survive_a_power_cut(ledger):
     assert setting == {"journal_mode": "wal", "synchronous": 2, "busy_timeout": 10_000, "foreign_keys": 1}
 
 
-def test_a_newer_schema_is_refused_and_left_alone(ledger, path):
+@pytest.mark.parametrize("version", [0, 5])
+@pytest.mark.parametrize(
+    "opens", [Ledger.open, CallBooks.open, lambda path: CallStore.open(path, run="r", stage="s", fingerprint="f")]
+)
+def test_another_schema_is_refused_and_left_alone(ledger, path, version, opens):
     ledger.close()
     with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA user_version=99")
+        connection.execute(f"PRAGMA user_version={version}")
     connection.close()
-    with pytest.raises(DataError, match=r"newer Charter.*schema 99"):
-        Ledger.open(path)
+    before = path.read_bytes()
+    with pytest.raises(DataError, match=f"has ledger schema {version}; this Charter reads and writes schema 1 alone"):
+        opens(path)
+    assert path.read_bytes() == before
 
 
 def test_another_programs_database_is_refused(path):
@@ -76,7 +84,7 @@ def test_a_missing_ledger_is_said_when_it_may_not_be_made(path):
 
 
 def test_without_sqlalchemy_the_extra_is_named(path, monkeypatch):
-    for name in ("database", "migrations", "schema", "rows"):
+    for name in ("database", "schema", "rows"):
         monkeypatch.delitem(sys.modules, f"charter.ledger.{name}", raising=False)
         monkeypatch.delattr(f"charter.ledger.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "sqlalchemy", None)
@@ -109,7 +117,7 @@ def test_a_large_file_is_read_whole_only_when_asked(ledger, path, monkeypatch):
     content = bytearray(path.read_bytes())
     content[8192 : 8192 + 2048] = b"\xff" * 2048
     path.write_bytes(bytes(content))
-    monkeypatch.setattr("charter.ledger.migrations.QUICK_CHECK_BYTES", 0)
+    monkeypatch.setattr("charter.ledger.schema.QUICK_CHECK_BYTES", 0)
     Ledger.open(path).close()
     with pytest.raises(DataError, match="damaged"):
         Ledger.open(path, check_whole=True)
