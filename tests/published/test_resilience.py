@@ -1,13 +1,10 @@
 """Published and reference figures on failures, against the closed forms and the simulator."""
 
-import math
-
 import numpy as np
 import pytest
 
-from charter.resilience.checkpoint_interval import daly_interval_seconds, saxena_period_seconds, young_interval_seconds
 from charter.resilience.durations import Exponential
-from charter.resilience.expected_time import Interruptions, expected_time
+from charter.resilience.expected_time import Interruptions, daly_interval_seconds, expected_time
 from charter.resilience.failures import LLAMA3_H100, META_RSC1_A100, mean_between_failures_seconds
 from charter.resilience.simulate import Job, simulate
 
@@ -131,11 +128,3 @@ def test_small_jobs_fail_more_often_than_the_rate_of_their_nodes_says():
     # The same paper measured 7.9 h at 1,024 GPUs; the node rate gives 28.8 h, which is why a rate can be given.
     mean = mean_between_failures_seconds(num_nodes=128, failures_per_node_day=META_RSC1_A100.per_node_day)
     assert mean / HOUR == pytest.approx(28.8, abs=0.1)
-
-
-def test_saxena_tends_to_young_when_saves_are_short():
-    save, mean, restart = 1.0, 1e6, 100.0
-    period = saxena_period_seconds(save_seconds=save, recovery_seconds=mean + restart)
-    young = young_interval_seconds(save_seconds=save, mean_between_failures_seconds=mean)
-    assert period == pytest.approx(young, rel=1e-3)
-    assert period == pytest.approx(save + math.sqrt(2 * (mean + restart) * save + save**2))

@@ -5,12 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.errors import UsageError
-from charter.resilience.checkpoint_interval import first_order_waste, young_interval_seconds
 from charter.resilience.detection import detection
 from charter.resilience.durations import Exponential
 from charter.resilience.expected_time import Interruptions, best_interval_seconds, expected_time
 from charter.resilience.failures import PUBLISHED
-from charter.resilience.notice import notice_success, preemption_loss_seconds, with_notice
+from charter.resilience.notice import notice_success
 from charter.resilience.simulate import Job, SparePool, simulate
 from charter.resilience.spares import best_spares, spare_nodes, spare_worth, waiting_share
 
@@ -34,8 +33,8 @@ def test_published_rates(name, rate):
     assert PUBLISHED[name].per_node_day * 1000 == pytest.approx(rate, rel=0.003)
 
 
-def test_notice_that_fits_leaves_a_tenth_of_the_loss_and_a_save():
-    assert preemption_loss_seconds(interval_seconds=1780, save_seconds=20, success=0.9) == pytest.approx(90 + 18)
+def test_notice_helps_only_when_a_save_fits():
+    assert notice_success(save_seconds=120, notice_seconds=120) == 0.9
     assert notice_success(save_seconds=121, notice_seconds=120) == 0
 
 
@@ -43,9 +42,8 @@ def test_notice_lowers_the_expected_time_to_first_order_by_what_it_saves():
     job = Interruptions(mean_between_failures_seconds=40_000, restart_seconds=300)
     fixed = {"save_seconds": 20, "interval_seconds": 1200}
     blind = expected_time(1e6, **fixed, interruptions=job)
-    warned = expected_time(1e6, **fixed, interruptions=with_notice(job, save_seconds=20, notice_seconds=120))
-    saved = preemption_loss_seconds(interval_seconds=1200, save_seconds=20, success=0)
-    saved -= preemption_loss_seconds(interval_seconds=1200, save_seconds=20, success=0.9)
+    warned = expected_time(1e6, **fixed, interruptions=replace(job, notice_success=0.9))
+    saved = 0.9 * (1200 + 20) / 2 - 0.9 * 20  # nine of ten lose no half segment, and write one save more
     assert blind.wall_seconds - warned.wall_seconds == pytest.approx(blind.interruptions * saved, rel=0.05)
 
 
@@ -86,15 +84,14 @@ def test_buckets_are_never_negative_and_bill_plus_wait_is_the_wall(work, save, i
 
 
 @given(save=st.floats(1, 60), mean=st.floats(1e5, 1e7), factor=st.floats(0.2, 5))
-def test_waste_is_least_at_youngs_interval(save, mean, factor):
-    young = young_interval_seconds(save_seconds=save, mean_between_failures_seconds=mean)
+def test_expected_time_is_least_at_the_best_interval(save, mean, factor):
+    job = Interruptions(mean_between_failures_seconds=mean, restart_seconds=300)
+    best = best_interval_seconds(1e9, save_seconds=save, interruptions=job)
 
-    def waste(interval):
-        return first_order_waste(
-            interval_seconds=interval, stall_seconds=save, mean_between_failures_seconds=mean, restart_seconds=300
-        )
+    def wall(interval):
+        return expected_time(1e9, save_seconds=save, interval_seconds=interval, interruptions=job).wall_seconds
 
-    assert waste(young) <= waste(young * factor) + 1e-12
+    assert wall(best) <= wall(best * factor) * (1 + 1e-5)
 
 
 FLEET = {"failures_per_node_day": 6.5e-3, "repair_days": 3.0}

@@ -4,39 +4,7 @@ from hypothesis import strategies as st
 
 from charter.resilience.checkpoint import transfer_seconds
 from charter.resilience.failures import LLAMA3_H100, META_RSC1_A100, mean_between_failures_seconds
-from charter.resilience.goodput import ettr_renewal, ettr_small_loss
 from charter.resilience.spares import spare_nodes
-
-# stall s, persist min, detection and restart min, interval min | simulated, small-loss (Meta), renewal
-# (reference on resilience, section 2.5, M = 3.09 h; ETTR by simulation lies between the two forms).
-ASYNC_ROWS = [
-    (2, 3, 9, 3.5, 0.920, 0.917, 0.922),
-    (2, 15, 9, 15, 0.842, 0.828, 0.853),
-    (2, 15, 9, 30, 0.809, 0.789, 0.825),
-    (10, 3, 40, 7.9, 0.769, 0.731, 0.781),
-]
-
-
-@pytest.mark.parametrize(("stall", "persist", "restart", "interval", "simulated", "small_loss", "renewal"), ASYNC_ROWS)
-def test_ettr_forms_match_and_bracket_the_simulation(stall, persist, restart, interval, simulated, small_loss, renewal):
-    mean = 3.09 * 3600
-    upper = ettr_renewal(
-        interval_seconds=interval * 60,
-        stall_seconds=stall,
-        mean_between_failures_seconds=mean,
-        restart_seconds=restart * 60,
-        persist_seconds=persist * 60,
-    )
-    lower = ettr_small_loss(
-        interval_seconds=interval * 60,
-        save_seconds=stall,
-        mean_between_failures_seconds=mean,
-        restart_seconds=(restart + persist) * 60,
-    )
-    assert upper == pytest.approx(renewal, abs=0.0015)
-    assert lower == pytest.approx(small_loss, abs=0.0015)
-    assert lower <= simulated <= upper
-
 
 # nodes, failures per 1,000 node-days, repair days | spares for 99 % (reference, section 2.6)
 SPARES = [

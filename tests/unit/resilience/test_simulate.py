@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from charter.errors import InfeasibleError, UsageError
-from charter.resilience.checkpoint_interval import daly_interval_seconds
 from charter.resilience.durations import Exponential, Fixed, LogNormal, Weibull
-from charter.resilience.expected_time import Interruptions, expected_time
+from charter.resilience.expected_time import Interruptions, daly_interval_seconds, expected_time
 from charter.resilience.simulate import Job, SparePool, simulate
 from charter.resilience.windows import Periods, SpotMarket, heavy_tailed_market
 

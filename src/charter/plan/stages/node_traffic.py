@@ -231,7 +231,7 @@ def checkpoint_traffic(checkpoint_bytes: float, work: Workload, option: Option) 
             seconds=seconds,
             leaving=float(option.place.per_node),
             formula=f"{checkpoint_bytes / 1e9:,.3g} GB every {interval:,.0f} s",
-            source="Daly 2006 (resilience/checkpoint_interval.py)",
+            source="Daly 2006 (resilience/expected_time.py)",
         ),
     )
 
