@@ -13,7 +13,7 @@ import re
 import sys
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,7 +102,7 @@ def _matching(pattern: re.Pattern[str], files: Iterable[Path], root: Path) -> tu
     )
 
 
-def figures(root: Path, public: Sequence[str] = ()) -> dict[str, Figure]:
+def figures(root: Path, public: Sequence[str] = (), waiting: Collection[str] = ()) -> dict[str, Figure]:
     """Return all figures of a repository (`src`, `tests`, `tools`, `benchmarks`) by their names."""
     modules = read_modules(root / "src")
     sources = [module.path for module in modules]
@@ -128,7 +128,7 @@ def figures(root: Path, public: Sequence[str] = ()) -> dict[str, Figure]:
                 if docstring and QUESTION.match(docstring):
                     questions.append(at(module, getattr(node, "lineno", 1)))
     single, sliced = one_importer(modules)
-    dead = unreferenced(root, modules, public)
+    dead, idle = unreferenced(root, modules, public, waiting)
     by = users(dead, {name: root / name for name in ("tests", "benchmarks") if (root / name).exists()})
     names, sleeps = [], []
     for path in tests:
@@ -149,6 +149,7 @@ def figures(root: Path, public: Sequence[str] = ()) -> dict[str, Figure]:
             "definitions that only tests refer to, or nothing",
             tuple(f"{unit.label} ({', '.join(by[unit.label]) or 'nothing'})" for unit in dead),
         ),
+        "waiting": Figure("dead definitions that wait for an issue", tuple(unit.label for unit in idle)),
         "class_names": Figure(
             "class names used twice or more",
             tuple(f"{name} {len(places)}" for name, places in sorted(classes.items()) if len(places) > 1),
@@ -182,9 +183,8 @@ def problems(values: Mapping[str, Figure], limits: Mapping[str, Any]) -> list[st
         for name, limit in limits["limits"].items()
         if values[name].value > limit
     ]
-    dead = {place.partition(" ")[0]: place for place in values["dead"].places}
-    lines += [f"dead: {place}: use it or delete it" for name, place in dead.items() if name not in limits["waiting"]]
-    gone = [name for name in limits["waiting"] if name not in dead]
+    lines += [f"dead: {place}: use it or delete it" for place in values["dead"].places]
+    gone = [name for name in limits["waiting"] if name not in values["waiting"].places]
     return lines + [f"dead: {name} is used or gone: remove it from [waiting] in {LIMITS}" for name in gone]
 
 
@@ -205,7 +205,7 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     parser.add_argument("--check", action="store_true", help="compare with the limits")
     options = parser.parse_args(arguments)
     limits = tomllib.loads((root / LIMITS).read_text())
-    values = figures(root, limits["public"])
+    values = figures(root, limits["public"], limits["waiting"])
     if options.list:
         print("\n".join(values[options.list].places))
         return 0

@@ -300,10 +300,13 @@ def _tools(root: Path, names: _Names) -> References:
     return references
 
 
-def unreferenced(root: Path, modules: Sequence[Module], public: Collection[str]) -> list[Unit]:
-    """Return the dead definitions of the package under `root`/src, in the order of its files.
+def unreferenced(
+    root: Path, modules: Sequence[Module], public: Collection[str] = (), waiting: Collection[str] = ()
+) -> tuple[list[Unit], list[Unit]]:
+    """Return the dead definitions of the package under `root`/src in the order of its files, and those that wait.
 
-    `public` names modules whose `__all__` is documented for others: what it lists lives.
+    `public` names modules whose `__all__` is documented for others, and single definitions that are. What a waiting
+    definition refers to lives; one that waits although it is used is not returned.
     """
     names = _Names(modules)
     units, references = units_of(modules, names)
@@ -314,16 +317,26 @@ def unreferenced(root: Path, modules: Sequence[Module], public: Collection[str])
     for module in modules:
         if module.name in public:
             references.names.update((module.name, name) for name in _listed(module))
+    live = _spread(units, references, [unit for unit in units if unit.label in public])
+    idle = [unit for unit in units if unit.label in waiting and id(unit) not in live]
+    live |= _spread(units, references, idle)
+    dead_classes = {(u.module.name, u.name) for u in units if not u.owner and id(u) not in live}
+    return [u for u in units if id(u) not in live and (u.module.name, u.owner) not in dead_classes], idle
+
+
+def _spread(units: Sequence[Unit], references: References, born: Sequence[Unit]) -> set[int]:
+    """Return the definitions that live, once all that `references` and those just born refer to has been followed."""
     live: set[int] = set()
-    while born := [unit for unit in units if id(unit) not in live and _lives(unit, references, units, live)]:
+    while True:
         for unit in born:
             live.add(id(unit))
             _merge(references, unit.references)
-    dead_classes = {(u.module.name, u.name) for u in units if not u.owner and id(u) not in live}
-    return [u for u in units if id(u) not in live and (u.module.name, u.owner) not in dead_classes]
+        born = [unit for unit in units if id(unit) not in live and _lives(unit, references)]
+        if not born:
+            return live
 
 
-def _lives(unit: Unit, references: References, units: Sequence[Unit], live: Collection[int]) -> bool:
+def _lives(unit: Unit, references: References) -> bool:
     if unit.is_entry or unit.name in references.anywhere:
         return True
     if unit.owner:

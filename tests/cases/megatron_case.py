@@ -1,7 +1,9 @@
 """Stages for Megatron-LM: Llama 3.1 8B on 16 accelerators unless told otherwise, every option within what it can do."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from charter.handover.megatron.schema import Schema
 from charter.handover.request import Handover, HandoverPaths
 from charter.spec.architecture import Architecture, MixtureOfExperts
 from charter.spec.layout import Layout, Recompute, ZeroStage
@@ -110,3 +112,44 @@ ACCEPTED = {
     "sft, flash": handover(replace(SFT, resources=StageResources(attention="flash_attention_2"))),
 }
 """Name -> what Megatron-LM must accept."""
+
+
+NUMBERS = {"int": int, "float": float}
+
+
+def refusals(words: Sequence[str], schema: Schema) -> Iterator[str]:
+    """What the parser would refuse of a command line, told as it would tell it."""
+    option, values = "", list[str]()
+    for word in (*words, "--"):
+        if not word.startswith("--"):
+            values.append(word)
+            continue
+        if option:
+            yield from _refused(option, values, schema)
+        elif values:
+            yield f"{values[0]!r} belongs to no option"
+        option, values = word, []
+
+
+def _refused(option: str, values: Sequence[str], schema: Schema) -> Iterator[str]:
+    facts = schema.options.get(option)
+    if facts is None:
+        yield f"{option} is not known"
+        return
+    wanted = facts.get("nargs", 1)
+    if not (values if wanted == "+" else wanted in ("*", "?") or len(values) == wanted):
+        yield f"{option} takes {wanted} values, not {len(values)}"
+    kind, choices = facts.get("type"), facts.get("choices")
+    for value in values:
+        if kind in NUMBERS and not _reads(value, kind):
+            yield f"{option}: {value!r} is no {kind}"
+        elif choices is not None and value not in [str(choice) for choice in choices]:
+            yield f"{option}: {value!r} is none of {', '.join(map(str, choices))}"
+
+
+def _reads(value: str, kind: str) -> bool:
+    try:
+        NUMBERS[kind](value)
+    except ValueError:
+        return False
+    return True

@@ -1,12 +1,23 @@
 """Small projects for the tests of the planner."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from charter.catalog import models
+from charter.catalog.accelerators import Accelerator
+from charter.estimate.arrays import Array, array
+from charter.estimate.layouts import Layouts
 from charter.plan.hardware.machine import Machine
 from charter.plan.make import make_plan
+from charter.plan.physics.engine_knowledge import engine_knowledge
+from charter.plan.physics.fit_many import Devices, fit_of
+from charter.plan.physics.knowledge import Knowledge
 from charter.plan.plan import Plan
+from charter.plan.work.phase import Workload
 from charter.spec.architecture import Architecture
+from charter.spec.layout import Layout
 from charter.spec.project import DataSpec, ModelSpec, Project, Resources
 from charter.spec.stage import (
     CritiqueStage,
@@ -75,3 +86,22 @@ def planned(made: Project, *, machine: Machine | None = MACHINE) -> Plan:
     """The plan of a project without data files."""
     architectures = {name: spec.architecture for name, spec in made.models.items() if spec.architecture is not None}
     return make_plan(made, architectures=architectures, data_facts={}, machine=machine)
+
+
+def peak_bytes(
+    work: Workload,
+    layouts: Sequence[Layout],
+    *,
+    accelerator: Accelerator,
+    dtype: str,
+    knowledge: Knowledge,
+    engine: str = "native",
+) -> Array:
+    """The fullest moment of every layout on one accelerator, by the columns that a search reads."""
+    known = engine_knowledge(engine, knowledge)
+    devices = Devices(
+        accelerators=(accelerator,),
+        of_row=np.zeros(len(layouts), dtype=np.intp),
+        usable=array([known.usable_bytes(accelerator, knowledge)]),
+    )
+    return fit_of(work, Layouts.of(layouts), devices, dtype=dtype, known=known).peak

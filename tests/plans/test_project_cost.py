@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from serial_schedule import schedule
 
 from charter.catalog import models
 from charter.catalog.price_book import PriceBook
@@ -17,7 +18,7 @@ from charter.plan.money.cost_breakdown import ALL_BUCKETS, ProjectCost
 from charter.plan.money.project_cost import project_cost
 from charter.plan.plan import Plan
 from charter.plan.stages.stage_plan import QUANTILES, money
-from charter.plan.timeline import Sharing, schedule
+from charter.plan.timeline import Sharing
 from charter.spec.costs import Costs, HumanLabels, Retention, Staff
 from charter.spec.project import Budget, DataSpec, ModelSpec, Project, Resources, Serving, Storage
 from charter.spec.stage import CritiqueStage, EvalStage, LabelStage, PpoStage, PreferenceModelStage, SftStage

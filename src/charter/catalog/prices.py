@@ -3,7 +3,7 @@
 from charter.catalog.offer import Market, Offer, as_of_key, read_offers
 from charter.catalog.price_book import PriceBook
 
-__all__ = ["Market", "Offer", "PriceBook", "as_of_key", "offers", "read_offers", "snapshot"]
+__all__ = ["Market", "Offer", "PriceBook", "as_of_key", "offers", "read_offers"]
 
 
 def offers(
@@ -20,8 +20,3 @@ def offers(
     ['crusoe']
     """
     return PriceBook.bundled().offers(accelerator, cloud=cloud, region=region, market=market, latest=latest)
-
-
-def snapshot() -> tuple[Offer, ...]:
-    """Every bundled offer, older snapshots included."""
-    return PriceBook.bundled().rows

@@ -1,7 +1,6 @@
 """How a run is shown: redrawn on a terminal, plain lines elsewhere, JSON lines for machines."""
 
 import json
-import sys
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -164,8 +163,3 @@ def view(*, as_json: bool, live: bool) -> "JsonView | PlainView | LiveView":
     if as_json:
         return JsonView()
     return LiveView() if live else PlainView()
-
-
-def say(line: str) -> None:
-    """A line for people that does not belong on stdout."""
-    print(line, file=sys.stderr, flush=True)

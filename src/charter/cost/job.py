@@ -21,15 +21,6 @@ def job_usd(
     return accelerators * hours * usd_per_accelerator_hour * managed_multiplier
 
 
-def spot_break_even_ratio(*, useful_hours: float, expected_billed_spot_hours: float) -> float:
-    """The spot price, as a share of the on-demand price, below which spot is cheaper: `W / E[billed]`.
-
-    >>> round(spot_break_even_ratio(useful_hours=24, expected_billed_spot_hours=26.57), 3)
-    0.903
-    """
-    return useful_hours / expected_billed_spot_hours
-
-
 def commitment_break_even_utilisation(*, committed_usd_per_hour: float, on_demand_usd_per_hour: float) -> float:
     """Share of hours in use above which a commitment beats on-demand: `committed / on-demand`.
 

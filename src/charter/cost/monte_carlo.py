@@ -10,15 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from charter.cost.finish import NOTHING, Duration, drawn_finish, product, quantiles
-from charter.cost.uncertainty import Draws, Factor, Idle, Lognormal, LogUniform, Noise, Uniform
+from charter.cost.uncertainty import Draws, Factor, Noise
 from charter.errors import UsageError
 from charter.estimate.terms import Interval
 
 DRAWS = 10_000
-EFFICIENCY_SIGMA, LENGTH_SIGMA, REWORK_SIGMA, PRICE_SIGMA = 0.20, 0.25, 0.25, 0.05
-"""Standard deviations of logarithms. Judgement, until a ledger of finished runs measures them."""
-REWORK_MEDIAN, FAILURES, IDLE_SHARES = 1.3, (1.02, 1.12), (0.05, 0.25)
-"""Runs per kept run; billed time over undisturbed time; share of paid time with nothing running. Judgement."""
+REWORK_SIGMA, FAILURES, IDLE_SHARES = 0.25, (1.02, 1.12), (0.05, 0.25)
+"""Deviation of the logarithm of runs per kept run; billed time over undisturbed time; share of paid time with nothing
+running. Judgement, until a ledger of finished runs measures them."""
 NUM_DRIVERS = 3
 LEAST_SHARE = 0.0005
 """Causes below it are left out: among 10,000 draws a cause without any effect reaches 0.0004 in one case of 20."""
@@ -112,25 +111,6 @@ def simulate(
         causes=_shares(total, noise),
         seed=seed,
         draws=draws,
-    )
-
-
-def reference_factors(*, low_usd: float | None = None, high_usd: float | None = None) -> tuple[Factor, ...]:
-    """The factors of a single run about which nothing but the usual spreads is known.
-
-    With two prices the provider is open and the price is anything between them, evenly on a logarithmic scale;
-    without them it is fixed.
-    """
-    price = (
-        Lognormal(sigma=PRICE_SIGMA) if low_usd is None or high_usd is None else LogUniform(low=low_usd, high=high_usd)
-    )
-    return (
-        Factor(cause="efficiency", distribution=Lognormal(sigma=EFFICIENCY_SIGMA)),
-        Factor(cause="answer length", distribution=Lognormal(sigma=LENGTH_SIGMA)),
-        Factor(cause="rework", distribution=Lognormal(median=REWORK_MEDIAN, sigma=REWORK_SIGMA)),
-        Factor(cause="failures", distribution=Uniform(low=FAILURES[0], high=FAILURES[1])),
-        Factor(cause="idle time", distribution=Idle(low=IDLE_SHARES[0], high=IDLE_SHARES[1])),
-        Factor(cause="price", distribution=price),
     )
 
 

@@ -18,8 +18,3 @@ PAGES: tuple[Page, ...] = (
 )
 POSTS: tuple[BaseRoute, ...] = (*plan.ROUTES, *data.ROUTES, *accuracy.ROUTES, *compare.ROUTES)
 """Addresses that answer forms: behind the guard, so with session, own origin and CSRF token. They change no file."""
-
-
-def page_named(name: str) -> Page:
-    """The page of that name."""
-    return next(page for page in PAGES if page.name == name)

@@ -27,15 +27,6 @@ def question_limit(judge: LanguageModel) -> int:
     return min(limit - 1, int(judge.tokenizer.model_max_length))
 
 
-def encode_question(judge: LanguageModel, text: str, *, max_tokens: int) -> list[int]:
-    """A judge question as the ids before the choice.
-
-    A question that is too long loses the beginning of its conversation first, then the ends of its answers; the
-    principle and the wording around it always stay.
-    """
-    return question_ids(judge, text, max_tokens=max_tokens)[0]
-
-
 def question_ids(judge: LanguageModel, text: str, *, max_tokens: int) -> tuple[list[int], int]:
     """The ids of a question, and after how many of its last tokens the choice is read."""
     if not isinstance(text, Question):

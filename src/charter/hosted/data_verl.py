@@ -14,11 +14,6 @@ ROWS_PER_GROUP = 4096
 Row = dict[str, object]
 
 
-def conversation_row(turns: Sequence[Turn]) -> Row:
-    """A conversation; verl counts the tokens of its assistant turns."""
-    return {"messages": _messages(turns)}
-
-
 def prompt_row(turns: Sequence[Turn], *, source: str, index: int) -> Row:
     """A prompt whose answers a model scores: there is no right answer to compare with."""
     return {

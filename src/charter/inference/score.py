@@ -26,13 +26,6 @@ SCORING_TOKENS, SCORING_ROWS = 32768, 64
 """Of one batch of answers that are only scored. 32768 tokens x 4096 hidden x 4 bytes: one activation is 0.5 GiB."""
 
 
-def token_log_probabilities(logits_BTV: Tensor, ids_BT: Tensor) -> Tensor:
-    """log p(token t) given the tokens before it, for t >= 1, as [B, T-1], in fp32."""
-    logits_BTV = logits_BTV[:, :-1].float()
-    chosen = logits_BTV.gather(-1, ids_BT[:, 1:, None]).squeeze(-1)
-    return chosen - torch.logsumexp(logits_BTV, -1)
-
-
 def first_token_ids(tokenizer: object, choices: Sequence[str]) -> tuple[int, ...]:
     """The first token of each choice; choices that begin alike cannot be told apart and are refused."""
     ids = tuple(tokenizer(choice, add_special_tokens=False)["input_ids"][0] for choice in choices)  # type: ignore[operator]

@@ -88,10 +88,6 @@ class SubprocessScheduler:
         if (keeper := self._signal(job_id, signal.SIGTERM)) is not None:
             ends_within(keeper, CANCEL_SECONDS)
 
-    def preempt(self, job_id: str) -> None:
-        """Take its place away, as for a more important job: it is stopped, and starts again."""
-        self._signal(job_id, signal.SIGUSR1)
-
     def release(self, job_id: str) -> None:
         """Nothing: a job that is started again waits for accelerators only."""
 

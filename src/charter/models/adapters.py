@@ -129,14 +129,6 @@ def save_adapter(path: Path, weights: Mapping[str, Tensor], model: Any, adapter:
     save_file(adapter_weights(weights), str(path / "adapter_model.safetensors"))
 
 
-def whole_base(module: nn.Module) -> None:
-    """Turn quantised matrices back into plain ones, in place, so that weights can be merged and published."""
-    for parent in list(module.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child).__name__ in QUANTISED:
-                setattr(parent, name, _plain_linear(child))
-
-
 def _targets(model: Any) -> list[str]:
     """The last names of all linear layers of the decoder; not of the output projection."""
     output = getattr(model, "get_output_embeddings", lambda: None)()

@@ -41,13 +41,11 @@ def encode_answer(tokenizer: Any, turns: Sequence[Turn], answer: str, *, max_tok
     return ids if max_tokens is None else ids[:max_tokens]
 
 
-def encode_conversation(tokenizer: Any, turns: Sequence[Turn], *, max_tokens: int) -> Encoded:
-    """A conversation with its assistant turns marked; too long is cut at the left, so that the last answer stays."""
-    return encode_conversations(tokenizer, [turns], max_tokens=max_tokens)[0]
-
-
 def encode_conversations(tokenizer: Any, conversations: Sequence[Sequence[Turn]], *, max_tokens: int) -> list[Encoded]:
-    """As `encode_conversation`, all with one call of the tokenizer, which spreads them over threads."""
+    """Encode conversations with their assistant turns marked, by one call of the tokenizer, which uses threads.
+
+    One that is too long is cut at the left, so that its last answer stays.
+    """
     pieces = [
         [_texts(tokenizer, turns[:index], turn.content) for index, turn in enumerate(turns) if turn.role == "assistant"]
         for turns in conversations

@@ -35,16 +35,6 @@ def stage_inputs(project: Project, stage_name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in names if name in project.pipeline))
 
 
-def dependents(project: Project, stage_name: str) -> tuple[str, ...]:
-    """Every stage that reads from a stage, directly or through others, in the order they run."""
-    found = {stage_name}
-    order = execution_order(project)
-    for name in order:
-        if found.intersection(stage_inputs(project, name)):
-            found.add(name)
-    return tuple(name for name in order if name in found and name != stage_name)
-
-
 def execution_order(project: Project) -> tuple[str, ...]:
     """The stages, every input before its reader; among those that are ready the file's order decides."""
     waiting = {name: set(stage_inputs(project, name)) for name in project.pipeline}

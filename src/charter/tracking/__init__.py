@@ -1,6 +1,6 @@
 """Metrics of a run, to files and to trackers; what its machines did meanwhile."""
 
 from charter.tracking.metering.row import GpuSample, MeterRow, meter_rows
-from charter.tracking.metering.summary import MeterSummary, facility_kilowatt_hours, summarise
+from charter.tracking.metering.summary import MeterSummary, summarise
 
-__all__ = ["GpuSample", "MeterRow", "MeterSummary", "facility_kilowatt_hours", "meter_rows", "summarise"]
+__all__ = ["GpuSample", "MeterRow", "MeterSummary", "meter_rows", "summarise"]

@@ -9,18 +9,6 @@ RunState = Literal["running", "finished", "failed", "killed"]
 """`killed`: stopped before its end, by hand or by a loss; it can go on."""
 
 
-class Tracker(Protocol):
-    """Takes the metrics of one stage."""
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Record the metrics of one finished step; steps never go back within one attempt."""
-        ...
-
-    def finish(self) -> None:
-        """Everything was logged; make it durable. No `log` may follow."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class Input:
     """One thing that a stage read."""

@@ -1,47 +1,17 @@
-"""Metrics as JSON lines: `{"step": 40, "time": 1764500000.0, "loss": 2.31}`; writing and reading them."""
+"""Metrics as JSON lines: `{"step": 40, "time": 1764500000.0, "loss": 2.31}`, and how they are read."""
 
 import json
 import math
-import os
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from charter.artifacts import durable
-from charter.errors import DataError, UsageError
+from charter.errors import DataError
 
 STEP, TIME = "step", "time"
 METRICS, IMPORTED_METRICS = "metrics.jsonl", "imported.jsonl"
 """What a stage itself has logged; what `charter import` has read from the log of a run that somebody else started."""
-
-
-class JsonlTracker:
-    """Appends one line per step to a file; each line is one write, so a kill tears at most the last."""
-
-    def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
-        self.path = path
-        self._clock = clock
-        self._finished = False
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _end_torn_line(path)
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Append the metrics of one step."""
-        if self._finished:
-            raise UsageError(f"{self.path} is finished; no more steps can be logged to it")
-        reserved = {STEP, TIME} & set(values)
-        if reserved:
-            raise UsageError(f"a metric cannot be called {sorted(reserved)[0]!r}: the line itself has that field")
-        durable.append_line(self.path, {STEP: step, TIME: self._clock(), **values})
-
-    def finish(self) -> None:
-        """Flush the file to disk."""
-        self._finished = True
-        if self.path.exists():
-            with self.path.open("rb") as file:
-                os.fsync(file.fileno())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,12 +71,3 @@ def _point(line: bytes) -> Point | None:
         if name not in (STEP, TIME) and isinstance(value, int | float) and math.isfinite(value)
     }
     return Point(step=content[STEP], time=content.get(TIME), values=values)
-
-
-def _end_torn_line(path: Path) -> None:
-    """Cut a last line that a kill left without its end, so that the next one starts on a line of its own."""
-    if not path.exists():
-        return
-    content = path.read_bytes()
-    if content and not content.endswith(b"\n"):
-        durable.truncate(path, content.rfind(b"\n") + 1)

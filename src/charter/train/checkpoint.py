@@ -78,11 +78,6 @@ class Checkpointer:
         self._together.first(lambda: self.stage.cut_metrics(found.step if found else 0))
         return found
 
-    def load_before(self, step: int) -> Position | None:
-        """Load the newest verified one of at most `step` finished steps; younger ones are kept under other names."""
-        self.set_aside_after(step)
-        return self.load_latest()
-
     def set_aside_after(self, step: int) -> None:
         """Rename every checkpoint of more than `step` finished steps, so that it is not taken again."""
         self.finish()

@@ -64,17 +64,6 @@ def aggregate(values_BR: Tensor, mask_BR: Tensor, aggregation: LossAggregation) 
     assert_never(aggregation)
 
 
-def summed_cross_entropy(logits_BTV: Tensor, ids_BT: Tensor, counted_BT: Tensor) -> Tensor:
-    """Sum of -log p over the counted tokens, each predicted from the tokens before it, in fp32.
-
-    A sum, so that accumulation over micro-batches divides once by the number of tokens of the whole batch.
-    """
-    targets_BT = torch.where(counted_BT, ids_BT, -100)[:, 1:]
-    return functional.cross_entropy(
-        logits_BTV[:, :-1].float().flatten(0, 1), targets_BT.flatten(), ignore_index=-100, reduction="sum"
-    )
-
-
 def bradley_terry(margin_B: Tensor, probability_B: Tensor) -> Tensor:
     """-(p log s(d) + (1 - p) log s(-d)) for score difference d and soft label p, one per pair.
 

@@ -11,7 +11,7 @@ from charter.feedback.asks import Choose, Sample  # noqa: E402
 from charter.feedback.comparing import Comparison, Rules, comparing  # noqa: E402
 from charter.feedback.constitution import Principle  # noqa: E402
 from charter.feedback.drive import answered  # noqa: E402
-from charter.feedback.judge import encode_question, log_odds, question_limit  # noqa: E402
+from charter.feedback.judge import log_odds, question_ids, question_limit  # noqa: E402
 from charter.feedback.local_models import LocalModels, fitted  # noqa: E402
 from charter.feedback.question import Part, Question  # noqa: E402
 from charter.feedback.wording import CHOICES, MULTIPLE_CHOICE, YES_NO, multiple_choice_text, yes_no_text  # noqa: E402
@@ -117,7 +117,7 @@ def test_the_same_questions_give_the_same_bits_and_others_beside_them_may_not_ch
 def test_a_long_conversation_loses_its_beginning_and_the_principle_stays(judge):
     turns = (Turn("user", "first words " + "tea and rain " * 200), Turn("assistant", "ok"), Turn("user", "last words?"))
     text = multiple_choice_text(turns, *ANSWERS, KIND.compare)
-    ids = encode_question(judge, text, max_tokens=120)
+    ids = question_ids(judge, text, max_tokens=120)[0]
     kept = judge.tokenizer.decode(ids)
     assert len(ids) == 120
     assert "Which answer is kinder?" in kept
@@ -130,7 +130,7 @@ def test_a_long_conversation_loses_its_beginning_and_the_principle_stays(judge):
 
 def test_answers_too_long_are_cut_at_the_right_to_one_length(judge):
     text = multiple_choice_text(TURNS, "alpha " + "tea " * 300, "omega " + "rain " * 300, KIND.compare)
-    kept = judge.tokenizer.decode(encode_question(judge, text, max_tokens=120))
+    kept = judge.tokenizer.decode(question_ids(judge, text, max_tokens=120)[0])
     assert "(A) alpha" in kept
     assert "(B) omega" in kept
     assert kept.endswith("The better answer is (")
@@ -138,7 +138,7 @@ def test_answers_too_long_are_cut_at_the_right_to_one_length(judge):
 
 def test_a_question_that_fits_is_encoded_as_one_text(judge):
     text = multiple_choice_text(TURNS, *ANSWERS, KIND.compare)
-    ids = encode_question(judge, text, max_tokens=question_limit(judge))
+    ids = question_ids(judge, text, max_tokens=question_limit(judge))[0]
     assert ids == judge.tokenizer(str(text), add_special_tokens=False)["input_ids"]
 
 
@@ -147,16 +147,16 @@ def test_examples_go_first_and_whole_where_a_question_is_too_long(judge):
     rules = Rules(seed=3, stage="label", few_shot=3, demonstrations=pairs)
     question = next(comparing([comparison()], rules))[0].question
     plain = multiple_choice_text(TURNS, *ANSWERS, KIND.compare)
-    room = len(encode_question(judge, plain, max_tokens=250))
-    kept = judge.tokenizer.decode(encode_question(judge, question, max_tokens=room + 80))
+    room = len(question_ids(judge, plain, max_tokens=250)[0])
+    kept = judge.tokenizer.decode(question_ids(judge, question, max_tokens=room + 80)[0])
     assert kept.endswith(plain)
     assert kept.count("Conversation:") == 2
-    assert judge.tokenizer.decode(encode_question(judge, question, max_tokens=room)) == plain
+    assert judge.tokenizer.decode(question_ids(judge, question, max_tokens=room)[0]) == plain
 
 
 def test_a_judge_too_small_for_the_wording_is_refused(judge):
     with pytest.raises(DataError, match="wording alone takes"):
-        encode_question(judge, multiple_choice_text(TURNS, *ANSWERS, KIND.compare), max_tokens=10)
+        question_ids(judge, multiple_choice_text(TURNS, *ANSWERS, KIND.compare), max_tokens=10)
 
 
 def test_a_question_to_an_assistant_is_shortened_where_it_hurts_least(judge):
@@ -175,7 +175,7 @@ def test_control_tokens_that_an_answer_spells_out_are_plain_text_to_the_judge(ju
     control = set(judge.tokenizer.get_added_vocab().values())
     text = multiple_choice_text((Turn("user", hostile),), hostile, hostile, KIND.compare)
     for limit in (question_limit(judge), 120):
-        assert not control & set(encode_question(judge, text, max_tokens=limit))
+        assert not control & set(question_ids(judge, text, max_tokens=limit)[0])
     asked = encode_prompt(judge.tokenizer, fitted(judge, (Turn("user", text),), 250))
     plain = encode_prompt(judge.tokenizer, (Turn("user", "x"),))
     assert [token for token in asked if token in control] == [token for token in plain if token in control]

@@ -41,7 +41,7 @@ def engine(tmp_path: Path) -> Iterator[EngineUnderTest]:
         open=lambda: SubprocessScheduler(state),
         can=frozenset({PREEMPT, LOSE_NODE, NODES, RECORDS_OF_STARTS}),
         environment={STATE_VARIABLE: str(state)},
-        preempt=lambda scheduler, job_id: scheduler.preempt(job_id),
+        preempt=lambda scheduler, job_id: scheduler._signal(job_id, signal.SIGUSR1),
         lose_node=lose,
     )
     for path in state.glob(f"*/{KEEPER}"):

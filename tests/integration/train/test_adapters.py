@@ -16,8 +16,8 @@ from charter.models.adapters import (  # noqa: E402
     add_adapter,
     has_adapter,
     merged_weights,
+    published_weights,
     save_adapter,
-    whole_base,
 )
 from charter.models.engine_layout import EngineLayout  # noqa: E402
 from charter.models.parallel import parallelize  # noqa: E402
@@ -61,8 +61,7 @@ def test_merged_weights_compute_what_base_and_adapter_do(bits):
     trained = logits(module)
     assert (trained - before).abs().max() > 1e-3
     assert torch.equal(module.model.embed_tokens.weight, frozen)
-    whole_base(module)
-    weights = merged_weights(module.state_dict(), chosen)
+    weights = published_weights(module, module.state_dict(), chosen)
     plain = tiny.language_model().model
     plain.load_state_dict(weights, strict=True)
     assert not has_adapter(plain)

@@ -226,7 +226,8 @@ def test_the_newest_position_is_taken_parts_after_their_step(tmp_path):
         saver.save(position)
     assert saved_names(tmp_path) == ["step-00000009", "step-00000010", "step-00000010-1", "step-00000010-2"]
     assert saver.load_latest() == Position(10, 2)
-    assert saver.load_before(10) == Position(10)
+    saver.set_aside_after(10)
+    assert saver.load_latest() == Position(10)
     assert saver.load_latest() == Position(10)
     assert "step-00000010-2.undone-1" in saved_names(tmp_path)
     saver.save(Position(10, 1))

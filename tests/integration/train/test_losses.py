@@ -8,18 +8,9 @@ torch = pytest.importorskip("torch")
 
 from charter.train.advantages import generalised_advantages, shaped_rewards  # noqa: E402
 from charter.train.kl_controller import KlController  # noqa: E402
-from charter.train.losses import bradley_terry, summed_cross_entropy  # noqa: E402
+from charter.train.losses import bradley_terry  # noqa: E402
 
 pytestmark = pytest.mark.torch
-
-
-def test_cross_entropy_counts_only_the_counted_tokens_and_sums_them():
-    logits = torch.log(torch.tensor([[[0.5, 0.25, 0.25], [0.1, 0.8, 0.1], [1 / 3, 1 / 3, 1 / 3]]]))
-    ids = torch.tensor([[2, 0, 1]])
-    both = summed_cross_entropy(logits, ids, torch.tensor([[True, True, True]]))
-    last = summed_cross_entropy(logits, ids, torch.tensor([[False, False, True]]))
-    assert both.item() == pytest.approx(-math.log(0.5) - math.log(0.8), abs=1e-6)
-    assert last.item() == pytest.approx(-math.log(0.8), abs=1e-6)
 
 
 @pytest.mark.parametrize(

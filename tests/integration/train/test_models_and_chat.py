@@ -10,7 +10,7 @@ from charter.errors import DataError  # noqa: E402
 from charter.feedback.judge import log_odds  # noqa: E402
 from charter.feedback.wording import CHOICES, YES_NO_MEAN, yes_no_mean_text  # noqa: E402
 from charter.inference.score import score_rows  # noqa: E402
-from charter.models.chat import encode_answer, encode_conversation, encode_prompt  # noqa: E402
+from charter.models.chat import encode_answer, encode_conversations, encode_prompt  # noqa: E402
 from charter.models.dropout import set_dropout  # noqa: E402
 from charter.models.language_model import load_language_model  # noqa: E402
 from charter.models.preference import PreferenceModel, ScalarModel, load_preference_model, pool, pooled_positions  # noqa: E402
@@ -26,7 +26,7 @@ def model():
 
 def test_only_assistant_turns_and_their_end_token_are_counted(model):
     turns = (Turn("user", "tea?"), Turn("assistant", "yes"), Turn("user", "rain?"), Turn("assistant", "no"))
-    encoded = encode_conversation(model.tokenizer, turns, max_tokens=100)
+    encoded = encode_conversations(model.tokenizer, [turns], max_tokens=100)[0]
     counted = [token for token, keep in zip(encoded.ids, encoded.is_answer, strict=True) if keep]
     assert model.tokenizer.decode(counted) == "yes<|endoftext|>no<|endoftext|>"
     whole = model.tokenizer.decode(encoded.ids)
@@ -35,7 +35,7 @@ def test_only_assistant_turns_and_their_end_token_are_counted(model):
 
 def test_a_long_conversation_loses_its_beginning_not_its_answer(model):
     turns = (Turn("user", "tea " * 60), Turn("assistant", "yes"))
-    encoded = encode_conversation(model.tokenizer, turns, max_tokens=8)
+    encoded = encode_conversations(model.tokenizer, [turns], max_tokens=8)[0]
     assert len(encoded.ids) == 8
     assert model.tokenizer.decode(encoded.ids).endswith("<|assistant|>yes<|endoftext|>")
 
@@ -43,9 +43,8 @@ def test_a_long_conversation_loses_its_beginning_not_its_answer(model):
 def test_prompt_and_answer_join_to_the_conversation(model):
     turns = (Turn("user", "Where is the map?"),)
     joined = encode_prompt(model.tokenizer, turns) + encode_answer(model.tokenizer, turns, "Here.")
-    assert (
-        tuple(joined) == encode_conversation(model.tokenizer, (*turns, Turn("assistant", "Here.")), max_tokens=100).ids
-    )
+    (encoded,) = encode_conversations(model.tokenizer, [(*turns, Turn("assistant", "Here."))], max_tokens=100)
+    assert tuple(joined) == encoded.ids
 
 
 def test_saved_and_loaded_weights_are_the_same_bits(model, tmp_path):

@@ -11,9 +11,8 @@ torch = pytest.importorskip("torch")
 
 import tiny  # noqa: E402
 
-from charter.models.chat import Encoded, encode_conversation  # noqa: E402
+from charter.models.chat import Encoded, encode_conversations  # noqa: E402
 from charter.spec.dataset import Turn  # noqa: E402
-from charter.train.losses import summed_cross_entropy  # noqa: E402
 from charter.train.packing import attention_mask, model_inputs, pack, packed_batch  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -85,9 +84,15 @@ def conversations(tokenizer, count=7, max_tokens=64):
     for i in range(count):
         turns = [Turn("user", "tea " * (i + 1)), Turn("assistant", "bread and rain " * (1 + i % 3))]
         turns += [Turn("user", "and maps?"), Turn("assistant", "Read a book.")] * (i == count - 1)
-        found.append(encode_conversation(tokenizer, turns, max_tokens=5 if i == 0 else max_tokens))
+        found.append(encode_conversations(tokenizer, [turns], max_tokens=5 if i == 0 else max_tokens)[0])
     assert all(found[0].is_answer)
     return found
+
+
+def summed_cross_entropy(logits, ids, counted):
+    """Sum of -log p over the counted tokens, each predicted from the tokens before it."""
+    targets = torch.where(counted, ids, -100)[:, 1:]
+    return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets.flatten(), reduction="sum")
 
 
 def losses_of(model, batch, attention="sdpa"):

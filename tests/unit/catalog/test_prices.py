@@ -1,6 +1,6 @@
 import pytest
 
-from charter.catalog.prices import Market, as_of_key, offers, snapshot
+from charter.catalog.prices import Market, PriceBook, as_of_key, offers
 from charter.errors import UsageError
 
 
@@ -24,7 +24,7 @@ def test_the_latest_snapshot_replaces_older_ones():
 
 
 def test_spot_is_never_above_on_demand_in_the_snapshot():
-    both = [o for o in snapshot() if o.on_demand_usd_per_hour and o.spot_usd_per_hour]
+    both = [o for o in PriceBook.bundled().rows if o.on_demand_usd_per_hour and o.spot_usd_per_hour]
     assert len(both) > 80
     assert all(o.spot_usd_per_hour <= o.on_demand_usd_per_hour for o in both)
 

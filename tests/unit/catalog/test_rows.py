@@ -1,7 +1,7 @@
 import pytest
 
 from charter.catalog import facts
-from charter.catalog.prices import read_offers, snapshot
+from charter.catalog.prices import PriceBook, read_offers
 from charter.catalog.rows import DATA, Provenance
 from charter.errors import CatalogError
 
@@ -74,7 +74,7 @@ def test_a_missing_price_is_none_and_not_zero():
 
 
 def test_every_bundled_table_loads_with_provenance():
-    tables = (snapshot(), facts.storage_prices(), facts.onprem_assumptions(), facts.published_costs())
+    tables = (PriceBook.bundled().rows, facts.storage_prices(), facts.onprem_assumptions(), facts.published_costs())
     assert [len(table) for table in tables] == [139, 63, 15, 32]
     for table in tables:
         assert all(row.provenance.source and row.provenance.as_of for row in table)
@@ -84,7 +84,7 @@ def test_every_bundled_table_loads_with_provenance():
 def test_doubtful_rows_stay_visible():
     assert Provenance(source="a page", as_of="2026", confidence="seen").verified
     assert not Provenance(source="x", as_of="2026", confidence="from memory, verify").verified
-    assert any(not offer.provenance.verified for offer in snapshot())
+    assert any(not offer.provenance.verified for offer in PriceBook.bundled().rows)
 
 
 def test_on_premises_scenarios_are_inputs_only():

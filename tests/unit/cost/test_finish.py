@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from serial_schedule import schedule
 
 from charter.cost.finish import Duration, drawn_finish, quantiles
 from charter.cost.uncertainty import Factor, Lognormal, Noise, ThreePoint
-from charter.plan.timeline import Sharing, schedule
+from charter.plan.timeline import Sharing
 
 Z90 = 1.2815515655446004
 NOISE = Noise(seed=0, size=10_000)

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.cost.interval import add, exactly, lognormal
-from charter.cost.job import commitment_break_even_utilisation, job_usd, spot_break_even_ratio
+from charter.cost.job import commitment_break_even_utilisation, job_usd
 from charter.cost.money import micro_usd, split_micro_usd, usd
 from charter.cost.storage import S3_STANDARD, StorageTier, StoredBytes, storage_usd
 from charter.cost.transfer import AWS_EGRESS, transfer_usd
@@ -95,10 +95,6 @@ def test_commitments_and_spot_break_even_at_the_reference_shares():
         for price in (2.314, 1.286)
     )
     assert (round(one, 2), round(three, 2)) == (0.63, 0.35)
-    # Reference on cost, 4.3: us-east-2a, formula x = 1.096.
-    assert spot_break_even_ratio(useful_hours=24, expected_billed_spot_hours=24 * 1.096) == pytest.approx(
-        0.912, abs=0.001
-    )
 
 
 def test_storage_matches_the_worked_13b_example():

@@ -10,10 +10,7 @@ from charter.spec.dataset import Turn
 TURNS = (Turn(role="user", content="a"), Turn(role="assistant", content="b"))
 
 
-def test_conversations_and_prompts_have_verls_columns(tmp_path: Path) -> None:
-    assert data_verl.write_parquet([data_verl.conversation_row(TURNS)], tmp_path / "sft.parquet") == 1
-    [row] = parquet.read_table(tmp_path / "sft.parquet").to_pylist()
-    assert row == {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+def test_prompts_have_verls_columns(tmp_path: Path) -> None:
     rows = [data_verl.prompt_row(TURNS[:1], source="red", index=index) for index in range(3)]
     assert data_verl.write_parquet(rows, tmp_path / "ppo.parquet") == 3
     read = parquet.read_table(tmp_path / "ppo.parquet").to_pylist()

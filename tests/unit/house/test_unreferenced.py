@@ -5,11 +5,11 @@ import pytest
 from unreferenced import read_modules, unreferenced, users
 
 
-def dead(root, files, public=()):
+def dead(root, files, public=(), waiting=()):
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
-    return [unit.label for unit in unreferenced(root, read_modules(root / "src"), public)]
+    return [unit.label for unit in unreferenced(root, read_modules(root / "src"), public, waiting)[0]]
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,16 @@ def test_entry_points_are_scripts_templates_tools_and_public(tmp_path):
     assert dead(tmp_path, entries, public=["p.a"]) == []
 
 
+def test_what_waits_keeps_what_it_refers_to(tmp_path):
+    source = "def f():\n    return g()\n\ndef g():\n    pass\n\ndef h():\n    pass\n\nh()\n"
+    assert dead(tmp_path, {"src/p/a.py": source}, waiting=["a.f", "a.h"]) == []
+    _, idle = unreferenced(tmp_path, read_modules(tmp_path / "src"), waiting=["a.f", "a.h"])
+    assert [unit.label for unit in idle] == ["a.f"]
+    assert dead(tmp_path, {}, public=["a.f"]) == []
+
+
 def test_users_are_the_folders_that_name_it(tmp_path):
     files = {"src/p/a.py": "def f():\n    pass\n\ndef g():\n    pass\n", "tests/t.py": "from p.a import f\n"}
     dead(tmp_path, files)
-    units = unreferenced(tmp_path, read_modules(tmp_path / "src"), ())
+    units, _ = unreferenced(tmp_path, read_modules(tmp_path / "src"))
     assert users(units, {"tests": tmp_path / "tests"}) == {"a.f": ["tests"], "a.g": []}

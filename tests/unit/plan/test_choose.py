@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from serial_schedule import schedule
 
 from charter.plan.choice.bounds import Bounds
 from charter.plan.choice.choose import best, useful
 from charter.plan.choice.dominance import undominated
 from charter.plan.choice.objective import Limits, decide, earliest_p90
 from charter.plan.choice.problem import NO_LIMIT, Goal, Move, Problem, Rows, Ways, evaluate, extend
-from charter.plan.timeline import Sharing, schedule
+from charter.plan.timeline import Sharing
 
 FIGURE = st.integers(1, 12).map(float)
 
@@ -53,7 +54,7 @@ def problems(draw, *, pools=0):
 
 
 def timed(problem, chosen, quantile):
-    """The end of a plan by `timeline.schedule`, which knows nothing of `choose`."""
+    """The end of a plan by `serial_schedule.schedule`, which knows nothing of `choose`."""
     rows = {str(stage): (row, problem.ways[stage]) for stage, row in enumerate(chosen)}
     pools = range(len(problem.capacity))
     line = schedule(

@@ -1,12 +1,12 @@
 """Memory of a stage with several roles, against sums done by hand."""
 
 import pytest
+from planner_case import peak_bytes
 
 from charter.catalog import accelerators
 from charter.estimate.shapes.kv_cache import kv_cache_bytes
 from charter.estimate.shapes.parameters import count_parameters
 from charter.plan.physics.fit import answering_peak, decoded_together, training_peak
-from charter.plan.physics.fit_many import training_totals
 from charter.plan.physics.knowledge import shipped
 from charter.plan.work.phase import Counters, Phase, Role, Workload
 from charter.spec.layout import Layout, Recompute, ZeroStage
@@ -104,4 +104,4 @@ def test_many_layouts_at_once_are_the_layouts_one_by_one(ppo, lab, pipeline):
     arguments = {"accelerator": H100, "dtype": "bf16", "knowledge": KNOWN}
     for tried in (work, alone) if pipeline == 1 else (alone,):
         single = [training_peak(tried, layout, **arguments).total_bytes for layout in layouts]
-        assert training_totals(tried, layouts, **arguments) == pytest.approx(single, rel=1e-9)
+        assert peak_bytes(tried, layouts, **arguments) == pytest.approx(single, rel=1e-9)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planner_case import peak_bytes
 
 from charter.catalog import accelerators, models
 from charter.estimate.arrays import array
@@ -27,7 +28,7 @@ from charter.plan.physics import accelerator_time
 from charter.plan.physics.engine_knowledge import engine_knowledge
 from charter.plan.physics.engine_space import ENGINES
 from charter.plan.physics.fit import training_peak
-from charter.plan.physics.fit_many import least_bytes, training_totals
+from charter.plan.physics.fit_many import least_bytes
 from charter.plan.physics.knowledge import shipped
 from charter.plan.search import search
 from charter.plan.work.phase import Counters, Phase, Role, Workload
@@ -113,7 +114,7 @@ def test_columns_are_the_scalar_estimates(engine, architecture, device, nodes, p
     arguments = {"accelerator": where.place.accelerator, "dtype": "bf16", "knowledge": KNOWN, "engine": engine}
     peaks = [training_peak(question.work, one, **arguments).total_bytes for one in values]
     # The single estimate takes the states of the stage and the phase that peak; the columns those of the whole step.
-    assert training_totals(question.work, values, **arguments) == pytest.approx(peaks, rel=1e-9)
+    assert peak_bytes(question.work, values, **arguments) == pytest.approx(peaks, rel=1e-9)
 
 
 def test_terms_of_many_layouts_are_those_of_each():
@@ -145,7 +146,7 @@ def test_bounds_are_never_above_the_value(engine, architecture, device, batch):
     assert np.all(least_update_seconds(task, found.layouts, devices) <= update_seconds(task, found.layouts, devices))
     layouts = [found.layout(row) for row in range(0, found.size, max(1, found.size // 50))]
     rows = np.arange(0, found.size, max(1, found.size // 50))
-    peaks = training_totals(
+    peaks = peak_bytes(
         question.work, layouts, accelerator=where.place.accelerator, dtype="bf16", knowledge=KNOWN, engine=engine
     )
     bound = least_bytes(question.work, found.layouts, devices, dtype="bf16", known=known)
@@ -305,7 +306,7 @@ def test_where_nothing_fits_the_layout_that_needs_least_is_told_though_only_boun
     found = search(question, (where.place,))
     peak, capacity = found.closest
     layouts = next(search_sites(question, [where])).space
-    every = training_totals(
+    every = peak_bytes(
         question.work,
         [layouts.layout(row) for row in range(layouts.size)],
         accelerator=where.place.accelerator,

@@ -1,8 +1,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from charter.plan.timeline import schedule
+from serial_schedule import schedule
 
 SECONDS = {"a": 3.0, "b": 5.0, "c": 1.0, "d": 2.0}
 DIAMOND = {"b": ["a"], "c": ["a"], "d": ["b", "c"]}

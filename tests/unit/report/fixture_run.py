@@ -9,8 +9,8 @@ import random
 import sys
 from pathlib import Path
 
+from charter.artifacts import durable
 from charter.ledger import Ledger
-from charter.tracking.jsonl import JsonlTracker
 
 START = 1_795_000_000.0
 GIB = 2**30
@@ -166,9 +166,9 @@ def _write_stage_dir(run: Path, name: str, kind: str, fingerprint: str, steps: i
     directory = run / "stages" / f"{name.replace('/', '_')}-{fingerprint[:8]}"
     (directory / "outputs").mkdir(parents=True)
     draw = random.Random(name)
-    tracker = JsonlTracker(directory / "metrics.jsonl", clock=lambda: at)
     for step in range(1, last + 1):
-        tracker.log(step, _metrics(kind, step, steps, draw))
+        line = {"step": step, "time": at, **_metrics(kind, step, steps, draw)}
+        durable.append_line(directory / "metrics.jsonl", line)
     progress = {"step": last, "target_step": steps, "unit": "steps", "rate_per_second": 10.0, "rate_steps": last - 1}
     progress["metrics"] = {}
     (directory / "progress.json").write_text(json.dumps(progress))

@@ -28,7 +28,7 @@ def test_controls_become_values_of_charter_yaml(project):
         "resources.num_nodes=2",
         "resources.max_nodes=2",
     )
-    assert Question.of({}).is_empty
+    assert Question.of({}) == Question()
     assert Question.of({"deadline": " none ", "budget": "NONE"}).overrides(project) == ("deadline=null", "budget=null")
 
 

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from charter.errors import DataError, UsageError
-from charter.tracking.jsonl import JsonlTracker, read_metrics, series
+from charter.artifacts import durable
+from charter.errors import DataError
+from charter.tracking.jsonl import read_metrics, series
 
 
 @settings(deadline=None)
@@ -17,22 +18,16 @@ from charter.tracking.jsonl import JsonlTracker, read_metrics, series
 )
 def test_what_was_logged_is_read_back(tmp_path_factory, steps):
     path = tmp_path_factory.mktemp("m") / "metrics.jsonl"
-    tracker = JsonlTracker(path, clock=lambda: 100.0)
     for step, values in enumerate(steps):
-        tracker.log(step, values)
-    tracker.finish()
+        durable.append_line(path, {"step": step, "time": 100.0, **values})
     assert [(point.step, dict(point.values)) for point in read_metrics(path)] == list(enumerate(steps))
     assert all(point.time == 100.0 for point in read_metrics(path))
 
 
-def test_a_torn_last_line_is_left_out_and_the_next_line_starts_anew(tmp_path):
+def test_a_torn_last_line_is_left_out(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    JsonlTracker(path).log(1, {"loss": 2.0})
-    with path.open("ab") as file:
-        file.write(b'{"step": 2, "lo')
+    path.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "lo')
     assert [point.step for point in read_metrics(path)] == [1]
-    JsonlTracker(path).log(2, {"loss": 1.5})
-    assert [point.step for point in read_metrics(path)] == [1, 2]
 
 
 def test_a_broken_line_in_the_middle_is_named(tmp_path):
@@ -50,18 +45,9 @@ def test_redone_steps_count_once_as_they_were_done_last(tmp_path):
 
 def test_a_loss_that_is_not_a_number_is_a_gap(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    JsonlTracker(path).log(1, {"loss": float("nan"), "kl": 0.5})
+    path.write_text('{"step": 1, "loss": NaN, "kl": 0.5}\n')
     assert [dict(point.values) for point in read_metrics(path)] == [{"kl": 0.5}]
 
 
 def test_a_missing_file_has_no_points(tmp_path):
     assert read_metrics(tmp_path / "none.jsonl") == ()
-
-
-def test_reserved_names_and_logging_after_the_end_are_refused(tmp_path):
-    tracker = JsonlTracker(tmp_path / "m" / "metrics.jsonl")
-    with pytest.raises(UsageError, match="'step'"):
-        tracker.log(1, {"step": 2.0})
-    tracker.finish()
-    with pytest.raises(UsageError, match="finished"):
-        tracker.log(2, {"loss": 1.0})

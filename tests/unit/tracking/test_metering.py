@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meter_samples import GPU, ROW, with_gpus
 
-from charter.tracking import facility_kilowatt_hours, meter_rows, summarise
+from charter.tracking import meter_rows, summarise
 from charter.tracking.collector import machine_values
 from charter.tracking.metering.row import append_row, meter_path, row_of
 
@@ -72,7 +72,6 @@ def test_energy_names_every_source():
     rows = [with_gpus(GPU, cpu_energy_joules=100.0), with_gpus(replace(GPU, energy_source="nvml_power"))]
     found = summarise(rows)
     assert (found.energy_joules, found.energy_sources) == (10_100.0, ("nvml_counter", "nvml_power", "rapl"))
-    assert facility_kilowatt_hours(found.energy_joules, power_usage_effectiveness=1.5) == pytest.approx(0.0042083333)
 
 
 def test_new_errors_of_devices_are_counted_and_old_ones_not():

@@ -5,7 +5,6 @@ has not been written since. So neither a listing that lags behind nor a copy tha
 """
 
 import json
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,10 +119,3 @@ def abandoned_uploads(place: Place, *, grace_seconds: float = GRACE_SECONDS) -> 
         return [item for item in place.unfinished() if now - item.written_at >= grace_seconds]
     except PlaceError:
         return []  # a store that does not list them keeps none that could be found
-
-
-def remove_uploads(place: Place, left: Iterable[Kept]) -> Iterator[str]:
-    """Remove what crashed uploads have left."""
-    for item in left:
-        place.abandon(item)
-        yield item.key

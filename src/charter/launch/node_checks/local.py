@@ -77,17 +77,6 @@ def processor_rates(now: Callable[[], float] = time.perf_counter) -> dict[str, f
     }
 
 
-def disk_rate(directory: Path, now: Callable[[], float] = time.perf_counter) -> dict[str, float]:
-    """Speed of one durable write into a directory (bytes/s); shared disks vary, so it is told and never judged."""
-    path, content = directory / f".rate-{uuid.uuid4().hex}", os.urandom(WRITTEN_BYTES)
-    start = now()
-    try:
-        durable.write_file(path, content)
-        return {"disk_bytes_per_second": WRITTEN_BYTES / max(now() - start, 1e-9)}
-    finally:
-        path.unlink(missing_ok=True)
-
-
 def _best(work: Callable[[], object], now: Callable[[], float]) -> float:
     seconds = []
     for _ in range(REPEATS):

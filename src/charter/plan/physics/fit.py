@@ -237,11 +237,6 @@ def _together(role: Role, phase: Phase, layout: Layout, room_bytes: float) -> in
     return max(1, min(share, int(free / _cache_bytes(role, phase, layout))))
 
 
-def generation_bytes(work: Workload, phase: Phase, layout: Layout, room_bytes: float) -> float:
-    """Gathered weights, keys and values of a generating phase on one rank."""
-    return sum(term.value for _, term in _generation_terms(work, phase, layout, room_bytes))
-
-
 def _generation_terms(work: Workload, phase: Phase, layout: Layout, room_bytes: float) -> list[tuple[str, Term]]:
     """A bf16 copy of the policy, gathered for decoding, and the keys and values of what is decoded together."""
     role = work.role(phase.role)

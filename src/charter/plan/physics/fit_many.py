@@ -1,6 +1,5 @@
 """Peak bytes of many layouts of a stage that trains, in one pass: the totals of `fit.training_peak`, without terms."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,10 +15,8 @@ from charter.estimate.memory.table import MemoryTable, StageTable
 from charter.estimate.shapes.kv_cache import kv_cache_bytes
 from charter.estimate.training.factored import Index, distinct
 from charter.plan.physics import fit
-from charter.plan.physics.engine_knowledge import EngineKnowledge, engine_knowledge
-from charter.plan.physics.knowledge import Knowledge
+from charter.plan.physics.engine_knowledge import EngineKnowledge
 from charter.plan.work.phase import Phase, Role, Workload
-from charter.spec.layout import Layout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,25 +54,6 @@ class Fit:
     peak: Array
     together: dict[str, Array]
     """Generating phase -> sequences that one replica decodes at once."""
-
-
-def training_totals(
-    work: Workload,
-    layouts: Sequence[Layout],
-    *,
-    accelerator: Accelerator,
-    dtype: str,
-    knowledge: Knowledge,
-    engine: str = fit.NATIVE_ENGINE,
-) -> Array:
-    """Bytes at the fullest moment of every layout; equal to `training_peak(...).total_bytes` of each."""
-    known = engine_knowledge(engine, knowledge)
-    devices = Devices(
-        accelerators=(accelerator,),
-        of_row=np.zeros(len(layouts), dtype=np.intp),
-        usable=array([known.usable_bytes(accelerator, knowledge)]),
-    )
-    return fit_of(work, Layouts.of(layouts), devices, dtype=dtype, known=known).peak
 
 
 def fit_of(work: Workload, layouts: Layouts, devices: Devices, *, dtype: str, known: EngineKnowledge) -> Fit:

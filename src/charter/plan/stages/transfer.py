@@ -12,7 +12,6 @@ from charter.plan.work.phase import Workload
 from charter.spec.graph import inputs_of, stage_inputs
 from charter.spec.project import Project
 from charter.spec.stage import MODEL
-from charter.units import GB
 
 BYTES_PER_SECOND = 1.25e9
 """10 Gbit/s between providers, storage to storage. Judgement; SkyPilot's optimizer assumes the same."""
@@ -147,9 +146,3 @@ def freights(project: Project, works: Mapping[str, Workload], data_bytes: Mappin
 def _written(project: Project, name: str, work: Workload) -> float:
     part = "weights" if project.pipeline[name].MAKES == MODEL else "data"
     return storage_terms(work, project.storage.keep_last).part(part)
-
-
-def describe(num_bytes: float, source: Location, target: Location) -> str:
-    """`16.1 GB from aws us-east-1 to gcp us-central1`."""
-    names = [f"{place.infra} {place.region or ''}".strip() for place in (source, target)]
-    return f"{num_bytes / GB:,.1f} GB from {names[0]} to {names[1]}"

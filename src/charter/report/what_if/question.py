@@ -45,11 +45,6 @@ class Question:
                 raise UsageError(f"{name}: holds control characters; write it as in charter.yaml")
         return cls(**values)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing is changed."""
-        return not any(self._given().values())
-
     def overrides(self, project: Project) -> tuple[str, ...]:
         """The `--set` values; UsageError for one that cannot be meant."""
         found: list[str] = []

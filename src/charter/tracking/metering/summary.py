@@ -103,18 +103,6 @@ def summarise(rows: Iterable[MeterRow], *, idle_below: float = IDLE_BELOW) -> Me
     )
 
 
-def facility_kilowatt_hours(energy_joules: float, *, power_usage_effectiveness: float = 1.0) -> float:
-    """Energy that a data centre draws for what its machines draw, in kilowatt-hours.
-
-    `energy_joules * power_usage_effectiveness / 3.6e6`. The factor is all energy of the building over that of its
-    computers (ISO/IEC 30134-2); it is a yearly mean, so one run in winter may take less.
-
-    >>> facility_kilowatt_hours(7.2e6, power_usage_effectiveness=1.25)
-    2.5
-    """
-    return energy_joules * power_usage_effectiveness / JOULES_PER_KILOWATT_HOUR
-
-
 def _note(rows: Sequence[MeterRow]) -> str | None:
     if any(row.gpus for row in rows):
         return None

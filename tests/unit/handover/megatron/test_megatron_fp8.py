@@ -4,11 +4,11 @@ import re
 from dataclasses import replace
 
 import pytest
-from megatron_case import LAYOUT, LLAMA, PRETRAIN, QWEN3_MOE, SFT, SHARED_MOE, handover
+from megatron_case import LAYOUT, LLAMA, PRETRAIN, QWEN3_MOE, SFT, SHARED_MOE, handover, refusals
 
 from charter.errors import SpecError
 from charter.handover.megatron.engine import render_megatron
-from charter.handover.megatron.schema import recorded_schema, refusals
+from charter.handover.megatron.schema import recorded_schema
 
 EIGHT = replace(PRETRAIN, dtype="fp8")
 

@@ -16,11 +16,12 @@ from megatron_case import (
     SHARED_MOE,
     SMALL_LLAMA,
     handover,
+    refusals,
 )
 
 from charter.errors import SpecError
 from charter.handover.megatron.engine import COMMIT, MEGATRON, render_megatron
-from charter.handover.megatron.schema import recorded_schema, refusals
+from charter.handover.megatron.schema import recorded_schema
 from charter.spec.architecture import MixtureOfExperts
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
 from charter.spec.stage import StageResources
