@@ -5,7 +5,6 @@ import pytest
 
 from charter.catalog.accelerators import get
 from charter.estimate.arrays import array
-from charter.estimate.source_formulas import pipeline_bubble_fraction
 from charter.estimate.training.device_columns import DeviceColumns
 from charter.estimate.training.matmuls import TILES, shape_share
 from charter.estimate.training.pipeline_bubble import bubble_seconds, slowest_stage
@@ -23,9 +22,6 @@ def test_the_bubble_over_ideal_time_is_narayanans(pipeline, micro, chunks):
     """(p - 1) / (v m): Narayanan et al. 2021, section 2.2."""
     share = bubble_seconds(array(pipeline), array(chunks), array(1.0)) / micro
     assert share == pytest.approx((pipeline - 1) / (chunks * micro))
-    assert bubble_seconds(array(pipeline), array(1), array(1.0)) / micro == pytest.approx(
-        pipeline_bubble_fraction(pipeline=pipeline, micro_batches=micro)
-    )
 
 
 def test_zero_bubble_schedules_are_a_third():

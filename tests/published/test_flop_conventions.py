@@ -3,10 +3,10 @@
 import pytest
 
 from charter.catalog import models
-from charter.estimate.shapes.flops import forward_flops_per_token, hardware_flops_per_token, training_flops_per_token
-from charter.estimate.source_formulas import korthikanti_model_flops, narayanan_iteration_flops
+from charter.estimate.shapes.flops import forward_flops_per_token, training_flops_per_token
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Recompute
+from charter.train.operations import Reader
 
 LLAMA3_70B = models.get("Llama-3-70B").architecture
 GPT_175B = Architecture(
@@ -18,6 +18,8 @@ GPT_175B = Architecture(
     gated_mlp=False,
     tied_embeddings=True,
 )
+S, L, H, V = 2048, 96, 12288, 51200
+"""Length, layers, hidden size and vocabulary of GPT_175B in the letters of the papers."""
 
 
 def test_llama3_70b_without_causal_saving():
@@ -38,27 +40,29 @@ def test_lora_counts_about_four_per_parameter():
 
 
 def test_agrees_with_korthikanti_equation_7():
-    printed = korthikanti_model_flops(batch=1, seq_len=2048, layers=96, hidden_size=12288, vocab_size=51200)
-    assert training_flops_per_token(GPT_175B, 2048, causal=False) * 2048 == pytest.approx(printed, rel=1e-4)
+    """72 B s L h^2 (1 + s/(6h) + V/(12 L h)): attention over the full square."""
+    printed = 72 * S * L * H**2 * (1 + S / (6 * H) + V / (12 * L * H))
+    assert training_flops_per_token(GPT_175B, S, causal=False) * S == pytest.approx(printed, rel=1e-4)
+
+
+def over_the_full_square(recompute):
+    """Operations of S tokens as a stage counts them; at twice the length a causal half is the full square."""
+    done = Reader(architecture=GPT_175B, recompute=recompute).training(tokens=2 * S, sequences=1)
+    return (done.model + done.repeated) / 2
 
 
 def test_agrees_with_korthikanti_equation_8_for_selective_recomputation():
     """Equation 8 as printed (s/3h) counts a second score pass of the whole step; one recomputation adds a third."""
-    h, s = 12288, 2048
-    base = 72 * s * 96 * h**2
-    ours = hardware_flops_per_token(GPT_175B, s, recompute=Recompute.SELECTIVE, causal=False) * s
-    printed = korthikanti_model_flops(
-        batch=1, seq_len=s, layers=96, hidden_size=h, vocab_size=51200, selective_recompute=True
-    )
-    assert ours == pytest.approx(base * (1 + s / (6 * h) * 4 / 3 + 51200 / (12 * 96 * h)), rel=1e-4)
+    ours, base = over_the_full_square(Recompute.SELECTIVE), 72 * S * L * H**2
+    printed = base * (1 + S / (3 * H) + V / (12 * L * H))
+    assert ours == pytest.approx(base * (1 + S / (6 * H) * 4 / 3 + V / (12 * L * H)), rel=1e-4)
     assert ours < printed < ours * 1.02
 
 
 def test_agrees_with_narayanan_equation_3_for_full_recomputation():
-    """Equation 3 recomputes the layers but not the logits."""
-    printed = narayanan_iteration_flops(batch=1, seq_len=2048, layers=96, hidden_size=12288, vocab_size=51200)
-    ours = hardware_flops_per_token(GPT_175B, 2048, recompute=Recompute.FULL, causal=False) * 2048
-    assert ours == pytest.approx(printed, rel=1e-4)
+    """96 B s l h^2 (1 + s/(6h) + V/(16 l h)): the layers are done again, the logits are not."""
+    printed = 96 * S * L * H**2 * (1 + S / (6 * H) + V / (16 * L * H))
+    assert over_the_full_square(Recompute.FULL) == pytest.approx(printed, rel=1e-4)
 
 
 def test_llm_foundry_convention():

@@ -59,14 +59,18 @@ def mem(
     rank: Annotated[int, typer.Option("--rank", min=1, help="Adapter rank (lora, qlora).")] = 16,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Sequences held at once (infer).")] = 1,
     weights: Annotated[Weights, typer.Option("--weights", help="Stored weights (infer).")] = "bf16",
+    explain: Annotated[bool, typer.Option("--explain", help="Formulas as papers print them, beside ours.")] = False,
     json_: JsonOption = False,
 ) -> None:
     """Memory of a model on an accelerator, term by term; exit code 3 when it does not fit."""
     from charter.catalog import models
-    from charter.cli.mem_view import memory_json, print_memory
+    from charter.cli.mem_view import memory_json, print_memory, print_printed
+    from charter.errors import UsageError
     from charter.estimate.memory.fitting import training_alternatives
     from charter.spec.layout import Layout, Recompute, ZeroStage
 
+    if explain and mode != "train":
+        raise UsageError(f"--explain: papers print formulas for training a whole model; found --mode {mode}")
     found = models.resolve(model)
     device, count = _device(accelerator)
     _check_degrees(found, count, tensor=tensor, pipeline=pipeline, context=context, expert=expert)
@@ -99,10 +103,20 @@ def mem(
         capacity = device.memory_bytes
         changes = () if memory.fits(capacity) else training_alternatives(layout, judge, capacity)
     report = memory_json(found, device, count, mode, layout, memory, changes)
+    if explain:
+        from dataclasses import asdict
+
+        from charter.estimate.source_formulas import printed_formulas
+
+        kind = _precision(precision, optimizer)
+        rows = printed_formulas(found.architecture, layout, memory, seq_len=seq_len, precision=kind)
+        report["printed"] = [asdict(row) for row in rows]
     if json_:
         print_json(report)
     else:
         print_memory(found, device, report, memory)
+        if explain:
+            print_printed(report["printed"])
     if not report["fits"]:
         raise typer.Exit(3)
 

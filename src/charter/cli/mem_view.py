@@ -90,3 +90,14 @@ def print_memory(
         out.print(f"The largest term is {largest.name} ({format_bytes(largest.value)}).")
         lines = [f"  {item['change']}: {format_bytes(item['peak_bytes'])}" for item in report["would_fit"]]
         out.print("Would fit:\n" + "\n".join(lines) if lines else "Nothing that was tried fits.")
+
+
+def print_printed(rows: list[dict[str, Any]]) -> None:
+    """Print formulas as their sources print them, beside ours; GB, as they print it."""
+    from charter.cli.tables import console, plain_table
+
+    table = plain_table(("as printed", "left"), ("GB", "right"), ("ours", "right"), ("formula", "wrap"))
+    for row in rows:
+        text = f"{row['formula']}: {row['note']} ({row['source']})"
+        table.add_row(row["name"], f"{row['printed_bytes'] / 1e9:,.2f}", f"{row['our_bytes'] / 1e9:,.2f}", text)
+    console().print(table)

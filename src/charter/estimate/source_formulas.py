@@ -1,16 +1,116 @@
-"""Formulas exactly as the source texts print them, by name, so that a reader finds those numbers again.
+"""Formulas exactly as the source texts print them, beside what Charter computes: `charter mem --explain`.
 
-Where a printed formula or unit is loose, Charter's own figure stands beside it (`estimate.memory`);
-these functions are for comparison and tests, never for planning.
+Where a printed formula or unit is loose, the note says so; no plan is made with them.
 """
 
-from charter.units import SECONDS_PER_DAY
+from dataclasses import dataclass
+
+from charter.estimate.memory.breakdown import MemoryBreakdown
+from charter.estimate.precision import TrainingPrecision
+from charter.estimate.shapes.parameters import count_parameters
+from charter.spec.architecture import Architecture
+from charter.spec.layout import Layout, Recompute, ZeroStage
+
+ARTICLE = "article on Llama 65B on 1,024 A100"
+KORTHIKANTI = "Korthikanti et al. 2022 (arXiv:2205.05198)"
+ALL_STATE = "end of backward"
+"""The phase that holds all model states: the peak of ZeRO 2 and 3 lies before all gradients exist."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrintedFormula:
+    """One printed formula with its value and ours, in bytes on one accelerator unless the name says otherwise."""
+
+    name: str
+    formula: str
+    source: str
+    printed_bytes: float
+    our_bytes: float
+    note: str
+
+
+def printed_formulas(
+    architecture: Architecture,
+    layout: Layout,
+    memory: MemoryBreakdown,
+    *,
+    seq_len: int,
+    precision: TrainingPrecision,
+) -> tuple[PrintedFormula, ...]:
+    """Return the printed formulas that speak of training a whole model with this layout, beside `memory`."""
+    count = count_parameters(architecture).total
+    state = sum(t.value for t in memory.phases[ALL_STATE] if t.part in {"parameters", "gradients", "optimizer"})
+    kept = memory.part("activations")
+    size = {"layers": architecture.num_layers, "hidden_size": architecture.hidden_size}
+    tokens = layout.micro_batch * seq_len * layout.data
+    rows = [
+        PrintedFormula(
+            name="model states, the whole model",
+            formula="2P + 2P + 8P",
+            source=ARTICLE,
+            printed_bytes=sum(article_adam_state_bytes(count).values()),
+            our_bytes=precision.state_bytes * count,
+            note="printed without the fp32 master copy of mixed precision",
+        ),
+        PrintedFormula(
+            name="activations",
+            formula="L s b h 34 / N",
+            source=ARTICLE,
+            printed_bytes=article_activation_bytes(
+                **size, tokens_in_flight=tokens, accelerators=layout.num_accelerators
+            ),
+            our_bytes=kept,
+            note="34 is the constant of a GPT layer with dropout; divided by all accelerators, printed in GB as GiB",
+        ),
+        PrintedFormula(
+            name="activations of the first stage",
+            formula=f"L (1 + (p - 1)/(p v)) {_korthikanti_layer(layout)}",
+            source=f"{KORTHIKANTI}, equations 1 to 6, table 2",
+            printed_bytes=korthikanti_layer_bytes(
+                seq_len=seq_len,
+                micro_batch=layout.micro_batch,
+                hidden_size=architecture.hidden_size,
+                heads=architecture.num_heads,
+                tensor=layout.tensor,
+                sequence_parallel=layout.sequence_parallel,
+                recompute=layout.recompute,
+            )
+            * architecture.num_layers
+            * korthikanti_first_stage_factor(pipeline=layout.pipeline, interleave=layout.interleave),
+            our_bytes=kept,
+            note="a GPT layer in fp16 with dropout and unfused attention, and micro-batches that fill the pipeline",
+        ),
+    ]
+    if layout.zero == ZeroStage.GRADIENTS:
+        degrees = {"tensor": layout.tensor, "data": layout.data}
+        rows.insert(
+            1,
+            PrintedFormula(
+                name="model states, ZeRO-2",
+                formula="2P/TP + 14P/DP",
+                source=ARTICLE,
+                printed_bytes=article_model_state_bytes(count, **degrees),
+                our_bytes=state,
+                note=f"the second term forgets TP; corrected {zero2_state_bytes(count, **degrees) / 1e9:,.2f} GB",
+            ),
+        )
+    return tuple(rows)
+
+
+def _korthikanti_layer(layout: Layout) -> str:
+    """Return the printed formula of one layer: a row of table 2."""
+    if layout.recompute is Recompute.FULL:
+        return "2 s b h"
+    kept = layout.recompute is Recompute.NONE
+    if layout.sequence_parallel:
+        return f"s b h/t (34{' + 5 a s/h' if kept else ''})"
+    return f"s b h (10 + 24/t{' + 5 a s/(h t)' if kept else ''})"
 
 
 def article_activation_bytes(
     *, layers: float, hidden_size: float, tokens_in_flight: float, accelerators: float, constant: float = 34.0
 ) -> float:
-    """Activations per accelerator as printed: `L * s * b * h * 34 / N`.
+    """Return the activations per accelerator as printed: `L * s * b * h * 34 / N`.
 
     The text prints 87.04 "GiB" for Llama 65B, 4M tokens, 1,024 A100; the value is 87.04 GB (81.06 GiB). 34 is the
     constant of a GPT layer with dropout (Korthikanti et al. 2022, equation 1), not of a Llama layer.
@@ -22,7 +122,7 @@ def article_activation_bytes(
 
 
 def article_model_state_bytes(num_parameters: float, *, tensor: int, data: int) -> float:
-    """Model states per accelerator as printed for ZeRO-2 with tensor parallelism: `2P/TP + 14P/DP`.
+    """Return the model states per accelerator as printed for ZeRO-2 with tensor parallelism: `2P/TP + 14P/DP`.
 
     The second term forgets that tensor parallelism divides the sharded part too; see `zero2_state_bytes`.
 
@@ -33,7 +133,7 @@ def article_model_state_bytes(num_parameters: float, *, tensor: int, data: int) 
 
 
 def zero2_state_bytes(num_parameters: float, *, tensor: int, data: int) -> float:
-    """The same, corrected: `2P/TP + 14P/(TP * DP)`.
+    """Return the same, corrected: `2P/TP + 14P/(TP * DP)`.
 
     >>> round(zero2_state_bytes(65e9, tensor=8, data=128) / 1e9, 2)
     17.14
@@ -42,7 +142,7 @@ def zero2_state_bytes(num_parameters: float, *, tensor: int, data: int) -> float
 
 
 def article_adam_state_bytes(num_parameters: float) -> dict[str, float]:
-    """Model states as printed: bf16 weights and gradients, two fp32 moments, no fp32 master copy.
+    """Return the model states as printed: bf16 weights and gradients, two fp32 moments, no fp32 master copy.
 
     >>> {name: size / 1e9 for name, size in article_adam_state_bytes(70e9).items()}
     {'parameters': 140.0, 'gradients': 140.0, 'adam': 560.0}
@@ -58,9 +158,9 @@ def korthikanti_layer_bytes(
     heads: float,
     tensor: int = 1,
     sequence_parallel: bool = False,
-    recompute: str = "none",
+    recompute: str = Recompute.NONE,
 ) -> float:
-    """Activation bytes of one GPT layer with dropout, fp16.
+    """Return the activation bytes of one GPT layer with dropout, fp16.
 
     None: `s b h (10 + 24/t + 5 a s / (h t))`, with sequence parallelism `s b h / t (34 + 5 a s / h)`; selective drops
     the `5 a s / h`; full keeps `2 s b h`. Source: Korthikanti et al. 2022, equations 1, 2, 4, 6 and table 2.
@@ -69,84 +169,17 @@ def korthikanti_layer_bytes(
     59.25
     """
     base = seq_len * micro_batch * hidden_size
-    if recompute == "full":
+    if recompute == Recompute.FULL:
         return 2 * base
-    scores = 0.0 if recompute == "selective" else 5 * heads * seq_len / hidden_size
+    scores = 0.0 if recompute == Recompute.SELECTIVE else 5 * heads * seq_len / hidden_size
     if sequence_parallel:
         return base / tensor * (34 + scores)
     return base * (10 + 24 / tensor + scores / tensor)
 
 
 def korthikanti_first_stage_factor(*, pipeline: int, interleave: int) -> float:
-    """Layers' worth of activations on the first stage over all layers: 1 for 1F1B, else `1 + (p - 1) / (p v)`."""
+    """Return the layers' worth of activations on the first stage over all layers: 1 for 1F1B, else `1 + (p - 1)/(p v)`.
+
+    p stages hold L/p layers each and the first one p micro-batches, so all L count once.
+    """
     return 1.0 if interleave == 1 else 1 + (pipeline - 1) / (pipeline * interleave)
-
-
-def korthikanti_state_bytes(*, layers: float, hidden_size: float, tensor: int, pipeline: int) -> float:
-    """Parameters and optimizer of figure 1: `18 * 12 L h^2 / (t p)`, without embeddings."""
-    return 18 * 12 * layers * hidden_size**2 / (tensor * pipeline)
-
-
-def narayanan_iteration_flops(
-    *, batch: float, seq_len: float, layers: float, hidden_size: float, vocab_size: float
-) -> float:
-    """Hardware operations of a step with full recomputation: `96 B s l h^2 (1 + s/(6h) + V/(16 l h))`.
-
-    Source: Narayanan et al. 2021 (arXiv:2104.04473), equation 3; attention not halved for the causal mask.
-    """
-    h = hidden_size
-    return 96 * batch * seq_len * layers * h**2 * (1 + seq_len / (6 * h) + vocab_size / (16 * layers * h))
-
-
-def korthikanti_model_flops(
-    *,
-    batch: float,
-    seq_len: float,
-    layers: float,
-    hidden_size: float,
-    vocab_size: float,
-    selective_recompute: bool = False,
-) -> float:
-    """Operations of a step: `72 B s L h^2 (1 + s/(6h) + V/(12 L h))`; with selective recomputation `s/(3h)`.
-
-    Source: Korthikanti et al. 2022, equations 7 and 8.
-    """
-    h = hidden_size
-    scores = seq_len / ((3 if selective_recompute else 6) * h)
-    return 72 * batch * seq_len * layers * h**2 * (1 + scores + vocab_size / (12 * layers * h))
-
-
-def training_days(
-    num_parameters: float,
-    num_tokens: float,
-    *,
-    accelerators: float,
-    achieved_flops_per_second: float,
-    recompute: bool = False,
-) -> float:
-    """Days of a run: `6 N D / (n X)`, or `8 N D / (n X)` with full recomputation.
-
-    Source: Narayanan et al. 2021, equation 4. `X` is what one accelerator achieves, not its peak.
-
-    >>> round(training_days(70e9, 2e12, accelerators=2048, achieved_flops_per_second=135.6e12), 1)
-    35.0
-    """
-    flops = (8 if recompute else 6) * num_parameters * num_tokens
-    return flops / (accelerators * achieved_flops_per_second) / SECONDS_PER_DAY
-
-
-def pipeline_bubble_fraction(*, pipeline: int, micro_batches: int, interleave: int = 1) -> float:
-    """Bubble over ideal time: `(p - 1) / (v m)`. Source: Narayanan et al. 2021, section 2.2.
-
-    >>> pipeline_bubble_fraction(pipeline=8, micro_batches=64)
-    0.109375
-    """
-    return (pipeline - 1) / (interleave * micro_batches)
-
-
-SOURCED_CLAIMS = (
-    ("activation checkpointing", "up to 70 % less memory for 15-25 % more time"),
-    ("training stacks", "DeepSpeed < FSDP (+15-20 %) < YaFSDP (+10-25 %)"),
-    ("mixed precision", "up to 6x on GPUs, 2-3x on TPUs"),
-)
-"""Ranges of one article, shown only as claims of that source, never as a measurement of ours."""

@@ -35,6 +35,17 @@ def test_mem_says_what_does_not_fit_and_what_would():
     assert re.search(r"2 accelerators, ZeRO stage 3, full recomputation: [\d.]+ GiB", text)
 
 
+def test_mem_explains_with_printed_formulas():
+    words = ("mem", "Llama-3.1-8B", "-a", "H100-80GB:8", "--zero", "2", "--explain")
+    report = json.loads(ok(*words, "--recompute", "selective", "--json", code=3))
+    zero2 = report["printed"][1]
+    assert zero2["formula"] == "2P/TP + 14P/DP"
+    assert zero2["printed_bytes"] == report["parameters"] * (2 + 14 / 8)
+    assert report["printed"][3]["formula"] == "L (1 + (p - 1)/(p v)) s b h (10 + 24/t)"
+    assert "L s b h 34 / N" in ok(*words, code=3)
+    assert "printed" not in json.loads(ok(*words[:-1], "--json", code=3))
+
+
 def test_mem_of_serving_offers_smaller_weights():
     report = json.loads(ok("mem", "Llama-3.1-70B", "-a", "H100", "--mode", "infer", "--json", code=3))
     assert [item["change"] for item in report["would_fit"]] == [
@@ -72,6 +83,7 @@ def test_mem_reads_a_config_file(tmp_path):
         (["mem", "gpt2", "-a", "H100:16", "--pipeline", "16"], UsageError, "at most 12"),
         (["mem", "gpt2", "-a", "H100:8", "--expert", "8"], UsageError, "experts"),
         (["mem", "./nowhere", "-a", "H100"], DataError, "no such file"),
+        (["mem", "gpt2", "-a", "H100", "--mode", "lora", "--explain"], UsageError, "--mode lora"),
         (["prices", "H100", "--cloud", "lamda"], UsageError, "did you mean lambda"),
         (["prices", "TPU7x"], UsageError, "no price is known"),
         (["gpus", "H10O"], UsageError, "did you mean"),

@@ -11,12 +11,12 @@ from charter.catalog import accelerators, models
 from charter.estimate.arrays import array
 from charter.estimate.constants import describe, moved
 from charter.estimate.serving.constants import ServingConstants
-from charter.estimate.serving.decode import decode_terms, issue_of
+from charter.estimate.serving.decode import decode_terms, issue_of, rollout_terms
 from charter.estimate.serving.device import ServingDevice
 from charter.estimate.serving.engines import LITGPT, NATIVE, SERVER, SGLANG, TENSORRT, TRANSFORMERS, engine_named
 from charter.estimate.serving.model import ServedModel
 from charter.estimate.serving.response_lengths import Drain, ResponseLengths
-from charter.estimate.serving.rollout import decode_step, forward_pass_seconds, generation, rollout, weights_read
+from charter.estimate.serving.rollout import decode_step, forward_pass_seconds, generation
 from charter.estimate.serving.weight_format import weight_format
 from charter.estimate.shapes.parameters import count_parameters
 
@@ -28,10 +28,16 @@ A100, H100, H200 = (accelerators.get(name) for name in ("A100-80GB", "H100", "H2
 tokens = st.floats(1, 4000)
 
 
+def weights_read(architecture, batch):
+    """Parameters that one decode step reads: all but the embedding table and the experts that no token reaches."""
+    model = ServedModel.of(architecture)
+    return float(model.passed_weights + model.head_weights + model.one_expert * model.experts_reached(array(batch)))
+
+
 def test_one_sequence_decodes_no_faster_than_its_weights_can_be_read():
     one = generation(LLAMA, A100, sequences=1, prompt_tokens=16, new_tokens=128, concurrency=1)
     bound = A100.memory_bytes_per_second / (2 * weights_read(LLAMA, 1))
-    assert 0.6 * bound < one.generated_tokens_per_second < bound
+    assert 0.6 * bound < one.generated_tokens / one.total < bound
 
 
 def test_parts_add_up_and_each_has_a_source():
@@ -42,12 +48,10 @@ def test_parts_add_up_and_each_has_a_source():
 
 
 def test_batching_raises_the_rate_until_the_cache_counts():
-    rates = [
-        generation(
-            LLAMA, H100, sequences=256, prompt_tokens=256, new_tokens=256, concurrency=n
-        ).generated_tokens_per_second
-        for n in (1, 4, 16, 64)
+    runs = [
+        generation(LLAMA, H100, sequences=256, prompt_tokens=256, new_tokens=256, concurrency=n) for n in (1, 4, 16, 64)
     ]
+    rates = [run.generated_tokens / run.total for run in runs]
     assert rates == sorted(rates)
     assert rates[1] > 3 * rates[0]
     assert rates[3] < 64 * rates[0]
@@ -176,8 +180,11 @@ def test_a_longer_tail_is_never_quicker(mean, spread, more, count):
     short, long = (ResponseLengths(mean=mean, limit=limit, spread=width) for width in (spread, spread + more))
     assert long.longest_of(count) >= short.longest_of(count) * 0.999 or short.longest_of(count) == limit
     args = {"sequences": count, "prompt_tokens": 100, "concurrency": 512}
-    held = [rollout(LLAMA, H100, lengths=lengths, engine=NATIVE, **args).total for lengths in (short, long)]
-    assert held[1] >= held[0] * 0.999 or short.longest_of(count) == limit
+    seconds = [
+        generation(LLAMA, H100, new_tokens=mean, longest_new_tokens=tail.longest_of(count), engine=NATIVE, **args).total
+        for tail in (short, long)
+    ]
+    assert seconds[1] >= seconds[0] * 0.999 or short.longest_of(count) == limit
 
 
 @given(st.floats(1, 2000), st.floats(0, 1.5), st.floats(1.01, 20), st.integers(1, 2000))
@@ -197,10 +204,20 @@ def test_a_drain_ends_with_the_longest_and_does_the_work_of_the_mean():
 
 
 def test_waiting_prompts_keep_the_engine_full():
-    args = {"prompt_tokens": 100, "lengths": ResponseLengths(mean=500.0, limit=2000.0, spread=0.6), "concurrency": 64}
-    one = rollout(LLAMA, H100, sequences=64, **args)
-    ten = rollout(LLAMA, H100, sequences=640, **args)
-    assert 4 * one.total < ten.total < 10 * one.total
+    drain = Drain.of([ResponseLengths(mean=500.0, limit=2000.0, spread=0.6)], [64])
+    device = ServingDevice.of(H100, weights=weight_format("bf16"), tensor=1)
+    one, ten = rollout_terms(
+        ServedModel.of(LLAMA),
+        device,
+        issue_of(SERVER),
+        ServingConstants(),
+        sequences=array([64, 640]),
+        limit=array(64),
+        prompt=array(100),
+        mean_tokens=array(500),
+        drain=drain,
+    ).total
+    assert 4 * one < ten < 10 * one
 
 
 def test_columns_give_what_single_configurations_give():

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from charter.catalog import accelerators, models
 from charter.estimate.memory.fitting import inference_alternatives, training_alternatives
-from charter.estimate.memory.peak import inference_memory, largest_batch, training_memory
+from charter.estimate.memory.peak import inference_memory, training_memory
 from charter.estimate.precision import FP32, FSDP_MIXED, ZERO_PAPER
 from charter.estimate.shapes.parameters import adapter_parameters, count_parameters
 from charter.spec.architecture import Architecture
@@ -44,10 +44,10 @@ def test_parts_add_up_to_the_total():
         memory.parameter_bytes,
         memory.gradient_bytes,
         memory.optimizer_bytes,
-        memory.activation_bytes,
+        memory.part("activations"),
         memory.logits_bytes,
-        memory.buffer_bytes,
-        memory.overhead_bytes,
+        memory.part("buffers"),
+        memory.part("overhead"),
     )
     assert sum(named) == pytest.approx(memory.total_bytes)
     assert all(term.formula and term.source and term.unit == "bytes" for term in memory.terms)
@@ -74,13 +74,13 @@ def test_each_zero_stage_keeps_no_more_state(layout):
 @given(layouts)
 def test_recomputation_never_keeps_more(layout):
     kept = [
-        training_memory(SMALL, replace(layout, recompute=mode), seq_len=2048, fused_attention=False).activation_bytes
+        training_memory(SMALL, replace(layout, recompute=mode), seq_len=2048, fused_attention=False).part("activations")
         for mode in (Recompute.NONE, Recompute.SELECTIVE)
     ]
     assert kept[1] <= kept[0]
     deep = Layout(data=layout.data, tensor=layout.tensor, micro_batch=layout.micro_batch)
-    none = training_memory(SMALL, deep, seq_len=2048).activation_bytes
-    full = training_memory(SMALL, replace(deep, recompute=Recompute.FULL), seq_len=2048).activation_bytes
+    none = training_memory(SMALL, deep, seq_len=2048).part("activations")
+    full = training_memory(SMALL, replace(deep, recompute=Recompute.FULL), seq_len=2048).part("activations")
     assert full < none
 
 
@@ -184,20 +184,12 @@ def test_transformers_layers_keep_more_than_lean_ones():
 def test_inference_holds_weights_and_cache():
     memory = inference_memory(LLAMA70, batch=8, tokens_per_sequence=4096, tensor=2)
     assert memory.parameter_bytes == pytest.approx(70_553_706_496, rel=1e-4)
-    assert memory.kv_cache_bytes == 8 * 4096 * 327_680 / 2
+    assert memory.part("kv_cache") == 8 * 4096 * 327_680 / 2
     quantised = inference_memory(LLAMA70, batch=8, tokens_per_sequence=4096, tensor=2, weights="int4")
     ends = 2 * LLAMA70.vocab_size * LLAMA70.hidden_size / 2
     ends += count_parameters(LLAMA70).norms
     matrices = memory.parameter_bytes / 2 - ends
     assert quantised.parameter_bytes == pytest.approx((0.5 + 2.5 / 128) * matrices + 2 * ends, rel=1e-9)
-
-
-def test_the_largest_batch_fits_and_one_more_does_not():
-    batch = largest_batch(LLAMA, H100.memory_bytes, tokens_per_sequence=2048)
-    more = {"tokens_per_sequence": 2048, "prefill_tokens": 8192}
-    assert inference_memory(LLAMA, batch=batch, **more).fits(H100.memory_bytes)
-    assert not inference_memory(LLAMA, batch=batch + 1, **more).fits(H100.memory_bytes)
-    assert largest_batch(LLAMA70, H100.memory_bytes, tokens_per_sequence=2048) == 0
 
 
 def test_a_processor_has_no_device_context():

@@ -1,7 +1,7 @@
 import pytest
 
 from charter.catalog import models
-from charter.estimate.node.host import host_memory
+from charter.estimate.node.host import host_terms
 from charter.estimate.node.network import network_bytes_per_step
 from charter.estimate.node.storage import checkpoint_bytes, model_checkpoint_bytes, retained_bytes
 from charter.estimate.precision import FSDP_MIXED
@@ -45,20 +45,21 @@ def test_windowed_layers_keep_only_the_window():
     assert kv_cache_bytes(gemma, 8192) == 0.75 * 8192 * kv_cache_bytes_per_token(gemma)
 
 
-def test_host_memory_stages_a_checkpoint_twice():
-    one_node = host_memory(LLAMA, Layout(data=8), devices_per_node=8)
-    staged = next(term for term in one_node.terms if term.name == "staging")
-    assert staged.value == 2 * 14 * count_parameters(LLAMA).total
-    two_nodes = host_memory(LLAMA, Layout(data=16), devices_per_node=8)
-    assert two_nodes.total < one_node.total
+def test_host_memory_stages_a_checkpoint_twice_or_loads():
+    sizes = {"offload_bytes": 0.0, "ranks": 8}
+    small = host_terms(loading_bytes=16e9, checkpoint_bytes=4e9, **sizes)
+    large = host_terms(loading_bytes=16e9, checkpoint_bytes=9e9, **sizes)
+    assert small.terms[0].name == "loading"
+    assert large.terms[0].name == "staging"
+    assert large.total - small.total == 2 * 9e9 - 16e9
 
 
 def test_offload_moves_the_optimizer_to_the_host():
-    layout = Layout(data=8, zero=ZeroStage.PARAMETERS)
-    plain = host_memory(LLAMA, layout, devices_per_node=8).total
-    offloaded = host_memory(LLAMA, Layout(data=8, offload_optimizer=True), devices_per_node=8)
+    sizes = {"loading_bytes": 16e9, "checkpoint_bytes": 4e9, "ranks": 8}
+    plain, offloaded = (host_terms(offload_bytes=size, **sizes) for size in (0.0, 96e9))
     pinned = next(term.value for term in offloaded.terms if term.name == "pinned buffers")
-    assert offloaded.total - plain - pinned == FSDP_MIXED.optimizer_bytes * count_parameters(LLAMA).total
+    assert pinned == 8 * 2**30
+    assert offloaded.total - plain.total - pinned == 96e9
 
 
 def test_network_bytes_follow_the_zero_paper():

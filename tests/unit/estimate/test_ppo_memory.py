@@ -1,11 +1,9 @@
-"""Roles of a PPO step on devices, under three placements."""
-
-from dataclasses import replace
+"""Roles of a PPO step on devices: together, offloaded, on devices of their own."""
 
 import pytest
 
 from charter.catalog import accelerators, models
-from charter.estimate.memory.ppo import PpoJob, PpoRole, ppo_memory
+from charter.estimate.memory.ppo import PpoJob, PpoRole, group_phases
 from charter.estimate.shapes.parameters import count_parameters
 from charter.spec.layout import Layout, ZeroStage
 
@@ -25,42 +23,47 @@ JOB = PpoJob(
 )
 
 
+NAMES = [role.name for role in ROLES]
+
+
+def by_role(parts):
+    sums = {}
+    for role, term in parts:
+        sums[role] = sums.get(role, 0.0) + term.value
+    return sums
+
+
 def test_colocated_roles_are_there_in_every_phase():
-    memory = ppo_memory(JOB)
-    phases = memory.groups["all"]
+    phases = group_phases(JOB, NAMES, generates=True)
     assert set(phases) == {"generate", "score with reference", "score with reward", "train policy", "train value"}
     count = count_parameters(SHAPE)
     lm, scalar = count.total, count.total - count.head + SHAPE.hidden_size
-    for phase in phases:
-        held = memory.by_role("all", phase)
-        assert held["policy"] >= 16 * lm / 8
-        assert held["value"] >= 16 * scalar / 8
-        assert held["reference"] >= 2 * lm / 8
-    assert memory.host_bytes == 0
+    for parts in phases.values():
+        sizes = by_role(parts)
+        assert sizes["policy"] >= 16 * lm / 8
+        assert sizes["value"] >= 16 * scalar / 8
+        assert sizes["reference"] >= 2 * lm / 8
 
 
 def test_generation_holds_its_own_weights_and_cache():
-    held = ppo_memory(JOB).by_role("all", "generate")["generator"]
+    size = by_role(group_phases(JOB, NAMES, generates=True)["generate"])["generator"]
     cache = 32 * 1024 * 131_072
-    assert held == pytest.approx(2 * count_parameters(SHAPE).total + cache, rel=0.03)
+    assert size == pytest.approx(2 * count_parameters(SHAPE).total + cache, rel=0.03)
 
 
 def test_split_groups_hold_only_their_own():
-    memory = ppo_memory(replace(JOB, placement="split"))
-    roles = {group: set(memory.by_role(group, next(iter(memory.groups[group])))) for group in memory.groups}
-    assert roles["generation"] == {"", "generator"}
-    assert {"policy", "value"} <= roles["training"]
-    assert "reference" not in roles["training"]
-    assert {"reference", "reward"} <= roles["scoring"]
+    training = group_phases(JOB, ["policy", "value"], generates=False)
+    scoring = group_phases(JOB, ["reference", "reward"], generates=False)
+    generation = group_phases(JOB, [], generates=True)
+    assert {name: set(by_role(parts)) for name, parts in generation.items()} == {"generate": {"", "generator"}}
+    assert {role for parts in training.values() for role in by_role(parts)} == {"", "policy", "value"}
+    assert {role for parts in scoring.values() for role in by_role(parts)} == {"", "reference", "reward"}
 
 
-def test_offloading_moves_what_is_not_at_work():
-    together, away = ppo_memory(JOB), ppo_memory(replace(JOB, placement="offloaded"))
-    for phase, size in away.phase_bytes("all").items():
-        assert size < together.phase_bytes("all")[phase]
-    assert set(away.by_role("all", "train value")) == {"", "value"}
-    states = sum(
-        term.value for role, term in together.groups["all"]["generate"] if role in {role.name for role in ROLES}
-    )
-    assert away.host_bytes == pytest.approx(states)
-    assert away.peak_bytes == max(away.phase_bytes("all").values())
+def test_offloading_leaves_only_the_role_at_work():
+    together = group_phases(JOB, NAMES, generates=True)
+    away = group_phases(JOB, NAMES, generates=True, offloaded=True)
+    for phase, parts in away.items():
+        assert sum(by_role(parts).values()) < sum(by_role(together[phase]).values())
+    assert set(by_role(away["train value"])) == {"", "value"}
+    assert set(by_role(away["generate"])) == {"", "generator"}

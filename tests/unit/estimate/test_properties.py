@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from charter.catalog import accelerators, models
 from charter.estimate.arrays import array
 from charter.estimate.memory.peak import inference_memory
-from charter.estimate.node.host import host_memory
 from charter.estimate.node.loading import loader_cores
 from charter.estimate.node.network import hidden_bytes_per_second, network_bytes_per_step
 from charter.estimate.runs.rl_step import RlConstants, RlPhases, rl_step_terms
@@ -126,17 +125,6 @@ def test_the_parts_of_a_run_sum_to_it_and_its_cost_is_linear(step, steps, count,
     assert usd == pytest.approx(float(hours) * count * price)
     assert float(run_usd(run, factor * hours)) == pytest.approx(factor * usd)
     assert float(run_usd(replace(run, accelerators=array(2 * count)), hours)) == pytest.approx(2 * usd)
-
-
-@given(shapes, layouts)
-def test_more_nodes_never_raise_the_memory_of_one(shape, layout):
-    """Twice the data parallelism: each node stages a smaller share of a checkpoint."""
-    layout = replace(layout, data=8)
-    one, two = (
-        host_memory(shape, replace(layout, data=data), devices_per_node=8) for data in (layout.data, 2 * layout.data)
-    )
-    assert two.total <= one.total
-    assert sum(one.by_part().values()) == pytest.approx(one.total)
 
 
 @given(st.floats(0, 1e13), positive, st.floats(1, 100))

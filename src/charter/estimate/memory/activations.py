@@ -24,7 +24,7 @@ from charter.estimate.memory.kept_bytes import (
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, Recompute
 
-__all__ = ["SOURCE", "Implementation", "LayerActivations", "in_flight", "in_flight_microbatches", "layer_activations"]
+__all__ = ["SOURCE", "Implementation", "LayerActivations", "in_flight", "layer_activations"]
 
 SOURCE = "Korthikanti et al. 2022, section 4, re-derived for this layer"
 
@@ -104,18 +104,9 @@ def in_flight(pipeline: Array, interleave: Array, accumulation: Array, stage: Ar
     One forward, one backward (1F1B): stage i of p holds `p - i`, at most as many as there are. Interleaving with v
     chunks raises the first stage's to `p (1 + (p - 1) / (p v))`. Source: Narayanan et al. 2021, section 2.2;
     Korthikanti et al. 2022, section 4.2.3. Never more than the micro-batches of a step.
+
+    >>> [float(in_flight(array(8), array(chunks), array(64), array(0))) for chunks in (1, 3)]
+    [8.0, 10.333333333333334]
     """
     deeper = np.where(interleave > 1, (pipeline - 1) / (pipeline * interleave), 0.0)
     return array(np.minimum((pipeline - stage) * (1 + deeper), accumulation))
-
-
-def in_flight_microbatches(layout: Layout, *, stage: int) -> float:
-    """The same of one layout.
-
-    >>> in_flight_microbatches(Layout(pipeline=8, accumulation=64), stage=0)
-    8.0
-    >>> in_flight_microbatches(Layout(pipeline=8, accumulation=64, interleave=3), stage=0)
-    10.333333333333334
-    """
-    held = in_flight(array(layout.pipeline), array(layout.interleave), array(layout.accumulation), array(stage))
-    return float(held)

@@ -70,29 +70,9 @@ class MemoryBreakdown(Breakdown):
         return self.part("optimizer")
 
     @property
-    def activation_bytes(self) -> float:
-        """What the forward pass keeps."""
-        return self.part("activations")
-
-    @property
     def logits_bytes(self) -> float:
         """Logits and the loss."""
         return self.part("logits")
-
-    @property
-    def buffer_bytes(self) -> float:
-        """Gathered weights and communication buffers."""
-        return self.part("buffers")
-
-    @property
-    def kv_cache_bytes(self) -> float:
-        """Keys and values."""
-        return self.part("kv_cache")
-
-    @property
-    def overhead_bytes(self) -> float:
-        """Context and allocator slack."""
-        return self.part("overhead")
 
     def fits(self, capacity_bytes: float) -> bool:
         """Whether it is within a capacity."""

@@ -260,36 +260,3 @@ def inference_memory(
         accelerator=accelerator,
     )
     return job_inference_memory(job, constants)
-
-
-def largest_batch(
-    architecture: Architecture,
-    capacity_bytes: float,
-    *,
-    tokens_per_sequence: float,
-    tensor: int = 1,
-    pipeline: int = 1,
-    weights: str = "bf16",
-    kv_bytes_per_value: float = 2.0,
-    prefill_tokens: float = 8192,
-    accelerator: Accelerator | None = None,
-) -> int:
-    """Sequences whose key/value cache fits beside the weights; 0 when the weights alone do not fit."""
-
-    def total(batch: int) -> float:
-        """Bytes with so many sequences in the cache."""
-        return inference_memory(
-            architecture,
-            batch=batch,
-            tokens_per_sequence=tokens_per_sequence,
-            tensor=tensor,
-            pipeline=pipeline,
-            weights=weights,
-            kv_bytes_per_value=kv_bytes_per_value,
-            prefill_tokens=prefill_tokens,
-            accelerator=accelerator,
-        ).total
-
-    first, second = total(1), total(2)
-    fixed = 2 * first - second
-    return max(0, int((capacity_bytes - fixed) / (second - first)))

@@ -10,7 +10,7 @@ from charter.estimate.layouts import Layouts
 from charter.estimate.memory.activations import Implementation
 from charter.estimate.memory.breakdown import MemoryBreakdown
 from charter.estimate.memory.constants import TrainingMemoryConstants, memory_sigma
-from charter.estimate.memory.inference import inference_memory, largest_batch
+from charter.estimate.memory.inference import inference_memory
 from charter.estimate.memory.profile import NATIVE, CrossEntropy, MemoryProfile
 from charter.estimate.memory.shape import AdapterUse, Head, MemoryJob, MemoryShape
 from charter.estimate.memory.table import StagePhases, training_memory_table
@@ -18,7 +18,7 @@ from charter.estimate.precision import FSDP_MIXED, TrainingPrecision
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter, Layout
 
-__all__ = ["CrossEntropy", "Head", "MemoryBreakdown", "inference_memory", "largest_batch", "training_memory"]
+__all__ = ["CrossEntropy", "Head", "MemoryBreakdown", "inference_memory", "training_memory"]
 
 
 def training_memory(

@@ -5,7 +5,7 @@ own. Offloaded: every role lives on every device, but only the one at work is th
 (OpenRLHF, verl, DeepSpeed-Chat's hybrid engine differ in what they move; this is the most that can be moved).
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -44,36 +44,6 @@ class PpoRole:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PpoMemory:
-    """Terms by role, per group of devices and phase."""
-
-    groups: Mapping[str, Mapping[str, tuple[tuple[str, Term], ...]]]
-    """Group of devices -> phase -> (role, term)."""
-    host_bytes: float
-    """Bytes per device that wait in host memory."""
-
-    def phase_bytes(self, group: str) -> dict[str, float]:
-        """Bytes of a device of a group, per phase."""
-        return {phase: sum(term.value for _, term in parts) for phase, parts in self.groups[group].items()}
-
-    def peak(self, group: str) -> tuple[str, float]:
-        """The fullest phase of a group, and its bytes."""
-        return max(self.phase_bytes(group).items(), key=lambda item: item[1])
-
-    def by_role(self, group: str, phase: str) -> dict[str, float]:
-        """Bytes of each role in a phase."""
-        found: dict[str, float] = {}
-        for role, term in self.groups[group][phase]:
-            found[role] = found.get(role, 0.0) + term.value
-        return found
-
-    @property
-    def peak_bytes(self) -> float:
-        """Bytes of the fullest device of all."""
-        return max(self.peak(group)[1] for group in self.groups)
-
-
-@dataclass(frozen=True, kw_only=True)
 class PpoJob:
     """A PPO step: roles, how they are trained and scored, and how the policy generates."""
 
@@ -98,41 +68,6 @@ class PpoJob:
         return next(role for role in self.roles if role.trained)
 
 
-def ppo_memory(job: PpoJob) -> PpoMemory:
-    """What every role holds per device and phase.
-
-    >>> from dataclasses import replace
-    >>> from charter.catalog import models
-    >>> small = models.get("Qwen/Qwen3-0.6B").architecture
-    >>> roles = (PpoRole(name="policy", architecture=small, trained=True),
-    ...          PpoRole(name="value", architecture=small, trained=True, scalar_head=True),
-    ...          PpoRole(name="reference", architecture=small),
-    ...          PpoRole(name="reward", architecture=small, scalar_head=True))
-    >>> job = PpoJob(roles=roles, layout=Layout(data=8), seq_len=1024, rollout_sequences=16)
-    >>> together, away = ppo_memory(job), ppo_memory(replace(job, placement="offloaded"))
-    >>> away.peak_bytes < together.peak_bytes and away.host_bytes > 0
-    True
-    >>> sorted(ppo_memory(replace(job, placement="split")).groups)
-    ['generation', 'scoring', 'training']
-    """
-    trained = {role.name: _training(job, role) for role in job.roles if role.trained}
-    states = {name: _state(breakdown) for name, breakdown in trained.items()}
-    frozen = {role.name: (_frozen(job, role),) for role in job.roles if not role.trained}
-    fixed = [("", term) for term in next(iter(trained.values())).terms if term.name in FIXED]
-    resident = {**states, **frozen}
-    phases = {**_generating(job), **_scoring(job), **_training_phases(trained)}
-    if job.placement == "split":
-        groups = {
-            "training": _filled(_of(resident, trained), fixed, _named(phases, trained)),
-            "scoring": _filled(_of(resident, frozen), fixed, _named(phases, frozen)),
-            "generation": _filled([], fixed, {"generate": phases["generate"]}),
-        }
-        return PpoMemory(groups=groups, host_bytes=0.0)
-    if job.placement == "colocated":
-        return PpoMemory(groups={"all": _filled(_of(resident, resident), fixed, phases)}, host_bytes=0.0)
-    return _offloaded(resident, fixed, phases)
-
-
 def group_phases(
     job: PpoJob, names: Collection[str], *, generates: bool, offloaded: bool = False
 ) -> dict[str, tuple[tuple[str, Term], ...]]:
@@ -151,7 +86,7 @@ def group_phases(
     if generates:
         phases = {**_generating(job), **phases}
     if offloaded:
-        return dict(_offloaded(resident, fixed, phases).groups["all"])
+        return _offloaded(resident, fixed, phases)
     return _filled(_of(resident, resident), fixed, phases)
 
 
@@ -159,16 +94,13 @@ def _offloaded(
     resident: Mapping[str, Sequence[Term]],
     fixed: list[tuple[str, Term]],
     phases: Mapping[str, tuple[tuple[str, Term], ...]],
-) -> PpoMemory:
+) -> dict[str, tuple[tuple[str, Term], ...]]:
     """Only the role at work is on the device; generation needs none of the training state."""
-    made = {}
-    waiting = 0.0
-    everything = sum(term.value for terms in resident.values() for term in terms)
+    groups = {}
     for phase, parts in phases.items():
         at_work = {} if phase == "generate" else {role: resident[role] for role in {role for role, _ in parts}}
-        made[phase] = (*_of(resident, at_work), *fixed, *parts)
-        waiting = max(waiting, everything - sum(term.value for terms in at_work.values() for term in terms))
-    return PpoMemory(groups={"all": made}, host_bytes=waiting)
+        groups[phase] = (*_of(resident, at_work), *fixed, *parts)
+    return groups
 
 
 def _training(job: PpoJob, role: PpoRole) -> MemoryBreakdown:
@@ -272,17 +204,6 @@ def _generating(job: PpoJob) -> dict[str, tuple[tuple[str, Term], ...]]:
 
 def _of(resident: Mapping[str, Sequence[Term]], roles: Mapping[str, object]) -> list[tuple[str, Term]]:
     return [(name, term) for name in resident if name in roles for term in resident[name]]
-
-
-def _named(
-    phases: Mapping[str, tuple[tuple[str, Term], ...]], roles: Mapping[str, object]
-) -> dict[str, tuple[tuple[str, Term], ...]]:
-    def mine() -> Iterator[tuple[str, tuple[tuple[str, Term], ...]]]:
-        for phase, parts in phases.items():
-            if phase != "generate" and all(role in roles for role, _ in parts):
-                yield phase, parts
-
-    return dict(mine())
 
 
 def _filled(

@@ -1,4 +1,4 @@
-"""Memory of the roles of a PPO step for many layouts at once: the columns behind `ppo.ppo_memory`.
+"""Memory of the roles of a PPO step for many layouts at once: the columns beside `ppo.group_phases`.
 
 Every role is computed once; what a group of devices holds is then a sum over the roles placed on it, so that all
 placements share one table.

@@ -10,7 +10,6 @@ import numpy as np
 
 from charter.estimate.arrays import Array, array
 from charter.estimate.layouts import Layouts
-from charter.estimate.precision import ZERO_PAPER, TrainingPrecision
 from charter.estimate.shapes.parameters import (
     attention_parameters,
     count_parameters,
@@ -22,46 +21,6 @@ from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, ZeroStage
 
 Stage = Literal["first", "middle", "last"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelState:
-    """Bytes per accelerator, before activations and temporary buffers."""
-
-    parameter_bytes: float
-    gradient_bytes: float
-    optimizer_bytes: float
-
-    @property
-    def total_bytes(self) -> float:
-        """All three."""
-        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
-
-
-def model_state(
-    num_parameters: float,
-    *,
-    data_parallel: int,
-    zero: ZeroStage,
-    precision: TrainingPrecision = ZERO_PAPER,
-) -> ModelState:
-    """Model state of `num_parameters` replicated or sharded over a data-parallel group, as ZeRO does.
-
-    Stage 1 divides the optimizer state by the group, stage 2 the gradients too, stage 3 the parameters too.
-    Source: Rajbhandari et al. 2020 (arXiv:1910.02054), section 3.1, section 5 and figure 1.
-
-    >>> round(model_state(7.5e9, data_parallel=64, zero=ZeroStage.GRADIENTS).total_bytes / 1e9, 1)
-    16.6
-    """
-
-    def shard(bytes_per_parameter: float, once: ZeroStage) -> float:
-        return bytes_per_parameter * num_parameters / (data_parallel if zero >= once else 1)
-
-    return ModelState(
-        parameter_bytes=shard(precision.parameter_bytes, ZeroStage.PARAMETERS),
-        gradient_bytes=shard(precision.gradient_bytes, ZeroStage.GRADIENTS),
-        optimizer_bytes=shard(precision.optimizer_bytes, ZeroStage.OPTIMIZER),
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,6 @@
 """System memory per node: loading, offloading, checkpoint staging, data loading."""
 
-from charter.estimate.node.storage import model_checkpoint_bytes
-from charter.estimate.precision import FSDP_MIXED, TrainingPrecision
-from charter.estimate.shapes.parameters import adapter_parameters, count_parameters
 from charter.estimate.terms import Breakdown, Term
-from charter.spec.architecture import Architecture
-from charter.spec.layout import Adapter, Layout
 from charter.units import GIB
 
 PROCESS_BYTES = 4.0 * GIB
@@ -16,38 +11,6 @@ PINNED_BYTES = 1.0 * GIB
 """Per rank that offloads: two page-locked buffers through which state passes to and from the device. Assumption."""
 SYSTEM_BYTES = 8.0 * GIB
 """Operating system, page cache that cannot shrink, agents. Assumption."""
-
-
-def host_memory(
-    architecture: Architecture,
-    layout: Layout,
-    *,
-    devices_per_node: int,
-    precision: TrainingPrecision = FSDP_MIXED,
-    adapter: Adapter | None = None,
-    staged_checkpoint: bool = True,
-    load_copies: int = 1,
-) -> Breakdown:
-    """Bytes of system memory that one node needs at its peak.
-
-    Loading holds `load_copies` 16-bit copies of the whole model (1 with lazy safetensors and rank-0 broadcast, one
-    per rank without); staging a checkpoint asynchronously holds the node's share twice (the copy being written and
-    the snapshot being taken); offloaded state lives here. Loading and staging do not happen together: the larger
-    counts.
-    """
-    count = count_parameters(architecture)
-    trained = adapter_parameters(architecture, adapter) if adapter else count.total
-    ranks = min(devices_per_node, layout.num_accelerators)
-    share = ranks / layout.num_accelerators
-    staging = model_checkpoint_bytes(architecture, adapter=adapter) * share
-    offload = precision.optimizer_bytes * trained * share * layout.offload_optimizer
-    offload += precision.parameter_bytes * count.total * share * layout.offload_parameters
-    return host_terms(
-        loading_bytes=2.0 * count.total * load_copies,
-        checkpoint_bytes=staging * staged_checkpoint,
-        offload_bytes=offload,
-        ranks=ranks,
-    )
 
 
 def host_terms(*, loading_bytes: float, checkpoint_bytes: float, offload_bytes: float, ranks: int) -> Breakdown:

@@ -8,17 +8,6 @@ from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
 
 
-def zero_traffic_elements(num_parameters: float, zero: ZeroStage) -> float:
-    """Elements each rank sends per step: `2 N` for stages 0-2, `3 N` for stage 3 (large groups).
-
-    Source: Rajbhandari et al. 2020, section 7. Per micro-batch with stage 3 and accumulation.
-
-    >>> zero_traffic_elements(1e9, ZeroStage.PARAMETERS) / zero_traffic_elements(1e9, ZeroStage.NONE)
-    1.5
-    """
-    return (3.0 if zero >= ZeroStage.PARAMETERS else 2.0) * num_parameters
-
-
 def hidden_bytes_per_second(num_bytes: float, seconds: float) -> float:
     """Bandwidth at which traffic takes no longer than the work it may hide behind: `bytes / seconds`.
 

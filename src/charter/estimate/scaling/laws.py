@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from charter.errors import DataError
-
 PF_DAY_FLOPS = 8.64e19
 """Operations of one petaflop/s for a day."""
 FLOPS_PER_PARAMETER_AND_TOKEN = 6.0
@@ -134,41 +132,6 @@ KAPLAN_2020 = KaplanLaw(
 )
 TOKENS_PER_PARAMETER = 20.0
 """Hoffmann et al. 2022, table 3, approaches 1 and 2: about 20 tokens per parameter. Rule of thumb."""
-
-
-def chinchilla_optimal(compute_flops: float) -> tuple[float, float]:
-    """Parameters and tokens by the rule `D = 20 N` at `C = 6 N D`: `N = sqrt(C / 120)`.
-
-    >>> num_parameters, num_tokens = chinchilla_optimal(5.76e23)
-    >>> round(num_parameters / 1e9), round(num_tokens / 1e12, 2)
-    (69, 1.39)
-    """
-    num_parameters = math.sqrt(compute_flops / (FLOPS_PER_PARAMETER_AND_TOKEN * TOKENS_PER_PARAMETER))
-    return num_parameters, TOKENS_PER_PARAMETER * num_parameters
-
-
-def kaplan_loss(*, non_embedding_parameters: float | None = None, num_tokens: float | None = None) -> float:
-    """Loss by Kaplan et al. 2020 (arXiv:2001.08361), equations 1.1, 1.2 and 1.5.
-
-    N alone `(8.8e13 / N)^0.076`; D alone `(5.4e13 / D)^0.095`; both `[(Nc / N)^(aN / aD) + Dc / D]^aD`. Fitted on
-    WebText2 with a vocabulary of 50,257 up to 1.5e9 parameters; it underrates tokens (Hoffmann et al. 2022).
-
-    >>> round(kaplan_loss(non_embedding_parameters=1.5e9), 2)
-    2.3
-    """
-    law = KAPLAN_2020
-    if non_embedding_parameters and num_tokens:
-        return law.loss(non_embedding_parameters, num_tokens)
-    if non_embedding_parameters:
-        return float((law.size_scale / non_embedding_parameters) ** law.size_exponent)
-    if num_tokens:
-        return float((law.data_scale / num_tokens) ** law.data_exponent)
-    raise DataError("kaplan_loss needs a number of parameters, of tokens, or both")
-
-
-def kaplan_loss_of_compute(compute_flops: float) -> float:
-    """Loss at the compute-efficient frontier: `(3.1e8 PF-days / C)^0.050`. Kaplan et al. 2020, equation 1.3."""
-    return float((3.1e8 / (compute_flops / PF_DAY_FLOPS)) ** 0.050)
 
 
 REPEAT_DECAY = 15.387756

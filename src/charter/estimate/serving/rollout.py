@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from charter.catalog.accelerators import Accelerator
 from charter.estimate.arrays import array
 from charter.estimate.serving.constants import ServingConstants
-from charter.estimate.serving.decode import decode_terms, issue_of, prefill_terms, rollout_terms
+from charter.estimate.serving.decode import decode_terms, issue_of, prefill_terms
 from charter.estimate.serving.device import ServingDevice
 from charter.estimate.serving.engines import NATIVE, SERVER, Engine
 from charter.estimate.serving.model import ServedModel
 from charter.estimate.serving.passes import Issue, Pass, pass_terms
-from charter.estimate.serving.response_lengths import Drain, ResponseLengths
 from charter.estimate.serving.weight_format import weight_format
 from charter.estimate.terms import Breakdown, Interval, Term, TermTable
 from charter.estimate.training.step_time import BASE_SIGMA, UNUSUAL_SIGMA
@@ -27,8 +26,6 @@ __all__ = [
     "decode_step",
     "forward_pass_seconds",
     "generation",
-    "rollout",
-    "weights_read",
 ]
 
 
@@ -47,11 +44,6 @@ class GenerationTime(Breakdown):
     def seconds(self) -> Interval:
         """10th, 50th and 90th percentile."""
         return Interval.around(self.total, sigma=self.sigma)
-
-    @property
-    def generated_tokens_per_second(self) -> float:
-        """Generated tokens per second over all replicas."""
-        return self.generated_tokens / self.total if self.total else math.inf
 
 
 def generation(
@@ -76,12 +68,12 @@ def generation(
     cache (a critique round reads what the answer round has read). Decode: per step the weights and the cached keys and
     values are read once; `t >= max(bytes / bandwidth, 2 N batch / flops rate)`. Without continuous batching each batch
     runs to its longest answer. Source: roofline; Chen 2022 ("Transformer inference arithmetic"). `concurrency` must fit
-    in memory (`memory.largest_batch`). Speculative decoding is not modelled.
+    in memory. Speculative decoding is not modelled.
 
     >>> from charter.catalog import accelerators, models
     >>> llama, a100 = models.get("Llama-3.1-8B").architecture, accelerators.get("A100-80GB")
     >>> one = generation(llama, a100, sequences=1, prompt_tokens=1, new_tokens=100, concurrency=1)
-    >>> 50 < one.generated_tokens_per_second < 125  # 16 GB of weights at 2 TB/s would be 127
+    >>> 50 < one.generated_tokens / one.total < 125  # 16 GB of weights at 2 TB/s would be 127
     True
     """
     per_replica = math.ceil(sequences / replicas)
@@ -116,65 +108,6 @@ def generation(
     return _generation_time(terms, sequences, prompt_tokens, new_tokens, batch, engine, accelerator)
 
 
-def rollout(
-    architecture: Architecture,
-    accelerator: Accelerator,
-    *,
-    sequences: float,
-    prompt_tokens: float,
-    lengths: ResponseLengths,
-    concurrency: int = 256,
-    tensor: int = 1,
-    replicas: int = 1,
-    weights: str = "bf16",
-    engine: Engine = SERVER,
-    constants: ServingConstants | None = None,
-) -> GenerationTime:
-    """All prompts wait at the start; the engine stays full while any wait, then drains until the last answer ends.
-
-    An engine without continuous batching starts each batch anew and waits for the longest of it every time.
-
-    >>> from charter.catalog import accelerators, models
-    >>> llama, h100 = models.get("Llama-3.1-8B").architecture, accelerators.get("H100")
-    >>> work = {"sequences": 256, "prompt_tokens": 200, "concurrency": 256}
-    >>> even = rollout(llama, h100, lengths=ResponseLengths.fixed(500), **work).total
-    >>> long_tail = rollout(llama, h100, lengths=ResponseLengths(mean=500, limit=4000, spread=1.0), **work).total
-    >>> 1.5 < long_tail / even < 5
-    True
-    """
-    per_replica = math.ceil(sequences / replicas)
-    batch = max(1, min(concurrency, per_replica))
-    if not engine.continuous:
-        return generation(
-            architecture,
-            accelerator,
-            sequences=sequences,
-            prompt_tokens=prompt_tokens,
-            new_tokens=lengths.mean,
-            longest_new_tokens=lengths.longest_of(batch),
-            concurrency=batch,
-            tensor=tensor,
-            replicas=replicas,
-            weights=weights,
-            engine=engine,
-            constants=constants,
-        )
-    model, group, issue = _columns(architecture, accelerator, tensor, weights, engine)
-    drain = Drain.of([lengths], [batch])
-    table = rollout_terms(
-        model,
-        group,
-        issue,
-        constants or ServingConstants(),
-        sequences=array(per_replica),
-        limit=array(batch),
-        prompt=array(max(prompt_tokens, 1.0)),
-        mean_tokens=array(lengths.mean),
-        drain=Drain(steps=drain.steps[0], alive=drain.alive[0], position=drain.position[0]),
-    )
-    return _generation_time(list(table.at()), sequences, prompt_tokens, lengths.mean, batch, engine, accelerator)
-
-
 def decode_step(
     architecture: Architecture,
     accelerator: Accelerator,
@@ -192,13 +125,6 @@ def decode_step(
         model, group, issue, constants or ServingConstants(), sequences=array(batch), context=array(context)
     )
     return Breakdown(terms=table.at())
-
-
-def weights_read(architecture: Architecture, batch: float) -> float:
-    """Parameters read in one decode step: all but the embedding table and the experts that no token reaches."""
-    model = ServedModel.of(architecture)
-    reached = model.one_expert * model.experts_reached(array(batch))
-    return float(model.passed_weights + model.head_weights + reached)
 
 
 def forward_pass_seconds(

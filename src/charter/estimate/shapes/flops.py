@@ -3,7 +3,7 @@
 A multiply and an add are two operations. Conventions differ between sources by up to 33 %: whether recomputation,
 the causal mask, the output projection or the embedding count. Here: no embedding look-up, output projection
 counted, attention scores over the positions that are really attended (`causal=True`) or over the full square
-(`causal=False`), recomputation only in `hardware_flops_per_token`.
+(`causal=False`), recomputation only in `train.operations`.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,6 @@ from charter.estimate.shapes.parameters import (
 )
 from charter.estimate.shapes.state_space import scan_flops_per_token, state_space_matrices
 from charter.spec.architecture import Architecture
-from charter.spec.layout import Recompute
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,35 +147,6 @@ def training_flops_per_token(
     if not frozen_base:
         return 3 * forward.total
     return 2 * (forward.total - forward.mixing) + 3 * forward.mixing
-
-
-def hardware_flops_per_token(
-    architecture: Architecture, seq_len: float, *, recompute: Recompute, causal: bool = True, head_share: float = 1.0
-) -> float:
-    """Operations really done per token, recomputation included.
-
-    Full recomputation repeats the forward pass of the layers (not the output projection), selective recomputation
-    repeats the attention scores. Source: Korthikanti et al. 2022 (arXiv:2205.05198), section 4 and appendix A.
-    """
-    forward = forward_flops_per_token(architecture, seq_len, causal=causal, head_share=head_share)
-    extra = {
-        Recompute.NONE: 0.0,
-        Recompute.SELECTIVE: forward.scores,
-        Recompute.FULL: forward.total - forward.head,
-    }
-    return 3 * forward.total + extra[recompute]
-
-
-def training_compute(num_parameters: float, num_tokens: float, *, recompute: bool = False) -> float:
-    """`C = 6 N D`, or `8 N D` when the forward pass is done twice.
-
-    Source: Kaplan et al. 2020 (arXiv:2001.08361), section 2.1; Narayanan et al. 2021, equation 4. N counts the
-    parameters a token passes through; attention scores are left out (a few per cent at s << 6 h, much more beyond).
-
-    >>> f"{training_compute(70e9, 2e12):.2g}", f"{training_compute(70e9, 2e12, recompute=True):.2g}"
-    ('8.4e+23', '1.1e+24')
-    """
-    return (8.0 if recompute else 6.0) * num_parameters * num_tokens
 
 
 def active_parameters(architecture: Architecture) -> int:
