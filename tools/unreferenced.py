@@ -72,6 +72,9 @@ class References:
     """Names after a dot, which may be methods."""
     anywhere: set[str] = field(default_factory=set)
     """Names looked up by text: any definition of that name."""
+    patterns: set[tuple[str, str]] = field(default_factory=set)
+    """Names looked up by a text, perhaps with gaps: (module, regular expression) for `getattr(data, f"read_{kind}")`;
+    ("", expression) for methods, where the first argument is no module."""
 
 
 @dataclass
@@ -132,6 +135,7 @@ class _Names:
     def __init__(self, modules: Sequence[Module]) -> None:
         self.modules = {module.name: module for module in modules}
         self.bindings = {module.name: bindings_of(module) for module in modules}
+        self._looking: dict[str, bool] = {}
 
     def resolve(self, module: str, name: str) -> tuple[str, str]:
         """Return where (module, name) is defined; (module, "") where it is a module."""
@@ -144,10 +148,26 @@ class _Names:
             module, name = target
         return module, name
 
+    def looks_up_attributes(self, module: Module) -> bool:
+        """Return True for a module that reads attributes whose names are values."""
+        if module.name not in self._looking:
+            self._looking[module.name] = any(
+                isinstance(node, ast.Call)
+                and called(node) in ("getattr", "attrgetter")
+                and not any(isinstance(argument, ast.Constant) for argument in node.args)
+                for node in module.nodes
+            )
+        return self._looking[module.name]
+
 
 def references_of(nodes: Sequence[ast.AST], module: Module, names: _Names, *, looks_up_text: bool) -> References:
-    """Return what some nodes of a module refer to. An import alone is no reference."""
+    """Return what some nodes of a module refer to. An import alone is no reference.
+
+    Texts count as names of methods in a module that calls `getattr` with a variable, and in constants of any module,
+    which such a call may read.
+    """
     references = References()
+    looks_up_attributes = names.looks_up_attributes(module)
 
     def module_of(node: ast.expr) -> str:
         if isinstance(node, ast.Name):
@@ -169,20 +189,31 @@ def references_of(nodes: Sequence[ast.AST], module: Module, names: _Names, *, lo
                 if looks_up_text:
                     references.anywhere.add(node.attr)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                if node.value.isidentifier() and (looks_up_attributes or isinstance(top, (ast.Assign, ast.AnnAssign))):
+                    references.attributes.add(node.value)
                 if looks_up_text and all(part.isidentifier() for part in re.split("[.:]", node.value)):
                     references.anywhere.update(re.split("[.:]", node.value))
                 elif node.value[:1].isupper() and (quoted := NAME.findall(node.value)) and len(node.value) < 120:
                     # an annotation in quotes; a sentence that opens with a class of this module costs nothing
                     references.names.update(names.resolve(module.name, name) for name in quoted)
-            elif isinstance(node, ast.Call) and called(node) in LOOKUPS:
-                for argument in node.args:
-                    if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
-                        references.attributes.update(argument.value.split("."))
+            elif isinstance(node, ast.Call) and called(node) in LOOKUPS and node.args:
+                base = module_of(node.args[0])
+                for text in map(_pattern, node.args):
+                    references.patterns.update({(base, text)} if text else ())
             elif isinstance(node, ast.MatchClass):
                 references.names.update(
                     names.resolve(module.name, name.id) for name in ast.walk(node.cls) if isinstance(name, ast.Name)
                 )
     return references
+
+
+def _pattern(argument: ast.expr) -> str:
+    """Return the regular expression for the names that a text may be; empty for what is no text."""
+    if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+        return "|".join(map(re.escape, argument.value.split(".")))
+    if isinstance(argument, ast.JoinedStr):
+        return "".join(re.escape(str(p.value)) if isinstance(p, ast.Constant) else ".*" for p in argument.values)
+    return ""
 
 
 def called(node: ast.Call) -> str:
@@ -269,6 +300,7 @@ def _merge(into: References, more: References) -> None:
     into.names |= more.names
     into.attributes |= more.attributes
     into.anywhere |= more.anywhere
+    into.patterns |= more.patterns
 
 
 def _entry_points(root: Path) -> Iterator[tuple[str, str]]:
@@ -339,9 +371,12 @@ def _spread(units: Sequence[Unit], references: References, born: Sequence[Unit])
 def _lives(unit: Unit, references: References) -> bool:
     if unit.is_entry or unit.name in references.anywhere:
         return True
+    where = "" if unit.owner else unit.module.name
+    if any(base == where and re.fullmatch(pattern, unit.name) for base, pattern in references.patterns):
+        return True
     if unit.owner:
         return unit.name in references.attributes
-    return (unit.module.name, unit.name) in references.names
+    return (where, unit.name) in references.names
 
 
 def _listed(module: Module) -> list[str]:

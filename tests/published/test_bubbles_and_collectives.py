@@ -1,4 +1,8 @@
-"""Formulas of papers that the vectorised time model must keep: bubbles, rings, roofline, kernel quantisation."""
+"""Formulas of papers that the vectorised time model must keep: bubbles, rings, roofline, kernel quantisation.
+
+Seen failing under mutations of production lines (tests that fail):
+- estimate/training/pipeline_bubble.py, `(stages - 1) / chunks` -> `stages / chunks`: 4 of 13.
+"""
 
 import numpy as np
 import pytest

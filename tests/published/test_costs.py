@@ -7,6 +7,9 @@ Model operations over what the billed GPU-hours could have done at dense peak mu
 pre-training (6 N per token) and between 0.17 and 0.30 for PPO (12 N per token of 256 + 256): the published rows below
 do, rounded. A plan is the best layout of an engine; the published run had one layout of its own stack. The PPO rows
 read Microsoft's table as 262,144 episodes (see test_plan_published); their Azure price was 32.77 usd per hour of 8.
+
+Seen failing under mutations of production lines (tests that fail):
+- estimate/training/device_columns.py, `rate_16` a third: 9 of 15.
 """
 
 from dataclasses import replace

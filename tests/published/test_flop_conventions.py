@@ -1,4 +1,9 @@
-"""FLOP counts that published throughput tables imply, by the convention each uses."""
+"""FLOP counts that published throughput tables imply, by the convention each uses.
+
+Seen failing under mutations of production lines (tests that fail):
+- train/operations.py, `Recompute.SELECTIVE: scores` -> `2 * scores`: 1 of 8;
+- estimate/shapes/flops.py, `seq_len / 2 if causal` -> the full square: 3; `3 * forward.total` -> 3.05: 5.
+"""
 
 import pytest
 

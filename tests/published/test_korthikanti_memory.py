@@ -3,6 +3,11 @@
 The twelve GiB values are reproduced to the last bit. The sixteen percentages of figure 7 agree within 0.14 points:
 they are printed to two digits, but equal formula values are printed apart and different ones alike (62.04 stands for
 both 61.96 and 61.90), so they look read off a chart.
+
+Seen failing under mutations of production lines (tests that fail):
+- estimate/memory/activations.py, in_flight: `(pipeline - 1) / (pipeline * interleave)` -> `pipeline / ...`: 4 of 37;
+- estimate/memory/states.py, `m.matrices * share / tensor` -> without `/ tensor`: 4;
+- estimate/source_formulas.py, `34 + scores` -> `32 + scores`: 12.
 """
 
 import csv

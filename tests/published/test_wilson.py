@@ -1,4 +1,8 @@
-"""Newcombe 1998 ("Two-sided confidence intervals for the single proportion"), table I, method 3 (score)."""
+"""Newcombe 1998 ("Two-sided confidence intervals for the single proportion"), table I, method 3 (score).
+
+Seen failing under mutations of production lines (tests that fail):
+- evaluate/intervals.py, `successes + z2 / 2` -> `successes + z2`: 4 of 4.
+"""
 
 import pytest
 

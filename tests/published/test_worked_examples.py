@@ -1,4 +1,11 @@
-"""The ten worked examples of the source texts: the printed figure by the named source formula, and ours beside it."""
+"""The ten worked examples of the source texts: the printed figure by the named source formula, and ours beside it.
+
+Seen failing under mutations of production lines (tests that fail):
+- estimate/memory/terms.py, `zero >= stage` -> `>`: 1 of 17 (example 3);
+- train/operations.py, `Recompute.FULL: total - head` -> `total`: 1 (example 5);
+- plan/training_run.py, `num_parameters * num_tokens` -> 1.01 of it: 5 (examples 6 to 8);
+- estimate/source_formulas.py, `14 * num_parameters / data` -> divided by `tensor` too: 3 (examples 3, 4).
+"""
 
 import pytest
 

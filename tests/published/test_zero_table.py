@@ -1,8 +1,8 @@
 """Rajbhandari et al. 2020 (ZeRO): figure 1 and the traffic of section 7, by what a plan computes.
 
-Each test was seen failing under one mutation of the line that production runs:
-- terms.py, Rank.sharded: `self.layouts.zero >= stage` -> `>`: 3 of 4 rows of figure 1 fail;
-- network.py, network_bytes_per_step: parameters gathered twice -> once: the traffic fails.
+Seen failing under mutations of production lines (tests that fail):
+- estimate/memory/terms.py, Rank.sharded, `zero >= stage` -> `>`: 3 of the 4 rows of figure 1;
+- estimate/node/network.py, `2 * precision.compute_bytes` -> `1 *`: the traffic.
 """
 
 import pytest

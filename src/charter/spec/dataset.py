@@ -44,6 +44,7 @@ __all__ = [
     "read_pairs",
     "read_prompts",
     "read_questions",
+    "read_texts",
     "selected_rows",
 ]
 
@@ -136,6 +137,13 @@ def read_questions(
     return tuple(each_row(path, spec, skipped, lambda row: [choice_question_of(row)]))
 
 
+def read_texts(
+    path: Path, spec: DataSpec | None = None, skipped: SkippedRows | None = None
+) -> tuple[Conversation, ...]:
+    """Anything that can be read as text, for pretraining; of a pair both answers, unless `column` names one."""
+    return tuple(each_text(path, spec, skipped))
+
+
 def each_conversation(
     path: Path, spec: DataSpec | None = None, skipped: SkippedRows | None = None
 ) -> Iterator[Conversation]:
@@ -144,7 +152,7 @@ def each_conversation(
 
 
 def each_text(path: Path, spec: DataSpec | None = None, skipped: SkippedRows | None = None) -> Iterator[Conversation]:
-    """Yield anything that can be read as text, for pretraining; of a pair both answers, unless `column` names one."""
+    """What `read_texts` reads, one after the other."""
     return each_row(path, spec, skipped, lambda row: _texts(row, spec))
 
 

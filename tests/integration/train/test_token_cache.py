@@ -19,7 +19,7 @@ from charter.errors import DataError  # noqa: E402
 from charter.models.chat import Encoded, encode_conversations  # noqa: E402
 from charter.models.ranks import Ranks  # noqa: E402
 from charter.models.tokenizer import train_tokenizer  # noqa: E402
-from charter.spec.dataset import each_text, read_conversations  # noqa: E402
+from charter.spec.dataset import read_conversations, read_texts  # noqa: E402
 from charter.spec.project import DataSpec  # noqa: E402
 from charter.spec.stage import SftStage  # noqa: E402
 from charter.train import token_data  # noqa: E402
@@ -78,7 +78,7 @@ def test_conversations_are_tokenised_as_one_by_one(tmp_path, tokenizer, monkeypa
 def test_texts_end_to_end_are_the_rows_of_one_long_list(tmp_path, tokenizer):
     stage = stage_with(tmp_path, [{"text": "tea and rain " * (i + 1)} for i in range(9)] + [row(1)])
     whole: list[int] = []
-    for item in each_text(tmp_path / "chat.jsonl"):
+    for item in read_texts(tmp_path / "chat.jsonl"):
         messages = [{"role": turn.role, "content": turn.content} for turn in item.turns]
         whole += tokenizer(tokenizer.apply_chat_template(messages, tokenize=False), add_special_tokens=False)[
             "input_ids"

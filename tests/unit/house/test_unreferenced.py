@@ -23,6 +23,7 @@ def dead(root, files, public=(), waiting=()):
         "import p\n\np.f()\n",
         "from importlib import import_module\n\nimport_module('p.a').f()\n",
         "from importlib import import_module\n\nVERBS = {'f': 'a.f'}\n",
+        "from p import a\n\ndef g(kind):\n    return getattr(a, f'f{kind}')\n\ng('')()\n",
         "from .a import f\n\nf()\n",
         "import typer\n\napp = typer.Typer()\n\n@app.command()\ndef verb():\n    from p.a import f\n    f()\n",
     ],
@@ -62,6 +63,13 @@ def test_method_is_dead_unless_its_name_follows_a_dot(tmp_path):
     source = "class Row:\n    def a(self):\n        return self.a\n    def b(self):\n        pass\n"
     source += "    def c(self):\n        pass\n"
     assert dead(tmp_path, {"src/p/a.py": source + "\nprint(Row().b, getattr(Row(), 'c'))\n"}) == ["a.Row.a"]
+
+
+@pytest.mark.parametrize("use", ["getattr(Row(), f'{x}_seconds')", "getattr(Row(), x)"])
+def test_method_read_by_a_variable_lives(tmp_path, use):
+    source = "class Row:\n    def wall_seconds(self):\n        pass\n\ndef wall_seconds():\n    pass\n\n"
+    source += f"for x in ('wall', 'wall_seconds'):\n    print({use})\n"
+    assert dead(tmp_path, {"src/p/a.py": source}) == ["a.wall_seconds"]
 
 
 def test_methods_that_an_outside_base_calls_live(tmp_path):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from charter.report.data_export.card import data_card
 from charter.report.data_export.columns import LEFT_OUT, exported_row
 from charter.report.data_export.shards import write_files
-from charter.spec.dataset import each_text, read_pairs, selected_rows
+from charter.spec.dataset import read_pairs, read_texts, selected_rows
 from charter.spec.project import DataSpec
 
 FORMATS = ("jsonl", "parquet", "hf", "webdataset")
@@ -41,7 +41,7 @@ def test_rows_come_back_as_they_were(tmp_path, rows, format):
     target = written(tmp_path, rows, format)
     assert read_back(target, format) == rows
     if rows is TEXTS:
-        assert [text.id for text in each_text(target / PLACES[format])] == [row["id"] for row in rows]
+        assert [text.id for text in read_texts(target / PLACES[format])] == [row["id"] for row in rows]
         return
     made = read_pairs(target / PLACES[format])
     assert [(pair.id, pair.rejected, pair.margin) for pair in made] == [

@@ -11,13 +11,8 @@ import pytest
 from charter.errors import DataError, MissingExtraError
 from charter.spec.data_files import MOST_SHARDS, find_files, is_there
 from charter.spec.data_row import REASONS_KEPT, SkippedRows
-from charter.spec.dataset import data_facts, each_text, read_conversations, read_pairs, read_prompts
+from charter.spec.dataset import data_facts, read_conversations, read_pairs, read_prompts, read_texts
 from charter.spec.project import DataSpec
-
-
-def read_texts(*given):
-    return tuple(each_text(*given))
-
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

@@ -14,17 +14,13 @@ from charter.spec.dataset import (
     Prompt,
     Turn,
     data_facts,
-    each_text,
     read_conversations,
     read_pairs,
     read_prompts,
+    read_texts,
     selected_rows,
 )
 from charter.spec.project import DataSpec
-
-
-def read_texts(*given):
-    return tuple(each_text(*given))
 
 
 def user(text):

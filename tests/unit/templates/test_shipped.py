@@ -8,18 +8,13 @@ import jsonschema
 import pytest
 
 from charter.errors import UsageError
-from charter.spec.dataset import data_facts, each_text, read_conversations, read_pairs, read_prompts
+from charter.spec.dataset import data_facts, read_conversations, read_pairs, read_prompts, read_texts
 from charter.spec.graph import check_graph, execution_order
 from charter.spec.load import load_project
 from charter.spec.schema import project_json_schema
 from charter.spec.stage import references
 from charter.spec.yaml_source import read_document
 from charter.templates.shipped import TEMPLATES, find_template, shipped_bytes, write_template
-
-
-def read_texts(*given):
-    return tuple(each_text(*given))
-
 
 PACKAGE = resources.files("charter.templates")
 NAMES = [template.name for template in TEMPLATES]

@@ -67,6 +67,11 @@ class Keeper:
         record = self._records.get(name)
         return record.attempts() if record is not None else []
 
+    async def log_path(self, name: str) -> str | None:
+        """Where a job's output is written."""
+        record = self._records.get(name)
+        return record.request["log"] if record is not None else None
+
     async def cancel(self, name: str) -> None:
         """End a job now; returns when nothing of it runs on nodes that answer."""
         record = self._records.get(name)
