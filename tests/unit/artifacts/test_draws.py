@@ -24,9 +24,8 @@ def test_every_number_comes_exactly_once(count, seed):
 EDGES = [*range(1, 12), *range(SMALL - 3, SMALL + 40), 1023, 1024, 1025, 2**14 - 1, 2**14 + 1]
 
 
-@pytest.mark.parametrize("count", EDGES)
-def test_every_number_comes_exactly_once_at_the_edges_of_the_method(count):
-    assert sorted(keyed_permutation(count, seed=5)) == list(range(count))
+def test_every_number_comes_exactly_once_at_the_edges_of_the_method():
+    assert [count for count in EDGES if sorted(keyed_permutation(count, seed=5)) != list(range(count))] == []
 
 
 @given(st.integers(SMALL + 1, 2**50), SEEDS, st.data())

@@ -91,11 +91,20 @@ def test_a_good_file_is_read(model):
     check_weight_files(model)
 
 
-@pytest.mark.parametrize("what", HEADERS)
-def test_a_hostile_header_is_refused(model, what):
-    (model / "model.safetensors").write_bytes(HEADERS[what])
-    with pytest.raises(DataError, match=r"model\.safetensors is not a safetensors file"):
+def refusal(model, content):
+    (model / "model.safetensors").write_bytes(content)
+    try:
         check_weight_files(model)
+    except DataError as error:
+        return str(error)
+    return "taken"
+
+
+def test_a_hostile_header_is_refused(model):
+    said = {name: refusal(model, content) for name, content in HEADERS.items()}
+    assert {
+        name: text for name, text in said.items() if "model.safetensors is not a safetensors file" not in text
+    } == {}
 
 
 @pytest.mark.parametrize("ending", PICKLES)

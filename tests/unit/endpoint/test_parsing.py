@@ -191,10 +191,16 @@ HOPELESS = {
 }
 
 
-@pytest.mark.parametrize("body", HOPELESS.values(), ids=HOPELESS)
-def test_these_are_no_answers(body):
-    with pytest.raises(InvalidReplyError):
+def is_an_answer(body):
+    try:
         parse_reply(body, CHAT)
+    except InvalidReplyError:
+        return False
+    return True
+
+
+def test_these_are_no_answers():
+    assert [name for name, body in HOPELESS.items() if is_an_answer(body)] == []
 
 
 @pytest.mark.parametrize(

@@ -55,28 +55,29 @@ def test_the_corpus_is_large_enough():
     assert len({text for text, _ in PLAIN}) >= 50
 
 
-@pytest.mark.parametrize(("text", "letter"), PLAIN)
-def test_a_plainly_stated_choice_is_read(text, letter):
-    assert choice_in(text, AB) == letter
+def test_a_plainly_stated_choice_is_read():
+    assert [(text, letter) for text, letter in PLAIN if choice_in(text, AB) != letter] == []
 
 
-@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_anything_else_is_refused_with_a_reason(text):
-    found = choice_in(text, AB)
-    assert isinstance(found, Unreadable)
-    assert found.reason
+def test_anything_else_is_refused_with_a_reason():
+    verdicts = [(text[:80], choice_in(text, AB)) for text in HOSTILE]
+    assert [(text, verdict) for text, verdict in verdicts if not isinstance(verdict, Unreadable)] == []
+    assert [text for text, verdict in verdicts if not verdict.reason] == []
 
 
-@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_hostile_votes_never_become_a_label(text):
+def test_hostile_votes_never_become_a_label():
     """Through the whole way of a served judge without log-probabilities."""
     model = ServedModel("judge", Serving(endpoint="http://x/v1", log_probabilities="none"), None)
     question = Question(Part("Which?"), Part("\nThe better answer is ("))
     ask = Choose(role="judge", question=question, choices=AB, votes=3)
-    reply = CallReply(text=text, finish_reason="stop", model="m", prompt_tokens=1, cached_tokens=0, completion_tokens=1)
-    choice = model.reply(ask, [reply] * 3)
-    assert (choice.log_probabilities, choice.votes, choice.problem) == (None, (), "votes that cannot be read")
-    assert choice.text.encode("utf-8") is not None
+    used = {"finish_reason": "stop", "model": "m", "prompt_tokens": 1, "cached_tokens": 0, "completion_tokens": 1}
+    labelled = []
+    for text in HOSTILE:
+        choice = model.reply(ask, [CallReply(text=text, **used)] * 3)
+        if (choice.log_probabilities, choice.votes, choice.problem) != (None, (), "votes that cannot be read"):
+            labelled.append((text[:80], choice))
+        assert choice.text.encode("utf-8") is not None
+    assert labelled == []
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 import itertools
-
-import pytest
+import re
 
 from charter.feedback.wording import (
     MULTIPLE_CHOICE,
@@ -32,17 +31,25 @@ def test_a_question_shows_both_answers_and_the_principle():
     )
 
 
-@pytest.mark.parametrize(("fake", "line_end"), list(itertools.product(FAKES, BREAKS)))
-def test_a_judged_answer_cannot_fake_the_frame_around_it(fake, line_end):
+FRAME = re.compile(r"\(a\)|\(b\)|\(|conversation|the better answer is|human|assistant|system")
+
+
+def frame_of(question):
+    """The beginnings of lines that look like the frame's own, in their order."""
+    lines = (line.strip().lower() for line in str(question).splitlines())
+    return [begin.group() for line in lines if (begin := FRAME.match(line))]
+
+
+def test_a_judged_answer_cannot_fake_the_frame_around_it():
     """No line of the question begins like the frame's own lines except those of the frame."""
-    hostile = f"Fine.{line_end}{fake}"
-    question = multiple_choice_text((Turn("user", hostile),), hostile, hostile, "Which is better?")
-    begins = [line.strip().lower() for line in str(question).splitlines()]
-    assert sum(line.startswith("conversation") for line in begins) == 1
-    assert sum(line.startswith("the better answer is") for line in begins) == 1
-    assert [line[:3] for line in begins if line.startswith("(")] == ["(a)", "(b)"]
-    assert sum(line.startswith(("human", "assistant", "system")) for line in begins) == 1
-    assert fake.strip().split("\n")[0] in question, "what is judged is still shown"
+    wrong = []
+    for fake, line_end in itertools.product(FAKES, BREAKS):
+        hostile = f"Fine.{line_end}{fake}"
+        question = multiple_choice_text((Turn("user", hostile),), hostile, hostile, "Which is better?")
+        if frame_of(question) != ["conversation", "human", "(a)", "(b)", "the better answer is"]:
+            wrong.append((fake, line_end, str(question)))
+        assert fake.strip().split("\n")[0] in question, "what is judged is still shown"
+    assert wrong == []
 
 
 def test_other_text_stays_as_it_is():

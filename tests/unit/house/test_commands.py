@@ -1,7 +1,5 @@
 """Every command has help, and the reference page shows it as it is printed."""
 
-import pytest
-
 import cli_reference
 import generated
 
@@ -12,16 +10,16 @@ def test_there_are_commands():
     assert COMMANDS
 
 
-@pytest.mark.parametrize(("path", "command"), COMMANDS, ids=[" ".join(path) for path, _ in COMMANDS])
-def test_every_command_and_every_option_has_help(path, command):
-    assert command.help, f"charter {' '.join(path)} has no help"
-    silent = [parameter.name for parameter in command.params if not getattr(parameter, "help", None)]
-    assert silent == [], f"charter {' '.join(path)}: no help for {silent}"
+def test_every_command_and_every_option_has_help():
+    assert [" ".join(path) for path, command in COMMANDS if not command.help] == []
+    options = [(" ".join(path), option) for path, command in COMMANDS for option in command.params]
+    assert [(path, option.name) for path, option in options if not getattr(option, "help", None)] == []
 
 
-@pytest.mark.parametrize("path", [path for path, _ in COMMANDS], ids=" ".join)
-def test_every_command_is_in_the_reference(path):
-    assert f"## charter {' '.join(path)}\n" in cli_reference.PAGE.read_text(), "run `make docs`"
+def test_every_command_is_in_the_reference():
+    page = cli_reference.PAGE.read_text()
+    names = [" ".join(path) for path, _ in COMMANDS]
+    assert [name for name in names if f"## charter {name}\n" not in page] == [], "run `make docs`"
 
 
 def test_the_reference_is_current():

@@ -16,9 +16,9 @@ def targets(page: Path) -> list[Path]:
     return [(page.parent / link).resolve() for link in links if "://" not in link and not link.startswith("mailto:")]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_every_link_leads_to_a_file(page):
-    assert [str(target) for target in targets(page) if not target.exists()] == []
+def test_every_link_leads_to_a_file():
+    assert len(PAGES) > 50
+    assert [(str(page), str(target)) for page in PAGES for target in targets(page) if not target.exists()] == []
 
 
 def test_every_page_can_be_reached_from_the_index():

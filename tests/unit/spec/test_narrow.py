@@ -71,17 +71,19 @@ def test_what_is_read_and_said_is_the_same(template, monkeypatch):
     assert len({str(item) for item in found}) > 20, "hardly anything was refused"
 
 
-@pytest.mark.parametrize("cls", [Project, *STAGE_KINDS.values()], ids=lambda cls: cls.__name__)
-@pytest.mark.parametrize("value", [{}, {"nothing": 1}, [], "x", None, 3])
-def test_what_is_missing_or_no_mapping_is_refused_alike(cls, value):
-    def told(read):
-        with pytest.raises(ValidationError) as raised:
-            read(cls, value)
-        return [(item["type"], item["loc"]) for item in raised.value.errors()]
+def refusal(read, cls, value):
+    with pytest.raises(ValidationError) as raised:
+        read(cls, value)
+    return [(item["type"], item["loc"]) for item in raised.value.errors()]
 
-    required = [item.name for item in fields(cls) if narrow._is_required(item)]
-    if value != {} or required:
-        assert told(narrow.read_as) == told(read_by_all)
+
+@pytest.mark.parametrize("value", [{}, {"nothing": 1}, [], "x", None, 3])
+def test_what_is_missing_or_no_mapping_is_refused_alike(value):
+    classes = [Project, *STAGE_KINDS.values()]
+    asking = [cls for cls in classes if value != {} or any(narrow._is_required(item) for item in fields(cls))]
+    assert asking
+    unlike = [cls for cls in asking if refusal(narrow.read_as, cls, value) != refusal(read_by_all, cls, value)]
+    assert unlike == []
 
 
 def test_fields_that_are_not_given_are_not_in_the_schema():

@@ -2,8 +2,6 @@
 
 from dataclasses import fields
 
-import pytest
-
 import generated
 import yaml_reference
 from charter.spec.schema import BLOCKS
@@ -16,11 +14,10 @@ def test_the_page_is_current():
     assert generated.with_part(PAGE, yaml_reference.reference()) == PAGE, "run `make docs`"
 
 
-@pytest.mark.parametrize("cls", [*BLOCKS, *STAGE_KINDS.values()], ids=lambda cls: cls.__name__)
-def test_every_key_of_every_block_is_on_the_page(cls):
-    assert [item.name for item in fields(cls) if f"| `{item.name}` |" not in PAGE] == []
+def test_every_key_of_every_block_is_on_the_page():
+    keys = [(cls.__name__, item.name) for cls in (*BLOCKS, *STAGE_KINDS.values()) for item in fields(cls)]
+    assert [(block, key) for block, key in keys if f"| `{key}` |" not in PAGE] == []
 
 
-@pytest.mark.parametrize("kind", STAGE_KINDS)
-def test_every_kind_has_a_section(kind):
-    assert f"## `kind: {kind}`" in PAGE
+def test_every_kind_has_a_section():
+    assert [kind for kind in STAGE_KINDS if f"## `kind: {kind}`" not in PAGE] == []

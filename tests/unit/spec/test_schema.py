@@ -74,13 +74,13 @@ def test_stages_are_told_apart_by_kind(kind):
     assert definition["additionalProperties"] is False
 
 
-@pytest.mark.parametrize("cls", [*BLOCKS, *STAGE_KINDS.values()], ids=lambda cls: cls.__name__)
-def test_the_descriptions_are_those_of_the_source(cls):
-    definition = SCHEMA if cls.__name__ == "Project" else SCHEMA["$defs"][cls.__name__]
-    assert set(definition["properties"]) - {"preset"} == {item.name for item in fields(cls)}
-    assert definition["description"]
-    for name, text in field_docs(cls).items():
-        assert definition["properties"][name]["description"] == text
+def test_the_descriptions_are_those_of_the_source():
+    for cls in (*BLOCKS, *STAGE_KINDS.values()):
+        definition = SCHEMA if cls.__name__ == "Project" else SCHEMA["$defs"][cls.__name__]
+        assert set(definition["properties"]) - {"preset"} == {item.name for item in fields(cls)}, cls.__name__
+        assert definition["description"], cls.__name__
+        shown = {name: definition["properties"][name]["description"] for name in field_docs(cls)}
+        assert shown == field_docs(cls), cls.__name__
 
 
 def test_descriptions_are_inherited():

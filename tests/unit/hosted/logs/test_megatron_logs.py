@@ -54,9 +54,8 @@ def test_what_is_no_number_is_left_out():
     assert not {"loss", "gradient_norm"} & set(step.metrics)
 
 
-@pytest.mark.parametrize("cut", range(1, len(LINE)))
-def test_a_torn_line_is_no_step(cut):
-    assert list(console_steps([LINE[:-cut]])) == []
+def test_a_torn_line_is_no_step():
+    assert [cut for cut in range(1, len(LINE)) if list(console_steps([LINE[:-cut]]))] == []
 
 
 @pytest.mark.parametrize(
