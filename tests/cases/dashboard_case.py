@@ -37,6 +37,8 @@ budget: {{limit: $10}}
 """
 HOUR_MICRO_USD = 36_000_000
 START = 1_790_000_000.0
+LIVELY_LEDGERS: dict[tuple[str, ...], bytes] = {}
+"""The ledger of `lively` by the fingerprints of its stages: a test needs the file, not the seconds of its writing."""
 
 
 class ProjectCase:
@@ -154,12 +156,17 @@ def lively(root: Path, *, pid: int) -> ProjectCase:
     case = ProjectCase(root)
     case.plan()
     case.event("run_started", run="demo", todo=["sft", "pm", "ppo", "judged"])
-    case.attempt("sft", seconds=50, outcome="killed", note="killed by signal 9", steps=20)
-    case.attempt("sft", seconds=60, after=60, steps=40)
+    ledger, of = case.run / "ledger.sqlite", tuple(stage.fingerprint for stage in case.stages.values())
+    if of in LIVELY_LEDGERS:
+        ledger.write_bytes(LIVELY_LEDGERS[of])
+    else:
+        case.attempt("sft", seconds=50, outcome="killed", note="killed by signal 9", steps=20)
+        case.attempt("sft", seconds=60, after=60, steps=40)
+        case.attempt("pm", seconds=30, after=130, outcome="running", steps=10)
+        LIVELY_LEDGERS[of] = ledger.read_bytes()
     case.metrics("sft", 40, tokens_per_second=4000.0)
     case.done("sft", 40)
     case.event("stage_done", stage="sft", seconds=60.0, number=2)
-    case.attempt("pm", seconds=30, after=130, outcome="running", steps=10)
     case.metrics("pm", 10, accuracy=0.9)
     case.running("pm", 10, 20, pid=pid)
     (case.directory("pm") / "log.txt").write_text("loading\nstep 10 of 20\n")

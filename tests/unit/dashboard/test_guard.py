@@ -190,12 +190,10 @@ TRAVERSAL = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("path", TRAVERSAL)
-def test_no_path_leads_out(client, case, path):
-    answer = client.get(HOME + path)
-    assert answer.status_code in (400, 404)
-    assert "root:" not in answer.text
-    assert "pipeline:" not in answer.text
+def test_no_path_leads_out(client, case):
+    answers = {path: client.get(HOME + path) for path in TRAVERSAL}
+    assert {path: answer.status_code for path, answer in answers.items() if answer.status_code not in (400, 404)} == {}
+    assert [path for path, answer in answers.items() if "root:" in answer.text or "pipeline:" in answer.text] == []
 
 
 @pytest.mark.parametrize("name", ["../../charter.yaml", "sft/../pm", "/etc/passwd", "sft\x00"])

@@ -214,10 +214,13 @@ def test_a_server_is_never_asked_while_a_page_waits(case, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["progress.json", "record.json", "failure.json", "job.json", "lease.json"])
-@pytest.mark.parametrize("content", ["", "{", "[1]", "null", '"text"', '{"step": "many", "target_step": []}'])
-def test_half_written_files_do_no_harm(case, name, content):
-    (case.directory("pm") / name).write_text(content)
-    assert len(reader_of(case.root).snapshot().stages) == 4
+def test_half_written_files_do_no_harm(case, name):
+    directory = case.directory("pm")
+    shown = {}
+    for content in ("", "{", "[1]", "null", '"text"', '{"step": "many", "target_step": []}'):
+        (directory / name).write_text(content)
+        shown[content] = len(reader_of(case.root).snapshot().stages)
+    assert set(shown.values()) == {4}, shown
 
 
 def test_discovery(tmp_path):
