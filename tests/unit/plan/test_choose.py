@@ -261,7 +261,7 @@ def test_no_plan_of_crowded_stages_is_better_than_the_best(minimise, sites, cont
     Where stages contend, of the ways that `useful` leaves: there a longer stage can let another start sooner.
     """
     rng = np.random.default_rng(2)
-    for _ in range(60):
+    for _ in range(settings.default.max_examples):
         problem = crowded(rng, sites=sites, contend=contend)
         every = [useful(problem, n) if contend else range(len(columns)) for n, columns in enumerate(problem.ways)]
         plans = np.array(list(product(*every)))
