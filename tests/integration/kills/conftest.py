@@ -10,6 +10,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent / "train"))
 
 
+def pytest_report_header() -> str:
+    """Say which kills these are, and how to have the same ones again."""
+    from layouts import THOROUGH, TURN
+
+    here = f"those of turn {TURN}; again: CHARTER_KILLS={TURN}; all: CHARTER_KILLS=all"
+    return f"kills: {'all' if THOROUGH else here}"
+
+
 @pytest.fixture(scope="session")
 def bench(tmp_path_factory):
     pytest.importorskip("torch")

@@ -1,9 +1,13 @@
-"""What is killed: kinds of stages, how many processes they have, and how these share what they train."""
+"""What is killed: kinds of stages, how many processes they have, and which part of all this has its turn."""
 
 import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-THOROUGH = "CHARTER_CHAOS_KILLS" in os.environ
-"""`make chaos`: everything. CI takes a part that keeps within its time."""
+THOROUGH = "CHARTER_CHAOS_KILLS" in os.environ or os.environ.get("CHARTER_KILLS") == "all"
+"""Kill at every boundary (`make chaos`). Else each class of boundaries is hit once, and the commit says where."""
 LAYOUTS: dict[str, dict[str, int]] = {
     "1": {},
     "2 DDP": {"world_size": 2},
@@ -15,10 +19,25 @@ LAYOUTS: dict[str, dict[str, int]] = {
 KINDS_TOGETHER = ("sft", "preference_model", "ppo")
 MAKE_RECORDS = ("prepare", "generate", "critique", "label", "eval")
 """Kinds that make records or figures, with every model in their own process."""
-EACH = [(kind, name) for name in LAYOUTS if name != "1" for kind in KINDS_TOGETHER]
-SOME = [("ppo", "2 DDP"), ("sft", "2 FSDP2"), ("ppo", "3 DDP"), ("preference_model", "4 DDP"), ("ppo", "4 FSDP2")]
-TOGETHER = EACH if THOROUGH else SOME
+TOGETHER = [(kind, name) for name in LAYOUTS if name != "1" for kind in KINDS_TOGETHER]
 """Kinds and layouts of several processes."""
+
+
+def turn_of_the_commit() -> int:
+    """Read the hash of the commit as a number, or take the number in CHARTER_KILLS to repeat the turn of another."""
+    if (given := os.environ.get("CHARTER_KILLS", "")).isdecimal():
+        return int(given)
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=8", "HEAD"]
+    commit = subprocess.run(command, capture_output=True, text=True, check=False)
+    return int(commit.stdout, 16) if commit.returncode == 0 else 0
+
+
+TURN = turn_of_the_commit()
+
+
+def in_turn(cases: Sequence[Any], turn: int = TURN) -> list[Any]:
+    """Pick the case whose turn it is; all of them where the kills are thorough."""
+    return list(cases) if THOROUGH else [cases[turn % len(cases)]]
 
 
 def processes(name: str) -> int:

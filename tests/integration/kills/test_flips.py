@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from bench import KILLED, KINDS, result_of, wait
+from layouts import in_turn
 from results import Case, record
 
 from charter.artifacts.checkpoints import damage
@@ -140,7 +141,7 @@ KIND_OF_FILE = {
 }
 
 
-@pytest.mark.parametrize("what", KIND_OF_FILE)
+@pytest.mark.parametrize("what", in_turn(list(KIND_OF_FILE)))
 def test_a_start_falls_back_or_makes_anew_and_the_bits_are_the_same(bench, nearly, finished, what):
     directory, draws = nearly("start"), random.Random(f"{SEED}-{what}")
     harmed = list(directory.glob(KIND_OF_FILE[what]))
@@ -154,7 +155,7 @@ def test_a_start_falls_back_or_makes_anew_and_the_bits_are_the_same(bench, nearl
     assert len(asides) == len(harmed)
 
 
-@pytest.mark.parametrize("name", ["job.json", "roll_backs.json"])
+@pytest.mark.parametrize("name", in_turn(["job.json", "roll_backs.json"]))
 def test_a_start_refuses_what_it_cannot_make_anew_and_names_it(bench, nearly, finished, name):
     directory, draws = nearly("refused"), random.Random(f"{SEED}-{name}")
     if name == "roll_backs.json":

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from bench import KILLED, KINDS, defects_in, result_of
+from layouts import in_turn
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 SPEC = replace(
@@ -22,7 +23,7 @@ PLACES = (("0-1", "before"), ("0-1", "after"), ("2", "before"), ("3-1", "after")
 def test_a_rated_rollout_survives_kills_around_its_checkpoints(bench):
     undisturbed, killed = (bench.stage("ppo", name, spec=SPEC) for name in ("rated", "rated-killed"))
     assert bench.finish(undisturbed) == 0, (undisturbed / "log.txt").read_text()
-    for place, when in PLACES:
+    for place, when in in_turn(PLACES):
         code = bench.finish(killed, CHARTER_KILL=f"ppo:checkpoint:{place}:{when}")
         assert code == KILLED, (place, when, (killed / "log.txt").read_text())
     assert bench.finish(killed) == 0, (killed / "log.txt").read_text()

@@ -1,6 +1,7 @@
 """SIGKILL at random moments, several in a run, on one process of a group or on all; the bits are the undisturbed ones.
 
-CHARTER_CHAOS_KILLS (make chaos N=...) sets how many kills there are in all; seven tenths hit stages of one process.
+CHARTER_CHAOS_KILLS (make chaos N=...) sets how many kills there are in all; seven tenths hit stages of one process. CI
+disturbs one run of one kind in one layout.
 """
 
 import math
@@ -9,13 +10,15 @@ import random
 
 import pytest
 from bench import defects_in, result_of, wait_then_kill
-from layouts import KINDS_TOGETHER, LAYOUTS, MAKE_RECORDS, TOGETHER
+from layouts import KINDS_TOGETHER, LAYOUTS, MAKE_RECORDS, THOROUGH, TOGETHER, in_turn
 from results import Case, lost_and_doubled, record
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 KILLS = int(os.environ.get("CHARTER_CHAOS_KILLS", "60"))
 SEED = int(os.environ.get("CHARTER_CHAOS_SEED", "1"))
 MOST_IN_A_RUN = 10
+FEW = 3
+"""Kills of the one case that CI disturbs."""
 ALONE = [(kind, "1") for kind in (*KINDS_TOGETHER, *MAKE_RECORDS)]
 SHARE = {**dict.fromkeys(ALONE, 0.7 / len(ALONE)), **dict.fromkeys(TOGETHER, 0.3 / len(TOGETHER))}
 LATEST_SHARE = 0.35
@@ -23,10 +26,10 @@ LATEST_SHARE = 0.35
 
 
 def test_all_kills_are_shared_out():
-    assert sum(wanted(*case) for case in SHARE) >= KILLS
+    assert sum(SHARE.values()) == pytest.approx(1)
 
 
-@pytest.mark.parametrize(("kind", "name"), SHARE)
+@pytest.mark.parametrize(("kind", "name"), in_turn(list(SHARE)))
 def test_random_kills_change_no_bit(bench, undisturbed, kind, name):
     reference, draws = undisturbed(kind, **LAYOUTS[name]), random.Random(f"{SEED}-{kind}-{name}")
     latest_seconds = LATEST_SHARE * undisturbed.seconds(kind, **LAYOUTS[name])
@@ -55,7 +58,7 @@ def test_random_kills_change_no_bit(bench, undisturbed, kind, name):
 
 def wanted(kind: str, name: str) -> int:
     """How many kills a kind of stage in a layout gets."""
-    return math.ceil(KILLS * SHARE[kind, name])
+    return math.ceil(KILLS * SHARE[kind, name]) if THOROUGH else FEW
 
 
 def _disturb(bench, directory, draws, latest_seconds, *, most) -> int:

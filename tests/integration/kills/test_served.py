@@ -18,12 +18,13 @@ from pathlib import Path
 
 import pytest
 from bench import PRINCIPLES, TOPICS, rows
+from layouts import THOROUGH
 from results import Case, record
 
 from charter.artifacts.lease import read_holder
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
-KILLS = max(20, int(os.environ.get("CHARTER_CHAOS_KILLS", "0")) // 3)
+KILLS = max(20, int(os.environ.get("CHARTER_CHAOS_KILLS", "0")) // 3) if THOROUGH else 3
 MOST_IN_A_RUN = 7
 SEED = int(os.environ.get("CHARTER_CHAOS_SEED", "1"))
 CHARTER = [sys.executable, "-m", "charter.cli.main"]

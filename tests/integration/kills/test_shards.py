@@ -8,17 +8,17 @@ from dataclasses import replace
 
 import pytest
 from bench import defects_in, hashes_of, wait_then_kill
-from layouts import THOROUGH
+from layouts import THOROUGH, in_turn
 from results import Case, record
 
 from charter.artifacts.batch_files import batch_paths
 from charter.artifacts.job import read_job, write_job
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
-KILLS = 20 if THOROUGH else 4
+KILLS = 20 if THOROUGH else 2
 
 
-@pytest.mark.parametrize(("kind", "processes"), [("critique", 3), ("label", 2)])
+@pytest.mark.parametrize(("kind", "processes"), in_turn([("critique", 3), ("label", 2)]))
 def test_shards_make_the_records_of_one_process(bench, undisturbed, kind, processes):
     reference, seconds = undisturbed(kind).outputs, undisturbed.seconds(kind)
     draws = random.Random(f"shards-{kind}")

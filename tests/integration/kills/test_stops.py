@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 from bench import defects_in, result_of, wait
-from layouts import LAYOUTS, THOROUGH
+from layouts import LAYOUTS, THOROUGH, in_turn
 
 from charter.artifacts.stage_process import INTERRUPTED_EXIT
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
-STOPS = 20 if THOROUGH else 4
+STOPS = 20 if THOROUGH else 2
 CASES = [("ppo", "1"), ("ppo", "2 DDP")]
 
 
-@pytest.mark.parametrize(("kind", "name"), CASES)
+@pytest.mark.parametrize(("kind", "name"), in_turn(CASES))
 def test_a_stage_that_is_stopped_again_and_again_ends_with_the_same_bits(bench, undisturbed, kind, name):
     layout, draws = LAYOUTS[name], random.Random(f"stop-{kind}-{name}")
     reference, seconds = undisturbed(kind, **layout), undisturbed.seconds(kind, **layout)
