@@ -31,7 +31,7 @@ demo: $(RUN_READY)  ## the whole pipeline on real text, on this machine; a secon
 demo-clean:  ## forget the demo's run
 	rm -rf demo
 
-test: $(DEV_READY)  ## unit, published, golden, doctest and integration suites
+test: $(DEV_READY)  ## three suites: fast (unit, plans, published, golden, doctests), integration, kills
 	@$(BIN)/python tools/suites.py test
 
 test-system: $(SYSTEM_READY)  ## what needs apt packages (PostgreSQL, Slurm, Chromium) and Ray, MLflow; installs them when it may
