@@ -55,7 +55,7 @@ chaos: $(DEV_READY)  ## the full matrix of kills and faults, N random kills amon
 	@$(BIN)/python tools/suites.py chaos
 	@$(BIN)/python tools/kill_results.py "$$CHARTER_KILL_RESULTS"
 
-check:  ## what CI does: lint, types, imports, test, test-handover, test-system
+check:  ## what CI does: test, checks beside it, smokes of servers and engines, and the suites that a change touches
 	@bash .ci/run
 
 lint: $(DEV_READY)  ## ruff: rules and format

@@ -15,7 +15,7 @@ import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -89,7 +89,7 @@ GROUPS: dict[str, tuple[Suite, ...]] = {
         Suite(name="kills", arguments=(KILLS, *BY_FILE), budget_seconds=120),
     ),
     "system": (
-        *(Suite(name=name, arguments=(f"tests/system/{name}",), budget_seconds=1200) for name in SERVERS),
+        *(Suite(name=name, arguments=(f"tests/system/{name}",), budget_seconds=300) for name in SERVERS),
         Suite(
             name="postgres",
             arguments=(
@@ -101,7 +101,7 @@ GROUPS: dict[str, tuple[Suite, ...]] = {
         ),
     ),
     "handover": tuple(
-        Suite(name=name, arguments=(f"tests/handover/{name}",), budget_seconds=600)
+        Suite(name=name, arguments=(f"tests/handover/{name}",), budget_seconds=300)
         for name in ("huggingface", "verl", "openrlhf", "dali")
     ),
     "engines": (
@@ -137,7 +137,16 @@ def run(suite: Suite, *, aside: bool = False, more: tuple[str, ...] = ()) -> Out
     report = _report(suite)
     report.unlink(missing_ok=True)
     cache = ("-o", f"cache_dir={report.parent}", f"--junitxml={report}")
-    command = [sys.executable, "-m", "pytest", "-q", *cache, *suite.arguments, *more]
+    command = (sys.executable, "-m", "pytest", "-q", *cache, *suite.arguments, *more)
+    outcome, text = measured(suite, command, aside=aside)
+    if outcome.status == NO_TESTS_COLLECTED:
+        text += f"{suite.name}: holds no test, which is a failure\n"
+    print(heading + text if aside else text, end="", flush=True)
+    return replace(outcome, failures=tuple(failures(report)))
+
+
+def measured(suite: Suite, command: Sequence[str], *, aside: bool) -> tuple[Outcome, str]:
+    """Run a command under the budget of a suite: its end with its seconds, and, `aside`, its output."""
     # Compiled once and kept beside the interpreter, whatever the caller's setting: tests start many processes.
     environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(BYTECODE), "PYTHONDONTWRITEBYTECODE": ""}
     start = time.monotonic()
@@ -154,24 +163,17 @@ def run(suite: Suite, *, aside: bool = False, more: tuple[str, ...] = ()) -> Out
 
         timer = threading.Timer(suite.budget_seconds * STUCK_AFTER_BUDGETS, stop)
         timer.start()
+        # wait4, since it alone tells the processor seconds of this child among others that run beside it.
         _, ended, usage = os.wait4(process.pid, 0)
         timer.cancel()
         process.returncode = os.waitstatus_to_exitcode(ended)
         seconds = time.monotonic() - start
         log.seek(0)
-        text = heading + log.read() if aside else ""
+        text = log.read()
     if stuck.is_set():
         text += f"{suite.name}: stopped, it took {STUCK_AFTER_BUDGETS} times its budget\n"
-    if process.returncode == NO_TESTS_COLLECTED:
-        text += f"{suite.name}: holds no test, which is a failure\n"
-    print(text, end="", flush=True)
-    return Outcome(
-        suite=suite,
-        status=process.returncode,
-        seconds=seconds,
-        cpu_seconds=usage.ru_utime + usage.ru_stime,
-        failures=tuple(failures(report)),
-    )
+    cpu_seconds = usage.ru_utime + usage.ru_stime
+    return Outcome(suite=suite, status=process.returncode, seconds=seconds, cpu_seconds=cpu_seconds), text
 
 
 def run_all(suites: Sequence[Suite], *, lanes: int = 1, more: tuple[str, ...] = ()) -> list[Outcome]:

@@ -36,6 +36,7 @@ def charged(ledger, columns):
         return [tuple(row) for row in rows]
 
 
+@pytest.mark.smoke
 def test_an_attempt_comes_back_as_it_was_recorded(ledger, where):
     attempt_id = ledger.begin(
         **STAGE,

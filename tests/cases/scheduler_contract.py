@@ -70,6 +70,7 @@ class SchedulerContract:
         opened.close()
         engine.restore()
 
+    @pytest.mark.smoke
     def test_a_job_runs_to_its_end_and_says_how(self, engine, scheduler, tmp_path):
         code = "import os, sys; print('hello from', os.environ['WORD']); sys.exit(0)"
         job_id = scheduler.submit(tiny(tmp_path, code, environment={"WORD": "here"}))
@@ -94,6 +95,7 @@ class SchedulerContract:
             other.close()
         scheduler.cancel(job_id)
 
+    @pytest.mark.smoke
     def test_a_cancelled_job_ends_with_its_processes(self, engine, scheduler, tmp_path):
         write = f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))"
         code = f"import os, pathlib, time; {write}; time.sleep(600)"

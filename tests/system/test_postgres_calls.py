@@ -16,6 +16,7 @@ def where(postgres):
     return postgres.new_database()
 
 
+@pytest.mark.smoke
 def test_a_crash_of_the_server_is_waited_out(postgres, where, monkeypatch):
     monkeypatch.setattr(database, "SECONDS_BETWEEN_TRIES", [0.5] * 1000)  # however long it takes here
     with CallStore.open(where, **SCOPE) as store:

@@ -56,6 +56,7 @@ def test_a_commit_is_on_disk_even_where_the_server_would_not_wait(where):
             connection.execute("ALTER ROLE postgres RESET synchronous_commit")
 
 
+@pytest.mark.smoke
 def test_a_restart_of_the_server_is_waited_out(postgres, where, monkeypatch):
     monkeypatch.setattr(database, "SECONDS_BETWEEN_TRIES", [0.5] * 1000)  # however long it takes here
     with Ledger.open(where) as ledger:

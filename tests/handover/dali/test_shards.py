@@ -47,6 +47,7 @@ def test_webdataset_reads_every_row_over_all_shards(found):
     assert found["texts"] == TEXTS
 
 
+@pytest.mark.smoke
 def test_dali_reads_the_bytes_of_every_row_on_a_processor(found):
     for name in ("dali", "dali_without_index"):
         made = found[name]

@@ -27,6 +27,7 @@ def run_to_the_end(root, *stages):
 
 
 @pytest.mark.slow
+@pytest.mark.smoke
 def test_a_stopped_stage_goes_on_from_the_step_that_it_was_at(tmp_path):
     wanted = run_to_the_end(project(tmp_path / "undisturbed"), "--only", "sft")["sft"]
     root = project(tmp_path / "stopped")

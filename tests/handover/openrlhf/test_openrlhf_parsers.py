@@ -47,6 +47,7 @@ def test_the_installed_version_is_the_one_that_was_mapped():
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
+@pytest.mark.smoke
 def test_its_own_parser_and_checks_accept_the_command_line(found, name):
     assert "error" not in found[name], found[name]["error"]
 

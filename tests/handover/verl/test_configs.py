@@ -85,6 +85,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.smoke
 def test_verl_accepts_what_is_rendered(answers: dict[str, str], name: str) -> None:
     assert answers[f"{name}.yaml"] == "ok"
 

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from charter.dashboard.discovery import key_of
 
 FILE = """\
@@ -46,6 +48,7 @@ def project(root, *, price="3.6", limit="$100"):
     return root
 
 
+@pytest.mark.smoke
 def test_a_run_is_followed_from_start_to_end_without_a_reload(scratch, dashboard_of, visit, counting):
     root = project(scratch / "counted")
     page = visit(dashboard_of(scratch))

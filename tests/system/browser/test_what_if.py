@@ -106,6 +106,7 @@ def test_typing_asks_once_and_cancelling_leaves_the_plan_before(rented, dashboar
     assert not page.locator("#wi-cancel").is_visible()
 
 
+@pytest.mark.smoke
 def test_a_dashboard_that_went_away_is_said(rented, dashboard_of, visit):
     page = visit(dashboard_of(rented.parent))
     page.goto(plan_page(rented))

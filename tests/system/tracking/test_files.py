@@ -63,6 +63,7 @@ def check(work):
     assert board_points(work) == single(written)
 
 
+@pytest.mark.smoke
 def test_a_run_read_back(tracked, undisturbed, held):
     run = held("b")
     run.start()

@@ -64,6 +64,7 @@ def test_a_pipeline_is_one_run_with_nested_stages(tracked, server, undisturbed, 
     assert any(name.startswith("system/") and name.endswith("/processes") for name in stage.data.metrics)
 
 
+@pytest.mark.parametrize("server", [pytest.param("sqlite", marks=pytest.mark.smoke), "postgres"], indirect=True)
 def test_a_server_killed_in_the_middle_of_a_run_has_everything_once_it_is_back(tracked, server, undisturbed, held):
     run = held("b")
     run.start()
