@@ -1,9 +1,10 @@
 """The steps of .ci/run: checks and installations beside the fast suites, smokes, and the suites that a change touches.
 
-A server or another engine has a smoke at every run. The rest of its suite runs where a file of its tests, or of a
-folder of the package that these tests import directly, has changed since the base, the most touched suite first, while
-its last seconds fit. What is left out is printed with the age of its last whole run; `make test-system` and
-`make test-handover` run everything. A step that fails shows its output and fails the run, after all others have run.
+Each server, and each engine that is installed, has a smoke at every run. The rest of its suite runs where a file of
+its tests, or of a folder of the package that these tests import directly, has changed since the base, the most touched
+suite first, while its last seconds fit. What is left out is printed with the age of its last whole run; `make
+test-system` and `make test-handover` run everything. A step that fails shows its output and fails the run, after all
+others have run.
 """
 
 import ast
