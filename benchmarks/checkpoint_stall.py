@@ -20,13 +20,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from charter.artifacts.checkpoints import Position
 from charter.artifacts.job import Job, write_job
-from charter.artifacts.position import Position
 from charter.artifacts.stage_dir import StageDir
 from charter.models.ranks import Ranks
 from charter.spec.stage import SftStage
-from charter.train.checkpoint import Checkpointer
-from charter.train.save_mode import SaveMode, choose, slow_down
+from charter.train.checkpoint import Checkpointer, SaveMode, choose, slow_down
 from charter.train.state import TrainState
 
 PARTS = 12

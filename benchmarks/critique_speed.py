@@ -86,7 +86,7 @@ def prompts_of(lengths: Sequence[int], tokenizer: Any) -> list[str]:
 
 def rounds(prompts: Sequence[str], ask: Callable[[list[tuple[Any, ...]], int], list[str]]) -> None:
     """Answer, critique and revision of every prompt."""
-    from charter.spec.dataset import Turn
+    from charter.data.dataset import Turn
 
     chats = [(Turn("user", prompt),) for prompt in prompts]
     for number, request in enumerate(("Say what is wrong with it.", "Write it again without that.", "")):

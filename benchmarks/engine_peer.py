@@ -17,10 +17,10 @@ import torch
 
 from charter.artifacts.job import Job, JobInput, write_job
 from charter.artifacts.stage_dir import StageDir
+from charter.data.dataset import Pair, Turn
 from charter.models.language_model import LanguageModel
 from charter.models.parallel import parallelize
 from charter.models.preference import PreferenceModel, ScalarModel
-from charter.spec.dataset import Pair, Turn
 from charter.spec.stage import PpoStage, PreferenceModelStage, PretrainStage
 from charter.train.encoded_pairs import EncodedPairs
 from charter.train.models import trained_model

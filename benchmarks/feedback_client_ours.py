@@ -14,10 +14,10 @@ from pathlib import Path
 
 from feedback_client_work import MAX_NEW_TOKENS, TOP, TRIVIAL_MODEL, WARM_UP, prompt
 
+from charter.data.dataset import Turn
 from charter.inference.endpoint.call import CallRequest
 from charter.inference.endpoint.pool import EndpointPool
 from charter.ledger.calls import CallStore
-from charter.spec.dataset import Turn
 from charter.spec.project import Serving
 
 BATCH = 64

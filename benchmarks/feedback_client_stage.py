@@ -14,11 +14,11 @@ from feedback_client_work import MAX_NEW_TOKENS, TOP, prompt
 from charter.artifacts.batch_files import finished_batches
 from charter.artifacts.job import Job, write_job
 from charter.artifacts.stage_dir import StageDir
+from charter.data.dataset import Turn
 from charter.feedback.records import Batch, make_records
 from charter.inference.endpoint.call import CallRequest
 from charter.inference.endpoint.pool import EndpointPool
 from charter.ledger.calls import CallStore
-from charter.spec.dataset import Turn
 from charter.spec.project import Serving
 from charter.spec.stage import CritiqueStage
 

@@ -39,8 +39,8 @@ def agreement(model: Path, judge: tuple[str, float, float, int], halves: tuple, 
     import torch
 
     from charter.feedback.comparing import Comparison, Rules, comparing
-    from charter.feedback.drive import answered
     from charter.feedback.local_models import LocalModels
+    from charter.feedback.records import answered
     from charter.models.language_model import load_language_model
     from charter.spec.stage import JudgeStage
     from charter.train.judge import judge_loss
@@ -90,8 +90,8 @@ def main() -> None:
         os.execv(PYTHON, [str(PYTHON), *sys.argv])
     import torch
 
+    from charter.data.dataset import read_pairs
     from charter.feedback.constitution import load_constitution
-    from charter.spec.dataset import read_pairs
     from charter.spec.project import DataSpec
 
     torch.set_num_threads(1)

@@ -33,8 +33,8 @@ COMPARE = (
 
 def questions(tokenizer: Any) -> list[Any]:
     """Both orders of every pair."""
+    from charter.data.dataset import Turn
     from charter.feedback.wording import multiple_choice_text
-    from charter.spec.dataset import Turn
 
     contexts = prompts_of(prompt_lengths(PAIRS, seed=1), tokenizer)
     answers = prompts_of(prompt_lengths(2 * PAIRS, seed=2, quantiles=ANSWER_TOKENS), tokenizer)

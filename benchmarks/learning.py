@@ -59,11 +59,11 @@ def output_of(directory: Path, stage: str) -> Path:
 
 def pair_wins(directory: Path) -> tuple[list[float], list[float]]:
     """For every held-out pair, whether the preference model and the shorter-answer rule are right."""
+    from charter.data.dataset import read_pairs
     from charter.evaluate.accuracy import shorter_wins
-    from charter.evaluate.bag_of_words import win_of
+    from charter.evaluate.statistics import win_of
     from charter.inference.score import score_answers
     from charter.models.preference import load_preference_model
-    from charter.spec.dataset import read_pairs
     from charter.spec.project import DataSpec
 
     pairs = read_pairs(directory / "preference_test.jsonl", DataSpec(path=""))
@@ -76,7 +76,7 @@ def pair_wins(directory: Path) -> tuple[list[float], list[float]]:
 
 def paired(differences: list[float]) -> dict[str, float]:
     """The mean of paired differences, its 95 % interval by bootstrap over the pairs, and the exact sign test."""
-    from charter.evaluate.intervals import paired_bootstrap, sign_test
+    from charter.evaluate.statistics import paired_bootstrap, sign_test
 
     interval = paired_bootstrap(differences, seed=0)
     ends = {"value": statistics.fmean(differences), "low": interval.low, "high": interval.high}

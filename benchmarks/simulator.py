@@ -68,11 +68,10 @@ def deviations() -> list[dict[str, float]]:
 
 def speeds() -> dict[str, dict[str, float]]:
     """Job-hours per CPU second of three jobs."""
-    from charter.resilience.durations import Exponential
     from charter.resilience.expected_time import daly_interval_seconds
     from charter.resilience.failures import LLAMA3_H100, META_RSC1_A100, mean_between_failures_seconds
     from charter.resilience.simulate import Job, simulate
-    from charter.resilience.windows import heavy_tailed_market
+    from charter.resilience.spot import Exponential, heavy_tailed_market
 
     jobs = {}
     for name, nodes, rate, save in (

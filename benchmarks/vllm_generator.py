@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from charter.inference.draw import SamplingSettings
+from charter.inference.generate import SamplingSettings
 from charter.inference.generator import Generator, NativeGenerator
 from charter.inference.vllm_generator import VllmGenerator, VllmOptions
 from charter.models.language_model import LanguageModel, new_language_model

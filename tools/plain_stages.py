@@ -13,6 +13,7 @@ from charter.spec.layout import Layout, ZeroStage
 from charter.spec.stage import (
     DATA,
     MODEL,
+    AnyStage,
     DpoStage,
     PpoStage,
     PreferenceModelStage,
@@ -20,7 +21,6 @@ from charter.spec.stage import (
     SftStage,
     references,
 )
-from charter.spec.stage_kinds import AnyStage
 
 NAME = "stage"
 ROWS = 12_864

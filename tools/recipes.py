@@ -19,7 +19,7 @@ from charter.plan.stages.stage_plan import StagePlan
 from charter.report.handover import HandoverExport, export_handover
 from charter.report.handover_pages import GUARANTEES
 from charter.spec.load import load_project
-from charter.spec.stage_kinds import TRAINS
+from charter.spec.stage import TRAINS
 from charter.units import GIB
 from generated import write_part
 

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from charter.resilience.durations import LogNormal
-from charter.resilience.traces import DATA, Trace, trace_statistics
+from charter.resilience.spot import DATA, LogNormal, Trace, trace_statistics
 
 GAP_SECONDS = 600
 TICKS = 28 * 86400 // GAP_SECONDS

@@ -5,13 +5,10 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
 
-from charter.spec.field_docs import field_docs
 from charter.spec.presets import PRESETS, preset_contents
 from charter.spec.quantity import is_execution
-from charter.spec.schema import BLOCKS, project_json_schema
-from charter.spec.stage import Stage
-from charter.spec.stage_kinds import STAGE_KINDS
-from charter.spec.stage_parts import Optimization, Sampling
+from charter.spec.schema import BLOCKS, field_docs, project_json_schema
+from charter.spec.stage import STAGE_KINDS, Optimization, Sampling, Stage
 from generated import write_part
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "charter-yaml.md"

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from charter.artifacts.position import Position
+from charter.artifacts.checkpoints import Position
+from charter.data.dataset import Pair
 from charter.inference.generate import SamplingSettings, generate
 from charter.models.chat import Encoded
 from charter.models.parallel import Parallel, parallelize
 from charter.models.runtime import configure
-from charter.spec.dataset import Pair
 from charter.spec.stage import PreferenceModelStage, SftStage
 from charter.train.encoded_pairs import EncodedPairs
 from charter.train.loop import Task

@@ -13,17 +13,16 @@ from typing import Any
 
 import torch
 
+from charter.data.dataset import Prompt
 from charter.errors import StageError
 from charter.inference.generator import NativeGenerator
 from charter.models.parallel import parallelize
-from charter.spec.dataset import Prompt
 from charter.spec.stage import PpoStage
 from charter.train.meter import Meter
 from charter.train.models import frozen_model
 from charter.train.optimizers import make_optimizer
-from charter.train.ppo_sampling import Models, Sampler
-from charter.train.ppo_task import PpoTask
-from charter.train.ppo_update import Update
+from charter.train.ppo import PpoTask
+from charter.train.ppo_step import Models, Sampler, Update
 from charter.train.setup import Setup
 
 from .child import BATCHES_OF_DATA, clock, timed_steps

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from charter.data.dataset import Turn
 from charter.models.adapters import add_adapter
 from charter.models.engine_layout import EngineLayout
 from charter.models.language_model import LanguageModel
 from charter.models.preference import PreferenceModel, ScalarModel
 from charter.models.ranks import Ranks
-from charter.spec.dataset import Turn
 from charter.spec.layout import Adapter
-from charter.spec.stage_parts import Dtype
+from charter.spec.stage import Dtype
 from charter.train.meter import Meter
 from charter.train.setup import Setup
 

@@ -6,15 +6,7 @@ from typing import Any
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter
 from charter.spec.project import DataSpec, ModelSpec, Project, Resources
-from charter.spec.stage import (
-    DpoStage,
-    PpoStage,
-    PreferenceModelStage,
-    PretrainStage,
-    SftStage,
-    Stage,
-    StageResources,
-)
+from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, PretrainStage, SftStage, Stage, StageResources
 
 SHAPES = {
     "0.1M": Architecture(

@@ -9,7 +9,7 @@ from typing import Any
 
 from charter.artifacts.lease import Holder, host_id, start_ticks
 from charter.ledger import Ledger
-from charter.pipeline.graph import PlannedStage, build_pipeline
+from charter.run.graph import PlannedStage, build_pipeline
 from charter.spec.load import load_project
 
 FILE = """\

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from charter.launch.job_files import JobFiles, NodeRecord, numbers
-from charter.pipeline.status import status_of
+from charter.run.status import status_of
 from charter.spec.load import load_project
 
 CASES = Path(__file__).resolve().parent

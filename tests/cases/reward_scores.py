@@ -9,8 +9,8 @@ def scores_of(ours: Any, theirs: Any) -> tuple[Any, Any]:
     """The scores of our preference model, and those of a sequence classifier of transformers."""
     import torch
 
+    from charter.data.dataset import Turn
     from charter.inference.score import encode_scored, score_rows
-    from charter.spec.dataset import Turn
 
     encoded = [encode_scored(ours, [Turn("user", turn)], answer, max_tokens=64) for turn, answer in TALKS]
     rows, lengths = [ids for ids, _ in encoded], [count for _, count in encoded]

@@ -11,18 +11,21 @@ import pytest
 torch = pytest.importorskip("torch")
 lm_eval = pytest.importorskip("lm_eval", reason="pip install lm-eval")
 
-from lm_eval.api.instance import Instance  # noqa: E402
-from lm_eval.models.huggingface import HFLM  # noqa: E402
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
 
-from charter.artifacts.job import Job, JobInput, write_job  # noqa: E402
-from charter.artifacts.stage_dir import StageDir  # noqa: E402
-from charter.errors import DataError  # noqa: E402
-from charter.evaluate import run as evaluate  # noqa: E402
-from charter.evaluate.lm_eval_adapter import charter_lm  # noqa: E402
-from charter.models.language_model import load_language_model, new_language_model  # noqa: E402
-from charter.models.tokenizer import train_tokenizer  # noqa: E402
-from charter.spec.architecture import Architecture  # noqa: E402
-from charter.spec.stage import EvalStage  # noqa: E402
+from charter.artifacts.job import Job, JobInput, write_job
+from charter.artifacts.stage_dir import StageDir
+from charter.errors import DataError
+from charter.evaluate import run
+from charter.evaluate.lm_eval_suite import charter_lm
+from charter.models.language_model import (
+    load_language_model,
+    new_language_model,
+)
+from charter.models.tokenizer import train_tokenizer
+from charter.spec.architecture import Architecture
+from charter.spec.stage import EvalStage
 
 # The harness and what it is built on warn of their own affairs.
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -109,7 +112,7 @@ def eval_stage(path, model_directory, tasks, **changes):
 
 
 def results(stage):
-    evaluate.run(stage)
+    run.run(stage)
     return {item["key"]: item for item in json.loads((stage.outputs / "results.json").read_text())["figures"]}
 
 
@@ -129,7 +132,7 @@ def test_tasks_of_all_five_kinds_run_and_have_intervals(tmp_path, model_director
 def test_a_second_run_gives_the_same_bytes_and_no_text_of_a_task(tmp_path, model_directory, tasks):
     stages = [eval_stage(tmp_path / name, model_directory, tasks) for name in ("one", "two")]
     for stage in stages:
-        evaluate.run(stage)
+        run.run(stage)
     one, two = ((stage.outputs / "results.json").read_bytes() for stage in stages)
     assert one == two
     assert b"Tom is a cat" not in one
@@ -143,7 +146,7 @@ def test_a_single_file_names_its_task_alone(tmp_path, model_directory, tasks):
 def test_a_task_that_is_not_local_is_refused_and_not_downloaded(tmp_path, model_directory, tasks):
     (tasks / "far.yaml").write_text(CHOICE.format(name="far").replace("dataset_path: json", "dataset_path: some/set"))
     with pytest.raises(DataError, match="tasks must be local"):
-        evaluate.run(eval_stage(tmp_path / "stage", model_directory, tasks / "far.yaml"))
+        run.run(eval_stage(tmp_path / "stage", model_directory, tasks / "far.yaml"))
 
 
 def test_log_likelihoods_are_those_of_the_harness_own_model(model_directory):

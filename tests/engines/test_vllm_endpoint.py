@@ -15,20 +15,29 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from charter.artifacts.job import Job, JobInput, write_job  # noqa: E402
-from charter.artifacts.stage_dir import StageDir  # noqa: E402
-from charter.feedback import critique, label  # noqa: E402
-from charter.feedback.answering import CALLS_FILE, open_answerer  # noqa: E402
-from charter.feedback.asks import Choose  # noqa: E402
-from charter.feedback.question import Part, Question  # noqa: E402
-from charter.ledger.calls import CallStore  # noqa: E402
-from charter.models.language_model import new_language_model  # noqa: E402
-from charter.models.tokenizer import train_tokenizer  # noqa: E402
-from charter.spec.architecture import Architecture  # noqa: E402
-from charter.spec.dataset import Turn  # noqa: E402
-from charter.spec.project import DataSpec, Serving  # noqa: E402
-from charter.spec.stage import CritiqueStage, LabelStage  # noqa: E402
-from vllm_environment import vllm_python  # noqa: E402
+from charter.artifacts.job import Job, JobInput, write_job
+from charter.artifacts.stage_dir import StageDir
+from charter.data.dataset import Turn
+from charter.feedback import (
+    critique,
+    label,
+)
+from charter.feedback.answering import CALLS_FILE, open_answerer
+from charter.feedback.asks import Choose
+from charter.feedback.wording import (
+    Part,
+    Question,
+)
+from charter.ledger.calls import CallStore
+from charter.models.language_model import new_language_model
+from charter.models.tokenizer import train_tokenizer
+from charter.spec.architecture import Architecture
+from charter.spec.project import DataSpec, Serving
+from charter.spec.stage import (
+    CritiqueStage,
+    LabelStage,
+)
+from vllm_environment import vllm_python
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 TOPICS = ("bread", "a garden", "the moon", "old maps", "rain", "chess")

@@ -7,15 +7,23 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from charter.errors import StageError  # noqa: E402
-from charter.inference.draw import SamplingSettings  # noqa: E402
-from charter.inference.generate import generate  # noqa: E402
-from charter.inference.vllm_generator import VllmGenerator, VllmOptions  # noqa: E402
-from charter.models.language_model import new_language_model  # noqa: E402
-from charter.models.tokenizer import train_tokenizer  # noqa: E402
-from charter.spec.architecture import Architecture  # noqa: E402
-from charter.train.rollout import answer_log_probabilities, as_sequences  # noqa: E402
-from vllm_environment import PYTHON, vllm_python  # noqa: E402
+from charter.errors import StageError
+from charter.inference.generate import (
+    SamplingSettings,
+    generate,
+)
+from charter.inference.vllm_generator import (
+    VllmGenerator,
+    VllmOptions,
+)
+from charter.models.language_model import new_language_model
+from charter.models.tokenizer import train_tokenizer
+from charter.spec.architecture import Architecture
+from charter.train.ppo_step import (
+    answer_log_probabilities,
+    as_sequences,
+)
+from vllm_environment import PYTHON, vllm_python
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 

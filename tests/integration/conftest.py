@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from power_cut import is_power_cut, wait_until_all_ended
 
-from charter.pipeline.status import status_of
+from charter.run.status import status_of
 from charter.spec.load import load_project
 
 HERE = Path(__file__).parent

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from charter.errors import CharterError
 from charter.launch.commands import STAGE_MODULES
-from charter.pipeline.runner import RunOptions, run_project
+from charter.run.runner import RunOptions, run_project
 from charter.spec.load import load_project
 
 MODULES = {

@@ -10,9 +10,9 @@ from charter.artifacts import faults
 from charter.artifacts.group import rank_of_process
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
+from charter.data.dataset import Prompt, read_prompts
 from charter.feedback.asks import Ask, Reply
 from charter.feedback.records import Batch, in_batches, make_records
-from charter.spec.dataset import Prompt, read_prompts
 
 
 class Nobody:

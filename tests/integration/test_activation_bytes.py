@@ -8,11 +8,11 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from charter.estimate.memory.activations import layer_activations  # noqa: E402
-from charter.estimate.memory.kept_bytes import ALL_MATRICES  # noqa: E402
-from charter.estimate.memory.peak import training_memory  # noqa: E402
-from charter.spec.architecture import Architecture, MixtureOfExperts  # noqa: E402
-from charter.spec.layout import Layout, Recompute  # noqa: E402
+from charter.estimate.memory.activations import layer_activations
+from charter.estimate.memory.kept_bytes import ALL_MATRICES
+from charter.estimate.memory.peak import training_memory
+from charter.spec.architecture import Architecture, MixtureOfExperts
+from charter.spec.layout import Layout, Recompute
 
 pytestmark = pytest.mark.torch
 BATCH, SEQ, RANK = 2, 128, 4

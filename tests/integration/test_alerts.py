@@ -13,10 +13,10 @@ pytest.importorskip("aiosmtpd")
 
 from alert_servers import mail_server, webhook
 
-from charter.pipeline.alert_sender import send_all
-from charter.pipeline.alerts import ALERTS_DIR, AlertBook, AlertListener, alert_of
-from charter.spec.alerts import Alerts
+from charter.run.alert_sender import send_all
+from charter.run.alerts import ALERTS_DIR, AlertBook, AlertListener, alert_of
 from charter.spec.project import Project
+from charter.spec.sections import Alerts
 
 HANGS_AFTER_SECONDS = 120
 
@@ -92,7 +92,7 @@ def test_two_senders_at_once_send_each_alert_once(tmp_path, monkeypatch):
         book.add(alert_of(failed(float(moment)), run="demo"))
     with webhook() as hook:
         settings = json.dumps(asdict(Alerts(webhook="env:HOOK")))
-        command = [sys.executable, "-m", "charter.pipeline.alert_sender", "--run-dir", str(tmp_path)]
+        command = [sys.executable, "-m", "charter.run.alert_sender", "--run-dir", str(tmp_path)]
         senders = [
             subprocess.Popen([*command, "--settings", settings], env={**os.environ, "HOOK": hook.url}) for _ in range(3)
         ]

@@ -11,7 +11,7 @@ pytest.importorskip("aiosmtpd")
 from alert_servers import webhook
 
 from charter.ledger import Ledger
-from charter.pipeline.alerts import AlertBook
+from charter.run.alerts import AlertBook
 
 DEAR = "resources: {price: 100000}\n"
 """27.8 USD per second."""

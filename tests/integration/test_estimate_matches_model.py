@@ -8,13 +8,13 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from charter.catalog import models  # noqa: E402
-from charter.catalog.models import architecture_from_config  # noqa: E402
-from charter.estimate.memory.activations import layer_activations  # noqa: E402
-from charter.estimate.shapes.flops import forward_flops_per_token  # noqa: E402
-from charter.estimate.shapes.parameters import count_parameters  # noqa: E402
-from charter.spec.architecture import Architecture  # noqa: E402
-from charter.spec.layout import Layout  # noqa: E402
+from charter.catalog import models
+from charter.catalog.models import architecture_from_config
+from charter.estimate.memory.activations import layer_activations
+from charter.estimate.shapes.flops import forward_flops_per_token
+from charter.estimate.shapes.parameters import count_parameters
+from charter.spec.architecture import Architecture
+from charter.spec.layout import Layout
 
 pytestmark = pytest.mark.torch
 SMALL = Architecture(hidden_size=256, num_layers=4, num_heads=8, intermediate_size=688, vocab_size=512)

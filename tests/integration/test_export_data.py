@@ -10,11 +10,10 @@ from exported_rows import PAIRS
 from typer.testing import CliRunner
 
 from charter.cli.main import app
+from charter.data.dataset import selected_rows
+from charter.data.rows import Row, pair_of
 from charter.errors import CharterError
 from charter.report.data_export.columns import LEFT_OUT
-from charter.spec.data_row import Row
-from charter.spec.dataset import selected_rows
-from charter.spec.rows import pair_of
 
 PROJECT = """\
 name: data

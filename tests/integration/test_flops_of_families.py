@@ -9,8 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 t = pytest.importorskip("transformers")
 
-from charter.catalog.models import architecture_from_config  # noqa: E402
-from charter.estimate.shapes.flops import forward_flops_per_token, training_flops_per_token  # noqa: E402
+from charter.catalog.models import architecture_from_config
+from charter.estimate.shapes.flops import forward_flops_per_token, training_flops_per_token
 
 pytestmark = pytest.mark.torch
 SEQ = 512

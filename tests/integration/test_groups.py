@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from charter.artifacts.heartbeat import read_sign
+from charter.artifacts.group import read_sign
 
 MEMORY_CGROUP = Path("/sys/fs/cgroup/memory")
 

@@ -5,8 +5,8 @@ import pytest
 torch = pytest.importorskip("torch")
 t = pytest.importorskip("transformers")
 
-from charter.catalog.models import architecture_from_config  # noqa: E402
-from charter.estimate.shapes.parameters import count_parameters  # noqa: E402
+from charter.catalog.models import architecture_from_config
+from charter.estimate.shapes.parameters import count_parameters
 
 pytestmark = pytest.mark.torch
 

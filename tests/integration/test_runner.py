@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from charter.artifacts import faults
-from charter.artifacts.sealed import read_sealed, write_sealed
 from charter.artifacts.stage_process import run_stage
+from charter.artifacts.whole_dir import read_sealed, write_sealed
 
 
 def test_a_second_run_does_nothing_and_says_so(work, undisturbed):

@@ -5,7 +5,7 @@ import pytest
 from typer.testing import CliRunner
 
 from charter.cli.main import app
-from charter.cli.scale_options import count_of
+from charter.cli.scale import count_of
 from charter.errors import DataError, InfeasibleError, UsageError
 from charter.estimate.scaling.laws import BESIROGLU_2024
 from charter.estimate.shapes.parameters import count_parameters

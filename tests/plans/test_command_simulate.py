@@ -7,8 +7,8 @@ from typer.testing import CliRunner
 from charter.cli.main import app
 from charter.cli.simulate_view import bar
 from charter.errors import InfeasibleError, UsageError
-from charter.resilience.durations import Exponential
 from charter.resilience.simulate import Job, simulate
+from charter.resilience.spot import Exponential
 
 run = CliRunner(env={"COLUMNS": "140"}).invoke
 LLAMA3 = ("simulate", "--gpus", "16384", "--work", "49.7d", "--save", "10s", "--restart", "8m", "--runs", "60")

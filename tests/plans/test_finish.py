@@ -9,8 +9,8 @@ from charter.cost.uncertainty import Noise
 from charter.plan.choice.choose import Choice
 from charter.plan.choice.deadline import in_time
 from charter.plan.money.project_cost import project_cost
-from charter.resilience.spot_waits import CURVE
-from charter.spec.costs import Costs
+from charter.resilience.spot import CURVE
+from charter.spec.sections import Costs
 from charter.spec.stage import DpoStage, SftStage
 
 SFT = SftStage(init="base", data=("chat",), global_batch=128, seq_len=2048)

@@ -19,8 +19,8 @@ from charter.plan.money.project_cost import project_cost
 from charter.plan.plan import Plan
 from charter.plan.stages.stage_plan import QUANTILES, money
 from charter.plan.timeline import Sharing
-from charter.spec.costs import Costs, HumanLabels, Retention, Staff
 from charter.spec.project import Budget, DataSpec, ModelSpec, Project, Resources, Serving, Storage
+from charter.spec.sections import Costs, HumanLabels, Retention, Staff
 from charter.spec.stage import CritiqueStage, EvalStage, LabelStage, PpoStage, PreferenceModelStage, SftStage
 
 LLAMA_8B = models.get("Llama-3.1-8B").architecture

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from charter.catalog.prices import Market, offers
+from charter.catalog.price_book import Market, offers
 from charter.plan.hardware.places import places
 from charter.plan.options.risk import overhead
 from charter.plan.physics.cpu_time import cpu_phase_terms

@@ -1,7 +1,7 @@
 """FLOP counts that published throughput tables imply, by the convention each uses.
 
 Seen failing under mutations of production lines (tests that fail):
-- train/operations.py, `Recompute.SELECTIVE: scores` -> `2 * scores`: 1 of 8;
+- train/meter.py, `Recompute.SELECTIVE: scores` -> `2 * scores`: 1 of 8;
 - estimate/shapes/flops.py, `seq_len / 2 if causal` -> the full square: 3; `3 * forward.total` -> 3.05: 5.
 """
 
@@ -11,7 +11,7 @@ from charter.catalog import models
 from charter.estimate.shapes.flops import forward_flops_per_token, training_flops_per_token
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Recompute
-from charter.train.operations import Reader
+from charter.train.meter import Reader
 
 LLAMA3_70B = models.get("Llama-3-70B").architecture
 GPT_175B = Architecture(

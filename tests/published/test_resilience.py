@@ -7,10 +7,10 @@ Seen failing under mutations of production lines (tests that fail):
 import numpy as np
 import pytest
 
-from charter.resilience.durations import Exponential
 from charter.resilience.expected_time import Interruptions, daly_interval_seconds, expected_time
 from charter.resilience.failures import LLAMA3_H100, META_RSC1_A100, mean_between_failures_seconds
 from charter.resilience.simulate import Job, simulate
+from charter.resilience.spot import Exponential
 
 HOUR, DAY = 3600.0, 86400.0
 

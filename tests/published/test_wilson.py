@@ -1,12 +1,12 @@
 """Newcombe 1998 ("Two-sided confidence intervals for the single proportion"), table I, method 3 (score).
 
 Seen failing under mutations of production lines (tests that fail):
-- evaluate/intervals.py, `successes + z2 / 2` -> `successes + z2`: 4 of 4.
+- evaluate/statistics.py, `successes + z2 / 2` -> `successes + z2`: 4 of 4.
 """
 
 import pytest
 
-from charter.evaluate.intervals import wilson
+from charter.evaluate.statistics import wilson
 
 NEWCOMBE_TABLE_1 = {
     (81, 263): (0.2553, 0.3662),

@@ -2,7 +2,7 @@
 
 Seen failing under mutations of production lines (tests that fail):
 - estimate/memory/terms.py, `zero >= stage` -> `>`: 1 of 17 (example 3);
-- train/operations.py, `Recompute.FULL: total - head` -> `total`: 1 (example 5);
+- train/meter.py, `Recompute.FULL: total - head` -> `total`: 1 (example 5);
 - plan/training_run.py, `num_parameters * num_tokens` -> 1.01 of it: 5 (examples 6 to 8);
 - estimate/source_formulas.py, `14 * num_parameters / data` -> divided by `tensor` too: 3 (examples 3, 4).
 """
@@ -25,7 +25,7 @@ from charter.estimate.source_formulas import (
 )
 from charter.plan.training_run import Cluster, TrainingRun, at_utilisation, utilisation_of
 from charter.spec.layout import Layout, Recompute, ZeroStage
-from charter.train.operations import Reader
+from charter.train.meter import Reader
 from charter.units import SECONDS_PER_HOUR
 
 GB, GIB = 1e9, 2**30

@@ -11,11 +11,10 @@ from sft_job import write_sft_job
 from swift_server import ACCESS, SECRET, SwiftServer, is_installed
 
 from charter.artifacts.stage_dir import StageDir
-from charter.artifacts.store.copy import Copies
-from charter.artifacts.store.objects import Objects
+from charter.artifacts.store.copy import Copies, Objects
+from charter.artifacts.store.maintenance import Restorer
 from charter.artifacts.store.replicator import Replicator
-from charter.artifacts.store.restoring import Restorer
-from charter.artifacts.store.s3_place import S3Place
+from charter.artifacts.store.s3 import S3Place
 
 pytestmark = pytest.mark.skipif(
     not is_installed(), reason="needs swift-proxy, -account, -container, -object, memcached"

@@ -5,8 +5,9 @@ longer on the path is renamed, never deleted; what retention removes is older th
 """
 
 import fnmatch
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,109 @@ from charter.artifacts.fence import token_of
 from charter.artifacts.file_facts import FileFact, facts_of, files_under
 from charter.artifacts.fingerprint import differences
 from charter.artifacts.job import Job
-from charter.artifacts.position import Position, position_of
-from charter.artifacts.retention import Held, Retention
 from charter.artifacts.safe_path import below
-from charter.artifacts.sealed import read_sealed, sealed_text
-from charter.artifacts.whole_dir import MANIFEST
-from charter.errors import DataError
+from charter.artifacts.whole_dir import MANIFEST, read_sealed, sealed_text
+from charter.errors import DataError, UsageError
+
+_NAME = re.compile(r"step-(\d{8,})(?:-([1-9]\d*))?")
+
+
+@dataclass(frozen=True, order=True)
+class Position:
+    """Finished steps, and finished parts of the step after them.
+
+    A step is an optimizer step, a rollout with its updates, a batch of records. Steps of one part are always at part 0.
+    """
+
+    step: int
+    part: int = 0
+
+    @property
+    def directory(self) -> str:
+        """The name of a checkpoint's directory.
+
+        >>> Position(12).directory, Position(12, 2).directory
+        ('step-00000012', 'step-00000012-2')
+        """
+        return f"step-{self.step:08d}" + (f"-{self.part}" if self.part else "")
+
+    def __str__(self) -> str:
+        """The shortest name: `12`, or `12-2` in the middle of a step."""
+        return f"{self.step}-{self.part}" if self.part else str(self.step)
+
+
+def position_of(directory: str) -> Position | None:
+    """The position that a directory's name stands for; None for other names, so for what was set aside.
+
+    >>> position_of("step-00000012-2"), position_of("step-00000012.damaged-1")
+    (Position(step=12, part=2), None)
+    """
+    found = _NAME.fullmatch(directory)
+    return Position(int(found[1]), int(found[2] or 0)) if found else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """A checkpoint as retention sees it."""
+
+    position: Position
+    verified: bool
+    """Written or checked by this very process."""
+    metric: float | None = None
+    """How good the model was, higher is better."""
+    pinned: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retention:
+    """What is kept: the newest `keep_last`, every `keep_every`-th step, the best, what is pinned or gone back to."""
+
+    keep_last: int
+    keep_every: int | None = None
+    keep_best: bool = False
+    go_back_steps: int | None = None
+    """How far training may have to go back from the newest one (`guard: on_divergence: roll_back`)."""
+
+    def removable(self, held: Iterable[Held]) -> list[Position]:
+        """The positions that may be removed, oldest first.
+
+        Only what is older than `keep_last` verified checkpoints ever goes, and nothing while the newest is not
+        verified: so at least one verified checkpoint is left by any sequence of saves and removals.
+        """
+        newest_first = sorted(held, key=lambda item: item.position, reverse=True)
+        if not newest_first or not newest_first[0].verified:
+            return []
+        kept = {item.position for item in newest_first if item.pinned or self._is_on_the_grid(item.position)}
+        if self.keep_best and (best := _best(newest_first)) is not None:
+            kept.add(best)
+        kept |= self._to_go_back_to([item.position for item in reversed(newest_first)])
+        verified, removable = 0, []
+        for item in newest_first:
+            if verified >= max(1, self.keep_last) and item.position not in kept:
+                removable.append(item.position)
+            verified += item.verified
+        return removable[::-1]
+
+    def _to_go_back_to(self, oldest_first: list[Position]) -> set[Position]:
+        """The newest one that lies far enough back, and the one after it, which will lie far enough back next."""
+        if self.go_back_steps is None:
+            return set()
+        limit = Position(max(0, oldest_first[-1].step - self.go_back_steps))
+        early = [item for item in oldest_first if item <= limit]
+        return {*early[-1:], *oldest_first[len(early) : len(early) + 1]}
+
+    def _is_on_the_grid(self, position: Position) -> bool:
+        return self.keep_every is not None and position.part == 0 and position.step % self.keep_every == 0
+
+
+def _best(newest_first: Iterable[Held]) -> Position | None:
+    """The newest of those with the highest metric."""
+    best: Held | None = None
+    for item in newest_first:
+        if item.metric is not None and (best is None or best.metric is None or item.metric > best.metric):
+            best = item
+    return None if best is None else best.position
+
 
 STATE, PINNED = "state", "pinned"
 SCHEMA = "charter.checkpoint/2"
@@ -242,3 +340,121 @@ def _difference(name: str, old: Any, new: Any) -> str:
 def _shown(value: Any) -> str:
     text = "nothing" if value is None else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedCheckpoint:
+    """What is known of a checkpoint."""
+
+    position: Position
+    path: Path
+    bytes: int
+    """What its files hold; hard links count for each that has them."""
+    metric: float | None
+    world_size: int | None
+    pinned: bool
+    written_at: float
+    """Seconds since 1970."""
+    verified: bool
+    """Whether every file was read and has its recorded hash; else only manifest and sizes were looked at."""
+    damage: str | None
+    """What is wrong with it, in words."""
+
+
+def listed(stage_dir: Path, *, verify: bool = False) -> list[ListedCheckpoint]:
+    """The checkpoints of a stage, oldest first; what is removed meanwhile by the stage is left out."""
+    found = []
+    for position in positions_in(stage_dir / STATE):
+        try:
+            found.append(_look_at(stage_dir / STATE / position.directory, position, verify=verify))
+        except FileNotFoundError:
+            continue
+    return found
+
+
+def pin(stage_dir: Path, position: Position) -> Path:
+    """Keep a checkpoint whatever retention says; refused where it is not there."""
+    path = _existing(stage_dir, position)
+    try:
+        durable.write_file(path / PINNED, "")
+    except FileNotFoundError:
+        raise UsageError(f"{path} was removed by retention meanwhile; pin a newer one") from None
+    return path
+
+
+def unpin(stage_dir: Path, position: Position) -> Path:
+    """Let retention decide again; the next save may remove it."""
+    path = _existing(stage_dir, position)
+    (path / PINNED).unlink(missing_ok=True)
+    durable.sync_dir(path)
+    return path
+
+
+def parse_position(text: str) -> Position:
+    """A position as it is printed: `12`, `12-2`, or the name of the directory.
+
+    >>> parse_position("12"), parse_position("12-2"), parse_position("step-00000012")
+    (Position(step=12, part=0), Position(step=12, part=2), Position(step=12, part=0))
+    """
+    step, dash, part = text.partition("-")
+    named = f"step-{int(step):08d}{dash}{part}" if step.isascii() and step.isdigit() else text
+    if (position := position_of(named)) is None:
+        raise UsageError(f"{text!r} is no checkpoint; give finished steps, as 12, or with parts, as 12-2")
+    return position
+
+
+def _existing(stage_dir: Path, position: Position) -> Path:
+    path, there = stage_dir / STATE / position.directory, positions_in(stage_dir / STATE)
+    if position not in there:
+        known = ", ".join(map(str, there)) or "none"
+        raise UsageError(f"{stage_dir.name} has no checkpoint {position}; it has {known}")
+    return path
+
+
+def _look_at(path: Path, position: Position, *, verify: bool) -> ListedCheckpoint:
+    manifest: Mapping[str, object] = {}
+    try:
+        manifest = read_sealed(path / MANIFEST)
+        wrong = damage(path) if verify else _wrong_sizes(path, manifest)
+    except DataError as error:
+        wrong = str(error)
+    written = path.stat()
+    metric, world_size = manifest.get("metric"), manifest.get("world_size")
+    return ListedCheckpoint(
+        position=position,
+        path=path,
+        bytes=sum((path / name).stat().st_size for name in files_under(path)),
+        metric=float(metric) if isinstance(metric, (int, float)) else None,
+        world_size=world_size if isinstance(world_size, int) else None,
+        pinned=(path / PINNED).exists(),
+        written_at=_written_at(path, written.st_mtime),
+        verified=verify and wrong is None,
+        damage=wrong,
+    )
+
+
+def _written_at(path: Path, otherwise: float) -> float:
+    manifest = path / MANIFEST
+    return manifest.stat().st_mtime if manifest.exists() else otherwise
+
+
+def _wrong_sizes(path: Path, manifest: Mapping[str, object]) -> str | None:
+    """The first file whose size is not as recorded, in words."""
+    files = manifest.get("files")
+    if not isinstance(files, Mapping):
+        return "its manifest lists no files"
+    return next(
+        (wrong for name, fact in sorted(files.items()) if (wrong := _wrong_size(path / name, name, fact))), None
+    )
+
+
+def _wrong_size(file: Path, name: str, fact: Mapping[str, int]) -> str | None:
+    if not file.is_file():
+        return f"{name} is missing"
+    found = file.stat().st_size
+    return None if found == fact["bytes"] else f"{name} has {found} bytes, recorded {fact['bytes']}"
+
+
+def names_of_damaged(found: Sequence[ListedCheckpoint]) -> list[str]:
+    """The damaged ones, each with what is wrong."""
+    return [f"{item.path}: {item.damage}" for item in found if item.damage is not None]

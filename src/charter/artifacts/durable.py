@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from charter.artifacts import faults, fence
-from charter.artifacts.disk_space import FULL, disk_full_is_said
-from charter.artifacts.file_facts import FileFact, check_chunks
+from charter.artifacts.file_facts import FULL, FileFact, check_chunks, disk_full_is_said
 from charter.errors import DataError
 
 TEMPORARY, DISCARDED = ".tmp-", ".gc-"

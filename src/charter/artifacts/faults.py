@@ -20,12 +20,34 @@ import errno
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NoReturn
 
-from charter.artifacts import tearing
+
+def sizes_of(path: Path | None) -> dict[Path, int]:
+    """Bytes of a file, or of every file below a directory; nothing for what is not there."""
+    if path is None:
+        return {}
+    files = [path] if path.is_file() else [item for item in path.rglob("*") if item.is_file()]
+    return {item: item.stat().st_size for item in sorted(files)}
+
+
+def cut_what_was_added(path: Path, before: Mapping[Path, int]) -> None:
+    """Leave half of what every file has gained; of flushed files that have gained nothing, half of all."""
+    sizes = sizes_of(path)
+    grown = {item: size for item, size in sizes.items() if size != before.get(item, 0)}
+    for item, size in (grown or sizes).items():
+        kept = before.get(item, 0) if grown else 0
+        os.truncate(item, kept + max(0, size - kept) // 2)
+
+
+def remove_half(path: Path) -> None:
+    """Remove every other file below a directory, the first one included."""
+    for item in [*sizes_of(path)][::2]:
+        item.unlink()
+
 
 When = Literal["before", "after"]
 ATTEMPT = "CHARTER_ATTEMPT"
@@ -49,13 +71,13 @@ def durable_action(name: str, *, writes: Path | None = None, removes: Path | Non
             file.write(f"{os.getpid()} {number} {name}\n")
     _crash_at(number, "before")
     torn = _is_at(number, "torn")
-    before = tearing.sizes_of(writes) if torn else {}
+    before = sizes_of(writes) if torn else {}
     if torn and writes is None:
-        tearing.remove_half(removes) if removes is not None else None
+        remove_half(removes) if removes is not None else None
         _kill_self()
     yield
     if torn and writes is not None:
-        tearing.cut_what_was_added(writes, before)
+        cut_what_was_added(writes, before)
         _kill_self()
     _crash_at(number, "after")
 

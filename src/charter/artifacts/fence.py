@@ -17,8 +17,46 @@ from pathlib import Path
 from typing import Any
 
 from charter.artifacts.group import GROUP
-from charter.artifacts.term import NO_TERM, Term, read_term, term_of_process
 from charter.errors import InterruptedRunError
+
+TERM = "CHARTER_TERM"
+
+
+@dataclass(frozen=True, order=True)
+class Term:
+    """One start of a job."""
+
+    submission: int
+    """Counted in the stage directory from 1."""
+    restart: int
+    """How often the engine had started it before; -1 for the submission itself, before any start."""
+
+    def __str__(self) -> str:
+        return f"{self.submission}.{self.restart}"
+
+
+NO_TERM = Term(0, 0)
+"""Of a directory that no engine has worked in."""
+
+
+def read_term(text: object) -> Term:
+    """The term that a text names; `NO_TERM` for anything else.
+
+    >>> read_term("7.1") > read_term("7.0") > read_term(None)
+    True
+    """
+    submission, _, restart = str(text).partition(".")
+    try:
+        return Term(int(submission), int(restart))
+    except ValueError:
+        return NO_TERM
+
+
+def term_of_process() -> Term | None:
+    """The term of the start that this process belongs to; None where no engine started it."""
+    found = os.environ.get(TERM)
+    return None if found is None else read_term(found)
+
 
 FENCE, FENCE_LOCK = ".fence", ".fence.lock"
 LOCK_SECONDS = 30.0

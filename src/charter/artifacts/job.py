@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from charter.artifacts import durable
-from charter.artifacts.sealed import SEAL, broken_seal, write_sealed
+from charter.artifacts.whole_dir import SEAL, broken_seal, write_sealed
 from charter.errors import DataError
-from charter.spec.engines import EngineEnvironment
 from charter.spec.project import DataSpec, ModelSpec, Serving
-from charter.spec.stage import MODEL, Stage
-from charter.spec.stage_kinds import STAGE_KINDS
+from charter.spec.sections import EngineEnvironment
+from charter.spec.stage import MODEL, STAGE_KINDS, Stage
 
 JOB_FILE = "job.json"
 SCHEMA = "charter.job/2"

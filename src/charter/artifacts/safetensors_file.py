@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from charter.artifacts.safe_path import wrong_name
 from charter.errors import DataError
 
 _LENGTH_BYTES = 8
@@ -114,3 +115,34 @@ def differing_tensors(left: Sequence[Path], right: Sequence[Path]) -> list[str]:
         if (here[name].dtype, here[name].shape) != (there[name].dtype, there[name].shape)
         or here[name].read() != there[name].read()
     ]
+
+
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz", ".h5", ".msgpack")
+"""Endings of files that the usual loaders unpickle, or that other frameworks' loaders read."""
+
+
+def check_weight_files(directory: Path) -> None:
+    """Raise a DataError for headers that do not fit, names that lead elsewhere, and where there are pickles only."""
+    for index in sorted(directory.glob("*.safetensors.index.json")):
+        _check_index(directory, index)
+    stored = sorted(directory.glob("*.safetensors"))
+    for path in stored:
+        read_header(path)
+    pickles = sorted(path.name for path in directory.iterdir() if path.suffix in PICKLES)
+    if pickles and not stored:
+        raise DataError(
+            f"{directory} has weights in {pickles[0]}, which may run code when it is read, and no safetensors file\n"
+            "  save them with save_pretrained(..., safe_serialization=True), or take the safetensors files of the model"
+        )
+
+
+def _check_index(directory: Path, index: Path) -> None:
+    """The files that an index names lie in the directory."""
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        for name in sorted(names):
+            plain = wrong_name(name) is None and "/" not in name and name.endswith(".safetensors")
+            if not plain or not (directory / name).is_file():
+                raise DataError(f"{index} names {name[:80]!r}, which is no safetensors file beside it")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(f"{index} is not an index of weights: {type(error).__name__}") from None

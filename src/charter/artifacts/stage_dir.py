@@ -8,12 +8,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from charter.artifacts import durable, faults
-from charter.artifacts.checkpoints import Checkpoint, Checkpoints
+from charter.artifacts.checkpoints import Checkpoint, Checkpoints, Position
 from charter.artifacts.file_facts import FileFact
-from charter.artifacts.group import GROUP, rank_of_process
-from charter.artifacts.heartbeat import PUBLISH, SAVE, Heartbeat
+from charter.artifacts.group import GROUP, PUBLISH, SAVE, Heartbeat, rank_of_process
 from charter.artifacts.job import Job, read_job
-from charter.artifacts.position import Position
 from charter.artifacts.record import OUTPUTS, RECORD_FILE, record_of, write_record
 from charter.artifacts.whole_dir import publish_dir
 from charter.errors import StageError

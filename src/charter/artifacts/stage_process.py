@@ -18,11 +18,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from charter.artifacts import durable, faults
-from charter.artifacts.disk_space import is_disk_full
-from charter.artifacts.group import WORLD_SIZE, failure_name, log_name, rank_of_process, works_apart
-from charter.artifacts.heartbeat import START
-from charter.artifacts.lease import Lease
-from charter.artifacts.membership import Membership, Share
+from charter.artifacts.file_facts import is_disk_full
+from charter.artifacts.group import START, WORLD_SIZE, failure_name, log_name, rank_of_process, works_apart
+from charter.artifacts.lease import Lease, Membership, Share
 from charter.artifacts.stage_dir import StageDir
 from charter.errors import CharterError, DataError, InterruptedRunError, MissingExtraError, StageError
 

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from charter.artifacts.job import Job
-from charter.spec.data_row import SkippedRows
+from charter.data.rows import SkippedRows
 from charter.spec.project import DataSpec
 
 Made = TypeVar("Made")
 Reader = Callable[[Path, DataSpec | None, SkippedRows | None], Iterable[Made]]
-"""`read_pairs`, `each_text` and their like, of `spec/dataset`."""
+"""`read_pairs`, `each_text` and their like, of `data/dataset`."""
 
 
 def each_stage_row(job: Job, role: str, read: Reader[Made], skipped: SkippedRows) -> Iterator[Made]:

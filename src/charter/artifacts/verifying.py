@@ -7,7 +7,7 @@ from charter.artifacts.batch_files import batch_paths
 from charter.artifacts.batch_files import damage as batch_damage
 from charter.artifacts.job import JOB_FILE, read_job
 from charter.artifacts.record import damaged_output, read_record
-from charter.artifacts.store.sqlite_copy import damage_of
+from charter.artifacts.store.copy import damage_of
 from charter.errors import DataError
 
 

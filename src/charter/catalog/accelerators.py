@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
 
-from charter.catalog.aliases import ACCELERATOR_ALIASES, SPELLINGS, plain
-from charter.catalog.names import closest
+from charter.catalog.aliases import ACCELERATOR_ALIASES, SPELLINGS, closest, plain
 from charter.catalog.rows import Provenance, Row, read_table
 from charter.errors import UsageError
 from charter.units import GB, MIB, TERA

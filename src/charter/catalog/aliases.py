@@ -4,6 +4,9 @@ SkyPilot's names first (`H100`, `A100-80GB`, `tpu-v5e`), then those of result ta
 A bare family name means the variant that SkyPilot rents under it.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 def plain(name: str) -> str:
     """A name without case, vendor and separators.
@@ -122,3 +125,14 @@ ACCELERATOR_ALIASES = {plain(alias): name for name, aliases in _SPELLINGS.items(
 
 SPELLINGS = tuple(alias for aliases in _SPELLINGS.values() for alias in aliases)
 """The aliases as people write them, for suggestions."""
+
+
+def closest(name: str, known: Iterable[str], *, limit: int = 3) -> str:
+    """`; did you mean A, B?` for a name that is nearly a known one, else nothing.
+
+    >>> closest("H10O", ["H100", "A100"])
+    '; did you mean H100?'
+    """
+    spelled = {item.casefold(): item for item in known}
+    near = get_close_matches(name.casefold(), list(spelled), n=limit, cutoff=0.6)
+    return f"; did you mean {', '.join(spelled[item] for item in near)}?" if near else ""

@@ -4,12 +4,12 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from charter.catalog.config_dense import READERS as DENSE
-from charter.catalog.config_experts import READERS as EXPERTS
-from charter.catalog.config_hybrid import READERS as HYBRID
-from charter.catalog.config_values import Config
-from charter.catalog.config_vision import READERS as VISION
-from charter.catalog.config_vision import UNSUPPORTED
+from charter.catalog.config_readers import DENSE_READERS as DENSE
+from charter.catalog.config_readers import EXPERT_READERS as EXPERTS
+from charter.catalog.config_readers import Config
+from charter.catalog.config_variants import HYBRID_READERS as HYBRID
+from charter.catalog.config_variants import UNSUPPORTED
+from charter.catalog.config_variants import VISION_READERS as VISION
 from charter.errors import DataError
 from charter.spec.architecture import Architecture
 

@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from charter.catalog.aliases import closest
 from charter.catalog.huggingface import architecture_from_config
-from charter.catalog.names import closest
 from charter.catalog.rows import DATA, Provenance
 from charter.errors import CatalogError, UsageError
 from charter.spec.architecture import Architecture, Encoder, LatentAttention, MixtureOfExperts, StateSpace

@@ -10,7 +10,7 @@ from typing import Any
 from charter.catalog.accelerators import get
 from charter.catalog.facts import StoragePrice, storage_prices
 from charter.catalog.offer import ALL_REGIONS, Market, Offer, as_of_key, earliest_day, offer_of_row, read_offers
-from charter.catalog.price_finding import Finding, Severity
+from charter.catalog.price_row import Finding, Severity
 from charter.catalog.rows import read_table
 
 STALE_DAYS = 60
@@ -187,3 +187,22 @@ def read_price_book(file: Path, *, today: date) -> PriceBook:
         return PriceBook.bundled()
     rows = read_offers(file.read_text(encoding="utf-8"), file.name)
     return PriceBook.bundled().with_rows(rows, source=file.name, today=today)
+
+
+__all__ = ["Market", "Offer", "PriceBook", "as_of_key", "offers", "read_offers"]
+
+
+def offers(
+    accelerator: str | None = None,
+    *,
+    cloud: str | None = None,
+    region: str | None = None,
+    market: Market | None = None,
+    latest: bool = True,
+) -> tuple[Offer, ...]:
+    """Offers of the bundled snapshot, narrowed down; `latest` drops older snapshots of the same offer.
+
+    >>> sorted({offer.cloud for offer in offers("L40S", market=Market.SPOT)})
+    ['crusoe']
+    """
+    return PriceBook.bundled().offers(accelerator, cloud=cloud, region=region, market=market, latest=latest)

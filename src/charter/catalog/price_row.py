@@ -1,16 +1,44 @@
 """One line of a price list as it was read, before anything about it is believed."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from csv import DictReader
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import date
+from enum import StrEnum
 from io import StringIO
 
 from charter.catalog.accelerators import get
 from charter.catalog.offer import Market
-from charter.catalog.price_finding import Finding, Severity
 from charter.catalog.rows import Row
 from charter.errors import UsageError
 from charter.units import MIB
+
+
+class Severity(StrEnum):
+    """`error`: the row must not be used; `warning`: doubtful; `note`: read in a way that the user should know."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that a rule says about one row of prices."""
+
+    rule: str
+    severity: Severity
+    row: int
+    """Line in the file, the header being 1; 0 where no single line is meant."""
+    message: str
+    offer: str = ""
+    """Cloud, instance type, accelerator and region, for people."""
+
+    @property
+    def is_error(self) -> bool:
+        """Whether the row must not be used."""
+        return self.severity is Severity.ERROR
+
 
 SAME_MEMORY = 0.10
 """Share by which a printed memory may differ from the catalog's: what drivers report is up to 8 % below the chips'
@@ -171,3 +199,35 @@ def memory_problem(row: PriceRow) -> str:
 def lines_of(findings: Iterable[Finding]) -> frozenset[int]:
     """Lines that an error stands on."""
     return frozenset(finding.row for finding in findings if finding.is_error)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Import:
+    """What a file does not say of itself."""
+
+    file: str
+    imported_on: date
+    cloud: str = ""
+    """For layouts of which each file is one cloud's."""
+    as_of: str = ""
+    """The date of the prices; the day of the import if left out."""
+    instances: Mapping[tuple[str, str], tuple[str, int]] = field(default_factory=dict)
+    """Accelerator and count of known instance types by cloud and name."""
+
+    @property
+    def date_of_prices(self) -> str:
+        """What the rows carry as their date."""
+        return self.as_of or self.imported_on.isoformat()
+
+    def source(self, kind: str) -> str:
+        """What the rows carry as their source."""
+        return f"{kind} {self.file}, imported {self.imported_on.isoformat()}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """The rows of a file, what was wrong with them, and the lines that are no offers."""
+
+    rows: tuple[PriceRow, ...]
+    findings: tuple[Finding, ...] = ()
+    left_out: Mapping[str, int] = field(default_factory=dict)

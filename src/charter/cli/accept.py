@@ -18,10 +18,9 @@ def accept(
 
     from charter.artifacts.lease import Lease
     from charter.errors import UsageError
-    from charter.pipeline.accept import acceptance_of, record_acceptance
-    from charter.pipeline.graph import build_pipeline
-    from charter.pipeline.paths import run_dir
-    from charter.pipeline.staleness import describe, input_names
+    from charter.run.graph import acceptance_of, build_pipeline, record_acceptance
+    from charter.run.paths import run_dir
+    from charter.run.staleness import describe, input_names
 
     project, root = open_project(directory)
     pipeline = build_pipeline(project, root)

@@ -8,8 +8,8 @@ import typer
 from charter.cli.common import DirOption, JsonOption, SetOption, open_project, print_json
 
 if TYPE_CHECKING:
-    from charter.pipeline.graph import Pipeline, PlannedStage
-    from charter.pipeline.samples import Sampled
+    from charter.run.approval import Sampled
+    from charter.run.graph import Pipeline, PlannedStage
 
 SHOWN_CHARACTERS = 1500
 """Of one field: some twenty lines of a terminal."""
@@ -27,7 +27,7 @@ def approve(
 ) -> None:
     """Show samples of what a stage with `needs_approval: true` reads, ask, and let it start."""
     from charter.errors import UsageError
-    from charter.pipeline.graph import build_pipeline
+    from charter.run.graph import build_pipeline
 
     pipeline = build_pipeline(*open_project(directory, set_))
     if list_:
@@ -43,8 +43,7 @@ def _approve(pipeline: "Pipeline", stage: "PlannedStage", *, note: str, count: i
     from dataclasses import asdict
 
     from charter.errors import UsageError
-    from charter.pipeline.approval import approve, read_approval
-    from charter.pipeline.samples import samples_of
+    from charter.run.approval import approve, read_approval, samples_of
 
     _check(pipeline, stage)
     found = samples_of(stage, count, seed=pipeline.project.seed)
@@ -67,7 +66,7 @@ def _approve(pipeline: "Pipeline", stage: "PlannedStage", *, note: str, count: i
 def _check(pipeline: "Pipeline", stage: "PlannedStage") -> None:
     """Refuse where there is nothing to approve, or nothing to look at yet."""
     from charter.errors import UsageError
-    from charter.pipeline.staleness import assess
+    from charter.run.staleness import assess
 
     if not stage.spec.needs_approval:
         raise UsageError(f"stage {stage.name} needs no approval; `needs_approval: true` in charter.yaml would hold it")
@@ -86,8 +85,8 @@ def _check(pipeline: "Pipeline", stage: "PlannedStage") -> None:
 def _show(stage: "PlannedStage", found: "list[Sampled]") -> None:
     from rich.text import Text
 
-    from charter.cli.tables import console, plain_table
-    from charter.pipeline.samples import visible
+    from charter.cli.common import console, plain_table
+    from charter.run.approval import visible
 
     print(f"stage {stage.name} ({stage.spec.kind}), fingerprint {stage.asked_fingerprint[:8]}")
     for item in found:
@@ -105,8 +104,8 @@ def _show(stage: "PlannedStage", found: "list[Sampled]") -> None:
 
 
 def _list(pipeline: "Pipeline", *, as_json: bool) -> None:
-    from charter.cli.tables import console, plain_table
-    from charter.pipeline.samples import visible
+    from charter.cli.common import console, plain_table
+    from charter.run.approval import visible
 
     rows = [_state(pipeline, stage) for stage in pipeline.stages.values() if stage.spec.needs_approval]
     if as_json:
@@ -124,8 +123,8 @@ def _list(pipeline: "Pipeline", *, as_json: bool) -> None:
 
 
 def _state(pipeline: "Pipeline", stage: "PlannedStage") -> dict[str, Any]:
-    from charter.pipeline.approval import read_approval
-    from charter.pipeline.staleness import assess
+    from charter.run.approval import read_approval
+    from charter.run.staleness import assess
 
     given = read_approval(stage, pipeline.root)
     done = assess(stage, pipeline.root).done

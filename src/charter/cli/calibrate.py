@@ -80,7 +80,7 @@ def _paced(project: Any, root: Path) -> "Bundle":
 
     from charter.calibration.bundle import Bundle
     from charter.errors import UsageError
-    from charter.pipeline.measured_pace import measured_paces
+    from charter.run.planned import measured_paces
 
     paces = measured_paces(project, root)
     if not paces:
@@ -113,7 +113,7 @@ def _report(bundle: "Bundle", output: Path) -> dict[str, object]:
 
 
 def _print(bundle: "Bundle", output: Path) -> None:
-    from charter.cli.tables import console, plain_table
+    from charter.cli.common import console, plain_table
 
     out = console()
     if bundle.quantities:

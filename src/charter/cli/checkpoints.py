@@ -2,17 +2,164 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from charter.cli.ckpt_cleaning import gc, prune
-from charter.cli.ckpt_copies import backup, restore, scrub
 from charter.cli.common import DirOption, JsonOption, SetOption, open_project, print_json
 
 if TYPE_CHECKING:
-    from charter.artifacts.checkpoint_list import ListedCheckpoint
+    from charter.artifacts.checkpoints import ListedCheckpoint
+    from charter.run.copies import Removable
+
+
+PlaceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--place",
+        metavar="PLACE",
+        help="The second place: a directory or s3://bucket/path; storage.artifacts unless given.",
+        show_default=False,
+    ),
+]
+
+
+def backup(
+    directory: DirOption = Path("."), place: PlaceOption = None, json_: JsonOption = False, set_: SetOption = None
+) -> None:
+    """Copy checkpoints, records, outputs and the ledger to the second place; what is there is not sent again."""
+    from charter.run.copies import back_up
+
+    done = []
+    for name in back_up(*open_project(directory, set_), place, partial(typer.echo, err=True)):
+        done.append(name)
+        if not json_:
+            typer.echo(f"copied {name}")
+    if json_:
+        print_json({"schema": "charter.backup/1", "copied": done})
+    elif not done:
+        typer.echo("nothing new to copy")
+
+
+def restore(
+    directory: DirOption = Path("."), place: PlaceOption = None, json_: JsonOption = False, set_: SetOption = None
+) -> None:
+    """Bring back what the second place has and this machine has not; then `charter run` goes on from there."""
+    from charter.run.copies import restore as bring_back
+
+    problems: list[str] = []
+    groups = dict(bring_back(*open_project(directory, set_), place, problems.append))
+    brought = {group: items for group, items in groups.items() if items}
+    if json_:
+        print_json({"schema": "charter.restore/1", "brought": brought, "problems": problems})
+        return
+    for group, items in brought.items():
+        typer.echo(f"{group}: {', '.join(items)}")
+    for problem in problems:
+        typer.echo(f"not usable: {problem}", err=True)
+    typer.echo("`charter run` goes on from here" if brought else "nothing to bring back")
+
+
+def scrub(
+    directory: DirOption = Path("."),
+    place: PlaceOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be repaired; change nothing.")] = False,
+    json_: JsonOption = False,
+    set_: SetOption = None,
+) -> None:
+    """Read every copy here and in the second place, repair either from the other; exit code 8 where both are bad."""
+    from charter.errors import DataError
+    from charter.run.copies import scrub as scrub_all
+
+    tell = partial(typer.echo, err=True)
+    repairs = list(scrub_all(*open_project(directory, set_), place, tell, repair=not dry_run))
+    if json_:
+        rows = [{"path": str(item.path), "outcome": item.outcome, "wrong": item.wrong} for item in repairs]
+        print_json({"schema": "charter.scrub/1", "dry_run": dry_run, "repairs": rows})
+    else:
+        for item in repairs:
+            typer.echo(f"would be {item}" if dry_run and item.outcome != "lost" else str(item))
+        if not repairs:
+            typer.echo("every copy is as recorded, here and there")
+    if lost := [item for item in repairs if item.outcome == "lost"]:
+        raise DataError(
+            f"{len(lost)} cannot be repaired, since no good copy is left: {lost[0].path} ({lost[0].wrong})\n"
+            "  `charter run` makes again what a stage needs, from its newest checkpoint that is whole"
+        )
+
+
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Remove what is shown.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show it; so also without --yes.")]
+
+
+def prune(
+    directory: DirOption = Path("."),
+    place: PlaceOption = None,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    json_: JsonOption = False,
+    set_: SetOption = None,
+) -> None:
+    """Show checkpoints that `storage` does not keep, here and in the second place; those that stay are read first."""
+    from charter.run.copies import prunable_checkpoints, remove_all, sample_cleaned
+
+    project, root = open_project(directory, set_)
+    acts = yes and not dry_run
+    then = partial(sample_cleaned, project, root, place, partial(typer.echo, err=True))
+    found = remove_all(root, lambda: prunable_checkpoints(project, root, place), then=then) if acts else None
+    _show_removable(prunable_checkpoints(project, root, place) if found is None else found, removed=acts, as_json=json_)
+
+
+def gc(
+    directory: DirOption = Path("."),
+    place: PlaceOption = None,
+    other_results: Annotated[
+        bool, typer.Option("--other-results", help="Also results of stages under other fingerprints.")
+    ] = False,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    json_: JsonOption = False,
+    set_: SetOption = None,
+) -> None:
+    """Show what crashes have left and nothing uses, here and in the second place.
+
+    Objects in the second place that nothing names go in two steps, a day apart: the first call with --yes writes them
+    down, a later one removes them.
+    """
+    from charter.run.copies import garbage, remove_all, sample_cleaned
+
+    project, root = open_project(directory, set_)
+    acts = yes and not dry_run
+    find = partial(garbage, project, root, place, other_results=other_results)
+    then = partial(sample_cleaned, project, root, place, partial(typer.echo, err=True))
+    found = remove_all(root, find, then=then) if acts else find()
+    _show_removable(found, removed=acts, as_json=json_)
+
+
+def _show_removable(found: "Sequence[Removable]", *, removed: bool, as_json: bool) -> None:
+    from charter.cli.common import console, plain_table
+    from charter.units import format_bytes
+
+    if as_json:
+        rows = [
+            {"name": item.name, "why": item.why, "bytes": item.bytes, "removed": removed and item.remove is not None}
+            for item in found
+        ]
+        print_json({"schema": "charter.removable/1", "items": rows})
+        return
+    if not found:
+        typer.echo("nothing to remove")
+        return
+    table = plain_table(("What", "wrap"), ("Why", "wrap"), ("Size", "right"))
+    for item in found:
+        kept = " (kept: --other-results removes it)" if item.remove is None else ""
+        table.add_row(item.name, item.why + kept, format_bytes(item.bytes))
+    console().print(table)
+    size = format_bytes(sum(item.bytes for item in found if item.remove is not None))
+    typer.echo(f"removed {size}" if removed else f"{size} could be removed; --yes does it")
+
 
 checkpoints_app = typer.Typer(
     help="List, verify, pin, copy and bring back checkpoints and results.",
@@ -42,9 +189,9 @@ def verify_checkpoints(
 
     Exit code 8 where something is damaged.
     """
-    from charter.artifacts.checkpoint_list import names_of_damaged
+    from charter.artifacts.checkpoints import names_of_damaged
     from charter.errors import DataError
-    from charter.pipeline.copies import damaged_results
+    from charter.run.copies import damaged_results
 
     found = _found(directory, stage, set_, verify=True)
     _show(found, as_json=json_)
@@ -64,7 +211,7 @@ def verify_checkpoints(
 @checkpoints_app.command("pin")
 def pin_checkpoint(stage: Stage, at: At, directory: DirOption = Path("."), set_: SetOption = None) -> None:
     """Keep a checkpoint for good, whatever `storage` says."""
-    from charter.artifacts.checkpoint_list import parse_position, pin
+    from charter.artifacts.checkpoints import parse_position, pin
 
     typer.echo(f"Pinned {pin(_stage_dirs(directory, stage, set_)[stage], parse_position(at))}")
 
@@ -72,7 +219,7 @@ def pin_checkpoint(stage: Stage, at: At, directory: DirOption = Path("."), set_:
 @checkpoints_app.command("unpin")
 def unpin_checkpoint(stage: Stage, at: At, directory: DirOption = Path("."), set_: SetOption = None) -> None:
     """Let `storage` decide again; the next save of the stage may remove it."""
-    from charter.artifacts.checkpoint_list import parse_position, unpin
+    from charter.artifacts.checkpoints import parse_position, unpin
 
     typer.echo(f"Unpinned {unpin(_stage_dirs(directory, stage, set_)[stage], parse_position(at))}")
 
@@ -85,7 +232,7 @@ checkpoints_app.command("gc")(gc)
 
 
 def _stage_dirs(directory: Path, stage: str | None, overrides: list[str] | None) -> Mapping[str, Path]:
-    from charter.pipeline.graph import build_pipeline
+    from charter.run.graph import build_pipeline
 
     pipeline = build_pipeline(*open_project(directory, overrides))
     wanted = [pipeline.stage(stage)] if stage is not None else pipeline.stages.values()
@@ -95,7 +242,7 @@ def _stage_dirs(directory: Path, stage: str | None, overrides: list[str] | None)
 def _found(
     directory: Path, stage: str | None, overrides: list[str] | None, *, verify: bool
 ) -> "Mapping[str, Sequence[ListedCheckpoint]]":
-    from charter.artifacts.checkpoint_list import listed
+    from charter.artifacts.checkpoints import listed
 
     stage_dirs = _stage_dirs(directory, stage, overrides)
     return {name: listed(path, verify=verify) for name, path in stage_dirs.items()}
@@ -126,7 +273,7 @@ def _json(item: "ListedCheckpoint") -> dict[str, Any]:
 
 
 def _print(found: "Mapping[str, Sequence[ListedCheckpoint]]") -> None:
-    from charter.cli.tables import console, plain_table
+    from charter.cli.common import console, plain_table
     from charter.units import format_bytes, format_seconds
 
     table = plain_table(

@@ -3,13 +3,19 @@
 import json
 import os
 import sys
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
     from charter.spec.project import Project
+
 
 DirOption = Annotated[
     Path, typer.Option("-C", "--directory", help="Project directory (the one with charter.yaml).", show_default=False)
@@ -82,3 +88,65 @@ def print_json(value: Any) -> None:
 def wants_live_display() -> bool:
     """Whether stdout is a terminal that can redraw; `CI` and a dumb terminal say no."""
     return sys.stdout.isatty() and not os.environ.get("CI") and os.environ.get("TERM") != "dumb"
+
+
+PIPE_WIDTH = 120
+
+
+def console(pipe_width: int = PIPE_WIDTH, *, markup: bool = False) -> "Console":
+    """A console on stdout; `pipe_width` columns where there is no terminal to ask, nor COLUMNS."""
+    from rich.console import Console
+
+    known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(highlight=markup, markup=markup, width=None if known else pipe_width)
+
+
+def plain_table(*columns: tuple[str, str]) -> "Table":
+    """A table without borders; a column is its heading and `left`, `right` or `wrap`.
+
+    On a narrow terminal texts and headings are folded; nothing is cut.
+    """
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading, kind in columns:
+        table.add_column(heading, justify="right" if kind == "right" else "left", overflow="fold")
+    return table
+
+
+def short_confidence(text: str) -> str:
+    """A confidence in a word or two; the longest texts stay in the JSON.
+
+    >>> short_confidence("M"), short_confidence("seen (sum)"), short_confidence("from memory, verify")
+    ('from memory', 'seen', 'from memory')
+    """
+    if text in ("S", "M", "L"):
+        return {"S": "seen", "M": "from memory", "L": "low"}[text]
+    return "from memory" if "memory" in text else text.split(" (")[0].split(",")[0]
+
+
+HELP = ("--help", "-h")
+
+
+class ListByDefault(TyperGroup):
+    """A group whose `list` runs when the first word is none of its commands."""
+
+    def is_meant(self, word: str) -> bool:
+        """Whether a word is a subcommand or nearly one, so that a slip is told as such."""
+        return bool(get_close_matches(word, list(self.commands), n=1, cutoff=0.75))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put `list` in front where no subcommand (and no help) is asked for."""
+        if not args or not (args[0] in HELP or self.is_meant(args[0])):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+class ShowOrListByDefault(ListByDefault):
+    """A group that shows what is named: `charter gpus H100` means `charter gpus show H100`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put `show` in front of a name; otherwise as `ListByDefault`."""
+        if args and not args[0].startswith("-") and not self.is_meant(args[0]):
+            args = ["show", *args]
+        return super().parse_args(ctx, args)

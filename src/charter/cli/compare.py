@@ -57,10 +57,10 @@ def compare(
 
         print_json(comparison(found))
         return
-    from charter.cli.plan_source import console
+    from charter.cli.plan import plan_console
     from charter.report.compare_saved import saved_table
 
-    console().print(saved_table(found))
+    plan_console().print(saved_table(found))
 
 
 def _wants_runs(things: list[str], *, plans: bool, runs: bool, overrides: list[str] | None) -> bool:
@@ -97,10 +97,10 @@ def _compare_runs(things: list[str], *, as_json: bool, html: Path | None, all_fi
     if as_json:
         print_json(found.to_json())
         return
-    from charter.cli.plan_source import console
+    from charter.cli.plan import plan_console
     from charter.report.run_compare.text import comparison_text
 
-    console().print(comparison_text(found, all_figures=all_figures))
+    plan_console().print(comparison_text(found, all_figures=all_figures))
 
 
 def _labels(plans: list[str]) -> list[str]:
@@ -122,7 +122,7 @@ def _plan(text: str, overrides: list[str] | None) -> "Mapping[str, Any]":
         raise UsageError(f"{text}: no such project, saved plan or template; the templates are {', '.join(names)}")
     from datetime import UTC, datetime
 
-    from charter.cli.plan_source import planned_project
+    from charter.cli.plan import planned_project
     from charter.plan.project_plan import plan_project
 
     project, root = planned_project(path, template, overrides)

@@ -68,8 +68,7 @@ def lint_constitution(
 ) -> None:
     """What is wrong or doubtful: repeated and nearly equal principles, weights, tags, placeholders; exit code 2."""
     from charter.errors import DataError, SpecError
-    from charter.feedback.constitution import read_constitution_file
-    from charter.feedback.constitution_lint import lint
+    from charter.feedback.constitution import lint, read_constitution_file
 
     path = _path(file, directory)
     try:
@@ -103,8 +102,7 @@ def import_principles(
     """Write published principles as a constitution of this project; what a layout lacks is made, and marked."""
     from charter.cli.common import write_asked
     from charter.errors import UsageError
-    from charter.feedback.constitution import load_constitution
-    from charter.feedback.constitution_import import constitution_text, import_constitution
+    from charter.feedback.constitution import constitution_text, import_constitution, load_constitution
 
     if out.exists() and not force:
         raise UsageError(f"{out} is there already; give another --out, or --force to replace it")
@@ -133,7 +131,7 @@ def _path(file: Path | None, directory: Path) -> Path:
 
 
 def _print(found: "Constitution", rows: list[dict[str, Any]]) -> None:
-    from charter.cli.tables import console, plain_table
+    from charter.cli.common import console, plain_table
 
     table = plain_table(("Id", "left"), ("Drawn", "right"), ("Tags", "wrap"), ("Which answer is better", "wrap"))
     for row in rows:

@@ -1,18 +1,346 @@
 """`charter cost`: what was spent, where it went, what is still to come."""
 
+import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from charter.cli.common import DirOption, JsonOption, loadable_project, open_project, print_json, project_root
-from charter.cli.cost_bill import import_bill
-from charter.cli.cost_focus import check, export
-from charter.cli.cost_own import buy_or_rent
-from charter.cli.cost_reconcile import reconcile
+from charter.cli.common import (
+    DirOption,
+    JsonOption,
+    loadable_project,
+    open_project,
+    print_json,
+    project_root,
+    write_asked,
+)
 
 if TYPE_CHECKING:
+    from charter.cost.own_hardware import OwnedServer, OwnOrRent
+    from charter.ledger.call import CallSums
     from charter.report.cost_read import CostFacts
+    from charter.run.accounts import BillImported, BillReconciled
+
+
+BILL_SCHEMA = "charter.bill/1"
+MOST_LINES = 40
+FileArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="BILL.csv",
+        help="FOCUS, an AWS Cost and Usage Report, or CSV with cost_usd, resource, start, end, hours.",
+    ),
+]
+ProviderOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--provider", metavar="NAME", help="Whose bill it is: only attempts there should be on it; repeatable."
+    ),
+]
+BillDryRunOption = Annotated[bool, typer.Option("--dry-run", help="Compare, and keep nothing.")]
+
+
+def import_bill(
+    context: typer.Context,
+    file: FileArgument,
+    provider: ProviderOption = None,
+    dry_run: BillDryRunOption = False,
+    directory: DirOption = Path("."),
+    json_: JsonOption = False,
+) -> None:
+    """Compare a provider's bill with the ledger, line by line, and keep it beside it; nothing is overwritten."""
+    from charter.run import accounts
+
+    before, json_before = context.obj
+    project, root = open_project(before if directory == Path(".") else directory)
+    done = accounts.import_bill(project, root, file, dry_run=dry_run, providers=provider or ())
+    if json_ or json_before:
+        print_json(_bill_as_json(done))
+    else:
+        _bill_print(done, dry_run=dry_run)
+
+
+def _bill_as_json(done: "BillImported") -> dict[str, Any]:
+    from charter.ledger.bill import MEANINGS, sums_by_kind
+
+    return {
+        "schema": BILL_SCHEMA,
+        "bill": {"name": done.bill.name, "format": done.bill.format, "lines": len(done.bill.lines)},
+        "billed_usd": f"{done.bill.usd:f}",
+        "ledger_usd": f"{done.ledger_usd:f}",
+        "agrees": done.agrees,
+        "stored": done.stored,
+        "kinds": [
+            {"kind": kind, "meaning": MEANINGS[kind], "count": count, "difference_usd": f"{usd:f}"}
+            for kind, (count, usd) in sums_by_kind(done.findings).items()
+        ],
+        "findings": [item.to_json() for item in done.findings],
+    }
+
+
+def _bill_print(done: "BillImported", *, dry_run: bool) -> None:
+    from charter.ledger.bill import MEANINGS, sums_by_kind
+
+    for kind, (count, usd) in sums_by_kind(done.findings).items():
+        typer.echo(f"{count:>8}  {MEANINGS[kind]} ({usd:+.2f} USD)")
+    different = [item for item in done.findings if item.kind != "equal"]
+    for item in different[:MOST_LINES]:
+        where = f"line{'' if len(item.lines) == 1 else 's'} {', '.join(map(str, item.lines))}: " if item.lines else ""
+        typer.echo(f"  {where}{item.what}: {item.why or MEANINGS[item.kind]}")
+    if len(different) > MOST_LINES:
+        typer.echo(f"  ... and {len(different) - MOST_LINES} more; --json has all of them")
+    typer.echo(f"The bill: {done.bill.usd:.2f} USD. The ledger: {done.ledger_usd:.2f} USD.")
+    if not done.stored:
+        typer.echo("Nothing was kept (--dry-run)." if dry_run else "This bill is in the ledger already.")
+
+
+FocusOption = Annotated[
+    Path,
+    typer.Option("--focus", metavar="FILE", help="Where to write the charges, FOCUS 1.2: FILE.csv or FILE.parquet."),
+]
+
+
+def export(context: typer.Context, focus: FocusOption, directory: DirOption = Path(".")) -> None:
+    """Write every attempt, call, stored byte and fee as charges in FOCUS 1.2, for FinOps tools.
+
+    Idle and lost money stands in columns of its own (x_IdleCost, x_LostCost): it is part of the cost, not beside it.
+    """
+    from charter.errors import UsageError
+    from charter.ledger.focus_files import to_csv, to_parquet
+    from charter.report.focus_dataset import focus_dataset
+
+    before, _ = context.obj
+    root = project_root(before if directory == Path(".") else directory)
+    suffix = focus.suffix.lower()
+    if suffix not in (".csv", ".parquet"):
+        raise UsageError(f"--focus {focus}: is neither .csv nor .parquet; give FILE.csv or FILE.parquet")
+    rows = focus_dataset(loadable_project(root), root)
+    write_asked("--focus", focus, to_csv(rows) if suffix == ".csv" else to_parquet(rows), make_directory=True)
+    unpriced = sum(row.get("x_IsPriced") == "false" for row in rows)
+    said = f" ({unpriced} of them without a price, with cost 0 and x_IsPriced false)" if unpriced else ""
+    typer.echo(f"Wrote {len(rows)} charge{'' if len(rows) == 1 else 's'} to {focus}{said}")
+
+
+def check(
+    file: Annotated[Path, typer.Argument(metavar="FILE.csv", help="A FOCUS dataset, of Charter or of anyone.")],
+    json_: JsonOption = False,
+) -> None:
+    """Whether a FOCUS CSV keeps the rules of the specification; exit code 8 if it does not."""
+    import csv
+    import io
+
+    from charter.errors import DataError, UsageError
+    from charter.ledger.focus_check import check_focus
+
+    if not file.is_file():
+        raise UsageError(f"there is no file {file}; give a FOCUS dataset as CSV")
+    try:
+        rows = list(csv.reader(io.StringIO(file.read_text(encoding="utf-8-sig"), newline="")))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{file} is not CSV ({error})") from None
+    header, body = (rows[0], rows[1:]) if rows else ([], [])
+    found = check_focus(header, (dict(zip(header, row, strict=False)) for row in body))
+    if json_:
+        problems = [{"row": item.row, "column": item.column, "message": item.message} for item in found]
+        print_json({"schema": "charter.focus_check/1", "rows": len(body), "problems": problems})
+    else:
+        for item in found:
+            typer.echo(str(item))
+        typer.echo(f"{len(body)} rows, {'no' if not found else len(found)} problem{'' if len(found) == 1 else 's'}")
+    if found:
+        raise typer.Exit(DataError.exit_code)
+
+
+def buy_or_rent(
+    accelerator: Annotated[str, typer.Argument(help="Accelerator that would be bought.")] = "H100",
+    rent: Annotated[
+        list[float] | None,
+        typer.Option(help="Rent in usd per accelerator-hour; repeatable. Default: the bundled on-demand offers."),
+    ] = None,
+    utilisation: Annotated[float, typer.Option(help="Share of the hours in which it would work.")] = 0.6,
+    scenario: Annotated[str, typer.Option(help="Cost of owning: cheap, mid or costly.")] = "mid",
+    server_usd: Annotated[float | None, typer.Option(help="Your quote for a server of eight.")] = None,
+    power_kw: Annotated[float | None, typer.Option(help="Most power that server draws.")] = None,
+    json_: JsonOption = False,
+) -> None:
+    """Compare owning an accelerator with renting one: break-even use, and months until it has paid for itself."""
+    from charter.catalog.accelerators import get
+    from charter.cost.own_hardware import own_or_rent, owned_server
+
+    name = get(accelerator).name
+    server = owned_server(name, scenario, server_usd=server_usd, power_kw=power_kw)
+    rents = [("given", value) for value in rent] if rent else _offered(name)
+    found = [(source, own_or_rent(server, rent_usd_per_hour=usd, utilisation=utilisation)) for source, usd in rents]
+    if json_:
+        print_json(_own_as_json(name, scenario, server, found))
+    else:
+        _own_print(name, scenario, server, found, utilisation)
+
+
+def _offered(accelerator: str) -> list[tuple[str, float]]:
+    """The cheapest bundled on-demand price of every cloud, dearest first."""
+    from charter.catalog.price_book import Market, offers
+    from charter.errors import UsageError
+
+    cheapest: dict[str, tuple[float, str]] = {}
+    for offer in offers(accelerator, market=Market.ON_DEMAND):
+        usd = offer.usd_per_accelerator_hour(Market.ON_DEMAND)
+        if usd is not None and offer.whole_machine and usd < cheapest.get(offer.cloud, (math.inf, ""))[0]:
+            cheapest[offer.cloud] = (usd, offer.provenance.as_of)
+    if not cheapest:
+        raise UsageError(f"no bundled offer rents out {accelerator}; give a rent with --rent 3.99")
+    ranked = sorted(cheapest.items(), key=lambda item: (-item[1][0], item[0]))
+    return [(f"{cloud}, {as_of.partition(' (')[0]}", usd) for cloud, (usd, as_of) in ranked]
+
+
+def _own_as_json(
+    name: str, scenario: str, server: "OwnedServer", found: "list[tuple[str, OwnOrRent]]"
+) -> dict[str, Any]:
+    from charter.cost.own_hardware import owned_usd_per_year
+
+    rows = []
+    for source, row in found:
+        values = {key: None if value == math.inf else value for key, value in vars(row).items()}
+        verdicts = {"owning_is_cheaper": row.owning_is_cheaper, "pays_back_in_life": row.pays_back_in_life}
+        rows.append({"rent_from": source, **values, **verdicts})
+    return {
+        "accelerator": name,
+        "scenario": scenario,
+        "server": vars(server),
+        "usd_per_year": owned_usd_per_year(server),
+        "rents": rows,
+    }
+
+
+def _own_print(
+    name: str, scenario: str, server: "OwnedServer", found: "list[tuple[str, OwnOrRent]]", utilisation: float
+) -> None:
+    from charter.cli.common import console, plain_table
+    from charter.cost.own_hardware import owned_usd_per_accelerator_hour, owned_usd_per_year
+
+    out = console()
+    owned = owned_usd_per_accelerator_hour(server)
+    parts = owned_usd_per_year(server)
+    shares = ", ".join(f"{part} {usd / sum(parts.values()):.0%}" for part, usd in parts.items())
+    out.print(
+        f"{name}, {scenario} scenario: ${owned:.2f} per available hour; ${owned / utilisation:.2f} per hour in use "
+        f"at {utilisation:.0%}"
+    )
+    out.print(f"  of which {shares}")
+    table = plain_table(
+        ("rent from", "left"),
+        ("usd/h", "right"),
+        ("break-even use", "right"),
+        ("pays back in", "right"),
+        ("at this use", "left"),
+    )
+    for source, row in found:
+        even = f"{row.break_even_utilisation:.0%}" if row.break_even_utilisation <= 1 else "never"
+        months = f"{row.crossover_months:.0f} months" if row.crossover_months < math.inf else "never"
+        verdict = "buy" if row.owning_is_cheaper else "rent"
+        table.add_row(source, f"{row.rent_usd_per_hour:.2f}", even, months, verdict)
+    out.print(table)
+    out.print(
+        f"Buy where the use is above the break-even; a server is written off after {server.years:g} years.\n"
+        "The scenario is made of assumptions: --server-usd and --power-kw take your own quotes."
+    )
+
+
+RECONCILE_SCHEMA = "charter.reconcile/1"
+EndpointOption = Annotated[
+    list[str] | None,
+    typer.Option("--endpoint", metavar="URL", help="Whose log it is; needed when several servers were called."),
+]
+ReconcileDryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what differs and change nothing.")]
+
+
+def reconcile(
+    context: typer.Context,
+    log: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="The provider's log, CSV or JSON lines: request_id with cost_usd, or with tokens."
+        ),
+    ],
+    endpoint: EndpointOption = None,
+    dry_run: ReconcileDryRunOption = False,
+    directory: DirOption = Path("."),
+    json_: JsonOption = False,
+) -> None:
+    """Make the bill of a run equal to the provider's log of it, and say what differed.
+
+    The log must hold every request that the provider bills for this run: what it lacks counts as not billed.
+    """
+    from charter.ledger.provider_log import read_provider_log
+    from charter.run.accounts import reconcile_run
+
+    before, json_before = context.obj
+    project, root = open_project(before if directory == Path(".") else directory)
+    rows = read_provider_log(log)
+    done = reconcile_run(project, root, rows, source=log.name, endpoints=endpoint or (), dry_run=dry_run)
+    if json_ or json_before:
+        print_json(_reconcile_as_json(done, rows=len(rows), dry_run=dry_run))
+    else:
+        _reconcile_print(done, dry_run=dry_run)
+
+
+def _reconcile_as_json(done: "BillReconciled", *, rows: int, dry_run: bool) -> dict[str, Any]:
+    from charter.ledger.reconcile import MEANINGS
+
+    return {
+        "schema": RECONCILE_SCHEMA,
+        "endpoints": list(done.endpoints),
+        "rows": rows,
+        "changed": not dry_run and bool(done.found.corrections),
+        "before": _bill(done.before),
+        "after": _bill(done.after),
+        "differences": [
+            {
+                "kind": item.kind,
+                "meaning": MEANINGS[item.kind],
+                "count": item.count,
+                "settled_before_micro_usd": item.settled_before_micro_usd,
+                "unknown_before_micro_usd": item.unknown_before_micro_usd,
+                "billed_usd": float(item.billed_micro_usd) / 1_000_000,
+            }
+            for item in done.found.differences
+        ],
+    }
+
+
+def _bill(sums: "CallSums") -> dict[str, int | float]:
+    return {
+        "requests": sums.requests,
+        "unknown": sums.unknown,
+        "micro_usd": sums.settled_micro_usd,
+        "micro_usd_most": sums.most_micro_usd,
+        "usd": sums.settled_micro_usd / 1_000_000,
+        "usd_most": sums.most_micro_usd / 1_000_000,
+    }
+
+
+def _reconcile_print(done: "BillReconciled", *, dry_run: bool) -> None:
+    from charter.ledger.reconcile import MEANINGS
+    from charter.units import format_usd
+
+    for item in done.found.differences:
+        was = f"{format_usd(item.settled_before_micro_usd / 1e6)} here"
+        if item.unknown_before_micro_usd:
+            was = f"at most {format_usd(item.unknown_before_micro_usd / 1e6)} here"
+        billed = format_usd(float(item.billed_micro_usd) / 1e6)
+        typer.echo(f"{item.count:>8}  {MEANINGS[item.kind]} ({was}, {billed} there)")
+    typer.echo(f"The bill before: {_interval(done.before)}")
+    typer.echo("Nothing was changed (--dry-run)." if dry_run else f"The bill now:    {_interval(done.after)}")
+
+
+def _interval(sums: "CallSums") -> str:
+    from charter.units import format_usd
+
+    low, high = format_usd(sums.settled_micro_usd / 1e6), format_usd(sums.most_micro_usd / 1e6)
+    unknown = f"{sums.unknown} call{'' if sums.unknown == 1 else 's'} unknown"
+    return f"{low} to {high}, {unknown}" if sums.unknown else low
+
 
 OVER_BUDGET = 4
 cost_app = typer.Typer(
@@ -46,7 +374,7 @@ def cost_report(context: typer.Context, directory: DirOption = Path("."), json_:
 @cost_app.command("budget")
 def cost_budget(context: typer.Context, directory: DirOption = Path("."), json_: JsonOption = False) -> None:
     """Every limit of the budget: spent, forecast, per hour, state. Exit code 4 when one is reached."""
-    from charter.cli.tables import console
+    from charter.cli.common import console
     from charter.errors import UsageError
     from charter.report.cost_groups import limits_table
     from charter.report.cost_read import read_costs
@@ -69,7 +397,7 @@ def cost_advise(context: typer.Context, directory: DirOption = Path("."), json_:
     """What would make the run cheaper, and what it saves: fewer or smaller accelerators, spot, idle ones given back."""
     from dataclasses import asdict
 
-    from charter.cli.tables import console
+    from charter.cli.common import console
     from charter.report.cost_groups import advice_table
     from charter.report.cost_read import read_advice, read_costs
 
@@ -90,7 +418,7 @@ def _chosen(context: typer.Context, directory: Path) -> Path:
 
 
 def _report(directory: Path, *, as_json: bool) -> None:
-    from charter.cli.tables import console
+    from charter.cli.common import console
     from charter.report.cost import cost_json
     from charter.report.cost_groups import groups_json, limits_table, print_groups
     from charter.report.cost_text import print_cost, print_imported

@@ -11,7 +11,7 @@ from charter.cli.common import DirOption, JsonOption, open_project, print_json, 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from charter.pipeline.doctor.check import Check
+    from charter.run.doctor import Check
 
 OnOption = Annotated[
     str | None,
@@ -22,8 +22,7 @@ OnOption = Annotated[
 def doctor(directory: DirOption = Path("."), on: OnOption = None, json_: JsonOption = False) -> None:
     """Check this machine and, in a project, its engine, packages, network and credentials; say how to mend each."""
     from charter.errors import UsageError
-    from charter.pipeline.doctor.engine import LOOKS
-    from charter.pipeline.doctor.examine import examine
+    from charter.run.doctor import LOOKS, examine
 
     root = project_root(directory)
     found = (root / "charter.yaml").is_file() or directory.is_file()

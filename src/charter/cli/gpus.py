@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from charter.cli.common import DirOption, JsonOption, print_json, project_root
-from charter.cli.default_command import ShowOrListByDefault
+from charter.cli.common import DirOption, JsonOption, ShowOrListByDefault, print_json, project_root
 
 if TYPE_CHECKING:
     from charter.catalog.price_book import PriceBook
@@ -99,7 +98,7 @@ def _book(directory: Path) -> "PriceBook":
 
 
 def _sort_key(sort: str | None) -> str | None:
-    from charter.catalog.names import closest
+    from charter.catalog.aliases import closest
     from charter.errors import UsageError
 
     if sort is not None and sort not in SORT_KEYS:

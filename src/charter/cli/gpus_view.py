@@ -9,7 +9,7 @@ from charter.catalog.accelerators import DTYPES, Accelerator
 from charter.catalog.offer import Market, Offer
 from charter.catalog.price_book import PriceBook
 from charter.catalog.price_performance import Value, values
-from charter.cli.tables import console, plain_table, short_confidence
+from charter.cli.common import console, plain_table, short_confidence
 from charter.units import format_bytes
 
 

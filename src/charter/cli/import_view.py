@@ -7,7 +7,7 @@ import typer
 
 if TYPE_CHECKING:
     from charter.calibration.rows.measurement import Measurement
-    from charter.pipeline.imports.importing import Imported
+    from charter.run.imports.importing import Imported
 
 SCHEMA = "charter.import/1"
 

@@ -20,8 +20,8 @@ def logs(
 ) -> None:
     """Print the log of a stage."""
     from charter.errors import UsageError
-    from charter.pipeline.graph import build_pipeline
-    from charter.pipeline.job_logs import stage_log
+    from charter.run.graph import build_pipeline
+    from charter.run.job_logs import stage_log
 
     project, root = open_project(directory)
     path = stage_log(project, build_pipeline(project, root).stage(stage).directory)

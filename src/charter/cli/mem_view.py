@@ -57,7 +57,7 @@ def print_memory(
     model: "CatalogModel", device: "Accelerator", report: dict[str, Any], memory: "MemoryBreakdown"
 ) -> None:
     """The same for people, as a table."""
-    from charter.cli.tables import console, plain_table
+    from charter.cli.common import console, plain_table
     from charter.units import format_bytes, format_count
 
     out = console()
@@ -94,7 +94,7 @@ def print_memory(
 
 def print_printed(rows: list[dict[str, Any]]) -> None:
     """Print formulas as their sources print them, beside ours; GB, as they print it."""
-    from charter.cli.tables import console, plain_table
+    from charter.cli.common import console, plain_table
 
     table = plain_table(("as printed", "left"), ("GB", "right"), ("ours", "right"), ("formula", "wrap"))
     for row in rows:

@@ -1,19 +1,206 @@
 """`charter plan`: memory, time and cost per stage; starts no run."""
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from charter.cli.common import JsonOption, SetOption, print_json, write_asked
-from charter.cli.plan_asked import check_asked, objective_of, print_expanded, start_of
-from charter.cli.plan_source import console, planned_project
+from charter.cli.common import JsonOption, SetOption, open_project, print_json, write_asked
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from charter.plan.physics.knowledge import Knowledge
     from charter.plan.plan import Plan
+    from charter.run.probe import ProbeReport
     from charter.spec.project import Project
+
+
+def start_of(text: str | None) -> datetime | None:
+    """The moment of `--start` in UTC; a date is its midnight, and a time without an offset is UTC.
+
+    >>> start_of("2026-12-01T09:30+02:00").isoformat()
+    '2026-12-01T07:30:00+00:00'
+    """
+    from charter.errors import UsageError
+
+    if text is None:
+        return None
+    try:
+        found = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise UsageError(f"--start {text}: is no date; write it like 2026-12-01 or 2026-12-01T09:30") from None
+    return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+
+
+def objective_of(text: str) -> str:
+    """The objective that `--objective` names, or a `UsageError` with those that there are."""
+    from typing import get_args
+
+    from charter.errors import UsageError
+    from charter.plan.choice.objective import Objective
+
+    known = get_args(Objective)
+    if text not in known:
+        raise UsageError(f"--objective {text}: there is no such objective; give {', '.join(known)}")
+    return text
+
+
+def print_expanded(project: "Project", deviations: Sequence[str], *, as_json: bool) -> None:
+    """The project with its presets written out, as YAML; where the preset differs from its paper, as comments."""
+    from charter.errors import UsageError
+    from charter.spec.expand import project_yaml
+
+    if as_json:
+        raise UsageError("--expand prints YAML and --json prints JSON; give one of them")
+    typer.echo("".join(f"# {line}\n" for line in deviations) + project_yaml(project), nl=False)
+
+
+def check_asked(project: "Project", *, explain: str | None, what_if: Sequence[str] | None, as_json: bool) -> None:
+    """Raise a `UsageError` for a stage or a question that there is not, and for two ways to print at once."""
+    from charter.errors import UsageError
+    from charter.plan.what_if import overrides_of
+
+    if explain is not None and explain not in project.pipeline:
+        known = ", ".join(project.pipeline)
+        raise UsageError(f"--explain {explain}: there is no such stage; this project has {known}")
+    if explain is not None and (as_json or what_if):
+        other = "--json" if as_json else "--what-if"
+        raise UsageError(f"--explain prints one stage and {other} the plan; give one of them")
+    for question in what_if or ():
+        overrides_of(question, project)
+
+
+def probe_first(
+    project: "Project", root: Path, layouts: int | None, *, calibration: Path | None, as_json: bool
+) -> dict[str, object]:
+    """Probe where it is asked for, before the plan is made; what the plan's JSON gains by it."""
+    from charter.errors import UsageError
+
+    if layouts is None:
+        return {}
+    if calibration is not None:
+        raise UsageError("--probe writes the project's calibration.json, which --calibration would replace; give one")
+    report = run_probe(project, root, layouts)
+    if not as_json:
+        print_probe(report)
+    return {"probe": probe_json(report)}
+
+
+def run_probe(project: "Project", root: Path, layouts: int) -> "ProbeReport":
+    """Probe with a progress bar on stderr."""
+    import sys
+
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from charter.errors import UsageError
+    from charter.run.probe import Progress as Step
+    from charter.run.probe import probe_project
+
+    if layouts < 1:
+        raise UsageError(f"--probe {layouts}: give how many layouts of each stage are run, 1 or more")
+    columns = (TextColumn("probing {task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def tell(step: Step) -> None:
+            bar.update(task, description=f"{step.stage} {step.layout}", completed=step.done, total=step.total)
+
+        return probe_project(project, root, layouts=layouts, tell=tell)
+
+
+def probe_json(report: "ProbeReport") -> dict[str, Any]:
+    """A probe as JSON, beside the plan."""
+    return {
+        "calibration": str(report.calibration),
+        "paces": [pace.to_json() for pace in report.paces],
+        "stages": [
+            {
+                "name": probe.name,
+                "kind": probe.kind,
+                "full_steps": probe.full_steps,
+                "why": probe.why or None,
+                "fastest": probe.measured[0].label if probe.measured else None,
+                "layouts": [
+                    {
+                        "layout": item.label,
+                        "micro_batch": item.micro_batch or None,
+                        "planned_seconds_per_step": item.planned_seconds,
+                        "measured_seconds_per_step": item.measured_seconds,
+                        "steps": item.steps,
+                        "why": item.why or None,
+                    }
+                    for item in probe.layouts
+                ],
+            }
+            for probe in report.stages
+        ],
+    }
+
+
+def print_probe(report: "ProbeReport") -> None:
+    """Planned beside measured for every layout, fastest first; then what was not measured, and why."""
+    from charter.cli.common import console, plain_table
+
+    out = console()
+    seconds = ("planned s/step", "right"), ("measured s/step", "right"), ("measured / planned", "right")
+    table = plain_table(("stage", "left"), ("layout", "left"), *seconds, ("", "left"))
+    for probe in report.stages:
+        for rank, item in enumerate(probe.measured):
+            ratio = (item.measured_seconds or 0.0) / item.planned_seconds if item.planned_seconds else None
+            table.add_row(
+                probe.name if rank == 0 else "",
+                item.label,
+                f"{item.planned_seconds:.4g}",
+                f"{item.measured_seconds:.4g}",
+                "-" if ratio is None else f"{ratio:.2f}",
+                "planned" if item is probe.layouts[0] else "faster" if item in probe.faster else "",
+            )
+    out.print(table)
+    for probe in report.stages:
+        for item in probe.faster[:1]:
+            asked = f"pipeline.{probe.name}.resources.micro_batch: {probe.sequences(item)}"
+            out.print(f"faster: {probe.name} {item.label}; a run takes it where charter.yaml says {asked}")
+    for probe in report.stages:
+        for label, why in [("", probe.why), *((f" {item.label}", item.why) for item in probe.layouts)]:
+            if why:
+                out.print(f"not measured: {probe.name}{label}: {why}")
+    out.print(
+        f"written: {report.calibration} ({len(report.paces)} paces); the plan below uses it, and so will later ones\n"
+    )
+
+
+PIPE_COLUMNS = 140
+
+
+def planned_project(path: Path, template: str | None, overrides: list[str] | None) -> "tuple[Project, Path]":
+    """The project of a path, or a shipped template written to a directory that lasts as long as the command."""
+    if template is None:
+        return open_project(path, overrides)
+    from tempfile import TemporaryDirectory
+
+    from charter.templates.shipped import find_template, write_template
+
+    keep = TemporaryDirectory(prefix="charter-plan-")
+    _KEPT.append(keep)
+    directory = Path(keep.name) / template
+    write_template(find_template(template), directory, force=False)
+    return open_project(directory, overrides)
+
+
+_KEPT: list[object] = []
+"""Directories of templates, removed when the command ends."""
+
+
+def plan_console() -> "Console":
+    """The terminal's width; a file or pipe gets lines wide enough for the tables of a plan."""
+    from charter.cli import common
+
+    return common.console(PIPE_COLUMNS, markup=True)
 
 
 def plan(
@@ -125,8 +312,6 @@ def plan(
             asked, root, knowledge=_knowledge(calibration), today=now.date(), alternatives=number, start=first
         )
 
-    from charter.cli.plan_probe import probe_first
-
     probed = probe_first(project, root, probe, calibration=calibration, as_json=as_json)
     made = planned(project, alternatives)
     if any_engine:
@@ -139,8 +324,6 @@ def plan(
     if html is not None:
         _write_page(made, html, begin)
     if what_if:
-        from charter.cli.plan_what_if import answers, show
-
         show(made, answers(what_if, project, path, template, changes, planned), as_json=as_json, more=probed)
     else:
         _show(made, as_json=as_json, explain=explain, more=probed)
@@ -184,21 +367,21 @@ def _show(made: "Plan", *, as_json: bool, explain: str | None, more: dict[str, o
     from charter.report.plan_table import plan_table
 
     if explain is None:
-        console().print(plan_table(made, today=datetime.now(tz=UTC).date()))
+        plan_console().print(plan_table(made, today=datetime.now(tz=UTC).date()))
         if made.start is not None:
-            console().print(_finish(made), highlight=False)
+            plan_console().print(_finish(made), highlight=False)
         if made.alternatives:
             from charter.report.alternatives_table import alternatives_table
 
-            console().print(alternatives_table(made))
+            plan_console().print(alternatives_table(made))
         from charter.report.engine_lines import engine_lines
 
         for line in engine_lines(made):
-            console().print(line, markup=False, highlight=False)
+            plan_console().print(line, markup=False, highlight=False)
         return
     stage = made.stage(explain)
     assert stage is not None, "asked for before the plan was made"
-    console().print(explain_stage(stage, made))
+    plan_console().print(explain_stage(stage, made))
 
 
 def _finish(made: "Plan") -> str:
@@ -256,3 +439,62 @@ def _check_deadline(made: "Plan") -> None:
     raise InfeasibleError(
         f"the plan of {made.name!r} takes {middle} (p50) to {high} (p90), beyond its deadline of {limit}{advice}"
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One question, the values that were put over charter.yaml, and the plan or why there is none."""
+
+    asked: str
+    changes: list[str]
+    plan: "Plan | None"
+    reason: str = ""
+
+
+def answers(
+    questions: list[str],
+    project: "Project",
+    path: Path,
+    template: str | None,
+    overrides: list[str],
+    planned: "Callable[[Project], Plan]",
+) -> list[Answer]:
+    """The plans of all questions; one that fits nowhere is an answer too."""
+    from charter.errors import BudgetError, InfeasibleError
+    from charter.plan.what_if import overrides_of
+
+    found = []
+    for asked in questions:
+        changes = overrides_of(asked, project)
+        changed, _ = planned_project(path, template, [*overrides, *changes])
+        try:
+            found.append(Answer(asked=asked, changes=changes, plan=planned(changed)))
+        except (InfeasibleError, BudgetError) as error:
+            found.append(Answer(asked=asked, changes=changes, plan=None, reason=str(error)))
+    return found
+
+
+def show(made: "Plan", found: list[Answer], *, as_json: bool, more: dict[str, object]) -> None:
+    """Side by side with ratios; what cannot be planned is said below."""
+    from charter.report.compare_table import compare_table
+    from charter.report.compare_totals import ratios
+
+    if as_json:
+        told = [
+            {
+                "change": answer.asked,
+                "set": answer.changes,
+                "plan": None if answer.plan is None else answer.plan.to_json(),
+                "ratio": None if answer.plan is None else ratios(answer.plan, made),
+                "reason": answer.reason,
+            }
+            for answer in found
+        ]
+        print_json({**made.to_json(), **more, "what_if": told})
+        return
+    terminal = plan_console()
+    beside = [(answer.asked, answer.plan) for answer in found if answer.plan is not None]
+    terminal.print(compare_table([("plan", made), *beside]))
+    for answer in found:
+        for line in answer.plan.advice if answer.plan else (answer.reason,):
+            terminal.print(f"What if {answer.asked}: {line}", markup=False, highlight=False)

@@ -2,18 +2,272 @@
 
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from charter.cli.common import DirOption, JsonOption, print_json, project_root
-from charter.cli.default_command import ListByDefault
-from charter.cli.prices_check import prices_check
-from charter.cli.prices_diff import prices_diff
-from charter.cli.prices_import import prices_import
+from charter.cli.common import DirOption, JsonOption, ListByDefault, print_json, project_root, write_asked
 
 if TYPE_CHECKING:
     from charter.catalog.price_book import PriceBook
+    from charter.catalog.price_diff import Change, Difference
+    from charter.catalog.price_import import Checked
+
+
+BUNDLED = "bundled"
+
+
+def prices_diff(
+    old: Annotated[str, typer.Argument(metavar="A", help="A prices.csv, or the word bundled.")],
+    new: Annotated[str, typer.Argument(metavar="B", help="A prices.csv, or the word bundled.")],
+    json_: JsonOption = False,
+) -> None:
+    """Compare two price lists offer by offer: old and new price, ratio, dates."""
+    from charter.catalog.price_diff import difference
+
+    found = difference(_book(old), _book(new))
+    if json_:
+        print_json(
+            {
+                "changed": [_change_json(change) for change in found.changed],
+                "unchanged": found.unchanged,
+                "only_in_a": [list(offer.key) for offer in found.only_in_old],
+                "only_in_b": [list(offer.key) for offer in found.only_in_new],
+            }
+        )
+    else:
+        _print(found, old, new)
+
+
+def _book(text: str) -> "PriceBook":
+    from charter.catalog.offer import read_offers
+    from charter.catalog.price_book import PriceBook
+    from charter.errors import UsageError
+
+    if text == BUNDLED:
+        return PriceBook.bundled()
+    path = Path(text)
+    if not path.is_file():
+        raise UsageError(f"there is no file {text}; give a prices.csv, or the word {BUNDLED}")
+    read_list(path, layout="charter", cloud="", as_of="", today=date.today())  # refuses what is no price list
+    return PriceBook(
+        rows=read_offers(path.read_text(encoding="utf-8"), path.name),
+        storage=(),
+        source=str(path),
+        as_of=date.today().isoformat(),
+    )
+
+
+def _change_json(change: "Change") -> dict[str, Any]:
+    return {
+        "cloud": change.old.cloud,
+        "instance_type": change.old.instance_type,
+        "accelerator": change.old.accelerator,
+        "region": change.old.region,
+        "market": change.market.value,
+        "old_usd_per_hour": change.old_usd_per_hour,
+        "new_usd_per_hour": change.new_usd_per_hour,
+        "ratio": change.ratio,
+        "old_as_of": change.old.provenance.as_of,
+        "new_as_of": change.new.provenance.as_of,
+    }
+
+
+def _print(found: "Difference", old: str, new: str) -> None:
+    from charter.cli.common import console, plain_table
+
+    texts = ("cloud", "instance", "region", "market")
+    table = plain_table(
+        *((name, "left") for name in texts),
+        ("old $/h", "right"),
+        ("new $/h", "right"),
+        ("ratio", "right"),
+        ("old as of", "left"),
+        ("new as of", "left"),
+    )
+    for change in found.changed:
+        table.add_row(
+            *(change.old.cloud, change.old.instance_type, change.old.region, str(change.market).replace("_", " ")),
+            _usd(change.old_usd_per_hour),
+            _usd(change.new_usd_per_hour),
+            "-" if change.ratio is None else f"{change.ratio:.2f}",
+            change.old.provenance.as_of.split(" (")[0],
+            change.new.provenance.as_of.split(" (")[0],
+        )
+    out = console()
+    if found.changed:
+        out.print(table)
+    out.print(
+        f"{len(found.changed)} prices changed, {found.unchanged} the same; "
+        f"{len(found.only_in_old)} offers only in {old}, {len(found.only_in_new)} only in {new}",
+        style="dim",
+    )
+
+
+def _usd(price: float | None) -> str:
+    return "-" if price is None else f"{price:.2f}"
+
+
+FormatOption = Annotated[
+    str | None,
+    typer.Option("--format", help="charter, skypilot, gpuhunt or contract; told by the header if left out."),
+]
+
+
+def prices_import(
+    file: Annotated[Path, typer.Argument(help="A price list (CSV): a catalog, or your contracts.")],
+    layout: FormatOption = None,
+    cloud: Annotated[str, typer.Option("--cloud", help="The cloud of a skypilot or gpuhunt file.")] = "",
+    as_of: Annotated[str, typer.Option("--as-of", help="Date of the prices, 2026-08-20; today if left out.")] = "",
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out the rows that fail a check.")] = False,
+    accelerator: Annotated[
+        list[str] | None, typer.Option("--accelerator", help="Import only these accelerators; repeatable.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write; prices.csv of the project if left out.")
+    ] = None,
+    directory: DirOption = Path("."),
+    json_: JsonOption = False,
+) -> None:
+    """Check a price list and add it to the project's prices.csv, which plans then use."""
+    from charter.catalog.price_write import by_region, merged, prices_csv
+
+    today = date.today()
+    checked = read_list(file, layout=layout, cloud=cloud, as_of=as_of, today=today)
+    checked = _only(checked, accelerator)
+    _refuse_bad(checked, file, skip_bad=skip_bad)
+    target = output or (directory.parent if directory.is_file() else directory) / "prices.csv"
+    held = read_list(target, layout="charter", cloud="", as_of="", today=today).rows if target.is_file() else ()
+    new = by_region(checked.good_rows)
+    kept = merged(held, new)
+    write_asked("--output", target, prices_csv(kept), make_directory=True)
+    _tell(checked, target, written=len(new), total=len(kept), as_json=json_)
+
+
+def read_list(path: Path, *, layout: str | None, cloud: str, as_of: str, today: date) -> "Checked":
+    """Read and check a price list from disk."""
+    from charter.catalog.aliases import closest
+    from charter.catalog.offer import earliest_day
+    from charter.catalog.price_import import PriceFormat, read_prices
+    from charter.catalog.price_row import Import
+    from charter.errors import UsageError
+
+    known = [item.value for item in PriceFormat]
+    if layout is not None and layout not in known:
+        raise UsageError(f"--format {layout} is unknown{closest(layout, known)}; it is one of {', '.join(known)}")
+    if as_of and earliest_day(as_of) is None:
+        raise UsageError(f"--as-of {as_of} names no date; write it like 2026-08-20")
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 text: {error}") from None
+    about = Import(file=path.name, imported_on=today, cloud=cloud, as_of=as_of)
+    return read_prices(text, about, layout=PriceFormat(layout) if layout else None, today=today)
+
+
+def _only(checked: "Checked", accelerator: list[str] | None) -> "Checked":
+    """The rows of some accelerators; what is left out is counted."""
+    from dataclasses import replace
+
+    from charter.catalog.accelerators import get
+
+    if not accelerator:
+        return checked
+    names = {get(name).name for name in accelerator}
+    rows = tuple(row for row in checked.rows if row.accelerator in names)
+    lines = {row.number for row in rows} | {0}
+    read = {row.number for row in checked.rows}
+    told = tuple(finding for finding in checked.findings if finding.row in lines or finding.row not in read)
+    left_out = {**checked.left_out, "other accelerators than asked for": len(checked.rows) - len(rows)}
+    return replace(checked, rows=rows, findings=told, left_out=left_out)
+
+
+def _refuse_bad(checked: "Checked", file: Path, *, skip_bad: bool) -> None:
+    from charter.catalog.price_row import lines_of
+    from charter.cli.prices_view import finding_lines
+    from charter.errors import UsageError
+
+    bad = len(lines_of(checked.findings))
+    if bad and not skip_bad:
+        raise UsageError(
+            "\n".join(
+                (
+                    f"{file.name}: {bad} rows fail a check; nothing was written",
+                    *finding_lines(checked.errors),
+                    "correct the rows, or leave them out with --skip-bad",
+                )
+            )
+        )
+    if not checked.good_rows:
+        raise UsageError(f"{file.name}: no row can be used; `charter prices check {file}` says why")
+
+
+def _tell(checked: "Checked", target: Path, *, written: int, total: int, as_json: bool) -> None:
+    from charter.catalog.price_row import lines_of
+    from charter.cli.prices_view import finding_json, finding_lines, left_out_lines
+
+    skipped = sorted(lines_of(checked.findings))
+    if as_json:
+        print_json(
+            {
+                "output": str(target),
+                "format": checked.format.value,
+                "rows_read": len(checked.rows),
+                "offers_written": written,
+                "offers_total": total,
+                "rows_skipped": skipped,
+                "left_out": dict(checked.left_out),
+                "findings": [finding_json(finding) for finding in checked.findings],
+            }
+        )
+        return
+    for line in [*finding_lines(checked.findings), *left_out_lines(checked.left_out)]:
+        typer.echo(line)
+    if skipped:
+        typer.echo(f"left out by --skip-bad: {len(skipped):,} rows, each named above or in --json")
+    typer.echo(
+        f"Wrote {target}: {written:,} offer{'' if written == 1 else 's'} from {len(checked.good_rows):,} good "
+        f"row{'' if len(checked.good_rows) == 1 else 's'}; the file now holds {total:,}"
+    )
+
+
+def prices_check(
+    file: Annotated[Path | None, typer.Argument(help="A price list; the bundled snapshot if left out.")] = None,
+    layout: FormatOption = None,
+    cloud: Annotated[str, typer.Option("--cloud", help="The cloud of a skypilot or gpuhunt file.")] = "",
+    json_: JsonOption = False,
+) -> None:
+    """Check a price list by every rule; exit code 8 when rows must not be used."""
+    from charter.catalog.rows import DATA
+    from charter.cli.prices_view import finding_json, finding_lines, left_out_lines
+    from charter.errors import DataError
+
+    path = file or DATA / "prices.csv"
+    checked = read_list(path, layout=layout, cloud=cloud, as_of="", today=date.today())
+    if json_:
+        print_json(
+            {
+                "file": str(file) if file else "bundled",
+                "format": checked.format.value,
+                "rows": len(checked.rows),
+                "errors": len(checked.errors),
+                "left_out": dict(checked.left_out),
+                "findings": [finding_json(finding) for finding in checked.findings],
+            }
+        )
+    else:
+        for line in [*finding_lines(checked.findings), *left_out_lines(checked.left_out)]:
+            typer.echo(line)
+        counts = (len(checked.rows), len(checked.errors), len(checked.findings))
+        typer.echo("rows checked: {:,}; errors: {:,}; findings in all: {:,}".format(*counts))
+    if checked.errors:
+        raise DataError(
+            f"{path.name}: {len(checked.errors)} findings are errors, the first in row {checked.errors[0].row}: "
+            f"{checked.errors[0].message}"
+        )
+
 
 prices_app = typer.Typer(
     cls=ListByDefault,
@@ -57,7 +311,7 @@ def _list_offers(
     latest: bool,
     as_json: bool,
 ) -> None:
-    from charter.catalog.names import closest
+    from charter.catalog.aliases import closest
     from charter.cli.prices_view import offer_json, print_offers
     from charter.errors import UsageError
 

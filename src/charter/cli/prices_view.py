@@ -7,8 +7,8 @@ from typing import Any
 from charter.catalog.facts import StoragePrice
 from charter.catalog.offer import Market, Offer
 from charter.catalog.price_book import STALE_DAYS, PriceBook
-from charter.catalog.price_finding import Finding
-from charter.cli.tables import console, plain_table, short_confidence
+from charter.catalog.price_row import Finding
+from charter.cli.common import console, plain_table, short_confidence
 
 SHOWN_ROWS = 4
 """Lines named for each kind of finding; the JSON has them all."""

@@ -34,7 +34,7 @@ def report(
 
 
 def _print(root: Path) -> None:
-    from charter.cli.tables import console
+    from charter.cli.common import console
     from charter.report.results import print_summary
 
     print_summary(root, console(markup=True))

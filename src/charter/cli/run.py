@@ -8,7 +8,7 @@ import typer
 from charter.cli.common import DirOption, SetOption, VerifyOption, open_project, wants_live_display
 
 if TYPE_CHECKING:
-    from charter.pipeline.runner import RunOptions, Work
+    from charter.run.runner import RunOptions, Work
     from charter.spec.project import Project
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before spending.")]
@@ -51,7 +51,7 @@ def run(
     anyway: AnywayOption = False,
 ) -> None:
     """Run or resume a project, here or on an engine; skips what is done."""
-    from charter.pipeline.runner import RunOptions
+    from charter.run.runner import RunOptions
 
     where = project or directory
     if template is not None:
@@ -74,8 +74,8 @@ def resume(
     anyway: AnywayOption = False,
 ) -> None:
     """Continue an interrupted run from its last complete checkpoints (as `charter run` does)."""
-    from charter.pipeline.runner import RunOptions
-    from charter.pipeline.status import status_of
+    from charter.run.runner import RunOptions
+    from charter.run.status import status_of
 
     loaded, root = open_project(directory)
     if verify:
@@ -86,8 +86,8 @@ def resume(
 def run_and_show(project: "Project", root: Path, options: "RunOptions", *, json_events: bool) -> None:
     """Run a project and show its events as they come."""
     from charter.cli.run_view import view
-    from charter.pipeline.runner import run_project
     from charter.report.tracked_cards import CardWriter
+    from charter.run.runner import run_project
 
     with view(as_json=json_events, live=wants_live_display()) as show:
         work = run_project(project, root, options, [show, CardWriter(project, root)])
@@ -103,8 +103,8 @@ def _summary(work: "Work", root: Path) -> str:
 
 
 def _show_work(project: "Project", root: Path, options: "RunOptions") -> None:
-    from charter.pipeline.approval import waits_for_approval
-    from charter.pipeline.runner import check_work, find_work, plan_work
+    from charter.run.approval import waits_for_approval
+    from charter.run.runner import check_work, find_work, plan_work
 
     work = find_work(project, root, options)
     running = {

@@ -7,11 +7,238 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from charter.cli.common import JsonOption, print_json, write_asked
-from charter.cli.scale_options import LawOption, UniqueOption, count_of, law_of
-from charter.cli.scale_plan import scale_plan_command
 
 if TYPE_CHECKING:
-    from charter.estimate.scaling.fitted import Prediction
+    from collections.abc import Mapping
+
+    from charter.catalog.accelerators import Accelerator
+    from charter.estimate.scaling.fitted import FittedLaw, Prediction
+    from charter.plan.scaling_plan import ScalePlan, ScaleQuestion
+    from charter.plan.training_run import Schedule
+
+
+LawOption = Annotated[
+    str,
+    typer.Option("--law", help="File of `charter scale fit`, or besiroglu2024, hoffmann2022, kaplan2020."),
+]
+UniqueOption = Annotated[
+    str | None,
+    typer.Option("--unique-tokens", help="Tokens that there are; more are repeats (Muennighoff et al. 2023)."),
+]
+
+
+def law_of(text: str) -> "FittedLaw":
+    """A law by its file or by its published name."""
+    from charter.estimate.scaling.fitted import published
+
+    path = Path(text)
+    if not path.is_file():
+        return published(text)
+    from charter.estimate.scaling.law_file import read_law
+
+    return read_law(path.read_text(encoding="utf-8"), text)
+
+
+def count_of(text: str, option: str) -> float:
+    """A count above zero from `8e9`, `8B` or `2.5T`.
+
+    >>> count_of("8e9", "-N"), count_of("1.5T", "-D")
+    (8000000000.0, 1500000000000.0)
+    """
+    from charter.errors import UsageError
+    from charter.units import parse_count
+
+    try:
+        value = float(text.replace("_", ""))
+    except ValueError:
+        try:
+            value = float(parse_count(text))
+        except ValueError:
+            value = 0.0
+    if not 0 < value < float("inf"):
+        raise UsageError(f"{option} {text}: give a number above zero, like 8e9, 8B or 1.4T")
+    return value
+
+
+def scale_plan_command(
+    budget: Annotated[str | None, typer.Option("--budget", help="Money: $1_000_000 or 1M.")] = None,
+    compute: Annotated[str | None, typer.Option("--compute", "-C", help="Operations: 5.76e23.")] = None,
+    parameters: Annotated[str | None, typer.Option("--parameters", "-N", help="Of the model: 70e9 or 70B.")] = None,
+    tokens: Annotated[str | None, typer.Option("--tokens", "-D", help="It is trained on: 2e12 or 2T.")] = None,
+    law: LawOption = "besiroglu2024",
+    accelerator: Annotated[str, typer.Option("--accelerator", "-a", help="Type, as in `charter gpus`.")] = "H100",
+    gpus: Annotated[str, typer.Option("--gpus", help="How many; several with commas: 2048,4096,10240.")] = "1024",
+    price: Annotated[
+        str | None, typer.Option("--price", help="Per accelerator-hour; the median on-demand price when left out.")
+    ] = None,
+    mfu: Annotated[
+        str | None,
+        typer.Option("--mfu", help="Share of the dense bf16 peak: 0.4, 40%, or of a published run: llama2-70b."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="Plan the step of this catalog model or config.json.")
+    ] = None,
+    batch_tokens: Annotated[str, typer.Option("--batch-tokens", help="Tokens of a step.")] = "4M",
+    unique: UniqueOption = None,
+    generated: Annotated[
+        str | None, typer.Option("--generated-tokens", help="Answered in its life: is a smaller model cheaper in all?")
+    ] = None,
+    json_: JsonOption = False,
+) -> None:
+    """Plan a large run: best size and tokens, loss, days and money with p10 and p90, learning rate and batch.
+
+    Give --budget, --compute, --parameters, --tokens, or a pair of them. Days come from the planner's own step time
+    (Megatron layouts), or from a stated --mfu that is kept for every number of accelerators; failures, checkpoints and
+    restarts are counted in both. Exit codes: 2 invalid, 3 the model fits nowhere.
+    """
+    from charter.plan.scaling_plan import scale_plan
+
+    device, usd, price_source = _priced(accelerator, price)
+    clusters = tuple((device, count, usd) for count in _counts(gpus))
+    question = _question(
+        law=law,
+        clusters=clusters,
+        budget=budget,
+        wishes={"compute": compute, "parameters": parameters, "tokens": tokens, "batch-tokens": batch_tokens}
+        | {"unique-tokens": unique, "generated-tokens": generated},
+        mfu=mfu,
+        model=model,
+    )
+    made = scale_plan(question)
+    report = _report(made, question, price_source)
+    if json_:
+        print_json(report)
+        return
+    from charter.cli.scale_view import print_plan
+
+    print_plan(made, question, price_source)
+
+
+def _priced(accelerator: str, price: str | None) -> "tuple[Accelerator, float, str]":
+    """The accelerator, what an hour of it costs, and where that is from."""
+    from charter.catalog.accelerators import get
+    from charter.plan.training_run import snapshot_price
+
+    device = get(accelerator)
+    if price is not None:
+        return device, _usd(price, "--price"), "--price"
+    return device, *snapshot_price(device)
+
+
+def _question(
+    *,
+    law: str,
+    clusters: "tuple[tuple[Accelerator, int, float], ...]",
+    budget: str | None,
+    wishes: "Mapping[str, str | None]",
+    mfu: str | None,
+    model: str | None,
+) -> "ScaleQuestion":
+    from charter.catalog import models
+    from charter.estimate.shapes.parameters import count_parameters
+    from charter.plan.scaling_plan import DEFAULT_BATCH_TOKENS, ScaleQuestion
+    from charter.plan.training_run import Cluster, utilisation_of
+
+    known = {name: None if text is None else count_of(text, f"--{name}") for name, text in wishes.items()}
+    shape = None if model is None else models.resolve(model).architecture
+    size = known["parameters"]
+    if size is None and shape is not None:
+        size = float(count_parameters(shape).active)
+    return ScaleQuestion(
+        law=law_of(law),
+        clusters=tuple(
+            Cluster(accelerator=device, count=count, price_usd_per_hour=usd) for device, count, usd in clusters
+        ),
+        budget_usd=None if budget is None else _usd(budget, "--budget"),
+        compute_flops=known["compute"],
+        num_parameters=size,
+        num_tokens=known["tokens"],
+        unique_tokens=known["unique-tokens"],
+        generated_tokens=known["generated-tokens"],
+        utilisation=None if mfu is None else utilisation_of(mfu),
+        batch_tokens=known["batch-tokens"] or DEFAULT_BATCH_TOKENS,
+        architecture=shape,
+    )
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    from charter.errors import UsageError
+
+    try:
+        found = tuple(int(part.replace("_", "")) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or min(found) < 1:
+        raise UsageError(f"--gpus {text}: give whole numbers above zero, like 2048 or 2048,4096,10240")
+    return found
+
+
+def _usd(text: str, option: str) -> float:
+    from charter.errors import UsageError
+    from charter.units import parse_usd_per_hour
+
+    try:
+        value = parse_usd_per_hour(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None
+    if value <= 0:
+        raise UsageError(f"{option} {text}: give an amount above zero, like $2.50")
+    return value
+
+
+def _report(made: "ScalePlan", question: "ScaleQuestion", price_source: str) -> dict[str, object]:
+    return {
+        "law": question.law.law.source,
+        "parameters": asdict(made.num_parameters),
+        "tokens": asdict(made.num_tokens),
+        "tokens_per_parameter": made.tokens_per_parameter,
+        "compute_flops": made.compute_flops,
+        "optimal": {"parameters": made.best_parameters, "tokens": made.best_tokens},
+        "loss": asdict(made.prediction.loss),
+        "worth_tokens": made.prediction.worth_tokens,
+        "warnings": list(made.prediction.warnings),
+        "price": {"usd_per_accelerator_hour": question.clusters[0].price_usd_per_hour, "source": price_source},
+        "schedules": [_schedule(item) for item in made.schedules],
+        "settings": [
+            {
+                "rule": rule.name,
+                "source": rule.source,
+                "learning_rate": None if rule.learning_rate is None else asdict(rule.learning_rate),
+                "batch_tokens": None if rule.batch_tokens is None else asdict(rule.batch_tokens),
+            }
+            for rule in made.rules
+        ],
+        "published_runs": [
+            {
+                "name": run.name,
+                "learning_rate": run.learning_rate,
+                "batch_tokens": run.batch_tokens,
+                "source": run.source,
+            }
+            for run in made.nearest
+        ],
+        "serving_aware": None
+        if made.serving is None
+        else vars(made.serving) | {"saved_share": made.serving.saved_share},
+    }
+
+
+def _schedule(item: "Schedule") -> dict[str, object]:
+    return {
+        "accelerator": item.cluster.accelerator.name,
+        "count": item.cluster.count,
+        "utilisation": item.utilisation,
+        "utilisation_source": item.utilisation_source,
+        "layout": item.layout,
+        "useful_days": item.useful_days,
+        "days": asdict(item.days),
+        "gpu_hours": asdict(item.gpu_hours),
+        "usd": None if item.usd is None else asdict(item.usd),
+        "effective_share": item.effective_share,
+        "interruptions": item.interruptions,
+        "checkpoint_interval_seconds": item.overhead.interval_seconds,
+    }
+
 
 scale_app = typer.Typer(
     help="Fit a scaling law to runs; predict loss; plan size, tokens, days and money of a large run.",

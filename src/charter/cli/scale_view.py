@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from charter.cli.tables import console, plain_table
+from charter.cli.common import console, plain_table
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -33,7 +33,7 @@ def serve(
 ) -> None:
     """Serve a language model under OpenAI's API, for small runs and tests; stops on SIGTERM."""
     from charter.inference.serve.options import ServeOptions, check_address
-    from charter.pipeline.preflight import RUN_PACKAGES, check_packages
+    from charter.run.preflight import RUN_PACKAGES, check_packages
 
     options = ServeOptions(
         directory=str(model),

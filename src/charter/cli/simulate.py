@@ -8,7 +8,7 @@ import typer
 from charter.cli.common import DirOption, JsonOption, SetOption, print_json
 
 if TYPE_CHECKING:
-    from charter.cli.simulate_question import Asked
+    from charter.cli.simulate_view import Asked
 
 GPUS_PER_NODE = 8
 
@@ -57,7 +57,7 @@ def simulate(
 
     Either a stage of the project in DIR, with what its plan says; or --work and --gpus with the other options.
     """
-    from charter.cli.simulate_question import given, planned, seconds, spot_pool
+    from charter.cli.simulate_view import given, planned, seconds, spot_pool
     from charter.errors import UsageError
 
     if (stage is None) == (work is None):

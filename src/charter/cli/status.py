@@ -20,7 +20,7 @@ def status(
     set_: SetOption = None,
 ) -> None:
     """Where every stage is, how far, and why."""
-    from charter.pipeline.status import status_of
+    from charter.run.status import status_of
 
     while True:
         project, root = open_project(directory, set_)

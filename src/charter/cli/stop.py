@@ -13,7 +13,7 @@ def stop(
     wait: Annotated[float, typer.Option("--wait", help="Seconds to wait for it.")] = 180.0,
 ) -> None:
     """Stop at the next safe point, after a checkpoint."""
-    from charter.pipeline.stop import end_sent_supervisor, stop_left_jobs, stop_run
+    from charter.run.stop import end_sent_supervisor, stop_left_jobs, stop_run
 
     root = project_root(directory)
     stopped = stop_run(root, wait_seconds=wait)

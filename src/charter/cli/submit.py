@@ -29,7 +29,7 @@ def submit(
     anyway: AnywayOption = False,
 ) -> None:
     """Send the supervisor of a run to an engine, which runs the stages from there."""
-    from charter.pipeline.submitting import preview, submit_supervisor
+    from charter.run.submit import preview, submit_supervisor
 
     project, root = open_project(directory, set_)
     if print_:

@@ -17,7 +17,7 @@ track_app = typer.Typer(no_args_is_help=True, help="What trackers (MLflow, W&B, 
 def track_status(directory: DirOption = Path("."), as_json: JsonOption = False) -> None:
     """How far every tracker has been told, and what went wrong last."""
     from charter.cli.common import open_project, print_json
-    from charter.pipeline.paths import run_dir
+    from charter.run.paths import run_dir
     from charter.tracking.status import status_of_trackers
 
     _, root = open_project(directory)
@@ -45,7 +45,7 @@ def track_sync(
     """
     from charter.cli.common import open_project, print_json
     from charter.errors import InterruptedRunError
-    from charter.pipeline.tracking import sync_trackers
+    from charter.run.followers import sync_trackers
 
     project, root = open_project(directory)
     found = sync_trackers(project, root, only=tuple(only or ()))

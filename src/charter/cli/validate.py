@@ -99,7 +99,7 @@ def _score(found: "Score") -> dict[str, Any]:
 
 def _print(file: Path, verdicts: "Sequence[Verdict]", groups: "Mapping[str, Score]", by: str) -> None:
     from charter.calibration.validate import score
-    from charter.cli.tables import console, plain_table
+    from charter.cli.common import console, plain_table
 
     out = console()
     total = score(verdicts)
@@ -152,7 +152,7 @@ def _cells(found: "Score") -> list[str]:
 
 
 def _print_worst(verdicts: "Sequence[Verdict]", count: int) -> None:
-    from charter.cli.tables import console, plain_table
+    from charter.cli.common import console, plain_table
 
     table = plain_table(
         ("row", "left"), ("error", "right"), ("measured", "right"), ("predicted", "right"), ("what", "wrap")

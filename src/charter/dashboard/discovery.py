@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from charter.errors import UsageError
-from charter.pipeline.paths import RUN
+from charter.run.paths import RUN
 
 FILE = "charter.yaml"
 DEEPEST = 4

@@ -20,12 +20,11 @@ from charter.errors import CharterError
 from charter.ledger import Accounted
 from charter.ledger.filesystem import is_server
 from charter.ledger.store import LEDGER_FILE
-from charter.pipeline.accept import ACCEPTED_FILE
-from charter.pipeline.approval import APPROVALS
-from charter.pipeline.events import EVENTS_FILE
-from charter.pipeline.graph import Pipeline, build_pipeline
-from charter.pipeline.paths import run_dir, stages_dir
-from charter.pipeline.planned import PLAN_FILE
+from charter.run.approval import APPROVALS
+from charter.run.events import EVENTS_FILE
+from charter.run.graph import ACCEPTED_FILE, Pipeline, build_pipeline
+from charter.run.paths import run_dir, stages_dir
+from charter.run.planned import PLAN_FILE
 from charter.spec.project import Project
 from charter.tracking.jsonl import IMPORTED_METRICS, METRICS
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from charter.dashboard.line_files import LineFile
-from charter.tracking.metering.row import METER_GLOB, MeterRow, row_of
+from charter.metering.row import METER_GLOB, MeterRow, row_of
 
 MOST_ROWS = 20_000
 """Samples of one node that are kept: two days at one each 10 s."""

@@ -14,10 +14,10 @@ from charter.artifacts.stage_dir import PROGRESS
 from charter.artifacts.whole_dir import MANIFEST
 from charter.dashboard.snapshot import Json, LedgerNow, StageNow, State
 from charter.dashboard.stamped import JsonFiles, stamp_of
-from charter.pipeline.approval import read_approval, waiting_words
-from charter.pipeline.graph import Pipeline, PlannedStage
-from charter.pipeline.paths import earlier_stage_dirs, stages_dir
-from charter.pipeline.staleness import describe_all
+from charter.run.approval import read_approval, waiting_words
+from charter.run.graph import Pipeline, PlannedStage
+from charter.run.paths import earlier_stage_dirs, stages_dir
+from charter.run.staleness import describe_all
 from charter.tracking.jsonl import IMPORTED_METRICS
 
 SIGN_OF_LIFE_SECONDS = 60.0

@@ -6,13 +6,12 @@ from importlib.resources import files
 from typing import Any
 
 from charter.artifacts.draws import draw_seed
-from charter.evaluate import bag_of_words
-from charter.evaluate.bag_of_words import win_of
+from charter.data.dataset import Pair, Turn
+from charter.evaluate import statistics
 from charter.evaluate.bench import Bench
 from charter.evaluate.figures import Figure, difference, proportion
-from charter.evaluate.intervals import sign_test
 from charter.evaluate.judging import Contest, invalid_note, verdict_wins
-from charter.spec.dataset import Pair, Turn
+from charter.evaluate.statistics import sign_test, win_of
 
 HELD_OUT = "held-out human pairs"
 FOLDS = 5
@@ -90,7 +89,7 @@ def cross_validated(pairs: Sequence[Pair], *, seed: int) -> list[float]:
         rest = [(pair.chosen, pair.rejected) for pair, mine in zip(pairs, fold, strict=True) if mine != number]
         if not rest:
             continue
-        model = bag_of_words.train(rest)
+        model = statistics.train(rest)
         held = [index for index, mine in enumerate(fold) if mine == number]
         found = model.wins([pairs[index].chosen for index in held], [pairs[index].rejected for index in held])
         for index, win in zip(held, found, strict=True):

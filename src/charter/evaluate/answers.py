@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from charter.evaluate.bag_of_words import win_of
 from charter.evaluate.bench import Bench
 from charter.evaluate.figures import Figure, difference, mean, proportion
+from charter.evaluate.statistics import win_of
 
 REWARD_UNIT = "deviations"
 

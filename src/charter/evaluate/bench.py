@@ -8,18 +8,18 @@ import torch
 from charter.artifacts.draws import draw_seed
 from charter.artifacts.job import Job
 from charter.artifacts.stage_dir import StageDir
+from charter.data.dataset import Pair, Prompt, Turn
 from charter.errors import DataError
-from charter.evaluate import bag_of_words
-from charter.evaluate.bag_of_words import BagOfWords
+from charter.evaluate import statistics
 from charter.evaluate.judging import Judging
 from charter.evaluate.sampled import RoleAnswers, answer_prompts, divergences
+from charter.evaluate.statistics import BagOfWords
 from charter.feedback.constitution import Constitution
 from charter.feedback.inputs import load_role, load_scorer, role_constitution, role_pairs, role_prompts
 from charter.inference.score import score_answers
 from charter.models.language_model import LanguageModel
 from charter.models.preference import PreferenceModel
 from charter.models.runtime import configure
-from charter.spec.dataset import Pair, Prompt, Turn
 from charter.spec.stage import EvalStage
 
 REWARD_ROLES = ("reward", "also_rewards", "control_reward")
@@ -88,7 +88,7 @@ class Bench:
     @cached_property
     def proxy(self) -> BagOfWords:
         """The independent check: a bag of words trained on the independent pairs."""
-        return bag_of_words.train([(pair.chosen, pair.rejected) for pair in self.independent_pairs])
+        return statistics.train([(pair.chosen, pair.rejected) for pair in self.independent_pairs])
 
     def model(self, role: str) -> LanguageModel:
         """The language model of a role."""
@@ -137,7 +137,7 @@ class Bench:
 
     def ranked(self, scorer: PreferenceModel, pairs: Sequence[tuple[Sequence[Turn], str, str]]) -> list[float]:
         """1 where a preference model scores the better answer higher, 1/2 for a tie."""
-        return [bag_of_words.win_of(margin, 0.0) for margin in self.margins(scorer, pairs)]
+        return [statistics.win_of(margin, 0.0) for margin in self.margins(scorer, pairs)]
 
 
 def _numbers(values: torch.Tensor) -> list[float]:

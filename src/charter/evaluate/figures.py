@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from charter.evaluate import intervals
-from charter.evaluate.intervals import Floats, Interval
+from charter.evaluate import statistics
+from charter.evaluate.statistics import Floats, Interval
 
 SHARE = "share"
 DECIMALS = 6
@@ -75,10 +75,10 @@ class Figure:
 def proportion(key: str, label: str, wins: Sequence[float], *, note: str = "", at: float | None = None) -> Figure:
     """The share of wins, a tie counting one half, with its standard error in the note."""
     n, total = len(wins), float(sum(wins))
-    error = f"standard error {100 * intervals.standard_error(total, n):.1f} points"
+    error = f"standard error {100 * statistics.standard_error(total, n):.1f} points"
     ties = sum(win == 0.5 for win in wins)
     parts = [error, f"{ties} ties counted as one half" if ties else "", note]
-    interval, told = intervals.wilson(total, n), "; ".join(part for part in parts if part)
+    interval, told = statistics.wilson(total, n), "; ".join(part for part in parts if part)
     return figure_of(key, label, total / n, interval, n, SHARE, "Wilson score", told, at)
 
 
@@ -86,7 +86,7 @@ def mean(
     key: str, label: str, values: Sequence[float], *, unit: str, note: str = "", at: float | None = None
 ) -> Figure:
     """A mean over independent rows."""
-    value, interval = sum(values) / len(values), intervals.of_mean(values)
+    value, interval = sum(values) / len(values), statistics.of_mean(values)
     return figure_of(key, label, value, interval, len(values), unit, "normal, s/sqrt(n)", note, at)
 
 
@@ -95,7 +95,7 @@ def ratio(
 ) -> Figure:
     """A ratio of sums over independent rows."""
     value = sum(numerators) / sum(denominators)
-    interval = intervals.of_ratio(numerators, denominators)
+    interval = statistics.of_ratio(numerators, denominators)
     return figure_of(key, label, value, interval, len(numerators), unit, "linearised ratio", note)
 
 
@@ -111,8 +111,8 @@ def difference(
 ) -> Figure:
     """The mean difference of two measures on the same rows."""
     values = [a - b for a, b in zip(first, second, strict=True)]
-    interval = intervals.paired_bootstrap(values, seed=seed)
-    method = f"paired bootstrap, {intervals.RESAMPLES} resamples"
+    interval = statistics.paired_bootstrap(values, seed=seed)
+    method = f"paired bootstrap, {statistics.RESAMPLES} resamples"
     return figure_of(key, label, sum(values) / len(values), interval, len(values), unit, method, note)
 
 
@@ -127,10 +127,10 @@ def resampled(
     note: str = "",
 ) -> list[Figure]:
     """A statistic of the column means of independent rows; nothing where it has no value on them."""
-    found = intervals.bootstrapped(statistic, rows, seed=seed)
+    found = statistics.bootstrapped(statistic, rows, seed=seed)
     if found is None:
         return []
-    method = f"bootstrap over rows, {intervals.RESAMPLES} resamples"
+    method = f"bootstrap over rows, {statistics.RESAMPLES} resamples"
     return [figure_of(key, label, *found, len(rows), unit, method, note)]
 
 

@@ -5,18 +5,92 @@ not. Which checkpoints are kept is an execution field (`storage`), so this suite
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
-from charter.artifacts.checkpoint_list import listed
+import numpy as np
+
+from charter.artifacts.checkpoints import listed
 from charter.errors import DataError
-from charter.evaluate import goodhart_curve
 from charter.evaluate.answers import REWARD_UNIT
 from charter.evaluate.bench import Bench
 from charter.evaluate.figures import SHARE, Figure, mean, resampled
-from charter.evaluate.goodhart_curve import Point
 from charter.evaluate.judging import Contest
 from charter.evaluate.sampled import RoleAnswers, divergences
+from charter.evaluate.statistics import Floats
 from charter.models.checkpoint_weights import policy_of_checkpoint
 from charter.models.language_model import LanguageModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """What was measured at one checkpoint, a value per prompt."""
+
+    name: str
+    kl: tuple[float, ...]
+    reward: tuple[float, ...]
+    quality: tuple[float, ...]
+
+
+def curve_table(points: Sequence[Point]) -> Floats:
+    """[prompts, 3 x points]: KL of every point, then reward, then quality."""
+    columns = [getattr(point, name) for name in ("kl", "reward", "quality") for point in points]
+    return np.stack([np.asarray(column, dtype=np.float64) for column in columns], 1)
+
+
+def reward_slope(means: Floats) -> Floats:
+    """Reward per nat of KL, by least squares over the points."""
+    kl, reward, _ = _split(means)
+    return _slope(kl, reward)
+
+
+def quality_slope(means: Floats) -> Floats:
+    """Quality per nat of KL, by least squares over the points."""
+    kl, _, quality = _split(means)
+    return _slope(kl, quality)
+
+
+def rank_correlation(means: Floats) -> Floats:
+    """Spearman's correlation of reward and quality over the points; NaN where one of them never changes."""
+    _, reward, quality = _split(means)
+    return _correlation(_ranks(reward), _ranks(quality))
+
+
+def parting_point(points: Sequence[Point]) -> tuple[str, str] | None:
+    """The first two neighbours by KL between which the reward rises and the quality falls; None where none do."""
+    at = sorted(points, key=lambda point: sum(point.kl) / len(point.kl))
+    for before, after in pairwise(at):
+        if sum(after.reward) > sum(before.reward) and sum(after.quality) < sum(before.quality):
+            return before.name, after.name
+    return None
+
+
+def _split(means: Floats) -> tuple[Floats, Floats, Floats]:
+    kl, reward, quality = np.split(means, 3, axis=-1)
+    return kl, reward, quality
+
+
+def _slope(x: Floats, y: Floats) -> Floats:
+    x, y = x - x.mean(-1, keepdims=True), y - y.mean(-1, keepdims=True)
+    square = (x * x).sum(-1)
+    found: Floats = np.where(square > 0, (x * y).sum(-1) / np.where(square > 0, square, 1), np.nan)
+    return found
+
+
+def _correlation(x: Floats, y: Floats) -> Floats:
+    x, y = x - x.mean(-1, keepdims=True), y - y.mean(-1, keepdims=True)
+    scale = np.sqrt((x * x).sum(-1) * (y * y).sum(-1))
+    found: Floats = np.where(scale > 0, (x * y).sum(-1) / np.where(scale > 0, scale, 1), np.nan)
+    return found
+
+
+def _ranks(values: Floats) -> Floats:
+    """Ranks from 0; equal values share the mean of theirs."""
+    less = (values[..., None, :] < values[..., :, None]).sum(-1)
+    same = (values[..., None, :] == values[..., :, None]).sum(-1)
+    found: Floats = less + (same - 1) / 2
+    return found
+
 
 KEY, START = "goodhart", "start"
 MIN_CHECKPOINTS = 2
@@ -26,16 +100,16 @@ MIN_CHECKPOINTS = 2
 def goodhart(bench: Bench) -> list[Figure]:
     """Reward, quality and KL of every kept checkpoint, and how the first two go with the third."""
     points, ties = _points(bench)
-    table = goodhart_curve.table(points)
+    table = curve_table(points)
     note = f"{len(points)} points from the start to {points[-1].name}; quality is the share won {_by_whom(bench)}"
     note += f"; {ties} answers without a valid verdict count as ties" if ties else ""
-    parting = goodhart_curve.parting(points)
+    parting = parting_point(points)
     told = f"; they part between {parting[0]} and {parting[1]}" if parting else "; they do not part"
     found = [figure for point in points for figure in _figures(point)]
     for key, label, statistic, unit, remark in (
-        ("reward_slope", "Reward gained per nat of KL", goodhart_curve.reward_slope, "per nat", note),
-        ("quality_slope", "Quality gained per nat of KL", goodhart_curve.quality_slope, "per nat", note + told),
-        ("correlation", "Rank correlation of reward and quality", goodhart_curve.rank_correlation, "Spearman", note),
+        ("reward_slope", "Reward gained per nat of KL", reward_slope, "per nat", note),
+        ("quality_slope", "Quality gained per nat of KL", quality_slope, "per nat", note + told),
+        ("correlation", "Rank correlation of reward and quality", rank_correlation, "Spearman", note),
     ):
         seed = bench.seed(KEY, key)
         found += resampled(f"{KEY}.{key}", label, statistic, table, seed=seed, unit=unit, note=remark)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from charter.evaluate.bench import Bench
 from charter.evaluate.figures import SHARE, Figure, difference, figure_of, mean, proportion
 from charter.evaluate.judging import ONE_HALF, Contest, Judged, first_option_share, invalid_note, verdict_wins
-from charter.evaluate.length_control import length_controlled
+from charter.evaluate.statistics import length_controlled
 from charter.feedback.wording import MULTIPLE_CHOICE
 
 KEY = "judge_win_rate"

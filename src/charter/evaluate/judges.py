@@ -5,15 +5,15 @@ from collections import Counter
 from collections.abc import Sequence
 
 from charter.artifacts.draws import draw_seed
-from charter.evaluate import drift, kappa
+from charter.data.dataset import Pair
+from charter.evaluate import statistics
 from charter.evaluate.accuracy import HELD_OUT, shorter_wins
 from charter.evaluate.bench import Bench
 from charter.evaluate.figures import Figure, difference, figure_of, mean, proportion, resampled
 from charter.evaluate.judging import ONE_HALF, Contest, Judged, first_option_share, invalid_note, verdict_wins
+from charter.feedback.asking import LARGEST_LOG_ODDS, probability_of
 from charter.feedback.inputs import role_pairs
-from charter.feedback.verdicts import LARGEST_LOG_ODDS, probability_of
 from charter.feedback.wording import MULTIPLE_CHOICE
-from charter.spec.dataset import Pair
 
 KAPPA = "kappa"
 MIN_OF_PRINCIPLE = 5
@@ -39,7 +39,7 @@ def probes(bench: Bench) -> list[Figure]:
     judged = bench.judging.verdicts(contests_of(pairs))
     before = [pairs[item.place].chosen_probability for item in judged]
     now = [item.verdict.probability_first for item in judged]
-    same = [float(kappa.choice_of(a) == kappa.choice_of(b)) for a, b in zip(before, now, strict=True)]
+    same = [float(statistics.choice_of(a) == statistics.choice_of(b)) for a, b in zip(before, now, strict=True)]
     moved = [abs(a - b) for a, b in zip(before, now, strict=True)]
     note = invalid_note(len(pairs), len(judged))
     found = [
@@ -48,7 +48,7 @@ def probes(bench: Bench) -> list[Figure]:
     ]
     if all(value in (0.0, 1.0) for value in before):
         return found  # hard labels: what the judge's probabilities were is not known
-    distance, band = drift.distance(_log_odds(now), _log_odds(before))
+    distance, band = statistics.ks_distance(_log_odds(now), _log_odds(before))
     label = "Largest difference of the distributions of log-odds"
     method = "Kolmogorov-Smirnov band"
     return [*found, figure_of("probes.ks", label, distance, band, len(now), "distance", method, note)]
@@ -109,9 +109,9 @@ def _between(bench: Bench, name: str, mine: Sequence[Judged], other: str, theirs
     verdicts = {item.place: item.verdict.probability_first for item in theirs}
     rows = [(item.place, item.verdict.probability_first) for item in mine if item.place in verdicts]
     turned = [draw_seed(bench.seed("orientation"), bench.pairs[place].id) % 2 == 1 for place, _ in rows]
-    ours = [kappa.choice_of(1 - p if turn else p) for (_, p), turn in zip(rows, turned, strict=True)]
+    ours = [statistics.choice_of(1 - p if turn else p) for (_, p), turn in zip(rows, turned, strict=True)]
     others = [
-        kappa.choice_of(1 - verdicts[place] if turn else verdicts[place])
+        statistics.choice_of(1 - verdicts[place] if turn else verdicts[place])
         for (place, _), turn in zip(rows, turned, strict=True)
     ]
     alike = [float(a == b) for a, b in zip(ours, others, strict=True)]
@@ -121,8 +121,8 @@ def _between(bench: Bench, name: str, mine: Sequence[Judged], other: str, theirs
         *resampled(
             f"{key}.kappa",
             f"Agreement with judge {other} beyond chance",
-            kappa.kappa,
-            kappa.cells(ours, others),
+            statistics.kappa,
+            statistics.cells(ours, others),
             seed=bench.seed("judge_agreement", other),
             unit=KAPPA,
             note=note,

@@ -8,17 +8,15 @@ from typing import TypeVar
 
 from charter.artifacts.draws import draw_seed
 from charter.artifacts.stage_dir import StageDir
+from charter.data.dataset import Turn
 from charter.errors import DataError, InterruptedRunError
-from charter.evaluate.bag_of_words import win_of
+from charter.evaluate.statistics import win_of
 from charter.feedback.answering import open_answerer
-from charter.feedback.asking import Asked, Manner, Odds, odds_of
+from charter.feedback.asking import Asked, Manner, Odds, odds_of, probability_of
 from charter.feedback.comparing import Comparison, Invalid, Rules, Verdict, comparing
 from charter.feedback.constitution import Constitution
-from charter.feedback.drive import Answerer, Making, drive
-from charter.feedback.question import Question
-from charter.feedback.records import in_batches
-from charter.feedback.verdicts import probability_of
-from charter.spec.dataset import Turn
+from charter.feedback.records import Answerer, Making, drive, in_batches
+from charter.feedback.wording import Question
 from charter.spec.stage import EvalStage
 
 JUDGE, ALSO = "judge", "also_judges"

@@ -14,11 +14,164 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from charter.artifacts.draws import draw_seed
 from charter.errors import CharterError, DataError, MissingExtraError
 from charter.evaluate.bench import Bench
 from charter.evaluate.figures import SHARE, Figure, figure_of, mean, proportion
-from charter.evaluate.intervals import Z_95, Interval
-from charter.evaluate.lm_eval_adapter import charter_lm
+from charter.evaluate.likelihood import Continuation, likelihoods
+from charter.evaluate.statistics import Z_95, Interval
+from charter.feedback.records import in_batches
+from charter.inference.generate import SamplingSettings, answer_texts, generate
+from charter.models.language_model import LanguageModel
+
+DEFAULT_NEW_TOKENS = 256
+"""Where a task does not say: the harness's own default."""
+_LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+"""What tasks call the longest answer."""
+STOP_TAIL_TOKENS = 32
+"""Last tokens in which a stop sequence is looked for while sampling; longer ones are found afterwards."""
+
+
+def charter_lm(model: LanguageModel, *, batch: int, seed: int) -> Any:
+    """A model as the harness takes one: what is below, on top of the harness's own base class."""
+    base = import_module("lm_eval.api.model").TemplateLM
+    return type("CharterLM", (Adapter, base), {})(model, batch=batch, seed=seed)
+
+
+class Adapter:
+    """What the harness asks of a model; tokens are read as Hugging Face models read them."""
+
+    def __init__(self, model: LanguageModel, *, batch: int, seed: int) -> None:
+        super().__init__()
+        self.language_model, self.batch, self.seed = model, batch, seed
+        self.tokenizer = model.tokenizer
+        self.max_length = int(model.model.config.max_position_embeddings)
+
+    @property
+    def eot_token_id(self) -> int:
+        """The end-of-turn token."""
+        return self.language_model.end_id
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What stands before a text that has nothing before it."""
+        begin = self.tokenizer.bos_token_id
+        return self.eot_token_id if begin is None else int(begin)
+
+    @property
+    def tokenizer_name(self) -> str:
+        """For the harness's caches, which are not used."""
+        return "charter"
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        """The ids of a text, with the tokenizer's own beginning unless it is there already."""
+        begin = self.tokenizer.bos_token
+        if add_special_tokens is None and begin and string.startswith(begin):
+            add_special_tokens = False
+        how = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
+        found: list[int] = self.tokenizer.encode(string, **how)
+        return found
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """Turns as text, for tasks that are asked as chats."""
+        text: str = self.tokenizer.apply_chat_template(
+            chat_history, tokenize=False, add_generation_prompt=add_generation_prompt
+        )
+        return text
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, Sequence[int], Sequence[int]]], **_: Any
+    ) -> list[tuple[float, bool]]:
+        rows = [self._cut(given, asked) for _, given, asked in requests]
+        found = likelihoods(self.language_model, rows, batch=self.batch)
+        return [(item.log_probability, item.is_greedy) for item in found]
+
+    def _cut(self, given: Sequence[int], asked: Sequence[int]) -> Continuation:
+        """The last `max_length` + 1 tokens, of which the model reads all but the last."""
+        if len(asked) > self.max_length:
+            raise DataError(
+                f"a continuation of {len(asked)} tokens, where the model takes {self.max_length}; shorten the task"
+            )
+        room = self.max_length + 1 - len(asked)
+        return Continuation(tuple(given[-room:]), tuple(asked))
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """The log-probability of whole texts, each token once, with as much before it as the model takes."""
+        found, harness = [], import_module("lm_eval.utils")
+        for request in requests:
+            windows = harness.get_rolling_token_windows(
+                token_list=self.tok_encode(request.args[0]),
+                prefix_token=self.prefix_token_id,
+                max_seq_len=self.max_length,
+                context_len=1,
+            )
+            rows = [self._cut(*harness.make_disjoint_window(window)) for window in windows]
+            read = likelihoods(self.language_model, rows, batch=self.batch)
+            found.append(sum(item.log_probability for item in read))
+        return found
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """Answers cut at the first stop sequence; the draws of an answer hang on its question alone."""
+        found: dict[int, str] = {}
+        by_settings: dict[tuple[SamplingSettings, tuple[str, ...]], list[int]] = {}
+        for index, request in enumerate(requests):
+            by_settings.setdefault(self._settings(request.args[1]), []).append(index)
+        for (settings, stops), indexes in by_settings.items():
+            for part in in_batches(indexes, self.batch):
+                texts = self._generate([requests[index].args[0] for index in part], settings, stops)
+                found |= zip(part, texts, strict=True)
+        return [found[index] for index in range(len(requests))]
+
+    def _settings(self, asked: Mapping[str, Any]) -> tuple[SamplingSettings, tuple[str, ...]]:
+        length = next((int(asked[name]) for name in _LENGTH_NAMES if name in asked), DEFAULT_NEW_TOKENS)
+        stops = asked.get("until") or ()
+        settings = SamplingSettings(
+            max_new_tokens=length,
+            temperature=float(asked.get("temperature") or 0.0) if asked.get("do_sample") else 0.0,
+            top_p=float(asked.get("top_p", 1.0)),
+        )
+        return settings, (stops,) if isinstance(stops, str) else tuple(stops)
+
+    def _generate(self, contexts: Sequence[str], settings: SamplingSettings, stops: tuple[str, ...]) -> list[str]:
+        room = self.max_length - settings.max_new_tokens
+        if room < 1:
+            raise DataError(
+                f"a task asks for {settings.max_new_tokens} new tokens, where the model takes {self.max_length} in all"
+            )
+        prompts = [self.tok_encode(context)[-room:] for context in contexts]
+        seeds = [draw_seed(self.seed, context) for context in contexts]
+        watch = _Stops(self.tokenizer, stops, len(prompts)) if any(stops) else None
+        answers = generate(self.language_model, prompts, seeds=seeds, settings=settings, watch=watch)
+        return [cut_at(text, stops) for text in answer_texts(self.language_model, answers)]
+
+
+class _Stops:
+    """Ends an answer in which a stop sequence has come up."""
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str], rows: int) -> None:
+        self._tokenizer, self._stops = tokenizer, [stop for stop in stops if stop]
+        self._tails: list[list[int]] = [[] for _ in range(rows)]
+
+    def __call__(self, row_L: torch.Tensor, logits_LV: torch.Tensor, token_L: torch.Tensor) -> torch.Tensor:
+        ends = []
+        for row, token in zip(row_L.tolist(), token_L.tolist(), strict=True):
+            tail = self._tails[row] = [*self._tails[row][1 - STOP_TAIL_TOKENS :], token]
+            text = self._tokenizer.decode(tail, skip_special_tokens=True)
+            ends.append(any(stop in text for stop in self._stops))
+        return torch.tensor(ends, device=row_L.device)
+
+
+def cut_at(text: str, stops: Sequence[str]) -> str:
+    """A text up to the first stop sequence.
+
+    >>> cut_at("4. Q: and", ("Q:", "."))
+    '4'
+    """
+    places = [place for stop in stops if stop and (place := text.find(stop)) >= 0]
+    return text[: min(places)] if places else text
+
 
 PACKAGE = "lm_eval"
 PIP_COMMAND = "pip install lm-eval"

@@ -1,28 +1,24 @@
-"""The suite `multiple_choice`: questions answered by likelihood, so that no text has to be read.
+"""Suites by likelihood: multiple-choice questions, and the loss on answers that humans chose."""
 
-Two ways, since they differ: by **letter** (all choices are shown, the next token after "(" is read: Hendrycks et al.
-2021) and by **answer** (the question alone is shown, each choice's own probability is read, in all and per byte: Brown
-et al. 2020, section 2.4). The letters' probabilities also say how sure the model is, hence how well calibrated.
-"""
-
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from charter.artifacts.stage_rows import stage_rows
+from charter.data.dataset import Pair, Turn, read_questions
+from charter.data.rows import LETTERS, ChoiceQuestion
 from charter.errors import DataError
-from charter.evaluate import calibration
+from charter.evaluate import statistics
 from charter.evaluate.bench import Bench
-from charter.evaluate.figures import Figure, figure_of, mean, proportion
-from charter.evaluate.intervals import Interval, of_mean
+from charter.evaluate.figures import Figure, figure_of, mean, proportion, ratio
 from charter.evaluate.likelihood import Continuation, likelihoods
+from charter.evaluate.statistics import Interval, of_mean
 from charter.feedback.records import in_batches
 from charter.inference.score import first_token_ids, next_token_log_probabilities
-from charter.models.chat import encode_prompt
+from charter.models.chat import encode_answer, encode_prompt
 from charter.models.language_model import LanguageModel
-from charter.spec.choice_questions import LETTERS, ChoiceQuestion
-from charter.spec.dataset import Turn, read_questions
 
 INSTRUCTION = "Answer with the letter of the right choice."
 OPENING = "("
@@ -146,9 +142,9 @@ def _figures(role: str, questions: Sequence[ChoiceQuestion], answered: Sequence[
 def _calibration_error(key: str, name: str, answered: Sequence[Answered], right: Sequence[float]) -> Figure:
     """How far the letters' probabilities are from how often they are right."""
     confidences = [found.letter_confidence for found in answered]
-    terms = calibration.gap_terms(confidences, right, lowest=0.0)
+    terms = statistics.gap_terms(confidences, right, lowest=0.0)
     found = of_mean(terms)
-    chance = calibration.chance_gap(confidences, lowest=0.0)
+    chance = statistics.chance_gap(confidences, lowest=0.0)
     return figure_of(
         f"{key}.ece",
         f"Calibration error of the {name.lower()}, by letter",
@@ -156,7 +152,7 @@ def _calibration_error(key: str, name: str, answered: Sequence[Answered], right:
         Interval(low=max(found.low, 0.0), high=found.high),
         len(terms),
         "probability",
-        f"normal, s/sqrt(n), {calibration.BINS} bins with their signs held",
+        f"normal, s/sqrt(n), {statistics.BINS} bins with their signs held",
         f"a calibrated model would come out near {chance:.3f} on so few questions",
     )
 
@@ -174,3 +170,60 @@ def _baselines(questions: Sequence[ChoiceQuestion]) -> list[Figure]:
 def _best(values: Sequence[float]) -> int:
     """The place of the largest; the first of equals."""
     return max(range(len(values)), key=lambda index: values[index])
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerLoss:
+    """Loss of a model on one answer."""
+
+    nats: float
+    tokens: int
+    """End token included."""
+    text_bytes: int
+    cut: bool
+    """Whether prompt and answer were longer than the model's context."""
+
+
+def perplexity(bench: Bench) -> list[Figure]:
+    """Loss of the policy, and of what it is measured against, on the held-out answers humans chose."""
+    found = []
+    for role in ("policy", "against"):
+        if not bench.has(role):
+            continue
+        losses = answer_losses(bench.model(role), bench.pairs, batch=bench.spec.rollout_batch)
+        cut = sum(loss.cut for loss in losses)
+        note = "chosen answers of held-out pairs, given their prompts; end token counted"
+        note += f"; {cut} cut to the model's context" if cut else ""
+        key, label = f"perplexity.{role}", f"Held-out loss of {role}"
+        nats, tokens = [loss.nats for loss in losses], [float(loss.tokens) for loss in losses]
+        found.append(ratio(f"{key}.nats_per_token", label, nats, tokens, unit="nats/token", note=note))
+        bits, sizes = [value / math.log(2) for value in nats], [float(loss.text_bytes) for loss in losses]
+        found.append(ratio(f"{key}.bits_per_byte", label, bits, sizes, unit="bits/byte", note=note))
+    return found
+
+
+def answer_losses(model: LanguageModel, pairs: Sequence[Pair], *, batch: int) -> list[AnswerLoss]:
+    """The loss on each chosen answer, given its prompt."""
+    limit = int(model.model.config.max_position_embeddings)
+    encoded = [_encode(model, pair, limit) for pair in pairs]
+    read = likelihoods(model, [row for row, _ in encoded], batch=batch)
+    return [
+        _loss(model, -found.log_probability, row.asked, cut) for found, (row, cut) in zip(read, encoded, strict=True)
+    ]
+
+
+def _encode(model: LanguageModel, pair: Pair, limit: int) -> tuple[Continuation, bool]:
+    """The ids of prompt and answer, and whether anything was cut.
+
+    The answer keeps at most 3/4 of the context; the prompt is cut at the left to what is left.
+    """
+    whole = encode_answer(model.tokenizer, pair.prompt, pair.chosen)
+    prompt = encode_prompt(model.tokenizer, pair.prompt)
+    answer = whole[: limit * 3 // 4]
+    kept = prompt[-(limit - len(answer)) :]
+    return Continuation(tuple(kept), tuple(answer)), len(prompt) + len(whole) > limit
+
+
+def _loss(model: LanguageModel, nats: float, answer: Sequence[int], cut: bool) -> AnswerLoss:
+    text = str(model.tokenizer.decode(answer, skip_special_tokens=True))
+    return AnswerLoss(nats=nats, tokens=len(answer), text_bytes=len(text.encode()), cut=cut)

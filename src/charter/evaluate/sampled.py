@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import torch
 
+from charter.data.dataset import Prompt
 from charter.evaluate.likelihood import rows_per_forward
 from charter.feedback.records import in_batches
 from charter.feedback.sampling import Sampled, check_context, sample
 from charter.inference.generate import Answers
 from charter.models.language_model import LanguageModel
-from charter.spec.dataset import Prompt
 from charter.spec.stage import EvalStage
 
 

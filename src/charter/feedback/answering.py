@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from charter.artifacts.job import JobInput
 from charter.artifacts.stage_dir import StageDir
 from charter.feedback.asks import Ask, Reply
-from charter.feedback.drive import Answerer
+from charter.feedback.records import Answerer
 from charter.feedback.served_models import ServedModel
 from charter.inference.endpoint.call import CallReply, CallRequest
 from charter.spec.project import Serving
-from charter.spec.stage_parts import Sampling
+from charter.spec.stage import Sampling
 
 if TYPE_CHECKING:
     from charter.feedback.local_models import LocalModels

@@ -7,8 +7,8 @@ model is in this process or behind an endpoint.
 
 from dataclasses import dataclass
 
-from charter.feedback.question import Question
-from charter.spec.dataset import Turn
+from charter.data.dataset import Turn
+from charter.feedback.wording import Question
 
 
 @dataclass(frozen=True, kw_only=True)

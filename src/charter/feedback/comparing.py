@@ -9,13 +9,19 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from charter.artifacts.draws import draw_seed, permuted
-from charter.feedback.asking import Asked, Manner, Odds, odds_of
+from charter.data.dataset import Pair, Turn
+from charter.feedback.asking import Asked, Invalid, Judgement, Manner, Odds, Verdict, odds_of, verdict_of
 from charter.feedback.constitution import Principle
-from charter.feedback.drive import Making
-from charter.feedback.question import EXAMPLE, Part, Question
-from charter.feedback.verdicts import Invalid, Judgement, Verdict, verdict_of
-from charter.feedback.wording import CHOICES, MULTIPLE_CHOICE, multiple_choice_text, one_answer_text
-from charter.spec.dataset import Pair, Turn
+from charter.feedback.records import Making
+from charter.feedback.wording import (
+    CHOICES,
+    EXAMPLE,
+    MULTIPLE_CHOICE,
+    Part,
+    Question,
+    multiple_choice_text,
+    one_answer_text,
+)
 
 __all__ = ["Comparison", "Invalid", "Judgement", "Rules", "Verdict", "comparing"]
 

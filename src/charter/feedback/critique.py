@@ -13,16 +13,14 @@ from charter.artifacts.draws import draw_seed, permuted
 from charter.artifacts.job import Job
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
+from charter.data.dataset import Conversation, Prompt, Turn
 from charter.feedback.answering import open_answerer
 from charter.feedback.asks import Ask, Reply, Text
 from charter.feedback.constitution import Constitution, Principle
-from charter.feedback.drive import Making
-from charter.feedback.inputs import role_constitution, role_critiques
-from charter.feedback.records import Batch, make_records
-from charter.feedback.streamed import prompt_batches
+from charter.feedback.inputs import prompt_batches, role_constitution, role_critiques
+from charter.feedback.records import Batch, Making, make_records
 from charter.feedback.texts import sample_of, text_facts
 from charter.feedback.wording import wording_fingerprint
-from charter.spec.dataset import Conversation, Prompt, Turn
 from charter.spec.stage import CritiqueStage
 
 EMPTY_REVISION, REFUSED = "empty revision", "refused"

@@ -5,29 +5,186 @@ section 2.1). A human label that a candidate pair carries is neither used nor st
 drawn from the text of the answers, so the rows are the same when `chosen` and `rejected` change places.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count, islice
+from typing import Any
 
 from charter.artifacts.draws import draw_seed
 from charter.artifacts.job import Job
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
+from charter.data.dataset import Turn
 from charter.errors import DataError
 from charter.feedback.answering import open_answerer
+from charter.feedback.asking import BY_VOTES, Invalid, Judgement, Verdict
 from charter.feedback.asks import Ask, Reply, Text
-from charter.feedback.comparing import Comparison, Invalid, Rules, Verdict, comparing
+from charter.feedback.comparing import Comparison, Rules, comparing
 from charter.feedback.constitution import Constitution
-from charter.feedback.drive import Making
-from charter.feedback.inputs import role_constitution, role_pairs
-from charter.feedback.label_items import Item, label_batches
-from charter.feedback.label_record import label_record
-from charter.feedback.label_summary import label_summary, label_totals
+from charter.feedback.inputs import PromptBatches, prompt_batches, role_constitution, role_pairs
 from charter.feedback.reading import NONE_GIVEN
-from charter.feedback.records import Batch, Record, make_records
+from charter.feedback.records import Batch, Making, Record, in_batches, make_records
 from charter.feedback.served_models import not_served
 from charter.feedback.texts import sample_of
-from charter.feedback.wording import YES_NO_MEAN
+from charter.feedback.wording import MULTIPLE_CHOICE, YES_NO_MEAN, template_fingerprint
 from charter.spec.stage import LabelStage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """A pair to be labelled; without answers yet, when the policy is to give them."""
+
+    id: str
+    turns: tuple[Turn, ...]
+    answers: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelBatches:
+    """Candidates first, then pairs to be sampled; the prompts of these are read anew each time."""
+
+    candidates: Sequence[Item]
+    prompts: PromptBatches | None
+    pairs: int
+    size: int
+
+    def __iter__(self) -> Iterator[Sequence[Item]]:
+        yield from in_batches(self.candidates, self.size)
+        if self.prompts is not None:
+            items = islice(sampled_items(self.prompts), self.pairs)
+            while batch := tuple(islice(items, self.size)):
+                yield batch
+
+
+def sampled_items(prompts: PromptBatches) -> Iterator[Item]:
+    """Pairs to be sampled, without end: prompts in file order, taken round again with new draws when they run out."""
+    for turn in count(1):
+        for prompt in prompts.prompts():
+            yield Item(id=f"{prompt.id}/pair-{turn}", turns=prompt.turns)
+
+
+def label_batches(job: Job, spec: LabelStage) -> LabelBatches:
+    """What a stage is to label; nothing at all, and pairs that would be the same answer twice, are refused."""
+    candidates: list[Item] = []
+    if job.inputs.get("candidates"):
+        pairs = role_pairs(job, "candidates")
+        candidates = [Item(id=pair.id, turns=pair.prompt, answers=(pair.chosen, pair.rejected)) for pair in pairs]
+    if not candidates and not spec.pairs:
+        raise DataError(f"stage {job.stage} has nothing to label: give `candidates`, or `pairs` with `policy`")
+    if spec.pairs and spec.temperature == 0:
+        raise DataError(f"stage {job.stage}: at temperature 0 both answers of a pair are the same; raise temperature")
+    prompts = prompt_batches(job, "prompts", size=spec.rollout_batch, limit=None) if spec.pairs else None
+    return LabelBatches(candidates=candidates, prompts=prompts, pairs=spec.pairs, size=spec.rollout_batch)
+
+
+def label_record(
+    job: Job, spec: LabelStage, comparison: Comparison, verdict: Verdict, source: str
+) -> Mapping[str, Any]:
+    """The record of a valid verdict; what it cost is in the ledger, never here."""
+    first_wins = verdict.probability_first >= 0.5
+    chosen, rejected = (comparison.first, comparison.second)[:: 1 if first_wins else -1]
+    sign = 1 if first_wins else -1
+    return {
+        "id": comparison.id,
+        "prompt": [{"role": turn.role, "content": turn.content} for turn in comparison.turns],
+        "chosen": [{"role": "assistant", "content": chosen}],
+        "rejected": [{"role": "assistant", "content": rejected}],
+        "chosen_probability": max(verdict.probability_first, 1 - verdict.probability_first),
+        "principle": comparison.principles[0].id,
+        "principles": [principle.id for principle in comparison.principles],
+        "judge": job.only("judge").fingerprint,
+        "judge_model": verdict.judgements[0].model,
+        "format": spec.format,
+        "template": template_fingerprint(spec.format, chain_of_thought=spec.chain_of_thought),
+        "both_orders": {
+            "log_odds_chosen": [sign * value for value in verdict.log_odds],
+            "chosen_shown_first": first_wins,
+            "agree": verdict.orders_agree,
+        },
+        "judgements": [_judgement(item, sign, first_wins) for item in verdict.judgements],
+        "source": source,
+        "seed": job.seed,
+        "tokens": verdict.tokens,
+    }
+
+
+def _judgement(item: Judgement, sign: int, first_wins: bool) -> dict[str, Any]:
+    return {
+        "principle": item.principle,
+        "chosen_shown_first": first_wins != item.is_swapped,
+        "log_odds_chosen": sign * item.log_odds,
+        "how": item.how,
+        "bounded": item.is_bounded,
+        "attempts": item.attempts,
+    }
+
+
+PRINCIPLE, INVALID_SHARE = "principle/", "invalid/"
+"""How the counts of each principle, and of each reason why there is no judgement, begin."""
+
+
+def label_totals(comparisons: Sequence[Comparison], verdicts: Sequence[Verdict | Invalid]) -> dict[str, float]:
+    """Sums over a batch from which agreement and biases follow."""
+    found = [
+        (item, verdict) for item, verdict in zip(comparisons, verdicts, strict=True) if isinstance(verdict, Verdict)
+    ]
+    asked = [judgement for _, verdict in found for judgement in verdict.judgements]
+    shown_first = [-item.log_odds if item.is_swapped else item.log_odds for item in asked]
+    invalid = Counter(INVALID_SHARE + verdict.reason for verdict in verdicts if isinstance(verdict, Invalid))
+    principles = Counter(PRINCIPLE + principle.id for item, _ in found for principle in item.principles)
+    return {
+        "compared": len(comparisons),
+        "invalid": len(verdicts) - len(found),
+        "orders_agree": sum(verdict.orders_agree for _, verdict in found),
+        "ties": sum(verdict.probability_first == 0.5 for _, verdict in found),
+        "certainty": sum(max(verdict.probability_first, 1 - verdict.probability_first) for _, verdict in found),
+        "chosen_longer": sum(_is_chosen_longer(item, verdict) for item, verdict in found),
+        "questions": len(asked),
+        "asked_again": sum(item.attempts > 1 for item in asked),
+        "bounded": sum(item.is_bounded for item in asked),
+        "by_votes": sum(item.how == BY_VOTES for item in asked),
+        "first_option_wins": sum(0.5 if value == 0 else float(value > 0) for value in shown_first),
+        "first_option_log_odds": sum(shown_first),
+        **principles,
+        **invalid,
+    }
+
+
+def _is_chosen_longer(item: Comparison, verdict: Verdict) -> float:
+    """1 where the better answer has more characters, 1/2 where both or neither has."""
+    if len(item.first) == len(item.second) or verdict.probability_first == 0.5:
+        return 0.5
+    return float((len(item.first) > len(item.second)) == (verdict.probability_first > 0.5))
+
+
+def label_summary(totals: Mapping[str, float], *, format: str, both_orders: bool) -> dict[str, float]:
+    """What is reported: certainty always; order effects where the question has an order.
+
+    `position_bias` is the share of questions in which option (A) won, less one half; `longer_chosen_share` is 0.5 for
+    a judge that does not look at length.
+    """
+    records, questions = max(totals["records"], 1), max(totals["questions"], 1)
+    found = {
+        "identical_answers": totals["identical"],
+        "empty_answers": totals["empty"],
+        "invalid_judgements": totals["invalid"],
+        "invalid_share": totals["invalid"] / max(totals["compared"], 1),
+        "ties": totals["ties"],
+        "mean_chosen_probability": totals["certainty"] / records,
+        "longer_chosen_share": totals["chosen_longer"] / records,
+        "asked_again_share": totals["asked_again"] / questions,
+        "bounded_share": totals["bounded"] / questions,
+        "by_votes_share": totals["by_votes"] / questions,
+    }
+    if format == MULTIPLE_CHOICE:
+        found["position_bias"] = totals["first_option_wins"] / questions - 0.5
+        found["position_log_odds"] = totals["first_option_log_odds"] / questions
+        if both_orders:
+            found["orders_agree"] = totals["orders_agree"] / records
+    counts = {name: value for name, value in sorted(totals.items()) if name.startswith((PRINCIPLE, INVALID_SHARE))}
+    return {**found, **counts}
+
 
 CANDIDATE, POLICY = "candidate", "policy"
 IDENTICAL, EMPTY, INVALID = "identical answers", "empty answer", "invalid judgement"

@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from charter.artifacts.draws import draw_seed
-from charter.feedback.asking import ATTEMPTS, REFUSED
+from charter.data.dataset import Turn
+from charter.feedback.asking import ATTEMPTS, LONGEST_TEXT, REFUSED, Invalid
 from charter.feedback.asks import Choice, Choose, Reply
-from charter.feedback.drive import Making
-from charter.feedback.question import ANSWER, CONVERSATION, Part, Question
-from charter.feedback.verdicts import LONGEST_TEXT, Invalid
-from charter.feedback.wording import conversation_text, quoted
-from charter.spec.dataset import Turn
+from charter.feedback.records import Making
+from charter.feedback.wording import ANSWER, CONVERSATION, Part, Question, conversation_text, quoted
 
 FIGURES = tuple(str(figure) for figure in range(1, 11))
 MIDDLE, HALF_RANGE = 5.5, 4.5

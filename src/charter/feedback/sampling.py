@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from charter.data.dataset import Turn
 from charter.errors import DataError
 from charter.feedback.asks import Sample, Text
 from charter.inference.generate import Answers, SamplingSettings, answer_texts, generate
 from charter.models.chat import encode_prompt
 from charter.models.language_model import LanguageModel
-from charter.spec.dataset import Turn
-from charter.spec.stage_parts import Sampling
+from charter.spec.stage import Sampling
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,12 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from charter.artifacts.draws import draw_seed
+from charter.data.dataset import Turn
 from charter.errors import DataError
 from charter.feedback.asks import Ask, Choice, Choose, Reply, Sample, Text
-from charter.feedback.reading import NONE_GIVEN, TOP, read_choices
-from charter.feedback.verdict_text import choice_in
+from charter.feedback.reading import NONE_GIVEN, TOP, choice_in, read_choices
 from charter.feedback.wording import conversation_text
 from charter.inference.endpoint.call import CallReply, CallRequest
-from charter.spec.dataset import Turn
 from charter.spec.project import Serving
 
 NEXT_TURN = "\nHuman:"

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from charter.artifacts.job import Job
+from charter.data.dataset import Turn
 from charter.feedback.asks import Sample, Text
-from charter.spec.dataset import Turn
-from charter.spec.stage_parts import Sampling
+from charter.spec.stage import Sampling
 
 
 def sample_of(spec: Sampling, role: str, turns: Sequence[Turn], *, seed: int) -> Sample:

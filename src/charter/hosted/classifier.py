@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from charter.artifacts.safetensors_file import read_header, write_tensors
+from charter.data.dataset import Turn
 from charter.errors import DataError
 from charter.hosted.model_files import CONFIG, copy_beside
 from charter.models.preference import HEAD_FILE, HEAD_WEIGHTS
-from charter.spec.dataset import Turn
 
 SCORE = "score.weight"
 _EMBEDDINGS = "lm_head."

@@ -13,9 +13,10 @@ from types import MappingProxyType
 from typing import Any
 
 from charter.artifacts.draws import draw_seed
-from charter.artifacts.heartbeat import START
+from charter.artifacts.group import START
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.whole_dir import publish_dir
+from charter.data.dataset import read_prompts
 from charter.errors import DataError
 from charter.hosted.classifier import check_prompts
 from charter.hosted.data_verl import write_parquet
@@ -23,7 +24,6 @@ from charter.hosted.message_rows import message_rows, prompt_of_engine, reads_me
 from charter.hosted.pair_rows import dpo_rows, reward_rows
 from charter.models.chat import encode_prompt
 from charter.models.ranks import Ranks
-from charter.spec.dataset import read_prompts
 from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, PretrainStage, SftStage
 from charter.train.packing import pack
 from charter.train.schedule import batch_rows, total_steps

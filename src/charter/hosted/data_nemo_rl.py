@@ -7,8 +7,8 @@ Read in NeMo RL 0.6.0 (7ea279a): nemo_rl/data/datasets/preference_datasets/prefe
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from charter.data.dataset import Turn
 from charter.errors import DataError
-from charter.spec.dataset import Turn
 
 
 def pair_row(row: Mapping[str, Any]) -> dict[str, object]:

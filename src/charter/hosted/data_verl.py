@@ -7,8 +7,8 @@ experimental/reward_loop/reward_manager/naive.py (`prompt`, `data_source`, `rewa
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from charter.data.dataset import Turn
 from charter.errors import MissingExtraError
-from charter.spec.dataset import Turn
 
 ROWS_PER_GROUP = 4096
 Row = dict[str, object]

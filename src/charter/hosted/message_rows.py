@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from charter.data.dataset import Turn, read_conversations
 from charter.errors import DataError, UsageError
 from charter.handover.engines import handover_engine
 from charter.hosted import data_nemo_rl
 from charter.hosted.data_verl import prompt_row
 from charter.hosted.pair_rows import PairRows, dpo_rows, messages
-from charter.spec.dataset import Turn, read_conversations
 from charter.spec.stage import DpoStage, PreferenceModelStage, PretrainStage, SftStage, Stage
 from charter.train.setup import Setup
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from charter.data.dataset import Pair, Turn, read_pairs
 from charter.errors import DataError
 from charter.inference.score import encode_scored
-from charter.spec.dataset import Pair, Turn, read_pairs
 from charter.spec.stage import DpoStage, PreferenceModelStage
 from charter.train.dpo import encode_pair
 from charter.train.preference_model import stage_pairs

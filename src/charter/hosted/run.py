@@ -16,8 +16,7 @@ import torch
 
 from charter.artifacts import durable
 from charter.artifacts.checkpoints import Checkpoint
-from charter.artifacts.group import FAILURE
-from charter.artifacts.heartbeat import PUBLISH, START
+from charter.artifacts.group import FAILURE, PUBLISH, START
 from charter.artifacts.hosted_facts import HostedFacts, write_hosted_facts
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import PEER_EXIT, PEER_LOST, stage_main

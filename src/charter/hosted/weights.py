@@ -4,8 +4,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from charter.artifacts.safetensors_file import read_header
-from charter.artifacts.weight_files import check_weight_files
+from charter.artifacts.safetensors_file import check_weight_files, read_header
 from charter.errors import DataError, StageError
 from charter.models.language_model import empty_language_model
 

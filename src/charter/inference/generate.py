@@ -3,18 +3,145 @@
 Legend: B sequences, Q prompt tokens (padded at the left), R answer tokens, V vocabulary, L answers not yet finished.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from charter.inference.draw import SamplingSettings, choose, uniform_draws
-from charter.inference.roomy_cache import keep_rows, new_cache
 from charter.models.language_model import LanguageModel
 from charter.models.length_groups import CUDA_PASS_TOKENS, length_groups
 from charter.models.runtime import precision
+
+ROOM_TOKENS = 64
+"""Columns that are added at once: the copy of a row's keys is then 1/64 of what one at every token takes."""
+
+
+class RoomyLayer(DynamicLayer):  # type: ignore[misc]
+    """One layer's keys and values; `keys` and `values` are the part in use of larger tensors."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append columns."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
+            self._roomy_keys, self._roomy_values = self.keys, self.values
+        used, more = self.keys.shape[2], key_states.shape[2]
+        if used + more > self._roomy_keys.shape[2]:
+            self._roomy_keys = _with_room(self.keys, more + ROOM_TOKENS)
+            self._roomy_values = _with_room(self.values, more + ROOM_TOKENS)
+        self.keys, self.values = self._roomy_keys[:, :, : used + more], self._roomy_values[:, :, : used + more]
+        self.keys[:, :, used:], self.values[:, :, used:] = key_states, value_states
+        return self.keys, self.values
+
+    def keep(self, row_L: Tensor, first_column: int) -> None:
+        """Go on with some rows, without the first columns."""
+        self.keys, self.values = self.keys[row_L, :, first_column:], self.values[row_L, :, first_column:]
+        self._roomy_keys, self._roomy_values = self.keys, self.values
+
+
+def _with_room(part_LHTD: Tensor, columns: int) -> Tensor:
+    rows, heads, used, size = part_LHTD.shape
+    whole = part_LHTD.new_empty((rows, heads, used + columns, size))
+    whole[:, :, :used] = part_LHTD
+    return whole
+
+
+def new_cache(config: Any) -> DynamicCache:
+    """The model's own kind of cache, with room in it where every layer keeps everything.
+
+    Layers with a sliding window or a recurrent state have caches of their own, which stay as they are.
+    """
+    cache = DynamicCache(config=config)
+    if cache.layers and all(type(layer) is DynamicLayer for layer in cache.layers):
+        cache.layers = [RoomyLayer() for _ in cache.layers]
+    return cache
+
+
+def keep_rows(cache: DynamicCache, row_L: Tensor, first_column: int) -> int:
+    """Go on with some rows of a cache; how many columns it has lost at its left, 0 where it cannot lose any."""
+    layers = [layer for layer in cache.layers if isinstance(layer, RoomyLayer)]
+    if len(layers) < len(cache.layers):
+        cache.batch_select_indices(row_L)
+        return 0
+    for layer in layers:
+        layer.keep(row_L, first_column)
+    return first_column
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """How the next token is drawn."""
+
+    max_new_tokens: int
+    min_new_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    dtype: str = "fp32"
+
+
+def uniform_draws(seeds: Sequence[int], count: int) -> Tensor:
+    """`count` uniform numbers in [0, 1) for each seed: row b depends on `seeds[b]` alone."""
+    rows = [torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) for seed in seeds]
+    return torch.stack(rows)
+
+
+def choose(logits_BV: Tensor, draw_B: Tensor, settings: SamplingSettings) -> Tensor:
+    """The first token whose cumulative probability exceeds the draw; the likeliest one at temperature 0."""
+    if settings.temperature == 0:
+        return logits_BV.argmax(-1)
+    probability_BV = torch.softmax(logits_BV.float() / settings.temperature, -1).double()
+    if settings.top_p < 1:
+        sorted_BV, order_BV = torch.sort(probability_BV, dim=-1, descending=True, stable=True)
+        outside_BV = prefix_sums(sorted_BV) - sorted_BV >= settings.top_p
+        probability_BV = probability_BV.masked_fill(outside_BV.gather(-1, order_BV.argsort(-1)), 0)
+    block_BMK = _blocks(probability_BV)
+    sum_BM = block_BMK.sum(-1)
+    until_BM = sum_BM @ _upper(sum_BM)
+    target_B = draw_B.to(until_BM) * until_BM[:, -1]
+    block_B = _first_above(until_BM, target_B, sum_BM)
+    inside_BK = block_BMK.gather(1, block_B[:, None, None].expand(-1, 1, block_BMK.shape[2])).squeeze(1)
+    before_B = (until_BM - sum_BM).gather(1, block_B[:, None]).squeeze(1)
+    token_B = _first_above(before_B[:, None] + inside_BK @ _upper(inside_BK), target_B, inside_BK)
+    return block_B * block_BMK.shape[2] + token_B
+
+
+def prefix_sums(values_BV: Tensor) -> Tensor:
+    """Inclusive running sums along the last dimension.
+
+    >>> prefix_sums(torch.tensor([[1.0, 2.0, 3.0]])).tolist()
+    [[1.0, 3.0, 6.0]]
+    """
+    block_BMK = _blocks(values_BV)
+    sum_BM = block_BMK.sum(-1)
+    before_BM = sum_BM @ _upper(sum_BM) - sum_BM
+    return (block_BMK @ _upper(block_BMK) + before_BM[:, :, None]).flatten(1)[:, : values_BV.shape[1]]
+
+
+def _blocks(values_BV: Tensor) -> Tensor:
+    """[B, M, K] with K about the root of V, padded with zeros."""
+    size = math.isqrt(values_BV.shape[1] - 1) + 1
+    count = -(-values_BV.shape[1] // size)
+    padded = torch.nn.functional.pad(values_BV, (0, size * count - values_BV.shape[1]))
+    return padded.view(len(values_BV), count, size)
+
+
+def _upper(like: Tensor) -> Tensor:
+    """The square matrix whose product from the right makes running sums of the last dimension."""
+    width = like.shape[-1]
+    return torch.ones((width, width), dtype=like.dtype, device=like.device).triu()
+
+
+def _first_above(until_BN: Tensor, target_B: Tensor, weight_BN: Tensor) -> Tensor:
+    """The first index whose running sum exceeds the target; at most the last one that has weight."""
+    first_B = (until_BN <= target_B[:, None]).sum(-1)
+    places_N = torch.arange(until_BN.shape[1], device=until_BN.device)
+    last_B = torch.where(weight_BN > 0, places_N, 0).amax(-1)
+    return torch.minimum(first_B, last_B)
+
 
 __all__ = ["Answers", "SamplingSettings", "answer_texts", "choose", "generate", "pad_left", "uniform_draws"]
 Watch = Callable[[Tensor, Tensor, Tensor], Tensor]

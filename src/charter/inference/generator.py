@@ -6,8 +6,7 @@ from typing import Protocol
 from torch import Tensor
 
 from charter.errors import StageError
-from charter.inference.draw import SamplingSettings
-from charter.inference.generate import Answers, generate
+from charter.inference.generate import Answers, SamplingSettings, generate
 from charter.models.language_model import LanguageModel
 
 NamedTensors = Iterable[tuple[str, Tensor]]

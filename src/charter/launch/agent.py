@@ -18,9 +18,9 @@ from dataclasses import replace
 from typing import NoReturn
 
 from charter.artifacts import faults
+from charter.artifacts.fence import TERM, Term
 from charter.artifacts.group import APART, NODE_ADDRESS, rank_environment
 from charter.artifacts.lease import host_id
-from charter.artifacts.term import TERM, Term
 from charter.launch.agent_checks import CHECKS_FAILED_EXIT, Chosen, place_after_checks
 from charter.launch.agent_task import Task, parse
 from charter.launch.agent_watch import NodeWatch, StopRequest
@@ -28,7 +28,7 @@ from charter.launch.job import RESTART
 from charter.launch.job_files import JobFiles, NodeRecord
 from charter.launch.node_address import LOOPBACK, MeetingPlace, free_port, meeting_place, route_address
 from charter.launch.node_processes import NodeProcesses, Torchrun
-from charter.tracking.metering.sampler import Sampler
+from charter.metering.sampler import Sampler
 
 NODE_RANK, SHARD = "CHARTER_NODE_RANK", "CHARTER_SHARD"
 ENGINE_JOB = "CHARTER_ENGINE_JOB"

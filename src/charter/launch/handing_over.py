@@ -11,8 +11,7 @@ from charter.launch.hosted_engine import HOSTED_DEGREES
 from charter.models.engine_layout import engine_layout
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, Recompute, ZeroStage
-from charter.spec.stage import MODEL, PpoStage
-from charter.spec.stage_parts import Optimization
+from charter.spec.stage import MODEL, Optimization, PpoStage
 
 NO_ROWS: Mapping[str, int] = MappingProxyType({})
 GPU = "cuda"

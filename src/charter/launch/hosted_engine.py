@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import Any
 
 from charter.errors import MissingExtraError
-from charter.spec.engines import EngineEnvironment
 from charter.spec.project import Project
+from charter.spec.sections import EngineEnvironment
 from charter.spec.stage import Engine, Stage
 
 ENGINE = "engine"

@@ -32,7 +32,7 @@ from charter.launch.submission import (
     write_submission,
 )
 from charter.spec.project import Project
-from charter.spec.stage_kinds import MAKES_RECORDS
+from charter.spec.stage import MAKES_RECORDS
 
 
 class JobEngine:

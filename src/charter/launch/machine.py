@@ -12,8 +12,7 @@ from charter.launch.hosted_engine import ENGINE, hosted_values
 from charter.models.engine_layout import EngineLayout
 from charter.plan.hardware.machine import usable_cores
 from charter.spec.project import Project
-from charter.spec.stage import Stage, is_hosted
-from charter.spec.stage_kinds import MAKES_RECORDS, TRAINS
+from charter.spec.stage import MAKES_RECORDS, TRAINS, Stage, is_hosted
 
 _AVX512 = {"avx512f", "avx512dq", "avx512bw", "avx512vl", "fma"}
 _AVX2 = {"avx2", "fma"}

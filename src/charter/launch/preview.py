@@ -10,7 +10,7 @@ from charter.launch.job import SUPERVISOR as SUPERVISOR
 from charter.launch.machine import CPU, asked_accelerators, stage_processes
 from charter.launch.submission import Asked, job_name, stage_job
 from charter.spec.project import Project
-from charter.spec.stage_kinds import MAKES_RECORDS
+from charter.spec.stage import MAKES_RECORDS
 
 TOKEN = "00000000"
 """Stands for the name that every submission gets anew."""

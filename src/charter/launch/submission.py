@@ -17,8 +17,7 @@ from charter.launch.local import stage_environment
 from charter.launch.machine import CPU, asked_accelerators, stage_nodes, stage_threads
 from charter.launch.tags import tags_of
 from charter.spec.project import Project
-from charter.spec.stage import Stage
-from charter.spec.stage_kinds import TRAINS
+from charter.spec.stage import TRAINS, Stage
 
 NAME_PART = 18
 """Letters of run and stage in a job's name: engines take 63 in all."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from charter.spec.dataset import Turn
+from charter.data.dataset import Turn
 
 
 @dataclass(frozen=True)

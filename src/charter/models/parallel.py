@@ -1,21 +1,268 @@
 """How a model is spread over the processes of a stage, by the layout that its record froze."""
 
+import contextlib
+import logging
+import re
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.utils.checkpoint import checkpoint
 
+from charter.errors import StageError
 from charter.models.adapters import check_layout
-from charter.models.decoder import decoder_layers
+from charter.models.decoder import decoder_layers, hugging_face_models, tie, tied_weights
 from charter.models.engine_layout import EngineLayout
-from charter.models.offload import check_offload, parameters_device
-from charter.models.parallel_fsdp import FsdpParallel, frees_layers, shard
 from charter.models.parallel_module import DdpParallel, Parallel
 from charter.models.ranks import Ranks
-from charter.models.recompute import recompute_layers
 from charter.models.sharded_load import fill_weights, is_empty
-from charter.models.tensor_parallel import split_tensors
+
+HEADS_DIMENSION = 2
+"""Of queries and keys when they are normalised per head: batch, token, head, width."""
+EMBEDDING = "embedding_rowwise"
+
+
+def data_mesh(layout: EngineLayout, ranks: Ranks) -> tuple[DeviceMesh, DeviceMesh | None]:
+    """The mesh to shard over, and the one to split tensors over; neighbouring ranks split tensors."""
+    replicas = layout.data if layout.zero == 0 else layout.replicas
+    if layout.data % replicas:
+        raise StageError(f"{layout.data} data-parallel processes cannot be split into {replicas} replicas")
+    sizes = {"replicate": replicas, "shard": layout.data // replicas, "tensor": layout.tensor}
+    kept = {name: size for name, size in sizes.items() if size > 1 or name == "shard"}
+    whole = init_device_mesh(ranks.device.type, tuple(kept.values()), mesh_dim_names=tuple(kept))
+    names = tuple(name for name in kept if name != "tensor")
+    return (whole[names] if len(names) < len(kept) else whole), (whole["tensor"] if layout.tensor > 1 else None)
+
+
+def split_tensors(module: nn.Module, layout: EngineLayout, ranks: Ranks) -> DeviceMesh:
+    """Split the matrices of `module` over neighbouring ranks where the layout asks for it; the mesh that is left."""
+    left, tensor = data_mesh(layout, ranks)
+    if tensor is None:
+        return left
+    ties = tied_weights(module)
+    for prefix, model in hugging_face_models(module).items():
+        parallelize_module(model, tensor, _styles(model, layout.tensor, is_tied=bool(ties)))
+        _check_ties(module, ties, prefix)
+    tie(module, ties)
+    return left
+
+
+def _styles(model: Any, size: int, *, is_tied: bool) -> dict[str, ParallelStyle]:
+    """torch's style for every entry of a model's plan."""
+    config = model.config
+    heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
+    for what, count in (("attention heads", heads), ("key/value heads", kv_heads or heads)):
+        if count % size:
+            raise StageError(f"{count} {what} cannot be split over {size} processes; tensor must divide {count}")
+    plan = dict(getattr(model, "tp_plan", None) or {})
+    if not plan:
+        raise StageError(
+            f"{type(model).__name__} has no plan for tensor parallelism; use tensor 1 with zero 3, which needs none"
+        )
+    return {name: _style(style, name, model) for name, style in plan.items() if _exists(model, name)}
+
+
+def _exists(model: nn.Module, pattern: str) -> bool:
+    expression = re.compile(re.escape(pattern).replace(r"\*", r"[^.]+"))
+    return any(expression.fullmatch(name) for name, _ in model.named_modules())
+
+
+def _style(style: str, name: str, model: nn.Module) -> ParallelStyle:
+    match style:
+        case "colwise":
+            return ColwiseParallel()
+        case "rowwise":
+            return RowwiseParallel()
+        case "colwise_gather_output":
+            return ColwiseParallel(output_layouts=Replicate())
+        case "embedding_rowwise" | "rowwise_split_input":
+            return RowwiseParallel(input_layouts=Replicate())
+        case "replicated_with_grad_allreduce":
+            return SequenceParallel(sequence_dim=HEADS_DIMENSION, use_local_output=True)
+    raise StageError(
+        f"{type(model).__name__} splits {name} in a way that is not supported here ({style}); use tensor 1 with zero 3"
+    )
+
+
+def _check_ties(module: nn.Module, ties: list[list[str]], prefix: str) -> None:
+    """Tied weights can be tied again only where every name was split in the same way."""
+    for group in ties:
+        placements = {str(getattr(module.get_parameter(name), "placements", None)) for name in group}
+        if len(placements) > 1:
+            raise StageError(
+                f"{', '.join(group)} are one tensor, which the model's plan splits in {len(placements)} ways; "
+                "use tensor 1 with zero 3"
+            )
+
+
+UNFUSED, UNFUSED_AGAIN = "eager", "charter_eager_again"
+
+
+def recompute_layers(module: nn.Module, how: str) -> None:
+    """Recompute in every pass with gradients, in evaluation mode too; dropout draws the same numbers again."""
+    if how == "full":
+        for layer in decoder_layers(module):
+            layer.forward = _again(layer.forward)
+    elif how == "selective":
+        for model in hugging_face_models(module).values():
+            if model.config._attn_implementation == UNFUSED:
+                _register_unfused()
+                model.set_attn_implementation(UNFUSED_AGAIN)
+    elif how != "none":
+        raise StageError(f"recompute {how!r} is unknown; use none, selective or full")
+
+
+def _again(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=True, **kwargs)
+
+    return run
+
+
+def _unfused_again(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """The model's own eager attention, recomputed."""
+    import sys
+
+    eager = sys.modules[type(module).__module__].eager_attention_forward
+    return _again(eager)(module, *args, **kwargs)
+
+
+def _register_unfused() -> None:
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, eager_mask
+
+    AttentionInterface.register(UNFUSED_AGAIN, _unfused_again)
+    AttentionMaskInterface.register(UNFUSED_AGAIN, eager_mask)
+
+
+log = logging.getLogger(__name__)
+
+
+def is_needless(layout: EngineLayout, device: torch.device) -> bool:
+    """Whether offloading was asked for where everything is in the host's memory anyway; said in the log."""
+    needless = layout.offload != "none" and device.type == "cpu"
+    if needless:
+        log.warning("offload=%s changes nothing on a CPU: all is in the host's memory already", layout.offload)
+    return needless
+
+
+def check_offload(layout: EngineLayout, device: torch.device) -> None:
+    """Refuse offloading that this layout cannot do; where all is on the host anyway, say so in the log."""
+    if layout.offload == "none" or is_needless(layout, device):
+        return
+    if layout.offload == "optimizer":
+        raise StageError("offload optimizer is not supported on an accelerator; use offload all with zero 3, or none")
+    if layout.zero == 0 or layout.world_size == 1:
+        raise StageError("offload all moves the parts of a sharded model to the host; use it with zero 3, or use none")
+
+
+def offload_policy(layout: EngineLayout, device: torch.device) -> OffloadPolicy:
+    """`all`: parameters, gradients and optimizer state on the host, parameters copied over for each pass."""
+    if layout.offload == "all" and device.type != "cpu":
+        return CPUOffloadPolicy()
+    return OffloadPolicy()
+
+
+def parameters_device(layout: EngineLayout, device: torch.device) -> torch.device:
+    """Where sharded parameters stay between passes."""
+    return torch.device("cpu") if layout.offload == "all" else device
+
+
+VIEW_WARNING = "FSDP2-wrapped module .* returned a view tensor"
+"""Logits are a view; losses never change them in place."""
+SHARDED_BY_FORWARD = 3
+"""The ZeRO stage that frees gathered parameters after each layer's forward pass."""
+
+
+def shard(module: nn.Module, layout: EngineLayout, mesh: DeviceMesh, ranks: Ranks, *, dtype: torch.dtype) -> None:
+    """Shard every decoder layer, and what is around them, over `mesh` (one dimension, or two for hybrid sharding).
+
+    On an accelerator layers compute in `dtype` from parameters in fp32, and gradients are added up in fp32. On a CPU
+    parameters stay in fp32 and autocast decides.
+    """
+    settings: dict[str, Any] = {"mesh": mesh, "offload_policy": offload_policy(layout, ranks.device)}
+    if ranks.device.type != "cpu" and dtype != torch.float32:
+        settings["mp_policy"] = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    warnings.filterwarnings("ignore", message=VIEW_WARNING, category=UserWarning)
+    frees = frees_layers(layout)
+    for layer in decoder_layers(module):
+        fully_shard(layer, reshard_after_forward=frees, **settings)
+    fully_shard(module, reshard_after_forward=None if frees else False, **settings)
+    if "" in hugging_face_models(module) and hasattr(module, "generate"):
+        register_fsdp_forward_method(module, "generate")
+
+
+def frees_layers(layout: EngineLayout) -> bool:
+    """Whether a layer's parameters are freed again after its forward pass."""
+    return layout.zero >= SHARDED_BY_FORWARD
+
+
+class FsdpParallel(Parallel):
+    """A sharded module; it is called whole (`module(...)`), since parts of it called alone find no parameters."""
+
+    def __init__(self, module: nn.Module, *, frees: bool, is_first: bool) -> None:
+        super().__init__(module, is_first=is_first)
+        self._parts = [item for item in module.modules() if isinstance(item, FSDPModule)]
+        self._frees = frees
+        self._is_gathered = False
+        module.register_forward_hook(self._after_forward)
+
+    def _after_forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        """Free what a pass without gradients gathered: no backward pass does, and it would soon be out of date."""
+        if not torch.is_grad_enabled() and not self._is_gathered:
+            self._reshard()
+
+    def _reshard(self) -> None:
+        for part in self._parts:
+            part.reshard()
+
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[None]:
+        """All weights in place, for a rollout: no gathering at every token."""
+        for part in self._parts:
+            part.set_reshard_after_forward(False, recurse=False)
+            part.unshard()
+        self._is_gathered = True
+        try:
+            yield
+        finally:
+            self._is_gathered = False
+            self._reshard()
+            for part in self._parts[1:]:
+                part.set_reshard_after_forward(self._frees, recurse=False)
+
+    @contextlib.contextmanager
+    def accumulating(self) -> Iterator[None]:
+        """Backward passes that are not the last of their step: gradients add up in this process alone."""
+        root = self._parts[0]
+        root.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            root.set_requires_gradient_sync(True)
+
 
 __all__ = ["Parallel", "parallelize"]
 

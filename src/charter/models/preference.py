@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from charter.errors import DataError
-from charter.models.asked_positions import asked_positions
 from charter.models.engine_layout import DEFAULT_ATTENTION
 from charter.models.language_model import LanguageModel, check_model_directory, load_language_model
+from charter.models.token_forward import asked_positions
 
 HEAD_FILE, HEAD_WEIGHTS = "charter_head.json", "charter_head.safetensors"
 

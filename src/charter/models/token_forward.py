@@ -6,15 +6,294 @@ as any other.
 Legend: B sequences, T tokens, N positions that are asked for, H hidden size, V vocabulary.
 """
 
-from collections.abc import Callable
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from charter.models.asked_positions import asked_positions, give_asked_positions
-from charter.models.decoder import hugging_face_models
-from charter.models.token_loss import LossFigures, TokenFigures, figures_of_logits, summed_token_loss, token_figures
+from charter.models.decoder import decoder_layers, hugging_face_models
+
+CPU_CHUNK, CUDA_CHUNK = 2**20, 2**28
+"""Logits in one chunk: on a CPU what stays in its caches, on a GPU enough to fill it."""
+CPU_KEPT, CUDA_KEPT = 2**26, 2**30
+"""Probabilities kept for the backward pass at most; above it they are computed again."""
+
+
+class TokenFigures(NamedTuple):
+    """What is known of each asked token."""
+
+    log_probability_N: Tensor
+    """Differentiable."""
+    entropy_N: Tensor
+    """Nats; of the distribution the token was taken from."""
+    is_likeliest_N: Tensor
+    """No other token has a larger probability."""
+
+
+class LossFigures(NamedTuple):
+    """A sum of losses with what is known of each token."""
+
+    loss_sum: Tensor
+    """Differentiable: sum of -weight * log p."""
+    log_probability_N: Tensor
+    entropy_N: Tensor
+    is_likeliest_N: Tensor
+
+
+def token_figures(hidden_NH: Tensor, weight_VH: Tensor, target_N: Tensor, *, temperature: float = 1.0) -> TokenFigures:
+    """log p of token n given hidden state n, for softmax(hidden weight' / temperature); all in fp32.
+
+    >>> figures = token_figures(torch.zeros(1, 2), torch.ones(4, 2), torch.tensor([3]))
+    >>> round(figures.log_probability_N.item(), 4), round(figures.entropy_N.item(), 4)
+    (-1.3863, 1.3863)
+    """
+    return TokenFigures(*_TokenFigures.apply(hidden_NH, weight_VH, target_N, temperature))  # type: ignore[no-untyped-call]
+
+
+def summed_token_loss(
+    hidden_NH: Tensor, weight_VH: Tensor, target_N: Tensor, weight_N: Tensor | None = None
+) -> LossFigures:
+    """Sum of -weight_n log p of token n, for softmax(hidden weight'), in fp32; weights are 1 unless given.
+
+    The gradient of a sum is known as soon as a chunk's probabilities are, so it is made in the forward pass and
+    nothing of size N V is kept. In fp16 it is made in fp32: the scale of the loss, which keeps small gradients from
+    vanishing, is known in the backward pass only.
+    """
+    return LossFigures(*_SummedLoss.apply(hidden_NH, weight_VH, target_N, weight_N))  # type: ignore[no-untyped-call]
+
+
+def figures_of_logits(logits_NV: Tensor, target_N: Tensor, *, temperature: float = 1.0) -> TokenFigures:
+    """The same figures from logits that are there already, by plain differentiable operations."""
+    all_NV = torch.log_softmax(logits_NV.float() / temperature, -1)
+    chosen_N = all_NV.gather(1, target_N[:, None]).squeeze(1)
+    return TokenFigures(chosen_N, -(all_NV.exp() * all_NV).sum(-1), chosen_N >= all_NV.amax(-1))
+
+
+def _chunks(hidden_NH: Tensor, weight_VH: Tensor) -> Iterator[slice]:
+    """Ranges of positions whose logits are made together: a function of the shapes alone."""
+    limit = CUDA_CHUNK if hidden_NH.is_cuda else CPU_CHUNK
+    size = max(limit // weight_VH.shape[0], 16)
+    for start in range(0, hidden_NH.shape[0], size):
+        yield slice(start, min(start + size, hidden_NH.shape[0]))
+
+
+def _matmul_inputs(hidden_NH: Tensor, weight_VH: Tensor) -> tuple[Tensor, Tensor]:
+    """Both as autocast would give them to a linear layer."""
+    kind = hidden_NH.device.type
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        return hidden_NH.to(dtype), weight_VH.to(dtype)
+    return hidden_NH, weight_VH.to(hidden_NH.dtype)
+
+
+def _log_softmax(hidden_CH: Tensor, weight_VH: Tensor, temperature: float) -> Tensor:
+    """fp32 log-softmax of one chunk's logits, in place where the logits are fp32 already."""
+    logits_CV = torch.mm(hidden_CH, weight_VH.t()).float()
+    if temperature != 1:
+        logits_CV.div_(temperature)
+    return torch.log_softmax(logits_CV, -1, out=logits_CV)
+
+
+class _Kept:
+    """The figures of all positions, filled chunk by chunk."""
+
+    def __init__(self, hidden_NH: Tensor) -> None:
+        count = hidden_NH.shape[0]
+        self.log_probability_N = hidden_NH.new_empty(count, dtype=torch.float32)
+        self.entropy_N = hidden_NH.new_empty(count, dtype=torch.float32)
+        self.is_likeliest_N = hidden_NH.new_empty(count, dtype=torch.bool)
+
+    def fill(self, part: slice, all_CV: Tensor, target_C: Tensor, out: Tensor | None = None) -> Tensor:
+        """Note one chunk's figures and return its probabilities."""
+        chosen_C = all_CV.gather(1, target_C[:, None]).squeeze(1)
+        probability_CV = torch.exp(all_CV, out=out)
+        self.log_probability_N[part] = chosen_C
+        self.is_likeliest_N[part] = chosen_C >= all_CV.amax(-1)
+        self.entropy_N[part] = torch.linalg.vecdot(probability_CV, all_CV).neg_()
+        return probability_CV
+
+
+def _less_one_at(probability_CV: Tensor, target_C: Tensor) -> Tensor:
+    """p - 1[v = target], in place: the gradient of -log p(target) by the logits."""
+    index_C1 = target_C[:, None]
+    return probability_CV.scatter_(1, index_C1, probability_CV.gather(1, index_C1) - 1)
+
+
+class _SummedLoss(torch.autograd.Function):
+    """-sum w log p, with both gradients made chunk by chunk in the forward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, target_N: Tensor, weight_N: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        kept = _Kept(hidden_NH)
+        hidden, weight = _matmul_inputs(hidden_NH, weight_VH)
+        needs_hidden, needs_weight = ctx.needs_input_grad[:2]
+        if hidden.dtype == torch.float16 and (needs_hidden or needs_weight):
+            by, by_hidden, by_weight = torch.float32, hidden.float(), weight.float()
+        else:
+            by, by_hidden, by_weight = hidden.dtype, hidden, weight
+        gradient_NH = torch.empty_like(hidden, dtype=by) if needs_hidden else None
+        gradient_VH = torch.zeros_like(weight_VH, dtype=torch.float32) if needs_weight else None
+        for part in _chunks(hidden, weight):
+            target_C = target_N[part]
+            probability_CV = kept.fill(part, _log_softmax(hidden[part], weight, 1.0), target_C)
+            if not (needs_hidden or needs_weight):
+                continue
+            by_logits_CV = _less_one_at(probability_CV, target_C)
+            if weight_N is not None:
+                by_logits_CV.mul_(weight_N[part, None])
+            _add_gradients(by_logits_CV.to(by), by_hidden[part], by_weight, gradient_NH, gradient_VH, part)
+        ctx.save_for_backward(gradient_NH, gradient_VH)
+        ctx.dtypes = hidden_NH.dtype, weight_VH.dtype
+        ctx.mark_non_differentiable(kept.log_probability_N, kept.entropy_N, kept.is_likeliest_N)
+        losses_N = kept.log_probability_N if weight_N is None else kept.log_probability_N * weight_N
+        return -losses_N.sum(), kept.log_probability_N, kept.entropy_N, kept.is_likeliest_N
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        gradient_NH, gradient_VH = ctx.saved_tensors
+        by_hidden = None if gradient_NH is None else (gradient_NH * upstream).to(ctx.dtypes[0])
+        by_weight = None if gradient_VH is None else (gradient_VH * upstream).to(ctx.dtypes[1])
+        return by_hidden, by_weight, None, None
+
+
+class _TokenFigures(torch.autograd.Function):
+    """log p, entropy and rank of each token; differentiable in the first two."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, target_N: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        kept = _Kept(hidden_NH)
+        hidden, weight = _matmul_inputs(hidden_NH, weight_VH)
+        size = (hidden.shape[0], weight.shape[0])
+        limit = CUDA_KEPT if hidden.is_cuda else CPU_KEPT
+        keep = any(ctx.needs_input_grad[:2]) and size[0] * size[1] <= limit
+        probability_NV = hidden.new_empty(size, dtype=torch.float32) if keep else None
+        for part in _chunks(hidden, weight):
+            out = None if probability_NV is None else probability_NV[part]
+            kept.fill(part, _log_softmax(hidden[part], weight, temperature), target_N[part], out)
+        ctx.save_for_backward(hidden, weight, target_N, kept.entropy_N, probability_NV)
+        ctx.temperature, ctx.dtypes = temperature, (hidden_NH.dtype, weight_VH.dtype)
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(kept.is_likeliest_N)
+        return kept.log_probability_N, kept.entropy_N, kept.is_likeliest_N
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, target_N, entropy_N, probability_NV = ctx.saved_tensors
+        by_log_probability_N, by_entropy_N = upstream[:2]
+        gradient_NH = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        gradient_VH = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        for part in _chunks(hidden, weight):
+            if probability_NV is None:
+                probability_CV = _log_softmax(hidden[part], weight, ctx.temperature).exp_()
+            else:
+                probability_CV = probability_NV[part].clone()
+            by_logits_CV = _by_logits(
+                probability_CV,
+                target_N[part],
+                entropy_N[part],
+                None if by_log_probability_N is None else by_log_probability_N[part] / ctx.temperature,
+                None if by_entropy_N is None else by_entropy_N[part] / ctx.temperature,
+            )
+            _add_gradients(by_logits_CV.to(hidden.dtype), hidden[part], weight, gradient_NH, gradient_VH, part)
+        by_hidden = None if gradient_NH is None else gradient_NH.to(ctx.dtypes[0])
+        by_weight = None if gradient_VH is None else gradient_VH.to(ctx.dtypes[1])
+        return by_hidden, by_weight, None, None
+
+
+def _by_logits(
+    probability_CV: Tensor,
+    target_C: Tensor,
+    entropy_C: Tensor,
+    by_log_probability_C: Tensor | None,
+    by_entropy_C: Tensor | None,
+) -> Tensor:
+    """d(log p) = 1[v = target] - p and d(entropy) = -p (log p + entropy), each times its upstream gradient."""
+    found_CV: Tensor | None = None
+    if by_entropy_C is not None:
+        inner_CV = torch.xlogy(probability_CV, probability_CV).addcmul_(probability_CV, entropy_C[:, None])
+        found_CV = inner_CV.mul_(-by_entropy_C[:, None])
+    if by_log_probability_C is not None:
+        by_log_CV = _less_one_at(probability_CV, target_C).mul_(-by_log_probability_C[:, None])
+        found_CV = by_log_CV if found_CV is None else found_CV.add_(by_log_CV)
+    return torch.zeros_like(probability_CV) if found_CV is None else found_CV
+
+
+def _add_gradients(
+    by_logits_CV: Tensor,
+    hidden_CH: Tensor,
+    weight_VH: Tensor,
+    gradient_NH: Tensor | None,
+    gradient_VH: Tensor | None,
+    part: slice,
+) -> None:
+    """The chunk's gradient by the hidden states, and its share of that by the weight, a sum over chunks in fp32."""
+    if gradient_NH is not None:
+        torch.mm(by_logits_CV, weight_VH, out=gradient_NH[part])
+    if gradient_VH is None:
+        return
+    if gradient_VH.dtype == by_logits_CV.dtype:
+        gradient_VH.addmm_(by_logits_CV.t(), hidden_CH)
+    else:
+        gradient_VH.add_(torch.mm(by_logits_CV.t(), hidden_CH))
+
+
+DENSE = frozenset(
+    {"llama", "mistral", "ministral", "qwen2", "qwen3", "gemma", "phi3", "olmo", "olmo2", "olmo3", "smollm3"}
+    | {"starcoder2", "stablelm", "glm", "glm4"}
+)
+"""Model types whose layers end with `mlp`, which treats every position alone, and which keep nothing else of it."""
+MOST_ASKED = 0.75
+"""Share of positions above which all are computed: gathering and spreading would cost more than is left out."""
+
+
+def give_asked_positions(model: Any) -> None:
+    """Let the last layer of a causal model leave out positions (`asked_positions`); its names and weights stay."""
+    if model.config.model_type not in DENSE:
+        return
+    mlp: nn.Module = decoder_layers(model)[-1].get_submodule("mlp")
+    kind = type(mlp)
+    if not issubclass(kind, AskedPositions):
+        mlp.__class__ = type(kind.__name__, (AskedPositions, kind), {"__module__": kind.__module__})
+
+
+@contextlib.contextmanager
+def asked_positions(body: nn.Module, at_N: Tensor) -> Iterator[None]:
+    """While open, the last layer of `body` computes the positions `at_N` of all B x T, each named once, whole.
+
+    Layers that are computed again in the backward pass, or compiled, are left as they are.
+    """
+    layer = decoder_layers(body)[-1]
+    mlp = getattr(layer, "mlp", None)
+    is_changed = "forward" in vars(layer) or layer._compiled_call_impl is not None
+    if not isinstance(mlp, AskedPositions) or is_changed or torch.compiler.is_compiling():
+        yield
+        return
+    mlp.asked_N = at_N
+    try:
+        yield
+    finally:
+        mlp.asked_N = None
+
+
+class AskedPositions:
+    """Mixed into the class of a layer's feed-forward part, before it."""
+
+    asked_N: Tensor | None = None
+
+    def forward(self, hidden_BTH: Tensor) -> Tensor:
+        """The part's own output; where only some positions are asked for, 0 at the others."""
+        at_N, hidden_MH = self.asked_N, hidden_BTH.flatten(0, -2)
+        if at_N is None or len(at_N) > MOST_ASKED * len(hidden_MH):
+            return super().forward(hidden_BTH)  # type: ignore[misc,no-any-return]
+        found_NH: Tensor = super().forward(hidden_MH.index_select(0, at_N)[None])[0]  # type: ignore[misc]
+        return found_NH.new_zeros(hidden_MH.shape).index_copy(0, at_N, found_NH).view_as(hidden_BTH)
+
 
 PLAIN_HEADS = frozenset(
     {"llama", "mistral", "mixtral", "ministral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "phi", "phi3"}

@@ -8,8 +8,7 @@ from charter.errors import BudgetError, InfeasibleError
 from charter.plan.plan import Plan
 from charter.plan.stages.stage_plan import StagePlan
 from charter.spec.project import Project
-from charter.spec.stage import CritiqueStage, GenerateStage, LabelStage, PpoStage, Stage
-from charter.spec.stage_parts import Optimization
+from charter.spec.stage import CritiqueStage, GenerateStage, LabelStage, Optimization, PpoStage, Stage
 from charter.units import format_seconds, format_usd
 
 MORE_NODES = (2, 4)

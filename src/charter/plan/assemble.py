@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from charter.cost.interval import exactly
+from charter.cost.uncertainty import exactly
 from charter.estimate.shapes.parameters import count_parameters
 from charter.estimate.terms import Interval
 from charter.plan.assumption import Assumption
@@ -195,7 +195,7 @@ def _of_waits(stages: Sequence[StagePlan]) -> list[Assumption]:
                 Assumption(name=f"lead time of {place.infra}, seconds", value=place.lead_seconds, source=source)
             )
         if stage.transfer_bytes:
-            source = "10 Gbit/s between providers; egress by charter.cost.transfer, tiers per provider and month"
+            source = "10 Gbit/s between providers; egress by charter.cost.storage, tiers per provider and month"
             found.append(
                 Assumption(name=f"{stage.name}: bytes moved", value=round(stage.transfer_bytes), source=source)
             )

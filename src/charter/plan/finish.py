@@ -5,14 +5,13 @@ from functools import lru_cache
 
 import numpy as np
 
-from charter.cost.finish import Duration, drawn_finish
-from charter.cost.monte_carlo import DRAWS, FAILURES, IDLE_SHARES, REWORK_SIGMA
+from charter.cost.monte_carlo import DRAWS, FAILURES, IDLE_SHARES, REWORK_SIGMA, Duration, drawn_finish
 from charter.cost.uncertainty import Factor, Idle, Lognormal, Noise, Quantiles, ThreePoint, Uniform
 from charter.plan.physics.knowledge import SERVING, TRAINING
 from charter.plan.stages.stage_plan import QUANTILES, StagePlan
 from charter.plan.timeline import Sharing, Timeline
-from charter.resilience.spot_waits import CURVE
-from charter.spec.costs import Costs
+from charter.resilience.spot import CURVE
+from charter.spec.sections import Costs
 
 SEED = 0
 NO_COSTS = Costs()

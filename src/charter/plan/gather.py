@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from charter.catalog.prices import PriceBook
+from charter.catalog.price_book import PriceBook
+from charter.data.dataset import DataFacts
 from charter.errors import InfeasibleError
 from charter.plan.choice.candidates import Candidates
 from charter.plan.hardware.machine import Machine
@@ -21,7 +22,6 @@ from charter.plan.work.corpus import Library, bytes_per_token
 from charter.plan.work.roles import Models
 from charter.plan.work.workload import workload
 from charter.spec.architecture import Architecture
-from charter.spec.dataset import DataFacts
 from charter.spec.graph import execution_order, stage_inputs
 from charter.spec.project import Project
 from charter.spec.stage import Stage

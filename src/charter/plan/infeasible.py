@@ -11,8 +11,7 @@ from charter.plan.physics.fit import NATIVE_ENGINE
 from charter.plan.plan import InfeasiblePlanError
 from charter.plan.rl.engine import RL_ENGINES
 from charter.plan.search import search
-from charter.spec.stage import PpoStage
-from charter.spec.stage_parts import Sampling
+from charter.spec.stage import PpoStage, Sampling
 from charter.units import GIB
 
 ALTERNATIVES = ("A100-80GB", "H100", "H200", "B200")

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from charter.catalog import models
+from charter.data.dataset import DataFacts, data_facts
+from charter.data.formats import is_there
 from charter.errors import SpecError
 from charter.spec.architecture import Architecture
-from charter.spec.data_files import is_there
-from charter.spec.dataset import DataFacts, data_facts
 from charter.spec.project import ModelSpec, Project
 
 

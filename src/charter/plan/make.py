@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from charter.catalog.prices import PriceBook
+from charter.catalog.price_book import PriceBook
+from charter.data.dataset import DataFacts
 from charter.plan.advice import budget_advice, late_advice, over_budget
 from charter.plan.alternatives import next_best
 from charter.plan.assemble import full_plan, short_plan
@@ -17,7 +18,6 @@ from charter.plan.hardware.machine import Machine
 from charter.plan.physics.knowledge import Knowledge, shipped
 from charter.plan.plan import Plan
 from charter.spec.architecture import Architecture
-from charter.spec.dataset import DataFacts
 from charter.spec.project import Project
 
 

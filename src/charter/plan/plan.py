@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 
-from charter.cost.interval import add
 from charter.cost.money import micro_usd
+from charter.cost.uncertainty import add
 from charter.errors import InfeasibleError
 from charter.estimate.terms import Interval
 from charter.plan.assumption import Assumption

@@ -12,6 +12,8 @@ from charter.plan.plan import Plan
 from charter.plan.stages.stage_plan import StagePlan
 from charter.spec.project import DataSpec, ModelSpec, Project
 from charter.spec.stage import (
+    STAGE_KINDS,
+    AnyStage,
     CritiqueStage,
     DpoStage,
     EvalStage,
@@ -24,7 +26,6 @@ from charter.spec.stage import (
     Stage,
     StageResources,
 )
-from charter.spec.stage_kinds import STAGE_KINDS, AnyStage
 
 FEWEST_STEPS, MOST_STEPS, WORTH_SECONDS = 6, 24, 3.0
 """Steps of a probed stage: as many as three planned seconds hold, within these bounds. The first warms up, the median

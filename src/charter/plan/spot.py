@@ -1,7 +1,7 @@
 """Spot or on demand for a stage, and why: by expected billed cost and by the p90 of the finish, in one line.
 
 The bill of a spot job follows from a formula; when it is done does not, since outages are heavy-tailed. So money is
-compared at its median and time at p90, whose waits come from drawn histories (`resilience.spot_waits`).
+compared at its median and time at p90, whose waits come from drawn histories (`resilience.spot`).
 """
 
 from collections.abc import Iterable

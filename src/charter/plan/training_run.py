@@ -10,8 +10,8 @@ from statistics import median
 from types import MappingProxyType
 
 from charter.catalog.accelerators import Accelerator
-from charter.catalog.prices import Market, as_of_key, offers
-from charter.cost.interval import lognormal
+from charter.catalog.price_book import Market, as_of_key, offers
+from charter.cost.uncertainty import lognormal
 from charter.errors import InfeasibleError, UsageError
 from charter.estimate.node.storage import checkpoint_bytes
 from charter.estimate.scaling.laws import FLOPS_PER_PARAMETER_AND_TOKEN

@@ -9,9 +9,9 @@ from rich.text import Text
 
 from charter.cost.advice import Advice
 from charter.ledger.sums import Sums
-from charter.pipeline.budget_lines import STATE_NAMES, BudgetLine
 from charter.report.cost_read import CostFacts
 from charter.report.cost_storage import print_storage, storage_json
+from charter.run.budget import STATE_NAMES, BudgetLine
 from charter.units import MICRO_USD_PER_USD, format_seconds, format_usd
 
 JOULES_PER_KILOWATT_HOUR = 3.6e6

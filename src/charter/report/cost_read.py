@@ -12,15 +12,13 @@ from charter.ledger import Attempt, Ledger
 from charter.ledger.bill_rows import StoredBill
 from charter.ledger.store import has_ledger, ledger_place
 from charter.ledger.sums import Sums
-from charter.pipeline.budget import read_plan, steps_now
-from charter.pipeline.budget_lines import BudgetLine, budget_lines
-from charter.pipeline.graph import Pipeline, build_pipeline
-from charter.pipeline.paths import run_dir
-from charter.pipeline.spending import Spending, read_spending, stages_so_far
-from charter.pipeline.staleness import assess
 from charter.report.cost_storage import StoredPlace, stored_places
+from charter.run.budget import BudgetLine, Spending, budget_lines, read_plan, read_spending, stages_so_far, steps_now
+from charter.run.graph import Pipeline, build_pipeline
+from charter.run.paths import run_dir
+from charter.run.staleness import assess
 from charter.spec.project import Project
-from charter.spec.stage_kinds import TRAINS
+from charter.spec.stage import TRAINS
 from charter.tracking import meter_rows, summarise
 from charter.units import MICRO_USD_PER_USD
 

@@ -6,13 +6,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from charter.feedback.prepare_rows import candidate_of
-from charter.feedback.prepare_words import exact_key
-from charter.spec.data_row import BadRowError, Row, SkippedRows
-from charter.spec.dataset import selected_rows
+from charter.data.dataset import selected_rows
+from charter.data.rows import (
+    CRITIQUE_FIELDS,
+    BadRowError,
+    Row,
+    SkippedRows,
+    chosen_probability_of,
+    critique_of,
+    margin_of,
+    row_kind,
+)
+from charter.feedback.prepare_rows import candidate_of, exact_key
 from charter.spec.project import DataSpec
-from charter.spec.rows import CRITIQUE_FIELDS, critique_of, row_kind
-from charter.spec.soft_labels import chosen_probability_of, margin_of
 
 WORKED_CRITIQUE = "worked critique"
 SHOWN = 20

@@ -10,12 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from charter.data.dataset import each_row
+from charter.data.rows import Row, SkippedRows, chosen_probability_of, row_kind
 from charter.feedback.prepare_rows import Candidate, candidate_of
-from charter.spec.data_row import Row, SkippedRows
 from charter.spec.project import DataSpec
-from charter.spec.rows import row_kind
-from charter.spec.selection import each_row
-from charter.spec.soft_labels import chosen_probability_of
 
 BAR_WIDTH = 40
 """Columns of the longest bar, so that a line fits a terminal of 80."""

@@ -13,11 +13,11 @@ from charter.ledger.account import Accounted
 from charter.ledger.call import CallSums
 from charter.ledger.store import Ledger, has_ledger, ledger_place
 from charter.ledger.usage import usage_sums
-from charter.pipeline.graph import Pipeline, PlannedStage, build_pipeline
-from charter.pipeline.paths import run_dir
-from charter.pipeline.staleness import assess
 from charter.report.card_parts import UNKNOWN_LICENCE
 from charter.report.model_card import model_card
+from charter.run.graph import Pipeline, PlannedStage, build_pipeline
+from charter.run.paths import run_dir
+from charter.run.staleness import assess
 from charter.spec.project import Project
 
 CARD, COST = "README.md", "cost.json"

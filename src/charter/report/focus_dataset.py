@@ -8,9 +8,9 @@ from charter.ledger.focus_rows import Account, Row, rows_of_attempts, rows_of_ot
 from charter.ledger.other import OtherCharge
 from charter.ledger.store import has_ledger, ledger_place
 from charter.ledger.stored import charges_by_month
-from charter.pipeline.call_costs import billed_to
-from charter.pipeline.paths import run_dir
 from charter.report.read import read_run
+from charter.run.budget import billed_to
+from charter.run.paths import run_dir
 from charter.spec.project import Project
 
 

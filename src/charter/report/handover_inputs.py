@@ -11,9 +11,9 @@ from charter.artifacts.job import write_job
 from charter.errors import CharterError, DataError, MissingExtraError, StageError, UsageError
 from charter.launch.commands import stage_command
 from charter.launch.machine import frozen_values
-from charter.pipeline.graph import build_pipeline, job_of
-from charter.pipeline.preflight import check_packages
-from charter.pipeline.staleness import assess
+from charter.run.graph import build_pipeline, job_of
+from charter.run.preflight import check_packages
+from charter.run.staleness import assess
 from charter.spec.project import Project
 
 MODULE = "charter.hosted.export_inputs"

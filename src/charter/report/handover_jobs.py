@@ -11,7 +11,7 @@ from charter.handover.request import Handover
 from charter.launch.job import StageJob, safe_name
 from charter.launch.plain_yaml import yaml_text
 from charter.launch.skypilot.names import CLOUDS, sky_accelerator
-from charter.launch.slurm.directives import directives
+from charter.launch.slurm.render import directives
 from charter.plan.options.option import Option
 from charter.plan.stages.stage_plan import StagePlan
 from charter.spec.launching import SlurmSettings

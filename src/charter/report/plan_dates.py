@@ -2,8 +2,7 @@
 
 from datetime import date, timedelta
 
-from charter.catalog.price_book import STALE_DAYS
-from charter.catalog.prices import as_of_key
+from charter.catalog.price_book import STALE_DAYS, as_of_key
 from charter.plan.plan import Plan
 from charter.plan.stale import PREFIX
 

@@ -8,8 +8,8 @@ import numpy as np
 from charter.report.document import document
 from charter.report.markup import Markup, esc, join, section, table
 from charter.resilience.expected_time import ExpectedTime
-from charter.resilience.outcome import Outcome
 from charter.resilience.scenario import SweepPoint
+from charter.resilience.simulate import Outcome
 from charter.units import format_seconds
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 720, 240, 12, 26

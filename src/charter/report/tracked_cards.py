@@ -8,14 +8,14 @@ from typing import Any
 from charter.artifacts.durable import make_dir, write_file
 from charter.artifacts.record import read_record
 from charter.errors import CharterError
-from charter.pipeline.graph import build_pipeline
-from charter.pipeline.paths import run_dir
 from charter.report.export import figures_about
 from charter.report.model_card import model_card
+from charter.run.graph import build_pipeline
+from charter.run.paths import run_dir
 from charter.spec.project import Project
 from charter.spec.stage import MODEL
 from charter.spec.tracking import trackers_of
-from charter.tracking.places import card_path
+from charter.tracking.journal import card_path
 
 
 class CardWriter:

@@ -3,11 +3,10 @@
 import math
 from dataclasses import dataclass, replace
 
-from charter.resilience.durations import Durations, Exponential, Weibull
 from charter.resilience.expected_time import ExpectedTime, Interruptions, best_interval_seconds, expected_time
+from charter.resilience.failures import waiting_share
 from charter.resilience.simulate import MAX_INTERRUPTIONS, Job, SparePool, simulate
-from charter.resilience.spares import waiting_share
-from charter.resilience.windows import Periods, Pool, SpotMarket
+from charter.resilience.spot import Durations, Exponential, Periods, Pool, SpotMarket, Weibull
 
 SWEEP_FACTORS = (0.125, 0.25, 0.5, 0.71, 1.0, 1.41, 2.0, 4.0, 8.0)
 DAY = 86400.0

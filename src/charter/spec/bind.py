@@ -4,17 +4,63 @@ Pydantic is asked for one model, data set or stage at a time, and for a stage on
 so that a wrong field is one error and not one per kind. Strict JSON mode: `true` and `"3"` are no numbers.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, make_dataclass, replace
+from functools import cache
 from typing import Any, get_args, get_type_hints
 
 from charter.errors import Problem
-from charter.spec.narrow import read_as
 from charter.spec.project import DataSpec, ModelSpec, Project
-from charter.spec.stage import Stage
-from charter.spec.stage_kinds import STAGE_KINDS
+from charter.spec.stage import STAGE_KINDS, Stage
 from charter.spec.suggest import did_you_mean, nearest
 from charter.spec.yaml_source import Document, Path_, kind_of
+
+NO_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
+
+
+def read_as(cls: type, value: Any) -> Any:
+    """A plain value as this dataclass; pydantic's `ValidationError` where it is none."""
+    given = frozenset(value) if isinstance(value, dict) else frozenset()
+    known = given & {item.name for item in fields(cls)}
+    found = _adapter(cls, known).validate_json(json.dumps(value), strict=True)
+    return cls(**vars(found))
+
+
+@cache
+def _adapter(cls: type, given: frozenset[str]) -> Any:
+    from pydantic import TypeAdapter
+
+    with _without_plugins():
+        return TypeAdapter(_narrowed(cls, given))
+
+
+def _narrowed(cls: Any, given: frozenset[str]) -> type:
+    """The dataclass with only the fields that are given, and those that have to be."""
+    kept = [(item.name, item.type, copy(item)) for item in fields(cls) if item.name in given or _is_required(item)]
+    namespace = {"__module__": cls.__module__, "__pydantic_config__": cls.__pydantic_config__}
+    return make_dataclass(cls.__name__, kept, namespace=namespace, kw_only=True, init=False, repr=False, eq=False)
+
+
+def _is_required(item: Field[Any]) -> bool:
+    return item.default is MISSING and item.default_factory is MISSING
+
+
+@contextmanager
+def _without_plugins() -> Iterator[None]:
+    """Pydantic does not look through everything installed for plugins, unless the environment says which it may."""
+    if NO_PLUGINS in os.environ:
+        yield
+        return
+    os.environ[NO_PLUGINS] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(NO_PLUGINS, None)
+
 
 TABLES: Mapping[str, type] = {"models": ModelSpec, "data": DataSpec}
 SHORTHAND: Mapping[str, str] = {"models": "model", "data": "path"}

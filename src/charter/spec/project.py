@@ -4,17 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from charter.spec.alerts import Alerts
 from charter.spec.architecture import Architecture
-from charter.spec.budget import Budget
-from charter.spec.costs import Costs
-from charter.spec.engines import EngineEnvironment
 from charter.spec.launching import Launch
-from charter.spec.metering import IdlePolicy, Metering
 from charter.spec.quantity import Bytes, Count, Names, Seconds, Usd, UsdPerHour, added
-from charter.spec.risk import RiskSettings
-from charter.spec.stage import Engine
-from charter.spec.stage_kinds import AnyStage
+from charter.spec.sections import Alerts, Budget, Costs, EngineEnvironment, IdlePolicy, Metering, RiskSettings
+from charter.spec.stage import AnyStage, Engine
 from charter.spec.tracking import TrackerEntry, TrackerName
 
 FORBID_EXTRA: dict[str, str] = {"extra": "forbid"}

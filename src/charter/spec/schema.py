@@ -4,16 +4,17 @@ Pydantic makes it from the dataclasses; here it learns what it cannot know: text
 apart by `kind`, presets, patterns of names, and the descriptions that stand under the fields in the source.
 """
 
+import ast
+import inspect
+import textwrap
+from dataclasses import fields
+from functools import cache
+from itertools import pairwise
 from typing import Any
 
-from charter.spec.alerts import Alerts
 from charter.spec.architecture import Architecture, Encoder, LatentAttention, MixtureOfExperts, StateSpace
 from charter.spec.bind import SHORTHAND
-from charter.spec.budget import Budget
 from charter.spec.checks import NAME
-from charter.spec.costs import Costs, HumanLabels, Retention, Staff
-from charter.spec.engines import EngineEnvironment
-from charter.spec.field_docs import field_docs
 from charter.spec.launching import (
     KubernetesSettings,
     Launch,
@@ -24,7 +25,6 @@ from charter.spec.launching import (
     SlurmSettings,
 )
 from charter.spec.layout import Adapter
-from charter.spec.metering import IdlePolicy, Metering
 from charter.spec.presets import PRESETS, preset_contents
 from charter.spec.project import (
     DataSpec,
@@ -36,11 +36,50 @@ from charter.spec.project import (
     Storage,
     TokenizerSpec,
 )
-from charter.spec.risk import RiskSettings
-from charter.spec.stage import StageResources
-from charter.spec.stage_kinds import STAGE_KINDS
-from charter.spec.stage_parts import Guard
+from charter.spec.sections import (
+    Alerts,
+    Budget,
+    Costs,
+    EngineEnvironment,
+    HumanLabels,
+    IdlePolicy,
+    Metering,
+    Retention,
+    RiskSettings,
+    Staff,
+)
+from charter.spec.stage import STAGE_KINDS, Guard, StageResources
 from charter.spec.tracking import MlflowSettings, TensorboardSettings, TrackerEntry, WandbSettings
+
+
+@cache
+def field_docs(cls: type) -> dict[str, str]:
+    """The docstring under each field of a dataclass and its bases; fields without one are left out.
+
+    >>> from charter.spec.project import DataSpec
+    >>> field_docs(DataSpec)["limit"]
+    'At most so many rows, in file order, after `part`.'
+    """
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        found.update(_own_docs(base))
+    for item in fields(cls):
+        if item.metadata.get("help"):
+            found[item.name] = item.metadata["help"]
+    return {item.name: found[item.name] for item in fields(cls) if item.name in found}
+
+
+def _own_docs(cls: type) -> dict[str, str]:
+    tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    body: list[Any] = getattr(tree, "body", [])
+    found = {}
+    for statement, following in pairwise(body):
+        described = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+        named = isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+        if named and described and isinstance(following.value.value, str):
+            found[statement.target.id] = " ".join(following.value.value.split())
+    return found
+
 
 SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 BLOCKS: tuple[type, ...] = (

@@ -5,12 +5,14 @@ from dataclasses import MISSING, fields
 
 from charter.errors import Problem
 from charter.spec.checks import check_accelerators, check_name
-from charter.spec.feedback_checks import check_critique, check_generate, check_label
-from charter.spec.ppo_checks import check_ppo
-from charter.spec.ranges import (
+from charter.spec.layout import Adapter
+from charter.spec.number_formats import FP8, INSTEAD, fp8_refusal
+from charter.spec.quantity import (
+    ABOVE_ONE,
     AT_LEAST_ONE,
     NOT_NEGATIVE,
     POSITIVE,
+    SHARE,
     SHARE_ABOVE_ZERO,
     SHARE_BELOW_HALF,
     SHARE_BELOW_ONE,
@@ -18,22 +20,253 @@ from charter.spec.ranges import (
     check_ranges,
 )
 from charter.spec.stage import (
+    MAKES_RECORDS,
     CritiqueStage,
     DpoStage,
     EvalStage,
     GenerateStage,
+    Guard,
     JudgeStage,
     LabelStage,
+    Optimization,
     PpoStage,
     PreferenceModelStage,
     PrepareStage,
+    Sampling,
     Stage,
     StageResources,
     references,
 )
-from charter.spec.stage_kinds import MAKES_RECORDS
-from charter.spec.stage_parts import Optimization, Sampling
-from charter.spec.update_checks import ADAM, check_adapter, check_dtype, check_guard
+
+ADAM: tuple[tuple[str, Range], ...] = (
+    ("learning_rate", POSITIVE),
+    ("warmup_steps", NOT_NEGATIVE),
+    ("min_learning_rate_ratio", SHARE),
+    ("weight_decay", NOT_NEGATIVE),
+    ("beta1", SHARE_BELOW_ONE),
+    ("beta2", SHARE_BELOW_ONE),
+    ("gradient_clip", POSITIVE),
+)
+_GUARD: tuple[tuple[str, Range], ...] = (
+    ("spike_ratio", ABOVE_ONE),
+    ("roll_back_steps", AT_LEAST_ONE),
+    ("skip_steps", NOT_NEGATIVE),
+    ("most", AT_LEAST_ONE),
+)
+
+
+def check_dtype(dtype: str, engine: str, kind: str, path: str) -> Iterator[Problem]:
+    """The number format is one that the engine trains in."""
+    reason = fp8_refusal(engine, kind) if dtype == FP8 else None
+    if reason is not None:
+        yield Problem(message=reason, path=f"{path}.dtype", hint=INSTEAD)
+
+
+def check_adapter(adapter: Adapter | None, path: str) -> Iterator[Problem]:
+    """Ranges of a low-rank adapter."""
+    if adapter is None:
+        return
+    yield from check_ranges(adapter, f"{path}.adapter", [("rank", AT_LEAST_ONE), ("alpha", AT_LEAST_ONE)])
+    if adapter.base_bits not in (4, 8, 16):
+        message = f"must be 4 (QLoRA), 8 or 16 (LoRA); found {adapter.base_bits}"
+        yield Problem(message=message, path=f"{path}.adapter.base_bits")
+
+
+def check_guard(guard: Guard | None, path: str) -> Iterator[Problem]:
+    """What follows a divergence; going back has to leave out the data that it happened on."""
+    if guard is None:
+        return
+    problems = list(check_ranges(guard, path, _GUARD))
+    yield from problems
+    if not problems and guard.on_divergence == "roll_back" and guard.skip_steps <= guard.roll_back_steps:
+        message = (
+            f"{guard.skip_steps} steps' data are left out after going back {guard.roll_back_steps} steps, "
+            "so the data on which training diverged are met again"
+        )
+        yield Problem(message=message, path=f"{path}.skip_steps", hint=f"give more than {guard.roll_back_steps}")
+
+
+_PPO: tuple[tuple[str, Range], ...] = (
+    *ADAM,
+    ("temperature", POSITIVE),
+    ("value_learning_rate", POSITIVE),
+    ("episodes", AT_LEAST_ONE),
+    ("minibatch", AT_LEAST_ONE),
+    ("ppo_epochs", AT_LEAST_ONE),
+    ("clip_ratio", POSITIVE),
+    ("value_clip", POSITIVE),
+    ("value_loss_weight", NOT_NEGATIVE),
+    ("entropy_weight", NOT_NEGATIVE),
+    ("gae_lambda", SHARE),
+    ("discount", SHARE_ABOVE_ZERO),
+    ("kl_coefficient", NOT_NEGATIVE),
+    ("kl_target", POSITIVE),
+    ("kl_horizon", AT_LEAST_ONE),
+    ("reward_clip", POSITIVE),
+    ("samples_per_prompt", AT_LEAST_ONE),
+    ("missing_end_penalty", NOT_NEGATIVE),
+    ("stop_update_kl", POSITIVE),
+    ("mismatch_clip", AT_LEAST_ONE),
+    ("ptx_weight", NOT_NEGATIVE),
+    ("ptx_batch", AT_LEAST_ONE),
+    ("seq_len", AT_LEAST_ONE),
+)
+
+
+def check_ppo(stage: PpoStage, path: str) -> Iterator[Problem]:
+    """Problems of a PPO stage, apart from those that every stage can have."""
+    yield from check_ranges(stage, path, _PPO)
+    yield from check_adapter(stage.adapter, path)
+    yield from check_guard(stage.guard, f"{path}.guard")
+    yield from _check_estimator(stage, path)
+    yield from _check_pretraining_mix(stage, path)
+    if stage.kl_target is not None and stage.kl_coefficient == 0:
+        hint = "give kl_coefficient a start above 0, or remove kl_target"
+        yield Problem(message="a coefficient of 0 never adapts to a target", path=f"{path}.kl_target", hint=hint)
+    batch = stage.rollout_batch
+    if batch < 1 or stage.episodes < 1 or stage.minibatch < 1:
+        return
+    if stage.episodes % batch:
+        below, above = stage.episodes // batch * batch, -(-stage.episodes // batch) * batch
+        nearest = " or ".join(str(number) for number in (below, above) if number)
+        message = f"{stage.episodes} is not a multiple of rollout_batch, {batch}"
+        yield Problem(message=message, path=f"{path}.episodes", hint=f"the nearest that work: {nearest}")
+    elif stage.value_warmup_rollouts >= stage.episodes // batch:
+        message = f"the policy would never learn: there are {stage.episodes // batch} rollouts in all"
+        yield Problem(message=message, path=f"{path}.value_warmup_rollouts")
+    if batch % stage.minibatch:
+        message = f"{stage.minibatch} does not divide rollout_batch, {batch}"
+        nearest = " or ".join(str(number) for number in divisors_near(batch, stage.minibatch))
+        hint = f"the nearest that work: {nearest}"
+        yield Problem(message=message, path=f"{path}.minibatch", hint=hint)
+
+
+def _check_estimator(stage: PpoStage, path: str) -> Iterator[Problem]:
+    """Estimators that compare the answers to one prompt need several, and have no value model."""
+    batch, samples = stage.rollout_batch, stage.samples_per_prompt
+    if batch >= 1 and samples >= 1 and batch % samples:
+        nearest = " or ".join(str(number) for number in divisors_near(batch, samples))
+        message = f"{samples} does not divide rollout_batch, {batch}"
+        yield Problem(message=message, path=f"{path}.samples_per_prompt", hint=f"the nearest that work: {nearest}")
+    if stage.estimator == "reinforce":
+        yield from _check_reinforce(stage, path)
+    if stage.has_value_model:
+        return
+    if samples == 1:
+        message = f"the estimator {stage.estimator} compares the answers to one prompt and needs 2 or more; found 1"
+        hint = "give samples_per_prompt, for example 4, or take the estimator gae"
+        yield Problem(message=message, path=f"{path}.samples_per_prompt", hint=hint)
+    for name, unset in (("value_warmup_rollouts", 0), ("bootstrap_truncated", False), ("discount", 1.0)):
+        found = getattr(stage, name)
+        if found != unset:
+            reason = "does not discount" if name == "discount" else "has no value model"
+            yield Problem(
+                message=f"the estimator {stage.estimator} {reason}; found {found}",
+                path=f"{path}.{name}",
+                hint=f"remove {name}, or take the estimator gae",
+            )
+
+
+def _check_reinforce(stage: PpoStage, path: str) -> Iterator[Problem]:
+    """One step of the policy for each rollout, by whole returns: what belongs to PPO's several steps is refused."""
+    if stage.ppo_epochs != 1:
+        message = f"the estimator reinforce goes once over a rollout; found {stage.ppo_epochs}"
+        yield Problem(message=message, path=f"{path}.ppo_epochs", hint="remove ppo_epochs, or take the estimator gae")
+    if stage.minibatch != stage.rollout_batch:
+        message = f"the estimator reinforce makes one step of a whole rollout, {stage.rollout_batch} answers; found "
+        hint = f"minibatch: {stage.rollout_batch}, or a smaller rollout_batch"
+        yield Problem(message=f"{message}{stage.minibatch}", path=f"{path}.minibatch", hint=hint)
+    for name, unset, reason in (
+        ("gae_lambda", 0.95, "takes whole returns"),
+        ("clip_ratio", 0.2, "has no ratio to clip"),
+        ("bootstrap_truncated", False, "takes whole returns"),
+        ("stop_update_kl", None, "goes once over a rollout"),
+    ):
+        if (found := getattr(stage, name)) != unset:
+            message = f"the estimator reinforce {reason}; found {found}"
+            yield Problem(message=message, path=f"{path}.{name}", hint=f"remove {name}, or take the estimator gae")
+
+
+def _check_pretraining_mix(stage: PpoStage, path: str) -> Iterator[Problem]:
+    """The mix has both a weight and data, or neither."""
+    if stage.ptx_data and stage.ptx_weight == 0:
+        hint = "give ptx_weight, for example 1, or remove ptx_data"
+        yield Problem(message="is 0, so ptx_data would not be learnt", path=f"{path}.ptx_weight", hint=hint)
+    if stage.ptx_weight > 0 and not stage.ptx_data:
+        message = f"a ptx_weight of {stage.ptx_weight:g} needs data to learn"
+        hint = "name conversations or texts, or remove ptx_weight"
+        yield Problem(message=message, path=f"{path}.ptx_data", hint=hint)
+
+
+def divisors_near(number: int, wanted: int) -> list[int]:
+    """The divisors of a number next to one that is wanted: the nearest below, the nearest above.
+
+    Looks 10,000 to either side; beyond that it names 1 and the number itself, which always divide it.
+
+    >>> divisors_near(64, 48), divisors_near(64, 100)
+    ([32, 64], [64])
+    """
+    below = next((k for k in range(wanted - 1, max(0, wanted - 10_000), -1) if number % k == 0), 1)
+    above = next((k for k in range(wanted + 1, min(number, wanted + 10_000)) if number % k == 0), number)
+    return sorted({below, above})
+
+
+_CLAMP: Range = (lambda value: 0 < value < 0.5, "must be above 0 and below 0.5")
+_LABEL: tuple[tuple[str, Range], ...] = (
+    ("principles_per_pair", AT_LEAST_ONE),
+    ("reasoning_tokens", AT_LEAST_ONE),
+    ("clamp", _CLAMP),
+    ("few_shot", NOT_NEGATIVE),
+    ("votes", NOT_NEGATIVE),
+    ("max_invalid_share", SHARE),
+)
+
+
+def check_critique(stage: CritiqueStage, path: str) -> Iterator[Problem]:
+    """Problems of a critique stage."""
+    yield from check_ranges(stage, path, [("revisions", AT_LEAST_ONE), ("few_shot", NOT_NEGATIVE)])
+    yield from _check_demonstrations(stage, path, "worked critiques")
+
+
+def check_generate(stage: GenerateStage, path: str) -> Iterator[Problem]:
+    """Problems of a generate stage."""
+    yield from check_ranges(stage, path, [("answers_per_prompt", AT_LEAST_ONE), ("few_shot", AT_LEAST_ONE)])
+    if stage.makes == "prompts" and stage.num_prompts is None:
+        hint = "add  num_prompts: 10_000"
+        yield Problem(message="how many new prompts are to be made?", path=f"{path}.num_prompts", hint=hint)
+    if stage.makes == "answers" and stage.answers_per_prompt > 1 and stage.temperature == 0:
+        message = f"at temperature 0 all {stage.answers_per_prompt} answers to a prompt are the same"
+        yield Problem(message=message, path=f"{path}.answers_per_prompt", hint="raise temperature")
+
+
+def check_label(stage: LabelStage, path: str) -> Iterator[Problem]:
+    """Problems of a label stage."""
+    yield from check_ranges(stage, path, _LABEL)
+    yield from _check_demonstrations(stage, path, "judged pairs")
+    sampled = {"policy": stage.policy, "prompts": stage.prompts, "pairs": stage.pairs}
+    given = [name for name, value in sampled.items() if value]
+    missing = [name for name in sampled if name not in given]
+    if given and missing:
+        message = f"sampling pairs needs policy, prompts and pairs; {' and '.join(missing)} missing"
+        yield Problem(message=message, path=path, hint=f"add {missing[0]}, or remove {' and '.join(given)}")
+    elif not given and not stage.candidates:
+        hint = "give candidates (answers that exist), or policy, prompts and pairs (answers to sample)"
+        yield Problem(message="has nothing to label", path=path, hint=hint)
+    if stage.format != "multiple_choice":
+        for name in ("chain_of_thought", "few_shot"):
+            if getattr(stage, name):
+                message = f"is for questions that show both answers; the format is {stage.format}"
+                yield Problem(message=message, path=f"{path}.{name}", hint="use format: multiple_choice")
+
+
+def _check_demonstrations(stage: CritiqueStage | LabelStage, path: str, what: str) -> Iterator[Problem]:
+    if stage.few_shot and stage.demonstrations is None:
+        message = f"{stage.few_shot} examples are to be shown, but `demonstrations` names no data set of {what}"
+        yield Problem(message=message, path=f"{path}.few_shot")
+    if stage.demonstrations is not None and not stage.few_shot:
+        message = "names a data set of which nothing is shown"
+        yield Problem(message=message, path=f"{path}.demonstrations", hint="add  few_shot: 4")
+
 
 _EVERY_STAGE: tuple[tuple[str, Range], ...] = (
     ("checkpoint_every", AT_LEAST_ONE),

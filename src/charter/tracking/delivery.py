@@ -12,10 +12,9 @@ from typing import Any
 from charter.artifacts import durable
 from charter.artifacts.file_facts import sha256_file
 from charter.tracking.base import Destination, RunFacts
-from charter.tracking.facts import Followed, attachments, digest, plan_of, run_facts, stage_facts
-from charter.tracking.journal import Place, count_rows, read_rows
-from charter.tracking.places import delivered_path, journal_path
+from charter.tracking.journal import Place, count_rows, delivered_path, journal_path, read_rows
 from charter.tracking.progress import RunProgress, Standing
+from charter.tracking.run_facts import Followed, attachments, digest, plan_of, run_facts, stage_facts
 
 ROWS_PER_BATCH = 200
 PIPELINE = ""

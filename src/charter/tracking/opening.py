@@ -7,8 +7,8 @@ from typing import Any
 from charter.errors import DataError
 from charter.spec.tracking import PLAIN, MlflowSettings, TensorboardSettings, WandbSettings
 from charter.tracking.base import Destination
-from charter.tracking.facts import Followed
-from charter.tracking.places import tracking_dir
+from charter.tracking.journal import tracking_dir
+from charter.tracking.run_facts import Followed
 from charter.tracking.secret_texts import Secrets
 
 TENSORBOARD = "tensorboard"
@@ -20,17 +20,17 @@ def open_destination(run_dir: Path, followed: Followed, tracker: str, secrets: S
     root = Path(followed.root)
     directory = tracking_dir(run_dir)
     if isinstance(settings, MlflowSettings):
-        from charter.tracking.mlflow_destination import open_mlflow
+        from charter.tracking.destinations.mlflow import open_mlflow
 
         opened: Destination = open_mlflow(
             settings, run_name=followed.name, root=root, directory=directory, secrets=secrets
         )
         return opened
     if isinstance(settings, WandbSettings):
-        from charter.tracking.wandb_destination import open_wandb
+        from charter.tracking.destinations.wandb import open_wandb
 
         return open_wandb(settings, run_name=followed.name, directory=directory / "wandb", secrets=secrets)
-    from charter.tracking.tensorboard_destination import TensorboardDestination
+    from charter.tracking.destinations.tensorboard import TensorboardDestination
 
     where = run_dir / TENSORBOARD if settings.directory is None else root / settings.directory
     return TensorboardDestination(where)

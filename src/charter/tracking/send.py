@@ -16,10 +16,9 @@ from pathlib import Path
 from charter.artifacts import durable
 from charter.errors import CharterError, UsageError
 from charter.tracking.delivery import Delivery, backoff_seconds
-from charter.tracking.facts import Followed, read_followed
-from charter.tracking.lock import TrackingLock
+from charter.tracking.journal import TrackingLock, health_path
 from charter.tracking.opening import open_destination
-from charter.tracking.places import health_path
+from charter.tracking.run_facts import Followed, read_followed
 from charter.tracking.secret_texts import Secrets
 
 LOOK_EVERY_SECONDS = 1.0

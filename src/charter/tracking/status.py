@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from charter.tracking.delivery import PIPELINE, read_told, waiting_rows
-from charter.tracking.facts import read_followed
+from charter.tracking.forward import health_of
 from charter.tracking.progress import RunProgress
-from charter.tracking.senders import health_of
+from charter.tracking.run_facts import read_followed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,32 +5,227 @@ written, or copied: then a thread writes the copy with a process group of its ow
 save is in flight; what went wrong in it is raised by the next `save` or `finish`.
 """
 
+import os
 import shutil
+import statistics
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
+import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from charter.artifacts import faults
-from charter.artifacts.checkpoints import damage
+from charter.artifacts.checkpoints import Position, damage
 from charter.artifacts.file_facts import FileFact
-from charter.artifacts.heartbeat import SAVE
-from charter.artifacts.position import Position
+from charter.artifacts.group import SAVE
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.whole_dir import begin_dir, finish_dir, removed_on_error, settle
+from charter.errors import CharterError, UsageError
 from charter.models.ranks import Ranks
-from charter.train import state_files, state_tensors
-from charter.train.background import Background
-from charter.train.save_mode import SaveMode
-from charter.train.staging import HostBuffers
-from charter.train.state import TrainState
-from charter.train.together import Together
+from charter.train.state import (
+    TrainState,
+    check_fit,
+    files_of,
+    load_values,
+    own_tensors,
+    prepare_optimizers,
+    read_buffers,
+    read_tensors,
+    read_values,
+    saved_tensors,
+    tensors_of,
+    values_of,
+    write_tensors,
+    write_values,
+)
+
+Mode = Literal["sync", "async"]
+VARIABLE = "CHARTER_SAVE"
+TRIALS = 3
+"""Saves of each mode before one is chosen."""
+WORTH_SHARE = 0.6
+"""A save in the background must cost at most this share of a plain one: it is durable later, and holds a copy."""
+
+
+@dataclass
+class SaveMode:
+    """Tries both modes in turn, then stays with the better one; `CHARTER_SAVE` decides without trying."""
+
+    asked: str = field(default_factory=lambda: os.environ.get(VARIABLE, "auto"))
+    sync_seconds: list[float] = field(default_factory=list)
+    async_seconds: list[float] = field(default_factory=list)
+    chosen: Mode | None = None
+    _usual: dict[int, list[float]] = field(default_factory=dict)
+    """Seconds of parts with nothing in the background, by their number in the step."""
+    _beside: list[tuple[int, float]] = field(default_factory=list)
+    """Parts beside the save in the background: number, seconds."""
+    _stood_still: float | None = None
+    """Seconds of the last background save itself, until what it slowed is known."""
+
+    def __post_init__(self) -> None:
+        if self.asked not in ("sync", "async", "auto"):
+            raise UsageError(f"{VARIABLE}={self.asked} is not known; use sync, async or auto")
+        if self.asked == "sync":
+            self.chosen = "sync"
+        elif self.asked == "async":
+            self.chosen = "async"
+
+    def next(self) -> Mode:
+        """How the next checkpoint is written."""
+        self._settle_last()
+        if self.chosen is None and len(self.sync_seconds) >= TRIALS and len(self.async_seconds) >= TRIALS:
+            self.chosen = choose(self.sync_seconds, self.async_seconds)
+        if self.chosen is not None:
+            return self.chosen
+        return "sync" if len(self.sync_seconds) <= len(self.async_seconds) else "async"
+
+    def saved(self, mode: Mode, seconds: float) -> None:
+        """A save took so long until training could go on."""
+        if mode == "sync":
+            self.sync_seconds.append(seconds)
+        else:
+            self._stood_still = seconds
+
+    def waited(self, seconds: float) -> None:
+        """Training stood still until the save in the background was done."""
+        if self._stood_still is not None:
+            self._stood_still += seconds
+
+    def worked(self, part: int, seconds: float, *, beside_save: bool) -> None:
+        """A part of a step took so long, with or without a save in the background."""
+        if self.chosen is not None:
+            return
+        if beside_save:
+            self._beside.append((part, seconds))
+        else:
+            self._usual.setdefault(part, []).append(seconds)
+
+    def describe(self) -> str:
+        """The choice and what it rests on, in one line."""
+        waits, beside = (statistics.median(found) for found in (self.sync_seconds, self.async_seconds))
+        return (
+            f"checkpoints are written {'in the background' if self.chosen == 'async' else 'while training waits'}: "
+            f"one costs {waits:.3g} s of training when it waits, {beside:.3g} s in the background"
+        )
+
+    def _settle_last(self) -> None:
+        if self._stood_still is not None:
+            self.async_seconds.append(self._stood_still + slow_down(self._beside, self._usual))
+        self._stood_still, self._beside = None, []
+
+
+def choose(sync_seconds: Sequence[float], async_seconds: Sequence[float]) -> Mode:
+    """The background only where it clearly pays, by medians.
+
+    >>> choose([1.0, 1.2], [0.5, 0.5]), choose([1.0, 1.2], [0.9, 0.9])
+    ('async', 'sync')
+    """
+    return "async" if statistics.median(async_seconds) <= WORTH_SHARE * statistics.median(sync_seconds) else "sync"
+
+
+def slow_down(beside: Sequence[tuple[int, float]], usual: dict[int, list[float]]) -> float:
+    """Seconds that the parts beside a save took longer than such parts usually do, never negative.
+
+    >>> slow_down([(0, 1.5), (0, 1.25)], {0: [1.0, 1.0, 9.0]})
+    0.75
+    """
+    return max(0.0, sum(seconds - statistics.median(usual[part]) for part, seconds in beside if part in usual))
+
+
+class Background:
+    """Work that has been started; `wait` ends it."""
+
+    def __init__(self, name: str, work: Callable[[], None]) -> None:
+        self.seconds = 0.0
+        """How long the work took, once it is waited for."""
+        self._work = work
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(name=name, target=self._run, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the work still goes on."""
+        return self._thread.is_alive()
+
+    def wait(self) -> BaseException | None:
+        """Wait until the work is over; what went wrong in it, or None."""
+        self._thread.join()
+        return self._error
+
+    def _run(self) -> None:
+        began = time.perf_counter()
+        try:
+            self._work()
+        except BaseException as error:
+            self._error = error
+        self.seconds = time.perf_counter() - began
+
+
+class HostBuffers:
+    """Buffers on the host that are filled anew by every save; pinned where the state is on a device."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Tensor] = {}
+
+    def copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The same tensors with copies of their local parts; complete when this returns."""
+        self._held = {name: held for name, held in self._held.items() if name in tensors}
+        copies = {name: self._copy(name, tensor) for name, tensor in tensors.items()}
+        if any(_local(tensor).is_cuda for tensor in tensors.values()):
+            torch.cuda.synchronize()
+        return copies
+
+    def _copy(self, name: str, tensor: Tensor) -> Tensor:
+        local = _local(tensor)
+        held = self._held.get(name)
+        if held is None or held.shape != local.shape or held.dtype != local.dtype:
+            held = torch.empty(local.shape, dtype=local.dtype, pin_memory=local.is_cuda)
+            self._held[name] = held
+        held.copy_(local, non_blocking=local.is_cuda)
+        if isinstance(tensor, DTensor):
+            return DTensor(held, tensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
+        return held
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class Together:
+    """Every process calls the same methods in the same order."""
+
+    ranks: Ranks
+
+    def each(self, work: Callable[[], _Result]) -> list[_Result]:
+        """Every process's result of its own work, by rank."""
+        if self.ranks.world_size == 1:
+            return [work()]
+        try:
+            outcome: tuple[Any, Exception | None] = (work(), None)
+        except Exception as error:
+            outcome = (None, error)
+        outcomes = self.ranks.gather(outcome)
+        errors = [error for _, error in outcomes if error is not None]
+        if errors:
+            raise next((error for error in errors if isinstance(error, CharterError)), errors[0])
+        return [value for value, _ in outcomes]
+
+    def first(self, work: Callable[[], _Result]) -> _Result:
+        """What rank 0 alone does, and its result in every process."""
+        return self.each(lambda: work() if self.ranks.is_first else None)[0]  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,13 +334,13 @@ class Checkpointer:
         return found
 
     def _content(self, metric: float | None, *, copied: bool) -> _Content:
-        tensors = state_files.own_tensors(state_tensors.tensors_of(self.state), self.ranks)
+        tensors = own_tensors(tensors_of(self.state), self.ranks)
         buffers = dict(self.state.buffers) if self.ranks.is_first else {}
         if copied:
             held = self._buffers.copy({**tensors, **{f"buffers/{name}": value for name, value in buffers.items()}})
             tensors = {name: held[name] for name in tensors}
             buffers = {name: held[f"buffers/{name}"] for name in buffers}
-        return _Content(tensors=tensors, values=state_tensors.values_of(self.state), buffers=buffers, metric=metric)
+        return _Content(tensors=tensors, values=values_of(self.state), buffers=buffers, metric=metric)
 
     def _publish(self, position: Position, content: _Content) -> None:
         stage, files = self.stage.job.stage, self._files
@@ -170,9 +365,9 @@ class Checkpointer:
         def write_own() -> dict[str, FileFact]:
             with removed_on_error(target, temporary):
                 if self.ranks.is_first:
-                    state_files.write_values(temporary, content.values, content.buffers)
+                    write_values(temporary, content.values, content.buffers)
                 action.close()
-                return settle(temporary, state_files.files_of(temporary, self.ranks))
+                return settle(temporary, files_of(temporary, self.ranks))
 
         def enter() -> None:
             with removed_on_error(target, temporary):
@@ -181,7 +376,7 @@ class Checkpointer:
         with ExitStack() as action:
             self._together.each(enter)
             with removed_on_error(target, temporary):
-                state_files.write_tensors(temporary, content.tensors, self._saving)
+                write_tensors(temporary, content.tensors, self._saving)
             shares = self._together.each(write_own)
         return {name: fact for share in shares for name, fact in share.items()}
 
@@ -198,14 +393,14 @@ class Checkpointer:
 
     def _load(self, position: Position) -> None:
         path = self._files.accept(position, world_size=self.ranks.world_size).path
-        saved = state_files.saved_tensors(path)
-        state_tensors.prepare_optimizers(self.state, set(saved))
-        tensors = state_tensors.tensors_of(self.state)
-        state_tensors.check_fit(saved, tensors)
-        state_files.read_tensors(path, tensors, self._saving)
-        state_tensors.load_values(self.state, state_files.read_values(path))
+        saved = saved_tensors(path)
+        prepare_optimizers(self.state, set(saved))
+        tensors = tensors_of(self.state)
+        check_fit(saved, tensors)
+        read_tensors(path, tensors, self._saving)
+        load_values(self.state, read_values(path))
         self.state.buffers.clear()
-        self.state.buffers.update(state_files.read_buffers(path, self.ranks.device))
+        self.state.buffers.update(read_buffers(path, self.ranks.device))
 
     def _note(self, **values: float) -> None:
         for name, value in values.items():

@@ -13,17 +13,16 @@ from torch import Tensor
 
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
+from charter.data.dataset import Pair, read_pairs
 from charter.inference.score import pad_right
 from charter.models.chat import encode_answer, encode_prompt
 from charter.models.runtime import precision
-from charter.models.token_loss import TokenFigures
-from charter.spec.dataset import Pair, read_pairs
+from charter.models.token_forward import TokenFigures
 from charter.spec.stage import DpoStage
-from charter.train.language_stage import train_and_publish
 from charter.train.losses_pairs import DpoLoss, dpo_loss
 from charter.train.models import frozen_model, starting_model, trained_model
 from charter.train.setup import set_up
-from charter.train.supervised import BatchLoss
+from charter.train.supervised import BatchLoss, train_and_publish
 
 ANSWER_SHARE = 3 / 4
 """Of `seq_len`, at most, for an answer; the prompt is cut at the left to what the longer answer leaves."""

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from charter.data.dataset import Pair
 from charter.inference.score import encode_scored
 from charter.models.preference import PreferenceModel
-from charter.spec.dataset import Pair
 
 Ids = npt.NDArray[np.int32]
 

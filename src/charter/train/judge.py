@@ -10,17 +10,16 @@ import torch.nn.functional as functional
 
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
+from charter.data.dataset import Pair, read_pairs
 from charter.errors import DataError
 from charter.feedback.constitution import Constitution, Principle, load_constitution
-from charter.feedback.judge import log_odds
+from charter.feedback.local_models import log_odds
 from charter.feedback.wording import CHOICES, MULTIPLE_CHOICE, multiple_choice_text, one_answer_text
 from charter.models.language_model import LanguageModel
-from charter.spec.dataset import Pair, read_pairs
 from charter.spec.stage import JudgeStage
-from charter.train.language_stage import train_and_publish
 from charter.train.models import starting_model, trained_model
 from charter.train.setup import set_up
-from charter.train.supervised import BatchLoss
+from charter.train.supervised import BatchLoss, train_and_publish
 
 
 def judge_loss(

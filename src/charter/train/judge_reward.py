@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from charter.data.dataset import Turn
 from charter.errors import DataError, StageError
 from charter.feedback.answering import open_answerer
-from charter.feedback.drive import Answerer, answered
+from charter.feedback.asking import Invalid
 from charter.feedback.rating import Rated, rating
-from charter.feedback.verdicts import Invalid
-from charter.spec.dataset import Turn
+from charter.feedback.records import Answerer, answered
 from charter.train.setup import Setup
 
 ROLE = "reward"

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from charter.spec.stage_parts import LossAggregation
+from charter.spec.stage import LossAggregation
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,13 @@ from torch import Tensor, nn
 from charter.artifacts.draws import draw_seed
 from charter.artifacts.job import Job, JobInput
 from charter.artifacts.stage_rows import stage_rows
+from charter.data.dataset import each_text
 from charter.errors import DataError
 from charter.models.adapters import add_adapter, published_weights, save_adapter
-from charter.models.dropout import set_dropout
-from charter.models.language_model import LanguageModel, load_language_model, new_language_model
+from charter.models.language_model import LanguageModel, load_language_model, new_language_model, set_dropout
 from charter.models.parallel import Parallel, parallelize
 from charter.models.token_forward import token_losses
 from charter.models.tokenizer import train_tokenizer
-from charter.spec.dataset import each_text
 from charter.spec.layout import Adapter
 from charter.train.setup import Setup
 

@@ -8,22 +8,22 @@ import torch
 from torch import Tensor
 
 from charter.artifacts.draws import keyed_permutation
-from charter.artifacts.heartbeat import PUBLISH
+from charter.artifacts.group import PUBLISH
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
+from charter.data.dataset import Pair, read_pairs
 from charter.errors import DataError
 from charter.inference.score import score_rows
 from charter.models.adapters import add_adapter, published_weights
 from charter.models.parallel import parallelize
 from charter.models.preference import PreferenceModel, ScalarModel
 from charter.models.runtime import seeded
-from charter.spec.dataset import Pair, read_pairs
 from charter.spec.stage import PreferenceModelStage
 from charter.train.encoded_pairs import EncodedPair, EncodedPairs
+from charter.train.loop import publish_model
 from charter.train.losses_pairs import preference_loss
 from charter.train.models import starting_model
 from charter.train.optimizers import make_optimizer
-from charter.train.publish import publish_model
 from charter.train.schedule import total_steps
 from charter.train.setup import Setup, set_up
 from charter.train.supervised import BatchLoss, SupervisedTask

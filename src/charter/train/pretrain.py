@@ -11,10 +11,9 @@ from charter.artifacts.stage_process import stage_main
 from charter.models.runtime import precision
 from charter.models.token_forward import token_losses
 from charter.spec.stage import PretrainStage
-from charter.train.language_stage import train_and_publish
 from charter.train.models import starting_model, trained_model
 from charter.train.setup import set_up
-from charter.train.supervised import BatchLoss
+from charter.train.supervised import BatchLoss, train_and_publish
 from charter.train.token_data import text_stream
 
 

@@ -11,8 +11,7 @@ from charter.train.schedule import batch_rows
 from charter.train.setup import Setup
 from charter.train.sft import collate
 from charter.train.supervised import BatchLoss
-from charter.train.token_cache import TokenRows
-from charter.train.token_data import conversation_rows
+from charter.train.token_data import TokenRows, conversation_rows
 
 ROLE = "ptx_data"
 

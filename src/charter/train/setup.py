@@ -11,10 +11,10 @@ from charter.artifacts.draws import draw_seed
 from charter.artifacts.job import Job
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_rows import Reader, stage_rows
+from charter.data.rows import SkippedRows
 from charter.models.engine_layout import EngineLayout, engine_layout
 from charter.models.ranks import Ranks, join
 from charter.models.runtime import configure
-from charter.spec.data_row import SkippedRows
 from charter.train.meter import Meter, peak_of
 
 Made = TypeVar("Made")

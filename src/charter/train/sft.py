@@ -9,14 +9,12 @@ from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
 from charter.models.chat import Encoded
 from charter.spec.stage import SftStage
-from charter.train.language_stage import train_and_publish
 from charter.train.models import TrainedModel, starting_model, trained_model
 from charter.train.packing import FLASH, model_inputs, pack, packed_batch
 from charter.train.pretrain import language_loss
 from charter.train.setup import Setup, set_up
-from charter.train.supervised import BatchLoss
-from charter.train.token_cache import TokenRows
-from charter.train.token_data import conversation_rows
+from charter.train.supervised import BatchLoss, train_and_publish
+from charter.train.token_data import TokenRows, conversation_rows
 
 Rows = Callable[[Sequence[int], int], BatchLoss]
 

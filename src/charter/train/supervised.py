@@ -9,17 +9,19 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from charter.artifacts.position import Position
+from charter.artifacts.checkpoints import Position
 from charter.models.parallel import Parallel
 from charter.models.runtime import seeded
-from charter.spec.stage_parts import Guard
-from charter.train.guard import DivergenceGuard
-from charter.train.loop import Loop, StepReport
-from charter.train.operations import LOGITS
-from charter.train.optimizers import GradientScaler, set_learning_rate
-from charter.train.schedule import ScheduleSettings, batch_rows, learning_rate_factor
+from charter.spec.layout import Adapter
+from charter.spec.stage import Guard
+from charter.train.loop import DivergenceGuard, Loop, StepReport, publish_model
+from charter.train.meter import LOGITS
+from charter.train.models import TrainedModel
+from charter.train.optimizers import GradientScaler, OptimizerSettings, make_optimizer, set_learning_rate
+from charter.train.schedule import ScheduleSettings, batch_rows, learning_rate_factor, total_steps
 from charter.train.setup import Setup
 from charter.train.state import TrainState
+from charter.train.work import count_supervised
 
 
 class TrainingSettings(ScheduleSettings, Protocol):
@@ -182,3 +184,42 @@ def keep_extremes(found: dict[str, float], more: Mapping[str, float]) -> None:
     for name, value in more.items():
         keep = min if name.endswith("_min") else max
         found[name] = keep(found.get(name, value), value)
+
+
+class LanguageStage(TrainingSettings, OptimizerSettings, Protocol):
+    """A stage that trains a language model."""
+
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def epochs(self) -> float | None: ...
+    @property
+    def steps(self) -> int | None: ...
+    @property
+    def guard(self) -> Guard | None: ...
+    @property
+    def adapter(self) -> Adapter | None: ...
+
+
+def train_and_publish(
+    setup: Setup,
+    spec: LanguageStage,
+    trained: TrainedModel,
+    rows: int,
+    loss_of: Callable[[Sequence[int], int], BatchLoss],
+    *,
+    sequences_per_row: float = 1.0,
+    reads_reference: bool = False,
+) -> None:
+    """Train to the target step and publish the model."""
+    count_supervised(
+        setup,
+        trained.model.model.config,
+        sequences=spec.global_batch * sequences_per_row,
+        has_adapter=spec.adapter is not None,
+        reads_reference=reads_reference,
+    )
+    target = total_steps(epochs=spec.epochs, steps=spec.steps, rows=rows, global_batch=spec.global_batch)
+    optimizer = make_optimizer([(trained.parallel.trained_parameters(), spec.learning_rate)], spec)
+    SupervisedTask(setup, trained.parallel, optimizer, spec, rows, target, loss_of).train()
+    publish_model(setup, trained.parallel, trained.save, target_step=target)

@@ -7,11 +7,11 @@ import json
 import sys
 from pathlib import Path
 
+from charter.data.dataset import Turn
 from charter.inference.endpoint import lanes, waiting
 from charter.inference.endpoint.call import CallRequest
 from charter.inference.endpoint.pool import EndpointPool
 from charter.ledger.calls import CallStore
-from charter.spec.dataset import Turn
 from charter.spec.project import Serving
 
 BATCH = 16

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 from fault_server import DRAWN, FAULTS, Behaviour, fault_server
 
+from charter.data.dataset import Turn
 from charter.errors import DataError, StageError, UsageError
 from charter.inference.endpoint import hedging, lanes, settling, transport, waiting
 from charter.inference.endpoint.call import CallRequest
 from charter.inference.endpoint.pool import QUEUE_PER_SLOT, EndpointPool
 from charter.ledger.calls import CallStore
-from charter.spec.dataset import Turn
 from charter.spec.project import Serving
 
 PRICES = dict(usd_per_million_input_tokens=2.0, usd_per_million_output_tokens=8.0)

@@ -6,10 +6,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from charter.evaluate import run as evaluate  # noqa: E402
-from charter.spec.stage import EvalStage  # noqa: E402
+from charter.evaluate import run
+from charter.spec.stage import EvalStage
 
-from ..feedback.conftest import (  # noqa: E402, F401
+from ..feedback.conftest import (  # noqa: F401
     models,
     one_thread,
     pair_rows,
@@ -30,7 +30,7 @@ def measured(workshop):  # noqa: F811
         spec = EvalStage(policy="p", suites=suites, **{**SAMPLING, **fields})
         files = {role: workshop.data(f"{name}-{role}", rows) for role, rows in data.items()}
         stage = workshop.stage(name, spec, data=files, **models)
-        evaluate.run(stage)
+        run.run(stage)
         content = json.loads((stage.outputs / "results.json").read_text())
         return content, {figure["key"]: figure for figure in content["figures"]}
 

@@ -6,11 +6,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from charter.artifacts.stage_dir import StageDir  # noqa: E402
-from charter.evaluate.bench import Bench  # noqa: E402
-from charter.spec.stage import EvalStage  # noqa: E402
+from charter.artifacts.stage_dir import StageDir
+from charter.evaluate.bench import Bench
+from charter.spec.stage import EvalStage
 
-from .conftest import SAMPLING, in_their_intervals, pair_rows, prompt_rows  # noqa: E402
+from .conftest import SAMPLING, in_their_intervals, pair_rows, prompt_rows
 
 pytestmark = pytest.mark.torch
 THREE = {"policy": "policy", "against": "control", "control": "judge", "judge": "judge"}

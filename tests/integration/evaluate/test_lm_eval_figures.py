@@ -4,9 +4,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from charter.errors import MissingExtraError  # noqa: E402
-from charter.evaluate import lm_eval_suite  # noqa: E402
-from charter.evaluate.lm_eval_suite import figure_of_metric  # noqa: E402
+from charter.errors import MissingExtraError
+from charter.evaluate import lm_eval_suite
+from charter.evaluate.lm_eval_suite import figure_of_metric
 
 pytestmark = pytest.mark.torch
 

@@ -9,20 +9,26 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from charter.artifacts.job import JobInput, write_job  # noqa: E402
-from charter.artifacts.stage_dir import StageDir  # noqa: E402
-from charter.errors import DataError  # noqa: E402
-from charter.evaluate import run as evaluate  # noqa: E402
-from charter.evaluate.bench import Bench  # noqa: E402
-from charter.evaluate.goodhart import goodhart  # noqa: E402
-from charter.evaluate.multiple_choice import answer_all, question_text  # noqa: E402
-from charter.models.checkpoint_weights import policy_of_checkpoint  # noqa: E402
-from charter.models.language_model import load_language_model  # noqa: E402
-from charter.spec.choice_questions import ChoiceQuestion  # noqa: E402
-from charter.spec.stage import EvalStage, PpoStage  # noqa: E402
-from charter.train import ppo  # noqa: E402
+from charter.artifacts.job import JobInput, write_job
+from charter.artifacts.stage_dir import StageDir
+from charter.data.rows import ChoiceQuestion
+from charter.errors import DataError
+from charter.evaluate import run
+from charter.evaluate.bench import Bench
+from charter.evaluate.goodhart import goodhart
+from charter.evaluate.multiple_choice import (
+    answer_all,
+    question_text,
+)
+from charter.models.checkpoint_weights import policy_of_checkpoint
+from charter.models.language_model import load_language_model
+from charter.spec.stage import (
+    EvalStage,
+    PpoStage,
+)
+from charter.train import ppo
 
-from .conftest import SAMPLING, in_their_intervals, pair_rows, prompt_rows  # noqa: E402
+from .conftest import SAMPLING, in_their_intervals, pair_rows, prompt_rows
 
 pytestmark = pytest.mark.torch
 
@@ -145,7 +151,7 @@ def test_a_damaged_checkpoint_is_not_read(trained):
 
 def test_reward_and_judge_are_followed_over_the_checkpoints(workshop, trained):
     stage = eval_of(workshop, trained, "followed")
-    evaluate.run(stage)
+    run.run(stage)
     figures = {item["key"]: item for item in json.loads((stage.outputs / "results.json").read_text())["figures"]}
     assert in_their_intervals(figures)
     assert {"goodhart.start.reward", "goodhart.step_3.quality", "goodhart.step_4.kl"} <= set(figures)
@@ -166,4 +172,4 @@ def test_without_a_judge_the_independent_check_says_how_good_answers_are(worksho
 def test_too_few_checkpoints_are_refused_with_what_would_help(workshop, trained):
     shutil.rmtree(sorted((trained.path / "state").iterdir())[0])
     with pytest.raises(DataError, match=r"with 1 checkpoints.*\n?.*storage\.keep_every"):
-        evaluate.run(eval_of(workshop, trained, "few"))
+        run.run(eval_of(workshop, trained, "few"))

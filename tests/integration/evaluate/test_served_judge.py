@@ -7,16 +7,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fault_server import Behaviour, fault_server  # noqa: E402
+from fault_server import Behaviour, fault_server
 
-from charter.artifacts.job import write_job  # noqa: E402
-from charter.artifacts.stage_dir import StageDir  # noqa: E402
-from charter.errors import DataError, InterruptedRunError  # noqa: E402
-from charter.evaluate import run as evaluate  # noqa: E402
-from charter.spec.project import Serving  # noqa: E402
-from charter.spec.stage import EvalStage  # noqa: E402
+from charter.artifacts.job import write_job
+from charter.artifacts.stage_dir import StageDir
+from charter.errors import DataError, InterruptedRunError
+from charter.evaluate import run
+from charter.spec.project import Serving
+from charter.spec.stage import EvalStage
 
-from .conftest import SAMPLING, in_their_intervals, pair_rows, prompt_rows  # noqa: E402
+from .conftest import SAMPLING, in_their_intervals, pair_rows, prompt_rows
 
 pytestmark = pytest.mark.torch
 SUITES = ("judge_agreement", "judge_win_rate", "refusal")
@@ -42,7 +42,7 @@ def test_figures_with_a_fifth_of_all_requests_failing_are_the_figures_without(wo
     for share in (0.0, 0.2):
         with fault_server(Behaviour(faults=share, seed=7)) as (url, server):
             stage = served(workshop, f"served-{share}", url)
-            evaluate.run(stage)
+            run.run(stage)
             found[share] = (stage.outputs / "results.json").read_bytes()
             assert any(line["fault"] != "ok" for line in server.requests) == (share > 0)
     assert found[0.0] == found[0.2]
@@ -54,14 +54,14 @@ def test_figures_with_a_fifth_of_all_requests_failing_are_the_figures_without(wo
 def test_a_stop_inside_a_suite_loses_no_answer(workshop):
     with fault_server(Behaviour(seconds=0.02)) as (url, server):
         whole = served(workshop, "whole", url)
-        evaluate.run(whole)
+        run.run(whole)
         asked = len(server.requests)
         server.requests.clear()
         stopped = served(workshop, "stopped", url)
         with pytest.raises(InterruptedRunError, match="inside a suite"):
-            evaluate.run(StageDir(stopped.path, should_stop=lambda: len(server.requests) > 5))
+            run.run(StageDir(stopped.path, should_stop=lambda: len(server.requests) > 5))
         assert not stopped.outputs.exists()
-        evaluate.run(StageDir(stopped.path))
+        run.run(StageDir(stopped.path))
         answered = {line["question"] for line in server.requests}
     assert (stopped.outputs / "results.json").read_bytes() == (whole.outputs / "results.json").read_bytes()
     assert len(answered) == asked, "the same questions, each of them once"
@@ -72,4 +72,4 @@ def test_a_judge_that_gives_no_log_probabilities_and_no_readable_answer_is_an_er
         fault_server() as (url, _),
         pytest.raises(DataError, match=r"gave no valid answer to any of 8 questions .*log-probabilities"),
     ):
-        evaluate.run(served(workshop, "silent", url, log_probabilities="none"))
+        run.run(served(workshop, "silent", url, log_probabilities="none"))

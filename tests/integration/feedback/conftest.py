@@ -8,13 +8,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from charter.artifacts.job import Job, JobInput, write_job  # noqa: E402
-from charter.artifacts.stage_dir import StageDir  # noqa: E402
-from charter.models.language_model import load_language_model, new_language_model  # noqa: E402
-from charter.models.preference import PreferenceModel, ScalarModel  # noqa: E402
-from charter.models.tokenizer import train_tokenizer  # noqa: E402
-from charter.spec.architecture import Architecture  # noqa: E402
-from charter.spec.project import DataSpec  # noqa: E402
+from charter.artifacts.job import Job, JobInput, write_job
+from charter.artifacts.stage_dir import StageDir
+from charter.models.language_model import (
+    load_language_model,
+    new_language_model,
+)
+from charter.models.preference import PreferenceModel, ScalarModel
+from charter.models.tokenizer import train_tokenizer
+from charter.spec.architecture import Architecture
+from charter.spec.project import DataSpec
 
 TOPICS = ["bread", "a garden", "the moon", "old maps", "a bicycle", "rain", "chess", "a letter", "glass", "tea"]
 CONSTITUTION = """

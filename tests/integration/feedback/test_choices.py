@@ -6,14 +6,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from charter.errors import DataError  # noqa: E402
-from charter.feedback.asks import Choose  # noqa: E402
-from charter.feedback.drive import answered  # noqa: E402
-from charter.feedback.local_models import LocalModels  # noqa: E402
-from charter.feedback.rating import FIGURES, Rated, rating, rating_text  # noqa: E402
-from charter.inference.choices import choice_ids, choice_values  # noqa: E402
-from charter.inference.score import next_token_log_probabilities  # noqa: E402
-from charter.spec.dataset import Turn  # noqa: E402
+from charter.data.dataset import Turn
+from charter.errors import DataError
+from charter.feedback.asks import Choose
+from charter.feedback.local_models import LocalModels
+from charter.feedback.rating import FIGURES, Rated, rating, rating_text
+from charter.feedback.records import answered
+from charter.inference.score import (
+    choice_ids,
+    choice_values,
+    next_token_log_probabilities,
+)
 
 pytestmark = pytest.mark.torch
 QUESTIONS = ("Rate the moon: (", "Rain, from 1 to 10: (")

@@ -7,17 +7,21 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from charter.errors import DataError  # noqa: E402
-from charter.evaluate import run as evaluate  # noqa: E402
-from charter.evaluate.accuracy import cross_validated, hhh_rows  # noqa: E402
-from charter.evaluate.answers import equal_length_rows  # noqa: E402
-from charter.evaluate.bench import Bench  # noqa: E402
-from charter.evaluate.perplexity import answer_losses  # noqa: E402
-from charter.models.chat import encode_answer, encode_prompt  # noqa: E402
-from charter.spec.dataset import Pair, Turn, read_pairs  # noqa: E402
-from charter.spec.stage import EvalStage  # noqa: E402
+from charter.data.dataset import (
+    Pair,
+    Turn,
+    read_pairs,
+)
+from charter.errors import DataError
+from charter.evaluate import run
+from charter.evaluate.accuracy import cross_validated, hhh_rows
+from charter.evaluate.answers import equal_length_rows
+from charter.evaluate.bench import Bench
+from charter.evaluate.multiple_choice import answer_losses
+from charter.models.chat import encode_answer, encode_prompt
+from charter.spec.stage import EvalStage
 
-from .conftest import pair_rows, prompt_rows, published  # noqa: E402
+from .conftest import pair_rows, prompt_rows, published
 
 pytestmark = pytest.mark.torch
 ALL_SUITES = ("perplexity", "judge_agreement", "pm_accuracy", "win_rate", "independent_check", "hhh")
@@ -48,7 +52,7 @@ def results_of(stage):
 @pytest.fixture
 def whole(workshop):
     stage = eval_stage(workshop, "whole")
-    evaluate.run(stage)
+    run.run(stage)
     return stage
 
 
@@ -108,12 +112,12 @@ def test_the_figures_that_the_issue_asks_for_are_there(whole):
 def test_pairs_that_are_held_out_and_independent_at_once_are_refused(workshop):
     stage = eval_stage(workshop, "leak", suites=("independent_check",), independent=pair_rows(30))
     with pytest.raises(DataError, match="30 of 30 independent_pairs share their conversation"):
-        evaluate.run(stage)
+        run.run(stage)
 
 
 def test_a_second_run_gives_the_same_bytes_without_texts_or_paths(workshop, whole):
     again = eval_stage(workshop, "again")
-    evaluate.run(again)
+    run.run(again)
     assert published(again) == published(whole)
     text = (whole.outputs / "results.json").read_text()
     assert str(workshop.root) not in text
@@ -143,11 +147,11 @@ def test_a_kill_inside_a_suite_costs_that_suite_only_and_changes_no_byte(worksho
 
         return measure
 
-    watched_suites = {name: watched(name, function) for name, function in evaluate.SUITES.items()}
-    monkeypatch.setattr(evaluate, "SUITES", watched_suites)
+    watched_suites = {name: watched(name, function) for name, function in run.SUITES.items()}
+    monkeypatch.setattr(run, "SUITES", watched_suites)
     with pytest.raises(Killed):
-        evaluate.run(stage)
-    evaluate.run(workshop.stage("killed", stage.job.spec))
+        run.run(stage)
+    run.run(workshop.stage("killed", stage.job.spec))
     assert [name for name in done if name != "killed"] == list(ALL_SUITES)
     assert published(stage) == published(whole)
 
@@ -155,16 +159,16 @@ def test_a_kill_inside_a_suite_costs_that_suite_only_and_changes_no_byte(worksho
 def test_a_suite_whose_inputs_are_missing_is_refused_before_anything_is_measured(workshop):
     stage = eval_stage(workshop, "lacking", suites=("hhh", "win_rate"), models={"policy": "policy", "judge": "judge"})
     with pytest.raises(DataError, match="suite win_rate needs against, reward"):
-        evaluate.run(stage)
+        run.run(stage)
     assert not (stage.path / "state").exists()
     with pytest.raises(DataError, match="suite hhh needs reward or also_rewards or judge"):
-        evaluate.run(eval_stage(workshop, "bare", suites=("hhh",), models={"policy": "policy"}))
+        run.run(eval_stage(workshop, "bare", suites=("hhh",), models={"policy": "policy"}))
 
 
 def test_a_model_against_itself_neither_wins_nor_moves(workshop):
     models = {"policy": "policy", "against": "policy", "reward": "reward"}
     stage = eval_stage(workshop, "same", suites=("win_rate", "independent_check"), models=models)
-    evaluate.run(stage)
+    run.run(stage)
     _, figures = results_of(stage)
     assert figures["win_rate.policy"]["value"] == 0.5
     assert figures["win_rate.kl_policy"]["value"] == pytest.approx(0, abs=1e-6)

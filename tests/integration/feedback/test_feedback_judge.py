@@ -6,17 +6,32 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from charter.errors import DataError  # noqa: E402
-from charter.feedback.asks import Choose, Sample  # noqa: E402
-from charter.feedback.comparing import Comparison, Rules, comparing  # noqa: E402
-from charter.feedback.constitution import Principle  # noqa: E402
-from charter.feedback.drive import answered  # noqa: E402
-from charter.feedback.judge import log_odds, question_ids, question_limit  # noqa: E402
-from charter.feedback.local_models import LocalModels, fitted  # noqa: E402
-from charter.feedback.question import Part, Question  # noqa: E402
-from charter.feedback.wording import CHOICES, MULTIPLE_CHOICE, YES_NO, multiple_choice_text, yes_no_text  # noqa: E402
-from charter.models.chat import encode_prompt  # noqa: E402
-from charter.spec.dataset import Pair, Turn  # noqa: E402
+from charter.data.dataset import (
+    Pair,
+    Turn,
+)
+from charter.errors import DataError
+from charter.feedback.asks import Choose, Sample
+from charter.feedback.comparing import Comparison, Rules, comparing
+from charter.feedback.constitution import Principle
+from charter.feedback.local_models import (
+    LocalModels,
+    fitted,
+    log_odds,
+    question_ids,
+    question_limit,
+)
+from charter.feedback.records import answered
+from charter.feedback.wording import (
+    CHOICES,
+    MULTIPLE_CHOICE,
+    YES_NO,
+    Part,
+    Question,
+    multiple_choice_text,
+    yes_no_text,
+)
+from charter.models.chat import encode_prompt
 
 pytestmark = pytest.mark.torch
 KIND = Principle(id="kind", critique="", revision="", compare="Which answer is kinder?")

@@ -11,15 +11,25 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from charter.artifacts.batch_files import finished_batches  # noqa: E402
-from charter.errors import DataError  # noqa: E402
-from charter.feedback import critique, generate, label, label_items, local_models  # noqa: E402
-from charter.feedback.inputs import with_unique_ids  # noqa: E402
-from charter.spec.dataset import Prompt, Turn, read_conversations, read_pairs, read_prompts  # noqa: E402
-from charter.spec.rows import CRITIQUE_FIELDS  # noqa: E402
-from charter.spec.stage import CritiqueStage, GenerateStage, LabelStage  # noqa: E402
+from charter.artifacts.batch_files import finished_batches
+from charter.data.dataset import (
+    Prompt,
+    Turn,
+    read_conversations,
+    read_pairs,
+    read_prompts,
+)
+from charter.data.rows import CRITIQUE_FIELDS
+from charter.errors import DataError
+from charter.feedback import critique, generate, label, local_models
+from charter.feedback.inputs import with_unique_ids
+from charter.spec.stage import (
+    CritiqueStage,
+    GenerateStage,
+    LabelStage,
+)
 
-from .conftest import TOPICS, pair_rows, prompt_rows, published  # noqa: E402
+from .conftest import TOPICS, pair_rows, prompt_rows, published
 
 pytestmark = pytest.mark.torch
 SAMPLING = {"max_new_tokens": 6, "min_new_tokens": 2, "max_prompt_tokens": 100, "rollout_batch": 4}
@@ -223,7 +233,7 @@ def test_identical_and_empty_answers_are_set_aside_and_counted(workshop, monkeyp
     same = type(real_pairs[0])("same", real_pairs[0].prompt, "It is.", "It is.")
     empty = type(real_pairs[0])("empty", real_pairs[0].prompt, "It is.", " ")
     real_pairs = (same, empty, *real_pairs)
-    monkeypatch.setattr(label_items, "role_pairs", lambda job, role: real_pairs)
+    monkeypatch.setattr(label, "role_pairs", lambda job, role: real_pairs)
     stage = run_label(workshop, "label", policy=None, prompts=(), pairs=0)
     dropped = {row["id"]: row["reason"] for row in rows_of(stage, "set_aside.jsonl")}
     assert dropped == {"same": "identical answers", "empty": "empty answer"}

@@ -2,16 +2,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from charter.inference.generate import (  # noqa: E402
-    SamplingSettings,
-    answer_texts,
-    choose,
-    generate,
-    pad_left,
-    uniform_draws,
-)
-from charter.models.chat import encode_prompt  # noqa: E402
-from charter.spec.dataset import Turn  # noqa: E402
+from charter.data.dataset import Turn
+from charter.inference.generate import SamplingSettings, answer_texts, choose, generate, pad_left, uniform_draws
+from charter.models.chat import encode_prompt
 
 pytestmark = pytest.mark.torch
 GREEDY = SamplingSettings(max_new_tokens=12, temperature=0)
@@ -178,7 +171,7 @@ def test_rows_that_leave_early_take_nothing_from_those_that_stay(policy):
 def test_the_roomy_cache_holds_what_the_models_own_cache_holds(policy):
     from transformers.cache_utils import DynamicCache
 
-    from charter.inference.roomy_cache import keep_rows, new_cache
+    from charter.inference.generate import keep_rows, new_cache
 
     generator = torch.Generator().manual_seed(0)
     ours, theirs = new_cache(policy.model.config), DynamicCache(config=policy.model.config)
@@ -201,7 +194,7 @@ def test_caches_that_forget_are_left_as_they_are():
     from transformers import MistralConfig
     from transformers.cache_utils import DynamicSlidingWindowLayer
 
-    from charter.inference.roomy_cache import keep_rows, new_cache
+    from charter.inference.generate import keep_rows, new_cache
 
     cache = new_cache(MistralConfig(num_hidden_layers=2, sliding_window=8))
     assert {type(layer) for layer in cache.layers} == {DynamicSlidingWindowLayer}

@@ -4,14 +4,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from charter.feedback.judge import choice_log_probabilities  # noqa: E402
-from charter.inference.packed_rows import (  # noqa: E402
+from charter.feedback.local_models import choice_log_probabilities
+from charter.inference.score import (
     LARGEST_FAMILY,
     families_of,
     is_packable,
     last_token_log_probabilities,
+    next_token_log_probabilities,
 )
-from charter.inference.score import next_token_log_probabilities  # noqa: E402
 
 pytestmark = pytest.mark.torch
 BEGINNING, OTHER = list(range(10, 40)), list(range(50, 75))
@@ -58,7 +58,7 @@ def test_packed_rows_are_read_as_each_alone(judge):
 def test_the_same_rows_give_the_same_bits_and_many_go_in_several_passes(judge, monkeypatch):
     once = last_token_log_probabilities(judge, ROWS, [65])
     assert torch.equal(once, last_token_log_probabilities(judge, ROWS, [65]))
-    monkeypatch.setattr("charter.inference.packed_rows.PASS_TOKENS", 40)
+    monkeypatch.setattr("charter.inference.score.PASS_TOKENS", 40)
     assert torch.allclose(once, last_token_log_probabilities(judge, ROWS, [65]), atol=1e-5)
 
 

@@ -12,19 +12,23 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import fault_server as fault_server_module  # noqa: E402
-from fault_server import Behaviour, fault_server, set_gate  # noqa: E402
+import fault_server as fault_server_module
+from fault_server import Behaviour, fault_server, set_gate
 
-from charter.artifacts.job import write_job  # noqa: E402
-from charter.artifacts.stage_dir import StageDir  # noqa: E402
-from charter.errors import DataError  # noqa: E402
-from charter.feedback import critique, generate, label  # noqa: E402
-from charter.feedback.answering import CALLS_FILE  # noqa: E402
-from charter.ledger.calls import CallStore  # noqa: E402
-from charter.spec.project import Serving  # noqa: E402
-from charter.spec.stage import CritiqueStage, GenerateStage, LabelStage  # noqa: E402
+from charter.artifacts.job import write_job
+from charter.artifacts.stage_dir import StageDir
+from charter.errors import DataError
+from charter.feedback import critique, generate, label
+from charter.feedback.answering import CALLS_FILE
+from charter.ledger.calls import CallStore
+from charter.spec.project import Serving
+from charter.spec.stage import (
+    CritiqueStage,
+    GenerateStage,
+    LabelStage,
+)
 
-from .conftest import pair_rows, prompt_rows, published  # noqa: E402
+from .conftest import pair_rows, prompt_rows, published
 
 pytestmark = pytest.mark.torch
 SAMPLING = {"max_new_tokens": 16, "rollout_batch": 4}

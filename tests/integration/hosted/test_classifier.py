@@ -6,10 +6,10 @@ import pytest
 import torch
 from charter_head import preference_model
 
+from charter.data.dataset import Turn
 from charter.errors import DataError
 from charter.hosted.classifier import check_prompts, is_preference_model, write_classifier
 from charter.inference.score import encode_scored, score_answers
-from charter.spec.dataset import Turn
 
 pytestmark = pytest.mark.torch
 ASKED = [("How do I bake bread?", "Read a book."), ("Hi", "No."), ("What now?", "Wait, and see what comes of it.")]

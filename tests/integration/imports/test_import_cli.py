@@ -236,7 +236,7 @@ def test_nothing_is_taken_back_without_a_yes(work, monkeypatch):
     assert unasked.code == 2
     assert "--yes" in unasked.err
     assert charter(work, "import", "--take-back", told["import"], "--json").code == 2
-    monkeypatch.setattr("charter.cli.import_back._is_terminal", lambda: True)
+    monkeypatch.setattr("charter.cli.import_run._is_terminal", lambda: True)
     assert charter(work, "import", "--take-back", told["import"], "--json").code == 2, "a question is no JSON"
     for answer, code, left in (("n\n", 1, before), ("y\n", 0, [])):
         command = ["import", "--take-back", told["import"], "-C", str(work.root)]
@@ -251,7 +251,7 @@ def test_what_an_end_has_left_half_done_is_finished(work, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("charter.pipeline.imports.taking_back.durable.remove_file", stop)
+        patched.setattr("charter.run.imports.importing.durable.remove_file", stop)
         CliRunner().invoke(app, ["import", "--take-back", told["import"], "--yes", "-C", str(work.root)])
     assert imports(work) == [{"import": told["import"], "stage": "b", "in_ledger": False}]
     assert "half taken back" in charter(work, "import", "--list").out

@@ -17,7 +17,7 @@ from results import Case, record
 from charter.artifacts.checkpoints import damage
 from charter.artifacts.job import read_job
 from charter.artifacts.record import damaged_output, read_record
-from charter.artifacts.sealed import read_sealed
+from charter.artifacts.whole_dir import read_sealed
 from charter.errors import DataError
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
@@ -29,7 +29,7 @@ SPEC = replace(KINDS["sft"].spec, steps=2)
 @pytest.fixture(scope="module")
 def finished(bench):
     """A finished stage with two checkpoints, its outputs, its cached tokens, and a roll-back that changed nothing."""
-    from charter.train.guard import RollBack, write_roll_backs
+    from charter.train.loop import RollBack, write_roll_backs
 
     directory = bench.stage("sft", "flips-whole", spec=SPEC)
     assert bench.finish(directory) == 0, (directory / "log.txt").read_text()
@@ -58,14 +58,14 @@ def fails(check) -> bool:
 
 def notices(directory: Path, path: Path, key: str) -> bool:
     """Whether the check that a start makes of a file finds something wrong; `key` is that of the cached tokens."""
-    from charter.train import token_cache
-    from charter.train.guard import read_roll_backs
+    from charter.train import token_data
+    from charter.train.loop import read_roll_backs
 
     first = path.relative_to(directory).parts[0]
     if first == "state":
         return fails(lambda: damage(path.parent))
     if first.startswith("tokens-"):
-        return fails(lambda: token_cache._damage(path.parent, key))
+        return fails(lambda: token_data._damage(path.parent, key))
     if first == "outputs":
         return fails(lambda: damaged_output(directory, read_record(directory), thorough=True))
     check = {"job.json": read_job, "record.json": read_record, "roll_backs.json": read_roll_backs}[first]

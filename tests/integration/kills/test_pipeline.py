@@ -16,7 +16,7 @@ import pytest
 from layouts import THOROUGH, in_turn
 from power_cut import wait_until_all_ended
 
-from charter.pipeline.status import status_of
+from charter.run.status import status_of
 from charter.spec.load import load_project
 
 pytest.importorskip("torch")

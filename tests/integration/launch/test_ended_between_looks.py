@@ -9,8 +9,8 @@ from engine_workplace import PROJECT, EngineWorkplace
 
 from charter.launch.job_engine import JobEngine
 from charter.launch.subprocess_scheduler import KEEPER, STATE_VARIABLE, SubprocessScheduler
-from charter.pipeline import runner
-from charter.pipeline.runner import RunOptions, Work, run_project
+from charter.run import runner
+from charter.run.runner import RunOptions, Work, run_project
 from charter.spec.load import load_project
 
 A, B = ({**PROJECT["pipeline"][name], "steps": steps} for name, steps in (("a", 3), ("b", 1)))

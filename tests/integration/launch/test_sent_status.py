@@ -18,11 +18,11 @@ from charter.cli.main import app
 from charter.launch import sent_supervisor
 from charter.launch.job_files import JobFiles, numbers
 from charter.launch.slurm.commands import SlurmCommands
-from charter.launch.slurm.glance import GLANCE_SECONDS
+from charter.launch.slurm.queue import GLANCE_SECONDS
 from charter.launch.submission import read_submission, write_submission
 from charter.launch.subprocess_scheduler import KEEPER, STATE_VARIABLE, SubprocessScheduler
-from charter.pipeline.events import Events
-from charter.pipeline.submitting import submit_supervisor
+from charter.run.events import Events
+from charter.run.submit import submit_supervisor
 from charter.spec.load import load_project
 
 SQUEUE = """#!{python}

@@ -21,7 +21,7 @@ from charter.launch.job_files import JobFiles, numbers
 from charter.launch.scheduler import JobState
 from charter.launch.submission import read_submission, write_submission
 from charter.launch.subprocess_scheduler import KEEPER, STATE_VARIABLE, SubprocessScheduler
-from charter.pipeline.submitting import submit_supervisor
+from charter.run.submit import submit_supervisor
 from charter.spec.load import load_project
 
 STANDS_FOR_PYTHON = '#!/bin/sh\nprintf "%s\\n" "$@" > "$PWD/words.part"\nmv words.part words\nexec sleep 600\n'

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from charter.launch.subprocess_scheduler import STATE_VARIABLE
-from charter.pipeline.status import status_of
+from charter.run.status import status_of
 from charter.spec.load import load_project
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]

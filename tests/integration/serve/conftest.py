@@ -13,9 +13,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from charter.models.language_model import load_language_model, new_language_model  # noqa: E402
-from charter.models.tokenizer import train_tokenizer  # noqa: E402
-from charter.spec.architecture import Architecture  # noqa: E402
+from charter.models.language_model import (
+    load_language_model,
+    new_language_model,
+)
+from charter.models.tokenizer import train_tokenizer
+from charter.spec.architecture import Architecture
 
 TOPICS = ("bread", "a garden", "the moon", "old maps", "rain", "chess")
 TEXTS = [f"Conversation: Tell me about {topic}. The better answer is (A). I know {topic}, (B)." for topic in TOPICS]

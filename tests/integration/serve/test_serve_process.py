@@ -15,14 +15,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from charter.inference.draw import SamplingSettings  # noqa: E402
-from charter.inference.endpoint.call import CallRequest  # noqa: E402
-from charter.inference.endpoint.parsing import parse_reply  # noqa: E402
-from charter.inference.endpoint.wire import body_of, path_of  # noqa: E402
-from charter.inference.generate import answer_texts, generate  # noqa: E402
-from charter.inference.score import next_token_log_probabilities  # noqa: E402
-from charter.models.chat import encode_prompt  # noqa: E402
-from charter.spec.dataset import Turn  # noqa: E402
+from charter.data.dataset import Turn
+from charter.inference.endpoint.call import CallRequest
+from charter.inference.endpoint.parsing import parse_reply
+from charter.inference.endpoint.wire import body_of, path_of
+from charter.inference.generate import (
+    SamplingSettings,
+    answer_texts,
+    generate,
+)
+from charter.inference.score import next_token_log_probabilities
+from charter.models.chat import encode_prompt
 
 pytestmark = pytest.mark.torch
 HELLO = (Turn("user", "Tell me about rain."),)

@@ -7,17 +7,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from charter.artifacts.job import Job, JobInput, write_job  # noqa: E402
-from charter.artifacts.stage_dir import StageDir  # noqa: E402
-from charter.feedback import label  # noqa: E402
-from charter.feedback.answering import open_answerer  # noqa: E402
-from charter.feedback.drive import answered  # noqa: E402
-from charter.feedback.rating import Rated, rating  # noqa: E402
-from charter.spec.dataset import Turn  # noqa: E402
-from charter.spec.project import DataSpec, Serving  # noqa: E402
-from charter.spec.stage import LabelStage  # noqa: E402
+from charter.artifacts.job import Job, JobInput, write_job
+from charter.artifacts.stage_dir import StageDir
+from charter.data.dataset import Turn
+from charter.feedback import label
+from charter.feedback.answering import open_answerer
+from charter.feedback.rating import Rated, rating
+from charter.feedback.records import answered
+from charter.spec.project import DataSpec, Serving
+from charter.spec.stage import LabelStage
 
-from .conftest import TOPICS  # noqa: E402
+from .conftest import TOPICS
 
 pytestmark = pytest.mark.torch
 CONSTITUTION = """

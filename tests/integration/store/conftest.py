@@ -1,7 +1,7 @@
 import boto3
 import pytest
 
-from charter.artifacts.store.s3_place import S3Place
+from charter.artifacts.store.s3 import S3Place
 
 
 @pytest.fixture(scope="session")

@@ -7,11 +7,11 @@ import pytest
 from place_contract import check_place
 
 from charter.artifacts.file_facts import FileFact
-from charter.artifacts.store import s3_client
-from charter.artifacts.store.collecting import abandoned_uploads
+from charter.artifacts.store import s3 as s3_client
+from charter.artifacts.store.maintenance import abandoned_uploads
 from charter.artifacts.store.opening import open_place
 from charter.artifacts.store.place import PlaceError
-from charter.artifacts.store.s3_place import S3Place
+from charter.artifacts.store.s3 import S3Place
 from charter.errors import MissingExtraError, UsageError
 
 

@@ -9,9 +9,9 @@ import threading
 import pytest
 
 from charter.artifacts.file_facts import FileFact
-from charter.artifacts.store.objects import object_key
+from charter.artifacts.store.copy import object_key
 from charter.artifacts.store.place import PlaceError
-from charter.artifacts.store.s3_place import S3Place
+from charter.artifacts.store.s3 import S3Place
 
 TAGS = {"charter:run": "demo", "goal": "a b/\u03b1=1"}
 PART = 5 << 20
@@ -137,7 +137,7 @@ def test_a_store_that_drops_tags_is_told_of_once(front, told):
 
 def test_a_store_that_fails_is_not_one_that_refuses_tags(front, told, monkeypatch):
     front.status, front.code = 503, "SlowDown"
-    monkeypatch.setattr("charter.artifacts.store.s3_client.ATTEMPTS", 1)
+    monkeypatch.setattr("charter.artifacts.store.s3.ATTEMPTS", 1)
     place = S3Place("s3://results/charter", tell=told.append)
     place._files.retries = 1
     with pytest.raises(PlaceError, match="cannot be used now"):

@@ -15,13 +15,10 @@ from charter.artifacts import faults
 from charter.artifacts.batch_files import BatchFiles, batch_paths
 from charter.artifacts.batch_files import damage as batch_damage
 from charter.artifacts.stage_dir import StageDir
-from charter.artifacts.store.collecting import GRACE_SECONDS, collect
-from charter.artifacts.store.copy import Copies
-from charter.artifacts.store.local_place import LocalPlace
-from charter.artifacts.store.objects import Objects
+from charter.artifacts.store.copy import Copies, Objects
+from charter.artifacts.store.maintenance import GRACE_SECONDS, Restorer, collect, scrub_group
+from charter.artifacts.store.place import LocalPlace
 from charter.artifacts.store.replicator import Replicator
-from charter.artifacts.store.restoring import Restorer
-from charter.artifacts.store.scrub import scrub_group
 
 STAGE = "sft-aaaaaaaa"
 

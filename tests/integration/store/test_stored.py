@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from charter.artifacts.store.held import bytes_below
+from charter.artifacts.store.maintenance import bytes_below
 from charter.ledger import Ledger
 from charter.ledger.focus_check import check_focus
 from charter.ledger.stored import RUN_DIRECTORY, by_place

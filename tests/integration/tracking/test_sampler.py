@@ -7,9 +7,9 @@ import time
 
 from scheduler_contract import alive
 
+from charter.metering.host import HostMeter, RaplMeter, with_descendants
+from charter.metering.sampler import Sampler
 from charter.tracking import meter_rows, summarise
-from charter.tracking.metering.host import HostMeter, RaplMeter, with_descendants
-from charter.tracking.metering.sampler import Sampler
 
 BUSY = "import time; end = time.process_time() + {cpu}\nwhile time.process_time() < end: pass\ninput()"
 
@@ -107,7 +107,7 @@ def test_a_sampler_in_a_process_of_its_own(tmp_path):
 
 def test_a_sampler_leaves_with_its_starter(tmp_path):
     code = (
-        "import os, sys; from pathlib import Path; from charter.tracking.metering.sampler import Sampler\n"
+        "import os, sys; from pathlib import Path; from charter.metering.sampler import Sampler\n"
         f"s = Sampler(Path({str(tmp_path)!r}), every_seconds=0.1, below=os.getpid(), gpus='')\n"
         "s.start(); print(s._process.pid, flush=True); input(); os._exit(1)"
     )

@@ -93,7 +93,7 @@ def digests(state: Any) -> dict[str, str]:
     """A hash of every tensor that is saved, whole."""
     from torch.distributed.tensor import DTensor
 
-    from charter.train.state_tensors import tensors_of
+    from charter.train.state import tensors_of
 
     found = {}
     for name, tensor in tensors_of(state).items():
@@ -105,15 +105,14 @@ def digests(state: Any) -> dict[str, str]:
 def checkpointer(directory: Path, ranks: Any, state: Any, mode: str = "sync") -> Any:
     """The checkpoints of the stage in `directory`."""
     from charter.artifacts.stage_dir import StageDir
-    from charter.train.checkpoint import Checkpointer
-    from charter.train.save_mode import SaveMode
+    from charter.train.checkpoint import Checkpointer, SaveMode
 
     return Checkpointer(StageDir(directory), ranks, state, SaveMode(mode))
 
 
 def save(directory: Path, ranks: Any, *, kind: str, mode: str, steps: int = 2) -> Any:
     """Work, save, work on while that is written; what was saved, and what became of it."""
-    from charter.artifacts.position import Position
+    from charter.artifacts.checkpoints import Position
 
     state = make_state(ranks, kind, seed=1)
     for step in range(steps):
@@ -144,7 +143,7 @@ def load(directory: Path, ranks: Any, *, kind: str, go_on: int = 0) -> Any:
 def fail_on_one(directory: Path, ranks: Any, *, mode: str) -> Any:
     """One process has no room for its files; then there is room again."""
     from charter.artifacts import faults
-    from charter.artifacts.position import Position
+    from charter.artifacts.checkpoints import Position
     from charter.errors import DataError
 
     state = make_state(ranks, "fsdp2", seed=1)
@@ -197,7 +196,7 @@ def _save_three(directory: Path, mode: str, fault: str | None) -> None:
     import torch
     from torch import nn
 
-    from charter.artifacts.position import Position
+    from charter.artifacts.checkpoints import Position
     from charter.models.ranks import Ranks
     from charter.train.state import TrainState
 

@@ -8,22 +8,22 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("peft")
 pytestmark = pytest.mark.torch
 
-import tiny  # noqa: E402
-from group import in_group  # noqa: E402
+import tiny
+from group import in_group
 
-from charter.errors import StageError  # noqa: E402
-from charter.models.adapters import (  # noqa: E402
+from charter.errors import StageError
+from charter.models.adapters import (
     add_adapter,
     has_adapter,
     merged_weights,
     published_weights,
     save_adapter,
 )
-from charter.models.engine_layout import EngineLayout  # noqa: E402
-from charter.models.parallel import parallelize  # noqa: E402
-from charter.models.preference import ScalarModel  # noqa: E402
-from charter.models.ranks import Ranks  # noqa: E402
-from charter.spec.layout import Adapter  # noqa: E402
+from charter.models.engine_layout import EngineLayout
+from charter.models.parallel import parallelize
+from charter.models.preference import ScalarModel
+from charter.models.ranks import Ranks
+from charter.spec.layout import Adapter
 
 IDS = torch.arange(24).view(2, 12)
 ROUNDING = 1e-5

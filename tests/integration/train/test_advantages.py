@@ -6,14 +6,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from charter.train.advantages import (  # noqa: E402
+from charter.train.ppo_math import (
     answer_scores,
+    degenerate_groups,
     generalised_advantages,
+    grpo_advantages,
     reinforce_advantages,
+    rloo_advantages,
     shaped_rewards,
     whiten,
 )
-from charter.train.estimators import degenerate_groups, grpo_advantages, rloo_advantages  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -4,10 +4,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import tiny  # noqa: E402
+import tiny
 
-from charter.models.preference import ScalarModel  # noqa: E402
-from charter.models.recompute import recompute_layers  # noqa: E402
+from charter.models.parallel import recompute_layers
+from charter.models.preference import ScalarModel
 
 pytestmark = pytest.mark.torch
 IDS = torch.arange(5, 5 + 24).view(2, 12)

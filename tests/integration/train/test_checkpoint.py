@@ -12,21 +12,26 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-import tiny  # noqa: E402
-from torch import nn  # noqa: E402
+import tiny
+from torch import nn
 
-from charter.artifacts import durable  # noqa: E402
-from charter.artifacts.disk_space import free_bytes  # noqa: E402
-from charter.artifacts.position import Position  # noqa: E402
-from charter.artifacts.stage_dir import StageDir  # noqa: E402
-from charter.errors import DataError, StageError  # noqa: E402
-from charter.models.ranks import Ranks  # noqa: E402
-from charter.spec.stage import SftStage  # noqa: E402
-from charter.train import state_files, state_tensors  # noqa: E402
-from charter.train.checkpoint import Checkpointer  # noqa: E402
-from charter.train.optimizers import make_optimizer  # noqa: E402
-from charter.train.save_mode import SaveMode  # noqa: E402
-from charter.train.state import TrainState  # noqa: E402
+from charter.artifacts import durable
+from charter.artifacts.checkpoints import Position
+from charter.artifacts.file_facts import free_bytes
+from charter.artifacts.stage_dir import StageDir
+from charter.errors import DataError, StageError
+from charter.models.ranks import Ranks
+from charter.spec.stage import SftStage
+from charter.train.checkpoint import (
+    Checkpointer,
+    SaveMode,
+)
+from charter.train.optimizers import make_optimizer
+from charter.train.state import (
+    TrainState,
+    saved_tensors,
+    tensors_of,
+)
 
 SPEC = SftStage(init="base", data=("chat",), steps=6)
 OPTIMIZERS = {
@@ -167,11 +172,11 @@ def test_moments_in_8_bits_come_back_bit_for_bit_and_go_on_the_same(tmp_path, mo
             net(torch.arange(256.0).reshape(2, 128) / (step + 3)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        return {name: value.tolist() for name, value in state_tensors.tensors_of(state).items()}
+        return {name: value.tolist() for name, value in tensors_of(state).items()}
 
     first, second = large(1), large(2)
     go_on(first)
-    formats = {value.dtype for value in state_tensors.tensors_of(first).values()}
+    formats = {value.dtype for value in tensors_of(first).values()}
     assert torch.uint8 in formats
     save_and_finish(checkpointer(tmp_path, first, mode), Position(3))
     assert checkpointer(tmp_path, second).load_latest() == Position(3)
@@ -282,7 +287,7 @@ def test_a_pickle_is_not_opened_before_its_hash_is_found_right(tmp_path):
     assert not (tmp_path / "ran").exists()
     aside = tmp_path / "state" / "step-00000002.damaged-1"
     with suppress(AttributeError):
-        state_files.saved_tensors(aside)
+        saved_tensors(aside)
     assert (tmp_path / "ran").exists(), "the pickle would have run"
 
 

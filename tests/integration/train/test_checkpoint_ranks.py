@@ -8,11 +8,11 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-import tiny  # noqa: E402
-from checkpoint_ranks import digests, load, make_state, reshard_of, run_ranks  # noqa: E402
+import tiny
+from checkpoint_ranks import digests, load, make_state, reshard_of, run_ranks
 
-from charter.models.ranks import Ranks  # noqa: E402
-from charter.spec.stage import SftStage  # noqa: E402
+from charter.models.ranks import Ranks
+from charter.spec.stage import SftStage
 
 SPEC = SftStage(init="base", data=("chat",), steps=6)
 

@@ -4,13 +4,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from engine_bench import run, stage  # noqa: E402
+from engine_bench import run, stage
 
-from charter.errors import DataError  # noqa: E402
-from charter.models.checkpoint_weights import policy_of_checkpoint  # noqa: E402
-from charter.models.language_model import load_language_model  # noqa: E402
-from charter.spec.layout import Adapter  # noqa: E402
-from charter.train import ppo  # noqa: E402
+from charter.errors import DataError
+from charter.models.checkpoint_weights import policy_of_checkpoint
+from charter.models.language_model import load_language_model
+from charter.spec.layout import Adapter
+from charter.train import ppo
 
 pytestmark = pytest.mark.torch
 

@@ -8,23 +8,28 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import tiny  # noqa: E402
-from engine_bench import run, stage  # noqa: E402
+import tiny
+from engine_bench import run, stage
 
-from charter.artifacts.position import Position  # noqa: E402
-from charter.feedback.comparing import Comparison, Rules, comparing  # noqa: E402
-from charter.feedback.drive import answered  # noqa: E402
-from charter.feedback.local_models import LocalModels  # noqa: E402
-from charter.inference.score import score_answers  # noqa: E402
-from charter.models.language_model import load_language_model  # noqa: E402
-from charter.models.preference import load_preference_model  # noqa: E402
-from charter.spec.stage import JudgeStage  # noqa: E402
-from charter.train import judge, ppo_sampling, preference_model, sft  # noqa: E402
-from charter.train.judge import judge_loss  # noqa: E402
-from charter.train.loop import Loop  # noqa: E402
-from charter.train.ppo import ppo_task  # noqa: E402
-from charter.train.rollout import answer_values  # noqa: E402
-from charter.train.setup import set_up  # noqa: E402
+from charter.artifacts.checkpoints import Position
+from charter.feedback.comparing import Comparison, Rules, comparing
+from charter.feedback.local_models import LocalModels
+from charter.feedback.records import answered
+from charter.inference.score import score_answers
+from charter.models.language_model import load_language_model
+from charter.models.preference import load_preference_model
+from charter.spec.stage import JudgeStage
+from charter.train import (
+    judge,
+    ppo_step,
+    preference_model,
+    sft,
+)
+from charter.train.judge import judge_loss
+from charter.train.loop import Loop
+from charter.train.ppo import ppo_task
+from charter.train.ppo_step import answer_values
+from charter.train.setup import set_up
 
 pytestmark = pytest.mark.torch
 
@@ -173,7 +178,7 @@ def steps_of(estimator):
 def test_a_policy_writes_more_of_what_is_rewarded(task, monkeypatch, estimator, sign):
     """The reward is how often an answer has the letter e, or that with a minus."""
     monkeypatch.setattr(
-        ppo_sampling,
+        ppo_step,
         "score_answers",
         lambda model, conversations, **_: torch.tensor([sign * text.count("e") for _, text in conversations]),
     )
@@ -199,7 +204,7 @@ def moved_away(task):
 @pytest.mark.parametrize("estimator", ["gae", "rloo", "grpo", "reinforce"])
 def test_the_penalty_pulls_a_policy_back_to_its_reference(task, monkeypatch, estimator):
     """No reward at all, and a policy that was moved away: KL(policy | reference) over the same answers falls."""
-    monkeypatch.setattr(ppo_sampling, "score_answers", lambda model, texts, **_: torch.zeros(len(texts)))
+    monkeypatch.setattr(ppo_step, "score_answers", lambda model, texts, **_: torch.zeros(len(texts)))
     found = moved_away(
         task(estimator=estimator, kl_coefficient=0.5, whiten_advantages=estimator != "grpo", **steps_of(estimator))
     )
@@ -226,7 +231,7 @@ def of_answers(module, sequences):
 
 def test_the_gradient_of_grpos_penalty_by_hand(task, monkeypatch):
     """No reward: what is left is 0.5 times the mean of k3 = exp(-d) - 1 + d with d = log p - log p_ref."""
-    monkeypatch.setattr(ppo_sampling, "score_answers", lambda model, texts, **_: torch.zeros(len(texts)))
+    monkeypatch.setattr(ppo_step, "score_answers", lambda model, texts, **_: torch.zeros(len(texts)))
     found = moved_away(task(estimator="grpo", kl_coefficient=0.5, minibatch=32, ppo_epochs=1))
     module, sequences = found.models.trained.module, found.sampler.sample(0, 0, kl_coefficient=0.5).sequences
     ours, theirs = (of_answers(model, sequences) for model in (module, found.models.reference.module))
@@ -253,7 +258,7 @@ def test_the_kl_that_steers_and_the_kl_that_stops_are_of_the_policy_over_the_oth
 
 
 def test_the_value_model_moves_towards_the_returns(task, monkeypatch):
-    monkeypatch.setattr(ppo_sampling, "score_answers", lambda model, texts, **_: torch.full((len(texts),), 2.0))
+    monkeypatch.setattr(ppo_step, "score_answers", lambda model, texts, **_: torch.full((len(texts),), 2.0))
     found = task(value_clip=10.0, ppo_epochs=4)
     rollout = found.sampler.sample(0, 0, kl_coefficient=0.0)
 
@@ -268,7 +273,7 @@ def test_the_value_model_moves_towards_the_returns(task, monkeypatch):
 
 
 def test_an_answer_that_was_cut_earns_the_value_of_the_state_behind_it(task, monkeypatch):
-    monkeypatch.setattr(ppo_sampling, "score_answers", lambda model, texts, **_: torch.zeros(len(texts)))
+    monkeypatch.setattr(ppo_step, "score_answers", lambda model, texts, **_: torch.zeros(len(texts)))
     plain, going_on = (
         task(bootstrap_truncated=asked).sampler.sample(0, 0, kl_coefficient=0.0) for asked in (False, True)
     )

@@ -12,13 +12,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import tiny  # noqa: E402
+import tiny
 
-from charter.artifacts.stage_dir import StageDir  # noqa: E402
-from charter.models.language_model import load_language_model  # noqa: E402
-from charter.spec.dataset import Pair, Turn  # noqa: E402
-from charter.spec.stage import DpoStage  # noqa: E402
-from charter.train import dpo  # noqa: E402
+from charter.artifacts.stage_dir import StageDir
+from charter.data.dataset import (
+    Pair,
+    Turn,
+)
+from charter.models.language_model import load_language_model
+from charter.spec.stage import DpoStage
+from charter.train import dpo
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")

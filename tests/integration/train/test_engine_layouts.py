@@ -6,14 +6,20 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from engine_bench import farthest, metrics, run, stage, weights  # noqa: E402
+from engine_bench import farthest, metrics, run, stage, weights
 
-from charter.artifacts.checkpoints import RESHARDED  # noqa: E402
-from charter.artifacts.job import write_job  # noqa: E402
-from charter.artifacts.stage_dir import StageDir  # noqa: E402
-from charter.errors import InterruptedRunError  # noqa: E402
-from charter.models.preference import load_preference_model  # noqa: E402
-from charter.train import dpo, judge, ppo, preference_model, sft  # noqa: E402
+from charter.artifacts.checkpoints import RESHARDED
+from charter.artifacts.job import write_job
+from charter.artifacts.stage_dir import StageDir
+from charter.errors import InterruptedRunError
+from charter.models.preference import load_preference_model
+from charter.train import (
+    dpo,
+    judge,
+    ppo,
+    preference_model,
+    sft,
+)
 
 pytestmark = pytest.mark.torch
 MODULES = {"sft": sft, "preference_model": preference_model, "dpo": dpo, "judge": judge, "ppo": ppo}

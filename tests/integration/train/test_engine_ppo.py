@@ -6,17 +6,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from engine_bench import metrics, stage  # noqa: E402
+from engine_bench import metrics, stage
 
-from charter.artifacts.position import Position  # noqa: E402
-from charter.errors import StageError  # noqa: E402
-from charter.inference.generate import generate  # noqa: E402
-from charter.inference.generator import NativeGenerator  # noqa: E402
-from charter.models.ranks import Ranks  # noqa: E402
-from charter.train.loop import Loop  # noqa: E402
-from charter.train.ppo import ppo_task  # noqa: E402
-from charter.train.pretraining_mix import counted_tokens  # noqa: E402
-from charter.train.setup import set_up  # noqa: E402
+from charter.artifacts.checkpoints import Position
+from charter.errors import StageError
+from charter.inference.generate import generate
+from charter.inference.generator import NativeGenerator
+from charter.models.ranks import Ranks
+from charter.train.loop import Loop
+from charter.train.ppo import ppo_task
+from charter.train.pretraining_mix import counted_tokens
+from charter.train.setup import set_up
 
 pytestmark = pytest.mark.torch
 GROUPS = {"estimator": "rloo", "samples_per_prompt": 2}
@@ -510,7 +510,7 @@ def test_what_cannot_be_sampled_again_is_kept_at_once(task):
 
 def test_ppo_goes_back_and_around_the_prompts_that_made_it_diverge(engine_inputs, tmp_path):
     """Divergence in the second epoch of rollout 2 (from 0): back to rollout 1, whose prompts are those of rollout 3."""
-    from charter.spec.stage_parts import Guard
+    from charter.spec.stage import Guard
 
     guard = Guard(on_divergence="roll_back", roll_back_steps=1, skip_steps=2)
     found = stage(
@@ -539,8 +539,8 @@ def test_ppo_goes_back_and_around_the_prompts_that_made_it_diverge(engine_inputs
 
 
 def test_a_diverging_update_is_left_out_or_stops_the_stage(task):
-    from charter.spec.stage_parts import Guard
-    from charter.train.guard import DivergedError
+    from charter.spec.stage import Guard
+    from charter.train.loop import DivergedError
 
     skipping, stopping = task(guard=Guard(on_divergence="skip", most=100)), task()
     for found in (skipping, stopping):

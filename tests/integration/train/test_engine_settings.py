@@ -6,23 +6,27 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from engine_bench import farthest, metrics, run, run_in_two, stage, weights  # noqa: E402
+from engine_bench import farthest, metrics, run, run_in_two, stage, weights
 
-from charter.artifacts.draws import draw_seed  # noqa: E402
-from charter.errors import DataError, InterruptedRunError  # noqa: E402
-from charter.models.language_model import load_language_model  # noqa: E402
-from charter.models.preference import load_preference_model  # noqa: E402
-from charter.models.ranks import Ranks  # noqa: E402
-from charter.spec.layout import Adapter  # noqa: E402
-from charter.spec.stage_parts import Guard  # noqa: E402
-from charter.train import dpo, judge, ppo, preference_model, sft, supervised  # noqa: E402
-from charter.train.checkpoint import Checkpointer  # noqa: E402
-from charter.train.guard import ROLL_BACKS, BeginAgainError, DivergedError  # noqa: E402
-from charter.train.models import starting_model, trained_model  # noqa: E402
-from charter.train.optimizers import make_optimizer  # noqa: E402
-from charter.train.pretrain import language_loss  # noqa: E402
-from charter.train.setup import set_up  # noqa: E402
-from charter.train.supervised import SupervisedTask  # noqa: E402
+from charter.artifacts.draws import draw_seed
+from charter.errors import DataError, InterruptedRunError
+from charter.models.language_model import load_language_model
+from charter.models.preference import load_preference_model
+from charter.models.ranks import Ranks
+from charter.spec.layout import Adapter
+from charter.spec.stage import Guard
+from charter.train import dpo, judge, ppo, preference_model, sft, supervised
+from charter.train.checkpoint import Checkpointer
+from charter.train.loop import (
+    ROLL_BACKS,
+    BeginAgainError,
+    DivergedError,
+)
+from charter.train.models import starting_model, trained_model
+from charter.train.optimizers import make_optimizer
+from charter.train.pretrain import language_loss
+from charter.train.setup import set_up
+from charter.train.supervised import SupervisedTask
 
 pytestmark = pytest.mark.torch
 MODULES = {"sft": sft, "preference_model": preference_model, "dpo": dpo, "judge": judge, "ppo": ppo}
@@ -83,7 +87,7 @@ def test_a_step_is_the_mean_over_its_terms_clipped_and_counted(task):
     found = []
     made.optimizer.step = lambda: found.append([p.grad.clone() for p in made.parallel.module.parameters()])
     made.setup.stage.report = lambda *arguments: None
-    from charter.artifacts.position import Position
+    from charter.artifacts.checkpoints import Position
 
     report = made.run_part(Position(0, 0))
     loss = made.loss_of(made._own_rows(0), 0)

@@ -6,10 +6,18 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from engine_bench import run, stage  # noqa: E402
+from engine_bench import run, stage
 
-from charter.artifacts.heartbeat import PUBLISH, SAVE, Heartbeat  # noqa: E402
-from charter.train import ppo, preference_model, sft  # noqa: E402
+from charter.artifacts.group import (
+    PUBLISH,
+    SAVE,
+    Heartbeat,
+)
+from charter.train import (
+    ppo,
+    preference_model,
+    sft,
+)
 
 pytestmark = pytest.mark.torch
 

@@ -6,12 +6,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from engine_bench import stage  # noqa: E402
+from engine_bench import stage
 
-from charter.artifacts.position import Position  # noqa: E402
-from charter.train.loop import Loop  # noqa: E402
-from charter.train.ppo import ppo_task  # noqa: E402
-from charter.train.setup import set_up  # noqa: E402
+from charter.artifacts.checkpoints import Position
+from charter.train.loop import Loop
+from charter.train.ppo import ppo_task
+from charter.train.setup import set_up
 
 pytestmark = pytest.mark.torch
 HELD = ["policy", "value", "policy optimizer", "value optimizer", "kl_controller"]

@@ -8,11 +8,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from engine_bench import farthest, run, run_in_two, stage, weights  # noqa: E402
+from engine_bench import farthest, run, run_in_two, stage, weights
 
-from charter.inference import vllm_generator  # noqa: E402
-from charter.spec.layout import Adapter  # noqa: E402
-from charter.train import ppo  # noqa: E402
+from charter.inference import vllm_generator
+from charter.spec.layout import Adapter
+from charter.train import ppo
 
 pytestmark = pytest.mark.torch
 FAKE = Path(__file__).with_name("fake_vllm.py")
@@ -50,7 +50,7 @@ def test_a_resume_replays_the_stored_answers(engine_inputs, tmp_path, spoken):
 
 
 def test_a_rollout_is_durable_before_its_first_update(engine_inputs, tmp_path, spoken, monkeypatch):
-    from charter.train.ppo_task import PpoTask
+    from charter.train.ppo import PpoTask
 
     found = stage(engine_inputs, tmp_path / "stage", "ppo", **SETTINGS)
     monkeypatch.setattr(PpoTask, "_epoch", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))

@@ -7,13 +7,16 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-import tiny  # noqa: E402
+import tiny
 
-from charter.artifacts.export import check_outputs, copy_model  # noqa: E402
-from charter.artifacts.record import read_record  # noqa: E402
-from charter.errors import DataError  # noqa: E402
-from charter.models.preference import PreferenceModel, ScalarModel, pool, pooled_positions  # noqa: E402
-from charter.spec.stage import PreferenceModelStage, SftStage  # noqa: E402
+from charter.artifacts.export import check_outputs, copy_model
+from charter.artifacts.record import read_record
+from charter.errors import DataError
+from charter.models.preference import PreferenceModel, ScalarModel, pool, pooled_positions
+from charter.spec.stage import (
+    PreferenceModelStage,
+    SftStage,
+)
 
 SETTINGS = {"pooling": "last", "seq_len": 64, "score_mean": 0.5, "score_deviation": 2.0}
 

@@ -7,18 +7,18 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from engine_bench import farthest, metrics, run_in_two, stage, weights  # noqa: E402
+from engine_bench import farthest, metrics, run_in_two, stage, weights
 
-from charter.artifacts.position import Position  # noqa: E402
-from charter.errors import DataError, StageError  # noqa: E402
-from charter.feedback.asks import Choice  # noqa: E402
-from charter.feedback.rating import FIGURES  # noqa: E402
-from charter.models.ranks import Ranks  # noqa: E402
-from charter.train import ppo  # noqa: E402
-from charter.train.judge_reward import JudgeReward  # noqa: E402
-from charter.train.loop import Loop  # noqa: E402
-from charter.train.ppo import ppo_task  # noqa: E402
-from charter.train.setup import set_up  # noqa: E402
+from charter.artifacts.checkpoints import Position
+from charter.errors import DataError, StageError
+from charter.feedback.asks import Choice
+from charter.feedback.rating import FIGURES
+from charter.models.ranks import Ranks
+from charter.train import ppo
+from charter.train.judge_reward import JudgeReward
+from charter.train.loop import Loop
+from charter.train.ppo import ppo_task
+from charter.train.setup import set_up
 
 pytestmark = pytest.mark.torch
 DIRECT = {"reward_from": "judge", "estimator": "reinforce", "minibatch": 8, "ppo_epochs": 1, "max_new_tokens": 6}

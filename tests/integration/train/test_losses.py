@@ -6,9 +6,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from charter.train.advantages import generalised_advantages, shaped_rewards  # noqa: E402
-from charter.train.kl_controller import KlController  # noqa: E402
-from charter.train.losses import bradley_terry  # noqa: E402
+from charter.train.losses import bradley_terry
+from charter.train.ppo_math import (
+    KlController,
+    generalised_advantages,
+    shaped_rewards,
+)
 
 pytestmark = pytest.mark.torch
 

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from charter.train.losses_pairs import dpo_loss, preference_loss, smoothed  # noqa: E402
+from charter.train.losses_pairs import dpo_loss, preference_loss, smoothed
 
 pytestmark = pytest.mark.torch
 

@@ -6,13 +6,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from charter.train.kl_penalty import kl_penalty  # noqa: E402
-from charter.train.losses import Summed, aggregate  # noqa: E402
-from charter.train.losses_policy import (  # noqa: E402
+from charter.train.losses import Summed, aggregate
+from charter.train.ppo_math import (
     clipped_policy_loss,
     clipped_value_loss,
     entropy_bonus,
     kl_loss,
+    kl_penalty,
     mismatch_kl,
     mismatch_weights,
     stops_update,

@@ -4,15 +4,22 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import tiny  # noqa: E402
-from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+import tiny
+from torch.utils.flop_counter import FlopCounterMode
 
-from charter.artifacts.planned_step import PlannedStep, write_planned_step  # noqa: E402
-from charter.estimate.shapes.flops import forward_flops_per_token  # noqa: E402
-from charter.spec.layout import Recompute  # noqa: E402
-from charter.train.allocated import LiveBytes, storage_bytes  # noqa: E402
-from charter.train.meter import Meter, peak_of  # noqa: E402
-from charter.train.operations import Operations, PolicyWork, Reader, SupervisedWork  # noqa: E402
+from charter.artifacts.planned_step import PlannedStep, write_planned_step
+from charter.estimate.shapes.flops import forward_flops_per_token
+from charter.spec.layout import Recompute
+from charter.train.meter import (
+    LiveBytes,
+    Meter,
+    Operations,
+    PolicyWork,
+    Reader,
+    SupervisedWork,
+    peak_of,
+    storage_bytes,
+)
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")

@@ -4,17 +4,23 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import tiny  # noqa: E402
+import tiny
 
-from charter.errors import DataError  # noqa: E402
-from charter.feedback.judge import log_odds  # noqa: E402
-from charter.feedback.wording import CHOICES, YES_NO_MEAN, yes_no_mean_text  # noqa: E402
-from charter.inference.score import score_rows  # noqa: E402
-from charter.models.chat import encode_answer, encode_conversations, encode_prompt  # noqa: E402
-from charter.models.dropout import set_dropout  # noqa: E402
-from charter.models.language_model import load_language_model  # noqa: E402
-from charter.models.preference import PreferenceModel, ScalarModel, load_preference_model, pool, pooled_positions  # noqa: E402
-from charter.spec.dataset import Turn  # noqa: E402
+from charter.data.dataset import Turn
+from charter.errors import DataError
+from charter.feedback.local_models import log_odds
+from charter.feedback.wording import (
+    CHOICES,
+    YES_NO_MEAN,
+    yes_no_mean_text,
+)
+from charter.inference.score import score_rows
+from charter.models.chat import encode_answer, encode_conversations, encode_prompt
+from charter.models.language_model import (
+    load_language_model,
+    set_dropout,
+)
+from charter.models.preference import PreferenceModel, ScalarModel, load_preference_model, pool, pooled_positions
 
 pytestmark = pytest.mark.torch
 

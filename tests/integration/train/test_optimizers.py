@@ -8,13 +8,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-import tiny  # noqa: E402
-from group import in_group  # noqa: E402
+import tiny
+from group import in_group
 
-from charter.errors import StageError  # noqa: E402
-from charter.models.engine_layout import EngineLayout  # noqa: E402
-from charter.models.parallel import parallelize  # noqa: E402
-from charter.train.optimizers import GradientScaler, make_optimizer, set_learning_rate  # noqa: E402
+from charter.errors import StageError
+from charter.models.engine_layout import EngineLayout
+from charter.models.parallel import parallelize
+from charter.train.optimizers import GradientScaler, make_optimizer, set_learning_rate
 
 CPU = torch.device("cpu")
 

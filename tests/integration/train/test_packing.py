@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-import tiny  # noqa: E402
+import tiny
 
-from charter.models.chat import Encoded, encode_conversations  # noqa: E402
-from charter.spec.dataset import Turn  # noqa: E402
-from charter.train.packing import attention_mask, model_inputs, pack, packed_batch  # noqa: E402
+from charter.data.dataset import Turn
+from charter.models.chat import Encoded, encode_conversations
+from charter.train.packing import attention_mask, model_inputs, pack, packed_batch
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")

@@ -7,15 +7,21 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-import tiny  # noqa: E402
-from group import in_group  # noqa: E402
+import tiny
+from group import in_group
 
-from charter.inference.generate import SamplingSettings, generate  # noqa: E402
-from charter.models.engine_layout import EngineLayout  # noqa: E402
-from charter.models.language_model import LanguageModel, new_language_model  # noqa: E402
-from charter.models.parallel import parallelize  # noqa: E402
-from charter.models.parallel_module import plain_name  # noqa: E402
-from charter.models.ranks import Ranks  # noqa: E402
+from charter.inference.generate import (
+    SamplingSettings,
+    generate,
+)
+from charter.models.engine_layout import EngineLayout
+from charter.models.language_model import (
+    LanguageModel,
+    new_language_model,
+)
+from charter.models.parallel import parallelize
+from charter.models.parallel_module import plain_name
+from charter.models.ranks import Ranks
 
 ROUNDING = 1e-6
 """fp32: sums in another order."""

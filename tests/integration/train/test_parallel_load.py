@@ -8,15 +8,19 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-import tiny  # noqa: E402
-from group import in_group  # noqa: E402
+import tiny
+from group import in_group
 
-from charter.errors import DataError, StageError  # noqa: E402
-from charter.models.decoder import tied_weights  # noqa: E402
-from charter.models.engine_layout import EngineLayout  # noqa: E402
-from charter.models.language_model import empty_language_model, load_language_model, new_language_model  # noqa: E402
-from charter.models.parallel import parallelize  # noqa: E402
-from charter.models.ranks import Ranks  # noqa: E402
+from charter.errors import DataError, StageError
+from charter.models.decoder import tied_weights
+from charter.models.engine_layout import EngineLayout
+from charter.models.language_model import (
+    empty_language_model,
+    load_language_model,
+    new_language_model,
+)
+from charter.models.parallel import parallelize
+from charter.models.ranks import Ranks
 
 LAYOUTS = {
     (2, 1): [EngineLayout(world_size=2), EngineLayout(world_size=2, zero=3)],

@@ -5,17 +5,19 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-import tiny  # noqa: E402
-from group import in_group  # noqa: E402
+import tiny
+from group import in_group
 
-from charter.errors import StageError  # noqa: E402
-from charter.inference.score import score_rows  # noqa: E402
-from charter.models.engine_layout import EngineLayout  # noqa: E402
-from charter.models.offload import check_offload  # noqa: E402
-from charter.models.parallel import parallelize  # noqa: E402
-from charter.models.preference import PreferenceModel, ScalarModel  # noqa: E402
-from charter.models.ranks import Ranks  # noqa: E402
-from charter.models.token_forward import token_losses  # noqa: E402
+from charter.errors import StageError
+from charter.inference.score import score_rows
+from charter.models.engine_layout import EngineLayout
+from charter.models.parallel import (
+    check_offload,
+    parallelize,
+)
+from charter.models.preference import PreferenceModel, ScalarModel
+from charter.models.ranks import Ranks
+from charter.models.token_forward import token_losses
 
 IDS = torch.arange(4 * 12).view(4, 12) % 400
 MASK = torch.ones_like(IDS)

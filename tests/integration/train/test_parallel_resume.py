@@ -5,10 +5,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from group import in_group  # noqa: E402
+from group import in_group
 
-from charter.models.engine_layout import EngineLayout  # noqa: E402
-from charter.models.parallel import parallelize  # noqa: E402
+from charter.models.engine_layout import EngineLayout
+from charter.models.parallel import parallelize
 
 STEPS, RESUMED_AT = 4, 2
 WIDTH, LAYERS = 64, 12

@@ -8,16 +8,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import tiny  # noqa: E402
+import tiny
 
-from charter.errors import DataError  # noqa: E402
-from charter.inference.score import score_rows  # noqa: E402
-from charter.models.preference import PreferenceModel, ScalarModel  # noqa: E402
-from charter.spec.stage import PreferenceModelStage  # noqa: E402
-from charter.train import preference_model  # noqa: E402
-from charter.train.encoded_pairs import EncodedPairs  # noqa: E402
-from charter.train.preference_model import pair_loss, shuffled  # noqa: E402
-from charter.train.supervised import keep_extremes  # noqa: E402
+from charter.errors import DataError
+from charter.inference.score import score_rows
+from charter.models.preference import PreferenceModel, ScalarModel
+from charter.spec.stage import PreferenceModelStage
+from charter.train import preference_model
+from charter.train.encoded_pairs import EncodedPairs
+from charter.train.preference_model import pair_loss, shuffled
+from charter.train.supervised import keep_extremes
 
 pytestmark = pytest.mark.torch
 SETTINGS = {"pooling": "mean", "context": "full", "seq_len": 64, "score_mean": 0.0, "score_deviation": 1.0}

@@ -5,17 +5,21 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-import tiny  # noqa: E402
+import tiny
 
-from charter.errors import DataError, MissingExtraError, StageError  # noqa: E402
-from charter.models.dropout import set_dropout  # noqa: E402
-from charter.models.engine_layout import EngineLayout  # noqa: E402
-from charter.models.language_model import new_language_model  # noqa: E402
-from charter.models.parallel import parallelize  # noqa: E402
-from charter.models.preference import ScalarModel  # noqa: E402
-from charter.models.ranks import Ranks  # noqa: E402
-from charter.models.recompute import recompute_layers  # noqa: E402
-from charter.models.runtime import checked_attention, precision, seeded  # noqa: E402
+from charter.errors import DataError, MissingExtraError, StageError
+from charter.models.engine_layout import EngineLayout
+from charter.models.language_model import (
+    new_language_model,
+    set_dropout,
+)
+from charter.models.parallel import (
+    parallelize,
+    recompute_layers,
+)
+from charter.models.preference import ScalarModel
+from charter.models.ranks import Ranks
+from charter.models.runtime import checked_attention, precision, seeded
 
 IDS = torch.arange(2 * 48).view(2, 48) % 400
 CPU = torch.device("cpu")
@@ -64,7 +68,7 @@ def test_selective_keeps_more_than_full():
 
 
 def test_without_gradients_nothing_is_recomputed(monkeypatch):
-    from charter.models import recompute
+    from charter.models import parallel as recompute
 
     module = model().model
     recompute_layers(module, "full")

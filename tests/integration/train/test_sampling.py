@@ -6,15 +6,24 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import tiny  # noqa: E402
+import tiny
 
-from charter.errors import DataError  # noqa: E402
-from charter.inference.draw import SamplingSettings, choose, prefix_sums, uniform_draws  # noqa: E402
-from charter.inference.generate import generate  # noqa: E402
-from charter.inference.score import score_rows  # noqa: E402
-from charter.models.length_groups import equal_groups, length_groups  # noqa: E402
-from charter.models.preference import PreferenceModel, ScalarModel  # noqa: E402
-from charter.train.rollout import answer_log_probabilities, answer_values, as_sequences  # noqa: E402
+from charter.errors import DataError
+from charter.inference.generate import (
+    SamplingSettings,
+    choose,
+    generate,
+    prefix_sums,
+    uniform_draws,
+)
+from charter.inference.score import score_rows
+from charter.models.length_groups import equal_groups, length_groups
+from charter.models.preference import PreferenceModel, ScalarModel
+from charter.train.ppo_step import (
+    answer_log_probabilities,
+    answer_values,
+    as_sequences,
+)
 
 pytestmark = pytest.mark.torch
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]]

@@ -7,14 +7,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from engine_bench import metrics, stage  # noqa: E402
+from engine_bench import metrics, stage
 
-from charter.artifacts.job import JobInput, write_job  # noqa: E402
-from charter.artifacts.stage_dir import StageDir  # noqa: E402
-from charter.errors import DataError  # noqa: E402
-from charter.feedback.inputs import role_pairs, role_prompts  # noqa: E402
-from charter.spec.project import DataSpec  # noqa: E402
-from charter.spec.stage import PretrainStage  # noqa: E402
+from charter.artifacts.job import JobInput, write_job
+from charter.artifacts.stage_dir import StageDir
+from charter.errors import DataError
+from charter.feedback.inputs import (
+    role_pairs,
+    role_prompts,
+)
+from charter.spec.project import DataSpec
+from charter.spec.stage import PretrainStage
 
 pytestmark = pytest.mark.torch
 BAD = ("no json\n", '{"id": "x"}\n')

@@ -6,13 +6,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import tiny  # noqa: E402
-from engine_bench import metrics, stage  # noqa: E402
+import tiny
+from engine_bench import metrics, stage
 
-from charter.feedback.judge import question_limit  # noqa: E402
-from charter.models.language_model import load_language_model  # noqa: E402
-from charter.spec.stage import JudgeStage, SftStage  # noqa: E402
-from charter.train import dpo, judge, preference_model, sft  # noqa: E402
+from charter.feedback.local_models import question_limit
+from charter.models.language_model import load_language_model
+from charter.spec.stage import (
+    JudgeStage,
+    SftStage,
+)
+from charter.train import dpo, judge, preference_model, sft
 
 pytestmark = pytest.mark.torch
 CONSTITUTION = """

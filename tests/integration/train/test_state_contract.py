@@ -14,15 +14,19 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import tiny  # noqa: E402
-from torch import nn  # noqa: E402
+import tiny
+from torch import nn
 
-from charter.artifacts.position import Position  # noqa: E402
-from charter.spec.stage import PpoStage, PreferenceModelStage, SftStage  # noqa: E402
-from charter.train import preference_model  # noqa: E402
-from charter.train.loop import Loop  # noqa: E402
-from charter.train.ppo import ppo_task  # noqa: E402
-from charter.train.setup import set_up  # noqa: E402
+from charter.artifacts.checkpoints import Position
+from charter.spec.stage import (
+    PpoStage,
+    PreferenceModelStage,
+    SftStage,
+)
+from charter.train import preference_model
+from charter.train.loop import Loop
+from charter.train.ppo import ppo_task
+from charter.train.setup import set_up
 
 pytestmark = pytest.mark.torch
 

@@ -11,20 +11,27 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import tiny  # noqa: E402
+import tiny
 
-from charter.artifacts.job import JobInput, write_job  # noqa: E402
-from charter.artifacts.stage_dir import StageDir  # noqa: E402
-from charter.errors import DataError  # noqa: E402
-from charter.models.chat import Encoded, encode_conversations  # noqa: E402
-from charter.models.ranks import Ranks  # noqa: E402
-from charter.models.tokenizer import train_tokenizer  # noqa: E402
-from charter.spec.dataset import read_conversations, read_texts  # noqa: E402
-from charter.spec.project import DataSpec  # noqa: E402
-from charter.spec.stage import SftStage  # noqa: E402
-from charter.train import token_data  # noqa: E402
-from charter.train.token_cache import cached_tokens, tokenizer_hash  # noqa: E402
-from charter.train.token_data import conversation_rows, text_stream  # noqa: E402
+from charter.artifacts.job import JobInput, write_job
+from charter.artifacts.stage_dir import StageDir
+from charter.data.dataset import (
+    read_conversations,
+    read_texts,
+)
+from charter.errors import DataError
+from charter.models.chat import Encoded, encode_conversations
+from charter.models.ranks import Ranks
+from charter.models.tokenizer import train_tokenizer
+from charter.spec.project import DataSpec
+from charter.spec.stage import SftStage
+from charter.train import token_data
+from charter.train.token_data import (
+    cached_tokens,
+    conversation_rows,
+    text_stream,
+    tokenizer_hash,
+)
 
 pytestmark = pytest.mark.torch
 SPEC = SftStage(init="base", data=("chat",), steps=1)

@@ -6,12 +6,18 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import tiny  # noqa: E402
-import torch.nn.functional as functional  # noqa: E402
+import tiny
+import torch.nn.functional as functional
 
-from charter.models import token_loss  # noqa: E402
-from charter.models.token_forward import PLAIN_HEADS, give_token_forward, token_losses  # noqa: E402
-from charter.models.token_loss import figures_of_logits, summed_token_loss, token_figures  # noqa: E402
+from charter.models import token_forward
+from charter.models.token_forward import (
+    PLAIN_HEADS,
+    figures_of_logits,
+    give_token_forward,
+    summed_token_loss,
+    token_figures,
+    token_losses,
+)
 
 pytestmark = pytest.mark.torch
 POSITIONS, HIDDEN, VOCABULARY = 23, 8, 37
@@ -29,12 +35,12 @@ def given():
 
 @pytest.fixture(params=[16 * VOCABULARY, 2**20], ids=["chunks", "one chunk"])
 def _chunks(request, monkeypatch):
-    monkeypatch.setattr(token_loss, "CPU_CHUNK", request.param)
+    monkeypatch.setattr(token_forward, "CPU_CHUNK", request.param)
 
 
 @pytest.fixture(params=[0, 2**26], ids=["computed again", "kept"])
 def _kept(request, monkeypatch):
-    monkeypatch.setattr(token_loss, "CPU_KEPT", request.param)
+    monkeypatch.setattr(token_forward, "CPU_KEPT", request.param)
 
 
 def gradients(loss, *of):

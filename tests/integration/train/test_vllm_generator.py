@@ -13,13 +13,21 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tiny import language_model  # noqa: E402
+from tiny import language_model
 
-from charter.errors import StageError  # noqa: E402
-from charter.inference.draw import SamplingSettings  # noqa: E402
-from charter.inference.generate import generate  # noqa: E402
-from charter.inference.generator import NativeGenerator  # noqa: E402
-from charter.inference.vllm_generator import PYTHON, VllmGenerator, VllmOptions, vllm_command, worker_environment  # noqa: E402
+from charter.errors import StageError
+from charter.inference.generate import (
+    SamplingSettings,
+    generate,
+)
+from charter.inference.generator import NativeGenerator
+from charter.inference.vllm_generator import (
+    PYTHON,
+    VllmGenerator,
+    VllmOptions,
+    vllm_command,
+    worker_environment,
+)
 
 pytestmark = pytest.mark.torch
 
@@ -160,7 +168,7 @@ def test_after_sleep_the_weights_must_be_sent_again(tmp_path):
 def test_the_program_dies_with_its_parent(tmp_path):
     script = (
         "import sys, os; sys.path[:0] = [sys.argv[1]]; from pathlib import Path\n"
-        "from charter.inference.engine_process import EngineProcess\n"
+        "from charter.inference.vllm_generator import EngineProcess\n"
         "from charter.inference.vllm_generator import worker_environment\n"
         "command = [sys.executable, sys.argv[2], 'none', str(os.getpid())]\n"
         "p = EngineProcess('vLLM', command, environment=worker_environment(os.environ), log=Path(sys.argv[3]))\n"

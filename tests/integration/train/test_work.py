@@ -4,12 +4,19 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import tiny  # noqa: E402
-from engine_bench import metrics, run, stage  # noqa: E402
+import tiny
+from engine_bench import metrics, run, stage
 
-from charter.artifacts.planned_step import PlannedStep, write_planned_step  # noqa: E402
-from charter.estimate.shapes.flops import forward_flops_per_token  # noqa: E402
-from charter.train import dpo, judge, ppo, preference_model, sft, work  # noqa: E402
+from charter.artifacts.planned_step import PlannedStep, write_planned_step
+from charter.estimate.shapes.flops import forward_flops_per_token
+from charter.train import (
+    dpo,
+    judge,
+    ppo,
+    preference_model,
+    sft,
+    work,
+)
 
 pytestmark = pytest.mark.torch
 PHASES = ("generate", "score", "update", "save", "wait", "other")

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from charter.artifacts.job import Job, JobInput, write_job
 from charter.artifacts.stage_dir import StageDir
+from charter.data.dataset import Pair, Turn
 from charter.models.language_model import LanguageModel, new_language_model
 from charter.models.tokenizer import train_tokenizer
 from charter.spec.architecture import Architecture
-from charter.spec.dataset import Pair, Turn
 
 ARCHITECTURE = Architecture(
     hidden_size=32,

@@ -7,7 +7,7 @@ import pytest
 pytest.register_assert_rewrite("scheduler_contract", "engine_workplace")
 pytest.importorskip("ray", reason='pip install "charter-plan[dev-system]"')
 
-from ray_cluster import RayCluster  # noqa: E402
+from ray_cluster import RayCluster
 
 
 @pytest.fixture(scope="session")

@@ -23,8 +23,8 @@ from charter.launch.job import StageJob
 from charter.launch.ray.node_task import DIES_WITH_PARENT
 from charter.launch.ray.scheduler import RayScheduler
 from charter.launch.scheduler import JobState
-from charter.pipeline.runner import RunOptions, run_project
-from charter.pipeline.status import status_of
+from charter.run.runner import RunOptions, run_project
+from charter.run.status import status_of
 from charter.spec.launching import RaySettings
 from charter.spec.load import load_project
 from charter.spec.project import Project
@@ -281,7 +281,7 @@ def test_a_cluster_with_a_token_takes_those_who_have_it_and_tells_the_others(tmp
 
 
 def test_a_cluster_that_is_not_there_is_told_and_nothing_hangs(monkeypatch):
-    monkeypatch.setattr("charter.launch.ray.client.CONNECT_SECONDS", 5.0)
+    monkeypatch.setattr("charter.launch.ray.scheduler.CONNECT_SECONDS", 5.0)
     nobody = RayScheduler(RaySettings(address="127.0.0.2:1"))
     with pytest.raises(
         CharterError, match=r"no connection to the Ray cluster at 127\.0\.0\.2:1(.|\n)*ray start --head"

@@ -12,7 +12,7 @@ from engine_workplace import STAGES, EngineWorkplace
 from ray_cluster import CPUS_PER_NODE, RayCluster
 
 from charter.launch.ray.scheduler import RayScheduler
-from charter.pipeline.submitting import submit_supervisor
+from charter.run.submit import submit_supervisor
 from charter.spec.launching import RaySettings
 from charter.spec.load import load_project
 

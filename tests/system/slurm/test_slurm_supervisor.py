@@ -16,8 +16,8 @@ from charter.cli.main import app
 from charter.launch.job_files import numbers
 from charter.launch.sent_supervisor import supervisor_dir
 from charter.launch.slurm.scheduler import SlurmScheduler
-from charter.pipeline.status import status_of
-from charter.pipeline.submitting import submit_supervisor
+from charter.run.status import status_of
+from charter.run.submit import submit_supervisor
 from charter.spec.launching import SlurmSettings
 from charter.spec.load import load_project
 

@@ -4,8 +4,7 @@ import os
 import pytest
 
 from charter.artifacts import durable
-from charter.artifacts.checkpoint_list import listed, names_of_damaged, parse_position, pin, unpin
-from charter.artifacts.position import Position
+from charter.artifacts.checkpoints import Position, listed, names_of_damaged, parse_position, pin, unpin
 from charter.artifacts.stage_dir import StageDir
 from charter.errors import UsageError
 
@@ -89,19 +88,19 @@ def test_damage_is_named_and_nothing_is_renamed(stage, file, content, shallow, d
 
 
 def test_a_manifest_that_lists_nothing_is_damage(stage):
-    from charter.artifacts.sealed import write_sealed
+    from charter.artifacts.whole_dir import write_sealed
 
     write_sealed(stage.path / "state" / "step-00000003" / "manifest.json", {"step": 3})
     assert listed(stage.path)[1].damage == "its manifest lists no files"
 
 
 def test_one_that_goes_while_it_is_looked_at_is_left_out(stage, monkeypatch):
-    from charter.artifacts import checkpoint_list
+    from charter.artifacts import checkpoints
 
     def positions(directory):
         return [Position(1), Position(2), Position(3)]
 
-    monkeypatch.setattr(checkpoint_list, "positions_in", positions)
+    monkeypatch.setattr(checkpoints, "positions_in", positions)
     assert steps_in(stage) == [2, 3]
 
 

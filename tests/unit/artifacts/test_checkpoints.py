@@ -3,8 +3,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from charter.artifacts import durable, faults
-from charter.artifacts.checkpoints import Checkpoints, damage, positions_in
-from charter.artifacts.position import Position
+from charter.artifacts.checkpoints import Checkpoints, Position, damage, positions_in
 from charter.artifacts.stage_dir import StageDir
 from charter.errors import DataError
 

@@ -14,12 +14,10 @@ from charter.artifacts.checkpoints import damage
 from charter.artifacts.job import read_job
 from charter.artifacts.record import damaged_output, read_record
 from charter.artifacts.stage_dir import StageDir
-from charter.artifacts.store.collecting import named_objects
-from charter.artifacts.store.copy import Copies
-from charter.artifacts.store.local_place import LocalPlace
-from charter.artifacts.store.objects import Objects
+from charter.artifacts.store.copy import Copies, Objects, copy_database, damage_of
+from charter.artifacts.store.maintenance import named_objects
+from charter.artifacts.store.place import LocalPlace
 from charter.artifacts.store.replicator import Replicator
-from charter.artifacts.store.sqlite_copy import copy_database, damage_of
 from charter.errors import DataError
 
 FLIPS = 40

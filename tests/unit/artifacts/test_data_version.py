@@ -2,8 +2,7 @@ import os
 
 import pytest
 
-from charter.artifacts.data_version import version_of
-from charter.artifacts.dvc_files import dvc_fact, pointer_damage, read_yaml, write_pointer
+from charter.artifacts.data_versions import dvc_fact, pointer_damage, read_yaml, version_of, write_pointer
 from charter.errors import DataError, UsageError
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from charter.artifacts import disk_space, durable, faults
-from charter.artifacts.disk_space import is_disk_full
+from charter.artifacts import durable, faults, file_facts
+from charter.artifacts.file_facts import is_disk_full
 from charter.artifacts.whole_dir import publish_dir
 from charter.errors import DataError
 
@@ -178,7 +178,7 @@ def test_what_failed_is_told_although_another_process_removes_the_same_directory
     """The processes of a stage that lost a peer clean up the same directory at once."""
     left = tmp_path / ".tmp-step"
     left.mkdir()
-    monkeypatch.setattr(disk_space, "files_under", lambda path: ["gone-meanwhile"])
-    with pytest.raises(RuntimeError, match="the cause"), disk_space.disk_full_is_said(left, needed_bytes=0, clean=left):
+    monkeypatch.setattr(file_facts, "files_under", lambda path: ["gone-meanwhile"])
+    with pytest.raises(RuntimeError, match="the cause"), file_facts.disk_full_is_said(left, needed_bytes=0, clean=left):
         raise RuntimeError("the cause")
     assert not left.exists()

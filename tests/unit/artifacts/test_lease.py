@@ -10,8 +10,16 @@ import pytest
 
 from charter.artifacts import durable, lease
 from charter.artifacts.group import member_path, sweep_start
-from charter.artifacts.lease import Holder, Lease, host_id, read_holder, start_ticks, stop_orphan, this_process
-from charter.artifacts.membership import Membership
+from charter.artifacts.lease import (
+    Holder,
+    Lease,
+    Membership,
+    host_id,
+    read_holder,
+    start_ticks,
+    stop_orphan,
+    this_process,
+)
 from charter.errors import UsageError
 
 HOLD = """
@@ -138,7 +146,7 @@ def test_an_orphan_is_ended_with_all_its_processes(tmp_path, holder):
 def test_a_process_beside_rank_0_ends_itself_when_rank_0_is_gone_but_not_when_it_has_left(
     tmp_path, holder, monkeypatch
 ):
-    monkeypatch.setattr("charter.artifacts.membership.LOOK_EVERY_SECONDS", 0.01)
+    monkeypatch.setattr("charter.artifacts.lease.LOOK_EVERY_SECONDS", 0.01)
     died = threading.Event()
     with Membership(tmp_path, 1, die=died.set) as member:
         assert read_holder(member_path(tmp_path, 1)).pid == os.getpid()

@@ -3,8 +3,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from charter.artifacts.position import Position, position_of
-from charter.artifacts.retention import Held, Retention
+from charter.artifacts.checkpoints import Held, Position, Retention, position_of
 
 
 def held(*steps, verified=True, **metrics):

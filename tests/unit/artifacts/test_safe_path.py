@@ -9,8 +9,8 @@ import pytest
 from charter.artifacts.checkpoints import damage
 from charter.artifacts.record import damaged_output, read_record
 from charter.artifacts.safe_path import below, open_below, wrong_name
-from charter.artifacts.sealed import read_sealed, write_sealed
 from charter.artifacts.stage_dir import StageDir
+from charter.artifacts.whole_dir import read_sealed, write_sealed
 from charter.errors import CharterError, DataError
 
 # fmt: off

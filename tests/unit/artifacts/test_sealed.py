@@ -2,8 +2,8 @@ import pytest
 
 from charter.artifacts.job import read_job
 from charter.artifacts.record import read_record
-from charter.artifacts.sealed import read_sealed, write_sealed
 from charter.artifacts.stage_dir import StageDir
+from charter.artifacts.whole_dir import read_sealed, write_sealed
 from charter.errors import DataError
 
 

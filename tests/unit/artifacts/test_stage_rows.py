@@ -6,8 +6,8 @@ import pytest
 
 from charter.artifacts.job import Job, JobInput
 from charter.artifacts.stage_rows import stage_rows
+from charter.data.dataset import read_pairs, read_prompts
 from charter.errors import DataError
-from charter.spec.dataset import read_pairs, read_prompts
 from charter.spec.project import DataSpec
 from charter.spec.stage import SftStage
 

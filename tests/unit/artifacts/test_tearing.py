@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from charter.artifacts import tearing
+from charter.artifacts import faults
 
 KILLED = -9
 ACTIONS = """
@@ -31,11 +31,11 @@ def torn(root, number: int, work: str) -> int:
 def test_what_was_added_is_cut_in_its_middle(tmp_path):
     old, new = tmp_path / "old", tmp_path / "new"
     old.write_bytes(b"0123456789")
-    before = tearing.sizes_of(tmp_path)
+    before = faults.sizes_of(tmp_path)
     with old.open("ab") as file:
         file.write(b"abcd")
     new.write_bytes(b"xyz")
-    tearing.cut_what_was_added(tmp_path, before)
+    faults.cut_what_was_added(tmp_path, before)
     assert old.read_bytes() == b"0123456789ab"
     assert new.read_bytes() == b"x"
 
@@ -43,19 +43,19 @@ def test_what_was_added_is_cut_in_its_middle(tmp_path):
 def test_flushed_files_that_gained_nothing_lose_half(tmp_path):
     file = tmp_path / "file"
     file.write_bytes(b"0123456789")
-    tearing.cut_what_was_added(file, tearing.sizes_of(file))
+    faults.cut_what_was_added(file, faults.sizes_of(file))
     assert file.read_bytes() == b"01234"
 
 
 def test_half_of_a_directory_is_removed(tmp_path):
     for name in "abcd":
         (tmp_path / name).touch()
-    tearing.remove_half(tmp_path)
+    faults.remove_half(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "d"]
 
 
 def test_nothing_there_has_no_sizes(tmp_path):
-    assert tearing.sizes_of(tmp_path / "missing") == tearing.sizes_of(None) == {}
+    assert faults.sizes_of(tmp_path / "missing") == faults.sizes_of(None) == {}
 
 
 @pytest.mark.parametrize(

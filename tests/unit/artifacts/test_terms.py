@@ -12,10 +12,9 @@ import pytest
 from filelock import FileLock, Timeout
 
 from charter.artifacts import durable, fence
+from charter.artifacts.fence import NO_TERM, TERM, Term, read_term
 from charter.artifacts.group import GROUP
-from charter.artifacts.lease import Lease, open_term, read_holder
-from charter.artifacts.membership import Share
-from charter.artifacts.term import NO_TERM, TERM, Term, read_term
+from charter.artifacts.lease import Lease, Share, open_term, read_holder
 from charter.errors import InterruptedRunError, UsageError
 
 WRITES = """

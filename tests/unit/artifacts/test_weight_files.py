@@ -6,9 +6,8 @@ import struct
 import pytest
 
 from charter.artifacts.checkpoints import damage
-from charter.artifacts.safetensors_file import read_header
+from charter.artifacts.safetensors_file import PICKLES, check_weight_files, read_header
 from charter.artifacts.stage_dir import StageDir
-from charter.artifacts.weight_files import PICKLES, check_weight_files
 from charter.errors import DataError
 
 GOOD = {

@@ -5,12 +5,9 @@ from datetime import date
 import pytest
 
 from charter.catalog.price_book import PriceBook
-from charter.catalog.price_checks import check_rows
-from charter.catalog.price_finding import Severity
+from charter.catalog.price_checks import GAP, check_rows, outliers, reference_of
 from charter.catalog.price_import import read_prices
-from charter.catalog.price_outliers import GAP, outliers, reference_of
-from charter.catalog.price_reading import Import
-from charter.catalog.price_row import PriceRow, resolve
+from charter.catalog.price_row import Import, PriceRow, Severity, resolve
 from charter.catalog.rows import DATA
 
 TODAY = date(2026, 11, 20)

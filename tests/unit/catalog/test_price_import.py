@@ -5,10 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.catalog.offer import Market, read_offers
-from charter.catalog.price_import import PriceFormat, read_prices
-from charter.catalog.price_import_skypilot import HOSTS_ADDED, NO_ACCELERATOR
-from charter.catalog.price_reading import Import
-from charter.catalog.price_row import PriceRow
+from charter.catalog.price_import import HOSTS_ADDED, NO_ACCELERATOR, PriceFormat, read_prices
+from charter.catalog.price_row import Import, PriceRow
 from charter.catalog.price_write import by_region, merged, prices_csv
 from charter.errors import UsageError
 

@@ -1,6 +1,6 @@
 import pytest
 
-from charter.catalog.prices import Market, PriceBook, as_of_key, offers
+from charter.catalog.price_book import Market, PriceBook, as_of_key, offers
 from charter.errors import UsageError
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from charter.catalog import facts
-from charter.catalog.prices import PriceBook, read_offers
+from charter.catalog.price_book import PriceBook, read_offers
 from charter.catalog.rows import DATA, Provenance
 from charter.errors import CatalogError
 

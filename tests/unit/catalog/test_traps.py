@@ -3,8 +3,8 @@
 import pytest
 
 from charter.catalog.accelerators import get
-from charter.catalog.price_import_skypilot import tpu_slice
-from charter.catalog.prices import offers
+from charter.catalog.price_book import offers
+from charter.catalog.price_import import tpu_slice
 from charter.units import GIB, MIB
 
 

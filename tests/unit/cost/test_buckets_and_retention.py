@@ -3,10 +3,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.cost.buckets import BUCKETS, compute_buckets
-from charter.cost.managed import managed_multiplier
-from charter.cost.retention import Kept, weights_only_count
-from charter.cost.storage import S3_STANDARD, StorageTier
-from charter.cost.transfer import GCP_EGRESS, internet_egress, transfer_usd
+from charter.cost.job import managed_multiplier
+from charter.cost.storage import (
+    GCP_EGRESS,
+    S3_STANDARD,
+    Kept,
+    StorageTier,
+    internet_egress,
+    transfer_usd,
+    weights_only_count,
+)
 from charter.errors import UsageError
 from charter.units import SECONDS_PER_DAY
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from serial_schedule import schedule
 
-from charter.cost.finish import Duration, drawn_finish, quantiles
+from charter.cost.monte_carlo import Duration, drawn_finish, quantiles
 from charter.cost.uncertainty import Factor, Lognormal, Noise, ThreePoint
 from charter.plan.timeline import Sharing
 

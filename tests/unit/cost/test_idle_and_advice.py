@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charter.cost.advice import LEAST_SECONDS, Use, advice
-from charter.cost.idle import Evidence, idle_verdict
+from charter.cost.advice import LEAST_SECONDS, Evidence, Use, advice, idle_verdict
 
 shares = st.none() | st.floats(0, 1)
 

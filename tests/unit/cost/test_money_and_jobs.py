@@ -2,11 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charter.cost.interval import add, exactly, lognormal
 from charter.cost.job import commitment_break_even_utilisation, job_usd
 from charter.cost.money import micro_usd, split_micro_usd, usd
-from charter.cost.storage import S3_STANDARD, StorageTier, StoredBytes, storage_usd
-from charter.cost.transfer import AWS_EGRESS, transfer_usd
+from charter.cost.storage import AWS_EGRESS, S3_STANDARD, StorageTier, StoredBytes, storage_usd, transfer_usd
+from charter.cost.uncertainty import add, exactly, lognormal
 from charter.errors import UsageError
 from charter.estimate.terms import Interval
 

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from charter.cost.finish import Duration
-from charter.cost.monte_carlo import Amount, simulate
+from charter.cost.monte_carlo import Amount, Duration, simulate
 from charter.cost.uncertainty import Factor, Idle, Lognormal, LogUniform, Noise, ThreePoint, Uniform
 from charter.errors import UsageError
 

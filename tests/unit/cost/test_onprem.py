@@ -1,6 +1,6 @@
 import pytest
 
-from charter.cost.onprem import (
+from charter.cost.own_hardware import (
     B200_MID,
     H100_CHEAP,
     H100_COSTLY,

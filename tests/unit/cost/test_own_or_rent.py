@@ -6,8 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.catalog.facts import onprem_assumptions
-from charter.cost.onprem import B200_MID, H100_MID, SCENARIOS, SERVERS, owned_server, owned_usd_per_year
-from charter.cost.own_or_rent import own_or_rent
+from charter.cost.own_hardware import (
+    B200_MID,
+    H100_MID,
+    SCENARIOS,
+    SERVERS,
+    own_or_rent,
+    owned_server,
+    owned_usd_per_year,
+)
 from charter.errors import UsageError
 
 RENTS = st.floats(0.5, 15)

@@ -45,7 +45,7 @@ class Judged(ProjectCase):
     """The same project, read again with its label stage."""
 
     def __init__(self, root):
-        from charter.pipeline.graph import build_pipeline
+        from charter.run.graph import build_pipeline
         from charter.spec.load import load_project
 
         self.root, self.run = root, root / "run"

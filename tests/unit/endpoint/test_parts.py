@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from charter.data.dataset import Turn
 from charter.errors import DataError, UsageError
 from charter.inference.endpoint.call import CallRequest
 from charter.inference.endpoint.lanes import LOAD_FACTOR, Lane, lane_for
@@ -21,7 +22,6 @@ from charter.inference.endpoint.stored import from_stored
 from charter.inference.endpoint.transport import Failed, Received
 from charter.inference.endpoint.waiting import FIRST_SECONDS, MOST_SECONDS, told_seconds, wait_seconds
 from charter.inference.endpoint.wire import body_of, path_of
-from charter.spec.dataset import Turn
 
 REQUEST = CallRequest(model="m", prompt="hello", max_new_tokens=10)
 ASKED = Asked(name="judge", endpoint="http://judge/v1", key_reference="env:JUDGE_KEY")

@@ -3,7 +3,7 @@ import pytest
 
 from charter.artifacts.draws import draw_seed
 from charter.errors import DataError
-from charter.evaluate.bag_of_words import L2, features, train, vocabulary
+from charter.evaluate.statistics import L2, features, train, vocabulary
 
 FILLER = ["river", "stone", "lamp", "garden", "window", "paper", "cloud", "bread", "music", "winter"]
 

@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from charter.evaluate.claims import DISTILLED, JUDGED, STANDING, UNREAD, claims_of
 from charter.evaluate.figures import Figure, difference, mean, proportion
+from charter.evaluate.run import DISTILLED, JUDGED, STANDING, UNREAD, claims_of
 
 
 def figure(key, value, low, high, n=256):

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.errors import DataError
-from charter.evaluate.intervals import of_mean, of_ratio, paired_bootstrap, sign_test, standard_error, wilson
+from charter.evaluate.statistics import of_mean, of_ratio, paired_bootstrap, sign_test, standard_error, wilson
 
 counts = st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
 

@@ -1,6 +1,6 @@
 import pytest
 
-from charter.evaluate.refusal_text import engages, refuses
+from charter.evaluate.refusal import engages, refuses
 
 REFUSALS = (
     "I'm sorry, but I can't help with that.",

@@ -5,14 +5,13 @@ import math
 import pytest
 from scripted_answers import Scripted
 
-from charter.feedback.asking import ATTEMPTS
+from charter.data.dataset import Pair, Turn
+from charter.feedback.asking import ATTEMPTS, BY_VOTES, probability_of
 from charter.feedback.asks import Choice, Choose, Sample, Text
 from charter.feedback.comparing import Comparison, Invalid, Rules, Verdict, comparing
 from charter.feedback.constitution import Principle
-from charter.feedback.drive import answered
-from charter.feedback.verdicts import BY_VOTES, probability_of
+from charter.feedback.records import answered
 from charter.feedback.wording import REASONING_PREFILL
-from charter.spec.dataset import Pair, Turn
 
 KIND, SHORT = (
     Principle(id=name, critique="", revision="", compare=f"Which is {name}er?") for name in ("kind", "short")

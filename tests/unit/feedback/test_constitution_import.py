@@ -5,9 +5,7 @@ import pytest
 import yaml
 
 from charter.errors import DataError, UsageError
-from charter.feedback.constitution import load_constitution
-from charter.feedback.constitution_import import constitution_text, import_constitution
-from charter.feedback.constitution_lint import lint
+from charter.feedback.constitution import constitution_text, import_constitution, lint, load_constitution
 
 CRITIC, REVISION = 'Is the reply rude to "anyone"?\u2028Say where.', "Make the reply polite: 3e-4, yes, ~ & 'no'."
 

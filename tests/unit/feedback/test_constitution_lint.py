@@ -2,8 +2,7 @@ from importlib.resources import files
 
 import pytest
 
-from charter.feedback.constitution import load_constitution, read_constitution_file
-from charter.feedback.constitution_lint import lint
+from charter.feedback.constitution import lint, load_constitution, read_constitution_file
 
 GOOD = {
     "id": "kind",

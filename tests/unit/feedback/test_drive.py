@@ -4,7 +4,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from charter.feedback.drive import answered, drive
+from charter.feedback.records import answered, drive
 
 
 class Later:

@@ -8,11 +8,20 @@ from hypothesis import strategies as st
 from scripted_answers import Scripted
 
 from charter.artifacts.job import Job, JobInput
+from charter.data.dataset import Prompt, Turn
 from charter.feedback.asks import Text
-from charter.feedback.drive import answered
-from charter.feedback.generate import ATTEMPTS, AnswerMaker, PromptItem, PromptMaker, summary
-from charter.feedback.new_prompts import Unusable, asked_turns, comparable, new_prompt
-from charter.spec.dataset import Prompt, Turn
+from charter.feedback.generate import (
+    ATTEMPTS,
+    AnswerMaker,
+    PromptItem,
+    PromptMaker,
+    Unusable,
+    asked_turns,
+    comparable,
+    new_prompt,
+    summary,
+)
+from charter.feedback.records import answered
 from charter.spec.stage import GenerateStage
 
 GIVEN = [Prompt(f"s{n}", (Turn("user", f"How do I fix\n thing {n}?"),)) for n in range(20)]

@@ -4,12 +4,11 @@ import pytest
 from scripted_answers import Scripted
 
 from charter.artifacts.job import Job, JobInput
+from charter.data.dataset import Turn
 from charter.feedback.asks import Sample, Text
 from charter.feedback.constitution import Constitution, Principle
-from charter.feedback.drive import answered
-from charter.feedback.label import RESAMPLES, Labeller, rules_of
-from charter.feedback.label_items import Item
-from charter.spec.dataset import Turn
+from charter.feedback.label import RESAMPLES, Item, Labeller, rules_of
+from charter.feedback.records import answered
 from charter.spec.stage import LabelStage
 
 ITEMS = [Item(id=f"p{n}/pair-1", turns=(Turn("user", f"q{n}"),)) for n in range(3)]

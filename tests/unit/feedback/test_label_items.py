@@ -6,7 +6,7 @@ import pytest
 
 from charter.artifacts.job import Job, JobInput
 from charter.errors import DataError
-from charter.feedback.label_items import label_batches
+from charter.feedback.label import label_batches
 from charter.spec.project import DataSpec
 from charter.spec.stage import LabelStage
 

@@ -3,11 +3,11 @@
 import pytest
 
 from charter.artifacts.job import Job, JobInput
+from charter.data.dataset import Turn
+from charter.feedback.asking import Judgement, verdict_of
 from charter.feedback.comparing import Comparison
 from charter.feedback.constitution import Principle
-from charter.feedback.label_record import label_record
-from charter.feedback.verdicts import Judgement, verdict_of
-from charter.spec.dataset import Turn
+from charter.feedback.label import label_record
 from charter.spec.stage import LabelStage
 
 SPEC = LabelStage(judge="j", candidates=("c",))

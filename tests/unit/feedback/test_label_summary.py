@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
+from charter.feedback.asking import BY_VOTES, Invalid, Judgement, verdict_of
 from charter.feedback.comparing import Comparison
 from charter.feedback.constitution import Principle
-from charter.feedback.label_summary import label_summary, label_totals
-from charter.feedback.verdicts import BY_VOTES, Invalid, Judgement, verdict_of
+from charter.feedback.label import label_summary, label_totals
 
 KIND, SHORT = (Principle(id=name, critique="", revision="", compare="") for name in ("kind", "short"))
 

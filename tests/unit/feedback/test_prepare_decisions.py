@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from charter.feedback.prepare_decisions import KEPT, NEAR_DUPLICATE, decide
-from charter.feedback.prepare_minhash import PERMUTATIONS, Sketcher, similarities
+from charter.feedback.prepare import KEPT, NEAR_DUPLICATE, decide
+from charter.feedback.prepare_rows import PERMUTATIONS, Sketcher, similarities
 
 ONE = np.zeros(PERMUTATIONS, np.uint8)
 OTHER = np.where(np.arange(PERMUTATIONS) < 24, 1, 0).astype(np.uint8)

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.errors import DataError
-from charter.feedback.question import ANSWER, CONVERSATION, WORDING, Part, Question, shortened
+from charter.feedback.wording import ANSWER, CONVERSATION, WORDING, Part, Question, shortened
 
 ROLES = [WORDING, CONVERSATION, WORDING, ANSWER, WORDING, ANSWER, WORDING]
 lengths = st.lists(st.integers(0, 60), min_size=7, max_size=7)

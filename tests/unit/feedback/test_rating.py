@@ -2,10 +2,10 @@ import math
 
 import pytest
 
+from charter.data.dataset import Turn
+from charter.feedback.asking import Invalid
 from charter.feedback.asks import Choice
 from charter.feedback.rating import FIGURES, Rated, Rating, rating, rating_text
-from charter.feedback.verdicts import Invalid
-from charter.spec.dataset import Turn
 
 TURNS = (Turn("user", "How do I bake bread?"),)
 

@@ -5,14 +5,13 @@ import math
 import pytest
 from scripted_answers import ScriptedPool
 
+from charter.data.dataset import Turn
 from charter.errors import DataError, StageError
 from charter.feedback.answering import Answering, batches_under_way
 from charter.feedback.asks import Choose, Sample
-from charter.feedback.question import Part, Question
 from charter.feedback.served_models import ServedModel, well_formed
-from charter.feedback.wording import yes_no_mean_text
+from charter.feedback.wording import Part, Question, yes_no_mean_text
 from charter.inference.endpoint.call import CallReply, TokenAlternatives
-from charter.spec.dataset import Turn
 from charter.spec.project import Serving
 
 QUESTION = Question(Part("Which?\n(A) x\n(B) y"), Part("\nThe better answer is ("))

@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.artifacts.job import Job, JobInput
+from charter.data.dataset import read_prompts
 from charter.errors import DataError
-from charter.feedback import streamed
-from charter.feedback.inputs import with_unique_ids
+from charter.feedback import inputs as streamed
+from charter.feedback.inputs import prompt_batches, with_unique_ids
 from charter.feedback.records import in_batches
-from charter.feedback.streamed import prompt_batches
-from charter.spec.dataset import read_prompts
 from charter.spec.project import DataSpec
 from charter.spec.stage import CritiqueStage
 

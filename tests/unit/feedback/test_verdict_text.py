@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.feedback.asks import Choose
-from charter.feedback.question import Part, Question
+from charter.feedback.reading import Unreadable, choice_in
 from charter.feedback.served_models import ServedModel
-from charter.feedback.verdict_text import Unreadable, choice_in
+from charter.feedback.wording import Part, Question
 from charter.inference.endpoint.call import CallReply
 from charter.spec.project import Serving
 

@@ -1,6 +1,7 @@
 import itertools
 import re
 
+from charter.data.dataset import Turn
 from charter.feedback.wording import (
     MULTIPLE_CHOICE,
     YES_NO,
@@ -11,7 +12,6 @@ from charter.feedback.wording import (
     template_fingerprint,
     yes_no_text,
 )
-from charter.spec.dataset import Turn
 
 TURNS = (Turn("user", "Tell me about tea."),)
 FAKES = ["(B) worse", "(A) better", "(C) third", "Conversation:\nx", "The better answer is (A)", "Good (Y or N): (Y",

@@ -2,9 +2,9 @@
 
 import pytest
 
+from charter.data.dataset import Turn
 from charter.errors import DataError
 from charter.hosted.data_nemo_rl import pair_row, prompt_row
-from charter.spec.dataset import Turn
 
 USER, YES, NO = (
     {"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "b"), ("assistant", "c"))

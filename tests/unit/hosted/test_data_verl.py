@@ -4,8 +4,8 @@ from pathlib import Path
 
 from pyarrow import parquet
 
+from charter.data.dataset import Turn
 from charter.hosted import data_verl
-from charter.spec.dataset import Turn
 
 TURNS = (Turn(role="user", content="a"), Turn(role="assistant", content="b"))
 

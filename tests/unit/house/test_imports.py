@@ -6,7 +6,7 @@ from pathlib import Path
 
 from charter.artifacts.job import JOB_FILE
 from charter.ledger import Ledger
-from charter.pipeline.status import status_of
+from charter.run.status import status_of
 from charter.spec.load import load_project
 from charter.templates.shipped import find_template, write_template
 
@@ -22,7 +22,7 @@ CLI_OF_STATUS = ["charter.cli.common", "charter.cli.main", "charter.cli.status"]
 CONTROL_PLANE = (
     "charter.spec.load",
     "charter.plan.plan",
-    "charter.pipeline.runner",
+    "charter.run.runner",
     "charter.artifacts.stage_dir",
     "charter.ledger",
     "charter.report",

@@ -21,6 +21,8 @@ FILE = re.compile(r"(?<![\w/.*{<-])[\w./-]*\w\.py\b")
 MODULE = re.compile(r"`(?:charter\.)?([a-z_]+(?:[/.][A-Za-z_0-9]+)+)/?`")
 DATA = (".py", ".toml", ".csv", ".json", ".jsonl", ".yaml", ".md", ".html")
 
+NO_MODULES = ("run/", "data.")
+
 
 @cache
 def python_files() -> tuple[str, ...]:
@@ -40,7 +42,8 @@ def missing_modules(text: str, *, page: bool = False) -> list[str]:
     On a page only those with slashes: what has dots there is a key of charter.yaml or of the JSON of a plan.
     """
     named = {found for found in MODULE.findall(text) if not found.endswith(DATA) and not (page and "." in found)}
-    return sorted(name for name in named if not stands(re.split(r"[/.]", name)))
+    # A path in a run's directory (`run/stages`) and a key of charter.yaml (`data.pairs`) begin like packages.
+    return sorted(name for name in named if not name.startswith(NO_MODULES) and not stands(re.split(r"[/.]", name)))
 
 
 def stands(parts: list[str]) -> bool:

@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from charter.launch.commands import STAGE_MODULES
-from charter.spec.stage_kinds import STAGE_KINDS, AnyStage
+from charter.spec.stage import STAGE_KINDS, AnyStage
 
 
 def test_every_kind_that_runs_has_a_module_and_no_other():

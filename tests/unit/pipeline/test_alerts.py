@@ -10,10 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.errors import UsageError
-from charter.pipeline.alert_channels import SendError, body_of, message_of, sender_of
-from charter.pipeline.alert_sender import SECONDS_BETWEEN_TRIES, send_all
-from charter.pipeline.alerts import SENT_FILE, Alert, AlertBook, alert_of, channels_of
-from charter.spec.alerts import Alerts, check_alerts
+from charter.run.alert_sender import SECONDS_BETWEEN_TRIES, send_all
+from charter.run.alerts import (
+    SENT_FILE,
+    Alert,
+    AlertBook,
+    SendError,
+    alert_of,
+    body_of,
+    channels_of,
+    message_of,
+    sender_of,
+)
+from charter.spec.sections import Alerts, check_alerts
 from charter.tracking.secret_texts import Secrets
 
 SHARE = dict(
@@ -82,7 +91,7 @@ def test_what_cannot_be_sent_is_tried_again_with_longer_waits_until_the_time_is_
 
 
 def test_a_channel_that_fails_is_asked_once_in_a_round_however_many_alerts_wait(tmp_path, monkeypatch):
-    from charter.pipeline import alert_sender
+    from charter.run import alert_sender
 
     book, asked = AlertBook(tmp_path), []
     for key in "abc":
@@ -149,7 +158,7 @@ def test_what_the_file_may_say():
 
 
 def test_a_password_is_not_sent_without_encryption_to_another_machine(monkeypatch):
-    from charter.pipeline import alert_channels
+    from charter.run import alerts
 
     class Plain:
         def ehlo(self): ...
@@ -157,4 +166,4 @@ def test_a_password_is_not_sent_without_encryption_to_another_machine(monkeypatc
             return False
 
     with pytest.raises(UsageError, match="offers no encryption"):
-        alert_channels._log_in(Plain(), "mail.example.com", "u", "hunter2")
+        alerts._log_in(Plain(), "mail.example.com", "u", "hunter2")

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from charter.errors import DataError
-from charter.pipeline.approval import approve, read_approval, waits_for_approval
-from charter.pipeline.graph import build_pipeline
+from charter.run.approval import approve, read_approval, waits_for_approval
+from charter.run.graph import build_pipeline
 from charter.spec.load import load_project
 
 PROJECT = """\

@@ -10,13 +10,12 @@ pytest.importorskip("sqlalchemy")
 from charter.errors import BudgetError
 from charter.ledger import ApiUsage, Ledger
 from charter.ledger.call import CallSums, RouteTotals
-from charter.pipeline.attempt import price_micro_usd_per_hour
-from charter.pipeline.budget import BudgetWatch, lines_now, read_plan, spent_usd
-from charter.pipeline.events import Events
-from charter.pipeline.graph import Pipeline
-from charter.pipeline.spending import StageStep, read_spending, stages_so_far
-from charter.spec.budget import Budget
+from charter.run.attempt import price_micro_usd_per_hour
+from charter.run.budget import BudgetWatch, StageStep, lines_now, read_plan, read_spending, spent_usd, stages_so_far
+from charter.run.events import Events
+from charter.run.graph import Pipeline
 from charter.spec.project import Project, Resources
+from charter.spec.sections import Budget
 
 
 def project(limit=None, *, owner=None, own_tags=None, price=2.0, max_parallel_stages=1, **budget):

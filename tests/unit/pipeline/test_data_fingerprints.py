@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 
 from charter.artifacts.fingerprint import fingerprint
-from charter.pipeline.hashes import FileHashes
-from charter.pipeline.inputs import MISSING, Inputs
 from charter.plan.inputs import read_inputs
+from charter.run.inputs import MISSING, FileHashes, Inputs
 from charter.spec.project import DataSpec, Project
 
 ROW = {"prompt": "Q"}

@@ -13,17 +13,21 @@ from typer.testing import CliRunner
 
 from charter.cli.main import app
 from charter.launch.node_checks.bad_nodes import leave_out
-from charter.pipeline.doctor.check import ask
-from charter.pipeline.doctor.credentials import examine_credentials
-from charter.pipeline.doctor.drivers import torch_build, torch_cuda
-from charter.pipeline.doctor.engine import examine_engine
-from charter.pipeline.doctor.examine import examine
-from charter.pipeline.doctor.extras import needed_extras
-from charter.pipeline.doctor.network import connect, examine_network
-from charter.spec.alerts import Alerts
+from charter.run.doctor import (
+    ask,
+    connect,
+    examine,
+    examine_credentials,
+    examine_engine,
+    examine_network,
+    needed_extras,
+    torch_build,
+    torch_cuda,
+)
 from charter.spec.launching import KubernetesSettings, Launch, SlurmSettings
 from charter.spec.load import load_project
 from charter.spec.project import Project, Serving, Storage
+from charter.spec.sections import Alerts
 from charter.templates.shipped import find_template, write_template
 
 

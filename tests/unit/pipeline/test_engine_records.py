@@ -9,7 +9,7 @@ from charter.launch.job_files import JobFiles, NodeRecord
 from charter.launch.scheduler import JobAttempt, JobState
 from charter.launch.submission import Submission, read_submission, write_submission
 from charter.ledger import Ledger
-from charter.pipeline.engine_records import EngineRecords, begin_job_attempt
+from charter.run.accounts import EngineRecords, begin_job_attempt
 from charter.spec.project import ModelSpec, Project, Resources
 from charter.spec.stage import SftStage
 
@@ -183,7 +183,7 @@ def test_a_task_that_the_engine_never_tells_of_does_not_keep_the_others(ledger, 
     engine = Engine()
     engine.starts = (start(shard=0), start(shard=2))
     seen(ledger, stage, submission=array, shard=0)
-    monkeypatch.setattr("charter.pipeline.engine_records.LATE_SECONDS", -1.0)
+    monkeypatch.setattr("charter.run.accounts.LATE_SECONDS", -1.0)
     assert len(settled(ledger, stage, engine)) == 2
 
 

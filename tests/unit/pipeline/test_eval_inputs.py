@@ -8,8 +8,8 @@ import pytest
 
 from charter.errors import DataError, MissingExtraError, SpecError
 from charter.launch.commands import STAGE_MODULES
-from charter.pipeline.graph import build_pipeline
-from charter.pipeline.preflight import check_before_start
+from charter.run.graph import build_pipeline
+from charter.run.preflight import check_before_start
 from charter.spec.project import DataSpec, ModelSpec, Project
 from charter.spec.stage import EvalStage, Suite
 from charter.spec.stage_checks import SUITE_NEEDS, missing_needs
@@ -77,7 +77,7 @@ def test_tasks_that_are_not_there_are_named_before_the_start(make, monkeypatch):
 
 
 def test_the_harness_must_be_installed_for_its_suite(make, monkeypatch):
-    monkeypatch.setattr("charter.pipeline.preflight.find_spec", lambda name: None)
+    monkeypatch.setattr("charter.run.preflight.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"suite lm_eval of eval needs .* pip install lm-eval"):
         check(make(suites=("lm_eval",), lm_eval_tasks=("tasks",)))
 

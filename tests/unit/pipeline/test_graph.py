@@ -2,8 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from charter.pipeline.accept import Kept
-from charter.pipeline.graph import build_pipeline, job_of
+from charter.run.graph import Kept, build_pipeline, job_of
 from charter.spec.architecture import Architecture
 from charter.spec.project import Budget, DataSpec, ModelSpec, Project, Resources, Storage, TokenizerSpec
 from charter.spec.stage import EvalStage, LabelStage, PreferenceModelStage, PretrainStage, SftStage

@@ -1,7 +1,7 @@
 import pytest
 
-from charter.artifacts.heartbeat import BEAT_EVERY_SECONDS, SAVE, Heartbeat, Sign, read_sign
-from charter.pipeline.hang_watch import GAPS, LEAST_SECONDS, LONGEST_LOOK_SECONDS, START_SECONDS, HangWatch, read_signs
+from charter.artifacts.group import BEAT_EVERY_SECONDS, SAVE, Heartbeat, Sign, read_sign
+from charter.run.hang_watch import GAPS, LEAST_SECONDS, LONGEST_LOOK_SECONDS, START_SECONDS, HangWatch, read_signs
 
 
 class Clock:
@@ -108,7 +108,7 @@ def test_a_line_of_metrics_is_a_sign_of_life(tmp_path):
 
 def test_a_heartbeat_is_written_at_most_every_quarter_second_but_what_is_slow_at_once(tmp_path, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("charter.artifacts.heartbeat.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("charter.artifacts.group.time.monotonic", lambda: now[0])
     heart = Heartbeat(tmp_path, 1)
     heart.beat("step 1")
     heart.beat("step 2")
@@ -129,7 +129,7 @@ def test_a_heartbeat_is_written_at_most_every_quarter_second_but_what_is_slow_at
 def test_a_token_is_a_sign_of_life_but_not_the_beginning_of_a_step(tmp_path, monkeypatch):
     """Else the first update, which takes longer than any token, would be taken for a hang."""
     now = [0.0]
-    monkeypatch.setattr("charter.artifacts.heartbeat.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("charter.artifacts.group.time.monotonic", lambda: now[0])
     heart = Heartbeat(tmp_path, 0)
     heart.beat("rollout 1")
     for second in range(1, 4):

@@ -13,15 +13,14 @@ from charter.launch.commands import HOSTED_MODULE, STAGE_MODULES, module_of, pre
 from charter.launch.handing_over import layout_of
 from charter.launch.hosted_engine import engines_at, interpreter_of, stage_versions, versions_at
 from charter.launch.machine import frozen_values, processes_of
-from charter.pipeline.doctor.extras import needed_extras
-from charter.pipeline.graph import build_pipeline, job_of
-from charter.pipeline.hosted_checks import check_hosted, check_hosted_packages
-from charter.pipeline.planned_layout import frozen_layout
-from charter.pipeline.preflight import check_before_start
-from charter.pipeline.prepare import drift, prepare
-from charter.spec.engines import EngineEnvironment
+from charter.run.doctor import needed_extras
+from charter.run.graph import build_pipeline, job_of
+from charter.run.planned import frozen_layout
+from charter.run.preflight import check_before_start, check_hosted, check_hosted_packages
+from charter.run.prepare import drift, prepare
 from charter.spec.layout import Layout
 from charter.spec.load import load_project
+from charter.spec.sections import EngineEnvironment
 from charter.spec.stage import DpoStage
 
 PROJECT = """\
@@ -129,7 +128,7 @@ def test_an_interpreter_without_peft_is_told_what_to_install_where_there_is_an_a
 
 
 def test_peft_is_needed_where_the_engine_is_and_not_here(tmp_path, monkeypatch):
-    monkeypatch.setattr("charter.pipeline.preflight.find_spec", lambda name: None if name == "peft" else name)
+    monkeypatch.setattr("charter.run.preflight.find_spec", lambda name: None if name == "peft" else name)
     pipeline = pipeline_of(tmp_path, **ADAPTED)
     check_before_start(pipeline, list(pipeline.stages.values()), modules=STAGE_MODULES)
     assert dict(needed_extras(pipeline.project, tmp_path, "local")) == {}
@@ -147,7 +146,7 @@ def test_the_version_of_peft_counts_only_where_there_is_an_adapter(tmp_path):
 
 
 def test_accelerators_that_are_not_here_are_told(tmp_path, monkeypatch):
-    monkeypatch.setattr("charter.pipeline.layout_checks.gpus_here", lambda: 0)
+    monkeypatch.setattr("charter.run.layout_checks.gpus_here", lambda: 0)
     found = problems(tmp_path, **{"accelerators: cpu": "accelerators: [H100:8]"})
     assert found[0].startswith(
         "pipeline.sft.resources.accelerators: H100:8 asks for 8 accelerators, this machine has 0"
@@ -261,7 +260,7 @@ def test_what_only_other_engines_have_is_part_of_their_planned_layout(tmp_path):
 
 
 def test_the_run_refuses_it_as_a_mistake_of_the_file(tmp_path):
-    from charter.pipeline.preflight import check_before_start
+    from charter.run.preflight import check_before_start
 
     pipeline = pipeline_of(tmp_path, **{"dtype: fp32": "dtype: fp32, dropout: 0.1"})
     with pytest.raises(SpecError, match=r"pipeline.sft.dropout: trl cannot express 0.1"):

@@ -6,7 +6,7 @@ import pytest
 
 from charter.launch.job_files import JobFiles
 from charter.launch.submission import Submission, write_submission
-from charter.pipeline.job_states import JobNow, job_now
+from charter.run.job_states import JobNow, job_now
 
 SENT = Submission(
     engine="slurm", name="demo", token="t", number=1, settings="s", attempt=1, nodes=1, spares=0, processes=1,

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from charter.pipeline.layout_checks import check_layout
+from charter.run.layout_checks import check_layout
 from charter.spec.architecture import Architecture
 from charter.spec.project import ModelSpec, Project, Resources
 from charter.spec.stage import (
@@ -85,7 +85,7 @@ def test_degrees_must_divide_the_processes():
 
 def test_more_gpus_than_here_are_refused_with_how_many_there_are(monkeypatch):
     monkeypatch.setattr("charter.launch.machine.gpus_here", lambda: 4)
-    monkeypatch.setattr("charter.pipeline.layout_checks.gpus_here", lambda: 4)
+    monkeypatch.setattr("charter.run.layout_checks.gpus_here", lambda: 4)
     (found,) = problems(replace(SFT, global_batch=64), "H100:8")
     assert "H100:8 asks for 8 accelerators, this machine has 4" in found
     assert "accelerators: H100:4" in found
@@ -94,7 +94,7 @@ def test_more_gpus_than_here_are_refused_with_how_many_there_are(monkeypatch):
 
 def test_gpus_asked_for_where_there_are_none_are_refused_instead_of_training_on_processors(monkeypatch):
     monkeypatch.setattr("charter.launch.machine.gpus_here", lambda: 0)
-    monkeypatch.setattr("charter.pipeline.layout_checks.gpus_here", lambda: 0)
+    monkeypatch.setattr("charter.run.layout_checks.gpus_here", lambda: 0)
     (found,) = problems(SFT, "H100:2")
     assert "H100:2 asks for 2 accelerators, this machine has 0" in found
     assert "accelerators: cpu:2 for processes on its processors" in found

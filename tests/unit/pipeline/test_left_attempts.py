@@ -9,7 +9,7 @@ import pytest
 from charter.launch.job_files import JobFiles, NodeRecord
 from charter.launch.submission import Submission, write_submission
 from charter.ledger import Ledger
-from charter.pipeline import left_attempts
+from charter.run import accounts
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def ledger(tmp_path):
 
 @pytest.fixture
 def stage(tmp_path, monkeypatch):
-    monkeypatch.setattr(left_attempts, "is_finished", lambda stage: stage.finished)
+    monkeypatch.setattr(accounts, "is_finished", lambda stage: stage.finished)
     return SimpleNamespace(name="a", directory=tmp_path / "a", finished=True)
 
 
@@ -72,7 +72,7 @@ def test_only_the_start_that_ended_well_is_done(ledger, stage, exit_codes, shard
     for key in ("7", "7+1", None):
         begin(ledger, key)
     begin(ledger, "8", stage="other")
-    left_attempts.end_finished(ledger, [stage], run="r", keep_jobs=())
+    accounts.end_finished(ledger, [stage], run="r", keep_jobs=())
     assert {key for key, outcome in outcomes(ledger).items() if outcome == "done"} == ({ended} if ended else set())
     for row in ledger.attempts(run="r"):
         assert row.outcome == "running" or row.duration_milliseconds == 60_000
@@ -81,9 +81,9 @@ def test_only_the_start_that_ended_well_is_done(ledger, stage, exit_codes, shard
 def test_a_job_that_is_gone_on_with_or_an_unfinished_stage_is_left_alone(ledger, stage):
     leave(stage, 0)
     begin(ledger, "7")
-    left_attempts.end_finished(ledger, [stage], run="r", keep_jobs={"7"})
+    accounts.end_finished(ledger, [stage], run="r", keep_jobs={"7"})
     stage.finished = False
-    left_attempts.end_finished(ledger, [stage], run="r", keep_jobs=())
+    accounts.end_finished(ledger, [stage], run="r", keep_jobs=())
     assert outcomes(ledger) == {"7": "running"}
 
 
@@ -92,5 +92,5 @@ def test_a_dropped_job_is_killed_unless_it_ended_well(ledger, stage):
     for key in ("7", "6", None):
         begin(ledger, key)
     begin(ledger, "8", stage="other")
-    left_attempts.end_dropped(ledger, stage, run="r")
+    accounts.end_dropped(ledger, stage, run="r")
     assert outcomes(ledger) == {"7": "done", "6": "killed", None: "running", "8": "running"}

@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 
 from charter.cli.main import app
 from charter.errors import DataError, InfeasibleError
-from charter.pipeline.planned import plan_now
-from charter.pipeline.runner import RunOptions, find_work, plan_work, refuse_overflow
-from charter.pipeline.submitting import submit_supervisor
+from charter.run.planned import plan_now
+from charter.run.runner import RunOptions, find_work, plan_work, refuse_overflow
+from charter.run.submit import submit_supervisor
 from charter.spec.load import load_project
 
 TOO_BIG = {"hidden_size": 16384, "num_layers": 128, "num_heads": 128, "intermediate_size": 65536, "vocab_size": 32000}

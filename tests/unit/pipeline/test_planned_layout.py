@@ -3,7 +3,7 @@ from dataclasses import dataclass
 import pytest
 
 from charter.models.engine_layout import EngineLayout, engine_layout
-from charter.pipeline.planned_layout import frozen_layout, planned_layouts
+from charter.run.planned import frozen_layout, planned_layouts
 from charter.spec.layout import Layout, Recompute, ZeroStage
 from charter.spec.project import Project, Resources
 from charter.spec.stage import PreferenceModelStage, SftStage, StageResources

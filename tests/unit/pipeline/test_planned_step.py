@@ -4,8 +4,8 @@ import planner_case as lab
 import pytest
 
 from charter.artifacts.planned_step import PLANNED_FILE, PlannedStep, read_planned_step, write_planned_step
-from charter.pipeline.planned_step import planned_step
-from charter.pipeline.status import actual_over_planned
+from charter.run.planned import planned_step
+from charter.run.status import actual_over_planned
 from charter.spec.architecture import Architecture
 from charter.spec.project import Resources
 from charter.spec.stage import PpoStage, PreferenceModelStage, SftStage

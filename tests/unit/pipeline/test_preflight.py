@@ -4,12 +4,19 @@ import pytest
 
 from charter.errors import DataError, MissingExtraError, SpecError
 from charter.launch.commands import STAGE_MODULES
-from charter.pipeline.graph import build_pipeline
-from charter.pipeline.preflight import check_before_start, check_packages
+from charter.run.graph import build_pipeline
+from charter.run.preflight import check_before_start, check_packages
 from charter.spec.layout import Adapter
 from charter.spec.project import DataSpec, ModelSpec, Project
-from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, PrepareStage, SftStage, StageResources
-from charter.spec.stage_kinds import STAGE_KINDS
+from charter.spec.stage import (
+    STAGE_KINDS,
+    DpoStage,
+    PpoStage,
+    PreferenceModelStage,
+    PrepareStage,
+    SftStage,
+    StageResources,
+)
 
 ROW = '{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}\n'
 
@@ -97,10 +104,10 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it():
 def test_an_adapter_is_trained_where_the_library_for_it_is_installed(project, tmp_path, monkeypatch):
     lora = replace(project.pipeline["sft"], adapter=Adapter(rank=4))
     other = replace(project, pipeline={"sft": lora})
-    monkeypatch.setattr("charter.pipeline.preflight.find_spec", lambda name: None)
+    monkeypatch.setattr("charter.run.preflight.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"training the adapter of sft needs peft: pip install peft"):
         check(other, tmp_path)
-    monkeypatch.setattr("charter.pipeline.preflight.find_spec", lambda name: name)
+    monkeypatch.setattr("charter.run.preflight.find_spec", lambda name: name)
     check(other, tmp_path)
 
 

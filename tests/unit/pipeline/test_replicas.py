@@ -4,9 +4,9 @@ from types import SimpleNamespace
 import pytest
 
 from charter.artifacts.store.place import PlaceError
-from charter.pipeline import replicas
-from charter.pipeline.events import Events
-from charter.pipeline.replicas import Replicas
+from charter.run import copies as replicas
+from charter.run.copies import Replicas
+from charter.run.events import Events
 
 
 class Copier:

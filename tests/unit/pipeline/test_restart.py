@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charter.artifacts.position import Position
-from charter.pipeline.endings import classify
-from charter.pipeline.restart import (
+from charter.artifacts.checkpoints import Position
+from charter.run.attempt import classify
+from charter.run.restart import (
     LONGEST_WAIT_SECONDS,
     MAX_RESTARTS_WITHOUT_PROGRESS,
     NEVER_AGAIN,

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from charter.pipeline.graph import build_pipeline
-from charter.pipeline.samples import samples_of, shown_fields, visible
+from charter.run.approval import samples_of, shown_fields, visible
+from charter.run.graph import build_pipeline
 from charter.spec.load import load_project
 
 PROJECT = """\

@@ -11,10 +11,10 @@ import pytest
 
 from charter.artifacts.lease import LEASE, this_process
 from charter.errors import UsageError
-from charter.launch.slurm import own_job
+from charter.launch.slurm import queue
 from charter.launch.slurm.commands import SlurmCommands, SlurmUnreachableError
-from charter.pipeline import sent, stop
-from charter.pipeline.signals import NOTICE_FILE, StopSignals
+from charter.run import runner, stop
+from charter.run.supervisor import NOTICE_FILE, StopSignals
 
 AGAIN = {"CHARTER_SENT": "slurm", "CHARTER_RESTART": "1"}
 
@@ -49,14 +49,14 @@ class Squeue(SlurmCommands):
 )
 def test_slurm_puts_a_job_back_that_it_preempts_or_has_in_its_queue_again(says, own_restarts, expected):
     own = {"SLURM_JOB_ID": "5", "SLURM_RESTART_COUNT": own_restarts}
-    assert own_job.is_put_back(own, Squeue(says)) is expected
+    assert queue.is_put_back(own, Squeue(says)) is expected
 
 
 def test_slurm_is_asked_by_a_supervisor_that_was_sent_there_and_by_no_other(monkeypatch):
-    monkeypatch.setattr(own_job, "is_put_back", lambda environ: True)
-    assert sent.is_started_again({"CHARTER_SENT": "slurm"})
-    assert not sent.is_started_again({"CHARTER_SENT": "ray"})
-    assert not sent.is_started_again({"SLURM_JOB_ID": "7"})
+    monkeypatch.setattr(queue, "is_put_back", lambda environ: True)
+    assert runner.is_started_again({"CHARTER_SENT": "slurm"})
+    assert not runner.is_started_again({"CHARTER_SENT": "ray"})
+    assert not runner.is_started_again({"SLURM_JOB_ID": "7"})
 
 
 def test_sigterm_of_an_engine_that_starts_the_supervisor_again_is_not_meant_and_asked_about_once():
@@ -93,7 +93,7 @@ def elsewhere(run: Path) -> None:
 
 
 def test_one_that_was_started_again_waits_for_what_its_last_start_still_holds(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sent, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(runner, "LOOK_SECONDS", 0.01)
     looks = []
 
     def look() -> bool:
@@ -103,17 +103,17 @@ def test_one_that_was_started_again_waits_for_what_its_last_start_still_holds(tm
         return False
 
     elsewhere(tmp_path)
-    with sent.take_run(tmp_path, stop_wanted=look, environ=AGAIN):
+    with runner.take_run(tmp_path, stop_wanted=look, environ=AGAIN):
         assert len(looks) == 3
     assert capsys.readouterr().err.count("waits for it") == 1
 
 
 def test_one_that_waits_ends_when_it_is_asked_to(tmp_path, monkeypatch):
-    monkeypatch.setattr(sent, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(runner, "LOOK_SECONDS", 0.01)
     wanted = iter([False, False, True])
     elsewhere(tmp_path)
     with pytest.raises(UsageError, match="is in use"):
-        sent.take_run(tmp_path, stop_wanted=lambda: next(wanted), environ=AGAIN)
+        runner.take_run(tmp_path, stop_wanted=lambda: next(wanted), environ=AGAIN)
     assert next(wanted, None) is None
 
 
@@ -121,7 +121,7 @@ def test_one_that_waits_ends_when_it_is_asked_to(tmp_path, monkeypatch):
 def test_no_other_run_waits(tmp_path, environ):
     elsewhere(tmp_path)
     with pytest.raises(UsageError, match="is in use"):
-        sent.take_run(tmp_path, stop_wanted=lambda: False, environ=environ)
+        runner.take_run(tmp_path, stop_wanted=lambda: False, environ=environ)
 
 
 @pytest.fixture

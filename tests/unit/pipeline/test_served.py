@@ -6,9 +6,9 @@ import pytest
 
 from charter.errors import DataError, SpecError
 from charter.launch.commands import STAGE_MODULES
-from charter.pipeline.graph import build_pipeline, job_of
-from charter.pipeline.preflight import check_before_start
-from charter.pipeline.served import check_served, loads_weights
+from charter.run.graph import build_pipeline, job_of
+from charter.run.preflight import check_before_start
+from charter.run.served import check_served, loads_weights
 from charter.spec.project import DataSpec, ModelSpec, Project, Serving
 from charter.spec.stage import LabelStage, SftStage
 

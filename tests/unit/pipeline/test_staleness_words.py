@@ -1,6 +1,6 @@
 import pytest
 
-from charter.pipeline.staleness import describe
+from charter.run.staleness import describe
 
 
 @pytest.mark.parametrize(

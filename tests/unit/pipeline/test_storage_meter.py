@@ -9,8 +9,8 @@ pytest.importorskip("sqlalchemy")
 from charter.errors import DataError, StageError
 from charter.ledger import Ledger
 from charter.ledger.stored import RUN_DIRECTORY
-from charter.pipeline import storage_meter
-from charter.pipeline.storage_meter import SMALL_BYTES, StorageMeter, sample_now
+from charter.run import storage_meter
+from charter.run.storage_meter import SMALL_BYTES, StorageMeter, sample_now
 
 BUCKET = "s3://bucket/path"
 

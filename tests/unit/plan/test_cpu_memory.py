@@ -3,7 +3,7 @@
 import planner_case as lab
 import pytest
 
-from charter.pipeline.planned_step import planned_step
+from charter.run.planned import planned_step
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter
 from charter.spec.project import Resources

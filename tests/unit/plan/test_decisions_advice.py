@@ -8,7 +8,7 @@ from charter.plan.advice import budget_advice
 from charter.report.plan_explain import _risk
 from charter.report.plan_notes import risk_sentence
 from charter.spec.project import Project, Resources
-from charter.spec.risk import RiskSettings
+from charter.spec.sections import RiskSettings
 from charter.spec.stage import DpoStage, SftStage
 
 SFT = SftStage(init="base", data=("chat",), steps=9000)

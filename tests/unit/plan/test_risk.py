@@ -10,7 +10,7 @@ from charter.plan.options.stage_scenario import stage_scenario
 from charter.plan.physics.knowledge import shipped
 from charter.resilience.simulate import simulate
 from charter.spec.project import Resources
-from charter.spec.risk import RiskSettings
+from charter.spec.sections import RiskSettings
 from charter.spec.stage import SftStage
 
 SFT = SftStage(init="base", data=("chat",), steps=4000)

@@ -1,11 +1,11 @@
 import pytest
 
+from charter.data.dataset import DataFacts
 from charter.errors import DataError
 from charter.plan.work.corpus import Library
 from charter.plan.work.phase import padded
 from charter.plan.work.roles import Models
 from charter.plan.work.workload import workload
-from charter.spec.dataset import DataFacts
 from charter.spec.project import DataSpec, Serving
 from charter.spec.stage import (
     CritiqueStage,

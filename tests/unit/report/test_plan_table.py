@@ -16,7 +16,7 @@ from charter.report.plan_explain import explain_stage
 from charter.report.plan_notes import alternatives, longest_pole
 from charter.report.plan_table import CHOSEN, plan_table
 from charter.report.plan_totals import REPEATED, beside_the_machines
-from charter.spec.costs import Costs
+from charter.spec.sections import Costs
 
 TODAY = date(2026, 11, 20)
 

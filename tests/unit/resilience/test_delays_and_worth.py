@@ -5,13 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.errors import UsageError
-from charter.resilience.detection import detection
-from charter.resilience.durations import Exponential
 from charter.resilience.expected_time import Interruptions, best_interval_seconds, expected_time
-from charter.resilience.failures import PUBLISHED
+from charter.resilience.failures import PUBLISHED, best_spares, detection, spare_nodes, spare_worth, waiting_share
 from charter.resilience.notice import notice_success
 from charter.resilience.simulate import Job, SparePool, simulate
-from charter.resilience.spares import best_spares, spare_nodes, spare_worth, waiting_share
+from charter.resilience.spot import Exponential
 
 
 @pytest.mark.parametrize(("name", "seconds"), [("slurm", 300), ("kubernetes", 380), ("nccl", 600)])

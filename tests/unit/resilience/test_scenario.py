@@ -6,9 +6,7 @@ import pytest
 
 from charter.resilience.scenario import Scenario, SpotPool, sweep
 from charter.resilience.simulate import simulate
-from charter.resilience.spot_waits import first_wait_seconds, spot_waits
-from charter.resilience.traces import Trace, find_trace
-from charter.resilience.windows import heavy_tailed_market
+from charter.resilience.spot import Trace, find_trace, first_wait_seconds, heavy_tailed_market, spot_waits
 
 HOUR = 3600.0
 PLAIN = Scenario(

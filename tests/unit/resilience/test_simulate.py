@@ -7,10 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from charter.errors import InfeasibleError, UsageError
-from charter.resilience.durations import Exponential, Fixed, LogNormal, Weibull
 from charter.resilience.expected_time import Interruptions, daly_interval_seconds, expected_time
 from charter.resilience.simulate import Job, SparePool, simulate
-from charter.resilience.windows import Periods, SpotMarket, heavy_tailed_market
+from charter.resilience.spot import Exponential, Fixed, LogNormal, Periods, SpotMarket, Weibull, heavy_tailed_market
 
 HOUR = 3600.0
 JOB = Job(

@@ -7,9 +7,17 @@ from hypothesis import strategies as st
 
 import spot_traces
 from charter.errors import UsageError
-from charter.resilience.durations import Exponential
 from charter.resilience.simulate import Job, simulate
-from charter.resilience.traces import DATA, Trace, find_trace, read_trace, shipped, trace_of, trace_statistics
+from charter.resilience.spot import (
+    DATA,
+    Exponential,
+    Trace,
+    find_trace,
+    read_trace,
+    shipped,
+    trace_of,
+    trace_statistics,
+)
 
 
 @pytest.mark.parametrize("target", spot_traces.TARGETS, ids=lambda target: target.name)

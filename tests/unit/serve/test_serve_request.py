@@ -2,10 +2,17 @@ import json
 
 import pytest
 
-from charter.inference.serve.completion import Completion, ServedToken
-from charter.inference.serve.replies import LEAST, chat_reply, error_reply, text_reply
-from charter.inference.serve.request import RequestError, read_request
-from charter.spec.dataset import Turn
+from charter.data.dataset import Turn
+from charter.inference.serve.protocol import (
+    LEAST,
+    Completion,
+    RequestError,
+    ServedToken,
+    chat_reply,
+    error_reply,
+    read_request,
+    text_reply,
+)
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
 

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from charter.spec.architecture import Architecture, MixtureOfExperts, StateSpace
 from charter.spec.checks import check_accelerators, check_data, check_model, check_project, parse_part
 from charter.spec.layout import Adapter
-from charter.spec.ppo_checks import divisors_near
 from charter.spec.project import Budget, DataSpec, ModelSpec, Place, Project, Resources, Serving, Storage, TokenizerSpec
 from charter.spec.stage import (
     CritiqueStage,
     DpoStage,
     EvalStage,
+    Guard,
     JudgeStage,
     LabelStage,
     PpoStage,
@@ -22,8 +22,7 @@ from charter.spec.stage import (
     SftStage,
     StageResources,
 )
-from charter.spec.stage_checks import check_runnable, check_stage
-from charter.spec.stage_parts import Guard
+from charter.spec.stage_checks import check_runnable, check_stage, divisors_near
 
 SFT = SftStage(init="base", data=("chats",), epochs=1)
 JUDGE = JudgeStage(init="base", pairs=("pairs",))

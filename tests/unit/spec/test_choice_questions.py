@@ -2,8 +2,8 @@ import json
 
 import pytest
 
+from charter.data.dataset import data_facts, read_prompts, read_questions
 from charter.errors import DataError
-from charter.spec.dataset import data_facts, read_prompts, read_questions
 
 BASE = {"question": "Which is larger?", "choices": ["A mouse", "A cow"]}
 

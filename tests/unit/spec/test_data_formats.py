@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from charter.data.dataset import data_facts, read_conversations, read_pairs, read_prompts, read_texts
+from charter.data.formats import MOST_SHARDS, find_files, is_there
+from charter.data.rows import REASONS_KEPT, SkippedRows
 from charter.errors import DataError, MissingExtraError
-from charter.spec.data_files import MOST_SHARDS, find_files, is_there
-from charter.spec.data_row import REASONS_KEPT, SkippedRows
-from charter.spec.dataset import data_facts, read_conversations, read_pairs, read_prompts, read_texts
 from charter.spec.project import DataSpec
 
 pa = pytest.importorskip("pyarrow")

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from charter.errors import DataError
-from charter.spec.dataset import (
+from charter.data.dataset import (
     Conversation,
     Pair,
     Prompt,
@@ -20,6 +19,7 @@ from charter.spec.dataset import (
     read_texts,
     selected_rows,
 )
+from charter.errors import DataError
 from charter.spec.project import DataSpec
 
 

@@ -2,11 +2,10 @@ import json
 
 import pytest
 
+from charter.data import convert
+from charter.data.convert import Conversion, native_row, write_rows
+from charter.data.rows import BadRowError, Row
 from charter.errors import DataError, MissingExtraError, UsageError
-from charter.spec import convert as convert_module
-from charter.spec.convert import Conversion, write_rows
-from charter.spec.data_row import BadRowError, Row
-from charter.spec.foreign_rows import native_row
 from charter.spec.project import DataSpec
 
 
@@ -130,7 +129,7 @@ def test_bad_rows_stop_it_or_are_counted(tmp_path):
 
 def test_parquet_has_the_fields_of_every_row(tmp_path, monkeypatch):
     parquet = pytest.importorskip("pyarrow.parquet")
-    monkeypatch.setattr(convert_module, "ROWS_PER_GROUP", 2)
+    monkeypatch.setattr(convert, "ROWS_PER_GROUP", 2)
     rows = [
         {"prompt": "a"},
         {"prompt": "b", "score": 1},
@@ -162,6 +161,6 @@ def test_without_pyarrow_it_says_what_to_install(tmp_path, monkeypatch):
     def missing(name):
         raise ModuleNotFoundError(name=name)
 
-    monkeypatch.setattr(convert_module, "import_module", missing)
+    monkeypatch.setattr(convert, "import_module", missing)
     with pytest.raises(MissingExtraError, match="writing Parquet needs pyarrow: pip install"):
         write(tmp_path, [{"prompt": "a"}], "out.parquet")

@@ -11,10 +11,10 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from charter.errors import SpecError
-from charter.spec import bind, narrow
+from charter.spec import bind
 from charter.spec.load import project_of
 from charter.spec.project import Project
-from charter.spec.stage_kinds import STAGE_KINDS
+from charter.spec.stage import STAGE_KINDS
 from charter.spec.yaml_source import Document, parse_document
 from charter.templates.shipped import shipped_bytes
 
@@ -80,44 +80,44 @@ def refusal(read, cls, value):
 @pytest.mark.parametrize("value", [{}, {"nothing": 1}, [], "x", None, 3])
 def test_what_is_missing_or_no_mapping_is_refused_alike(value):
     classes = [Project, *STAGE_KINDS.values()]
-    asking = [cls for cls in classes if value != {} or any(narrow._is_required(item) for item in fields(cls))]
+    asking = [cls for cls in classes if value != {} or any(bind._is_required(item) for item in fields(cls))]
     assert asking
-    unlike = [cls for cls in asking if refusal(narrow.read_as, cls, value) != refusal(read_by_all, cls, value)]
+    unlike = [cls for cls in asking if refusal(bind.read_as, cls, value) != refusal(read_by_all, cls, value)]
     assert unlike == []
 
 
 def test_fields_that_are_not_given_are_not_in_the_schema():
-    adapter = narrow._adapter(STAGE_KINDS["sft"], frozenset({"seed"}))
+    adapter = bind._adapter(STAGE_KINDS["sft"], frozenset({"seed"}))
     names = {item["name"] for item in adapter.core_schema["schema"]["fields"]}
     assert "resources" not in names
     assert names <= {item.name for item in fields(STAGE_KINDS["sft"])}
-    project = fields(narrow._narrowed(Project, frozenset({"seed"})))
+    project = fields(bind._narrowed(Project, frozenset({"seed"})))
     assert {item.name for item in project} == {"name", "models", "pipeline", "seed"}
 
 
 def test_only_known_keys_make_another_schema():
     cls = bind.DataSpec
-    narrow._adapter.cache_clear()
+    bind._adapter.cache_clear()
     for key in ("one", "two", "three"):
         with pytest.raises(ValidationError):
-            narrow.read_as(cls, {"path": "a.jsonl", key: 1})
-    assert narrow._adapter.cache_info().currsize == 1
+            bind.read_as(cls, {"path": "a.jsonl", key: 1})
+    assert bind._adapter.cache_info().currsize == 1
 
 
 def test_plugins_are_looked_for_only_where_the_environment_says_so(monkeypatch):
     seen = []
 
     def look():
-        narrow._adapter.cache_clear()
-        narrow.read_as(bind.DataSpec, {"path": "a.jsonl"})
-        return seen[-1], os.environ.get(narrow.NO_PLUGINS)
+        bind._adapter.cache_clear()
+        bind.read_as(bind.DataSpec, {"path": "a.jsonl"})
+        return seen[-1], os.environ.get(bind.NO_PLUGINS)
 
     def scheme(cls):
-        seen.append(os.environ.get(narrow.NO_PLUGINS))
+        seen.append(os.environ.get(bind.NO_PLUGINS))
         return schema_of_all(cls)
 
     monkeypatch.setattr("pydantic.TypeAdapter", scheme)
-    monkeypatch.delenv(narrow.NO_PLUGINS, raising=False)
+    monkeypatch.delenv(bind.NO_PLUGINS, raising=False)
     assert look() == ("1", None)
-    monkeypatch.setenv(narrow.NO_PLUGINS, "logfire")
+    monkeypatch.setenv(bind.NO_PLUGINS, "logfire")
     assert look() == ("logfire", "logfire")

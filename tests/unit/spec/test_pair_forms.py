@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from charter.data.dataset import read_pairs, read_prompts
+from charter.data.rows import Row, Turn, pair_of
 from charter.errors import DataError
-from charter.spec.data_row import Row
-from charter.spec.dataset import read_pairs, read_prompts
-from charter.spec.rows import Turn, pair_of
 
 WORDS = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=9)
 

@@ -6,8 +6,8 @@ import pytest
 
 from charter.errors import SpecError
 from charter.spec.load import load_project
-from charter.spec.ppo_checks import check_ppo
 from charter.spec.stage import PpoStage
+from charter.spec.stage_checks import check_ppo
 
 SPEC = PpoStage(
     policy="p", reward="r", prompts=("q",), episodes=128, rollout_batch=64, minibatch=64, estimator="reinforce"

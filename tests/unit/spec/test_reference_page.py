@@ -5,7 +5,7 @@ from dataclasses import fields
 import generated
 import yaml_reference
 from charter.spec.schema import BLOCKS
-from charter.spec.stage_kinds import STAGE_KINDS
+from charter.spec.stage import STAGE_KINDS
 
 PAGE = yaml_reference.PAGE.read_text()
 

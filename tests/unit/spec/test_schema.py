@@ -5,9 +5,8 @@ from dataclasses import fields
 import jsonschema
 import pytest
 
-from charter.spec.field_docs import field_docs
-from charter.spec.schema import BLOCKS, project_json_schema
-from charter.spec.stage_kinds import STAGE_KINDS
+from charter.spec.schema import BLOCKS, field_docs, project_json_schema
+from charter.spec.stage import STAGE_KINDS
 from charter.spec.yaml_source import parse_document
 
 SCHEMA = project_json_schema()

@@ -7,8 +7,8 @@ from importlib import resources
 import jsonschema
 import pytest
 
+from charter.data.dataset import data_facts, read_conversations, read_pairs, read_prompts, read_texts
 from charter.errors import UsageError
-from charter.spec.dataset import data_facts, read_conversations, read_pairs, read_prompts, read_texts
 from charter.spec.graph import check_graph, execution_order
 from charter.spec.load import load_project
 from charter.spec.schema import project_json_schema

@@ -5,11 +5,11 @@ from dataclasses import replace
 from meter_samples import GPU, ROW, with_gpus
 
 from charter.artifacts import durable
-from charter.tracking.facts import Followed, attachments, flat, stage_facts
-from charter.tracking.metering.row import append_row
-from charter.tracking.places import card_path
+from charter.metering.row import append_row
+from charter.tracking.destinations.prometheus import StageView, figures, last_rows
+from charter.tracking.journal import card_path
 from charter.tracking.progress import Standing
-from charter.tracking.prometheus import StageView, figures, last_rows
+from charter.tracking.run_facts import Followed, attachments, flat, stage_facts
 
 FOLLOWED = Followed(key="k1", name="harmless", root="/r", trackers={}, owner="ann", tags={"team": "safety"})
 

@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charter.tracking.collector import Collector
-from charter.tracking.journal import Journal, Place, count_rows, depends_on_clock, read_rows
+from charter.tracking.journal import Collector, Journal, Place, count_rows, depends_on_clock, journal_path, read_rows
 from charter.tracking.jsonl import read_metrics
-from charter.tracking.places import journal_path
 
 
 @pytest.fixture

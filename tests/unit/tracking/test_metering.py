@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meter_samples import GPU, ROW, with_gpus
 
+from charter.metering.row import append_row, meter_path, row_of
 from charter.tracking import meter_rows, summarise
-from charter.tracking.collector import machine_values
-from charter.tracking.metering.row import append_row, meter_path, row_of
+from charter.tracking.journal import machine_values
 
 
 def test_rows_come_back_as_they_were_written(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from charter.spec.tracking import WandbSettings
 from charter.tracking.base import Row, RunFacts
-from charter.tracking.wandb_destination import WandbDestination
+from charter.tracking.destinations.wandb import WandbDestination
 
 FACTS = RunFacts(key="k-sft-01", name="sft", parameters={"steps": "9"}, tags={"charter.kind": "sft", "team": "safety"})
 

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from charter.errors import DataError, StageError
-from charter.spec.stage_parts import Guard
-from charter.train.guard import (
+from charter.spec.stage import Guard
+from charter.train.loop import (
     FIRST_STEPS,
     ROLL_BACKS,
     DivergedError,

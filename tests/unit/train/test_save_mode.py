@@ -1,7 +1,7 @@
 import pytest
 
 from charter.errors import UsageError
-from charter.train.save_mode import TRIALS, SaveMode
+from charter.train.checkpoint import TRIALS, SaveMode
 
 
 def trial(mode: SaveMode, *, sync: float, stall: float, beside: float = 1.0) -> str:

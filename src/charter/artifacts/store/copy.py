@@ -5,21 +5,104 @@ its path in the stage's directory. Each stage has a summary of its lists besides
 store's listing may lag behind; a list that only one of the two shows counts as well, because the list itself proves it.
 """
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+import sqlite3
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from charter.artifacts.file_facts import FileFact
+from charter.artifacts import durable
+from charter.artifacts.batch_files import BATCHES, batch_paths
+from charter.artifacts.checkpoints import PINNED, STATE, Position, files_of
+from charter.artifacts.file_facts import FileFact, check_chunks, fact_of_chunks, facts_of
+from charter.artifacts.job import JOB_FILE
+from charter.artifacts.record import OUTPUTS, RECORD_FILE, read_record
 from charter.artifacts.safe_path import wrong_name
-from charter.artifacts.sealed import checked_text, sealed_text
-from charter.artifacts.store.objects import Objects
 from charter.artifacts.store.opening import open_place
-from charter.artifacts.store.place import NO_TAGS, Kept, PlaceError, Tags
+from charter.artifacts.store.place import NO_TAGS, Kept, Place, PlaceError, Tags
+from charter.artifacts.whole_dir import MANIFEST, checked_text, sealed_text
 from charter.errors import DataError
+
+OBJECTS = "objects"
+
+
+def object_key(sha256: str) -> str:
+    """Where an object lies.
+
+    >>> object_key("ab" + "0" * 62)[:14]
+    'objects/ab/ab0'
+    """
+    if len(sha256) != 64 or set(sha256) - set("0123456789abcdef"):
+        raise DataError(f"{sha256[:80]!r} is not a sha256")
+    return f"{OBJECTS}/{sha256[:2]}/{sha256}"
+
+
+class Objects:
+    """The objects in a place."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.sent_bytes = 0
+        """Of what this process has put there, whole; counted when it is there."""
+
+    def add(self, path: Path, fact: FileFact, *, tags: Tags = NO_TAGS) -> None:
+        """Keep a file that is as `fact` says; refused when it is not, so damage never spreads."""
+        if not self.has(fact):
+            self.repair(path, fact, tags=tags)
+
+    def add_content(self, content: bytes, *, tags: Tags = NO_TAGS) -> None:
+        """Keep bytes."""
+        fact = fact_of_chunks([content])
+        if not self.has(fact):
+            self.place.put(object_key(fact.sha256), content, tags=tags)
+            self.sent_bytes += fact.bytes
+
+    def has(self, fact: FileFact) -> bool:
+        """Whether an object of that name and size is there; its content is not read."""
+        return self.place.size(object_key(fact.sha256)) == fact.bytes
+
+    def bring(self, fact: FileFact, target: Path) -> None:
+        """Write an object's content to a file; a DataError, and no file, when it is not what its name says."""
+        try:
+            durable.write_chunks(target, self.place.chunks(object_key(fact.sha256)), fact)
+        except FileNotFoundError:
+            raise DataError(f"{self._name(fact)} is missing; it was to become {target}") from None
+
+    def content(self, fact: FileFact) -> bytes:
+        """The bytes of a small object, verified."""
+        if (content := self.place.get(object_key(fact.sha256))) is None:
+            raise DataError(f"{self._name(fact)} is missing")
+        check_chunks(self._name(fact), [content], fact)
+        return content
+
+    def damage(self, fact: FileFact) -> str | None:
+        """What is wrong with an object, in words, after reading all of it; None when nothing is."""
+        try:
+            check_chunks(self._name(fact), self.place.chunks(object_key(fact.sha256)), fact)
+        except FileNotFoundError:
+            return f"{self._name(fact)} is missing"
+        except PlaceError:
+            raise
+        except DataError as error:
+            return str(error)
+        return None
+
+    def repair(self, path: Path, fact: FileFact, *, tags: Tags = NO_TAGS) -> None:
+        """Put a good file in place of an object that is damaged."""
+        self.place.upload(object_key(fact.sha256), path, fact, tags=tags)
+        self.sent_bytes += fact.bytes
+
+    def listed(self) -> Iterator[Kept]:
+        """What objects a listing shows."""
+        yield from self.place.listed(f"{OBJECTS}/")
+
+    def _name(self, fact: FileFact) -> str:
+        return f"{self.place.where}/{object_key(fact.sha256)}"
+
 
 COPIES, SUMMARY = "copies", "summary.json"
 SCHEMA = "charter.copy/1"
@@ -191,3 +274,110 @@ def _copy(where: str, content: bytes, *, group: str, name: str) -> Copy:
         return Copy(name=name, kind=plain["kind"], fingerprint=plain["fingerprint"], files=files)
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{where} is not a complete list of copies: {error}") from None
+
+
+ROLL_BACKS, METRICS, TIMINGS = "roll_backs.json", "metrics.jsonl", "timings.json"
+SIDECARS = (JOB_FILE, ROLL_BACKS, METRICS, TIMINGS)
+"""Beside a checkpoint or outputs: what a resume reads, and what reports are made of."""
+MOST_BATCHES = 1000
+"""Files in one list: about 150 KB of text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A list to be made, and where its files lie."""
+
+    copy: Copy
+    base: Path
+    contents: Mapping[str, bytes] = field(default_factory=dict)
+    """Files that may change meanwhile, as they were."""
+
+
+def checkpoint_source(stage_dir: Path, position: Position, fingerprint: str) -> Source:
+    """A checkpoint with what belongs to it; a DataError when its manifest is not whole."""
+    path = stage_dir / STATE / position.directory
+    prefix = f"{STATE}/{position.directory}"
+    contents = _sidecars(stage_dir)
+    contents[f"{prefix}/{MANIFEST}"] = (path / MANIFEST).read_bytes()
+    if (path / PINNED).exists():
+        contents[f"{prefix}/{PINNED}"] = b""
+    files = {f"{prefix}/{name}": fact for name, fact in files_of(path).items()}
+    return _source(stage_dir, position.directory, "checkpoint", fingerprint, files, contents)
+
+
+def outputs_source(stage_dir: Path) -> Source | None:
+    """Finished outputs with their record; None while there is none."""
+    if (record := read_record(stage_dir)) is None:
+        return None
+    files = {}
+    for relative, sha256 in record.outputs.items():
+        path = stage_dir / OUTPUTS / relative
+        if not path.is_file():
+            raise DataError(f"{path} is missing, though {RECORD_FILE} lists it")
+        files[f"{OUTPUTS}/{relative}"] = FileFact(bytes=path.stat().st_size, sha256=sha256)
+    contents = {**_sidecars(stage_dir), RECORD_FILE: (stage_dir / RECORD_FILE).read_bytes()}
+    return _source(stage_dir, OUTPUTS, "outputs", record.fingerprint, files, contents)
+
+
+def batches_source(stage_dir: Path, fingerprint: str, *, copied: Collection[str]) -> Source | None:
+    """Batches of records that no list has yet, the first thousand of them; None when there are none."""
+    names = [f"{BATCHES}/{path.name}" for path in batch_paths(stage_dir)]
+    new = [name for name in names if name not in copied][:MOST_BATCHES]
+    if not new:
+        return None
+    files = dict(zip(new, facts_of([stage_dir / name for name in new]), strict=True))
+    job = {name: content for name, content in _sidecars(stage_dir).items() if name == JOB_FILE}
+    return _source(stage_dir, batches_name(new), "batches", fingerprint, files, job)
+
+
+def file_source(base: Path, names: Collection[str], name: str, fingerprint: str) -> Source:
+    """A list of sidecars: files that lie below `base` and do not change."""
+    files = dict(zip(sorted(names), facts_of([base / item for item in sorted(names)]), strict=True))
+    return Source(copy=Copy(name=name, kind="sidecars", fingerprint=fingerprint, files=files), base=base)
+
+
+def _source(
+    stage_dir: Path,
+    name: str,
+    kind: CopyKind,
+    fingerprint: str,
+    files: Mapping[str, FileFact],
+    contents: Mapping[str, bytes],
+) -> Source:
+    facts = {**files, **{relative: fact_of_chunks([content]) for relative, content in contents.items()}}
+    copy = Copy(name=name, kind=kind, fingerprint=fingerprint, files=facts)
+    return Source(copy=copy, base=stage_dir, contents=contents)
+
+
+def _sidecars(stage_dir: Path) -> dict[str, bytes]:
+    return {name: (stage_dir / name).read_bytes() for name in SIDECARS if (stage_dir / name).exists()}
+
+
+BUSY_SECONDS = 10.0
+"""How long a writer may hold the database; the ledger's own transactions take milliseconds."""
+
+
+def copy_database(source: Path, target: Path) -> None:
+    """Write a whole copy of a database as one file; a DataError when the database is damaged."""
+    try:
+        with (
+            contextlib.closing(sqlite3.connect(source, timeout=BUSY_SECONDS)) as live,
+            contextlib.closing(sqlite3.connect(target)) as copy,
+        ):
+            live.backup(copy)
+            copy.execute("PRAGMA journal_mode=DELETE")
+            (found,) = copy.execute("PRAGMA integrity_check(1)").fetchone()
+    except sqlite3.Error as error:
+        raise DataError(f"{source} cannot be copied: {error}") from error
+    if found != "ok":
+        raise DataError(f"{source} is damaged: {found}")
+
+
+def damage_of(path: Path) -> str | None:
+    """What is wrong with a database, in SQLite's words; None when nothing is."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=BUSY_SECONDS)) as database:
+            (found,) = database.execute("PRAGMA integrity_check(1)").fetchone()
+    except sqlite3.Error as error:
+        return str(error)
+    return None if found == "ok" else str(found)

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from charter.artifacts.store.local_place import LocalPlace
-from charter.artifacts.store.place import BUCKET, Place
+from charter.artifacts.store.place import BUCKET, LocalPlace, Place
 from charter.errors import UsageError
 
 
@@ -14,7 +13,7 @@ def open_place(where: str, *, root: Path, tell: Callable[[str], None] = lambda _
     `tell` hears of what a place does not do, and copies can do without.
     """
     if where.startswith(BUCKET):
-        from charter.artifacts.store.s3_place import S3Place
+        from charter.artifacts.store.s3 import S3Place
 
         return S3Place(where, tell=tell)
     if "://" in where:

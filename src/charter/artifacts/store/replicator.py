@@ -9,19 +9,19 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from charter.artifacts import durable
-from charter.artifacts.checkpoints import STATE, positions_in
-from charter.artifacts.position import Position
+from charter.artifacts.checkpoints import STATE, Position, positions_in
 from charter.artifacts.record import OUTPUTS, RECORD_FILE
-from charter.artifacts.store.copy import Copies, Copy
-from charter.artifacts.store.held import HeldByLists
-from charter.artifacts.store.sources import (
+from charter.artifacts.store.copy import (
+    Copies,
+    Copy,
     Source,
     batches_source,
     checkpoint_source,
+    copy_database,
     file_source,
     outputs_source,
 )
-from charter.artifacts.store.sqlite_copy import copy_database
+from charter.artifacts.store.maintenance import HeldByLists
 
 RUN_GROUP = "run"
 RUN_FILES = ("accepted.json", "plan.json", "events.jsonl")

@@ -7,7 +7,7 @@ from statistics import median
 
 from charter.calibration.rows.measurement import Measurement
 from charter.catalog.accelerators import Accelerator
-from charter.catalog.prices import Market, offers
+from charter.catalog.price_book import Market, offers
 
 _UNITS = {"": 1.0, "k": 1e3, "thousand": 1e3, "m": 1e6, "million": 1e6, "b": 1e9, "billion": 1e9, "t": 1e12}
 _UNITS |= {"trillion": 1e12}

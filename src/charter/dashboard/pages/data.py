@@ -14,11 +14,11 @@ from charter.dashboard.pages.pieces import Piece, Question, answer_piece, piece
 from charter.dashboard.reading import ProjectReader
 from charter.dashboard.site import Site
 from charter.dashboard.stamped import stamp_of
+from charter.data.formats import find_files
 from charter.errors import CharterError
 from charter.feedback.constitution import load_constitution
 from charter.report.data_page.principles import ConstitutionView, constitution_view, uses_of_counts, uses_of_summary
 from charter.report.data_page.sources import DataSource, data_sources
-from charter.spec.data_files import find_files
 from charter.spec.load import load_project
 from charter.spec.project import Project
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from charter.tracking.metering.row import MeterRow
-from charter.tracking.metering.summary import MeterSummary, summarise
+from charter.metering.row import MeterRow
+from charter.metering.summary import MeterSummary, summarise
 
 MOST_POINTS = 240
 

@@ -3,7 +3,7 @@
 A multiply and an add are two operations. Conventions differ between sources by up to 33 %: whether recomputation,
 the causal mask, the output projection or the embedding count. Here: no embedding look-up, output projection
 counted, attention scores over the positions that are really attended (`causal=True`) or over the full square
-(`causal=False`), recomputation only in `train.operations`.
+(`causal=False`), recomputation only in `train.meter`.
 """
 
 from dataclasses import dataclass

@@ -3,8 +3,7 @@
 from charter.handover.huggingface.configuration import Configuration
 from charter.spec.layout import WHOLE_BITS, Adapter
 from charter.spec.number_formats import FP8, WITHOUT_FP8
-from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, Stage
-from charter.spec.stage_parts import Optimization
+from charter.spec.stage import DpoStage, Optimization, PpoStage, PreferenceModelStage, Stage
 
 EPSILON = 1e-8
 """Of Adam's denominator, as in `charter.train.optimizers`."""

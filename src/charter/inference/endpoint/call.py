@@ -5,7 +5,7 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 
-from charter.spec.dataset import Turn
+from charter.data.dataset import Turn
 
 KEY_SCHEMA = "charter.call/1"
 

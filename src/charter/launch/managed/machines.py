@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from charter.catalog import accelerators
-from charter.catalog.prices import offers
+from charter.catalog.price_book import offers
 from charter.errors import InfeasibleError
 from charter.launch.machine import CPU, asked_accelerators
 from charter.spec.project import Project

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from charter.artifacts import durable
-from charter.artifacts.disk_space import free_bytes
+from charter.artifacts.file_facts import free_bytes
 from charter.launch.node_checks.report import Finding
 from charter.units import format_bytes
 

@@ -3,10 +3,12 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from charter.errors import CharterError
 from charter.launch.scheduler import Cause, JobState, Phase
-from charter.launch.slurm.hosts import expand_hosts
+from charter.launch.slurm.commands import SlurmCommands, SlurmRefusedError, unknown_job
 from charter.launch.slurm.records import duration_seconds, unix_seconds
-from charter.launch.slurm.states import cause_of, exit_code_of, phase_of, plain_state
+from charter.launch.slurm.render import command_environment
+from charter.launch.slurm.states import cause_of, exit_code_of, expand_hosts, phase_of, plain_state
 
 SQUEUE_FIELDS = (
     "ArrayJobID",
@@ -135,3 +137,43 @@ def by_job(rows: Iterable[Row]) -> dict[str, list[Row]]:
     for row in rows:
         found.setdefault(row.job_id, []).append(row)
     return found
+
+
+ASK_SECONDS = 20.0
+"""For the controller's answer: less than Slurm gives a job to end (`KillWait`, 30 s unless set)."""
+_FIELDS = "RestartCnt:0|,PreemptTime:0|,StartTime:0|"
+
+
+def is_put_back(environ: Mapping[str, str], commands: SlurmCommands | None = None) -> bool:
+    """Whether Slurm ends this job in order to start it again: it is being preempted, or stands in the queue once more.
+
+    A job that somebody cancels is not, nor one that is only signalled. Where Slurm does not answer, nobody says so.
+    """
+    commands = commands or SlurmCommands(environment=command_environment(environ), patience_seconds=ASK_SECONDS)
+    try:
+        said = commands.run("squeue", "-h", "-t", "all", "-j", environ.get("SLURM_JOB_ID", ""), "-O", _FIELDS)
+    except CharterError:
+        return False
+    values = [value.strip() for value in said.partition("\n")[0].split("|")]
+    if len(values) < 3:
+        return False
+    restarts, preempted_at, started_at = values[0], unix_seconds(values[1]), unix_seconds(values[2])
+    if restarts.isdecimal() and int(restarts) > int(environ.get("SLURM_RESTART_COUNT") or 0):
+        return True
+    return preempted_at is not None and started_at is not None and preempted_at >= started_at
+
+
+GLANCE_SECONDS = 2.0
+"""A controller that is well answers in hundredths of a second."""
+
+
+def glance(job_id: str, environ: Mapping[str, str], *, patience_seconds: float = GLANCE_SECONDS) -> JobState:
+    """The job as the queue has it now; `unknown` where Slurm has forgotten it. Raises where Slurm cannot be asked."""
+    commands = SlurmCommands(environment=command_environment(environ), patience_seconds=patience_seconds)
+    try:
+        said = commands.run("squeue", "-h", "-t", "all", "-j", job_id, "-O", SQUEUE_FORMAT)
+    except SlurmRefusedError as error:
+        if unknown_job(error):
+            return JobState(phase="unknown")
+        raise
+    return next((row.state for row in rows_of(said)), JobState(phase="unknown"))

@@ -5,15 +5,133 @@ which it does not tell a batch shell. Tasks of an array run theirs without `srun
 every step would cost the controller two calls more.
 """
 
+import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from urllib.parse import urlencode
 
 from charter.errors import UsageError
-from charter.launch.job import StageJob
-from charter.launch.slurm.directives import directives
+from charter.launch.job import SUPERVISOR, StageJob
 from charter.launch.slurm.states import INTERRUPTED_EXIT
 from charter.spec.launching import SlurmSettings
+
+MIB = 1024**2
+LONGEST_SIGNAL_SECONDS = 65535
+"""What `--signal` takes (`man sbatch`)."""
+_PLAIN = re.compile(r"^[A-Za-z0-9_@%+=:,./|&*!()\[\]{}~^-]+$")
+_UNWRITABLE = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def directives(job: StageJob, settings: SlurmSettings, *, after: tuple[str, ...] = ()) -> Iterator[str]:
+    """The options of a job, one line each, in a fixed order; the user's own come last, since the last one counts.
+
+    A lost stage can be submitted anew by its supervisor, the supervisor by nobody: Slurm always starts it again.
+    """
+    yield from _lines(
+        {
+            "job-name": job.name,
+            "comment": urlencode(sorted(job.labels.items())),
+            "partition": settings.partition,
+            "account": settings.account,
+            "qos": settings.qos,
+            "constraint": settings.constraint,
+            "exclude": ",".join(dict.fromkeys((*settings.exclude, *job.exclude_nodes))),
+            "dependency": f"afterok:{':'.join(after)}" if after else "",
+            "kill-on-invalid-dep": "yes" if after else "",
+            **_size(job, settings),
+            **_time(job),
+            "requeue" if settings.requeue or job.kind == SUPERVISOR else "no-requeue": True,
+            "open-mode": "append",
+            "output": _log(job),
+            "export": "ALL",
+        }
+    )
+    for option in settings.options:
+        yield f"#SBATCH {_one_line('launch.slurm.options', option)}"
+
+
+def gres_type(accelerator: str, names: Mapping[str, str]) -> str:
+    """What the cluster calls an accelerator: what the file says, or the first word of its catalog name.
+
+    >>> gres_type("H100-80GB", {}), gres_type("H100-80GB", {"H100-80GB": "nvidia_h100_80gb_hbm3"})
+    ('h100', 'nvidia_h100_80gb_hbm3')
+    """
+    return names.get(accelerator) or re.split(r"[^a-z0-9]", accelerator.lower())[0]
+
+
+def minutes(seconds: float) -> int:
+    """Slurm's time limits are whole minutes: the next one.
+
+    >>> minutes(3600), minutes(61)
+    (60, 2)
+    """
+    return math.ceil(seconds / 60)
+
+
+def _size(job: StageJob, settings: SlurmSettings) -> dict[str, str]:
+    count = job.nodes + job.spare_nodes
+    kind = gres_type(job.accelerator, settings.gpu_types) if job.accelerator else ""
+    gpus = ":".join(filter(None, ("gpu", kind, str(job.accelerators_per_node))))
+    memory = job.memory_bytes_per_node
+    return {
+        "array": f"0-{job.shards - 1}%{settings.max_array_tasks}" if job.shards > 1 else "",
+        "nodes": str(count),
+        "ntasks-per-node": "1",
+        "cpus-per-task": str(job.cpus_per_node),
+        "mem": f"{math.ceil(memory / MIB)}M" if memory else "",
+        "gres": gpus if job.accelerators_per_node else "",
+    }
+
+
+def _time(job: StageJob) -> dict[str, str]:
+    if job.time_limit_seconds is None:
+        return {}
+    before = math.ceil(job.stop_before_seconds)
+    if not 0 < before < min(job.time_limit_seconds, LONGEST_SIGNAL_SECONDS + 1):
+        raise UsageError(
+            f"a stage cannot be stopped {before} s before a time limit of {job.time_limit_seconds:g} s on Slurm\n"
+            f"  launch.stop_before must be more than nothing, less than launch.time_limit, and at most "
+            f"{LONGEST_SIGNAL_SECONDS} s"
+        )
+    whom = "B:" if job.shards > 1 else ""
+    return {"time": str(minutes(job.time_limit_seconds)), "signal": f"{whom}TERM@{before}"}
+
+
+def _log(job: StageJob) -> str:
+    if "%" in str(job.log) or "\\" in str(job.log):
+        raise UsageError(
+            f"Slurm cannot write a log to {str(job.log)!r}: % and \\ have a meaning of their own in its file names\n"
+            "  move the project to a directory without them"
+        )
+    return str(job.log)
+
+
+def _lines(options: Mapping[str, str | bool | None]) -> Iterator[str]:
+    for name, value in options.items():
+        if value is True:
+            yield f"#SBATCH --{name}"
+        elif value:
+            yield f"#SBATCH --{name}={quoted(name, str(value))}"
+
+
+def quoted(name: str, value: str) -> str:
+    """A value as sbatch reads it from a script: in double quotes where it has to be, with `\\` before `"` and `\\`.
+
+    >>> print(quoted("output", "/runs/my run/log.txt"), quoted("constraint", "h100|h200"))
+    "/runs/my run/log.txt" h100|h200
+    """
+    if _PLAIN.match(value):
+        return value
+    escaped = _one_line(name, value).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _one_line(name: str, value: str) -> str:
+    if _UNWRITABLE.search(value):
+        raise UsageError(f"{name} cannot be written into a batch script: {value!r}\n  leave out control characters")
+    return value
+
 
 _NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 _ALONE = 'export CHARTER_NODE_RANK=0 CHARTER_NODE_NAME="$SLURMD_NODENAME"'
@@ -117,3 +235,47 @@ def _text(name: str, value: str) -> str:
     if "\0" in value:
         raise UsageError(f"the value of {name} holds a zero byte, which no variable can")
     return value
+
+
+_CONFIGURATION = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER"})
+_OF_A_JOB = re.compile(r"^(SLURM|SLURMD|SBATCH|SRUN|SQUEUE|SACCT|SCANCEL|SCONTROL|PMI|PMIX|OMPI)_")
+"""Variables of the job that this process may itself be part of, and those that change what the commands do or print."""
+_OF_A_PROCESS = re.compile(
+    r"^((LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)|TORCHELASTIC_.*|CUDA_VISIBLE_DEVICES"
+    r"|CHARTER_(SENT|GROUP|NODE_RANK|NODE_NAME|NODE_ADDRESS|SHARD|RESTART|ENGINE_JOB|ATTEMPT|TERM|APART|SUPERVISOR_PID))$"
+)
+_SECRET = re.compile(r"key|token|secret|passw|credential", re.IGNORECASE)
+
+
+def command_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What Slurm's commands are given: texts in English, times in Unix seconds, lists of tasks in full."""
+    kept = {name: value for name, value in environ.items() if name in _CONFIGURATION or not _OF_A_JOB.match(name)}
+    return {**kept, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
+
+
+def submission_environment(job: StageJob, environ: Mapping[str, str]) -> dict[str, str]:
+    """What `sbatch` is given and carries to the nodes: the submitter's variables, as Slurm's users expect.
+
+    Not those of a job or a process that the submitter is itself part of, and none whose name sounds like a secret,
+    unless the job asks for it by its name.
+
+    >>> from pathlib import Path
+    >>> job = StageJob(name="j", run="r", stage="s", kind="sft", attempt=1, command=("true",), directory=Path("/d"),
+    ...     log=Path("/d/log"), secrets={"KEY": "env:JUDGE_KEY"})
+    >>> own = {"PATH": "/bin", "JUDGE_KEY": "x", "HF_TOKEN": "y", "SLURM_JOB_ID": "7", "RANK": "0"}
+    >>> sorted(submission_environment(job, own))
+    ['JUDGE_KEY', 'PATH']
+    """
+    wanted = secret_sources(job.secrets)
+    if missing := sorted(wanted - set(environ)):
+        raise UsageError(
+            f"the stage {job.stage} needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not "
+            "set here\n  export it before you submit, or name a file on the nodes instead: file:PATH"
+        )
+    return {name: value for name, value in environ.items() if name in wanted or _goes_with_a_job(name)}
+
+
+def _goes_with_a_job(name: str) -> bool:
+    if name in _CONFIGURATION:
+        return True
+    return not (_OF_A_JOB.match(name) or _OF_A_PROCESS.match(name) or _SECRET.search(name))

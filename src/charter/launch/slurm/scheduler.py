@@ -10,7 +10,6 @@ from pathlib import Path
 from charter.errors import UsageError
 from charter.launch.job import StageJob
 from charter.launch.scheduler import JobAttempt, JobState
-from charter.launch.slurm.accounts import Accounts
 from charter.launch.slurm.commands import (
     SlurmCommands,
     SlurmRefusedError,
@@ -18,10 +17,9 @@ from charter.launch.slurm.commands import (
     refused_submission,
     unknown_job,
 )
-from charter.launch.slurm.environment import command_environment, submission_environment
 from charter.launch.slurm.queue import BEGIN_TIME, starts_of
-from charter.launch.slurm.records import attempts_of, with_live
-from charter.launch.slurm.render import render
+from charter.launch.slurm.records import Accounts, attempts_of, with_live
+from charter.launch.slurm.render import command_environment, render, submission_environment
 from charter.launch.slurm.watch import Watch
 from charter.spec.launching import SlurmSettings
 

@@ -4,15 +4,161 @@ A controller that does not answer is asked ever less often, and its silence says
 did.
 """
 
+import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
 
 from charter.launch.job import StageJob
-from charter.launch.scheduler import JobState
-from charter.launch.slurm.accounts import Accounts
+from charter.launch.scheduler import Cause, JobState
 from charter.launch.slurm.commands import SlurmCommands, SlurmRefusedError, SlurmUnreachableError, unknown_job
-from charter.launch.slurm.queue import SQUEUE_FORMAT, Row, by_job, rows_of
-from charter.launch.slurm.watched import LAG_SECONDS, Watched, submitted, take_records, take_rows
+from charter.launch.slurm.queue import SQUEUE_FORMAT, Row, array_state, by_job, rows_of
+from charter.launch.slurm.records import Accounts, Record, attempts_of, latest
+from charter.launch.slurm.states import INTERRUPTED_EXIT, cause_of, phase_of
+
+ROUNDS = 3
+"""So many answers must lack a job before it counts as unknown, and so often the records are asked why a start has
+ended: databases lag behind the controller."""
+LAG_SECONDS = 10.0
+"""And for at least so long, where answers follow quickly upon one another."""
+ASKED_EARLY = -int(signal.SIGTERM)
+"""Of an agent that was asked to stop before it could hear it."""
+UNKNOWN = JobState(phase="unknown")
+ENDING = "Completing"
+"""Why a job waits whose last start has not quite ended yet; until then it cannot be let go."""
+SLACK_SECONDS = 60.0
+"""Slurm may send a signal so much earlier than it was told to (`man sbatch`, --signal)."""
+WAITING = JobState(phase="queued")
+Task = int | None
+"""A task of an array; None for a job that is no array."""
+
+
+@dataclass(kw_only=True)
+class Watched:
+    """One job."""
+
+    tasks: dict[Task, JobState] = field(default_factory=dict)
+    was_asked: bool = False
+    gone: set[Task] = field(default_factory=set)
+    """What has not ended and was not in the last answer of the queue."""
+    missed: int = 0
+    """Answers in a row in which something was gone."""
+    unexplained: dict[Task, int] = field(default_factory=dict)
+    """Started again, nobody knows yet why; and how often the records are still asked."""
+    open_since: float | None = None
+    """When the queue first left something open, by the clock of whoever asks; None while it does not."""
+    stop_before_seconds: float = 120.0
+    """It was to be asked to stop so long before its time limit."""
+    incomplete: bool = False
+    """Tasks of the array may have ended so long ago that only the records have them."""
+
+    @property
+    def state(self) -> JobState:
+        """How the job stands."""
+        if None in self.tasks or not self.tasks:
+            return self.tasks.get(None, UNKNOWN)
+        return array_state({task: state for task, state in self.tasks.items() if task is not None})
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing can change any more."""
+        return bool(self.tasks) and all(state.phase == "ended" for state in self.tasks.values())
+
+    @property
+    def needs_records(self) -> bool:
+        """Whether the queue's answer leaves something open."""
+        return bool(self.gone or self.unexplained or self.incomplete)
+
+
+def submitted(shards: int, *, stop_before_seconds: float) -> Watched:
+    """A job that was just taken waits in the queue."""
+    tasks: Iterable[Task] = range(shards) if shards > 1 else (None,)
+    return Watched(tasks=dict.fromkeys(tasks, WAITING), was_asked=True, stop_before_seconds=stop_before_seconds)
+
+
+def take_rows(job: Watched, rows: Sequence[Row]) -> None:
+    """What the queue says of a job; what it does not say stays, and is gone."""
+    seen: dict[Task, JobState] = {}
+    for row in rows:
+        for task in (None,) if row.tasks is None else row.tasks:
+            seen[task] = job.tasks[task] = _next_state(job, task, row)
+    if not job.was_asked and None not in seen:
+        job.incomplete = bool(seen)
+    job.was_asked = True
+    job.gone = {task for task, state in job.tasks.items() if state.phase != "ended" and task not in seen}
+    if not job.tasks:
+        job.gone = {None}
+    job.missed = job.missed + 1 if job.gone else 0
+
+
+def _next_state(job: Watched, task: Task, row: Row) -> JobState:
+    """How a task stands by a row of the queue, which does not say why an earlier start of it has ended."""
+    state, before = row.state, job.tasks.get(task, UNKNOWN)
+    if state.exit_code in (INTERRUPTED_EXIT, ASKED_EARLY) and state.cause in ("failed", "preempted"):
+        left = inf if row.seconds_left is None else row.seconds_left
+        near = left <= job.stop_before_seconds + SLACK_SECONDS
+        return replace(state, cause="time_limit") if near else state
+    if state.phase == "ended" or not state.restarts:
+        return state
+    if before.restarts != state.restarts:
+        job.unexplained[task] = ROUNDS
+    else:
+        state = replace(state, cause=before.cause)
+    is_next_start = before.restarts < state.restarts and task in job.tasks
+    if row.is_completing and (is_next_start or before.reason == ENDING):
+        return replace(state, phase="queued", reason=ENDING)
+    return state
+
+
+def take_records(job: Watched, records: Sequence[Record], *, are_late: bool = True) -> None:
+    """What the records say of what is gone, and of starts that were followed by another.
+
+    Without `are_late`, what they lack may still come.
+    """
+    for task, starts in _by_task(records).items():
+        if task in job.gone or task not in job.tasks:
+            if (ended := ended_state(starts)) is not None:
+                job.tasks[task] = ended
+                job.gone -= {task, None}
+        elif task in job.unexplained and (cause := why_started_again(starts)):
+            job.tasks[task] = replace(job.tasks[task], cause=cause)
+            del job.unexplained[task]
+    job.incomplete = False
+    if not are_late:
+        return
+    job.unexplained = {task: rounds - 1 for task, rounds in job.unexplained.items() if rounds > 1}
+    if job.missed >= ROUNDS:
+        job.tasks |= dict.fromkeys(job.gone, UNKNOWN)
+
+
+def ended_state(starts: Sequence[Record]) -> JobState | None:
+    """How a job ended by the records of its starts; None while one of them has not."""
+    last = latest(starts)
+    if last is None or any(phase_of(start.state) != "ended" for start in starts):
+        return None
+    return JobState(
+        phase="ended",
+        cause=cause_of(last.state, exit_code=last.exit_code),
+        exit_code=last.exit_code,
+        restarts=max(0, len(attempts_of(starts)) - 1),
+        nodes=last.nodes,
+        reason=last.state,
+    )
+
+
+def why_started_again(starts: Sequence[Record]) -> Cause:
+    """Why the last start that has ended did; empty where no record says so."""
+    last = latest([start for start in starts if start.took_place and phase_of(start.state) == "ended"])
+    return cause_of(last.state, exit_code=last.exit_code) if last is not None else ""
+
+
+def _by_task(records: Sequence[Record]) -> Mapping[Task, list[Record]]:
+    found: dict[Task, list[Record]] = {}
+    for record in records:
+        found.setdefault(record.task, []).append(record)
+    return found
+
 
 LONGEST_SECONDS = 60.0
 """Between two questions to a controller that does not answer."""

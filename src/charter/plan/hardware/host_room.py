@@ -2,7 +2,7 @@
 
 from functools import lru_cache
 
-from charter.catalog import prices
+from charter.catalog import price_book
 from charter.plan.hardware.place import Place
 
 HOST_BYTES_PER_ACCELERATOR = 128e9
@@ -25,7 +25,7 @@ def host_bytes_per_accelerator(accelerator: str, per_node: int) -> float:
     """
     found = [
         offer.host_memory_bytes / offer.count
-        for offer in prices.offers()
+        for offer in price_book.offers()
         if offer.accelerator == accelerator and offer.count == per_node and offer.host_memory_bytes
     ]
     return min(found, default=HOST_BYTES_PER_ACCELERATOR)

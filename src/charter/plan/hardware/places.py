@@ -4,18 +4,17 @@ from dataclasses import replace
 
 from charter.catalog import accelerators
 from charter.catalog.accelerators import CPU, Accelerator
-from charter.catalog.prices import Market, Offer, PriceBook
-from charter.cost.onprem import B200_MID, H100_MID, owned_usd_per_accelerator_hour
+from charter.catalog.price_book import Market, Offer, PriceBook
+from charter.cost.own_hardware import B200_MID, H100_MID, owned_usd_per_accelerator_hour
 from charter.errors import InfeasibleError, UsageError
 from charter.plan.hardware.machine import Machine
 from charter.plan.hardware.place import LOCAL, ON_PREM, UNPRICED, Place, Price, Refused
 from charter.plan.hardware.site import Site, requests, sites
 from charter.spec.project import Project, Resources
-from charter.spec.stage import Stage
-from charter.spec.stage_kinds import TRAINS
+from charter.spec.stage import TRAINS, Stage
 
 OWNED = {"H100-SXM-80GB": H100_MID, "B200-SXM-180GB": B200_MID}
-OWNED_SOURCE = "cost of ownership, middle scenario (charter.cost.onprem)"
+OWNED_SOURCE = "cost of ownership, middle scenario (charter.cost.own_hardware)"
 
 
 def places(

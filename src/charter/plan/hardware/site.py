@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from charter.catalog.accelerators import CPU
-from charter.catalog.prices import PriceBook
+from charter.catalog.price_book import PriceBook
 from charter.plan.hardware.machine import Machine
 from charter.plan.hardware.place import ANY, LOCAL, ON_PREM, Price, is_cpu_request
 from charter.spec.project import Place as AllowedPlace

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from math import log
 
-from charter.catalog.price_book import PriceBook
-from charter.catalog.prices import Market
+from charter.catalog.price_book import Market, PriceBook
 from charter.cost.money import usd
 from charter.cost.monte_carlo import Amount
 from charter.cost.uncertainty import Factor, Lognormal, LogUniform
@@ -15,8 +14,8 @@ from charter.plan.money.stage_cost import premium_share
 from charter.plan.options.option import SETTLED_MARKETS
 from charter.plan.options.risk import PRICE_SIGMA
 from charter.plan.stages.stage_plan import StagePlan
-from charter.spec.costs import Costs
 from charter.spec.project import Project
+from charter.spec.sections import Costs
 
 LABEL_SIGMA = 0.25
 """Of what bought labels come to, on the scale of logarithms: some pairs are labelled twice. Judgement."""

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 from charter.catalog.price_book import PriceBook
-from charter.cost.interval import lognormal
 from charter.cost.money import micro_usd
 from charter.cost.monte_carlo import DRAWS, simulate
-from charter.cost.transfer import EGRESS_SOURCES, internet_egress, transfer_usd
+from charter.cost.storage import EGRESS_SOURCES, internet_egress, transfer_usd
+from charter.cost.uncertainty import lognormal
 from charter.errors import UsageError
 from charter.estimate.terms import Interval
 from charter.plan.finish import durations
@@ -17,8 +17,8 @@ from charter.plan.money.stage_cost import scaled, stage_lines
 from charter.plan.money.unit_costs import energy_kwh, unit_costs
 from charter.plan.stages.stage_plan import MicroUsd, StagePlan, money
 from charter.plan.timeline import Sharing
-from charter.spec.costs import Costs
 from charter.spec.project import Project
+from charter.spec.sections import Costs
 from charter.units import GB, HOURS_PER_MONTH, SECONDS_PER_HOUR
 
 SECONDS_PER_MONTH = HOURS_PER_MONTH * SECONDS_PER_HOUR

@@ -2,15 +2,15 @@
 
 from charter.catalog.price_book import PriceBook
 from charter.cost.buckets import ComputeBuckets, compute_buckets
-from charter.cost.managed import SERVICES, managed_multiplier
+from charter.cost.job import SERVICES, managed_multiplier
 from charter.cost.money import split_micro_usd
 from charter.estimate.terms import Interval
 from charter.plan.hardware.place import LOCAL, ON_PREM
 from charter.plan.money.cost_breakdown import API, DISK, MANAGED, STORAGE, TRANSFER, CostLine, added
 from charter.plan.stages.stage_plan import QUANTILES, MicroUsd, StagePlan, money
 from charter.plan.stages.stage_storage import storage_tier
-from charter.spec.costs import Costs
 from charter.spec.project import Project
+from charter.spec.sections import Costs
 from charter.units import GB, HOURS_PER_MONTH, SECONDS_PER_HOUR
 
 DISKS = {"gcp": ("PD", "pd-balanced")}

@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from charter.cost.interval import lognormal
 from charter.cost.job import job_usd
+from charter.cost.uncertainty import lognormal
 from charter.estimate.terms import Interval, Term
 from charter.plan.hardware.place import Place, Price
 from charter.plan.options.risk import PRICE_SIGMA, Overhead

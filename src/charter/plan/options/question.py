@@ -7,9 +7,8 @@ from charter.plan.options.option import Option, Rejected
 from charter.plan.physics.fit import Peak
 from charter.plan.physics.knowledge import Knowledge
 from charter.plan.work.phase import Phase, Workload
-from charter.spec.risk import RiskSettings
-from charter.spec.stage import Stage, StageResources
-from charter.spec.stage_parts import Sampling
+from charter.spec.sections import RiskSettings
+from charter.spec.stage import Sampling, Stage, StageResources
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,14 +7,22 @@ from charter.plan.assumption import Assumption
 from charter.plan.hardware.place import LOCAL, ON_PREM, Place
 from charter.plan.physics.knowledge import LOCAL_SIGMA, LOCAL_SIGMA_SOURCE, TRAINING, Knowledge
 from charter.resilience.checkpoint import transfer_seconds
-from charter.resilience.detection import NCCL, SLURM, SPOT_NOTICE, Detection, detection
 from charter.resilience.expected_time import ExpectedTime, Interruptions, best_interval_seconds, expected_time
-from charter.resilience.failures import LLAMA3_H100, META_RSC1_A100, NodeFailureRate, mean_between_failures_seconds
+from charter.resilience.failures import (
+    LLAMA3_H100,
+    META_RSC1_A100,
+    NCCL,
+    SLURM,
+    SPOT_NOTICE,
+    Detection,
+    NodeFailureRate,
+    detection,
+    mean_between_failures_seconds,
+    waiting_share,
+)
 from charter.resilience.notice import notice_success
-from charter.resilience.spares import waiting_share
-from charter.resilience.spot_waits import SpotWaits, first_wait_seconds, spot_waits
-from charter.resilience.windows import AVAILABILITY, MEAN_UP_HOURS, SPOT_SOURCE
-from charter.spec.risk import RiskSettings
+from charter.resilience.spot import AVAILABILITY, MEAN_UP_HOURS, SPOT_SOURCE, SpotWaits, first_wait_seconds, spot_waits
+from charter.spec.sections import RiskSettings
 
 CHECKPOINT_BYTES_PER_SECOND_PER_NODE = 1.2e9
 CHECKPOINT_SOURCE = "BLOOM-176B: 2.3 TB in 40 s from 48 nodes"

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from charter.plan.hardware.place import LOCAL, ON_PREM
 from charter.plan.options.option import Option
 from charter.plan.options.risk import START_SECONDS, detection_delay, failure_rate
-from charter.resilience.detection import Detection
 from charter.resilience.expected_time import ExpectedTime
-from charter.resilience.spares import SpareWorth, best_spares, spare_worth
-from charter.spec.risk import RiskSettings
+from charter.resilience.failures import Detection, SpareWorth, best_spares, spare_worth
+from charter.spec.sections import RiskSettings
 
 
 @dataclass(frozen=True, kw_only=True)

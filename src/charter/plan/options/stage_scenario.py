@@ -5,13 +5,11 @@ import math
 from charter.plan.hardware.place import LOCAL, ON_PREM
 from charter.plan.options.option import Option
 from charter.plan.options.risk import RESTART_SECONDS, detection_delay, failure_rate, spot_pool
-from charter.resilience.detection import SPOT_NOTICE
-from charter.resilience.failures import mean_between_failures_seconds
+from charter.resilience.failures import SPOT_NOTICE, mean_between_failures_seconds
 from charter.resilience.notice import notice_success
 from charter.resilience.scenario import Scenario, SpotPool
-from charter.resilience.spot_waits import first_wait_seconds
-from charter.resilience.windows import heavy_tailed_market
-from charter.spec.risk import RiskSettings
+from charter.resilience.spot import first_wait_seconds, heavy_tailed_market
+from charter.spec.sections import RiskSettings
 from charter.units import format_seconds
 
 

@@ -15,15 +15,15 @@ from charter.spec.layout import Layout, Recompute
 
 FP32 = 4.0
 CHUNK_LOGITS = 2**20
-"""Logits of one chunk of the loss on a processor: `models/token_loss.py`, CPU_CHUNK."""
+"""Logits of one chunk of the loss on a processor: `models/token_forward.py`, CPU_CHUNK."""
 KEPT_LOGITS = 2**26
-"""Probabilities kept for the backward pass at most: `models/token_loss.py`, CPU_KEPT."""
+"""Probabilities kept for the backward pass at most: `models/token_forward.py`, CPU_KEPT."""
 BODY_STATES = 2.25
 """Hidden states that are kept beside the layers: embeddings, last norm in and out, rotary angles."""
 FROZEN_NORM = 1.0
 """Hidden states that a norm with a frozen weight does not keep: the normalised one, which that gradient would need."""
 MOST_ASKED = 0.75
-"""Share of the positions above which the last layer computes all: `models/asked_positions.py`."""
+"""Share of the positions above which the last layer computes all: `models/token_forward.py`."""
 LOSS_STATES = 1.0
 """Positions with a loss, copied beside what is kept while the loss is made."""
 BACKWARD_STATES = 3.85
@@ -160,7 +160,7 @@ def _layer_bytes(role: Role) -> float:
 def left_out_share(role: Role, phase: Phase) -> float:
     """Share of the positions at which the last layer's feed-forward part is left out, since nobody asks for them.
 
-    Source: `models/asked_positions.py`; above 3/4 asked, and with experts, all are computed.
+    Source: `models/token_forward.py`; above 3/4 asked, and with experts, all are computed.
     """
     is_all = phase.logit_share > MOST_ASKED or role.architecture.mixture is not None
     return 0.0 if is_all else 1.0 - phase.logit_share

@@ -1,11 +1,10 @@
 """Peak bytes of a stage that trains on the processors of one machine, under the native engine.
 
 Everything is exact but for a few hidden states beside the layers: the engine frees gradients after every update, makes
-the loss in chunks of positions from hidden states (`models/token_loss.py`), and trains the models of a stage one after
-another. Several processes hold everything once each, and their gradients all the time: those are the buckets that are
-summed. Counts of hidden states were measured with every allocation noted, models of 0.1 to 16 million parameters
-(benchmarks/planner_vs_engine.py), and hold within 0.3 of one.
-"""
+the loss in chunks of positions from hidden states (`models/token_forward.py`), and trains the models of a stage one
+after another. Several processes hold everything once each, and their gradients all the time: those are the buckets that
+are summed. Counts of hidden states were measured with every allocation noted, models of 0.1 to 16 million parameters
+(benchmarks/planner_vs_engine.py), and hold within 0.3 of one."""
 
 from dataclasses import replace
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from charter.cost.interval import lognormal
+from charter.cost.uncertainty import lognormal
 from charter.estimate.serving.api_judge import ApiJudgement, ApiPrice, api_judgement
 from charter.estimate.terms import Term
 from charter.plan.hardware.place import Place, control_place

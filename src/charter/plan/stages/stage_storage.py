@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 from charter.catalog.facts import StoragePrice
 from charter.catalog.price_book import PriceBook
-from charter.cost.interval import exactly
-from charter.cost.retention import Kept, weights_only_count
-from charter.cost.storage import StorageTier
+from charter.cost.storage import Kept, StorageTier, weights_only_count
+from charter.cost.uncertainty import exactly
 from charter.estimate.node.storage import weights_bytes
 from charter.estimate.terms import Breakdown, Interval, Term
 from charter.plan.assumption import Assumption
@@ -15,8 +14,8 @@ from charter.plan.options.option import Option
 from charter.plan.stages.node_needs import storage_terms
 from charter.plan.stages.stage_plan import MicroUsd, money
 from charter.plan.work.phase import Workload
-from charter.spec.costs import Retention
 from charter.spec.project import Project
+from charter.spec.sections import Retention
 
 OWN_DISK = StorageTier(name="own disk", usd_per_gb_month=0.0)
 STANDARD = "standard"

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from charter.catalog.price_book import PriceBook
-from charter.cost.transfer import TransferTier, internet_egress, transfer_usd
+from charter.cost.storage import TransferTier, internet_egress, transfer_usd
 from charter.plan.hardware.place import LOCAL, ON_PREM
 from charter.plan.options.option import Option
 from charter.plan.stages.node_needs import storage_terms

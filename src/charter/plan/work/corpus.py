@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from charter.data.dataset import DataFacts
 from charter.errors import DataError
 from charter.plan.assumption import Assumption
 from charter.spec.architecture import Architecture
-from charter.spec.dataset import DataFacts
 from charter.spec.project import DataSpec, Project
 from charter.spec.stage import CritiqueStage, GenerateStage, LabelStage, PrepareStage, Stage
 

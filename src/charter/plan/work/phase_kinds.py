@@ -5,7 +5,7 @@ from math import ceil
 from charter.estimate.serving.response_lengths import USUAL_SPREAD, ResponseLengths
 from charter.plan.work.corpus import Corpus, Library
 from charter.plan.work.phase import PADDING_GROWTH, PADDING_SOURCE, Phase, padded
-from charter.spec.stage_parts import Optimization, Sampling
+from charter.spec.stage import Optimization, Sampling
 
 PRINCIPLE_TOKENS = 50.0
 """Mean tokens of a principle with the frame of its question; the shipped constitution has 30 to 60."""

@@ -15,14 +15,7 @@ from charter.plan.work.phase_kinds import (
     training_steps,
 )
 from charter.plan.work.roles import Models
-from charter.spec.stage import (
-    DpoStage,
-    JudgeStage,
-    PpoStage,
-    PreferenceModelStage,
-    PretrainStage,
-    SftStage,
-)
+from charter.spec.stage import DpoStage, JudgeStage, PpoStage, PreferenceModelStage, PretrainStage, SftStage
 
 RATING_TOKENS = 40
 """Of the wording around a rated answer: 158 characters (`feedback/rating.py`) at about 4 to a token of English."""

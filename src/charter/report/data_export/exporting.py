@@ -8,16 +8,16 @@ from typing import Any
 
 from charter.artifacts.record import OUTPUTS, damaged_output
 from charter.artifacts.whole_dir import publish_dir
+from charter.data.dataset import selected_rows
+from charter.data.rows import row_kind
 from charter.errors import DataError, UsageError
-from charter.pipeline.graph import build_pipeline
 from charter.report.card_parts import UNKNOWN_LICENCE
 from charter.report.data_export.card import data_card
 from charter.report.data_export.columns import LEFT_OUT, exported_row
 from charter.report.data_export.shards import ROWS_PER_SHARD, DataFormat, write_files
 from charter.report.export import CARD, record_of_finished
-from charter.spec.dataset import selected_rows
+from charter.run.graph import build_pipeline
 from charter.spec.project import Project
-from charter.spec.rows import row_kind
 
 RECORDS = "records.jsonl"
 

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from charter.spec.convert import parquet_schema, write_parquet, write_rows
+from charter.data.convert import parquet_schema, write_parquet, write_rows
 
 DataFormat = Literal["jsonl", "parquet", "hf", "webdataset"]
 Rows = Callable[[], Iterable[Mapping[str, Any]]]

@@ -5,14 +5,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
+from charter.data.dataset import selected_rows
+from charter.data.formats import find_files
+from charter.data.rows import BadRowError, Row, SkippedRows, parse_object, part_of
 from charter.report.data_page.summary import DataSummary, summary_of
 from charter.report.data_page.tally import Tally
 from charter.spec.checks import parse_part
-from charter.spec.data_files import find_files
-from charter.spec.data_row import BadRowError, Row, SkippedRows, parse_object
 from charter.spec.project import DataSpec
-from charter.spec.rows import part_of
-from charter.spec.selection import selected_rows
 
 SAMPLE_ROWS = 2000
 LARGE_BYTES = 8 * 1024 * 1024

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from charter.data.formats import find_files
 from charter.errors import DataError
-from charter.spec.data_files import find_files
 from charter.spec.project import DataSpec, Project
 
 RECORDS, SET_ASIDE = "records.jsonl", "set_aside.jsonl"

@@ -6,12 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from charter.feedback.prepare_rows import Candidate, candidate_of
-from charter.feedback.prepare_words import exact_key
+from charter.data.rows import Row, chosen_probability_of, row_kind
+from charter.feedback.prepare_rows import Candidate, candidate_of, exact_key
 from charter.report.data_stats import Principle, add_principle, principles_of
-from charter.spec.data_row import Row
-from charter.spec.rows import row_kind
-from charter.spec.soft_labels import chosen_probability_of
 
 MOST_NAMES = 500
 """Names of one sort that are counted apart; the rest are counted together."""

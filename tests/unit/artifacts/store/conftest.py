@@ -3,9 +3,8 @@ import os
 import pytest
 
 from charter.artifacts.stage_dir import StageDir
-from charter.artifacts.store.copy import Copies
-from charter.artifacts.store.local_place import LocalPlace
-from charter.artifacts.store.objects import Objects
+from charter.artifacts.store.copy import Copies, Objects
+from charter.artifacts.store.place import LocalPlace
 from charter.artifacts.store.replicator import Replicator
 
 

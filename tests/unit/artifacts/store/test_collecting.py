@@ -2,12 +2,12 @@ import os
 
 import pytest
 
-from charter.artifacts.retention import Retention
-from charter.artifacts.store import collecting
-from charter.artifacts.store.collecting import collect, named_objects, prunable
+from charter.artifacts.checkpoints import Retention
+from charter.artifacts.store import maintenance
+from charter.artifacts.store.maintenance import collect, named_objects, prunable
 from charter.errors import DataError
 
-DAY = collecting.GRACE_SECONDS
+DAY = maintenance.GRACE_SECONDS
 
 
 @pytest.fixture

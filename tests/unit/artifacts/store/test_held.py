@@ -2,9 +2,8 @@
 
 import os
 
-from charter.artifacts.store.copy import Copies
-from charter.artifacts.store.held import HeldByLists, bytes_below, place_name
-from charter.artifacts.store.objects import Objects
+from charter.artifacts.store.copy import Copies, Objects
+from charter.artifacts.store.maintenance import HeldByLists, bytes_below, place_name
 
 
 def lying_there(place, prefix):

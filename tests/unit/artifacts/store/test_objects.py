@@ -3,7 +3,7 @@
 import pytest
 
 from charter.artifacts.file_facts import fact_of_chunks
-from charter.artifacts.store.objects import object_key
+from charter.artifacts.store.copy import object_key
 from charter.errors import DataError
 
 CONTENT = b"forty bytes of content that is kept once"

@@ -3,7 +3,7 @@
 import pytest
 
 from charter.artifacts.batch_files import BatchFiles
-from charter.artifacts.store.restoring import Restorer
+from charter.artifacts.store.maintenance import Restorer
 
 
 def test_all_checkpoints_are_copied_when_that_is_asked(make_stage, save, replicator):

@@ -6,8 +6,8 @@ import pytest
 from charter.artifacts.batch_files import BatchFiles, batch_paths, damage
 from charter.artifacts.record import OUTPUTS, RECORD_FILE, damaged_output, read_record
 from charter.artifacts.stage_dir import StageDir
+from charter.artifacts.store.maintenance import Restorer
 from charter.artifacts.store.place import PlaceError
-from charter.artifacts.store.restoring import Restorer
 from charter.errors import DataError
 
 

@@ -7,7 +7,7 @@ import pytest
 from charter.artifacts.checkpoints import damage
 from charter.artifacts.record import damaged_output, read_record
 from charter.artifacts.stage_dir import StageDir
-from charter.artifacts.store.scrub import scrub_group
+from charter.artifacts.store.maintenance import scrub_group
 
 
 @pytest.fixture

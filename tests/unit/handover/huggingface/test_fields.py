@@ -9,8 +9,7 @@ from charter.errors import SpecError
 from charter.handover.engines import render
 from charter.handover.mapping import fields_of
 from charter.spec.layout import Adapter, Recompute, ZeroStage
-from charter.spec.stage import StageResources
-from charter.spec.stage_parts import Guard
+from charter.spec.stage import Guard, StageResources
 
 OTHER = {
     "adapter": Adapter(rank=8),

@@ -10,8 +10,7 @@ from charter.errors import SpecError
 from charter.handover.engines import render
 from charter.handover.request import HandoverPaths
 from charter.spec.layout import Adapter, Recompute, ZeroStage
-from charter.spec.stage import StageResources
-from charter.spec.stage_parts import Guard
+from charter.spec.stage import Guard, StageResources
 
 
 def settings_of(kind, engine="trl", **changes):

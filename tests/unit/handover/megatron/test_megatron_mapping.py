@@ -24,8 +24,7 @@ from charter.handover.megatron.engine import COMMIT, MEGATRON, render_megatron
 from charter.handover.megatron.schema import recorded_schema
 from charter.spec.architecture import MixtureOfExperts
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
-from charter.spec.stage import StageResources
-from charter.spec.stage_parts import Guard
+from charter.spec.stage import Guard, StageResources
 
 SCRIPT = "${MEGATRON_DIR}/pretrain_gpt.py"
 

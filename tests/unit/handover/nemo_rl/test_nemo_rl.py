@@ -15,8 +15,7 @@ from charter.handover.nemo_rl.render import COMMIT, VERSION, render
 from charter.handover.rendered import RenderedRun
 from charter.handover.request import RlPlacement
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
-from charter.spec.stage import Stage, StageResources
-from charter.spec.stage_parts import Guard
+from charter.spec.stage import Guard, Stage, StageResources
 
 SCHEMA = RecordedSchema()
 REWARD_ACCELERATORS = 4

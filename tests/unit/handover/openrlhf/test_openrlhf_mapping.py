@@ -28,8 +28,7 @@ from charter.errors import SpecError
 from charter.handover.openrlhf.engine import render_openrlhf
 from charter.handover.request import RlPlacement, RolesTogether
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
-from charter.spec.stage import StageResources
-from charter.spec.stage_parts import Guard
+from charter.spec.stage import Guard, StageResources
 
 
 def options(item):

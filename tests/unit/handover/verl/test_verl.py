@@ -15,8 +15,7 @@ from charter.handover.request import RlPlacement, RolesTogether
 from charter.handover.verl.render import render
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
-from charter.spec.stage import StageResources
-from charter.spec.stage_parts import Guard
+from charter.spec.stage import Guard, StageResources
 
 
 def rendered_ppo(layout: Layout | None = None, settings: dict[str, Any] | None = None, **stage: Any) -> RenderedRun:

@@ -6,10 +6,9 @@ import pytest
 
 from charter.errors import MissingExtraError, StageError, UsageError
 from charter.launch.job import StageJob
-from charter.launch.ray import client
-from charter.launch.ray.client import BridgeClient
+from charter.launch.ray import scheduler
 from charter.launch.ray.cluster_view import death_of, matching_ids
-from charter.launch.ray.scheduler import RayScheduler
+from charter.launch.ray.scheduler import BridgeClient, RayScheduler
 from charter.launch.secret_values import secret_values
 from charter.spec.launching import RaySettings
 
@@ -27,11 +26,11 @@ for line in sys.stdin:
 @pytest.fixture
 def bridge_of(monkeypatch):
     """A client whose bridge is a program of the test: what fails is injected, the pipes are real."""
-    monkeypatch.setattr(client, "find_spec", lambda name: object())
+    monkeypatch.setattr(scheduler, "find_spec", lambda name: object())
     clients = []
 
     def make(program):
-        monkeypatch.setattr(client, "bridge_command", lambda address: [sys.executable, "-c", program])
+        monkeypatch.setattr(scheduler, "bridge_command", lambda address: [sys.executable, "-c", program])
         clients.append(BridgeClient("10.0.0.7:6379"))
         return clients[-1]
 
@@ -41,7 +40,7 @@ def bridge_of(monkeypatch):
 
 
 def test_without_ray_the_extra_is_named(monkeypatch):
-    monkeypatch.setattr(client, "find_spec", lambda name: None)
+    monkeypatch.setattr(scheduler, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"charter-plan\[ray\]"):
         BridgeClient("auto")
 

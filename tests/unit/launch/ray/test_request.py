@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from charter.errors import UsageError
 from charter.launch.job import StageJob
-from charter.launch.ray.accelerator_types import ray_accelerator_type
-from charter.launch.ray.request import render_request, request_of, resources_per_task
+from charter.launch.ray.request import ray_accelerator_type, render_request, request_of, resources_per_task
 from charter.spec.launching import RaySettings
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "launch" / "ray"

@@ -7,7 +7,6 @@ import pytest
 
 from charter.errors import InfeasibleError, MissingExtraError, UsageError
 from charter.launch.job import StageJob
-from charter.launch.slurm.accounts import Accounts, cluster_of
 from charter.launch.slurm.commands import (
     SlurmCommands,
     SlurmRefusedError,
@@ -15,7 +14,8 @@ from charter.launch.slurm.commands import (
     complaint,
     refused_submission,
 )
-from charter.launch.slurm.environment import command_environment, submission_environment
+from charter.launch.slurm.records import Accounts, cluster_of
+from charter.launch.slurm.render import command_environment, submission_environment
 from charter.launch.slurm.scheduler import SECONDS_LET_GO, SUBMISSIONS, SlurmScheduler
 from charter.launch.slurm.watch import LONGEST_SECONDS, SILENT, Watch
 from charter.spec.launching import SlurmSettings

@@ -4,8 +4,8 @@ import pytest
 
 from charter.errors import SpecError, UsageError
 from charter.hosted.logged import LoggedStep
-from charter.pipeline.imports.charges import Belongs, Machines, imported_attempts
-from charter.pipeline.imports.found import FoundAttempt, FoundRun
+from charter.run.imports.charges import Belongs, Machines, imported_attempts
+from charter.run.imports.logs import FoundAttempt, FoundRun
 
 BELONGS = Belongs(
     run="demo", stage="sft", kind="sft", fingerprint="f" * 64, owner="b", tags="{}", imported_at=1_782_896_400.0

@@ -5,9 +5,8 @@ import json
 import pytest
 
 from charter.errors import DataError, UsageError
-from charter.pipeline.imports.engine_logs import read_engine_log
-from charter.pipeline.imports.found import seconds_per_step
-from charter.pipeline.imports.reading import read_run
+from charter.run.imports.importing import read_run
+from charter.run.imports.logs import read_engine_log, seconds_per_step
 
 
 def verl(step):

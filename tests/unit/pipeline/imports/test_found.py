@@ -3,7 +3,7 @@
 import pytest
 
 from charter.hosted.logged import LoggedStep
-from charter.pipeline.imports.found import FoundAttempt, FoundRun, attempts_of, seconds_per_step
+from charter.run.imports.logs import FoundAttempt, FoundRun, attempts_of, seconds_per_step
 
 
 def steps(numbers, **fields):

@@ -7,8 +7,8 @@ import pytest
 from charter.calibration.rows.measurement import Measurement
 from charter.errors import SpecError
 from charter.hosted.logged import LoggedStep
-from charter.pipeline.imports.found import FoundRun, attempts_of
-from charter.pipeline.imports.measured_rows import csv_text, facts_of_stage, measured_row
+from charter.run.imports.charges import csv_text, facts_of_stage, measured_row
+from charter.run.imports.logs import FoundRun, attempts_of
 from charter.spec.layout import Adapter
 from charter.spec.stage import DpoStage, SftStage
 

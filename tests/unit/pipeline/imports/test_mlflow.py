@@ -5,10 +5,15 @@ import sqlite3
 import pytest
 
 from charter.errors import DataError, UsageError
-from charter.pipeline.imports.mlflow_files import read_run_directory, run_directory
-from charter.pipeline.imports.mlflow_places import refuse_missing_place
-from charter.pipeline.imports.mlflow_points import MlflowRun, Point, found_run
-from charter.pipeline.imports.reading import read_run
+from charter.run.imports.importing import read_run
+from charter.run.imports.mlflow import (
+    MlflowRun,
+    Point,
+    found_run,
+    read_run_directory,
+    refuse_missing_place,
+    run_directory,
+)
 
 START = 1_780_000_000_000
 

@@ -3,14 +3,7 @@
 import pytest
 
 from charter.errors import DataError
-from charter.pipeline.imports.receipts import (
-    Receipt,
-    WrittenRow,
-    add_receipt,
-    read_receipts,
-    receipt_path,
-    remove_receipt,
-)
+from charter.run.imports.importing import Receipt, WrittenRow, add_receipt, read_receipts, receipt_path, remove_receipt
 
 ROW = WrittenRow(file="own.csv", row_id="IMP-1", sha256="a")
 OTHER = WrittenRow(file="other.csv", row_id="IMP-1", sha256="a")

@@ -1,0 +1,386 @@
+"""Upkeep of copies: restoring a stage, scrubbing both sides, collecting what no list names, counting bytes."""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from charter.artifacts import durable
+from charter.artifacts.checkpoints import PINNED, STATE, Held, Position, Retention, damage, position_of, positions_in
+from charter.artifacts.file_facts import FileFact, facts_of, files_under
+from charter.artifacts.record import OUTPUTS, RECORD_FILE, damaged_output, read_record
+from charter.artifacts.safe_path import below
+from charter.artifacts.store.copy import COPIES, OBJECTS, SIDECARS, SUMMARY, Copies, Copy
+from charter.artifacts.store.place import BUCKET, Kept, Place, PlaceError
+from charter.artifacts.whole_dir import MANIFEST, checked_text, publish_dir, sealed_text
+from charter.errors import DataError
+
+DOOMED = "doomed.json"
+GRACE_SECONDS = 24 * 3600.0
+"""Longer than any upload of one checkpoint, and than stores with delayed listings need to agree (minutes)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collected:
+    """What one call has done."""
+
+    removed: tuple[Kept, ...]
+    doomed: tuple[Kept, ...]
+    """Written down, and removed by a call that comes `GRACE_SECONDS` later."""
+
+
+def collect(place: Place, *, grace_seconds: float = GRACE_SECONDS, act: bool = True) -> Collected:
+    """Remove objects that were doomed by an earlier call, and doom those that nothing names; or only tell."""
+    now, named = place.now(), named_objects(place)
+    old = [item for item in place.listed(f"{OBJECTS}/") if now - item.written_at >= grace_seconds]
+    unnamed = [item for item in old if item.key.rpartition("/")[2] not in named]
+    doomed = _doomed(place)
+    removed = tuple(item for item in unnamed if now - doomed.get(item.key, now) >= grace_seconds)
+    left = tuple(item for item in unnamed if item not in removed)
+    if act:
+        for item in removed:
+            place.remove(item.key)
+        content = {"since": {item.key: doomed.get(item.key, now) for item in left}}
+        if content["since"] != doomed:
+            place.put(DOOMED, sealed_text(content).encode())
+    return Collected(removed=removed, doomed=left)
+
+
+def named_objects(place: Place) -> set[str]:
+    """The hashes that any list of any project names; a DataError when one list cannot be read."""
+    keys = {item.key for item in place.listed(f"{COPIES}/")}
+    summaries = [key for key in keys if key.endswith(f"/{SUMMARY}")]
+    for summary in summaries:
+        keys |= {f"{summary.removesuffix(SUMMARY)}{name}.json" for name in _content(place, summary).get("names", ())}
+    named: set[str] = set()
+    for key in sorted(keys - set(summaries)):
+        files = _content(place, key).get("files", {})
+        named |= {str(fact["sha256"]) for fact in files.values()}
+    return named
+
+
+def prunable(copies: Copies, group: str, retention: Retention) -> list[Copy]:
+    """The checkpoints of a stage that retention does not keep in the place, oldest first.
+
+    The newest are read whole until enough are found to be good; without these nothing may go.
+    """
+    found = {position: item for item in copies.of(group)[0] if (position := position_of(item.name)) is not None}
+    held, good = [], 0
+    for position in sorted(found, reverse=True):
+        verified = good < retention.keep_last and not copies.damage(found[position])
+        good += verified
+        held.append(
+            Held(
+                position=position,
+                verified=verified,
+                metric=_metric(copies, found[position]) if retention.keep_best else None,
+                pinned=any(name.endswith(f"/{PINNED}") for name in found[position].files),
+            )
+        )
+    return [found[position] for position in retention.removable(held)]
+
+
+def _doomed(place: Place) -> dict[str, float]:
+    """When each object was first written down to be removed."""
+    if (text := place.get(DOOMED)) is None:
+        return {}
+    try:
+        return {str(key): float(since) for key, since in checked_text(DOOMED, text)["since"].items()}
+    except (DataError, KeyError, TypeError, ValueError, AttributeError):
+        return {}  # they are written down again, which costs a day
+
+
+def _content(place: Place, key: str) -> dict[str, Any]:
+    if (text := place.get(key)) is None:
+        return {}
+    try:
+        return checked_text(f"{place.where}/{key}", text)
+    except DataError as error:
+        raise DataError(
+            f"{error}\n  nothing is removed while it is unknown what it names; `charter ckpt scrub`"
+        ) from None
+
+
+def _metric(copies: Copies, copy: Copy) -> float | None:
+    name = next((name for name in copy.files if name.endswith(f"/{MANIFEST}")), None)
+    if name is None:
+        return None
+    value = json.loads(copies.objects.content(copy.files[name])).get("metric")
+    return None if value is None else float(value)
+
+
+def abandoned_uploads(place: Place, *, grace_seconds: float = GRACE_SECONDS) -> list[Kept]:
+    """What crashed uploads have left, old enough that nobody is still at it."""
+    now = place.now()
+    try:
+        return [item for item in place.unfinished() if now - item.written_at >= grace_seconds]
+    except PlaceError:
+        return []  # a store that does not list them keeps none that could be found
+
+
+Outcome = Literal["repaired here", "repaired there", "lost"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repair:
+    """One file that was not as recorded."""
+
+    path: Path
+    outcome: Outcome
+    wrong: str
+
+    def __str__(self) -> str:
+        """One line."""
+        return f"{self.outcome}: {self.path} ({self.wrong})"
+
+
+def scrub_group(copies: Copies, group: str, directory: Path, *, repair: bool = True) -> Iterator[Repair]:
+    """Go through all lists of a group; `directory` is where its files belong.
+
+    Without `repair` it is said what would be done. Files whose list is not here at all (a checkpoint that retention
+    removed) are checked there only.
+    """
+    found, wrong = copies.of(group)
+    for problem in wrong:
+        yield Repair(path=directory, outcome="lost", wrong=problem)
+    for copy in found:
+        if copy.kind != "sidecars":
+            yield from _scrub(copies, copy, group, directory, repair=repair)
+
+
+def _scrub(copies: Copies, copy: Copy, group: str, directory: Path, *, repair: bool) -> Iterator[Repair]:
+    files = {name: fact for name, fact in copy.files.items() if name not in SIDECARS}
+    is_here = any(below(directory, name).exists() for name in files)
+    here = _damaged_here(directory, files) if is_here else {}
+    for name, fact in sorted(files.items()):
+        there = copies.objects.damage(fact)
+        path = below(directory, name)
+        if name in here and there is None:
+            if repair:
+                copies.objects.bring(fact, path)
+            yield Repair(path=path, outcome="repaired here", wrong=here[name])
+        elif there is not None and is_here and name not in here:
+            if repair:
+                copies.objects.repair(path, fact, tags=copies.tags(group))
+            yield Repair(path=path, outcome="repaired there", wrong=there)
+        elif there is not None:
+            yield Repair(path=path, outcome="lost", wrong=there)
+
+
+def _damaged_here(directory: Path, files: Mapping[str, FileFact]) -> dict[str, str]:
+    """The files that are missing or not as recorded, each with what is wrong."""
+    found = {name: "it is missing" for name in files if not (directory / name).is_file()}
+    there = sorted(set(files) - set(found))
+    for name, fact in zip(there, facts_of([directory / name for name in there]), strict=True):
+        if fact != files[name]:
+            found[name] = "it does not have its recorded sha256"
+    return found
+
+
+Tell = Callable[[str], None]
+
+
+class Restorer:
+    """Brings groups of copies into directories of this machine."""
+
+    def __init__(self, copies: Copies, tell: Tell) -> None:
+        self._copies = copies
+        self._tell = tell
+
+    def restore_stage(self, group: str, stage_dir: Path, fingerprint: str) -> list[str]:
+        """What was brought back, in words; empty when the place has nothing that is not here."""
+        copies = [item for item in self._whole(group) if item.fingerprint == fingerprint]
+        if not copies:
+            return []
+        durable.make_dir(stage_dir)
+        durable.sweep(stage_dir)
+        durable.sweep(stage_dir / STATE)
+        brought = [] if _is_finished(stage_dir) else [*self._restore_outputs(copies, stage_dir)]
+        if not (stage_dir / RECORD_FILE).exists():
+            brought += [*self._restore_checkpoint(copies, stage_dir), *self._restore_batches(copies, stage_dir)]
+        return [*brought, *self._restore_sidecars(copies, stage_dir)]
+
+    def restore_run(self, group: str, run_dir: Path) -> list[str]:
+        """Bring back the files of the run itself that are not here."""
+        durable.make_dir(run_dir)
+        return [*self._restore_sidecars(self._whole(group), run_dir)]
+
+    def _whole(self, group: str) -> list[Copy]:
+        copies, wrong = self._copies.of(group)
+        for problem in wrong:
+            self._tell(problem)
+        return copies
+
+    def _restore_outputs(self, copies: list[Copy], stage_dir: Path) -> Iterator[str]:
+        for copy in (item for item in copies if item.kind == "outputs"):
+            if (stage_dir / RECORD_FILE).exists():
+                durable.move_aside(stage_dir / RECORD_FILE, "damaged")
+            if (stage_dir / OUTPUTS).exists() and not _are_as_listed(copy, stage_dir):
+                durable.move_aside(stage_dir / OUTPUTS, "damaged")
+            if self._brought(copy, stage_dir, OUTPUTS, last=RECORD_FILE):
+                yield f"outputs ({len(copy.files)} files)"
+
+    def _restore_checkpoint(self, copies: list[Copy], stage_dir: Path) -> Iterator[str]:
+        found = [(position, item) for item in copies if (position := _position(item)) is not None]
+        for position, copy in sorted(found, key=lambda pair: pair[0], reverse=True):
+            if position <= _newest_whole(stage_dir):
+                return
+            target = stage_dir / STATE / position.directory
+            if target.exists():
+                durable.move_aside(target, "damaged")
+            if self._brought(copy, stage_dir, f"{STATE}/{position.directory}"):
+                yield f"checkpoint {position}"
+                return
+
+    def _restore_batches(self, copies: list[Copy], stage_dir: Path) -> Iterator[str]:
+        lists = [item for item in copies if item.kind == "batches"]
+        count = 0
+        for copy in lists:
+            self._bring_sidecars(copy, stage_dir, names=SIDECARS)
+            for relative, fact in sorted(copy.files.items()):
+                target = below(stage_dir, relative)
+                if relative in SIDECARS or target.exists():
+                    continue
+                durable.make_dir(target.parent)
+                count += self._tried(partial(self._copies.objects.bring, fact, target))
+        if count:
+            yield f"{count} batches"
+
+    def _restore_sidecars(self, copies: list[Copy], directory: Path) -> Iterator[str]:
+        """The files of the newest list that can be read; one that is here already stays."""
+        lists = sorted((item for item in copies if item.kind == "sidecars"), key=lambda item: item.name, reverse=True)
+        for copy in lists:
+            for relative, fact in sorted(copy.files.items()):
+                target = below(directory, relative)
+                if not target.exists() and self._tried(partial(self._copies.objects.bring, fact, target)):
+                    yield relative
+
+    def _brought(self, copy: Copy, stage_dir: Path, directory: str, *, last: str | None = None) -> bool:
+        """Bring a directory back whole: first what belongs to it, then itself, then what says that it is finished."""
+        inside = {name: fact for name, fact in copy.files.items() if name.startswith(f"{directory}/")}
+
+        def write(path: Path) -> None:
+            for name, fact in sorted(inside.items()):
+                target = below(path, name.removeprefix(f"{directory}/"))
+                target.parent.mkdir(parents=True, exist_ok=True)
+                self._copies.objects.bring(fact, target)
+
+        def bring() -> None:
+            self._bring_sidecars(copy, stage_dir, names=SIDECARS, replace=True)
+            if not (stage_dir / directory).exists():
+                publish_dir(stage_dir / directory, write, expected_bytes=copy.bytes)
+            if last is not None:
+                self._copies.objects.bring(copy.files[last], stage_dir / last)
+
+        return self._tried(bring)
+
+    def _bring_sidecars(self, copy: Copy, stage_dir: Path, *, names: tuple[str, ...], replace: bool = False) -> None:
+        for name in names:
+            if name in copy.files and (replace or not (stage_dir / name).exists()):
+                self._copies.objects.bring(copy.files[name], stage_dir / name)
+
+    def _tried(self, bring: Callable[[], None]) -> bool:
+        """Whether it went well; what is damaged there is said, a place that does not answer ends the whole."""
+        try:
+            bring()
+        except PlaceError:
+            raise
+        except DataError as error:
+            self._tell(str(error))
+            return False
+        return True
+
+
+def _is_finished(stage_dir: Path) -> bool:
+    try:
+        record = read_record(stage_dir)
+    except DataError:
+        return False
+    return record is not None and damaged_output(stage_dir, record, thorough=True) is None
+
+
+def _are_as_listed(copy: Copy, stage_dir: Path) -> bool:
+    """Whether the outputs are those of the copy, say because a restore was killed before it brought the record."""
+    wanted = {name: fact for name, fact in copy.files.items() if name.startswith(f"{OUTPUTS}/")}
+    found = [f"{OUTPUTS}/{name}" for name in files_under(stage_dir / OUTPUTS)]
+    return dict(zip(found, facts_of([stage_dir / name for name in found]), strict=True)) == wanted
+
+
+def _newest_whole(stage_dir: Path) -> Position:
+    there = positions_in(stage_dir / STATE)
+    whole = (item for item in reversed(there) if damage(stage_dir / STATE / item.directory) is None)
+    return next(whole, Position(0))
+
+
+def _position(copy: Copy) -> Position | None:
+    return position_of(copy.name) if copy.kind == "checkpoint" else None
+
+
+Named = dict[str, int]
+"""Hash -> bytes of the objects that a list names."""
+
+
+class HeldByLists:
+    """What the lists of a project name in a place. A list that was read and has not changed is not read again.
+
+    An object that several lists name is held once. What no list names any more is not counted, although it lies there
+    until `charter ckpt gc` removes it: whose it was is not known in a place that several projects share.
+    """
+
+    def __init__(self, copies: Copies) -> None:
+        self._copies = copies
+        self._known: dict[Kept, Named] = {}
+
+    def bytes(self) -> int:
+        """Of the lists, and of the objects that they name. One listing, and the lists that are new."""
+        lists = self._copies.lists()
+        self._known = {item: self._known.get(item) or self._named(item) for item in lists}
+        objects = {sha256: size for named in self._known.values() for sha256, size in named.items()}
+        return sum(item.bytes for item in lists) + sum(objects.values())
+
+    def _named(self, item: Kept) -> Named:
+        group, _, file = item.key.removeprefix(f"{COPIES}/").partition("/")[2].partition("/")
+        if file == SUMMARY:
+            return {}
+        try:
+            copy = self._copies.read(group, file.removesuffix(".json"))
+        except PlaceError:
+            raise
+        except DataError:
+            return {}  # `charter ckpt scrub` tells of it
+        return {} if copy is None else {fact.sha256: fact.bytes for fact in copy.files.values()}
+
+
+def place_name(where: str, *, root: Path) -> str:
+    """One name for a place, however it was written.
+
+    >>> place_name("s3://bucket/path/", root=Path("/x"))
+    's3://bucket/path'
+    """
+    return where.rstrip("/") if where.startswith(BUCKET) else str((root / Path(where).expanduser()).resolve())
+
+
+def bytes_below(directory: Path, *, without: Path | None = None) -> int:
+    """Bytes of all files below a directory but those below `without`; a file with several names counts once.
+
+    What comes and goes meanwhile may be missed, or count with the size of one moment.
+    """
+    seen: set[tuple[int, int]] = set()
+    found, directories = 0, [str(directory)]
+    while directories:
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(directories.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    if without is None or Path(entry.path) != without:
+                        directories.append(entry.path)
+                    continue
+                with suppress(FileNotFoundError):
+                    facts = entry.stat(follow_symlinks=False)
+                    is_new = facts.st_nlink == 1 or (facts.st_dev, facts.st_ino) not in seen
+                    found += facts.st_size if is_new else 0
+                    seen.add((facts.st_dev, facts.st_ino))
+    return found

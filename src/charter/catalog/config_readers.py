@@ -1,0 +1,464 @@
+"""Readers of `config.json` by `model_type`: dense transformers and mixtures of experts."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from charter.spec.architecture import Architecture, LatentAttention, MixtureOfExperts
+
+Config = Mapping[str, Any]
+
+
+def size(config: Config, *names: str) -> int:
+    """The first of the named keys that is set, as a positive whole number."""
+    for name in names:
+        if config.get(name) is not None:
+            value = config[name]
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} = {value!r} is not a positive whole number")
+            return value
+    raise KeyError(names[0])
+
+
+def rope_theta(config: Config) -> float:
+    """Base of the rotary positions, where versions of transformers keep it."""
+    nested: Any = config.get("rope_parameters") or {}
+    nested = nested.get("full_attention", nested)
+    return float(config.get("rope_theta") or nested.get("rope_theta") or 10_000.0)
+
+
+def gated(config: Config, **more: Any) -> Architecture:
+    """The Llama family: RMSNorm, gated MLP, grouped-query attention, rotary positions."""
+    shape: dict[str, Any] = {
+        "model_type": config["model_type"],
+        "hidden_size": size(config, "hidden_size"),
+        "num_layers": size(config, "num_hidden_layers"),
+        "num_heads": size(config, "num_attention_heads"),
+        "num_kv_heads": config.get("num_key_value_heads"),
+        "head_dim": config.get("head_dim"),
+        "vocab_size": size(config, "vocab_size"),
+        "tied_embeddings": bool(config.get("tie_word_embeddings", False)),
+        "attention_bias": bool(config.get("attention_bias", False)),
+        "output_bias": bool(config.get("attention_bias", False)),
+        "mlp_bias": bool(config.get("mlp_bias", False)),
+        "max_position_embeddings": config.get("max_position_embeddings", 4096),
+        "rope_theta": rope_theta(config),
+        "norm_eps": config.get("rms_norm_eps", 1e-6),
+    }
+    if "intermediate_size" not in more:
+        shape["intermediate_size"] = size(config, "intermediate_size")
+    return Architecture(**(shape | more))
+
+
+def windowed(config: Config) -> dict[str, Any]:
+    """Sliding window: how many layers have it, by `layer_types` or for all."""
+    window = config.get("sliding_window")
+    if not window or config.get("use_sliding_window") is False:
+        return {}
+    layers = size(config, "num_hidden_layers")
+    kinds = config.get("layer_types")
+    if kinds:
+        return {"sliding_window": window, "sliding_window_layers": kinds.count("sliding_attention")}
+    if config.get("sliding_window_pattern"):
+        pattern = size(config, "sliding_window_pattern")
+        return {"sliding_window": window, "sliding_window_layers": layers - layers // pattern}
+    first_full = config.get("max_window_layers", 0) if config["model_type"].startswith("qwen") else 0
+    return {"sliding_window": window, "sliding_window_layers": max(layers - first_full, 0)}
+
+
+def plain_mlp(config: Config, **more: Any) -> Architecture:
+    """The GPT family: two-matrix MLP; every bias and LayerNorm with bias unless said otherwise."""
+    shape: dict[str, Any] = {
+        "model_type": config["model_type"],
+        "gated_mlp": False,
+        "vocab_size": size(config, "vocab_size"),
+        "tied_embeddings": bool(config.get("tie_word_embeddings", True)),
+        "attention_bias": True,
+        "output_bias": True,
+        "mlp_bias": True,
+        "norm_parameters_per_feature": 2,
+    }
+    return Architecture(**(shape | more))
+
+
+def mistral(config: Config) -> Architecture:
+    """Llama with a sliding window (Mistral, Phi-3)."""
+    return gated(config, **windowed(config))
+
+
+def qwen2(config: Config) -> Architecture:
+    """Llama with biases on queries, keys and values."""
+    return gated(config, attention_bias=True, output_bias=False, **windowed(config))
+
+
+def qwen3(config: Config) -> Architecture:
+    """Llama with norms on queries and keys."""
+    return gated(config, head_dim=config.get("head_dim", 128), qk_norm=True, **windowed(config))
+
+
+def qwen(config: Config) -> Architecture:
+    """The first Qwen, whose `intermediate_size` counts gate and up together."""
+    return gated(
+        config,
+        intermediate_size=size(config, "intermediate_size") // 2,
+        attention_bias=True,
+        output_bias=False,
+        head_dim=config.get("kv_channels"),
+    )
+
+
+def gemma(config: Config) -> Architecture:
+    """Gemma: tied, wide heads; from the second on four norms a layer and a window, in the third norms on q and k."""
+    window = windowed(config)
+    kind = config["model_type"]
+    if kind == "gemma2" and window and "layer_types" not in config:
+        window["sliding_window_layers"] = (size(config, "num_hidden_layers") + 1) // 2
+    if kind == "gemma3_text" and window and not {"layer_types", "sliding_window_pattern"} & config.keys():
+        layers = size(config, "num_hidden_layers")
+        window["sliding_window_layers"] = layers - layers // 6
+    return gated(
+        config,
+        tied_embeddings=bool(config.get("tie_word_embeddings", True)),
+        norms_per_layer=2 if kind == "gemma" else 4,
+        qk_norm=kind == "gemma3_text",
+        **window,
+    )
+
+
+def stablelm(config: Config) -> Architecture:
+    """Llama with LayerNorm, and one of them a layer where residuals run side by side."""
+    if config.get("qk_layernorm"):
+        raise ValueError("qk_layernorm is not modelled")
+    return gated(
+        config,
+        attention_bias=bool(config.get("use_qkv_bias", False)),
+        output_bias=False,
+        norm_parameters_per_feature=2,
+        norms_per_layer=1 if config.get("use_parallel_residual") else 2,
+        norm_eps=config.get("layer_norm_eps", 1e-5),
+    )
+
+
+def nemotron(config: Config) -> Architecture:
+    """Nemotron 3 and 4: squared ReLU without gate, LayerNorm with bias."""
+    return gated(config, gated_mlp=False, norm_parameters_per_feature=2, norm_eps=config.get("norm_eps", 1e-5))
+
+
+def gpt2(config: Config) -> Architecture:
+    """GPT-2."""
+    hidden, positions = size(config, "n_embd", "hidden_size"), size(config, "n_positions")
+    return plain_mlp(
+        config,
+        hidden_size=hidden,
+        num_layers=size(config, "n_layer", "num_hidden_layers"),
+        num_heads=size(config, "n_head", "num_attention_heads"),
+        intermediate_size=config.get("n_inner") or 4 * hidden,
+        learned_positions=positions,
+        max_position_embeddings=positions,
+        norm_eps=config.get("layer_norm_epsilon", 1e-5),
+    )
+
+
+def gptj(config: Config) -> Architecture:
+    """GPT-J: attention beside the MLP, rotary positions, a bias on the head."""
+    hidden = size(config, "n_embd", "hidden_size")
+    return plain_mlp(
+        config,
+        hidden_size=hidden,
+        num_layers=size(config, "n_layer", "num_hidden_layers"),
+        num_heads=size(config, "n_head", "num_attention_heads"),
+        intermediate_size=config.get("n_inner") or 4 * hidden,
+        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+        attention_bias=False,
+        output_bias=False,
+        head_bias=True,
+        norms_per_layer=1,
+        max_position_embeddings=size(config, "n_positions"),
+    )
+
+
+def opt(config: Config) -> Architecture:
+    """OPT; the 350M model has a narrow embedding and norms after the sublayers, so none before the head."""
+    hidden, positions = size(config, "hidden_size"), size(config, "max_position_embeddings")
+    narrow = config.get("word_embed_proj_dim", hidden)
+    return plain_mlp(
+        config,
+        hidden_size=hidden,
+        num_layers=size(config, "num_hidden_layers"),
+        num_heads=size(config, "num_attention_heads"),
+        intermediate_size=size(config, "ffn_dim"),
+        learned_positions=positions + 2,
+        max_position_embeddings=positions,
+        embedding_size=narrow if narrow != hidden else None,
+        final_norm=bool(config.get("do_layer_norm_before", True)),
+    )
+
+
+def mpt(config: Config) -> Architecture:
+    """MPT."""
+    hidden = size(config, "d_model")
+    attention = config.get("attn_config") or {}
+    biases = not config.get("no_bias", True)
+    return plain_mlp(
+        config,
+        hidden_size=hidden,
+        num_layers=size(config, "n_layers"),
+        num_heads=size(config, "n_heads"),
+        num_kv_heads=attention.get("kv_n_heads"),
+        intermediate_size=hidden * config.get("expansion_ratio", 4),
+        attention_bias=biases,
+        output_bias=biases,
+        mlp_bias=biases,
+        norm_parameters_per_feature=2 if biases else 1,
+        learned_positions=0 if attention.get("alibi", True) else size(config, "max_seq_len"),
+        max_position_embeddings=size(config, "max_seq_len"),
+    )
+
+
+def gpt_neox(config: Config) -> Architecture:
+    """GPT-NeoX, Pythia, StableLM alpha, RedPajama-INCITE."""
+    biases = bool(config.get("attention_bias", True))
+    return plain_mlp(
+        config,
+        hidden_size=size(config, "hidden_size"),
+        num_layers=size(config, "num_hidden_layers"),
+        num_heads=size(config, "num_attention_heads"),
+        intermediate_size=size(config, "intermediate_size"),
+        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+        attention_bias=biases,
+        output_bias=biases,
+        max_position_embeddings=size(config, "max_position_embeddings"),
+        rope_theta=rope_theta(config) if config.get("rope_theta") else float(config.get("rotary_emb_base", 10_000)),
+        norm_eps=config.get("layer_norm_eps", 1e-5),
+    )
+
+
+def falcon(config: Config) -> Architecture:
+    """Falcon: one key/value head (7B) or groups (40B, 180B), attention beside the MLP, no biases but those of norms."""
+    hidden, heads = size(config, "hidden_size"), size(config, "num_attention_heads", "n_head")
+    grouped = bool(config.get("new_decoder_architecture", False))
+    many = grouped or not config.get("multi_query", True)
+    norms = config.get("num_ln_in_parallel_attn") or (2 if grouped else 1)
+    bias = bool(config.get("bias", False))
+    return plain_mlp(
+        config,
+        hidden_size=hidden,
+        num_layers=size(config, "num_hidden_layers", "n_layer"),
+        num_heads=heads,
+        num_kv_heads=(config.get("num_kv_heads") or config.get("n_head_kv") or heads) if many else 1,
+        intermediate_size=config.get("ffn_hidden_size") or 4 * hidden,
+        attention_bias=bias,
+        output_bias=bias,
+        mlp_bias=bias,
+        norms_per_layer=norms if config.get("parallel_attn", True) else 2,
+        max_position_embeddings=config.get("max_position_embeddings", 2048),
+    )
+
+
+def bloom(config: Config) -> Architecture:
+    """BLOOM: ALiBi, and a norm on the embedding."""
+    hidden = size(config, "hidden_size", "n_embed")
+    return plain_mlp(
+        config,
+        hidden_size=hidden,
+        num_layers=size(config, "n_layer", "num_hidden_layers"),
+        num_heads=size(config, "n_head", "num_attention_heads"),
+        intermediate_size=4 * hidden,
+        embedding_norm=True,
+        max_position_embeddings=config.get("seq_length", 2048),
+    )
+
+
+def phi(config: Config) -> Architecture:
+    """Phi-1, 1.5 and 2: attention beside the MLP, biases everywhere, the head included."""
+    if config.get("qk_layernorm"):
+        raise ValueError("qk_layernorm is not modelled")
+    return plain_mlp(
+        config,
+        hidden_size=size(config, "hidden_size"),
+        num_layers=size(config, "num_hidden_layers"),
+        num_heads=size(config, "num_attention_heads"),
+        num_kv_heads=config.get("num_key_value_heads"),
+        intermediate_size=size(config, "intermediate_size"),
+        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+        norms_per_layer=1,
+        head_bias=True,
+        max_position_embeddings=size(config, "max_position_embeddings"),
+        norm_eps=config.get("layer_norm_eps", 1e-5),
+    )
+
+
+DENSE_READERS: Mapping[str, Callable[[Config], Architecture]] = {
+    "llama": gated,
+    "granite": gated,
+    "mistral": mistral,
+    "phi3": mistral,
+    "qwen": qwen,
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+    "gemma": gemma,
+    "gemma2": gemma,
+    "gemma3_text": gemma,
+    "stablelm": stablelm,
+    "nemotron": nemotron,
+    "gpt2": gpt2,
+    "gptj": gptj,
+    "opt": opt,
+    "mpt": mpt,
+    "gpt_neox": gpt_neox,
+    "falcon": falcon,
+    "bloom": bloom,
+    "phi": phi,
+}
+"""`model_type` -> reader."""
+
+DEFAULTS: Mapping[str, dict[str, Any]] = {
+    "llama": {
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "intermediate_size": 11008,
+        "vocab_size": 32000,
+    },
+    "gemma3_text": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "vocab_size": 262_208,
+        "max_position_embeddings": 131_072,
+        "sliding_window": 4096,
+    },
+}
+"""What the decoder of a vision-language configuration leaves out because its class has it as a default."""
+
+
+def mixtral(config: Config) -> Architecture:
+    """Mixtral: every layer routes."""
+    mixture = MixtureOfExperts(
+        num_experts=size(config, "num_local_experts"),
+        experts_per_token=size(config, "num_experts_per_tok"),
+        expert_intermediate_size=size(config, "intermediate_size"),
+    )
+    return gated(config, mixture=mixture, **windowed(config))
+
+
+def qwen3_moe(config: Config) -> Architecture:
+    """Qwen 3 with experts; Qwen 1.5 and 2 with a gated shared expert beside them."""
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        raise ValueError("mlp_only_layers and decoder_sparse_step other than 1 are not modelled")
+    mixture = MixtureOfExperts(
+        num_experts=size(config, "num_experts", "num_local_experts"),
+        experts_per_token=size(config, "num_experts_per_tok"),
+        expert_intermediate_size=size(config, "moe_intermediate_size"),
+    )
+    if config["model_type"] == "qwen2_moe":
+        shared = size(config, "shared_expert_intermediate_size")
+        mixture = replace(
+            mixture, num_shared_experts=1, shared_expert_intermediate_size=shared, shared_expert_gate=True
+        )
+        bias = bool(config.get("qkv_bias", True))
+        return gated(config, mixture=mixture, attention_bias=bias, output_bias=False, **windowed(config))
+    return gated(config, head_dim=config.get("head_dim", 128), qk_norm=True, mixture=mixture, **windowed(config))
+
+
+def deepseek(config: Config) -> Architecture:
+    """DeepSeek-V2, V3, R1 and Kimi K2: latent attention, shared experts, leading dense layers."""
+    mixture = MixtureOfExperts(
+        num_experts=size(config, "n_routed_experts", "num_local_experts"),
+        experts_per_token=size(config, "num_experts_per_tok"),
+        expert_intermediate_size=size(config, "moe_intermediate_size"),
+        num_shared_experts=config.get("n_shared_experts") or 0,
+        num_dense_layers=config.get("first_k_dense_replace", 0),
+    )
+    latent = LatentAttention(
+        kv_lora_rank=size(config, "kv_lora_rank"),
+        q_lora_rank=config.get("q_lora_rank"),
+        qk_nope_head_dim=size(config, "qk_nope_head_dim"),
+        qk_rope_head_dim=size(config, "qk_rope_head_dim"),
+        v_head_dim=size(config, "v_head_dim"),
+    )
+    kind = "deepseek_v3" if config["model_type"] == "kimi_k2" else config["model_type"]
+    return gated(
+        config,
+        model_type=kind,
+        head_dim=None,
+        mixture=mixture,
+        latent_attention=latent,
+        num_mtp_layers=config.get("num_nextn_predict_layers") or 0,
+    )
+
+
+def gpt_oss(config: Config) -> Architecture:
+    """gpt-oss: biases on all projections, router and experts; sinks; every other layer sees a window."""
+    layers = size(config, "num_hidden_layers")
+    mixture = MixtureOfExperts(
+        num_experts=size(config, "num_local_experts", "num_experts"),
+        experts_per_token=size(config, "num_experts_per_tok", "experts_per_token"),
+        expert_intermediate_size=size(config, "intermediate_size"),
+        router_bias=True,
+        expert_bias=True,
+    )
+    window = windowed(config)
+    if window and not config.get("layer_types"):
+        window["sliding_window_layers"] = (layers + 1) // 2
+    return gated(
+        config, attention_bias=True, output_bias=True, attention_sinks=True, mixture=mixture, num_mtp_layers=0, **window
+    )
+
+
+def llama4(config: Config) -> Architecture:
+    """Llama 4: one shared expert, dense layers between (Maverick), three of four layers see a chunk."""
+    layers = size(config, "num_hidden_layers")
+    step = config.get("interleave_moe_layer_step", 1)
+    routed = config.get("moe_layers")
+    chunk = config.get("attention_chunk_size")
+    kinds = config.get("layer_types")
+    every = config.get("no_rope_layer_interval", 4)
+    chunked = kinds.count("chunked_attention") if kinds else layers - layers // every
+    mixture = MixtureOfExperts(
+        num_experts=size(config, "num_local_experts"),
+        experts_per_token=size(config, "num_experts_per_tok"),
+        expert_intermediate_size=size(config, "intermediate_size"),
+        num_shared_experts=1,
+        num_moe_layers=layers // step if routed is None else len(routed),
+    )
+    return gated(
+        config,
+        intermediate_size=size(config, "intermediate_size_mlp"),
+        mixture=mixture,
+        attention_chunk=chunk,
+        chunked_layers=chunked if chunk else 0,
+    )
+
+
+def dbrx(config: Config) -> Architecture:
+    """DBRX: LayerNorm without bias, gated experts in every layer."""
+    inner, attention = config["ffn_config"], config["attn_config"]
+    width = size(inner, "ffn_hidden_size")
+    names = {
+        "hidden_size": size(config, "d_model"),
+        "num_hidden_layers": size(config, "n_layers"),
+        "num_attention_heads": size(config, "n_heads"),
+        "num_key_value_heads": size(attention, "kv_n_heads"),
+        "max_position_embeddings": size(config, "max_seq_len"),
+    }
+    mixture = MixtureOfExperts(
+        num_experts=size(inner, "moe_num_experts"),
+        experts_per_token=size(inner, "moe_top_k"),
+        expert_intermediate_size=width,
+    )
+    return gated({**config, **names}, intermediate_size=width, mixture=mixture)
+
+
+EXPERT_READERS: Mapping[str, Callable[[Config], Architecture]] = {
+    "mixtral": mixtral,
+    "qwen2_moe": qwen3_moe,
+    "qwen3_moe": qwen3_moe,
+    "deepseek_v2": deepseek,
+    "deepseek_v3": deepseek,
+    "kimi_k2": deepseek,
+    "gpt_oss": gpt_oss,
+    "llama4_text": llama4,
+    "dbrx": dbrx,
+}
+"""`model_type` -> reader."""

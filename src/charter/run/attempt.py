@@ -1,0 +1,375 @@
+"""One attempt at one stage while it runs: its process, its progress, its line in the ledger."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from charter.artifacts import durable
+from charter.artifacts.group import FAILURE, failure_name, log_name
+from charter.artifacts.lease import host_id
+from charter.artifacts.record import damaged_output, read_record
+from charter.artifacts.stage_dir import METRICS
+from charter.artifacts.stage_process import DISK_FULL, INTERRUPTED_EXIT, OUT_OF_MEMORY, PEER_EXIT
+from charter.errors import CharterError, DataError, MissingExtraError, StageError
+from charter.launch.engine import Engine, StageHandle
+from charter.ledger import Ledger, Outcome
+from charter.run.budget import CallCosts
+from charter.run.graph import PlannedStage
+from charter.run.hang_watch import Hang, HangWatch, read_signs
+from charter.run.idle import IdleClock
+from charter.run.restart import Ending, FailureClass
+from charter.run.staleness import checkpoint_position, checkpoint_step, read_progress
+from charter.spec.project import Project
+from charter.units import MICRO_USD_PER_USD
+
+DUMP_SECONDS = 3.0
+"""Time for a process that hangs to print its stacks; a busy machine may not come round to it for a second or two."""
+RENEW_SECONDS = 10.0
+"""A killed process that is not reported as ended by then: whoever should report it does not answer either."""
+COUNTERS = ("tokens", "pairs", "episodes", "records")
+
+
+@dataclass(kw_only=True)
+class RunningAttempt:
+    """What the supervisor remembers of an attempt."""
+
+    stage: PlannedStage
+    handle: StageHandle
+    number: int
+    ledger_id: int | None
+    """None while it waits in a queue of its engine, and spends nothing."""
+    first_step: int
+    calls: CallCosts
+    idle: IdleClock
+    started: float = field(default_factory=time.monotonic)
+    started_at: float = field(default_factory=time.time)
+    stop_asked: float | None = None
+    """Monotonic time of the request to stop."""
+    saved_when_asked: int = 0
+    """Step of the newest checkpoint at that moment."""
+    timed_out: bool = False
+    watch: HangWatch = field(default_factory=lambda: HangWatch(limit_seconds=None))
+    hang: Hang | None = None
+    hung_at: float = 0.0
+    """Monotonic time when the hang was noticed."""
+    last_heartbeat: float = 0.0
+    last_shown: Mapping[str, Any] = field(default_factory=dict)
+    is_own_clock: bool = True
+    """Whether its line in the ledger was begun by this process, so that its monotonic clock counts."""
+
+    @property
+    def seconds(self) -> float:
+        """How long it has run."""
+        return time.monotonic() - self.started
+
+    def progress(self) -> dict[str, Any]:
+        """What this attempt has reported; what an earlier one has left behind does not count."""
+        found = read_progress(self.stage.directory)
+        return found if found.get("updated_at", 0) >= self.began_at and found.get("pid") == self.handle.pid else {}
+
+    @property
+    def began_at(self) -> float:
+        """When it began, by the clock of the machine that computes."""
+        job = self.handle.job
+        return self.started_at if job is None else job.started_at
+
+    def end_if_hung(self, engine: Engine) -> None:
+        """Look for signs of life; a stage without any prints its stacks and is ended a little later."""
+        now = time.monotonic()
+        if self.handle.waits:
+            return
+        if self.hang is None:
+            watched = self.handle.watched
+            if self.watch.is_due(now, len(watched)):
+                self.hang = self.watch.look(now, read_signs(self.stage.directory, watched))
+                if self.hang is not None:
+                    self.hung_at = now
+                    self.handle.dump_stacks()
+            return
+        if now - self.hung_at >= DUMP_SECONDS:
+            self.handle.kill()
+        if now - self.hung_at >= RENEW_SECONDS:
+            self.hung_at = now
+            engine.renew()
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM, once."""
+        if self.stop_asked is None:
+            self.stop_asked = time.monotonic()
+            self.saved_when_asked = checkpoint_step(self.stage.directory)
+            self.handle.stop()
+
+    @property
+    def saved_since_asked(self) -> bool:
+        """Whether a checkpoint has been completed since it was asked to stop."""
+        return checkpoint_step(self.stage.directory) > self.saved_when_asked
+
+
+def begin_attempt(
+    ledger: Ledger, project: Project, stage: PlannedStage, *, first_step: int, frozen: Mapping[str, str | int]
+) -> int:
+    """Write the intent into the ledger before the attempt spends anything."""
+    price = price_micro_usd_per_hour(project)
+    return ledger.begin(
+        run=project.name,
+        stage=stage.name,
+        kind=stage.spec.kind,
+        fingerprint=stage.asked_fingerprint,
+        at=time.time(),
+        monotonic=time.monotonic(),
+        accelerator=str(frozen["device"]),
+        count=1 if frozen["device"] == "cpu" else int(frozen.get("world_size", 1)),
+        first_step=first_step,
+        price_micro_usd_per_hour=price,
+        price_source=None if price is None else "resources.price in charter.yaml",
+        host=host_id().partition("/")[0],
+        pid=os.getpid(),
+        owner=project.owner,
+        tags=project.tags,
+    )
+
+
+def heartbeat(ledger: Ledger, attempt: RunningAttempt) -> None:
+    """Write into the ledger that an attempt lives, how far it is, and what its calls have cost."""
+    if attempt.ledger_id is None:
+        return
+    ledger.heartbeat(attempt.ledger_id, at=time.time(), monotonic=_monotonic(attempt), **_so_far(attempt))
+    ledger.record_usage(attempt.calls.look())
+
+
+def end_attempt(ledger: Ledger, attempt: RunningAttempt, outcome: Outcome, *, note: str = "") -> None:
+    """Write into the ledger how an attempt ended and what its calls have cost; one that never started is not there."""
+    try:
+        if attempt.ledger_id is None:
+            return
+        ledger.end(
+            attempt.ledger_id,
+            at=time.time(),
+            monotonic=_monotonic(attempt),
+            outcome=outcome,
+            note=note,
+            **_in_all(attempt),
+            **attempt.idle.metered(time.time()),
+        )
+        ledger.record_usage(attempt.calls.look(at_end=True))
+    finally:
+        attempt.calls.close()
+
+
+def _monotonic(attempt: RunningAttempt) -> float | None:
+    """The clock that the ledger measures the attempt by; of an array it runs as fast as its tasks spend together."""
+    job = attempt.handle.job
+    if not attempt.is_own_clock:
+        return None
+    return attempt.started + job.busy_seconds if job and job.busy_seconds is not None else time.monotonic()
+
+
+def price_micro_usd_per_hour(project: Project, *, shared: bool = True) -> int | None:
+    """Price of one stage slot of this machine per hour, None where the file gives none.
+
+    The machine's price is shared evenly by the stages that may run side by side, so that two at once do not
+    bill the machine twice. On an engine it is that of one accelerator, or of one node, which is not `shared`.
+    """
+    if project.resources.price is None:
+        return None
+    slots = max(1, project.resources.max_parallel_stages) if shared else 1
+    return round(project.resources.price * MICRO_USD_PER_USD / slots)
+
+
+def price_usd_per_hour(project: Project) -> float | None:
+    """The same in dollars."""
+    price = price_micro_usd_per_hour(project)
+    return None if price is None else price / MICRO_USD_PER_USD
+
+
+def last_step(attempt: RunningAttempt) -> int:
+    """The last step that an ended attempt reported; its first step when it reported none."""
+    return max((int(line.get("step", 0)) for line in _metrics(attempt)), default=attempt.first_step)
+
+
+def _metrics(attempt: RunningAttempt) -> list[dict[str, Any]]:
+    """The metrics lines of an attempt; every step has one, where `progress.json` is written twice a second."""
+    found = []
+    path = attempt.stage.directory / METRICS
+    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(line, dict) and line.get("time", 0) >= attempt.began_at:
+            found.append(line)
+    return found
+
+
+def _in_all(attempt: RunningAttempt) -> dict[str, Any]:
+    """What an ended attempt did, to the last step that it reported."""
+    lines = _metrics(attempt)
+    counted = {name for line in lines for name in COUNTERS if name in line}
+    return {
+        "step": last_step(attempt),
+        "kept_step": checkpoint_step(attempt.stage.directory),
+        **{name: sum(int(line.get(name, 0)) for line in lines) for name in sorted(counted)},
+    }
+
+
+def _so_far(attempt: RunningAttempt) -> dict[str, Any]:
+    progress = attempt.progress()
+    counters = progress.get("counters", {})
+    return {
+        "step": max(int(progress.get("step", 0)), attempt.first_step),
+        "kept_step": checkpoint_step(attempt.stage.directory),
+        **{name: int(counters[name]) for name in COUNTERS if name in counters},
+    }
+
+
+_ERRORS: Mapping[int, type[CharterError]] = {7: MissingExtraError, 8: DataError}
+"""Exit codes of a stage that the run passes on; every other failure is a stage failure (5)."""
+PERMANENT = frozenset({2, 3, 4, 7, 8})
+"""Exit codes that another attempt would only repeat: configuration, budget, a missing tool, bad data."""
+BY_CAUSE: Mapping[str, FailureClass] = {
+    "preempted": "preempted",
+    "time_limit": "time_limit",
+    "node_lost": "lost",
+    "out_of_memory": "out_of_memory",
+    "cancelled": "stopped",
+}
+"""What an engine's word for the end of a job says, where the stage did not fail by itself."""
+BY_LABEL: Mapping[str, FailureClass] = {
+    OUT_OF_MEMORY: "out_of_memory",
+    DISK_FULL: "disk_full",
+    "diverged": "not_finite",
+    "begin_again": "begin_again",
+}
+"""What the label in a stage's own `failure.json` says."""
+_BY_ENGINE = {
+    "preempted": "was preempted by its engine",
+    "time_limit": "came to the time limit of its job",
+}
+OWN_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL})
+"""What a process brings upon itself."""
+
+
+def is_finished(stage: PlannedStage) -> bool:
+    """Step target reached, record written, outputs verified: the only meaning of done."""
+    record = read_record(stage.directory)
+    if record is None or record.fingerprint != stage.asked_fingerprint:
+        return False
+    return record.step == record.target_step and damaged_output(stage.directory, record) is None
+
+
+def ending_of(attempt: RunningAttempt, exit_code: int, *, out_of_memory: bool) -> Ending:
+    """How an attempt ended, for the restart policy; `out_of_memory`: the kernel has killed a process for memory."""
+    label = _failure(attempt).get("label", "")
+    failure = classify(
+        exit_code, label=str(label), hung=attempt.hang is not None, timed_out=attempt.timed_out, oom=out_of_memory
+    )
+    by_engine = BY_CAUSE.get(attempt.handle.cause)
+    return Ending(
+        failure=by_engine if by_engine and failure in ("lost", "stopped") else failure,
+        exit_code=exit_code,
+        step=last_step(attempt),
+        checkpoint=checkpoint_position(attempt.stage.directory),
+    )
+
+
+def classify(exit_code: int, *, label: str, hung: bool, timed_out: bool, oom: bool) -> FailureClass:
+    """The class of a failure.
+
+    >>> classify(-9, label="", hung=False, timed_out=False, oom=True)
+    'out_of_memory'
+    >>> classify(5, label="diverged", hung=False, timed_out=False, oom=False)
+    'not_finite'
+    """
+    if timed_out or hung:
+        return "timeout" if timed_out else "hung"
+    if exit_code in (-signal.SIGKILL, 137):
+        return "out_of_memory" if oom else "lost"
+    if exit_code < 0:
+        return "crashed" if -exit_code in OWN_SIGNALS else "lost"
+    if exit_code == INTERRUPTED_EXIT:
+        return "stopped"
+    if exit_code in (PEER_EXIT, 143):
+        return "lost"
+    if label in BY_LABEL and exit_code:
+        return BY_LABEL[label]
+    return "permanent" if exit_code in PERMANENT else "error"
+
+
+def outcome_of(ending: Ending) -> Outcome:
+    """The ledger's word for an ending that did not finish the stage."""
+    match ending.failure:
+        case "stopped" | "time_limit" | "preempted":
+            return "interrupted" if ending.exit_code == INTERRUPTED_EXIT else "killed"
+        case "hung":
+            return "hung"
+        case "lost" | "crashed" | "timeout":
+            return "killed"
+        case "out_of_memory":
+            return "killed" if ending.exit_code in (-signal.SIGKILL, 137) else "failed"
+    return "failed"
+
+
+def describe_ending(attempt: RunningAttempt, ending: Ending) -> str:
+    """What happened, in words."""
+    who = f"process {attempt.handle.failed_rank} of {attempt.handle.processes} " if attempt.handle.processes > 1 else ""
+    code, message = ending.exit_code, str(_failure(attempt).get("message", ""))
+    if ending.failure == "timeout":
+        return f"ran longer than its timeout of {attempt.stage.spec.timeout:g} s"
+    if attempt.hang is not None:
+        return attempt.hang.words(attempt.handle.processes)
+    if ending.failure in _BY_ENGINE:
+        return f"{_BY_ENGINE[ending.failure]}{' at a checkpoint' if code == INTERRUPTED_EXIT else ''}"
+    if attempt.handle.cause == "node_lost":
+        return f"its node was lost{f' ({attempt.handle.note})' if attempt.handle.note else ''}"
+    if ending.failure == "out_of_memory" and not message:
+        advice = "use a smaller resources.micro_batch, recompute: full, or a machine with more memory"
+        return f"{who}was killed by the kernel for lack of memory; {advice}"
+    if code < 0:
+        return f"{who}was killed by {_signal_name(-code)}"
+    if code == 0:
+        return "ended with exit code 0 without reaching its target and publishing verified outputs"
+    if ending.failure == "stopped":
+        return "was stopped from outside at a safe point"
+    if message and attempt.handle.failed_rank:
+        return f"{who.strip()}: {message}"
+    return message or f"{who}ended with exit code {code}"
+
+
+def failure_of(attempt: RunningAttempt, what: str, ending: Ending, reason: str) -> CharterError:
+    """The error that ends the run because of a stage."""
+    kind = _ERRORS.get(ending.exit_code, StageError)
+    log = attempt.stage.directory / log_name(attempt.handle.failed_rank)
+    return kind(f"stage {attempt.stage.name}: {what}\n  given up: {reason}; the log is {log}")
+
+
+def keep_failure(attempt: RunningAttempt, ending: Ending, what: str, error: CharterError) -> None:
+    """Leave the first cause in `failure.json`, where the failed process could not write it or was not rank 0."""
+    own = _failure(attempt)
+    told = own if own and ending.exit_code > 0 and ending.failure != "timeout" else {}
+    content = {
+        "exit_code": told.get("exit_code", error.exit_code),
+        "label": told.get("label", error.label),
+        "message": what,
+        "failure": ending.failure,
+    }
+    durable.write_hint(attempt.stage.directory / FAILURE, content)
+
+
+def _failure(attempt: RunningAttempt) -> Mapping[str, Any]:
+    """What the process that failed first has written about it; empty when it could not."""
+    try:
+        content: Any = durable.read_json(attempt.stage.directory / failure_name(attempt.handle.failed_rank))
+    except DataError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

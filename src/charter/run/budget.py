@@ -1,0 +1,520 @@
+"""What the run has cost against what it may cost: told as it grows, held and stopped where the file asks for it."""
+
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from charter.artifacts import durable
+from charter.cost.budget import BudgetState, budget_verdict
+from charter.cost.forecast import Forecast, StageSoFar, forecast, paced
+from charter.errors import BudgetError, DataError
+from charter.estimate.terms import Interval
+from charter.ledger import ApiUsage, CallBooks, Ledger
+from charter.ledger.attempt import Attempt, tags_text
+from charter.ledger.call_books import CALLS_FILE
+from charter.ledger.reading import LedgerReading
+from charter.ledger.sums import Sums, total_of
+from charter.run.events import Events
+from charter.run.graph import Pipeline, PlannedStage
+from charter.run.paths import run_dir
+from charter.run.planned import PLAN_FILE
+from charter.run.staleness import checkpoint_step, read_progress
+from charter.spec.project import Project
+from charter.spec.sections import Budget
+from charter.units import MICRO_USD_PER_USD, SECONDS_PER_HOUR, format_usd
+
+TAG = "tag:"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spending:
+    """Sums of a run, and of all runs of the owner and the tags that have a limit."""
+
+    by_fingerprint: Mapping[tuple[str, str], Sums] = field(default_factory=dict)
+    """By stage and fingerprint."""
+    by_owner: Mapping[str, Sums] = field(default_factory=dict)
+    """Over all runs in the ledger, within the budget's period."""
+    by_tag: Mapping[str, Sums] = field(default_factory=dict)
+    """The same by `name=value`, for tags that have a limit."""
+    running: tuple[Attempt, ...] = ()
+    """Of this run."""
+
+    @property
+    def total(self) -> Sums:
+        """The whole run."""
+        return total_of(self.by_fingerprint.values())
+
+    @property
+    def by_stage(self) -> dict[str, Sums]:
+        """The run's stages, with what earlier versions of them have cost."""
+        found: dict[str, Sums] = {}
+        for (stage, _), part in self.by_fingerprint.items():
+            found[stage] = found.get(stage, Sums()) + part
+        return found
+
+    @property
+    def usd_per_hour(self) -> float:
+        """What the running attempts cost per hour."""
+        prices = (attempt.count * (attempt.price_micro_usd_per_hour or 0) for attempt in self.running)
+        return sum(prices) / MICRO_USD_PER_USD
+
+
+def read_spending(ledger: LedgerReading, project: Project, *, now: float) -> Spending:
+    """Read the sums that the file's budget needs; takes milliseconds, however long the ledger is."""
+    by_stage = ledger.sums(run=project.name, by=("stage", "fingerprint"))
+    budget = project.budget
+    since = first_of_month(now) if budget is not None and budget.period == "month" else None
+    owners = ledger.sums(by=("owner",), since=since) if budget is not None and budget.owners else ()
+    names = sorted({tag.partition("=")[0] for tag in budget.tags}) if budget is not None else []
+    tags = {}
+    for name in names:
+        for part in ledger.sums(by=(f"{TAG}{name}",), since=since):
+            tags[f"{name}={part.key[f'{TAG}{name}']}"] = part
+    return Spending(
+        by_fingerprint={(part.key["stage"], part.key["fingerprint"]): part for part in by_stage},
+        by_owner={part.key["owner"]: part for part in owners},
+        by_tag=tags,
+        running=ledger.running(run=project.name),
+    )
+
+
+def first_of_month(unix_seconds: float) -> str:
+    """The first UTC day of a moment's month.
+
+    >>> first_of_month(86_400.0 * 40)
+    '1970-02-01'
+    """
+    return datetime.fromtimestamp(unix_seconds, tz=UTC).date().replace(day=1).isoformat()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageStep:
+    """How far a stage is."""
+
+    name: str
+    kind: str
+    fingerprint: str
+    done: bool = False
+    step: int = 0
+    target_step: int | None = None
+    paced_steps: int = 0
+    """Steps that were timed from one to the next, and their time."""
+    paced_seconds: float = 0.0
+
+
+def stages_so_far(
+    plan: Mapping[str, Any] | None, steps: Iterable[StageStep], spending: Spending
+) -> tuple[StageSoFar, ...]:
+    """Plan (the JSON of `plan.json`), progress and sums put together, for a forecast."""
+    planned = {str(stage["name"]): stage for stage in (plan or {}).get("stages", ())}
+    found = []
+    for stage in steps:
+        in_plan = planned.get(stage.name, {})
+        part = spending.by_fingerprint.get((stage.name, stage.fingerprint), Sums())
+        lost_usd = part.totals.lost_to_kills_micro_usd + part.totals.lost_to_failures_micro_usd
+        found.append(
+            StageSoFar(
+                name=stage.name,
+                kind=stage.kind,
+                planned_seconds=_interval(in_plan.get("seconds")),
+                planned_usd=_interval(in_plan.get("usd")),
+                done=stage.done,
+                step=stage.step,
+                target_step=stage.target_step,
+                kept_seconds=part.totals.useful_milliseconds / 1000,
+                calls_usd=part.calls.most_micro_usd / MICRO_USD_PER_USD,
+                paced_steps=stage.paced_steps,
+                paced_seconds=stage.paced_seconds,
+                kept_usd=(part.most_micro_usd - lost_usd) / MICRO_USD_PER_USD if part.is_priced else None,
+            )
+        )
+    return tuple(found)
+
+
+def _interval(quantiles: Mapping[str, float | None] | None) -> Interval | None:
+    p10, p50, p90 = ((quantiles or {}).get(name) for name in ("p10", "p50", "p90"))
+    return None if p10 is None or p50 is None or p90 is None else Interval(p10=p10, p50=p50, p90=p90)
+
+
+Scope = Literal["project", "stage", "owner", "tag"]
+ON_FORECAST = {
+    "warn": BudgetState.WARN,
+    "hold": BudgetState.HOLD,
+    "checkpoint_and_stop": BudgetState.STOP,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetLine:
+    """One limit."""
+
+    scope: Scope
+    name: str
+    limit_usd: float
+    spent_usd: float
+    """With the most that calls of which nobody knows may have cost."""
+    forecast_p10_usd: float
+    forecast_p50_usd: float
+    forecast_p90_usd: float
+    """Of this run's remaining part; what other runs of an owner or a tag will still spend is not known."""
+    state: BudgetState
+    reason: str
+    passed_share: float | None
+    """The largest of 50, 80 and 90 % that is spent."""
+    usd_per_hour: float
+    """What is running under this limit costs."""
+
+    @property
+    def share(self) -> float:
+        """Spent over limit."""
+        return self.spent_usd / self.limit_usd
+
+    @property
+    def title(self) -> str:
+        """What the limit is for, in words."""
+        return self.name if self.scope == "project" else f"{self.scope} {self.name}"
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until the limit is reached at what is spent per hour now; None when nothing runs."""
+        left = max(0.0, self.limit_usd - self.spent_usd)
+        return left / self.usd_per_hour * SECONDS_PER_HOUR if self.usd_per_hour > 0 else None
+
+    def sentence(self) -> str:
+        """How it stands, in a line."""
+        spent = f"{self.title} has cost {format_usd(self.spent_usd)} of {format_usd(self.limit_usd)}"
+        return f"{spent} ({100 * self.share:.0f} %), forecast {format_usd(self.forecast_p50_usd)}: {self.reason}"
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it."""
+        return {
+            **asdict(self),
+            "state": STATE_NAMES[self.state],
+            "share": self.share,
+            "seconds_left": self.seconds_left,
+        }
+
+
+STATE_NAMES = {BudgetState.OK: "ok", BudgetState.WARN: "warn", BudgetState.HOLD: "hold", BudgetState.STOP: "stop"}
+"""Short names, for JSON and tables."""
+
+
+def budget_lines(
+    project: Project, spending: Spending, left: Forecast, *, running: Collection[str] = ()
+) -> tuple[BudgetLine, ...]:
+    """The limits of the file, each with its state; none without a budget.
+
+    `left` is what is still to come, `running` the stages that run now. A limit of another owner or tag than this
+    project's is shown too, but what this run will still spend is not part of its forecast.
+    """
+    if project.budget is None:
+        return ()
+    names = set(left.stages)
+    line = _Lines(budget=project.budget, spending=spending, left=left, running=set(running))
+    found = [line.of("project", project.name, project.budget.limit, spending.total, names)]
+    by_stage = spending.by_stage
+    for name, limit in project.budget.stages.items():
+        found.append(line.of("stage", name, limit, by_stage.get(name, Sums()), {name}))
+    for name, limit in project.budget.owners.items():
+        part = spending.by_owner.get(name, Sums())
+        found.append(line.of("owner", name, limit, part, names if name == project.owner else set()))
+    own = set(_pairs(project.tags))
+    for name, limit in project.budget.tags.items():
+        part = spending.by_tag.get(name, Sums())
+        found.append(line.of("tag", name, limit, part, names if name in own else set()))
+    return tuple(found)
+
+
+def binding(project: Project, lines: Collection[BudgetLine]) -> tuple[BudgetLine, ...]:
+    """The limits that this project spends under: not those of other owners and tags."""
+    own = {("project", project.name), *(("tag", pair) for pair in _pairs(project.tags))}
+    if project.owner is not None:
+        own.add(("owner", project.owner))
+    return tuple(line for line in lines if line.scope == "stage" or (line.scope, line.name) in own)
+
+
+def _pairs(tags: Mapping[str, str]) -> Iterator[str]:
+    return (f"{name}={value}" for name, value in tags.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Lines:
+    budget: Budget
+    spending: Spending
+    left: Forecast
+    running: set[str]
+
+    def of(self, scope: Scope, name: str, limit: float, part: Sums, stages: set[str]) -> BudgetLine:
+        left = self.left.usd_of(sorted(stages))
+        verdict = budget_verdict(
+            limit_usd=limit,
+            spent_usd=part.most_micro_usd / MICRO_USD_PER_USD,
+            remaining_p10_usd=left.p10,
+            remaining_p50_usd=left.p50,
+            remaining_p90_usd=left.p90,
+            running_p10_usd=self.left.usd_of(sorted(stages & self.running)).p10,
+            on_forecast=ON_FORECAST[self.budget.on_forecast],
+        )
+        state = verdict.state
+        if self.budget.on_exceed == "warn" and state in (BudgetState.HOLD, BudgetState.STOP):
+            state = BudgetState.WARN
+        attempts = (attempt for attempt in self.spending.running if attempt.stage in stages)
+        prices = (attempt.count * (attempt.price_micro_usd_per_hour or 0) for attempt in attempts)
+        return BudgetLine(
+            scope=scope,
+            name=name,
+            limit_usd=limit,
+            spent_usd=verdict.spent_usd,
+            forecast_p10_usd=verdict.forecast_p10_usd,
+            forecast_p50_usd=verdict.forecast_p50_usd,
+            forecast_p90_usd=verdict.forecast_p90_usd,
+            state=state,
+            reason=verdict.reason,
+            passed_share=verdict.passed_share,
+            usd_per_hour=sum(prices) / MICRO_USD_PER_USD,
+        )
+
+
+NO_PRICE = "resources.price is not set"
+
+
+def spent_usd(project: Project, ledger: Ledger) -> float | None:
+    """Cost of all attempts and calls so far; None when nothing has a price.
+
+    Running attempts count up to their last heartbeat, calls that may or may not have been billed with the most
+    that they can cost: a limit holds for the bill, not for what is known of it.
+    """
+    total = ledger.total(run=project.name)
+    return total.most_micro_usd / MICRO_USD_PER_USD if total.is_priced else None
+
+
+def budget_error(line: BudgetLine) -> BudgetError:
+    """The error that ends a run at a limit."""
+    where = "budget.limit" if line.scope == "project" else f"budget.{line.scope}s.{line.name}"
+    if line.share < 1:
+        said = (
+            f"{line.title} has cost {format_usd(line.spent_usd)}, and is expected to cost "
+            f"{format_usd(line.forecast_p50_usd)} (p10 {format_usd(line.forecast_p10_usd)}), "
+            f"over its limit of {format_usd(line.limit_usd)}"
+        )
+        mend = f"raise {where}, or set budget.on_forecast: warn"
+    else:
+        said = f"{line.title} has cost {format_usd(line.spent_usd)}, over its limit of {format_usd(line.limit_usd)}"
+        mend = f"raise {where}, or set budget.on_exceed: warn"
+    return BudgetError(f"{said}\n  everything done so far is kept; {mend}, and run again")
+
+
+class BudgetWatch:
+    """The budget of a run while it lasts: looked at with every heartbeat."""
+
+    def __init__(self, pipeline: Pipeline, events: Events) -> None:
+        self._pipeline = pipeline
+        self._events = events
+        self._plan: Mapping[str, Any] | None = None
+        self._told: dict[tuple[str, str], tuple[float, BudgetState]] = {}
+        self._held: dict[tuple[str, str], BudgetLine] = {}
+        self.spent_usd: float | None = None
+        """Cost so far, as of the last look."""
+
+    def start(self, ledger: Ledger, *, done: Collection[str]) -> None:
+        """Refuse to start when a limit is passed already; say when there is nothing to go by."""
+        project = self._pipeline.project
+        self._plan = read_plan(self._pipeline.root)
+        if project.budget is None:
+            return
+        if project.resources.price is None:
+            self._events.emit(
+                "budget_unpriced", message=f"the budget cannot be watched{_but_calls(project)}: {NO_PRICE}"
+            )
+        if (error := self.look(ledger, running=(), done=done)) is not None:
+            raise error
+
+    def look(self, ledger: Ledger, *, running: Iterable[str], done: Collection[str]) -> BudgetError | None:
+        """Tell what is new; the error when a limit asks to stop."""
+        project = self._pipeline.project
+        if project.budget is None:
+            self.spent_usd = spent_usd(project, ledger)
+            return None
+        spending = read_spending(ledger, project, now=time.time())
+        self.spent_usd = spending.total.most_micro_usd / MICRO_USD_PER_USD if spending.total.is_priced else None
+        lines = lines_now(self._pipeline, self._plan, spending, running=running, done=done)
+        stop = None
+        self._held.clear()
+        for line in binding(project, lines):
+            self._tell(line)
+            if line.state is BudgetState.HOLD:
+                self._held[line.scope, line.name] = line
+            if line.state is BudgetState.STOP and not _is_over(line, done):
+                stop = stop or line
+        return None if stop is None else budget_error(stop)
+
+    def holds(self, stage: str) -> bool:
+        """Whether a budget lets this stage wait."""
+        return any(scope != "stage" or name == stage for scope, name in self._held)
+
+    def standstill(self, ledger: Ledger, *, done: Collection[str]) -> BudgetError | None:
+        """The error when nothing runs any more and a budget still holds the rest."""
+        if not self._held:
+            return None
+        over = self.look(ledger, running=(), done=done)
+        return over or (budget_error(next(iter(self._held.values()))) if self._held else None)
+
+    def _tell(self, line: BudgetLine) -> None:
+        """One event for each share that is passed and each new state."""
+        share, state = self._told.get((line.scope, line.name), (0.0, BudgetState.OK))
+        passed = max(line.passed_share or 0.0, 1.0 if line.share >= 1 else 0.0)
+        if passed > share or (line.state is not state and line.state is not BudgetState.OK):
+            self._events.emit(
+                "budget_hold" if line.state is BudgetState.HOLD else "budget_warning",
+                message=line.sentence(),
+                scope=line.scope,
+                name=line.name,
+                state=STATE_NAMES[line.state],
+                share=passed,
+                spent_usd=line.spent_usd,
+                limit_usd=line.limit_usd,
+                forecast_usd=line.forecast_p50_usd,
+            )
+        self._told[line.scope, line.name] = (max(passed, share), line.state)
+
+
+def lines_now(
+    pipeline: Pipeline,
+    plan: Mapping[str, Any] | None,
+    spending: Spending,
+    *,
+    running: Iterable[str],
+    done: Collection[str],
+) -> tuple[BudgetLine, ...]:
+    """All limits, with a forecast from the plan and from how far the stages' own files say they are."""
+    steps = steps_now(pipeline, done=done)
+    left = forecast(stages_so_far(plan, steps, spending))
+    return budget_lines(pipeline.project, spending, left, running=set(running))
+
+
+def steps_now(pipeline: Pipeline, *, done: Collection[str]) -> tuple[StageStep, ...]:
+    """How far every stage is, by what it has last said."""
+    found = []
+    for name, stage in pipeline.stages.items():
+        progress = read_progress(stage.directory)
+        paced_steps, paced_seconds = paced(progress)
+        if name in done:
+            progress = {}
+        step, target = int(progress.get("step") or 0), progress.get("target_step")
+        found.append(
+            StageStep(
+                name=name,
+                kind=stage.spec.kind,
+                fingerprint=stage.asked_fingerprint,
+                done=name in done,
+                step=max(step, checkpoint_step(stage.directory)) if target else 0,
+                target_step=int(target) if target else None,
+                paced_steps=paced_steps,
+                paced_seconds=paced_seconds,
+            )
+        )
+    return tuple(found)
+
+
+def read_plan(root: Path) -> Mapping[str, Any] | None:
+    """The plan that the run has kept, if any."""
+    try:
+        found = durable.read_json(run_dir(root) / PLAN_FILE)
+    except DataError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _is_over(line: BudgetLine, done: Collection[str]) -> bool:
+    """A stage that is finished cannot be stopped, whatever it has cost."""
+    return line.scope == "stage" and line.name in done
+
+
+def _but_calls(project: Project) -> str:
+    priced = any(serving.usd_per_million_input_tokens is not None for serving in project.serving.values())
+    return " but for calls to servers" if priced else ""
+
+
+TIME_SHARE = 0.05
+"""Of the supervisor's time that may go into adding calls up: about a second for a million of them."""
+
+
+def calls_place(project: Project, stage: PlannedStage) -> str | Path:
+    """Where the calls of a stage are recorded."""
+    return project.storage.ledger or stage.directory / CALLS_FILE
+
+
+@dataclass(kw_only=True)
+class CallCosts:
+    """The calls of one stage while an attempt of it runs."""
+
+    project: Project
+    stage: PlannedStage
+    not_before: float = 0.0
+    """Monotonic time of the next look."""
+    _books: CallBooks | None = field(default=None, repr=False)
+
+    def look(self, *, at_end: bool = False) -> tuple[ApiUsage, ...]:
+        """What they cost so far; nothing when it is too soon to look again.
+
+        At the end every row is compared with its check; a DataError says that one has changed.
+        """
+        started = time.monotonic()
+        if started < self.not_before and not at_end:
+            return ()
+        if self._books is None:
+            place = calls_place(self.project, self.stage)
+            if isinstance(place, Path) and not place.exists():
+                return ()
+            self._books = CallBooks.open(place)
+        usage = self._books.usage(run=self.project.name, stage=self.stage.name, checked=at_end)
+        now = time.monotonic()
+        self.not_before = now + (now - started) / TIME_SHARE
+        return billed_to(self.project, usage)
+
+    def close(self) -> None:
+        """Give back the connections."""
+        if self._books is not None:
+            self._books.close()
+            self._books = None
+
+
+def billed_to(project: Project, usage: Iterable[ApiUsage]) -> tuple[ApiUsage, ...]:
+    """The same calls with the owner and the tags of their project."""
+    return tuple(replace(item, owner=project.owner, tags=tags_text(project.tags)) for item in usage)
+
+
+def record_calls(ledger: Ledger, project: Project, stages: Iterable[PlannedStage]) -> None:
+    """Bring the ledger up to date with what earlier runs have called."""
+    for stage in stages:
+        costs = CallCosts(project=project, stage=stage)
+        try:
+            ledger.record_usage(costs.look())
+        finally:
+            costs.close()
+
+
+TIMINGS_FILE = "timings.json"
+
+
+def write_timings(ledger: Ledger, project: Project, stage: PlannedStage) -> None:
+    """Write `timings.json` from the ledger: all attempts and calls of this stage under this fingerprint."""
+    parts = ledger.sums(run=project.name, stage=stage.name, by=("fingerprint",))
+    mine = total_of(part for part in parts if part.key["fingerprint"] == stage.asked_fingerprint)
+    totals, calls = mine.totals, mine.calls
+    durable.write_hint(
+        stage.directory / TIMINGS_FILE,
+        {
+            "finished_at": time.time(),
+            "attempts": totals.attempts,
+            "seconds": totals.milliseconds / 1000,
+            "useful_seconds": totals.useful_milliseconds / 1000,
+            "cost_usd": totals.micro_usd / MICRO_USD_PER_USD if totals.fully_priced else None,
+            "calls": calls.requests,
+            "calls_usd": calls.settled_micro_usd / MICRO_USD_PER_USD,
+            "calls_usd_most": calls.most_micro_usd / MICRO_USD_PER_USD,
+        },
+    )

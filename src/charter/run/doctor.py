@@ -1,0 +1,482 @@
+"""Looks at the machine, the scheduler and all outside that a project needs; changes nothing but probe files."""
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from types import MappingProxyType
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from charter.artifacts import durable
+from charter.artifacts.file_facts import free_bytes
+from charter.artifacts.stage_process import PIP_COMMAND
+from charter.launch.machine import cpu_capability, gpus_here, installed_version
+from charter.launch.node_checks.bad_nodes import read_bad_nodes
+from charter.launch.node_checks.nvidia import accelerators, kernel_log, xid_errors
+from charter.launch.node_checks.report import Finding
+from charter.plan.hardware.machine import usable_cores, usable_memory_bytes
+from charter.run.paths import run_dir
+from charter.run.preflight import RUN_PACKAGES
+from charter.spec.project import Project
+from charter.spec.stage import is_hosted
+from charter.units import GIB, format_bytes
+
+COMMAND_SECONDS = 20.0
+"""Longest wait for a command of an engine; a controller that is down may take this long to say so."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One thing looked at, and how to mend it."""
+
+    name: str
+    ok: bool
+    found: str
+    advice: str = ""
+    group: str = "machine"
+    """machine, packages, drivers, engine, network, credentials or disk."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """What a command printed, and whether it succeeded."""
+
+    ok: bool
+    text: str
+
+
+def ask(command: Sequence[str], *, seconds: float = COMMAND_SECONDS) -> Said:
+    """Run a command that only looks; one that is missing, fails or hangs is told, never raised."""
+    try:
+        done = subprocess.run(
+            list(command), capture_output=True, text=True, errors="replace", timeout=seconds, stdin=subprocess.DEVNULL
+        )
+    except FileNotFoundError:
+        return Said(ok=False, text=f"{command[0]} is not installed here")
+    except subprocess.TimeoutExpired:
+        return Said(ok=False, text=f"{command[0]} did not answer within {seconds:g} s")
+    except OSError as error:
+        return Said(ok=False, text=f"{command[0]}: {error.strerror}")
+    lines = (done.stdout if done.returncode == 0 else done.stderr or done.stdout).strip().splitlines()
+    # What went wrong is told last, after what it led to.
+    return Said(ok=done.returncode == 0, text=lines[0 if done.returncode == 0 else -1][:200] if lines else "")
+
+
+def references(project: Project) -> Iterator[tuple[str, str]]:
+    """Where in the file a secret is referred to, and the reference."""
+    for name, serving in project.serving.items():
+        if serving.api_key is not None and serving.is_used:
+            yield f"serving.{name}.api_key", serving.api_key
+    for name in ("webhook", "smtp_password"):
+        if (reference := getattr(project.alerts, name)) is not None:
+            yield f"alerts.{name}", reference
+
+
+def examine_credentials(
+    project: Project, root: Path, environment: Mapping[str, str] | None = None
+) -> tuple[Check, ...]:
+    """One check for every reference; a file that others may read is told."""
+    known = os.environ if environment is None else environment
+    return tuple(look_up(where, reference, root, known) for where, reference in references(project))
+
+
+def look_up(where: str, reference: str, root: Path, environment: Mapping[str, str]) -> Check:
+    """Whether one secret is where the file says.
+
+    >>> look_up("alerts.webhook", "env:HOOK", Path("."), {"HOOK": "https://..."}).found
+    'HOOK is set'
+    """
+    scheme, _, name = reference.partition(":")
+    if scheme == "env":
+        found = bool(environment.get(name))
+        said, advice = f"{name} is {'set' if found else 'not set'}", f"export {name}=... before charter run"
+        return Check(group="credentials", name=where, ok=found, found=said, advice=advice)
+    path = (root / Path(name).expanduser()).resolve()
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        said, advice = f"{path}: {error.strerror}", "write the secret into that file, readable by you alone"
+        return Check(group="credentials", name=where, ok=False, found=said, advice=advice)
+    private = not mode & (stat.S_IRWXG | stat.S_IRWXO)
+    said = f"{path} is there" + ("" if private else ", and others may read it")
+    return Check(group="credentials", name=where, ok=private, found=said, advice=f"chmod 600 {path}")
+
+
+METER = 'pip install "charter-plan[meter]"'
+TORCH_FOR_CUDA = "install a CUDA build of torch: pip install torch (without the CPU index)"
+
+
+def examine_drivers() -> tuple[Check, ...]:
+    """Accelerators, driver, memory errors, and torch's build."""
+    count = gpus_here()
+    if not count:
+        return (Check(group="drivers", name="accelerators", ok=True, found="none; stages run on the processor"),)
+    findings = (*accelerators(), xid_errors(kernel_log()))
+    return (*_driver(count), *(_of(finding) for finding in findings), torch_build(torch_cuda(), count))
+
+
+def _of(finding: Finding) -> Check:
+    return Check(group="drivers", name=finding.name, ok=finding.ok, found=finding.found, advice=finding.advice)
+
+
+def _driver(count: int) -> Sequence[Check]:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except ImportError:
+        return [Check(group="drivers", name="driver", ok=False, found=f"{count} GPUs, no NVML", advice=METER)]
+    except Exception as error:
+        advice = "install or load the NVIDIA driver: nvidia-smi must list the devices"
+        return [Check(group="drivers", name="driver", ok=False, found=f"{count} GPUs; {error}", advice=advice)]
+    try:
+        device = pynvml.nvmlDeviceGetHandleByIndex(0)
+        cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
+        memory = pynvml.nvmlDeviceGetMemoryInfo(device).total / GIB
+        found = (
+            f"{count} x {pynvml.nvmlDeviceGetName(device)}, {memory:.0f} GiB each; driver "
+            f"{pynvml.nvmlSystemGetDriverVersion()}, CUDA {cuda // 1000}.{cuda % 1000 // 10}"
+        )
+        return [Check(group="drivers", name="driver", ok=True, found=found)]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def torch_build(cuda: str | None, count: int) -> Check:
+    """Whether torch can use the GPUs that are here.
+
+    >>> torch_build(None, 8).ok, torch_build("12.8", 8).ok
+    (False, True)
+    """
+    found = f"built for CUDA {cuda}" if cuda else f"built for processors only, beside {count} GPUs"
+    return Check(group="drivers", name="torch", ok=cuda is not None, found=found, advice=TORCH_FOR_CUDA)
+
+
+def torch_cuda(facts_file: Path | None = None) -> str | None:
+    """The CUDA version that torch was built for, read without importing it; None for a build without."""
+    if facts_file is None:
+        found = find_spec("torch")
+        if found is None or found.origin is None:
+            return None
+        facts_file = Path(found.origin).with_name("version").with_suffix(".py")
+    match = re.search(r"^cuda\b[^=]*= '([\d.]+)'", facts_file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return match[1] if match else None
+
+
+class Look(Protocol):
+    """Looks at one engine."""
+
+    def __call__(self, project: Project) -> tuple[Check, ...]:
+        """What is there and what is not."""
+
+
+def examine_engine(project: Project, root: Path, engine: str) -> tuple[Check, ...]:
+    """The engine's own checks, and the nodes that the run leaves out."""
+    look = LOOKS.get(engine)
+    found = look(project) if look else ()
+    left_out = read_bad_nodes(run_dir(root))
+    if not left_out:
+        return found
+    bad = Check(
+        group="engine",
+        name="nodes",
+        ok=False,
+        found="left out: " + ", ".join(f"{node} ({why})" for node, why in sorted(left_out.items())),
+        advice=f"mend them, then take their lines out of {run_dir(root) / 'bad_nodes.json'}",
+    )
+    return (*found, bad)
+
+
+def _slurm(project: Project) -> tuple[Check, ...]:
+    settings = project.launch.slurm
+    if shutil.which("sbatch") is None:
+        advice = "run charter on a login node of the cluster, or install slurm-client with the cluster's slurm.conf"
+        return (Check(group="engine", name="slurm", ok=False, found="sbatch is not on the path", advice=advice),)
+    version = ask(["sbatch", "--version"])
+    if not version.ok:
+        advice = "put the cluster's slurm.conf where this machine looks for it, or name it in SLURM_CONF"
+        return (Check(group="engine", name="slurm", ok=False, found=version.text, advice=advice),)
+    controller = ask(["scontrol", "ping"])
+    up = controller.ok and "DOWN" not in controller.text
+    checks = [
+        Check(group="engine", name="slurm", ok=True, found=version.text),
+        Check(group="engine", name="controller", ok=up, found=controller.text, advice="start slurmctld; see its log"),
+    ]
+    if not up:
+        return tuple(checks)
+    if settings.partition is not None:
+        found = ask(["sinfo", "-h", "-p", settings.partition, "-o", "%D nodes, %a"])
+        known = found.ok and bool(found.text)
+        said = found.text or f"no partition is called {settings.partition}"
+        names = ask(["sinfo", "-h", "-o", "%R"]).text
+        advice = f"set launch.slurm.partition; there is {names}"
+        checks.append(
+            Check(group="engine", name=f"partition {settings.partition}", ok=known, found=said, advice=advice)
+        )
+    accounting = ask(["sacct", "-n", "-X", "--starttime", "now-1minutes"])
+    said = "slurmdbd answers" if accounting.ok else f"{accounting.text}; costs then come from Charter's own clock"
+    return (*checks, Check(group="engine", name="accounting", ok=True, found=said))
+
+
+def _ray(project: Project) -> tuple[Check, ...]:
+    from charter.launch.machine import installed_version
+
+    version = installed_version("ray")
+    if version == "absent":
+        return (_missing("ray", 'pip install "charter-plan[ray]"'),)
+    address = project.launch.ray.address
+    found = ask(["ray", "status", *(["--address", address] if address != "auto" else [])], seconds=60.0)
+    said = f"Ray {version}; " + ("the cluster answers" if found.ok else found.text or "no cluster answers")
+    advice = "start one (ray start --head), or set launch.ray.address or RAY_ADDRESS"
+    return (Check(group="engine", name="ray", ok=found.ok, found=said, advice=advice),)
+
+
+def _kubernetes(project: Project) -> tuple[Check, ...]:
+    settings = project.launch.kubernetes
+    if shutil.which("kubectl") is None:
+        return (_missing("kubectl", "install kubectl of the cluster's version, with a kubeconfig"),)
+    context = ["--context", settings.context] if settings.context else []
+    allowed = ask(["kubectl", *context, "-n", settings.namespace, "auth", "can-i", "create", "jobs"])
+    may = allowed.ok and allowed.text.startswith("yes")
+    advice = f"ask for a role that may create jobs in {settings.namespace}, or set launch.kubernetes.namespace"
+    checks = [Check(group="engine", name="kubernetes", ok=may, found=allowed.text or "no answer", advice=advice)]
+    for name, value, why in (
+        ("image", settings.image, "pods need an image with Charter in it"),
+        ("volume_claim", settings.volume_claim, "every pod must see the project directory"),
+    ):
+        said = str(value) if value else f"not set; {why}"
+        checks.append(
+            Check(group="engine", name=name, ok=value is not None, found=said, advice=f"set launch.kubernetes.{name}")
+        )
+    return tuple(checks)
+
+
+def _skypilot(project: Project) -> tuple[Check, ...]:
+    if shutil.which("sky") is None:
+        return (_missing("sky", "pip install skypilot, in an environment of its own, and run sky check"),)
+    return (Check(group="engine", name="skypilot", ok=True, found=ask(["sky", "--version"], seconds=60.0).text),)
+
+
+def _missing(what: str, advice: str) -> Check:
+    return Check(group="engine", name=what, ok=False, found="is not installed here", advice=advice)
+
+
+LOOKS: Mapping[str, Look] = MappingProxyType(
+    {"slurm": _slurm, "ray": _ray, "kubernetes": _kubernetes, "skypilot": _skypilot}
+)
+
+
+PACKAGES = {
+    "adapters": ("peft",),
+    "data": ("pyarrow",),
+    "store": ("s3fs",),
+    "postgres": ("psycopg",),
+    "ray": ("ray",),
+    "mlflow": ("mlflow",),
+    "wandb": ("wandb",),
+    "tensorboard": ("tensorboard",),
+    "meter": ("pynvml", "prometheus_client"),
+}
+"""Extra of this package to the modules that it brings."""
+
+
+def examine_extras(project: Project, root: Path, engine: str) -> tuple[Check, ...]:
+    """One check for every extra that the project asks for."""
+    checks = []
+    for extra, why in sorted(set(needed_extras(project, root, engine))):
+        lacking = [name for name in PACKAGES[extra] if find_spec(name) is None]
+        checks.append(
+            Check(
+                group="packages",
+                name=f"extra {extra}",
+                ok=not lacking,
+                found=f"{why}; {f'{lacking[0]} is not installed' if lacking else 'installed'}",
+                advice=f'pip install "charter-plan[{extra}]"',
+            )
+        )
+    return tuple(checks)
+
+
+def needed_extras(project: Project, root: Path, engine: str) -> Iterator[tuple[str, str]]:
+    """Extras that a project needs on an engine, each with the reason."""
+    if engine == "ray":
+        yield "ray", "runs on Ray"
+    if (project.storage.artifacts or "").startswith("s3://"):
+        yield "store", "storage.artifacts is a bucket"
+    if (project.storage.ledger or "").startswith("postgresql"):
+        yield "postgres", "storage.ledger is a PostgreSQL server"
+    if any(getattr(stage, "adapter", None) and not is_hosted(stage) for stage in project.pipeline.values()):
+        yield "adapters", "a stage trains an adapter"
+    if any(item.format in ("parquet", "hf") or item.path.endswith(".parquet") for item in project.data.values()):
+        yield "data", "a data set is Parquet or Arrow"
+    if project.metering.prometheus_port is not None:
+        yield "meter", "metering.prometheus_port is set"
+    for entry in project.tracking:
+        name = entry if isinstance(entry, str) else getattr(entry, "kind", "")
+        if name in PACKAGES:
+            yield name, f"tracking: {name}"
+
+
+OLDEST_PYTHON = (3, 11)
+MIN_FREE_BYTES = 2 * GIB
+"""Room for the checkpoints of the smallest template, with a margin; larger runs need what `charter plan` says."""
+
+
+def examine_machine(directory: Path) -> tuple[Check, ...]:
+    """Python, packages, processor, disk and locks, for running in a directory."""
+    return (_python(), _machine(), *_packages(), *_file_system(directory))
+
+
+def _python() -> Check:
+    found = ".".join(map(str, sys.version_info[:3]))
+    return Check(
+        name="python", ok=sys.version_info >= OLDEST_PYTHON, found=found, advice="install Python 3.11 or newer"
+    )
+
+
+def _packages() -> tuple[Check, ...]:
+    versions = {name: installed_version(name) for name in RUN_PACKAGES}
+    return tuple(
+        Check(
+            group="packages",
+            name=name,
+            ok=found != "absent",
+            found=found,
+            advice=f"running stages needs it: {PIP_COMMAND}",
+        )
+        for name, found in versions.items()
+    )
+
+
+def _machine() -> Check:
+    memory = format_bytes(usable_memory_bytes())
+    return Check(name="machine", ok=True, found=f"{usable_cores()} cores ({cpu_capability()}), {memory} memory")
+
+
+def _file_system(directory: Path) -> tuple[Check, ...]:
+    free = free_bytes(directory)
+    space = Check(
+        group="disk",
+        name="disk",
+        ok=free >= MIN_FREE_BYTES,
+        found=f"{format_bytes(free)} free",
+        advice=f"have at least {format_bytes(MIN_FREE_BYTES)} free",
+    )
+    existing = next(path for path in (directory, *directory.parents) if path.is_dir())
+    try:
+        with tempfile.TemporaryDirectory(prefix=".charter-doctor-", dir=existing) as probe:
+            return (space, _locks(Path(probe)), _sync(Path(probe)))
+    except OSError as error:
+        return (
+            space,
+            Check(group="disk", name="writing", ok=False, found=str(error), advice="use a directory you may write to"),
+        )
+
+
+def _locks(probe: Path) -> Check:
+    with (probe / "lock").open("w") as first, (probe / "lock").open("w") as second:
+        fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return Check(group="disk", name="locks", ok=True, found="flock works here")
+    return Check(
+        group="disk", name="locks", ok=False, found="flock does not exclude", advice="run on a local file system"
+    )
+
+
+def _sync(probe: Path) -> Check:
+    start = time.perf_counter()
+    durable.write_file(probe / "file", os.urandom(4096))
+    milliseconds = (time.perf_counter() - start) * 1000
+    return Check(group="disk", name="durable write", ok=True, found=f"{milliseconds:.1f} ms for 4 KiB with fsync")
+
+
+CONNECT_SECONDS = 5.0
+PORTS = {"http": 80, "https": 443, "postgresql": 5432, "smtp": 25, "smtps": 465}
+
+
+def addresses(project: Project) -> Iterator[tuple[str, str]]:
+    """Where in the file an address stands, and the address."""
+    for name, serving in project.serving.items():
+        if serving.is_used:
+            for number, address in enumerate((serving.endpoint, *serving.also_endpoints)):
+                yield f"serving.{name}" + (f" ({number + 1})" if number else ""), str(address)
+    if (project.storage.ledger or "").startswith("postgresql"):
+        yield "storage.ledger", str(project.storage.ledger)
+    if project.alerts.smtp is not None:
+        yield "alerts.smtp", project.alerts.smtp
+    for entry in project.tracking:
+        if (uri := getattr(entry, "uri", None)) is not None and urlsplit(uri).hostname:
+            yield f"tracking.{getattr(entry, 'kind', 'tracker')}", uri
+
+
+def examine_network(project: Project, root: Path) -> tuple[Check, ...]:
+    """One connection to every server that the project names, and one look into its second place."""
+    checks = [connect(where, address) for where, address in addresses(project)]
+    if project.storage.artifacts is not None:
+        checks.append(_second_place(project.storage.artifacts, root))
+    return tuple(checks)
+
+
+def connect(where: str, address: str, *, seconds: float = CONNECT_SECONDS) -> Check:
+    """Whether something accepts connections at an address; what it says is not asked."""
+    parts = urlsplit(address)
+    try:
+        port = parts.port or PORTS.get(parts.scheme.partition("+")[0])
+    except ValueError:
+        port = None
+    if not parts.hostname or port is None:
+        return Check(
+            group="network", name=where, ok=False, found="no host and port in the address", advice=f"mend {where}"
+        )
+    shown, start = f"{parts.hostname}:{port}", time.monotonic()
+    try:
+        with contextlib.closing(socket.create_connection((parts.hostname, port), timeout=seconds)):
+            milliseconds = (time.monotonic() - start) * 1000
+    except OSError as error:
+        why = error.strerror or str(error) or type(error).__name__
+        advice = f"is the server of {where} running, and may this machine reach it?"
+        return Check(group="network", name=where, ok=False, found=f"{shown}: {why}", advice=advice)
+    return Check(group="network", name=where, ok=True, found=f"{shown} answers in {milliseconds:.0f} ms")
+
+
+def _second_place(where: str, root: Path) -> Check:
+    from charter.artifacts.store.opening import open_place
+
+    try:
+        open_place(where, root=root).size("charter-doctor")
+    except Exception as error:
+        advice = "give a bucket or directory that you may read and write, with its credentials"
+        return Check(group="network", name="storage.artifacts", ok=False, found=_line(error), advice=advice)
+    return Check(group="network", name="storage.artifacts", ok=True, found=f"{where} can be read")
+
+
+def _line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def examine(directory: Path, project: Project | None = None, *, engine: str = "local") -> tuple[Check, ...]:
+    """Every check; those of packages, engine, network and credentials by what the project asks for."""
+    machine = (*examine_machine(directory), *examine_drivers())
+    if project is None:
+        return machine
+    return (
+        *machine,
+        *examine_extras(project, directory, engine),
+        *examine_engine(project, directory, engine),
+        *examine_network(project, directory),
+        *examine_credentials(project, directory),
+    )

@@ -1,0 +1,261 @@
+"""The pipeline as work: every stage with its identity, its directory and what it reads."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from charter.artifacts import durable
+from charter.artifacts.fingerprint import differences, fingerprint, stage_identity
+from charter.artifacts.job import Job, JobInput
+from charter.artifacts.record import OUTPUTS, Record, read_record
+from charter.errors import DataError, UsageError
+from charter.launch.hosted_engine import engines_at
+from charter.run.inputs import FileHashes, Inputs
+from charter.run.paths import earlier_stage_dirs, run_dir, stage_dir
+from charter.spec.graph import execution_order, inputs_of
+from charter.spec.project import Project, Serving
+from charter.spec.stage import EvalStage, Stage
+
+ACCEPTED_FILE = "accepted.json"
+MIN_PIN_LENGTH = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """A finished record that stands in for a stage whose fingerprint is now another."""
+
+    fingerprint: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acceptance:
+    """What `charter accept` would keep, and how it differs from what the file asks for."""
+
+    stage: str
+    kept: str
+    wanted: str
+    differences: tuple[tuple[str, Any, Any], ...]
+
+
+def kept_record(root: Path, name: str, *, asked: str, pin: str | None, acceptances: Mapping[str, Any]) -> Kept | None:
+    """The record that a pin or an acceptance keeps for a stage, None when the asked fingerprint counts."""
+    if pin is not None and not asked.startswith(pin):
+        found = _finished(root, name, pin) if len(pin) >= MIN_PIN_LENGTH else None
+        return Kept(fingerprint=found.fingerprint, why="kept by its pin (expected_fingerprint)") if found else None
+    accepted = acceptances.get(name)
+    if accepted and accepted.get("wanted") == asked:
+        found = _finished(root, name, accepted["kept"])
+        return Kept(fingerprint=found.fingerprint, why="kept by `charter accept`") if found else None
+    return None
+
+
+def read_acceptances(run_dir: Path) -> Mapping[str, Any]:
+    """Stage -> {wanted, kept, accepted_at, differences}."""
+    path = run_dir / ACCEPTED_FILE
+    if not path.exists():
+        return {}
+    content = durable.read_json(path)
+    if not isinstance(content, dict):
+        raise DataError(f"{path} does not hold acceptances by stage; move it away to run as if nothing was accepted")
+    return content
+
+
+def acceptance_of(root: Path, name: str, *, identity: Mapping[str, Any], asked: str) -> Acceptance:
+    """What can be accepted for a stage: its last finished result under another fingerprint."""
+    for directory in earlier_stage_dirs(root, name):
+        record = read_record(directory)
+        if record is None:
+            continue
+        if record.fingerprint == asked:
+            raise UsageError(f"stage {name} is finished under its present fingerprint {asked[:8]}; nothing to accept")
+        found = tuple(differences(record.identity, identity))
+        return Acceptance(stage=name, kept=record.fingerprint, wanted=asked, differences=found)
+    raise UsageError(f"stage {name} has no finished result that could be accepted; `charter run` computes it")
+
+
+def record_acceptance(run_dir: Path, acceptance: Acceptance) -> None:
+    """Write an acceptance durably; it holds until the stage's fingerprint changes again."""
+    content = dict(read_acceptances(run_dir))
+    content[acceptance.stage] = {
+        "wanted": acceptance.wanted,
+        "kept": acceptance.kept,
+        "accepted_at": time.time(),
+        "differences": [list(item) for item in acceptance.differences],
+    }
+    durable.write_json(run_dir / ACCEPTED_FILE, content)
+
+
+def _finished(root: Path, name: str, prefix: str) -> Record | None:
+    for directory in earlier_stage_dirs(root, name):
+        record = read_record(directory)
+        if record is not None and record.fingerprint.startswith(prefix):
+            return record
+    return None
+
+
+_READS_CONSTITUTION = frozenset({"judge", "critique", "label"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedStage:
+    """One stage of a project as it stands now."""
+
+    name: str
+    spec: Stage
+    identity: Mapping[str, Any]
+    """What the file asks for."""
+    asked_fingerprint: str
+    """The hash of `identity`."""
+    kept: Kept | None
+    """The finished record of another fingerprint that is kept in its place, by `charter accept` or by a pin."""
+    directory: Path
+    inputs: Mapping[str, tuple[JobInput, ...]]
+    constitution: str | None
+
+    @property
+    def fingerprint(self) -> str:
+        """What later stages build on: the kept one, or the one that is asked for."""
+        return self.kept.fingerprint if self.kept else self.asked_fingerprint
+
+    @property
+    def stage_inputs(self) -> tuple[str, ...]:
+        """The stages that it reads from, each once."""
+        items = (item for items in self.inputs.values() for item in items if item.source == "stage")
+        return tuple(dict.fromkeys(item.name for item in items))
+
+    @property
+    def outside_inputs(self) -> tuple[str, ...]:
+        """The models and data sets that it reads, and `constitution` if it does."""
+        items = (item for items in self.inputs.values() for item in items if item.source != "stage")
+        names = tuple(dict.fromkeys(item.name for item in items))
+        return (*names, "constitution") if self.constitution else names
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """All stages in execution order, and what was resolved on the way."""
+
+    project: Project
+    root: Path
+    stages: Mapping[str, PlannedStage]
+    inputs: Inputs
+
+    def stage(self, name: str) -> PlannedStage:
+        """The stage of that name; a UsageError that says which there are."""
+        if name not in self.stages:
+            raise UsageError(f"no stage is called {name!r}; the stages are {', '.join(self.stages)}")
+        return self.stages[name]
+
+
+def build_pipeline(project: Project, root: Path, *, keep_hashes: bool = True) -> Pipeline:
+    """Resolve every input and compute every fingerprint.
+
+    Nothing is started and nothing written but the hash cache, and without `keep_hashes` nothing at all.
+    """
+    root = root.resolve()
+    project = replace(project, engines=engines_at(project.engines, root))
+    hashes = FileHashes(run_dir(root) / "hashes.json")
+    inputs = Inputs(project, root, hashes)
+    acceptances = read_acceptances(run_dir(root))
+    stages: dict[str, PlannedStage] = {}
+    for name in execution_order(project):
+        stages[name] = _plan(project, root, name, inputs, stages, acceptances)
+    if keep_hashes:
+        hashes.save()
+    return Pipeline(project=project, root=root, stages=stages, inputs=inputs)
+
+
+def job_of(stage: PlannedStage, project: Project, frozen: Mapping[str, str | int]) -> Job:
+    """What the stage process is told."""
+    return Job(
+        run=project.name,
+        stage=stage.name,
+        kind=stage.spec.kind,
+        fingerprint=stage.asked_fingerprint,
+        seed=project.seed,
+        spec=stage.spec,
+        inputs=stage.inputs,
+        constitution=stage.constitution,
+        frozen=frozen,
+        keep_last=project.storage.keep_last,
+        keep_every=project.storage.keep_every,
+        keep_best=project.storage.keep_best,
+        serving=_serving(stage, project),
+        engines={name: found for name, found in project.engines.items() if name == stage.spec.engine},
+        ledger=project.storage.ledger,
+        identity=stage.identity,
+    )
+
+
+def _serving(stage: PlannedStage, project: Project) -> dict[str, Serving]:
+    """Where the models that a stage asks are served; those it trains or samples from as weights have no entry."""
+    named = {item.name for items in stage.inputs.values() for item in items}
+    return {name: found for name, found in project.serving.items() if name in named and found.is_used}
+
+
+def _plan(
+    project: Project,
+    root: Path,
+    name: str,
+    inputs: Inputs,
+    before: Mapping[str, PlannedStage],
+    acceptances: Mapping[str, Any],
+) -> PlannedStage:
+    spec = project.pipeline[name]
+    found = {
+        role: tuple(_input(project, inputs, before, item, role) for item in names)
+        for role, names in inputs_of(project, name).items()
+    }
+    if isinstance(spec, EvalStage) and spec.lm_eval_tasks:
+        found["lm_eval_tasks"] = tuple(inputs.files(path, "lm_eval_tasks") for path in spec.lm_eval_tasks)
+    path, constitution = inputs.constitution() if _reads_constitution(spec) else (None, None)
+    identity = stage_identity(
+        spec,
+        name=name,
+        inputs={role: [item.fingerprint for item in items] for role, items in found.items()},
+        seed=project.seed,
+        constitution=constitution,
+    )
+    asked = fingerprint(identity)
+    kept = kept_record(root, name, asked=asked, pin=spec.expected_fingerprint, acceptances=acceptances)
+    return PlannedStage(
+        name=name,
+        spec=spec,
+        identity=identity,
+        asked_fingerprint=asked,
+        kept=kept,
+        directory=stage_dir(root, name, kept.fingerprint if kept else asked),
+        inputs={**found, **_tokenizer_inputs(project, inputs, found)},
+        constitution=path,
+    )
+
+
+def _input(project: Project, inputs: Inputs, before: Mapping[str, PlannedStage], name: str, role: str) -> JobInput:
+    if name in before:
+        source = before[name]
+        return JobInput(
+            name=name,
+            role=role,
+            source="stage",
+            path=str(source.directory / OUTPUTS),
+            fingerprint=source.fingerprint,
+            stage_kind=source.spec.kind,
+        )
+    return inputs.model(name, role) if name in project.models else inputs.data(name, role)
+
+
+def _tokenizer_inputs(
+    project: Project, inputs: Inputs, found: Mapping[str, tuple[JobInput, ...]]
+) -> dict[str, tuple[JobInput, ...]]:
+    """Data to train a tokenizer on, where a model asks for one; its fingerprint is part of the model's."""
+    models = [item.model for items in found.values() for item in items if item.model is not None]
+    names = [name for model in models if model.tokenizer is not None for name in model.tokenizer.train_on]
+    items = tuple(inputs.data(name, "tokenizer") for name in dict.fromkeys(names))
+    return {"tokenizer": items} if items else {}
+
+
+def _reads_constitution(spec: Stage) -> bool:
+    return spec.kind in _READS_CONSTITUTION or (isinstance(spec, EvalStage) and spec.judge is not None)

@@ -1,0 +1,330 @@
+"""A foreign run as attempts of the ledger: who told its time, what it ran on, at which price. Pure."""
+
+import csv
+import hashlib
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from charter.calibration.quantities import quantity_of
+from charter.calibration.rows.measurement import Measurement, parse
+from charter.calibration.validate import safe_cases
+from charter.catalog.accelerators import parse_request
+from charter.errors import Problem, SpecError, UsageError
+from charter.ledger.imported import ImportedAttempt, note_of
+from charter.run.imports.logs import Format, FoundAttempt, FoundRun, seconds_per_step
+from charter.spec.stage import Stage
+from charter.units import MICRO_USD_PER_USD
+
+KEY_LENGTH = 20
+MARKETS = ("on_demand", "spot", "reserved", "owned")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machines:
+    """What the run was on, as its owner says: logs do not tell."""
+
+    accelerators: str | None = None
+    """`H100:8`, of one node."""
+    nodes: int = 1
+    usd_per_hour: float | None = None
+    """Of one accelerator, or of a node without any."""
+    started_at: float | None = None
+    """Unix seconds; where the log has no clock."""
+    hours: float | None = None
+    """On the wall, of the whole run; where the log does not tell."""
+    infra: str = "imported"
+    market: str = "on_demand"
+
+    def check(self) -> None:
+        """UsageError for a name that nobody knows."""
+        if self.market not in MARKETS:
+            raise UsageError(f"--market {self.market!r} is none of {', '.join(MARKETS)}")
+        if self.accelerators is not None:
+            parse_request(self.accelerators)
+
+    @property
+    def accelerator(self) -> tuple[str, int]:
+        """Name and how many in all; processors count by nodes."""
+        name, count = parse_request(self.accelerators or "cpu")
+        return name, self.nodes if name == "cpu" else count * self.nodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Belongs:
+    """Which stage of which run the attempts are put under."""
+
+    run: str
+    stage: str
+    kind: str
+    fingerprint: str
+    owner: str | None
+    tags: str
+    imported_at: float
+    """Unix seconds of this import."""
+
+
+def imported_attempts(
+    found: FoundRun, machines: Machines, belongs: Belongs, *, another: bool = False
+) -> tuple[ImportedAttempt, ...]:
+    """The attempts of a run; raises with every option that is missing at once.
+
+    `another` says that it is not the run that has the same first step in the ledger.
+    """
+    problems = list(_problems(found, machines))
+    if problems:
+        raise SpecError(problems)
+    seconds = _seconds(found, machines)
+    starts = _starts(found, machines, seconds)
+    identity = found.content if another else found.identity
+    made = []
+    for number, attempt in enumerate(found.attempts):
+        made.append(
+            _attempt(
+                found,
+                attempt,
+                machines,
+                belongs,
+                key=f"{identity[:KEY_LENGTH]}:{number}",
+                seconds=seconds[number],
+                started_at=starts[number],
+                last=number == len(found.attempts) - 1,
+            )
+        )
+    return tuple(made)
+
+
+def _problems(found: FoundRun, machines: Machines) -> Iterator[Problem]:
+    what = f"{found.source} ({found.format})"
+    if machines.accelerators is None:
+        hint = "give --accelerators H100:8 (or cpu) and --nodes"
+        yield Problem(message=f"{what} does not say what it ran on", hint=hint)
+    if machines.started_at is None and any(attempt.started_at is None for attempt in found.attempts):
+        yield Problem(message=f"{what} has no clock", hint="give --started-at 2026-07-01T09:00")
+    unknown = [attempt for attempt in found.attempts if attempt.seconds is None]
+    if unknown and machines.hours is None:
+        spans = ", ".join(f"{item.first_step} to {item.last_step}" for item in unknown)
+        hint = "give --hours, the time on the wall of the whole run"
+        yield Problem(message=f"{what} does not say how long its steps {spans} took", hint=hint)
+    known = sum(attempt.seconds or 0.0 for attempt in found.attempts)
+    if machines.hours is not None and unknown and machines.hours * 3600 < known:
+        message = f"--hours {machines.hours:g} is less than the {known / 3600:.3f} hours that {what} tells of"
+        yield Problem(message=message, hint="give the time of the whole run, all its processes together")
+
+
+def _seconds(found: FoundRun, machines: Machines) -> list[float]:
+    """Of each process; hours that were given go to those whose time is not known, by their steps."""
+    told = [attempt.seconds for attempt in found.attempts]
+    if machines.hours is None:
+        return [seconds or 0.0 for seconds in told]
+    if None not in told:
+        known = sum(seconds or 0.0 for seconds in told)
+        return [machines.hours * 3600 * (seconds or 0.0) / known if known else 0.0 for seconds in told]
+    left = machines.hours * 3600 - sum(seconds or 0.0 for seconds in told)
+    steps = [_steps(item) if item.seconds is None else 0 for item in found.attempts]
+    shared = [left * count / max(1, sum(steps)) for count in steps]
+    return [share if seconds is None else seconds for seconds, share in zip(told, shared, strict=True)]
+
+
+def _steps(attempt: FoundAttempt) -> int:
+    return max(1, attempt.last_step - attempt.first_step)
+
+
+def _starts(found: FoundRun, machines: Machines, seconds: list[float]) -> list[float]:
+    """By the log's clock; without one, one process after the other from the start that was given."""
+    starts, next_start = [], machines.started_at or 0.0
+    for attempt, spent in zip(found.attempts, seconds, strict=True):
+        started = attempt.started_at if attempt.started_at is not None and not machines.started_at else next_start
+        starts.append(started)
+        next_start = started + spent
+    return starts
+
+
+def _attempt(
+    found: FoundRun,
+    attempt: FoundAttempt,
+    machines: Machines,
+    belongs: Belongs,
+    *,
+    key: str,
+    seconds: float,
+    started_at: float,
+    last: bool,
+) -> ImportedAttempt:
+    name, count = machines.accelerator
+    price = None if machines.usd_per_hour is None else round(machines.usd_per_hour * MICRO_USD_PER_USD)
+    return ImportedAttempt(
+        key=key,
+        content=found.content,
+        run=belongs.run,
+        stage=belongs.stage,
+        kind=belongs.kind,
+        fingerprint=belongs.fingerprint,
+        accelerator=name,
+        count=count,
+        infra=machines.infra,
+        market=machines.market,
+        started_at=started_at,
+        duration_milliseconds=round(seconds * 1000),
+        first_step=attempt.first_step,
+        last_step=attempt.last_step,
+        outcome=("done" if found.is_done else "interrupted") if last else "killed",
+        tokens=attempt.tokens,
+        price_micro_usd_per_hour=price,
+        price_source=None if price is None else "--usd-per-hour of charter import",
+        note=note_of(found.source, found.format, at=belongs.imported_at),
+        owner=belongs.owner,
+        tags=belongs.tags,
+    )
+
+
+PREFIX = "IMP"
+COLUMNS = tuple(field.name for field in fields(Measurement) if field.name != "problems")
+FRAMEWORKS: Mapping[Format, str] = {
+    "transformers": "HF Trainer",
+    "trl": "TRL",
+    "verl": "verl",
+    "openrlhf": "OpenRLHF",
+    "nemo_rl": "NeMo RL",
+    "megatron": "Megatron-LM",
+}
+KINDS = {"pretrain": "pretrain", "sft": "sft", "preference_model": "rm", "ppo": "ppo"}
+"""Kind of a stage -> kind of a row; others have no rows."""
+NEEDED = ("kind", "framework", "gpu", "gpus")
+NEEDED_OF_BATCHES = ("seq", "gbs")
+"""Of every kind but reinforcement learning, whose rows count answers."""
+HINTS = {
+    "kind": "--as STAGE, or --fact kind=sft",
+    "framework": "--fact framework='HF Trainer'",
+    "gpu": "--accelerators H100:8",
+    "gpus": "--accelerators H100:8 and --nodes",
+    "seq": "--as STAGE, or --fact seq=4096",
+    "gbs": "--as STAGE, or --fact gbs=64",
+}
+MODEL_HINT = "--as STAGE, or --fact model=Llama-3.1-8B (or --fact params_b=, hidden=, layers=, ...)"
+
+
+def measured_row(found: FoundRun, facts: Mapping[str, str], given: Mapping[str, str]) -> Measurement:
+    """The row of a run; `given` beats what the log knows, which beats `facts` of stage and machines.
+
+    Raises with every fact that is missing, and with what the reader of such files would refuse.
+    """
+    problems = [*_unknown(given)]
+    cells = {"framework": FRAMEWORKS.get(found.format, ""), **facts, **found.facts, **given}
+    cells |= {"id": given.get("id", f"{PREFIX}-{found.identity[:10]}"), "metric": "step_time_s", "unit": "s"}
+    cells.setdefault("source", found.source)
+    measured = seconds_per_step(found)
+    if measured is not None:
+        cells["value"] = given.get("value", f"{measured[0]:.6g}")
+        cells.setdefault("notes", measured[1])
+    elif "value" not in given:
+        hint = "give --hours (see --help), or --fact value=SECONDS of one step"
+        problems.append(Problem(message=f"{found.source} does not say how long a step took", hint=hint))
+    problems += [
+        Problem(message=f"a row of measurements needs the column {name!r}, which nobody has told", hint=HINTS[name])
+        for name in (*NEEDED, *(() if cells.get("kind") == "ppo" else NEEDED_OF_BATCHES))
+        if not cells.get(name)
+    ]
+    if not cells.get("model") and not cells.get("params_b") and not (cells.get("hidden") and cells.get("layers")):
+        problems.append(Problem(message="nobody has told which model was trained", hint=MODEL_HINT))
+    if problems:
+        raise SpecError(problems)
+    (row,) = parse([cells], "--fact")
+    return _predictable(row)
+
+
+def facts_of_stage(stage: Stage) -> dict[str, str]:
+    """What the specification of a stage says of a run of it."""
+    adapter = getattr(stage, "adapter", None)
+    found = {
+        "kind": KINDS.get(stage.kind, ""),
+        "seq": getattr(stage, "seq_len", ""),
+        "gbs": getattr(stage, "global_batch", ""),
+        "dtype": getattr(stage, "dtype", ""),
+        "samples_per_step": getattr(stage, "rollout_batch", ""),
+        "osl": getattr(stage, "max_new_tokens", ""),
+        "adapter": "full" if adapter is None else "qlora" if adapter.base_bits == 4 else "lora",
+        "lora_rank": "" if adapter is None else adapter.rank,
+    }
+    return {name: str(value) for name, value in found.items() if value not in ("", None)}
+
+
+def csv_text(rows: Sequence[Measurement], *, before: str = "") -> str:
+    """A file of rows; those of `before` stay, and a row with the same id takes the place of the one there."""
+    table = csv.DictReader(before.splitlines())
+    known = {row["id"]: row for row in table}
+    new = {row.id: _cells(row) for row in rows}
+    merged = {**known, **new}
+    names = dict.fromkeys((*(table.fieldnames or ()), *_used(new.values())))
+    return _table(names, merged.values())
+
+
+def without_row(before: str, row_id: str) -> str:
+    """A file of rows without one of them; its columns stay."""
+    table = csv.DictReader(before.splitlines())
+    kept = [row for row in table if row["id"] != row_id]
+    return _table(table.fieldnames or (), kept)
+
+
+def row_hash(row: Measurement) -> str:
+    """What tells a row from one that was edited since."""
+    return _hash_of(_cells(row))
+
+
+def row_hashes(text: str) -> dict[str, str]:
+    """The same of every row of a file, by its id; blank cells do not count."""
+    rows = [row for row in csv.DictReader(text.splitlines()) if row.get("id")]
+    return {row["id"]: _hash_of({name: cell for name, cell in row.items() if name and cell}) for row in rows}
+
+
+def _hash_of(cells: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(dict(cells), sort_keys=True).encode()).hexdigest()
+
+
+def _table(names: Iterable[str], rows: Iterable[Mapping[str, str]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(names), restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _used(rows: Iterable[Mapping[str, str]]) -> list[str]:
+    filled = {name for row in rows for name in row}
+    return [name for name in COLUMNS if name in filled]
+
+
+def _cells(row: Measurement) -> dict[str, str]:
+    """The cells that are not blank."""
+    values = {name: getattr(row, name) for name in COLUMNS}
+    return {name: _text(value) for name, value in values.items() if value not in (None, "") and value != _blank(name)}
+
+
+def _blank(name: str) -> object:
+    return 1.0 if name == "weight" else None
+
+
+def _text(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _unknown(given: Mapping[str, str]) -> Iterator[Problem]:
+    for name in given:
+        if name not in COLUMNS:
+            hint = "the columns are those of docs/reference/measurements.md"
+            yield Problem(message=f"--fact {name}: no such column", hint=hint)
+
+
+def _predictable(row: Measurement) -> Measurement:
+    """The row, when the planner can predict it; else `charter calibrate` would pass it over."""
+    reasons = list(row.problems)
+    if not reasons:
+        quantity = quantity_of(row)
+        if quantity is None:
+            reasons = [f"nothing is predicted of kind {row.kind}, metric {row.metric}"]
+        else:
+            reasons = [reason for _, reason in safe_cases(quantity, [row])[1]]
+    if reasons:
+        raise SpecError([Problem(message=f"the planner cannot use this row: {reason}") for reason in reasons])
+    return row

@@ -1,0 +1,146 @@
+"""Whether the native engine can run a stage in the layout that the file asks for, on this machine."""
+
+import math
+from collections.abc import Iterator
+
+from charter.errors import Problem
+from charter.launch.machine import (
+    CPU,
+    NodeFacts,
+    asked_accelerators,
+    asked_layout,
+    gpus_here,
+    stage_device,
+    stage_nodes,
+)
+from charter.spec.graph import inputs_of
+from charter.spec.project import Project
+from charter.spec.stage import TRAINS, Optimization, PpoStage, Stage
+
+ONE_ONLY = {
+    "pipeline": "zero: 3 or tensor spread a model that is too large for one accelerator",
+    "context": "tensor spreads a long sequence's layers; recompute: full needs less memory for it",
+    "expert": "zero: 3 spreads the experts with everything else",
+}
+"""What the native engine has no more than one of, and what it has instead."""
+ZERO = (0, 2, 3)
+
+
+def check_layout(project: Project, name: str, stage: Stage, *, facts: NodeFacts | None = None) -> Iterator[Problem]:
+    """Problems of one stage's layout; a kind that does not train has one process and no layout.
+
+    `facts` are those of an engine's node, which decides itself whether it has what is asked for.
+    """
+    if stage.kind not in TRAINS:
+        return
+    where = f"pipeline.{name}.resources"
+    yield from _not_run(stage, where)
+    gpus = gpus_here() if facts is None else facts.gpus
+    yield from _attention(project, stage, where, gpus)
+    yield from check_accelerators(project, stage, where) if facts is None else ()
+    layout = asked_layout(project, stage, gpus=gpus)
+    world, tensor = int(layout["world_size"]), int(layout.get("tensor", 1))
+    if world % tensor:
+        hint = f"tensor must divide {world}: {_listed(_divisors(world))}"
+        yield Problem(path=f"{where}.tensor", message=f"{tensor} does not divide the {world} processes", hint=hint)
+        return
+    if isinstance(stage, PpoStage) and stage.reward_from == "judge" and world > 1:
+        message = f"a judge as the reward runs in one process; found {world}"
+        hint = "give the stage one accelerator, or a preference model as its reward"
+        yield Problem(path=f"pipeline.{name}.reward_from", message=message, hint=hint)
+    yield from _heads(project, name, tensor, where)
+    data, replicas = world // tensor, int(layout.get("replicas", 1))
+    if data % replicas:
+        hint = f"replicas must divide {data}: {_listed(_divisors(data))}"
+        yield Problem(path=f"{where}.replicas", message=f"{replicas} does not divide {data} data ranks", hint=hint)
+    yield from _batches(name, stage, data)
+
+
+def _not_run(stage: Stage, where: str) -> Iterator[Problem]:
+    if stage.resources is None:
+        return
+    for knob, instead in ONE_ONLY.items():
+        if (getattr(stage.resources, knob) or 1) > 1:
+            message = f"the native engine runs {knob}: 1 only; found {getattr(stage.resources, knob)}"
+            yield Problem(path=f"{where}.{knob}", message=message, hint=f"remove it; {instead}")
+    if stage.resources.sequence_parallel:
+        message = "the native engine runs tensor parallelism without sequence parallelism"
+        yield Problem(path=f"{where}.sequence_parallel", message=message, hint="remove it; `tensor` works without")
+    if stage.resources.zero not in (None, *ZERO):
+        message = f"the native engine runs zero: {_listed(ZERO)}; found {stage.resources.zero}"
+        yield Problem(path=f"{where}.zero", message=message, hint="zero: 2 shards the optimizer and the gradients")
+
+
+def _attention(project: Project, stage: Stage, where: str, gpus: int) -> Iterator[Problem]:
+    asked = stage.resources.attention if stage.resources else None
+    if asked == "flash_attention_2" and stage_device(project, stage, gpus=gpus) == "cpu":
+        message = "flash_attention_2 runs on CUDA devices only; this stage runs on processors"
+        yield Problem(path=f"{where}.attention", message=message, hint="attention: sdpa or eager")
+
+
+def _heads(project: Project, name: str, tensor: int, where: str) -> Iterator[Problem]:
+    """Attention heads that tensor parallelism cannot share, of the models a stage builds on, where the file says."""
+    for model in _models_under(project, name):
+        if (sizes := project.models[model].architecture) is None:
+            continue
+        heads, kv_heads = sizes.num_heads, sizes.num_kv_heads or sizes.num_heads
+        if heads % tensor or kv_heads % tensor:
+            both = math.gcd(heads, kv_heads)
+            message = f"{heads} attention heads ({kv_heads} of keys) of {model} cannot be split over {tensor} processes"
+            yield Problem(path=f"{where}.tensor", message=message, hint=f"tensor: {_listed(_divisors(both))}")
+
+
+def _models_under(project: Project, name: str) -> set[str]:
+    """The models that a stage is made from, through any number of stages."""
+    found: set[str] = set()
+    for source in (source for sources in inputs_of(project, name).values() for source in sources):
+        found |= {source} if source in project.models else set()
+        found |= _models_under(project, source) if source in project.pipeline else set()
+    return found
+
+
+def check_accelerators(project: Project, stage: Stage, where: str) -> Iterator[Problem]:
+    """Accelerators that this machine does not have."""
+    kind, per_node = asked_accelerators(project, stage)
+    count, here = per_node * stage_nodes(project, stage), gpus_here()
+    if kind in ("", CPU) or count <= here:
+        return
+    instead = f"accelerators: {kind}:{here}, or " if here else "accelerators: "
+    yield Problem(
+        path=f"{where}.accelerators",
+        message=f"{kind}:{count} asks for {count} accelerators, this machine has {here}",
+        hint=f"{instead}cpu:{count} for processes on its processors; `charter plan` needs none of them",
+    )
+
+
+def _batches(name: str, stage: Stage, data: int) -> Iterator[Problem]:
+    """Every data rank takes the same number of rows of a batch; the answers to one prompt stay together."""
+    for field, together in _shared_fields(stage).items():
+        rows, unit = int(getattr(stage, field)), data * together
+        if rows % unit:
+            below, above = rows // unit * unit, -(-rows // unit) * unit
+            works = _listed([number for number in (below, above) if number])
+            groups = f", {together} answers to a prompt together" if together > 1 else ""
+            fewer = f"{rows // together} ({field} / samples_per_prompt)" if together > 1 else rows
+            yield Problem(
+                path=f"pipeline.{name}.{field}",
+                message=f"{rows} rows cannot be shared evenly by {data} processes{groups}",
+                hint=f"{field}: {works}; or a number of processes that divides {fewer}",
+            )
+
+
+def _shared_fields(stage: Stage) -> dict[str, int]:
+    """The fields that count rows which the data ranks share, and how many of those rows go together."""
+    if isinstance(stage, PpoStage):
+        mix = {"ptx_batch": 1} if stage.ptx_weight else {}
+        return {"rollout_batch": stage.samples_per_prompt, "minibatch": 1, **mix}
+    return {"global_batch": 1} if isinstance(stage, Optimization) else {}
+
+
+def _divisors(number: int) -> list[int]:
+    return [found for found in range(1, number + 1) if number % found == 0]
+
+
+def _listed(numbers: "list[int] | tuple[int, ...]") -> str:
+    *most, last = map(str, numbers)
+    return f"{', '.join(most)} or {last}" if most else last

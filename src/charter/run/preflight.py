@@ -1,0 +1,300 @@
+"""Everything that can be checked before a run starts, all problems at once."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+
+from charter.artifacts.job import JobInput
+from charter.artifacts.stage_process import PIP_COMMAND
+from charter.errors import CharterError, DataError, MissingExtraError, Problem, SpecError
+from charter.handover.engines import HANDOVER_ENGINES, handover_engine, render
+from charter.handover.request import HandoverPaths
+from charter.launch.handing_over import data_roles, handover_of, model_roles
+from charter.launch.hosted_engine import ABSENT, PEFT, WITH_PEFT, interpreter_of, package_of, stage_versions
+from charter.launch.machine import NodeFacts, frozen_values, stage_device, stage_nodes
+from charter.plan.inputs import read_inputs
+from charter.plan.work.roles import Models
+from charter.run.graph import Pipeline, PlannedStage, job_of
+from charter.run.layout_checks import check_accelerators, check_layout
+from charter.run.served import check_served
+from charter.spec.architecture import Architecture
+from charter.spec.layout import WHOLE_BITS
+from charter.spec.project import Project
+from charter.spec.stage import EvalStage, PrepareStage, is_hosted
+from charter.spec.stage_checks import check_runnable
+
+_NATIVE = "`engine: native`, which trains and merges adapters"
+ON_PROCESSORS = ("trl", "accelerate", "deepspeed")
+"""Engines that compute without an accelerator."""
+_SOMEWHERE = "/somewhere"
+_INSTEAD = "take one that is, or remove `engine`; `charter export` renders a stage for an engine elsewhere"
+
+
+def check_hosted(pipeline: Pipeline, stage: PlannedStage, *, facts: NodeFacts | None) -> Iterator[Problem]:
+    """Problems of one stage that another engine is to compute; `facts` are those of an engine's node."""
+    where, project, name = f"pipeline.{stage.name}", pipeline.project, stage.spec.engine
+    if name not in {engine.name for engine in HANDOVER_ENGINES}:
+        known = ", ".join(engine.name for engine in HANDOVER_ENGINES)
+        message = f"stages can be planned for the engine {name!r}, not handed over to it; the engines are {known}"
+        yield Problem(path=f"{where}.engine", message=message, hint=_INSTEAD)
+        return
+    title = handover_engine(name).title
+    if (nodes := stage_nodes(project, stage.spec)) > 1:
+        message = f"this version of Charter starts {title} on one node; found {nodes}"
+        hint = "`charter export` renders the command that each of several nodes runs"
+        yield Problem(path=f"{where}.resources.num_nodes", message=message, hint=hint)
+    gpus = None if facts is None else facts.gpus
+    if name not in ON_PROCESSORS and stage_device(project, stage.spec, gpus=gpus) == "cpu":
+        message = f"{title} needs accelerators, and this stage runs on processors"
+        yield Problem(path=f"{where}.engine", message=message, hint=_INSTEAD)
+    yield from _check_adapter(stage, title)
+    if facts is None:
+        yield from check_accelerators(project, stage.spec, f"{where}.resources")
+    yield from _refused(pipeline, stage, facts)
+
+
+def check_hosted_packages(project: Project, todo: Sequence[PlannedStage]) -> None:
+    """Raise where an interpreter lacks the engine that a stage names."""
+    for stage in todo:
+        if not is_hosted(stage.spec):
+            continue
+        name = stage.spec.engine
+        engine, python = handover_engine(name), interpreter_of(project.engines, name)
+        versions = stage_versions(project.engines, stage.spec)
+        wanted = {package_of(name): f"{engine.package}=={engine.version}", PEFT: PEFT}
+        if lacking := [text for package, text in wanted.items() if versions.get(package) == ABSENT]:
+            names = " and ".join(text.partition("==")[0] for text in lacking)
+            why = " and an adapter" if PEFT in versions else ""
+            raise MissingExtraError(
+                f"stage {stage.name} names the engine {name}{why}, and {python} does not have {names}: "
+                f"{python} -m pip install {' '.join(lacking)}\n  or give the interpreter of the "
+                f"environment that has it: `engines: {{{name}: {{python: PATH}}}}` in charter.yaml"
+            )
+
+
+def _check_adapter(stage: PlannedStage, title: str) -> Iterator[Problem]:
+    """Adapters that Charter cannot merge when the engine has left them apart from their base model."""
+    adapter, where = getattr(stage.spec, "adapter", None), f"pipeline.{stage.name}.adapter"
+    if adapter is None:
+        return
+    if stage.spec.engine not in WITH_PEFT:
+        message = f"{title} leaves an adapter apart from its base model, which this version of Charter cannot take back"
+        hint = f"{_NATIVE}, one of {', '.join(WITH_PEFT)} too; `charter export` renders a stage for an engine elsewhere"
+        yield Problem(path=where, message=message, hint=hint)
+    elif adapter.base_bits != WHOLE_BITS:
+        message = f"this version of Charter merges what {title} has trained over a base in 16 bits; found base_bits "
+        hint = f"base_bits: {WHOLE_BITS}, or {_NATIVE} over such a base; `charter export` renders the stage"
+        yield Problem(path=f"{where}.base_bits", message=f"{message}{adapter.base_bits}", hint=hint)
+
+
+def _refused(pipeline: Pipeline, stage: PlannedStage, facts: NodeFacts | None) -> Iterator[Problem]:
+    """Fields that the engine cannot express: the stage is rendered as it is asked for, and nothing is written."""
+    try:
+        job = job_of(stage, pipeline.project, frozen_values(pipeline.project, stage.spec, facts))
+        render(
+            handover_of(
+                job,
+                paths=HandoverPaths(
+                    work=_SOMEWHERE,
+                    models={role: f"{_SOMEWHERE}/{role}" for role in model_roles(job)},
+                    data={role: f"{_SOMEWHERE}/{role}.jsonl" for role in data_roles(job)},
+                ),
+                architectures=_architectures(pipeline, stage),
+                target_steps=getattr(stage.spec, "steps", None) or 1,
+            )
+        )
+    except SpecError as error:
+        yield from error.problems
+    except MissingExtraError:
+        raise
+    except CharterError as error:
+        yield Problem(path=f"pipeline.{stage.name}.engine", message=str(error))
+
+
+def _architectures(pipeline: Pipeline, stage: PlannedStage) -> dict[str, Architecture]:
+    models = Models(project=pipeline.project, architectures=read_inputs(pipeline.project, pipeline.root).architectures)
+    return {
+        role: models.architecture(items[0].name)
+        for role, items in stage.inputs.items()
+        if stage.spec.REFERENCES.get(role) == "model" and items
+    }
+
+
+RUN_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "sqlalchemy")
+LEDGER_PACKAGES = ("sqlalchemy", "filelock")
+"""What the supervisor itself needs, where stages run elsewhere."""
+_PAIR_ROLES = frozenset(
+    {
+        ("judge", "pairs"),
+        ("preference_model", "data"),
+        ("dpo", "data"),
+        ("label", "candidates"),
+        ("label", "demonstrations"),
+    }
+)
+_TEXT_ROLES = frozenset({"tokenizer"})
+_PROMPT_ROLES = frozenset({"prompts", "refusal_prompts", "benign_prompts"})
+_EVAL_PAIR_ROLES = frozenset({"pairs", "independent_pairs", "probes"})
+ROWS = "rows"
+"""How a stage reads data of which it does not matter what it is."""
+
+
+def check_before_start(
+    pipeline: Pipeline,
+    todo: Sequence[PlannedStage],
+    *,
+    modules: Mapping[str, str],
+    facts_of: Callable[[str], NodeFacts | None] = lambda stage: None,
+) -> None:
+    """Raise one error with everything that would stop these stages.
+
+    Configuration, pins, files and their content. `facts_of` says what an engine's nodes are, by stage.
+    """
+    config = [*_unsupported(pipeline, modules), *_reward_models(todo), *_pins(todo)]
+    config += [problem for stage in todo for problem in check_runnable(stage.name, stage.spec)]
+    for stage in todo:
+        facts = facts_of(stage.name)
+        if is_hosted(stage.spec):
+            config += check_hosted(pipeline, stage, facts=facts)
+        else:
+            config += check_layout(pipeline.project, stage.name, stage.spec, facts=facts)
+    config += check_served(pipeline.project, todo)
+    names = [name for stage in todo for name in stage.outside_inputs]
+    names += [item.name for stage in todo for item in stage.inputs.get("tokenizer", ())]
+    data = pipeline.inputs.problems_of(names)
+    data += _unreadable(pipeline, todo, skip={problem.path for problem in data})
+    if config:
+        raise SpecError([*config, *data])
+    if data:
+        raise DataError("\n".join(str(problem) for problem in data))
+    check_hosted_packages(pipeline.project, todo)
+    _check_adapters(todo)
+    _check_near_duplicates(todo)
+    _check_harness(todo)
+
+
+def check_packages(packages: Sequence[str] = RUN_PACKAGES) -> None:
+    """Raise when a package that stages need is not installed."""
+    if missing := [name for name in packages if find_spec(name) is None]:
+        raise MissingExtraError(f"running stages needs {', '.join(missing)}: {PIP_COMMAND} (planning works without it)")
+
+
+def _unsupported(pipeline: Pipeline, modules: Mapping[str, str]) -> list[Problem]:
+    """Stages of kinds that can be planned but not run yet; the whole pipeline is refused, done or not."""
+    return [
+        Problem(
+            path=f"pipeline.{stage.name}",
+            message=f"stages of kind {stage.spec.kind} cannot be run by this version of Charter",
+            hint="`charter plan` plans the pipeline as it is; to run the rest, remove the stage",
+        )
+        for stage in pipeline.stages.values()
+        if not stage.spec.RUNS or stage.spec.kind not in modules
+    ]
+
+
+def _check_adapters(todo: Sequence[PlannedStage]) -> None:
+    """Raise where a stage trains an adapter here and the library that makes adapters is not installed."""
+    here = [stage for stage in todo if not is_hosted(stage.spec)]
+    wanting = [stage.name for stage in here if getattr(stage.spec, "adapter", None) is not None]
+    if wanting and find_spec("peft") is None:
+        raise MissingExtraError(
+            f"training the adapter of {', '.join(wanting)} needs peft: pip install peft "
+            "(or remove `adapter` to train all weights; `charter plan` shows what that needs)"
+        )
+
+
+def _check_near_duplicates(todo: Sequence[PlannedStage]) -> None:
+    """Raise where a stage looks for near duplicates and the library that finds them is not installed."""
+    if any(isinstance(stage.spec, PrepareStage) and stage.spec.near_duplicates is not None for stage in todo):
+        from charter.feedback.prepare_rows import check_library
+
+        check_library()
+
+
+def _check_harness(todo: Sequence[PlannedStage]) -> None:
+    """Raise where a stage runs tasks of lm-evaluation-harness and that is not installed."""
+    wanting = [stage.name for stage in todo if isinstance(stage.spec, EvalStage) and "lm_eval" in stage.spec.suites]
+    if wanting and find_spec("lm_eval") is None:
+        raise MissingExtraError(
+            f"the suite lm_eval of {', '.join(wanting)} needs lm-evaluation-harness: pip install lm-eval"
+        )
+
+
+def _reward_models(todo: Sequence[PlannedStage]) -> list[Problem]:
+    """Scores come from preference models that the pipeline trained; those of elsewhere are planned only."""
+    return [
+        Problem(
+            path=f"pipeline.{stage.name}.{role}",
+            message=f"this version of Charter plans with the reward model {item.name!r} but cannot load it",
+            hint="name a preference_model stage, which trains one here",
+        )
+        for stage in todo
+        for role, items in stage.inputs.items()
+        for item in items
+        if item.model is not None and item.model.reward_model
+    ]
+
+
+def _pins(todo: Sequence[PlannedStage]) -> list[Problem]:
+    found = []
+    for stage in todo:
+        pin = stage.spec.expected_fingerprint
+        if pin is not None and not (stage.kept or (len(pin) >= 8 and stage.asked_fingerprint.startswith(pin))):
+            found.append(
+                Problem(
+                    path=f"pipeline.{stage.name}.expected_fingerprint",
+                    message=f"expected {pin}, but the stage as written has {stage.asked_fingerprint}, "
+                    "and no finished result has the expected one",
+                    hint="restore what was changed, or remove the pin",
+                )
+            )
+    return found
+
+
+def _unreadable(pipeline: Pipeline, todo: Sequence[PlannedStage], *, skip: set[str]) -> list[Problem]:
+    """Data files that do not hold what the stages read from them; each file and way of reading once."""
+    found: dict[tuple[str, str], Problem] = {}
+    seen: set[tuple[str, str]] = set()
+    for stage in todo:
+        for role, items in stage.inputs.items():
+            for item in items:
+                way = _way(stage.spec.kind, role)
+                key = (item.name, way)
+                if item.source != "data" or item.data is None or item.path is None or key in seen:
+                    continue
+                seen.add(key)
+                if f"data.{item.name}.path" in skip:
+                    continue
+                try:
+                    _read(item, way)
+                except MissingExtraError:
+                    raise
+                except CharterError as error:
+                    found[key] = Problem(path=f"data.{item.name} (read by {stage.name})", message=str(error))
+    return list(found.values())
+
+
+def _way(kind: str, role: str) -> str:
+    """How a stage reads a data set: as rows of any kind, pairs, questions, prompts, texts or conversations."""
+    if kind == "prepare":
+        return ROWS
+    if (kind, role) in _PAIR_ROLES or (kind == "eval" and role in _EVAL_PAIR_ROLES):
+        return "pairs"
+    if (kind, role) == ("eval", "questions"):
+        return "questions"
+    if role in _PROMPT_ROLES:
+        return "prompts"
+    if (kind, role) == ("critique", "demonstrations"):
+        return "critiques"
+    return "texts" if role in _TEXT_ROLES or kind == "pretrain" else "conversations"
+
+
+def _read(item: JobInput, way: str) -> None:
+    from charter.data import dataset
+    from charter.feedback.prepare_rows import count_candidates
+
+    if way == ROWS:
+        count_candidates(item)
+        return
+    rows: Sequence[object] = getattr(dataset, f"read_{way}")(item.location(), item.data)
+    if not rows:
+        raise DataError(f"{item.location()} holds no {way}; the stage would have nothing to work on")

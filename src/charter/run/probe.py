@@ -1,0 +1,287 @@
+"""A probe's edge: a few real steps of every stage in a directory of its own, and the pace that they show.
+
+Nothing of the project's run is read or written but its inputs: no ledger, no run directory, no fingerprint.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import date
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from charter.artifacts.group import failure_name
+from charter.artifacts.job import write_job
+from charter.artifacts.record import read_record
+from charter.artifacts.stage_dir import METRICS
+from charter.calibration.bundle import Bundle, load, save
+from charter.calibration.pace import Pace, seconds_per_step
+from charter.errors import InfeasibleError
+from charter.launch.commands import module_of, preloaded_modules
+from charter.launch.engine import Engine, StageStart
+from charter.launch.local import local_engine, stage_environment
+from charter.launch.machine import frozen_values, processes_of
+from charter.plan.hardware.machine import Machine, probe_machine
+from charter.plan.physics.knowledge import shipped
+from charter.plan.plan import Plan
+from charter.plan.probe import (
+    LayoutProbe,
+    StageProbe,
+    full_steps,
+    micro_batches,
+    not_probed,
+    paces_of,
+    planned_step_seconds,
+    probe_steps,
+    short_project,
+    with_micro_batch,
+)
+from charter.plan.project_plan import CALIBRATION_FILE, plan_project
+from charter.plan.stages.stage_plan import StagePlan
+from charter.run.graph import Pipeline, PlannedStage, build_pipeline, job_of
+from charter.run.preflight import check_packages
+from charter.run.staleness import read_progress
+from charter.spec.project import Project
+from charter.tracking.jsonl import read_metrics
+
+POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a probe is."""
+
+    stage: str
+    layout: str
+    done: int
+    total: int
+    """Attempts in all, one per stage and layout."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeReport:
+    """What a probe found."""
+
+    stages: tuple[StageProbe, ...]
+    paces: tuple[Pace, ...]
+    calibration: Path
+
+
+def probe_project(
+    project: Project,
+    root: Path,
+    *,
+    layouts: int,
+    machine: Machine | None = None,
+    tell: Callable[[Progress], None] = lambda progress: None,
+) -> ProbeReport:
+    """Run the best `layouts` layouts of every stage for a few steps, and store the measured paces with the project.
+
+    The estimate they are compared with uses the shipped constants, as `charter calibrate -C` does, so that probing
+    twice changes nothing. Raises MissingExtraError without the engine, InfeasibleError when no stage could be probed.
+    """
+    check_packages()
+    root = root.resolve()
+    machine = machine or probe_machine()
+    plan = plan_project(project, root, machine=machine, knowledge=shipped())
+    with TemporaryDirectory(prefix="charter-probe-") as place:
+        probes = _run(_bench(project, root, Path(place).resolve(), plan, machine, layouts), tell)
+    if not any(probe.measured for probe in probes):
+        reasons = "\n".join(f"  {probe.name}: {probe.why or _why(probe)}" for probe in probes)
+        raise InfeasibleError(f"no stage of {project.name} could be probed on this machine\n{reasons}")
+    path = root / CALIBRATION_FILE
+    return ProbeReport(stages=probes, paces=_store(probes, path, project.name), calibration=path)
+
+
+def _why(probe: StageProbe) -> str:
+    return next((item.why for item in probe.layouts if item.why), "not measured")
+
+
+def _store(probes: tuple[StageProbe, ...], path: Path, name: str) -> tuple[Pace, ...]:
+    """Write the paces beside the constants and other paces that the file holds already."""
+    known = load(path) if path.is_file() else Bundle(quantities={}, source="", as_of="", sha256="")
+    paces = paces_of(probes, known.paces)
+    today = date.today().isoformat()
+    save(replace(known, paces=paces, source=f"probe of {name}", as_of=today), path)
+    return paces
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Bench:
+    """A project and its cut copy, ready to be probed."""
+
+    project: Project
+    plan: Plan
+    pipeline: Pipeline
+    """Of the copy; its stage directories lie in the temporary directory."""
+    place: Path
+    tried: Mapping[str, tuple[int, ...]]
+    """Micro-batches of every stage, the planned one first."""
+    planned: Mapping[tuple[str, int], float]
+    reasons: Mapping[str, str]
+    """Why a stage is not measured; empty where it is."""
+
+    def micros(self, name: str) -> tuple[int, ...]:
+        """Layouts to run; one of a stage that is run only because others read from it."""
+        return self.tried[name][:1] if self.reasons[name] else self.tried[name]
+
+    def probe(self, name: str, found: Sequence[LayoutProbe], why: str) -> StageProbe:
+        """What is known of one stage."""
+        made = _stage(self.plan, name)
+        return StageProbe(
+            name=name,
+            kind=made.kind,
+            accelerator=made.option.place.accelerator.name,
+            full_steps=full_steps(self.project.pipeline[name], made),
+            layouts=() if why else tuple(found),
+            why=why,
+        )
+
+
+def _bench(project: Project, root: Path, place: Path, plan: Plan, machine: Machine, layouts: int) -> _Bench:
+    seconds = {name: planned_step_seconds(stage, plan, name) for name, stage in project.pipeline.items()}
+    steps = {name: probe_steps(planned) for name, planned in seconds.items()}
+    pipeline = build_pipeline(short_project(project, root, steps=steps), place)
+    tried = {name: micro_batches(project.pipeline[name], _stage(plan, name), layouts) for name in pipeline.stages}
+    return _Bench(
+        project=project,
+        plan=plan,
+        pipeline=pipeline,
+        place=place,
+        tried=tried,
+        planned=_planned(project, root, plan, machine, tried),
+        reasons={name: _reason(project, plan, pipeline, stage) for name, stage in pipeline.stages.items()},
+    )
+
+
+def _run(bench: _Bench, tell: Callable[[Progress], None]) -> tuple[StageProbe, ...]:
+    """Every stage in order, as far as what it reads could be made."""
+    wanted = _needed(bench.pipeline, {name for name, why in bench.reasons.items() if not why})
+    total, done = sum(len(bench.micros(name)) for name in wanted), 0
+    probes: list[StageProbe] = []
+    failed: dict[str, str] = {}
+    with _engine(bench.pipeline, bench.place, wanted) as engine:
+        for name, stage in bench.pipeline.stages.items():
+            lacking = next((item for item in stage.stage_inputs if item in failed), None)
+            if name not in wanted or lacking is not None:
+                failed[name] = bench.reasons[name] or f"needs {lacking}: {failed.get(lacking or '', '')}"
+                probes.append(bench.probe(name, (), failed[name]))
+                continue
+            found: list[LayoutProbe] = []
+            for micro in bench.micros(name):
+                label = _label(bench.project, name, micro)
+                tell(Progress(stage=name, layout=label, done=done, total=total))
+                directory = stage.directory if not found else bench.place / "layouts" / f"{name}-{micro}"
+                why = _attempt(engine, bench.pipeline, stage, directory, micro)
+                done += 1
+                found.append(_measured(directory, label, micro, bench.planned[name, micro], why))
+                if len(found) == 1 and why:
+                    failed[name] = why
+            probes.append(bench.probe(name, found, bench.reasons[name]))
+    tell(Progress(stage="", layout="", done=total, total=total))
+    return tuple(probes)
+
+
+def _stage(plan: Plan, name: str) -> StagePlan:
+    found = plan.stage(name)
+    assert found is not None
+    return found
+
+
+def _planned(
+    project: Project, root: Path, plan: Plan, machine: Machine, tried: Mapping[str, tuple[int, ...]]
+) -> dict[tuple[str, int], float]:
+    """Planned seconds of a step of every stage and layout: the plan itself, and one for every further layout."""
+    found = {}
+    for index in range(max(len(micros) for micros in tried.values())):
+        chosen = {name: micros[index] for name, micros in tried.items() if index < len(micros)}
+        given = {name: micro for name, micro in chosen.items() if micro}
+        made = plan
+        if index:
+            made = plan_project(with_micro_batch(project, given), root, machine=machine, knowledge=shipped())
+        for name, micro in chosen.items():
+            found[name, micro] = planned_step_seconds(project.pipeline[name], made, name)
+    return found
+
+
+def _reason(project: Project, plan: Plan, pipeline: Pipeline, stage: PlannedStage) -> str:
+    why = not_probed(project.pipeline[stage.name], _stage(plan, stage.name), project)
+    tokenizers = [item.name for item in stage.inputs.get("tokenizer", ())]
+    problems = pipeline.inputs.problems_of([*stage.outside_inputs, *tokenizers])
+    return why or (problems[0].message if problems else "")
+
+
+def _needed(pipeline: Pipeline, wanted: set[str]) -> set[str]:
+    """The stages to be measured and what they read."""
+    found = set(wanted)
+    for name in reversed(tuple(pipeline.stages)):
+        if name in found:
+            found.update(pipeline.stages[name].stage_inputs)
+    return found
+
+
+@contextmanager
+def _engine(pipeline: Pipeline, place: Path, wanted: set[str]) -> Iterator[Engine]:
+    specs = [pipeline.stages[name].spec for name in sorted(wanted)]
+    modules = preloaded_modules(module_of(spec) for spec in specs)
+    threads = max((int(frozen_values(pipeline.project, spec)["threads"]) for spec in specs), default=1)
+    engine = local_engine(
+        preload=modules, server_log=place / "stage_server.log", environment=stage_environment(threads=threads)
+    )
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def _attempt(engine: Engine, pipeline: Pipeline, stage: PlannedStage, directory: Path, micro_batch: int) -> str:
+    """Run one stage process to its end; why it failed, empty when it is done."""
+    directory.mkdir(parents=True, exist_ok=True)
+    frozen = dict(frozen_values(pipeline.project, stage.spec))
+    if micro_batch:
+        frozen["micro_batch"] = micro_batch
+    write_job(directory, job_of(stage, pipeline.project, frozen))
+    module = module_of(stage.spec)
+    processes = processes_of(frozen)
+    handle = engine.start(
+        StageStart(stage=stage.name, module=module, stage_dir=directory, attempt=1, processes=processes)
+    )
+    while (code := handle.poll()) is None:
+        time.sleep(POLL_SECONDS)
+    if code == 0 and read_record(directory) is not None:
+        return ""
+    failure = directory / failure_name(handle.failed_rank)
+    told = failure.read_text(encoding="utf-8") if failure.is_file() else ""
+    return _message(told) or f"its process ended with {code}"
+
+
+def _message(failure: str) -> str:
+    try:
+        return str(json.loads(failure).get("message", "")).splitlines()[0]
+    except (ValueError, IndexError, AttributeError):
+        return ""
+
+
+def _measured(directory: Path, label: str, micro: int, planned: float, why: str) -> LayoutProbe:
+    points = [(point.step, point.time) for point in read_metrics(directory / METRICS)]
+    found = seconds_per_step([(step, clock) for step, clock in points if clock is not None])
+    if found is None:
+        reached = read_progress(directory).get("step") or len(points)
+        why = why or f"{reached} steps are too few to measure"
+        return LayoutProbe(label=label, micro_batch=micro, planned_seconds=planned, measured_seconds=None, why=why)
+    seconds, steps = found
+    return LayoutProbe(
+        label=label, micro_batch=micro, planned_seconds=planned, measured_seconds=seconds, steps=steps, why=why
+    )
+
+
+def _label(project: Project, name: str, micro: int) -> str:
+    stage = project.pipeline[name]
+    if not micro:
+        return "as it is"
+    rest = -(-int(getattr(stage, "global_batch", micro)) // micro)
+    return f"mb{micro}" + (f" ga{rest}" if rest > 1 else "")

@@ -1,0 +1,386 @@
+"""Runs a project.
+
+Skips what is done, starts what is ready, restarts what fell over, stops when asked or out of budget.
+"""
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from charter.artifacts.lease import Lease
+from charter.errors import CharterError, UsageError
+from charter.launch.commands import STAGE_MODULES, module_of, preloaded_modules
+from charter.launch.engine import Engine
+from charter.launch.job import RESTART, SENT
+from charter.launch.job_engine import JobEngine
+from charter.launch.job_files import JobFiles, numbers
+from charter.launch.local import local_engine, stage_environment
+from charter.launch.machine import frozen_values
+from charter.launch.opening import LOCAL, RUNS, SUBPROCESS, engine_name, open_scheduler
+from charter.launch.submission import Submission, read_submission
+from charter.ledger import Ledger
+from charter.ledger.store import ledger_place
+from charter.plan.hardware.place import may_run_here
+from charter.plan.plan import InfeasiblePlanError
+from charter.run.accounts import EngineRecords, end_finished, start_key
+from charter.run.alerts import AlertListener
+from charter.run.budget import record_calls
+from charter.run.copies import Replicas
+from charter.run.events import Events, Listener
+from charter.run.followers import Followers
+from charter.run.graph import Pipeline, PlannedStage, build_pipeline
+from charter.run.paths import run_dir
+from charter.run.planned import PlanNow, keep_plan, plan_now, planned_layouts
+from charter.run.preflight import LEDGER_PACKAGES, check_before_start, check_packages
+from charter.run.prepare import drift, drift_error
+from charter.run.served import loads_weights
+from charter.run.staleness import Verdict, assess
+from charter.run.storage_meter import StorageMeter
+from charter.run.supervisor import NOTICE_FILE, StopSignals, Supervisor
+from charter.spec.project import Project
+
+
+def open_engine(
+    project: Project, name: str, run_dir: Path, *, environment: Mapping[str, str], hurry: Callable[[], bool]
+) -> JobEngine | None:
+    """The engine of a run; None for this machine."""
+    if name not in RUNS:
+        return None
+    return JobEngine(open_scheduler(project, name), project, run_dir, environment=environment, hurry=hurry)
+
+
+class LeftJobs:
+    """What earlier runs have left with engines: jobs under way, and ended ones that are not in the ledger yet."""
+
+    def __init__(self, project: Project, ledger: Ledger, events: Events, engine: JobEngine | None) -> None:
+        self._project, self._ledger, self._events, self._engine = project, ledger, events, engine
+
+    def recover(self, todo: Sequence[PlannedStage]) -> set[str]:
+        """Find the jobs that this run goes on with; returns what the ledger calls their present starts."""
+        if self._engine is None:
+            return set()
+        keys = set()
+        for submission in self._engine.recover([stage.directory for stage in todo]):
+            live = next(job for job in self._engine.table.all() if job.submission == submission)
+            keys.add(start_key(live.job_id, restart=0 if submission.shards else live.restart))
+            self._events.emit("job_found", engine=submission.engine, job=live.job_id, state=live.state.phase)
+        return keys
+
+    def end_others(self, stages: Sequence[PlannedStage]) -> None:
+        """End the jobs of other engines that still run in these directories; settle what has ended."""
+        ours = self._engine.name if self._engine else ""
+        for name, found in _by_engine(stages).items():
+            if name == ours or name not in RUNS:
+                continue
+            try:
+                self._end(name, found)
+            except CharterError as error:
+                # Whatever still runs there is locked out by the next start's term, and publishes nothing.
+                self._events.emit("job_left", engine=name, message=str(error))
+
+    def _end(self, name: str, found: Sequence[tuple[PlannedStage, JobFiles, Submission]]) -> None:
+        scheduler = open_scheduler(self._project, name)
+        try:
+            records = EngineRecords(self._ledger, self._project, scheduler)
+            for stage, files, submission in found:
+                job_id = submission.job_id or scheduler.find(submission.name)
+                if job_id is not None and scheduler.poll([job_id])[job_id].phase in ("queued", "running"):
+                    scheduler.cancel(job_id)
+                    self._events.emit("job_cancelled", engine=name, job=job_id, stage=stage.name)
+                records.add(stage, files.number)
+            records.settle()
+        finally:
+            scheduler.close()
+
+
+@contextmanager
+def books(
+    project: Project, ledger: Ledger, engine: JobEngine | None, stages: Sequence[PlannedStage]
+) -> Iterator[EngineRecords | None]:
+    """The engine's records beside the ledger while a run lasts; closed when its jobs have ended."""
+    if engine is None:
+        yield None
+        return
+    records = EngineRecords(ledger, project, engine.scheduler, is_live=engine.has)
+    records.find(stages, live=[live.files.directory for live in engine.table.all()])
+    records.settle()
+    try:
+        yield records
+    finally:
+        records.find(stages, live=[live.files.directory for live in engine.table.all()])
+        records.finish()
+
+
+def _by_engine(stages: Sequence[PlannedStage]) -> dict[str, list[tuple[PlannedStage, JobFiles, Submission]]]:
+    found: dict[str, list[tuple[PlannedStage, JobFiles, Submission]]] = {}
+    for stage in stages:
+        for number in numbers(stage.directory):
+            files = JobFiles(stage.directory, number)
+            submission = read_submission(files)
+            if submission is not None and not submission.ended:
+                found.setdefault(submission.engine, []).append((stage, files, submission))
+    return found
+
+
+LOOK_SECONDS = 1.0
+
+
+def is_started_again(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether SIGTERM was sent by an engine that will start this supervisor again, so that stages need not stop.
+
+    Only Slurm keeps a job's number, and says so; on other engines stages stop at checkpoints, and the next start goes
+    on from these.
+    """
+    if environ.get(SENT) != "slurm":
+        return False
+    from charter.launch.slurm.queue import is_put_back
+
+    if not is_put_back(environ):
+        return False
+    print("Slurm takes this supervisor's place away and starts it again; its stages go on", file=sys.stderr)
+    return True
+
+
+def take_run(run_dir: Path, *, stop_wanted: Callable[[], bool], environ: Mapping[str, str] = os.environ) -> Lease:
+    """The hold on a run. A supervisor that was started again waits for it: its last start may seem to live, or does.
+
+    One that was lost is taken for dead half a minute later; one that is only cut off works until its machine ends it.
+    """
+    waits = SENT in environ and int(environ.get(RESTART) or 0) > 0
+    said = False
+    while True:
+        try:
+            return Lease(run_dir, lock_name="run.lock", what="the project")
+        except UsageError as error:
+            if not waits or stop_wanted():
+                raise
+            if not said:
+                print(f"{error}; this supervisor was started again and waits for it", file=sys.stderr, flush=True)
+                said = True
+        time.sleep(LOOK_SECONDS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How a run is carried out; none of it changes what is computed."""
+
+    only: tuple[str, ...] = ()
+    """Run these stages and what they need; all when empty."""
+    reshard: bool = False
+    modules: Mapping[str, str] = field(default_factory=lambda: STAGE_MODULES)
+    packages: tuple[str, ...] | None = None
+    """Packages that must be installed; those of the run extra when None."""
+    keep_plan: bool = True
+    """Write the planner's view of now into `plan.json`."""
+    stop_grace_seconds: float = 120.0
+    """How long a stage may take to reach a safe point before it is killed."""
+    anyway: bool = False
+    """Start although a stage does not fit by the plan."""
+    engine: str | None = None
+    """Where stages run (`charter.launch.opening`); as the file says when None."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What a run would do, and why."""
+
+    pipeline: Pipeline
+    verdicts: Mapping[str, Verdict]
+    todo: tuple[PlannedStage, ...]
+
+
+def find_work(project: Project, root: Path, options: RunOptions) -> Work:
+    """What has to run, and why; nothing is started."""
+    pipeline = build_pipeline(project, root)
+    wanted = _wanted(pipeline, options.only)
+    verdicts = {name: assess(stage, pipeline.root) for name, stage in pipeline.stages.items()}
+    todo = tuple(stage for stage in pipeline.stages.values() if stage.name in wanted and not verdicts[stage.name].done)
+    return Work(pipeline=pipeline, verdicts=verdicts, todo=todo)
+
+
+def check_work(work: Work, options: RunOptions, engine: Engine | None = None) -> None:
+    """Raise, with all problems at once, when what has to run cannot run on this machine, or on an engine's nodes."""
+    facts = {stage.name: engine.facts_of(stage.name) if engine else None for stage in work.todo}
+    check_before_start(work.pipeline, work.todo, modules=options.modules, facts_of=facts.get)
+    if not work.todo:
+        return
+    if options.packages is not None:
+        check_packages(options.packages)
+    else:
+        check_packages(LEDGER_PACKAGES) if engine else check_packages()
+    if options.reshard:
+        return
+    for stage in work.todo:
+        project = work.pipeline.project
+        if changed := drift(stage, project, frozen_values(project, stage.spec, facts[stage.name])):
+            raise drift_error(stage, changed)
+
+
+def plan_work(work: Work, options: RunOptions) -> PlanNow:
+    """Plan what is to be run; raises the plan's own error when a stage of it cannot fit, unless `anyway`."""
+    if not work.todo or not options.keep_plan:
+        return PlanNow()
+    project = work.pipeline.project
+    planned = plan_now(project, work.pipeline.root)
+    if planned.overflow is not None:
+        refuse_overflow(planned.overflow, work, options)
+    return planned
+
+
+def refuse_overflow(overflow: InfeasiblePlanError, work: Work, options: RunOptions) -> None:
+    """Raise the plan's error when it is about a stage that would start, on the machines that it was planned for."""
+    project = work.pipeline.project
+    is_sent = engine_name(project, options.engine) not in (LOCAL, SUBPROCESS)
+    # The plan knows the memory of the file's machines only, not of those that `--on` names in their place.
+    is_elsewhere = may_run_here(project) if is_sent else engine_name(project, None) not in (LOCAL, SUBPROCESS)
+    is_todo = any(stage.name == overflow.stage for stage in work.todo)
+    # Steps in a checkpoint prove that the stage fits, whatever the estimate says: a run that was started (with
+    # `--anyway`, or before its plan was asked) goes on without being told again. A stage that has begun and made
+    # none is refused like a new one, since running out of memory is what happens before the first checkpoint.
+    # A process that lives, on another machine, is followed and not started.
+    verdict = work.verdicts[overflow.stage]
+    has_begun = verdict.step > 0 or verdict.state == "running"
+    if is_todo and not has_begun and not is_elsewhere and not options.anyway:
+        raise overflow
+
+
+def run_project(
+    project: Project, root: Path, options: RunOptions | None = None, listeners: Sequence[Listener] = ()
+) -> Work:
+    """Run or resume a project; returns what was found to do when all of it is done, raises otherwise."""
+    options = options or RunOptions()
+    where = run_dir(root.resolve())
+    with (
+        StopSignals(where / NOTICE_FILE, is_started_again=is_started_again) as signals,
+        take_run(where, stop_wanted=lambda: signals.wanted) as lease,
+    ):
+        signals.forget_notice()
+        work = find_work(project, root, options)
+        jobs = open_engine(
+            project, engine_name(project, options.engine), where, environment={}, hurry=lambda: signals.wanted
+        )
+        with contextlib.closing(jobs) if jobs else contextlib.nullcontext():
+            check_work(work, options, jobs)
+            planned = plan_work(work, options)
+            with Followers(
+                project, root, work=bool(work.todo), metered_here=jobs is None, hurry=lambda: signals.wanted
+            ) as followers:
+                meter = StorageMeter(project, root)
+                events = Events(where, (*listeners, followers.listen, AlertListener(project, where), meter.listen))
+                followers.tell = events.emit
+                _tell_start(work, events)
+                if work.todo:
+                    _run(work, options, planned, events, signals, lease, jobs, meter)
+                events.emit("run_done", run=project.name)
+    return work
+
+
+def _run(
+    work: Work,
+    options: RunOptions,
+    planned: PlanNow,
+    events: Events,
+    signals: StopSignals,
+    lease: Lease,
+    jobs: JobEngine | None,
+    meter: StorageMeter,
+) -> None:
+    project, where = work.pipeline.project, run_dir(work.pipeline.root)
+
+    def tick() -> None:
+        replicas.tick()
+        meter.look()
+
+    every = tuple(work.pipeline.stages.values())
+    with (
+        Ledger.open(ledger_place(where, project.storage.ledger)) as ledger,
+        Replicas(work.pipeline, events, tick=lease.touch, hurry=lambda: signals.wanted, meter=meter.copies) as replicas,
+        meter.into(ledger),
+    ):
+        left = LeftJobs(project, ledger, events, jobs)
+        kept = left.recover(work.todo)
+        end_finished(ledger, every, run=project.name, keep_jobs=kept)
+        for attempt in ledger.close_abandoned(now=time.time(), run=project.name, keep_jobs=kept):
+            events.emit("attempt_abandoned", stage=attempt.stage, number=attempt.number, step=attempt.last_step)
+        left.end_others(every)
+        record_calls(ledger, project, work.pipeline.stages.values())
+        with books(project, ledger, jobs, every) as records:
+            engine = jobs or _local(work, options)
+            supervisor = Supervisor(
+                work.pipeline,
+                ledger=ledger,
+                engine=engine,
+                events=events,
+                modules=options.modules,
+                reshard=options.reshard,
+                slots=max(1, project.resources.max_parallel_stages),
+                stop_grace_seconds=options.stop_grace_seconds,
+                records=records,
+            )
+            try:
+                if options.keep_plan:
+                    supervisor.layouts = _planned_layouts(work, planned, events)
+                supervisor.run(work.todo, done=_done(work), signals=signals, tick=tick)
+            except CharterError as error:
+                events.emit("run_stopped", run=project.name, label=error.label, message=str(error))
+                raise
+            finally:
+                engine.end_all()
+                supervisor.close()
+
+
+def _local(work: Work, options: RunOptions) -> Engine:
+    """This machine as an engine, with what its stages import imported once."""
+    project, where = work.pipeline.project, run_dir(work.pipeline.root)
+    threads = max(int(frozen_values(project, stage.spec)["threads"]) for stage in work.todo)
+    modules = preloaded_modules(
+        (module_of(stage.spec, options.modules) for stage in work.todo),
+        with_models=any(loads_weights(project, stage) for stage in work.todo),
+    )
+    return local_engine(
+        preload=modules, server_log=where / "stage_server.log", environment=stage_environment(threads=threads)
+    )
+
+
+def _planned_layouts(work: Work, planned: PlanNow, events: Events) -> Mapping[str, Mapping[str, str | int]]:
+    problem = planned.problem or (keep_plan(planned.plan, work.pipeline.root, work.todo) if planned.plan else "")
+    if planned.plan is None or problem:
+        events.emit("plan_failed", message=problem)
+        return {}
+    return planned_layouts(planned.plan, work.pipeline.project)
+
+
+def _tell_start(work: Work, events: Events) -> None:
+    project = work.pipeline.project
+    events.emit(
+        "run_started",
+        run=project.name,
+        pid=os.getpid(),
+        todo=[stage.name for stage in work.todo],
+        price_usd_per_hour=project.resources.price,
+    )
+    todo = {stage.name for stage in work.todo}
+    for name, verdict in work.verdicts.items():
+        if verdict.done or name in todo:
+            event = "stage_skipped" if verdict.done else "stage_pending"
+            events.emit(event, stage=name, kind=work.pipeline.stages[name].spec.kind, why=verdict.why)
+
+
+def _done(work: Work) -> set[str]:
+    return {name for name, verdict in work.verdicts.items() if verdict.done}
+
+
+def _wanted(pipeline: Pipeline, only: Sequence[str]) -> set[str]:
+    """The stages that are asked for and everything they need."""
+    if unknown := [name for name in only if name not in pipeline.stages]:
+        raise UsageError(f"no stage is called {unknown[0]!r}; the stages are {', '.join(pipeline.stages)}")
+    wanted = set(only or pipeline.stages)
+    for name in reversed(tuple(pipeline.stages)):
+        if name in wanted:
+            wanted.update(pipeline.stages[name].stage_inputs)
+    return wanted

@@ -1,0 +1,323 @@
+"""Small sections of `charter.yaml`: alerts, budget, costs, engines, metering, risk."""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal
+from urllib.parse import urlsplit
+
+from charter.errors import Problem
+from charter.spec.quantity import (
+    AT_LEAST_ONE,
+    NOT_NEGATIVE,
+    POSITIVE,
+    SHARE_ABOVE_ZERO,
+    SHARE_BELOW_ONE,
+    Bytes,
+    Count,
+    Names,
+    Reads,
+    Seconds,
+    Usd,
+    check_ranges,
+)
+from charter.spec.suggest import did_you_mean
+from charter.units import parse_seconds
+
+REFERENCE = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*|file:\S.*")
+FORBID_EXTRA: dict[str, str] = {"extra": "forbid"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alerts:
+    """Where alerts go beside the log of the run."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    webhook: str | None = None
+    """Where the address is, never the address: `env:NAME` or `file:PATH`; every alert is POSTed there as JSON."""
+    email: Names = ()
+    """Addresses that are written to."""
+    smtp: str | None = None
+    """`smtp://HOST:PORT` or `smtps://HOST:PORT`; the password by `env:NAME` in `smtp_password`."""
+    smtp_user: str | None = None
+    smtp_password: str | None = None
+    """Where the password is: `env:NAME` or `file:PATH`."""
+    sender: str = "charter@localhost"
+
+
+def check_alerts(alerts: Alerts) -> Iterator[Problem]:
+    """Problems of the section: secrets that stand in the file, addresses that cannot be written to."""
+    for name in ("webhook", "smtp_password"):
+        found = getattr(alerts, name)
+        if found is not None and not REFERENCE.fullmatch(found):
+            message = "must say where the secret is, as env:NAME or file:PATH, not be it"
+            yield Problem(message=message, path=f"alerts.{name}")
+    for address in (*alerts.email, alerts.sender):
+        if "@" not in address.strip("@") or any(sign in address for sign in "\r\n,;<> "):
+            yield Problem(message=f"{address!r} is no address that can be written to", path="alerts.email")
+    if alerts.email and alerts.smtp is None:
+        hint = "add  smtp: smtp://HOST:587"
+        yield Problem(message="e-mail needs the server that sends it", path="alerts.smtp", hint=hint)
+    if alerts.smtp is not None:
+        yield from _check_server(alerts.smtp)
+    if alerts.smtp_password is not None and alerts.smtp_user is None:
+        yield Problem(message="a password needs its user", path="alerts.smtp_user")
+
+
+def _check_server(address: str) -> Iterator[Problem]:
+    try:
+        parts = urlsplit(address)
+        known = parts.scheme in ("smtp", "smtps") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        known = False
+    if not known:
+        message = "must be smtp://HOST:PORT or smtps://HOST:PORT"
+        yield Problem(message=message, path="alerts.smtp")
+    elif parts.username or parts.password:
+        hint = "give them as smtp_user, and smtp_password: env:NAME"
+        yield Problem(message="holds a user or a password", path="alerts.smtp", hint=hint)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """How much may be spent, and what happens when it is gone."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    limit: Usd
+    """Of the whole project."""
+    on_exceed: Literal["warn", "checkpoint_and_stop"] = "checkpoint_and_stop"
+    on_forecast: Literal["warn", "hold", "checkpoint_and_stop"] = "warn"
+    """What happens when the p10 of the forecast is above a limit: tell, start no further stage, or stop as if it were
+    spent."""
+    stages: Mapping[str, Usd] = field(default_factory=dict)
+    """Limits of single stages."""
+    owners: Mapping[str, Usd] = field(default_factory=dict)
+    """Limits of owners, over all runs in the ledger: those of a team where `storage.ledger` is shared."""
+    tags: Mapping[str, Usd] = field(default_factory=dict)
+    """Limits of tags (`team=alignment`), over all runs in the ledger."""
+    period: Literal["total", "month"] = "total"
+    """What limits of owners and tags are for: all time, or each calendar month (UTC)."""
+
+
+def check_budget(budget: Budget | None, stages: Collection[str]) -> Iterator[Problem]:
+    """Problems of the section: limits that are not above 0, stages that there are not, tags that are none."""
+    if budget is None:
+        return
+    yield from check_ranges(budget, "budget", [("limit", POSITIVE)])
+    test, words = POSITIVE
+    for part in ("stages", "owners", "tags"):
+        for name, limit in getattr(budget, part).items():
+            if not test(limit):
+                yield Problem(message=f"{words}; found {limit}", path=f"budget.{part}.{name}")
+    for name in budget.stages:
+        if name not in stages:
+            hint = did_you_mean(name, stages)
+            yield Problem(message=f"no stage is called {name!r}", path=f"budget.stages.{name}", hint=hint)
+    for name in budget.tags:
+        key, equals, value = name.partition("=")
+        if not (key and equals and value):
+            message = f"{name!r} is no tag with its value; write it as in  team=alignment: $5,000"
+            yield Problem(message=message, path=f"budget.tags.{name}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HumanLabels:
+    """Preference pairs that people label."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    pairs: Count
+    usd_per_pair: Usd = 0.67
+    """Default from Lee et al. 2023 (arXiv:2309.00267), from memory: verify; quotes differ by ten times."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Staff:
+    """People, for as long as the project runs."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    fte: float
+    """Full-time equivalents."""
+    usd_per_month: Usd
+    """Of one, with everything; there is no default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retention:
+    """Which checkpoints are kept, for how long, and in which class of object storage."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    keep_last: Count | None = None
+    """Full checkpoints that exist together; `storage.keep_last` unless given."""
+    weights_every: int = 0
+    """Keep the weights alone of every so many checkpoints; 0: only the final weights stay."""
+    days: float = 30.0
+    """Days that weights and records stay after their stage. Judgement."""
+    tier: Literal["standard", "infrequent", "archive"] = "standard"
+    """Class of storage for what stays: its minimum duration is billed, reading it back is not counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """What is paid beside accelerators; nothing by default, so that every amount here was asked for."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    rework: float = 0.0
+    """Accelerator time of reruns, sweeps and abandoned runs over planned time: 0.3 is usual, 0 to 1 (judgement)."""
+    idle_share: float = 0.0
+    """Share of the time paid for in which nothing runs: 0.05 to 0.25 is usual (judgement)."""
+    managed_service: Literal["sagemaker", "vertex", "azure_ml"] | None = None
+    """Its premium is added to stages on its own cloud."""
+    provider: Literal["planned", "open"] = "planned"
+    """`open`: the price range spans every bundled on-demand offer of the accelerator, not the planned one alone."""
+    disk_gb_per_node: float = 0.0
+    """Network disk attached to each rented node, beside the disks that come with it."""
+    download_results: bool = False
+    """Weights and records leave the cloud once, at internet prices."""
+    fixed_usd_per_month: Mapping[str, Usd] = field(default_factory=dict)
+    """Head node, tracking server, NAT, addresses: name -> usd per month, for as long as the project runs."""
+    human_labels: HumanLabels | None = None
+    """Preference labels that are bought."""
+    staff: Staff | None = None
+    """People; left out unless given."""
+    retention: Retention = field(default_factory=Retention)
+    """What is kept, and for how long."""
+    contingency: float = 0.0
+    """Share of everything else, added on top."""
+
+
+def check_costs(costs: Costs) -> Iterator[Problem]:
+    """Problems of the section: shares and negative amounts."""
+    not_negative = ("rework", "disk_gb_per_node", "contingency")
+    yield from check_ranges(costs, "costs", [(name, NOT_NEGATIVE) for name in not_negative])
+    yield from check_ranges(costs, "costs", [("idle_share", SHARE_BELOW_ONE)])
+    retention = [("keep_last", AT_LEAST_ONE), ("weights_every", NOT_NEGATIVE), ("days", NOT_NEGATIVE)]
+    yield from check_ranges(costs.retention, "costs.retention", retention)
+    if costs.staff is not None:
+        yield from check_ranges(costs.staff, "costs.staff", [("fte", NOT_NEGATIVE)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineEnvironment:
+    """One engine as it is installed on the machines of a run; never part of what is computed."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    python: str | None = None
+    """Interpreter of the environment that holds it; the one that runs Charter unless given."""
+    directory: str | None = None
+    """Checkout whose scripts are run, of engines that are not a package (Megatron-LM, NeMo RL)."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that its processes get."""
+
+
+LEAST_EVERY_SECONDS = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metering:
+    """Sampling of processors, memory, disks, network and accelerators on every node of a run."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    every: Seconds = 10.0
+    """Time between two samples; 0 samples nothing."""
+    prometheus_port: Count | None = None
+    """Serve the last sample of this machine at `http://127.0.0.1:PORT/metrics` while a run lasts."""
+    power_usage_effectiveness: float = 1.0
+    """What the data centre draws over what the machines draw; multiplies the energy that is reported."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdlePolicy:
+    """When an allocation counts as idle, and what happens then."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    window: Seconds = 1800.0
+    """No progress for so long, and accelerators below `utilisation`, or no process at all, is idle."""
+    utilisation: float = 0.05
+    """Share of the time in which an accelerator did anything (SM activity), over all of an attempt's accelerators."""
+    action: Literal["warn", "release"] = "warn"
+    """`release`: the stage is asked to stop at a checkpoint and its machines are given back."""
+
+
+def check_metering(metering: Metering) -> Iterator[Problem]:
+    """Values of `metering:` outside their range."""
+    if metering.every < 0 or 0 < metering.every < LEAST_EVERY_SECONDS:
+        message = f"must be 0 (off) or at least {LEAST_EVERY_SECONDS:g} s; found {metering.every:g}"
+        yield Problem(message=message, path="metering.every")
+    if metering.prometheus_port is not None and not 0 <= metering.prometheus_port < 65536:
+        message = f"must be from 0 (any free one) to 65535; found {metering.prometheus_port}"
+        yield Problem(message=message, path="metering.prometheus_port")
+    if not 1.0 <= metering.power_usage_effectiveness <= 10.0:
+        message = f"must be from 1 to 10; found {metering.power_usage_effectiveness:g}"
+        yield Problem(message=message, path="metering.power_usage_effectiveness")
+
+
+DETECTIONS = ("slurm", "kubernetes", "nccl", "watchdog")
+
+
+def _detection(value: object) -> object:
+    if isinstance(value, str) and value in DETECTIONS:
+        return value
+    try:
+        return parse_seconds(value)
+    except ValueError:
+        raise ValueError(f"{value!r} is neither {', '.join(DETECTIONS)} nor a time like 30m") from None
+
+
+DetectionDelay = Annotated[
+    Literal["slurm", "kubernetes", "nccl", "watchdog"] | float,
+    Reads(_detection, {"anyOf": [{"enum": list(DETECTIONS)}, {"type": "number"}, {"type": "string"}]}),
+]
+"""Who notices a failure, or how long that takes: `slurm`, `30m`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RiskSettings:
+    """How often machines fail, how soon that is noticed, and how the job comes back."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    failures_per_node_day: float | None = None
+    """Unexpected interruptions per node and day; the fleet of the Llama 3 or the RSC-1 paper unless given."""
+    detection: DetectionDelay | None = None
+    """Who notices a failure (`slurm`, `kubernetes`, `nccl`, `watchdog`), or the delay; by place unless given."""
+    restart: Seconds | None = None
+    """Rescheduling, loading and warm-up after a failure."""
+    save_bandwidth: Bytes | None = None
+    """Bytes per second that a node writes to checkpoint storage."""
+    async_saves: bool = False
+    """Only the copy to host memory blocks; the write goes on beside training."""
+    notice: Seconds = 0.0
+    """Warning before a preemption that is used to save once more (AWS gives 2m); 0: not used."""
+    spot_mean_up: Seconds | None = None
+    """Mean time that a spot pool keeps all machines of a job."""
+    spot_availability: float | None = None
+    """Share of time in which the pool has them."""
+    spares: Literal["auto"] | int = "auto"
+    """Own spare nodes: `auto` says how many pay and counts no wait for repairs; a number plans that wait."""
+    repair_days: float = 3.0
+    """Days until a failed node of one's own is back. Judgement."""
+
+
+def check_risk(risk: RiskSettings) -> Iterator[Problem]:
+    """Values of `risk:` outside their range."""
+    ranges = [
+        ("failures_per_node_day", NOT_NEGATIVE),
+        ("restart", NOT_NEGATIVE),
+        ("save_bandwidth", POSITIVE),
+        ("notice", NOT_NEGATIVE),
+        ("spot_mean_up", POSITIVE),
+        ("spot_availability", SHARE_ABOVE_ZERO),
+        ("repair_days", POSITIVE),
+    ]
+    yield from check_ranges(risk, "risk", ranges)
+    if isinstance(risk.spares, int) and not 0 <= risk.spares <= 100_000:
+        yield Problem(message=f"must be auto or from 0 to 100,000; found {risk.spares}", path="risk.spares")

@@ -1,0 +1,1 @@
+"""Trackers that a run is sent to: MLflow, Weights & Biases, TensorBoard, Prometheus."""

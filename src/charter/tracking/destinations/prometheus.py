@@ -1,0 +1,208 @@
+"""The last figures of a run for Prometheus, on the loopback interface, while the run lasts."""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from charter.artifacts import durable
+from charter.errors import DataError
+from charter.metering.row import METER_GLOB, MeterRow, row_of
+from charter.tracking.journal import PROMETHEUS, live_path, tracking_dir
+from charter.tracking.progress import RunProgress, Standing, read_stage_progress
+from charter.tracking.run_facts import Followed
+
+ADDRESS = "127.0.0.1"
+TAIL_BYTES = 65536
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One gauge: a name, what it is, and its values by labels."""
+
+    name: str
+    help: str
+    labels: tuple[str, ...]
+    values: tuple[tuple[tuple[str, ...], float], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageView:
+    """What is known of one stage now."""
+
+    name: str
+    standing: Standing
+    progress: Mapping[str, Any] = field(default_factory=dict)
+    machines: tuple[MeterRow, ...] = ()
+    """The last sample of every node."""
+
+
+def figures(run: str, standing: Standing, stages: tuple[StageView, ...], *, cost_usd: float | None) -> list[Figure]:
+    """All gauges of a run; what is unknown has no value rather than zero. Pure."""
+    progress = [(stage.name, stage.progress) for stage in stages]
+    metrics = [
+        ((run, name, metric), float(value))
+        for name, found in progress
+        for metric, value in (found.get("metrics") or {}).items()
+        if isinstance(value, int | float)
+    ]
+    machines = [(stage.name, row) for stage in stages for row in stage.machines if stage.standing.state == "running"]
+    gpus = [((run, name, row.node, str(gpu.index), gpu.name), gpu) for name, row in machines for gpu in row.gpus or ()]
+    by_stage, by_node = ("run", "stage"), ("run", "stage", "node")
+    by_gpu = (*by_node, "gpu", "name")
+    return [
+        _gauge("charter_run_running", "Whether the run goes on.", ("run",), [((run,), standing.state == "running")]),
+        _gauge("charter_run_cost_usd", "Spent so far.", ("run",), [((run,), cost_usd)]),
+        _gauge(
+            "charter_stage_state",
+            "1 for the state that a stage is in.",
+            (*by_stage, "state"),
+            [((run, stage.name, stage.standing.state), 1.0) for stage in stages],
+        ),
+        _gauge(
+            "charter_stage_attempts",
+            "Starts of a stage.",
+            by_stage,
+            [((run, stage.name), stage.standing.attempts) for stage in stages],
+        ),
+        _gauge(
+            "charter_stage_step",
+            "Finished steps.",
+            by_stage,
+            [((run, name), found.get("step")) for name, found in progress],
+        ),
+        _gauge(
+            "charter_stage_target_step",
+            "Steps that make the stage done.",
+            by_stage,
+            [((run, name), found.get("target_step")) for name, found in progress],
+        ),
+        _gauge(
+            "charter_stage_metric",
+            "The last value of a metric: loss, reward_mean, kl, tokens_per_second.",
+            (*by_stage, "metric"),
+            metrics,
+        ),
+        _gauge(
+            "charter_node_processes",
+            "Processes of the stage on a node.",
+            by_node,
+            [((run, name, row.node), row.processes) for name, row in machines],
+        ),
+        _gauge(
+            "charter_node_cpu_ratio",
+            "Share of the node's processors that is busy.",
+            by_node,
+            [((run, name, row.node), row.node_cpu_share) for name, row in machines],
+        ),
+        _gauge(
+            "charter_job_resident_bytes",
+            "Memory of the stage's processes on a node.",
+            by_node,
+            [((run, name, row.node), row.resident_bytes) for name, row in machines],
+        ),
+        _gauge(
+            "charter_gpu_activity_ratio",
+            "SM activity, or the share of time with a kernel.",
+            by_gpu,
+            [(labels, gpu.activity) for labels, gpu in gpus],
+        ),
+        _gauge(
+            "charter_gpu_memory_used_bytes",
+            "Memory taken of an accelerator.",
+            by_gpu,
+            [(labels, gpu.memory_used_bytes) for labels, gpu in gpus],
+        ),
+        _gauge(
+            "charter_gpu_power_watts",
+            "Power of an accelerator.",
+            by_gpu,
+            [(labels, gpu.power_watts) for labels, gpu in gpus],
+        ),
+    ]
+
+
+class Endpoint:
+    """Serves what it was shown last; without a port it does nothing."""
+
+    def __init__(self, run_dir: Path, run: str) -> None:
+        self._run_dir, self._run = run_dir, run
+        self._figures: list[Figure] = []
+        self._server: Any = None
+
+    @classmethod
+    def open(cls, run_dir: Path, followed: Followed) -> "Endpoint":
+        """Serve at the port that `metering` names; what is in the way is said in the log."""
+        endpoint = cls(run_dir, followed.name)
+        if followed.prometheus_port is not None:
+            try:
+                endpoint.serve(followed.prometheus_port)
+            except (ImportError, OSError) as error:
+                print(f"no Prometheus endpoint: {error}", file=sys.stderr, flush=True)
+        return endpoint
+
+    def serve(self, port: int) -> None:
+        """Listen; 0 is any free port. Which one it is stands in `prometheus.json`."""
+        from prometheus_client import CollectorRegistry, start_http_server
+
+        registry = CollectorRegistry()
+        registry.register(self)
+        self._server, _ = start_http_server(port, addr=ADDRESS, registry=registry)
+        address = f"http://{ADDRESS}:{self._server.server_port}/metrics"
+        durable.write_hint(tracking_dir(self._run_dir) / PROMETHEUS, {"address": address})
+
+    def show(self, progress: RunProgress) -> None:
+        """Take in how the run is."""
+        if self._server is None:
+            return
+        stages = tuple(
+            StageView(
+                name=path.name.rpartition("-")[0],
+                standing=standing,
+                progress=read_stage_progress(path),
+                machines=tuple(last_rows(path)),
+            )
+            for path, standing in progress.stages.items()
+        )
+        self._figures = figures(self._run, progress.run, stages, cost_usd=_cost_usd(self._run_dir))
+
+    def collect(self) -> Iterator[Any]:
+        """What `prometheus_client` asks for at each scrape."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        for figure in self._figures:
+            family = GaugeMetricFamily(figure.name, figure.help, labels=figure.labels)
+            for labels, value in figure.values:
+                family.add_metric(labels, value)
+            yield family
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            (tracking_dir(self._run_dir) / PROMETHEUS).unlink(missing_ok=True)
+
+
+def last_rows(stage_dir: Path) -> Iterator[MeterRow]:
+    """The last sample of every node of a stage."""
+    for path in sorted(stage_dir.glob(METER_GLOB)):
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - TAIL_BYTES))
+            rows = [row for row in map(row_of, file.read().splitlines()) if row is not None]
+        yield from rows[-1:]
+
+
+def _gauge(name: str, text: str, labels: tuple[str, ...], values: Sequence[tuple[tuple[str, ...], Any]]) -> Figure:
+    known = tuple((found, float(value)) for found, value in values if value is not None)
+    return Figure(name=name, help=text, labels=labels, values=known)
+
+
+def _cost_usd(run_dir: Path) -> float | None:
+    try:
+        found = durable.read_json(live_path(run_dir)).get("cost_usd")
+    except DataError:
+        return None
+    return None if found is None else float(found)

@@ -1,0 +1,433 @@
+"""Arithmetic of PPO: rewards and advantages, group estimators, KL penalty, losses of policy and value."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, assert_never
+
+import torch
+from torch import Tensor
+
+from charter.spec.stage import LossAggregation
+from charter.train.losses import Summed, aggregate
+
+DEVIATION_FLOOR = 1e-6
+"""Added to a group's deviation, so that scores which differ by rounding alone do not become large advantages."""
+
+
+def rloo_advantages(rewards_BR: Tensor, mask_BR: Tensor, *, samples: int) -> Tensor:
+    """Every token of an answer gets its return less the mean return of the other answers to the prompt.
+
+    A_i = R_i - sum_{j != i} R_j / (S - 1), where R sums the rewards of an answer's tokens (score less KL penalty).
+    Source: Ahmadian et al. 2024 (arXiv:2402.14740), the RLOO estimator with k = S; first by Kool et al. 2019.
+
+    >>> rloo_advantages(torch.tensor([[1.0], [2.0], [6.0]]), torch.ones(3, 1).bool(), samples=3).tolist()
+    [[-3.0], [-1.5], [4.5]]
+    """
+    return_GS = _grouped((rewards_BR * mask_BR).sum(1), samples)
+    others_GS = (return_GS.sum(1, keepdim=True) - return_GS) / (samples - 1)
+    return _to_tokens(return_GS - others_GS, mask_BR)
+
+
+def grpo_advantages(score_B: Tensor, mask_BR: Tensor, *, samples: int) -> Tensor:
+    """Every token of an answer gets its score, shifted and scaled by the scores of its prompt's answers.
+
+    A_i = (s_i - mean(s)) / (std(s) + 1e-6), std with S - 1 in its denominator; exactly 0 where all scores are equal.
+    Source: Shao et al. 2024 (arXiv:2402.03300), section 4.1.2 (outcome supervision); the paper leaves open which
+    deviation it takes.
+
+    >>> grpo_advantages(torch.tensor([1.0, 2.0, 3.0]), torch.ones(3, 1).bool(), samples=3).round(decimals=4).tolist()
+    [[-1.0], [0.0], [1.0]]
+    """
+    score_GS = _grouped(score_B, samples)
+    from_first_GS = score_GS - score_GS[:, :1]
+    centred_GS = from_first_GS - from_first_GS.mean(1, keepdim=True)
+    deviation_G1 = torch.sqrt((centred_GS**2).sum(1, keepdim=True) / (samples - 1))
+    return _to_tokens(centred_GS / (deviation_G1 + DEVIATION_FLOOR), mask_BR)
+
+
+def degenerate_groups(score_B: Tensor, *, samples: int) -> Summed:
+    """How many prompts teach nothing, because all their answers have the same score.
+
+    >>> degenerate_groups(torch.tensor([1.0, 1.0, 1.0, 2.0]), samples=2).mean.item()
+    0.5
+    """
+    score_GS = _grouped(score_B, samples)
+    same_G = (score_GS == score_GS[:, :1]).all(1)
+    return Summed(same_G.sum().float(), torch.tensor(len(same_G), device=score_B.device))
+
+
+def _grouped(values_B: Tensor, samples: int) -> Tensor:
+    assert samples >= 2, "a group needs two answers to be compared"
+    assert len(values_B) % samples == 0, "every group is whole"
+    return values_B.view(-1, samples)
+
+
+def _to_tokens(advantage_GS: Tensor, mask_BR: Tensor) -> Tensor:
+    return advantage_GS.flatten()[:, None] * mask_BR
+
+
+KlEstimator = Literal["k1", "k3"]
+
+
+def kl_penalty(log_probability: Tensor, reference_log_probability: Tensor, *, estimator: KlEstimator) -> Tensor:
+    """An estimate of KL(policy | reference) in nats, for each token on its own.
+
+    With d = log p - log p_ref: k1 = d, which may be negative; k3 = exp(-d) - 1 + d, which is not and varies less.
+    Both are unbiased for tokens drawn from the policy, and 0 where the two agree.
+    Source: Schulman 2020, "Approximating KL divergence" (http://joschu.net/blog/kl-approx.html).
+
+    >>> half, quarter = torch.log(torch.tensor(0.5)), torch.log(torch.tensor(0.25))
+    >>> [round(kl_penalty(half, quarter, estimator=name).item(), 4) for name in ("k1", "k3")]
+    [0.6931, 0.1931]
+    """
+    difference = log_probability - reference_log_probability
+    match estimator:
+        case "k1":
+            return difference
+        case "k3":
+            return torch.expm1(-difference) + difference
+    assert_never(estimator)
+
+
+VARIANCE_FLOOR = 1e-8
+"""Values that vary less are not scaled up to variance 1."""
+
+
+def answer_scores(
+    score_B: Tensor, ended_B: Tensor, *, reward_clip: float | None = None, missing_end_penalty: float | None = None
+) -> Tensor:
+    """What an answer earns: its score held within +-`reward_clip`, less the penalty where it has no end token.
+
+    The penalty comes after the clip, so that it costs the same at every score.
+    Sources: reward clipping: Huang et al. 2022 ("The 37 implementation details of PPO"), Atari detail 6; penalty:
+    Huang et al. 2024 (arXiv:2403.17031), the end-of-sequence trick, which replaces the score by a constant instead.
+
+    >>> answer_scores(torch.tensor([7.0, 7.0]), torch.tensor([True, False]), reward_clip=5.0, missing_end_penalty=1.0)
+    tensor([5., 4.])
+    """
+    if reward_clip is not None:
+        score_B = score_B.clamp(-reward_clip, reward_clip)
+    if missing_end_penalty is not None:
+        score_B = score_B - missing_end_penalty * (~ended_B).float()
+    return score_B
+
+
+def shaped_rewards(
+    score_B: Tensor,
+    log_probability_BR: Tensor,
+    reference_BR: Tensor,
+    mask_BR: Tensor,
+    *,
+    kl_coefficient: float,
+    kl_estimator: KlEstimator = "k1",
+) -> Tensor:
+    """Reward of each token: -beta KL(policy | reference), plus the answer's score at its last token.
+
+    Source: Ziegler et al. 2019 (arXiv:1909.08593), eq. 2, token by token as in Stiennon et al. 2020 (arXiv:2009.01325).
+
+    >>> policy, reference = torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.0, -4.0]])
+    >>> shaped_rewards(torch.tensor([3.0]), policy, reference, torch.ones(1, 2).bool(), kl_coefficient=0.5).tolist()
+    [[0.0, 2.0]]
+    """
+    penalty_BR = kl_coefficient * kl_penalty(log_probability_BR, reference_BR, estimator=kl_estimator)
+    penalty_BR = torch.where(mask_BR, penalty_BR, torch.zeros((), device=mask_BR.device))
+    return _is_last(mask_BR) * score_B[:, None] - penalty_BR
+
+
+def generalised_advantages(
+    rewards_BR: Tensor,
+    values_BR: Tensor,
+    mask_BR: Tensor,
+    *,
+    discount: float,
+    gae_lambda: float,
+    bootstrap_B: Tensor | None = None,
+    ended_B: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Advantages and returns by GAE; the answer's end is terminal, unless it was cut and `bootstrap_B` is given.
+
+    delta_t = r_t + g V_{t+1} - V_t;  A_t = delta_t + g lambda A_{t+1};  return = A + V. After the last token V is 0
+    where the answer ended, and `bootstrap_B`, the value of the state after it, where it was cut at its longest.
+    Sources: Schulman et al. 2016 (arXiv:1506.02438), eq. 16; truncation: Pardo et al. 2018 (arXiv:1712.00378),
+    partial-episode bootstrapping.
+
+    >>> one = torch.ones(1, 2)
+    >>> generalised_advantages(one, 0 * one, one.bool(), discount=1.0, gae_lambda=1.0)[0].tolist()
+    [[2.0, 1.0]]
+    """
+    assert (bootstrap_B is None) == (ended_B is None), "a value to go on with needs to be told where to"
+    values_BR = torch.where(mask_BR, values_BR, torch.zeros((), device=mask_BR.device))
+    following_BR = torch.nn.functional.pad(values_BR[:, 1:], (0, 1))
+    if bootstrap_B is not None and ended_B is not None:
+        following_BR = following_BR + _is_last(mask_BR) * torch.where(ended_B, 0.0, bootstrap_B)[:, None]
+    delta_BR = (rewards_BR + discount * following_BR - values_BR) * mask_BR
+    advantages_BR = torch.zeros_like(values_BR)
+    advantage_B = torch.zeros_like(values_BR[:, 0])
+    for step in reversed(range(values_BR.shape[1])):
+        advantage_B = delta_BR[:, step] + discount * gae_lambda * advantage_B
+        advantages_BR[:, step] = advantage_B
+    return advantages_BR, advantages_BR + values_BR
+
+
+def reinforce_advantages(
+    rewards_BR: Tensor, values_BR: Tensor, mask_BR: Tensor, *, discount: float
+) -> tuple[Tensor, Tensor]:
+    """Advantages and returns of REINFORCE with a baseline: the whole return from each token on, less the value there.
+
+    Z_t = r_t + g Z_{t+1};  A_t = Z_t - V_t.
+    Source: Lee et al. 2023 (arXiv:2309.00267), appendix on REINFORCE for language models, after Williams 1992 and
+    Sutton et al. 1999; here the KL penalty is in the rewards, token by token.
+
+    >>> one = torch.ones(1, 2)
+    >>> advantages, returns = reinforce_advantages(one, 0.5 * one, one.bool(), discount=1.0)
+    >>> advantages.tolist(), returns.tolist()
+    ([[1.5, 0.5]], [[2.0, 1.0]])
+    """
+    return_BR, following_B = torch.zeros_like(rewards_BR), torch.zeros_like(rewards_BR[:, 0])
+    for step in reversed(range(rewards_BR.shape[1])):
+        following_B = (rewards_BR[:, step] + discount * following_B) * mask_BR[:, step]
+        return_BR[:, step] = following_B
+    return (return_BR - values_BR) * mask_BR, return_BR
+
+
+def whiten(values: Tensor, mask: Tensor, *, total: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    """Values shifted and scaled to mean 0 and variance 1 over the mask; masked-out entries are 0.
+
+    `total` adds a tensor up over the processes that hold the other parts of the batch, so that a part is whitened by
+    the mean and the variance of the whole. Sums are taken in fp64.
+    Source: Huang et al. 2022 ("The 37 implementation details of PPO"), detail 7, over the batch, not the minibatch.
+
+    >>> whiten(torch.tensor([1.0, 3.0]), torch.tensor([True, True])).tolist()
+    [-1.0, 1.0]
+    """
+    total = total or (lambda sums: sums)
+    kept = torch.where(mask, values, torch.zeros((), device=mask.device)).double()
+    value_sum, count = total(torch.stack([kept.sum(), mask.sum().double()]))
+    mean = value_sum / count.clamp_min(1)
+    centred = (kept - mean) * mask
+    variance = total((centred**2).sum()) / count.clamp_min(1)
+    whitened: Tensor = centred * torch.rsqrt(variance.clamp_min(VARIANCE_FLOOR))
+    return whitened.to(values.dtype)
+
+
+def _is_last(mask_BR: Tensor) -> Tensor:
+    """1 at the last real token of each answer, 0 elsewhere; answers without one have none."""
+    return (mask_BR & ~torch.nn.functional.pad(mask_BR[:, 1:], (0, 1))).float()
+
+
+@dataclass
+class KlController:
+    """beta of the KL penalty; moves towards a target KL per answer when there is one.
+
+    e = clip(KL / target - 1, -0.2, 0.2);  beta <- beta (1 + e n / horizon) after n answers.
+    Source: Ziegler et al. 2019 (arXiv:1909.08593), section 2.2.
+
+    >>> controller = KlController(coefficient=0.1, target=6.0, horizon=100)
+    >>> controller.update(kl_nats=12.0, answers=10); round(controller.coefficient, 6)
+    0.102
+    """
+
+    STATE: ClassVar[tuple[str, ...]] = ("coefficient",)
+
+    coefficient: float
+    target: float | None
+    horizon: int
+
+    def update(self, *, kl_nats: float, answers: int) -> None:
+        """Adapt to the mean KL per answer of the last rollout."""
+        if self.target is None:
+            return
+        error = min(max(kl_nats / self.target - 1, -0.2), 0.2)
+        self.coefficient *= 1 + error * answers / self.horizon
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resume needs."""
+        return {"coefficient": self.coefficient}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where a checkpoint stopped."""
+        self.coefficient = float(state["coefficient"])
+
+
+def clipped_policy_loss(
+    log_probability_BR: Tensor,
+    old_BR: Tensor,
+    advantage_BR: Tensor,
+    mask_BR: Tensor,
+    *,
+    clip_ratio: float,
+    aggregation: LossAggregation = "token",
+    weight_BR: Tensor | None = None,
+) -> tuple[Summed, Summed]:
+    """PPO's clipped surrogate, and how many tokens were clipped.
+
+    -w min(r A, clip(r, 1 - e, 1 + e) A) with r = exp(log p - log p_old); w is 1 unless given (`mismatch_weights`).
+    Source: Schulman et al. 2017 (arXiv:1707.06347), eq. 7.
+
+    >>> one = torch.ones(1, 1)
+    >>> loss, clipped = clipped_policy_loss(torch.log(2 * one), 0 * one, one, one.bool(), clip_ratio=0.25)
+    >>> loss.mean.item(), clipped.mean.item()
+    (-1.25, 1.0)
+    """
+    ratio_BR = torch.exp(_difference(log_probability_BR, old_BR, mask_BR))
+    held_BR = ratio_BR.clamp(1 - clip_ratio, 1 + clip_ratio)
+    loss_BR = -torch.minimum(ratio_BR * advantage_BR, held_BR * advantage_BR)
+    if weight_BR is not None:
+        loss_BR = weight_BR * loss_BR
+    outside_BR = (ratio_BR != held_BR).float()
+    return aggregate(loss_BR, mask_BR, aggregation), aggregate(outside_BR, mask_BR, "token").detach()
+
+
+def reinforce_loss(
+    log_probability_BR: Tensor,
+    advantage_BR: Tensor,
+    mask_BR: Tensor,
+    *,
+    aggregation: LossAggregation = "token",
+    weight_BR: Tensor | None = None,
+) -> Summed:
+    """The policy gradient itself: -w A log p, for one step from the policy that sampled; w is 1 unless given.
+
+    Source: Williams 1992; Lee et al. 2023 (arXiv:2309.00267), appendix on REINFORCE for language models.
+
+    >>> one = torch.ones(1, 1)
+    >>> reinforce_loss(-2 * one, 3 * one, one.bool()).mean.item()
+    6.0
+    """
+    loss_BR = -advantage_BR * log_probability_BR
+    return aggregate(loss_BR if weight_BR is None else weight_BR * loss_BR, mask_BR, aggregation)
+
+
+def clipped_value_loss(
+    value_BR: Tensor,
+    old_value_BR: Tensor,
+    return_BR: Tensor,
+    mask_BR: Tensor,
+    *,
+    value_clip: float,
+    aggregation: LossAggregation = "token",
+) -> Summed:
+    """Half the larger of the squared errors of the value and of the value held within `value_clip` of the old one.
+
+    max((V - G)^2, (V_old + clip(V - V_old, -e, e) - G)^2) / 2.
+    Source: the reference implementation of Schulman et al. 2017, as documented by Huang et al. 2022
+    ("The 37 implementation details of PPO", detail 9).
+
+    >>> value, old, mask = torch.full((1, 1), 2.0), torch.zeros(1, 1), torch.ones(1, 1).bool()
+    >>> clipped_value_loss(value, old, value, mask, value_clip=0.5).mean.item()
+    1.125
+    """
+    held_BR = old_value_BR + (value_BR - old_value_BR).clamp(-value_clip, value_clip)
+    worse_BR = torch.maximum((value_BR - return_BR) ** 2, (held_BR - return_BR) ** 2)
+    return aggregate(0.5 * worse_BR, mask_BR, aggregation)
+
+
+def clipped_values(
+    value_BR: Tensor, old_value_BR: Tensor, return_BR: Tensor, mask_BR: Tensor, *, value_clip: float
+) -> Summed:
+    """How many values lost their gradient because they moved by more than `value_clip`: the held one's error is larger.
+
+    >>> old, mask = torch.zeros(1, 2), torch.ones(1, 2).bool()
+    >>> clipped_values(torch.tensor([[2.0, 2.0]]), old, torch.tensor([[2.0, -1.0]]), mask, value_clip=0.5).mean.item()
+    0.5
+    """
+    held_BR = old_value_BR + (value_BR - old_value_BR).clamp(-value_clip, value_clip)
+    is_held_BR = (held_BR - return_BR) ** 2 > (value_BR - return_BR) ** 2
+    return aggregate(is_held_BR.float(), mask_BR, "token").detach()
+
+
+def ratio_moments(log_probability_BR: Tensor, old_BR: Tensor, mask_BR: Tensor) -> tuple[Summed, Summed]:
+    """r - 1 and (r - 1)^2 of every token's ratio r = p / p_old, no gradient: its mean, and with both its variance.
+
+    >>> mean, square = ratio_moments(torch.log(torch.tensor([[1.0, 3.0]])), torch.zeros(1, 2), torch.ones(1, 2).bool())
+    >>> round(1 + mean.mean.item(), 4), round((square.mean - mean.mean**2).item(), 4)
+    (2.0, 1.0)
+    """
+    beyond_BR = torch.expm1(_difference(log_probability_BR, old_BR, mask_BR)).detach()
+    return aggregate(beyond_BR, mask_BR, "token"), aggregate(beyond_BR**2, mask_BR, "token")
+
+
+def kl_loss(
+    log_probability_BR: Tensor, reference_BR: Tensor, mask_BR: Tensor, *, aggregation: LossAggregation = "token"
+) -> Summed:
+    """The k3 estimate of KL(policy | reference) as a term of the loss, with its gradient.
+
+    GRPO has it here and not in the reward; the gradient of k1 would be 0 on average.
+    Source: Shao et al. 2024 (arXiv:2402.03300), eq. 3 and 4.
+
+    >>> one = torch.ones(1, 1)
+    >>> round(kl_loss(torch.log(0.5 * one), torch.log(0.25 * one), one.bool()).mean.item(), 4)
+    0.1931
+    """
+    difference_BR = _difference(log_probability_BR, reference_BR, mask_BR)
+    return aggregate(kl_penalty(difference_BR, torch.zeros_like(difference_BR), estimator="k3"), mask_BR, aggregation)
+
+
+def entropy_bonus(entropy_BR: Tensor, mask_BR: Tensor, *, aggregation: LossAggregation = "token") -> Summed:
+    """The entropy of the policy where it chose a token, in nats; a loss subtracts `entropy_weight` times this.
+
+    Source: Schulman et al. 2017 (arXiv:1707.06347), eq. 9.
+
+    >>> entropy_bonus(torch.tensor([[0.5, 9.0]]), torch.tensor([[True, False]])).mean.item()
+    0.5
+    """
+    return aggregate(entropy_BR, mask_BR, aggregation)
+
+
+def update_kl(log_probability_BR: Tensor, old_BR: Tensor, mask_BR: Tensor) -> Summed:
+    """How far updates have moved a policy from the one that sampled, per token: KL(old | new) by k3, no gradient.
+
+    k3 = r - 1 - log r with r = p / p_old, since the tokens were drawn from the old policy.
+    Source: Schulman 2020, "Approximating KL divergence"; Huang et al. 2022, detail 12.
+
+    >>> one = torch.ones(1, 1)
+    >>> round(update_kl(torch.log(0.5 * one), torch.log(0.25 * one), one.bool()).mean.item(), 4)
+    0.3069
+    """
+    difference_BR = _difference(old_BR, log_probability_BR, mask_BR)
+    estimate_BR = kl_penalty(difference_BR, torch.zeros_like(difference_BR), estimator="k3")
+    return aggregate(estimate_BR, mask_BR, "token").detach()
+
+
+def stops_update(kl_nats_per_token: float, limit: float | None) -> bool:
+    """Whether the epochs over a rollout end here, because the policy is further than `limit` from the one that sampled.
+
+    `kl_nats_per_token` is the mean of `update_kl` over all processes, so that all decide alike. A value that is not
+    a number ends them too.
+    Source: Dossa et al. 2021 (doi:10.1109/ACCESS.2021.3106662), KL-based early stopping.
+
+    >>> stops_update(0.03, 0.02), stops_update(0.01, 0.02), stops_update(9.0, None)
+    (True, False, False)
+    """
+    return limit is not None and not kl_nats_per_token <= limit
+
+
+def mismatch_weights(old_BR: Tensor, generator_BR: Tensor, mask_BR: Tensor, *, most: float) -> Tensor:
+    """Importance weights of tokens that another program sampled, cut at `most`: min(p_old / p_generator, most).
+
+    p_old is the trainer's probability under the weights that sampled, p_generator what the generator says it was:
+    equal in exact arithmetic. Exactly 1 where they are equal and outside the mask; no gradient.
+    Source: truncated importance sampling, Yao et al. 2025 ("Your efficient RL framework secretly brings you
+    off-policy RL training"); the truncation as in Espeholt et al. 2018 (arXiv:1802.01561), section 4.1.
+
+    >>> old, generator = torch.log(torch.tensor([[0.5, 0.25]])), torch.log(torch.tensor([[0.125, 0.5]]))
+    >>> mismatch_weights(old, generator, torch.ones(1, 2).bool(), most=2.0).tolist()
+    [[2.0, 0.5]]
+    """
+    return torch.exp(_difference(old_BR, generator_BR, mask_BR)).clamp_max(most).detach()
+
+
+def mismatch_kl(old_BR: Tensor, generator_BR: Tensor, mask_BR: Tensor) -> Summed:
+    """How far the generator is from the trainer, per token: KL(generator | trainer) by k3; 0 in exact arithmetic.
+
+    >>> same = torch.zeros(1, 3)
+    >>> mismatch_kl(same, same, torch.ones(1, 3).bool()).mean.item()
+    0.0
+    """
+    return update_kl(old_BR, generator_BR, mask_BR)
+
+
+def _difference(first_BR: Tensor, second_BR: Tensor, mask_BR: Tensor) -> Tensor:
+    """first - second on the mask, and 0 elsewhere, where either may hold anything."""
+    zero = torch.zeros((), device=first_BR.device)
+    return torch.where(mask_BR, first_BR, zero) - torch.where(mask_BR, second_BR, zero)
