@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from charter.errors import DataError, UsageError
 from charter.ledger import ApiUsage, Ledger, stage_totals
 from charter.ledger.call import CallSums, RouteTotals
-from charter.ledger.other import OtherCharge
+from charter.ledger.stored import OtherCharge
 from charter.ledger.sums import total_of
 
 DAY = 86_400.0

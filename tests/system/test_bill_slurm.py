@@ -9,8 +9,7 @@ from slurm_cluster import missing_programs, slurm_cluster
 
 from charter.launch.slurm.scheduler import SlurmScheduler
 from charter.ledger import Ledger
-from charter.ledger.bill import compare_bill
-from charter.ledger.bill_file import read_bill
+from charter.ledger.bill import compare_bill, read_bill
 from charter.spec.launching import SlurmSettings
 
 PRICE_MICRO_USD = 2_490_000

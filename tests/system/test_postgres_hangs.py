@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from ledger_contract import STAGE
 
-from charter.ledger import Ledger, server_connection
+from charter.ledger import Ledger, database
 from charter.ledger.database import LedgerUnreachableError, repeated, transaction
 
 LONG = "SELECT pg_sleep(120)"
@@ -34,8 +34,8 @@ def where(postgres):
 @pytest.fixture
 def hurried(monkeypatch):
     """Bounds that a test can wait for, and that statements of milliseconds keep where a machine stalls now and then."""
-    monkeypatch.setattr(server_connection, "STATEMENT_SECONDS", 5.0)
-    monkeypatch.setattr(server_connection, "SILENCE_SECONDS", 10.0)
+    monkeypatch.setattr(database, "STATEMENT_SECONDS", 5.0)
+    monkeypatch.setattr(database, "SILENCE_SECONDS", 10.0)
 
 
 @contextmanager
@@ -97,7 +97,7 @@ def test_a_machine_that_is_gone_is_noticed_by_the_kernel(where):
         descriptor = os.dup(connection.connection.dbapi_connection.fileno())
         with socket.socket(fileno=descriptor) as ours:
             told = {name: ours.getsockopt(level, number) for name, (level, number) in OPTIONS.items()}
-    assert told == server_connection.TCP_SETTINGS
+    assert told == database.TCP_SETTINGS
 
 
 def test_an_address_may_say_otherwise(where):

@@ -10,7 +10,7 @@ from take_back_contract import FOREIGN, SECOND, own_attempt
 
 from charter.ledger import Ledger
 from charter.ledger.database import transaction
-from charter.ledger.imported_rows import remove_imported
+from charter.ledger.rows import remove_imported
 
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 

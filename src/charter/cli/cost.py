@@ -107,7 +107,7 @@ def export(context: typer.Context, focus: FocusOption, directory: DirOption = Pa
     Idle and lost money stands in columns of its own (x_IdleCost, x_LostCost): it is part of the cost, not beside it.
     """
     from charter.errors import UsageError
-    from charter.ledger.focus_files import to_csv, to_parquet
+    from charter.ledger.focus_check import to_csv, to_parquet
     from charter.report.focus_dataset import focus_dataset
 
     before, _ = context.obj
@@ -272,7 +272,7 @@ def reconcile(
 
     The log must hold every request that the provider bills for this run: what it lacks counts as not billed.
     """
-    from charter.ledger.provider_log import read_provider_log
+    from charter.ledger.reconcile import read_provider_log
     from charter.run.accounts import reconcile_run
 
     before, json_before = context.obj

@@ -18,7 +18,7 @@ from charter.dashboard.stamped import JsonFiles, Stamp, stamp_of
 from charter.dashboard.tails import last_events
 from charter.errors import CharterError
 from charter.ledger import Accounted
-from charter.ledger.filesystem import is_server
+from charter.ledger.place import is_server
 from charter.ledger.store import LEDGER_FILE
 from charter.run.approval import APPROVALS
 from charter.run.events import EVENTS_FILE

@@ -10,7 +10,7 @@ from typing import TypedDict
 from charter.dashboard.snapshot import Group, LedgerNow
 from charter.errors import CharterError
 from charter.ledger import Accounted, Ledger
-from charter.ledger.missing import NoLedgerError
+from charter.ledger.place import NoLedgerError
 from charter.ledger.store import has_ledger, ledger_place
 from charter.ledger.sums import Sums, total_of
 

@@ -21,9 +21,15 @@ from charter.artifacts import faults
 from charter.artifacts.fence import TERM, Term
 from charter.artifacts.group import APART, NODE_ADDRESS, rank_environment
 from charter.artifacts.lease import host_id
-from charter.launch.agent_checks import CHECKS_FAILED_EXIT, Chosen, place_after_checks
-from charter.launch.agent_task import Task, parse
-from charter.launch.agent_watch import NodeWatch, StopRequest
+from charter.launch.agent_watch import (
+    CHECKS_FAILED_EXIT,
+    Chosen,
+    NodeWatch,
+    StopRequest,
+    Task,
+    parse,
+    place_after_checks,
+)
 from charter.launch.job import RESTART
 from charter.launch.job_files import JobFiles, NodeRecord
 from charter.launch.node_address import LOOPBACK, MeetingPlace, free_port, meeting_place, route_address

@@ -1,17 +1,88 @@
 """A node agent at work: it waits for its processes, hears what is asked of it, and tells how they ended."""
 
+import argparse
 import os
 import signal
+import socket
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import FrameType
+from typing import Literal
 
 from charter.artifacts.stage_process import INTERRUPTED_EXIT, PEER_EXIT
-from charter.launch.agent_task import Task
 from charter.launch.group import CAUSE_SECONDS, GroupHandle
-from charter.launch.job_files import Control, Failure, JobFiles, StoppedBy
+from charter.launch.job_files import Control, Failure, JobFiles, NodeRecord, StoppedBy
 from charter.launch.node_processes import NodeProcesses
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One job, as its agents know it."""
+
+    stage_dir: Path
+    module: str
+    job: int
+    """Number of the submission in the stage directory."""
+    token: str
+    """A name of this very submission."""
+    attempt: int = 1
+    nodes: int = 1
+    processes: int = 1
+    """Per node."""
+    apart: bool = False
+    """A task of an array: it makes its share of the records without the others."""
+    launcher: Literal["direct", "torchrun"] = "direct"
+    time_limit_seconds: float | None = None
+    stop_before_seconds: float = 120.0
+    meter_seconds: float = 0.0
+    check_disk_bytes: int | None = None
+    """The node is checked before the start, and must have so much room; None for no checks."""
+    slow_ratio: float = 2.0
+    expected: int = 0
+    """Nodes that were asked for, spares included; 0 for those that take part."""
+    with_parent: bool = False
+    """End when whoever started the agent has ended."""
+
+
+def command_of(task: Task, *, python: str) -> tuple[str, ...]:
+    """The command of an agent; what is as by default is left out.
+
+    >>> command_of(Task(stage_dir=Path("/d"), module="m", job=3, token="t", nodes=2), python="python3")[3:]
+    ('--stage-dir', '/d', '--module', 'm', '--job', '3', '--token', 't', '--nodes', '2')
+    """
+    words = [python, "-m", "charter.launch.agent"]
+    default = Task(stage_dir=Path(), module="", job=-1, token="")
+    for name, value in vars(task).items():
+        if value == vars(default)[name]:
+            continue
+        words.append(f"--{name.replace('_', '-')}")
+        words += [] if value is True else [f"{value:g}" if isinstance(value, float) else str(value)]
+    return tuple(words)
+
+
+def parse(argv: Sequence[str]) -> Task:
+    """The task that a command line says."""
+    parser = argparse.ArgumentParser(description="Run a stage's processes of one node.", allow_abbrev=False)
+    parser.add_argument("--stage-dir", type=Path, required=True)
+    parser.add_argument("--module", required=True)
+    parser.add_argument("--job", type=int, required=True)
+    parser.add_argument("--token", required=True)
+    parser.add_argument("--attempt", type=int, default=Task.attempt)
+    parser.add_argument("--nodes", type=int, default=Task.nodes)
+    parser.add_argument("--processes", type=int, default=Task.processes)
+    parser.add_argument("--apart", action="store_true")
+    parser.add_argument("--launcher", choices=("direct", "torchrun"), default=Task.launcher)
+    parser.add_argument("--time-limit-seconds", type=float)
+    parser.add_argument("--stop-before-seconds", type=float, default=Task.stop_before_seconds)
+    parser.add_argument("--meter-seconds", type=float, default=Task.meter_seconds)
+    parser.add_argument("--check-disk-bytes", type=int)
+    parser.add_argument("--slow-ratio", type=float, default=Task.slow_ratio)
+    parser.add_argument("--expected", type=int, default=Task.expected)
+    parser.add_argument("--with-parent", action="store_true")
+    return Task(**vars(parser.parse_args(argv)))
+
 
 LOOK_SECONDS = 0.05
 ASK_SECONDS = 0.5
@@ -128,3 +199,50 @@ class NodeWatch:
         record = replace(self._processes.record, ended_at=time.time(), exit_code=code, failed_rank=rank, stopped_by=by)
         self._files.tell(record)
         return code
+
+
+CHECKS_FAILED_EXIT = 10
+"""Of the agents of a start that cannot take place, since too few nodes are fit; never the exit code of a run. A node
+that is left out while a spare takes its place is no failure."""
+NODE_NAME = "CHARTER_NODE_NAME"
+"""The engine's name of the node, where it has one of its own; what is left out of later jobs goes by it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """The part that a node has in a start."""
+
+    node: int | None
+    """Its number among those that take part; None for a spare that is not needed, or a node that is not fit."""
+    first: int
+    """The number that node 0 of the group had before."""
+    why: str = ""
+    """Why the start cannot take place, or this node takes no part in it."""
+    cannot_start: bool = False
+    """Too few nodes are fit."""
+
+
+def node_name() -> str:
+    """The engine's name of this node, or its host name."""
+    return os.environ.get(NODE_NAME) or socket.gethostname()
+
+
+def place_after_checks(task: Task, record: NodeRecord) -> Chosen:
+    """Check this node, and read the part that it has."""
+    from charter.launch.node_checks.meeting import meet
+    from charter.spec.launching import NodeChecks
+
+    assignment = meet(
+        task.stage_dir,
+        NodeChecks(disk_bytes=task.check_disk_bytes or 0, slow_rank_ratio=task.slow_ratio),
+        start=f"{task.token}-{record.restart}",
+        rank=record.place,
+        needed=task.nodes,
+        expected=task.expected or task.nodes,
+        node=node_name(),
+    )
+    left_out = "; ".join(f"{node}: {why}" for node, why in assignment.left_out.items())
+    if not assignment.ranks:
+        return Chosen(node=None, first=0, why=f"too few nodes are fit: {left_out}", cannot_start=True)
+    mine = assignment.left_out.get(node_name(), "")
+    return Chosen(node=assignment.place_of(record.place), first=assignment.ranks[0], why=mine)

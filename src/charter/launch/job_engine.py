@@ -16,7 +16,7 @@ from charter.launch.job_files import JobFiles, numbers
 from charter.launch.job_handle import JobHandle
 from charter.launch.job_table import JobTable, LiveJob
 from charter.launch.machine import NodeFacts, stage_nodes
-from charter.launch.node_checks.bad_nodes import leave_out, read_bad_nodes
+from charter.launch.node_checks.report import leave_out, read_bad_nodes
 from charter.launch.node_facts import FACTS, facts_of, facts_path
 from charter.launch.scheduler import Scheduler
 from charter.launch.shards import missing_shards

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from charter.artifacts.stage_process import INTERRUPTED_EXIT, PEER_EXIT
-from charter.launch.agent_checks import CHECKS_FAILED_EXIT
+from charter.launch.agent_watch import CHECKS_FAILED_EXIT
 from charter.launch.engine import JobStart
 from charter.launch.job_files import Control, NodeRecord
 from charter.launch.job_table import JobTable, LiveJob

@@ -6,8 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from charter.launch.managed import azureml, sagemaker, vertex
-from charter.launch.managed.endpoint import hosted_models
-from charter.launch.managed.task import managed_task
+from charter.launch.managed.task import hosted_models, managed_task
 from charter.launch.pipelines import kubeflow
 from charter.launch.pipelines import sagemaker as sagemaker_pipeline
 from charter.launch.pipelines import vertex as vertex_pipeline

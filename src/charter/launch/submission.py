@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 from charter.artifacts import durable
 from charter.errors import DataError, UsageError
-from charter.launch.agent_task import Task, command_of
+from charter.launch.agent_watch import Task, command_of
 from charter.launch.engine import StageStart
 from charter.launch.job import StageJob, safe_name
 from charter.launch.job_files import JobFiles

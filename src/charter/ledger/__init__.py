@@ -8,8 +8,8 @@ from charter.ledger.attempt import Attempt, Outcome
 
 if TYPE_CHECKING:
     from charter.ledger.call_books import CallBooks
+    from charter.ledger.focus import ApiUsage
     from charter.ledger.store import Ledger
-    from charter.ledger.usage import ApiUsage
 
 __all__ = [
     "Accounted",
@@ -23,7 +23,7 @@ __all__ = [
     "stage_totals",
     "totals_of",
 ]
-_IMPORTED_WHEN_ASKED_FOR = {"ApiUsage": "usage", "CallBooks": "call_books", "Ledger": "store"}
+_IMPORTED_WHEN_ASKED_FOR = {"ApiUsage": "focus", "CallBooks": "call_books", "Ledger": "store"}
 
 
 def __getattr__(name: str) -> Any:

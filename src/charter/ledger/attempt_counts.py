@@ -9,10 +9,8 @@ from contextlib import closing
 from pathlib import Path
 
 from charter.ledger.call import row_check
-from charter.ledger.filesystem import is_network_filesystem, is_server
-from charter.ledger.missing import NoLedgerError
-from charter.ledger.schema_version import APPLICATION_ID, QUICK_CHECK_BYTES, SCHEMA_VERSION
-from charter.ledger.sum_names import SUMMED, check_of_sums
+from charter.ledger.place import NoLedgerError, is_network_filesystem, is_server
+from charter.ledger.sum_names import APPLICATION_ID, QUICK_CHECK_BYTES, SCHEMA_VERSION, SUMMED, check_of_sums
 from charter.ledger.write_ahead import has_lost_commits
 
 Counts = dict[tuple[str, str], int]

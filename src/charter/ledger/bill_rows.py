@@ -8,8 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select
 
-from charter.ledger.bill import BillFinding
-from charter.ledger.bill_file import Bill
+from charter.ledger.bill import Bill, BillFinding
 from charter.ledger.call import row_check
 from charter.ledger.database import damaged
 from charter.ledger.schema import bill_findings, bill_lines, bills

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from charter.ledger.call import Call, CallTotals, Settlement, totals_of_calls
+from charter.ledger.focus import ApiUsage
 from charter.ledger.opening import open_database
-from charter.ledger.usage import ApiUsage
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from charter.artifacts.faults import durable_action
 from charter.ledger.call import Call, CallTotals, NewCall, Settlement, new_call_id, totals_of_calls
-from charter.ledger.filesystem import MOUNTINFO
 from charter.ledger.opening import open_database
+from charter.ledger.place import MOUNTINFO
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -5,19 +5,20 @@ Imports SQLAlchemy: import it lazily.
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psycopg
 from sqlalchemy import URL, Engine, create_engine, event, make_url
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError
 
 from charter.errors import DataError, MissingExtraError, UsageError
-from charter.ledger.filesystem import MOUNTINFO, is_network_filesystem, is_server
+from charter.ledger.place import MOUNTINFO, is_network_filesystem, is_server
 from charter.ledger.write_ahead import has_lost_commits
 
 BUSY_TIMEOUT_MILLISECONDS = 10_000
@@ -104,9 +105,7 @@ def _connect_server(address: str) -> Database:
     """A PostgreSQL server. A commit that returned is on the server's disk, whatever its default is."""
     url = server_url(address)
     try:
-        from charter.ledger import server_connection
-
-        settings = {"connect_timeout": CONNECT_TIMEOUT_SECONDS, **server_connection.TCP_SETTINGS}
+        settings = {"connect_timeout": CONNECT_TIMEOUT_SECONDS, **TCP_SETTINGS}
         unset = {name: value for name, value in settings.items() if name not in url.query}
         engine = create_engine(url, connect_args=unset, pool_pre_ping=True)
     except ImportError as error:
@@ -116,14 +115,14 @@ def _connect_server(address: str) -> Database:
         ) from error
 
     def open_bound(_dialect: Any, _record: Any, arguments: Any, options: Any) -> Any:
-        connection = server_connection.BoundConnection.connect(*arguments, **options)
-        connection.longest_silence_seconds = server_connection.SILENCE_SECONDS
+        connection = BoundConnection.connect(*arguments, **options)
+        connection.longest_silence_seconds = SILENCE_SECONDS
         return connection
 
     def configure(connection: Any, _record: Any) -> None:
         kept = connection.autocommit
         connection.autocommit = True
-        connection.execute(f"SET statement_timeout = {round(1000 * server_connection.STATEMENT_SECONDS)}")
+        connection.execute(f"SET statement_timeout = {round(1000 * STATEMENT_SECONDS)}")
         if connection.execute("SHOW synchronous_commit").fetchone()[0] == "off":
             connection.execute("SET synchronous_commit = on")
         connection.autocommit = kept
@@ -243,3 +242,52 @@ def _explained_server(name: str, error: Exception, why: str) -> Exception:
 
 def _is_lost(state: str | None) -> bool:
     return state is not None and state.startswith(LOST_CONNECTION_STATES)
+
+
+STATEMENT_SECONDS = 60.0
+"""After so long the server ends a statement itself (`statement_timeout`), whether it computes or waits for a lock: what
+the ledger asks of it takes milliseconds, and seconds at a million rows. Opening, which may migrate, is not bound."""
+SILENCE_SECONDS = 75.0
+"""After so long without a byte the connection is given up here: a server that is frozen, not gone, keeps its TCP
+connection alive and ends no statement. More than `STATEMENT_SECONDS`, so that one that works has said so before."""
+LOOK_SECONDS = 0.1
+"""Between two looks at the clock while nothing is heard."""
+PQGen = Generator[int, int, Any]
+"""How psycopg asks to be told when a socket can be read or written: it yields what it waits for."""
+TCP_SETTINGS = {
+    "keepalives": 1,
+    "keepalives_idle": 15,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+"""Seconds, and milliseconds for the last: a machine that is gone is noticed after half a minute. The kernel's own
+settings take two hours for it, and a quarter of one for data that nobody acknowledges."""
+
+
+class BoundConnection(psycopg.Connection[Any]):  # type: ignore[misc]  # psycopg is not checked
+    """A connection that breaks when its server has been silent for too long while it owed an answer."""
+
+    longest_silence_seconds: float | None = None
+    """None waits for ever."""
+
+    def wait(self, gen: PQGen, interval: float = LOOK_SECONDS, **more: Any) -> Any:
+        """Wait for an answer; psycopg does so here for every statement, commit and rollback."""
+        limit = self.longest_silence_seconds
+        return super().wait(gen if limit is None else self._impatient(gen, limit), interval, **more)
+
+    def _impatient(self, gen: PQGen, limit: float) -> PQGen:
+        """The same waits, of which one that is too long ends the connection."""
+        heard = time.monotonic()
+        try:
+            wanted = next(gen)
+            while True:
+                ready = yield wanted
+                if ready:
+                    heard = time.monotonic()
+                elif time.monotonic() - heard > limit:
+                    self.close()
+                    raise psycopg.OperationalError(f"the server owed an answer and was silent for {limit:g} s")
+                wanted = gen.send(ready)
+        except StopIteration as done:
+            return done.value

@@ -5,10 +5,19 @@ of a dataset from them, in which every column has the form that the specificatio
 """
 
 import json
-from collections.abc import Mapping
-from datetime import UTC, datetime
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import ROUND_HALF_EVEN, Decimal
+from typing import Any
+from urllib.parse import urlsplit
 
-from charter.ledger.account import MILLISECONDS_PER_HOUR, Accounted
+from charter.errors import DataError
+from charter.ledger.account import MILLISECONDS_PER_HOUR, Accounted, totals_of_one
+from charter.ledger.attempt import NO_TAGS
+from charter.ledger.call import CallSums, RouteTotals
+from charter.ledger.focus_columns import BY_NAME, COLUMNS
+from charter.ledger.stored import STORED_ON, OtherCharge
 
 PRICING_CATEGORIES = {"on_demand": "Standard", "spot": "Dynamic", "reserved": "Committed"}
 Charge = dict[str, str | int | float | None]
@@ -88,3 +97,378 @@ def timestamp(unix_seconds: float) -> str:
 
 def _iso(moment: datetime) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApiUsage:
+    """The calls of one stage to one model on one server, as one store of calls has them."""
+
+    run: str
+    stage: str
+    fingerprint: str
+    store_id: str
+    """Which store: one that was moved away keeps what it cost in the ledger, beside the new one."""
+    route: RouteTotals
+    owner: str | None = None
+    """Person or team that they are billed to, where the ledger was told."""
+    tags: str = NO_TAGS
+    """The project's tags as JSON, as attempts have them."""
+
+    @property
+    def host(self) -> str:
+        """The server's name."""
+        return urlsplit(self.route.endpoint).hostname or self.route.endpoint
+
+
+def usage_sums(usage: Iterable[ApiUsage]) -> CallSums:
+    """The sums over some usage."""
+    return sum((item.route.sums for item in usage), CallSums())
+
+
+def stage_usage(usage: Iterable[ApiUsage]) -> dict[str, CallSums]:
+    """The sums by stage; they add up to `usage_sums` exactly."""
+    found: dict[str, CallSums] = {}
+    for item in usage:
+        found[item.stage] = found.get(item.stage, CallSums()) + item.route.sums
+    return found
+
+
+def refuse_fewer(known: int | None, item: ApiUsage) -> None:
+    """DataError when a store has fewer calls than the ledger has seen in it: it has lost some."""
+    if known is not None and known > item.route.sums.requests:
+        raise DataError(
+            f"the calls of stage {item.stage} to {item.route.endpoint} are {item.route.sums.requests} by their "
+            f"own record, and were {known} before: calls.sqlite in the stage's directory has lost some\n"
+            "  move it away (with its -wal and -shm) and run again: what they cost stays in the ledger"
+        )
+
+
+def usage_charge(item: ApiUsage, *, labels: Mapping[str, str] | None = None) -> Charge:
+    """The charge of some calls. `EffectiveCost` is what is settled; what may come on top is `x_UnknownMicroUsd`.
+
+    The quantity is in tokens of all kinds, so there is no unit price: tokens in, cached and out differ in price.
+    """
+    route, sums = item.route, item.route.sums
+    owner = {"owner": item.owner} if item.owner else {}
+    tags = {**(labels or {}), **json.loads(item.tags), **owner, "run": item.run, "stage": item.stage}
+    cost = None if sums.unpriced and not sums.settled_micro_usd else sums.settled_micro_usd
+    return {
+        "x_Run": item.run,
+        "x_StageId": item.stage,
+        "x_Fingerprint": item.fingerprint,
+        "x_StoreId": item.store_id,
+        "x_Endpoint": route.endpoint,
+        "x_Model": route.model,
+        "ChargePeriodStart": timestamp(route.first_at),
+        "ChargePeriodEnd": timestamp(max(route.first_at, route.last_at)),
+        "ChargeCategory": "Usage",
+        "ChargeDescription": f"stage {item.stage}: {sums.requests} calls to {route.model}",
+        "BillingCurrency": "USD",
+        "ServiceCategory": "AI and Machine Learning",
+        "ServiceName": "Model API",
+        "Provider": item.host,
+        "ResourceType": route.model,
+        "PricingCategory": "Standard",
+        "PricingQuantity": str(sums.prompt_tokens + sums.completion_tokens),
+        "PricingUnit": "Tokens",
+        "ListCost": cost,
+        "EffectiveCost": cost,
+        "BilledCost": None,
+        "Tags": json.dumps(tags, sort_keys=True, ensure_ascii=False),
+        "x_Requests": sums.requests,
+        "x_Answered": sums.answered,
+        "x_Refused": sums.refused,
+        "x_Unknown": sums.unknown,
+        "x_Unpriced": sums.unpriced,
+        "x_PromptTokens": sums.prompt_tokens,
+        "x_CachedTokens": sums.cached_tokens,
+        "x_CompletionTokens": sums.completion_tokens,
+        "x_SettledMicroUsd": sums.settled_micro_usd,
+        "x_UnknownMicroUsd": sums.unknown_micro_usd,
+        "x_FirstAt": route.first_at,
+        "x_LastAt": route.last_at,
+        "x_EstimateOrActual": "estimate" if sums.unknown else "actual",
+        "x_Owner": item.owner,
+        "x_OwnTags": item.tags,
+    }
+
+
+Cell = str | int | Decimal | None
+Row = dict[str, Cell]
+MICRO = Decimal("0.000001")
+NANO_HOURS = Decimal("0.000000001")
+UNIT_PRICE = Decimal("1e-15")
+"""Of an average price per token: a million tokens are then exact to a nano-USD."""
+PUBLISHER = "Charter"
+SUBCATEGORY_OF_OTHER = {"Storage": "Object Storage", "Networking": "Network Infrastructure", "Other": "Other (Other)"}
+SUBCATEGORIES_OF_SERVICES = {STORED_ON[True]: "File Storage"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """Whom the rows are billed to."""
+
+    identifier: str
+    """The project."""
+    issuer: str | None = None
+    """Who sends the invoice; the provider of each row unless given."""
+
+
+def rows_of_attempts(
+    accounted: Iterable[Accounted], account: Account, *, billed: Mapping[int, tuple[str, Decimal]] | None = None
+) -> Iterator[Row]:
+    """One row per attempt and billing month; money, time and counts divided so that they add up exactly.
+
+    `billed` is what a provider's bill says of an attempt: its name, and the amount.
+    """
+    for item in accounted:
+        parts = list(_months(item))
+        bill, amount = (billed or {}).get(item.attempt.attempt_id, ("", None))
+        left = amount
+        for part in parts:
+            row = _attempt_row(item, part, account)
+            if amount is not None and left is not None:
+                whole = max(1, item.attempt.duration_milliseconds)
+                share = left if part is parts[-1] else amount * part.milliseconds / whole
+                share = share.quantize(MICRO)
+                left -= share
+                row |= {"BilledCost": share, "x_BillName": bill}
+            yield row
+
+
+def rows_of_usage(usage: Iterable[ApiUsage], account: Account) -> Iterator[Row]:
+    """One row per stage, server and model; in the month of the first call."""
+    for item in usage:
+        found = usage_charge(item)
+        sums = item.route.sums
+        tokens = Decimal(sums.prompt_tokens + sums.completion_tokens)
+        effective = Decimal(sums.settled_micro_usd).scaleb(-6)
+        price = (effective / tokens).quantize(UNIT_PRICE, ROUND_HALF_EVEN) if tokens else Decimal(0)
+        row = _frame(
+            account, provider=item.host, started_at=item.route.first_at, ended_at=item.route.last_at, owner=item.owner
+        )
+        row |= _priced(quantity=tokens, unit="Tokens", unit_price=price, effective=effective)
+        row |= {
+            "ChargeDescription": _text(found["ChargeDescription"]),
+            "PricingCategory": "Standard",
+            "ServiceCategory": "AI and Machine Learning",
+            "ServiceSubcategory": "Generative AI",
+            "ServiceName": "Model API",
+            "ResourceId": f"{item.run}/{item.stage}/{item.route.endpoint}/{item.route.model}",
+            "ResourceName": item.route.model,
+            "ResourceType": "Model",
+            "SkuId": item.route.model,
+            "SkuMeter": "Tokens",
+            "SkuPriceId": f"{item.route.model}@{item.host}",
+            "Tags": _text(found["Tags"]),
+            "x_IsPriced": _flag(not sums.unpriced),
+            "x_PriceIsAverage": "true",
+            **{name: _cell(value) for name, value in found.items() if name.startswith("x_") and name != "x_OwnTags"},
+        }
+        yield row
+
+
+def rows_of_other(charges: Iterable[OtherCharge], account: Account) -> Iterator[Row]:
+    """One row per charge for storage, transfer or a fee."""
+    for item in charges:
+        quantity = Decimal(item.quantity)
+        effective = Decimal(item.micro_usd or 0).scaleb(-6)
+        price = Decimal(item.unit_price_micro_usd or 0).scaleb(-6)
+        if not price and quantity:
+            price = (effective / quantity).quantize(UNIT_PRICE, ROUND_HALF_EVEN)
+        row = _frame(
+            account, provider=item.provider, started_at=item.started_at, ended_at=item.ended_at, owner=item.owner
+        )
+        row |= _priced(quantity=quantity, unit=item.unit, unit_price=price, effective=effective)
+        tags = {**json.loads(item.tags), **({"owner": item.owner} if item.owner else {}), "run": item.run}
+        row |= {
+            "ChargeDescription": f"{item.service}: {item.resource}",
+            "PricingCategory": "Standard",
+            "ServiceCategory": item.category,
+            "ServiceSubcategory": SUBCATEGORIES_OF_SERVICES.get(item.service, SUBCATEGORY_OF_OTHER[item.category]),
+            "ServiceName": item.service,
+            "ResourceId": item.resource,
+            "ResourceName": item.resource,
+            "ResourceType": item.service,
+            "SkuId": item.service,
+            "SkuMeter": item.unit,
+            "SkuPriceId": f"{item.service}@{item.provider}",
+            "Tags": json.dumps({**tags, **({"stage": item.stage} if item.stage else {})}, sort_keys=True),
+            "x_StageId": item.stage or None,
+            "x_Run": item.run,
+            "x_Owner": item.owner,
+            "x_PriceSource": item.price_source,
+            "x_PriceAsOf": item.price_as_of,
+            "x_IsPriced": _flag(item.micro_usd is not None),
+        }
+        yield row
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """The part of an attempt that falls into one month."""
+
+    started_at: float
+    milliseconds: int
+    number: int
+    values: Mapping[str, int]
+
+
+SHARED = ("milliseconds", "useful_milliseconds", "micro_usd", "tokens", "episodes", "pairs", "records",
+          "idle_milliseconds", "idle_micro_usd", "lost_to_kills_micro_usd", "lost_to_failures_micro_usd",
+          "energy_joules")  # fmt: skip
+
+
+def _months(item: Accounted) -> Iterator[_Part]:
+    """An attempt by calendar months (UTC)."""
+    started_at, whole = item.attempt.started_at, item.attempt.duration_milliseconds
+    totals = totals_of_one(item)
+    before, at, number = dict.fromkeys(SHARED, 0), 0, 0
+    month = datetime.fromtimestamp(started_at, tz=UTC)
+    while True:
+        month = _next_month(month)
+        until = max(at, min(whole, round((month.timestamp() - started_at) * 1000)))
+        share = {name: getattr(totals, name) * until // whole if whole else getattr(totals, name) for name in SHARED}
+        values = {name: share[name] - before[name] for name in SHARED}
+        yield _Part(started_at=started_at + at / 1000, milliseconds=until - at, number=number, values=values)
+        if until >= whole:
+            return
+        before, at, number = share, until, number + 1
+
+
+def _attempt_row(item: Accounted, part: _Part, account: Account) -> Row:
+    attempt, values, found = item.attempt, part.values, charge(item)
+    unit = "Machine-Hours" if attempt.accelerator == "cpu" else "Accelerator-Hours"
+    quantity = (Decimal(part.milliseconds * attempt.count) / MILLISECONDS_PER_HOUR).quantize(
+        NANO_HOURS, ROUND_HALF_EVEN
+    )
+    price = Decimal(attempt.price_micro_usd_per_hour or 0).scaleb(-6)
+    ended_at = part.started_at + part.milliseconds / 1000
+    row = _frame(account, provider=attempt.infra, started_at=part.started_at, ended_at=ended_at, owner=attempt.owner)
+    row |= _priced(quantity=quantity, unit=unit, unit_price=price, effective=Decimal(values["micro_usd"]).scaleb(-6))
+    sku = f"{attempt.accelerator}"
+    return row | {
+        "ChargeDescription": _text(found["ChargeDescription"]),
+        "PricingCategory": PRICING_CATEGORIES.get(attempt.market, "Other"),
+        "ServiceCategory": "Compute",
+        "ServiceSubcategory": "Virtual Machines",
+        "ServiceName": "Charter training",
+        "ResourceId": f"{attempt.run}/{attempt.stage}/{attempt.number}",
+        "ResourceName": attempt.stage,
+        "ResourceType": attempt.accelerator,
+        "SkuId": sku,
+        "SkuMeter": unit,
+        "SkuPriceId": f"{sku}@{attempt.infra}/{attempt.market}",
+        "Tags": _text(found["Tags"]),
+        "x_AttemptId": attempt.attempt_id,
+        "x_Part": part.number,
+        "x_Run": attempt.run,
+        "x_StageId": attempt.stage,
+        "x_Shard": attempt.shard,
+        "x_JobId": attempt.job_id,
+        "x_Nodes": attempt.nodes,
+        "x_Owner": attempt.owner,
+        "x_Outcome": attempt.outcome,
+        "x_Clock": attempt.clock,
+        "x_StartedAt": _moment(part.started_at, exact=True),
+        "x_EndedAt": _moment(ended_at, exact=True),
+        "x_BilledSeconds": Decimal(part.milliseconds).scaleb(-3),
+        "x_UsefulSeconds": Decimal(values["useful_milliseconds"]).scaleb(-3),
+        "x_LostSeconds": Decimal(values["milliseconds"] - values["useful_milliseconds"]).scaleb(-3),
+        "x_LostCost": _usd(values["lost_to_kills_micro_usd"] + values["lost_to_failures_micro_usd"]),
+        "x_IdleSeconds": None if attempt.idle_milliseconds is None else Decimal(values["idle_milliseconds"]).scaleb(-3),
+        "x_IdleCost": None if attempt.idle_milliseconds is None else _usd(values["idle_micro_usd"]),
+        "x_EnergyKilowattHours": None
+        if attempt.energy_joules is None
+        else (Decimal(values["energy_joules"]) / 3_600_000).quantize(NANO_HOURS),
+        "x_EnergySource": attempt.energy_source,
+        "x_Tokens": values["tokens"],
+        "x_Episodes": values["episodes"],
+        "x_PreferencePairs": values["pairs"],
+        "x_Records": values["records"],
+        "x_PriceSource": attempt.price_source,
+        "x_PriceAsOf": attempt.price_as_of,
+        "x_IsPriced": _flag(attempt.price_micro_usd_per_hour is not None),
+        "x_BillName": None,
+        "x_EstimateOrActual": "estimate" if attempt.outcome == "running" else "actual",
+    }
+
+
+def _frame(account: Account, *, provider: str, started_at: float, ended_at: float, owner: str | None) -> Row:
+    """What every row has: whose, when, by whom. The invoice is provisional: one per project and month."""
+    start = datetime.fromtimestamp(started_at, tz=UTC)
+    month = start.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    return {
+        "BillingAccountId": account.identifier,
+        "BillingAccountName": account.identifier,
+        "BillingAccountType": "Project",
+        "BillingCurrency": "USD",
+        "PricingCurrency": "USD",
+        "InvoiceId": f"{account.identifier}-{month:%Y-%m}",
+        "BillingPeriodStart": _moment(month.timestamp()),
+        "BillingPeriodEnd": _moment(_next_month(start).timestamp()),
+        "ChargeCategory": "Usage",
+        "ChargeClass": None,
+        "ChargeFrequency": "Usage-Based",
+        "ChargePeriodStart": _moment(started_at),
+        "ChargePeriodEnd": _moment(max(ended_at, started_at) + 0.999999),
+        "InvoiceIssuerName": account.issuer or provider,
+        "ProviderName": provider,
+        "PublisherName": PUBLISHER,
+        "SubAccountId": owner,
+        "SubAccountName": owner,
+        "SubAccountType": None if owner is None else "Owner",
+    }
+
+
+def _priced(*, quantity: Decimal, unit: str, unit_price: Decimal, effective: Decimal) -> Row:
+    product = quantity * unit_price
+    return {
+        "BilledCost": effective,
+        "EffectiveCost": effective,
+        "ListCost": product,
+        "ContractedCost": product,
+        "ListUnitPrice": unit_price,
+        "ContractedUnitPrice": unit_price,
+        "PricingQuantity": quantity,
+        "PricingUnit": unit,
+        "ConsumedQuantity": quantity,
+        "ConsumedUnit": unit,
+        "SkuPriceDetails": None,
+        "PricingCurrencyContractedUnitPrice": unit_price,
+        "PricingCurrencyEffectiveCost": effective,
+        "PricingCurrencyListUnitPrice": unit_price,
+    }
+
+
+def column_order(rows: Iterable[Mapping[str, Cell]]) -> list[str]:
+    """All columns of FOCUS first, by name, then Charter's own: every row has every column."""
+    own = {name for row in rows for name in row if name not in BY_NAME}
+    return [*(column.name for column in COLUMNS), *sorted(own)]
+
+
+def _next_month(moment: datetime) -> datetime:
+    start = moment.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    return (start + timedelta(days=32)).replace(day=1)
+
+
+def _moment(unix_seconds: float, *, exact: bool = False) -> str:
+    moment = datetime.fromtimestamp(unix_seconds, tz=UTC)
+    text = moment.isoformat(timespec="milliseconds" if exact else "seconds")
+    return text.replace("+00:00", "Z")
+
+
+def _usd(micro_usd: int) -> Decimal:
+    return Decimal(micro_usd).scaleb(-6)
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def _cell(value: Any) -> Cell:
+    return Decimal(repr(value)) if isinstance(value, float) else value

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from charter.errors import MissingExtraError
-from charter.ledger.filesystem import MOUNTINFO
-from charter.ledger.missing import NoLedgerError as NoLedgerError
+from charter.ledger.place import MOUNTINFO
+from charter.ledger.place import NoLedgerError as NoLedgerError
 
 if TYPE_CHECKING:
     from charter.ledger.database import Database

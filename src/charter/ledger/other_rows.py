@@ -5,11 +5,11 @@ from dataclasses import asdict, astuple, fields
 
 from sqlalchemy import Connection, insert, select
 
+from charter.ledger.account import day_of
 from charter.ledger.call import row_check
 from charter.ledger.database import damaged
-from charter.ledger.days import day_of
-from charter.ledger.other import OtherCharge
 from charter.ledger.schema import other_charges as table
+from charter.ledger.stored import OtherCharge
 from charter.ledger.sum_rows import Spend, add_spend, added
 
 FIELDS = tuple(field.name for field in fields(OtherCharge))

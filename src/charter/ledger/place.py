@@ -2,7 +2,51 @@
 
 from pathlib import Path
 
-from charter.ledger.filesystem import is_server
+from charter.errors import UsageError
+
+NETWORK_FILESYSTEMS = frozenset(
+    {"nfs", "nfs4", "cifs", "smb", "smb3", "smbfs", "9p", "afs", "lustre", "ceph", "glusterfs", "fuse.sshfs"}
+)
+"""WAL needs memory shared between all users of the file (sqlite.org/wal.html, section 1)."""
+MOUNTINFO = Path("/proc/self/mountinfo")
+"""Where Linux lists what is mounted (proc(5))."""
+
+
+def is_server(where: str | Path) -> bool:
+    """Whether this is the address of a server, not a file.
+
+    >>> is_server("postgresql://db.lab/charter"), is_server("run/ledger.sqlite")
+    (True, False)
+    """
+    return isinstance(where, str) and "://" in where
+
+
+def is_network_filesystem(directory: Path, *, mountinfo: Path = MOUNTINFO) -> bool:
+    """Whether `directory` is on a network file system; False where the system does not tell."""
+    try:
+        lines = mountinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    return filesystem_type(directory.resolve(), lines) in NETWORK_FILESYSTEMS
+
+
+def filesystem_type(directory: Path, mountinfo_lines: list[str]) -> str:
+    """Type of the file system that holds `directory`, by the longest mount point above it; "" if none.
+
+    >>> filesystem_type(Path("/data/run"), ["1 0 0:1 / / rw - ext4 a rw", "2 0 0:2 / /data rw - nfs4 b rw"])
+    'nfs4'
+    """
+    best, found = -1, ""
+    for line in mountinfo_lines:
+        before, _, after = line.partition(" - ")
+        columns = before.split(" ")
+        if len(columns) < 5 or not after:
+            continue
+        mount = Path(columns[4].replace("\\040", " "))
+        if (directory == mount or mount in directory.parents) and len(mount.parts) >= best:
+            best, found = len(mount.parts), after.split(" ")[0]
+    return found
+
 
 LEDGER_FILE = "ledger.sqlite"
 
@@ -15,3 +59,7 @@ def ledger_place(run_dir: Path, server: str | None) -> str | Path:
 def has_ledger(place: str | Path) -> bool:
     """Whether there may be a ledger: a server has to be asked."""
     return is_server(place) or Path(place).exists()
+
+
+class NoLedgerError(UsageError):
+    """There is no ledger yet: no file, or none of its tables on the server."""

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 from charter.ledger.account import Accounted, Totals, account, totals_of
 from charter.ledger.attempt import Attempt
+from charter.ledger.focus import ApiUsage
 from charter.ledger.imported import StoredImport, imports_of
-from charter.ledger.other import OtherCharge
-from charter.ledger.stored import StoredSample
+from charter.ledger.stored import OtherCharge, StoredSample
 from charter.ledger.sums import Sums, asked_dimensions, grouped, total_of
-from charter.ledger.usage import ApiUsage
 
 if TYPE_CHECKING:
     from charter.ledger.bill_rows import StoredBill
@@ -88,10 +87,10 @@ class LedgerReading:
 
     def imports(self, *, run: str) -> tuple[StoredImport, ...]:
         """The runs of others that were imported, each with its attempts."""
-        from charter.ledger import imported_rows
+        from charter.ledger import rows
         from charter.ledger.database import repeated
 
-        return imports_of(repeated(self._database, lambda it: imported_rows.read_imported(it, run=run), reading=True))
+        return imports_of(repeated(self._database, lambda it: rows.read_imported(it, run=run), reading=True))
 
     def accounted(self, *, run: str | None = None, stage: str | None = None) -> tuple[Accounted, ...]:
         """All attempts with their cost and what of it was lost; running ones up to their last heartbeat."""

@@ -4,11 +4,10 @@ from collections.abc import Iterator, Mapping
 
 from sqlalchemy import Connection, delete, select
 
-from charter.ledger.account import account
+from charter.ledger.account import account, day_of
 from charter.ledger.attempt import Attempt
 from charter.ledger.attempt_rows import ATTEMPT_FIELDS, check_of
 from charter.ledger.database import damaged
-from charter.ledger.days import day_of
 from charter.ledger.other_rows import read_other, spend_of_other
 from charter.ledger.schema import attempts, spend_sums
 from charter.ledger.stored_rows import read_stored, spend_of_stored

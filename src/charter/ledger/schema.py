@@ -23,9 +23,8 @@ from charter.errors import DataError
 from charter.ledger.attempt import OUTCOMES
 from charter.ledger.call import OUTCOMES_OF_CALLS
 from charter.ledger.database import Database, damaged
-from charter.ledger.missing import NoLedgerError
-from charter.ledger.schema_version import APPLICATION_ID, QUICK_CHECK_BYTES, SCHEMA_VERSION
-from charter.ledger.sum_names import DIMENSIONS, SUMMED
+from charter.ledger.place import NoLedgerError
+from charter.ledger.sum_names import APPLICATION_ID, DIMENSIONS, QUICK_CHECK_BYTES, SCHEMA_VERSION, SUMMED
 
 metadata = MetaData()
 

@@ -6,22 +6,20 @@ from typing import TYPE_CHECKING, Unpack
 
 from charter.errors import UsageError
 from charter.ledger.attempt import Attempt, Clock, Outcome, Reached, tags_text
-from charter.ledger.filesystem import is_server
+from charter.ledger.focus import ApiUsage
 from charter.ledger.imported import Change, ImportedAttempt
 from charter.ledger.opening import NoLedgerError, open_database
-from charter.ledger.other import OtherCharge
 from charter.ledger.place import LEDGER_FILE as LEDGER_FILE
 from charter.ledger.place import has_ledger as has_ledger
+from charter.ledger.place import is_server
 from charter.ledger.place import ledger_place as ledger_place
 from charter.ledger.reading import LedgerReading
-from charter.ledger.stored import StoredSample
-from charter.ledger.usage import ApiUsage
+from charter.ledger.stored import OtherCharge, StoredSample
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from charter.ledger.bill import BillFinding
-    from charter.ledger.bill_file import Bill
+    from charter.ledger.bill import Bill, BillFinding
 
 
 class Ledger(LedgerReading):
@@ -220,19 +218,19 @@ class Ledger(LedgerReading):
 
         An attempt that is there under its key is brought up to date, so that importing again counts nothing twice.
         """
-        from charter.ledger import imported_rows
+        from charter.ledger import rows
         from charter.ledger.database import transaction
 
         with transaction(self._database) as connection:
-            return imported_rows.write_imported(connection, imported)
+            return rows.write_imported(connection, imported)
 
     def take_back_import(self, import_id: str, *, run: str) -> int:
         """Remove what an import added, with its charges and sums; how many attempts that were."""
-        from charter.ledger import imported_rows
+        from charter.ledger import rows
         from charter.ledger.database import transaction
 
         with transaction(self._database) as connection:
-            return imported_rows.remove_imported(connection, run=run, import_id=import_id)
+            return rows.remove_imported(connection, run=run, import_id=import_id)
 
     def record_other(self, charges: Sequence[OtherCharge]) -> None:
         """Add charges that are neither attempts nor calls: storage, transfer, fees."""

@@ -15,11 +15,40 @@ from dataclasses import astuple, dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_HALF_EVEN, Decimal
 from itertools import pairwise
+from typing import Literal
 
 from charter.ledger.account import divide_half_even
 from charter.ledger.attempt import NO_TAGS
-from charter.ledger.other import OtherCharge
 from charter.units import GB, GIB, HOURS_PER_MONTH, SECONDS_PER_HOUR
+
+Category = Literal["Storage", "Networking", "Other"]
+"""Service categories of FOCUS 1.2."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherCharge:
+    """One charge, as it was measured or billed."""
+
+    run: str
+    stage: str = ""
+    """Empty for what no stage alone has caused."""
+    category: Category
+    service: str
+    provider: str
+    resource: str
+    """What is paid for: a bucket, a volume."""
+    started_at: float
+    ended_at: float
+    quantity: str
+    """A decimal number of `unit`, as text, so that it stays exact."""
+    unit: str
+    unit_price_micro_usd: int | None = None
+    micro_usd: int | None = None
+    price_source: str | None = None
+    price_as_of: str | None = None
+    owner: str | None = None
+    tags: str = NO_TAGS
+
 
 RUN_DIRECTORY = "run directory"
 """The place of what a run keeps by itself. It is one, wherever the run goes on: a copy of it that a machine of before

@@ -10,13 +10,12 @@ from functools import cache
 from sqlalchemy import ColumnElement, Connection, bindparam, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from charter.ledger.account import TOTALLED, Accounted, account, totals_of_one
+from charter.ledger.account import TOTALLED, Accounted, account, by_day, totals_of_one
 from charter.ledger.attempt_rows import read_running
 from charter.ledger.database import damaged
-from charter.ledger.days import by_day
+from charter.ledger.focus import ApiUsage
 from charter.ledger.schema import spend_sums
 from charter.ledger.sum_names import CALL_SUMS, DIMENSIONS, SUMMED, check_of_sums
-from charter.ledger.usage import ApiUsage
 
 Key = tuple[str, ...]
 """Values of `DIMENSIONS`."""

@@ -5,13 +5,13 @@ from dataclasses import astuple, fields
 
 from sqlalchemy import Connection, RowMapping, delete, insert, select
 
+from charter.ledger.account import day_of
 from charter.ledger.attempt import NO_TAGS
 from charter.ledger.call import CallSums, RouteTotals, row_check
 from charter.ledger.database import damaged
-from charter.ledger.days import day_of
+from charter.ledger.focus import ApiUsage, refuse_fewer, usage_charge
 from charter.ledger.schema import usage_charges as table
 from charter.ledger.sum_rows import add_spend, added, spend_of_calls
-from charter.ledger.usage import ApiUsage, refuse_fewer, usage_charge
 
 SUM_COLUMNS = {
     field.name: "x_" + "".join(part.capitalize() for part in field.name.split("_")) for field in fields(CallSums)

@@ -5,7 +5,7 @@ from typing import Any
 
 from charter.ledger.account import COUNTERS, Accounted, Totals
 from charter.ledger.call import CallSums
-from charter.ledger.usage import ApiUsage
+from charter.ledger.focus import ApiUsage
 from charter.report.amounts import Amount
 from charter.report.overview import Overview, StageView, lost, spent_on_calls
 

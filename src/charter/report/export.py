@@ -11,8 +11,8 @@ from charter.artifacts.whole_dir import publish_dir
 from charter.errors import UsageError
 from charter.ledger.account import Accounted
 from charter.ledger.call import CallSums
+from charter.ledger.focus import usage_sums
 from charter.ledger.store import Ledger, has_ledger, ledger_place
-from charter.ledger.usage import usage_sums
 from charter.report.card_parts import UNKNOWN_LICENCE
 from charter.report.model_card import model_card
 from charter.run.graph import Pipeline, PlannedStage, build_pipeline

@@ -4,10 +4,9 @@ from decimal import Decimal
 from pathlib import Path
 
 from charter.ledger import Ledger
-from charter.ledger.focus_rows import Account, Row, rows_of_attempts, rows_of_other, rows_of_usage
-from charter.ledger.other import OtherCharge
+from charter.ledger.focus import Account, Row, rows_of_attempts, rows_of_other, rows_of_usage
 from charter.ledger.store import has_ledger, ledger_place
-from charter.ledger.stored import charges_by_month
+from charter.ledger.stored import OtherCharge, charges_by_month
 from charter.report.read import read_run
 from charter.run.budget import billed_to
 from charter.run.paths import run_dir

@@ -8,7 +8,7 @@ from charter.cost.forecast import StageForecast, StageSoFar, forecast, paced
 from charter.estimate.terms import Interval
 from charter.ledger.account import Accounted, Totals, stage_totals, totals_of
 from charter.ledger.call import CallSums
-from charter.ledger.usage import stage_usage, usage_sums
+from charter.ledger.focus import stage_usage, usage_sums
 from charter.report.amounts import NO_SPREAD, Amount, Spread, planned
 from charter.report.read import RunFiles, StageFiles
 

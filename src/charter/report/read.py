@@ -10,8 +10,8 @@ from typing import Any
 from charter.errors import CharterError, DataError, UsageError
 from charter.ledger import Accounted, ApiUsage, CallBooks, Ledger
 from charter.ledger.call_books import CALLS_FILE
+from charter.ledger.focus import refuse_fewer
 from charter.ledger.store import LEDGER_FILE, has_ledger, ledger_place
-from charter.ledger.usage import refuse_fewer
 from charter.tracking.jsonl import Point, metrics_file, read_metrics
 
 RUN, STAGES = "run", "stages"

@@ -14,14 +14,12 @@ from charter.launch.scheduler import JobAttempt, Scheduler
 from charter.launch.submission import Submission, read_submission, write_submission
 from charter.ledger import CallBooks, Ledger, Outcome
 from charter.ledger.attempt import Attempt
-from charter.ledger.bill import BillFinding, compare_bill
-from charter.ledger.bill_file import Bill, read_bill
+from charter.ledger.bill import Bill, BillFinding, compare_bill, read_bill
 from charter.ledger.call import Call, CallSums
 from charter.ledger.call_books import CALLS_FILE
-from charter.ledger.provider_log import BilledRow, Price
-from charter.ledger.reconcile import Reconciled, reconcile
+from charter.ledger.focus import ApiUsage, usage_sums
+from charter.ledger.reconcile import BilledRow, Price, Reconciled, reconcile
 from charter.ledger.store import ledger_place
-from charter.ledger.usage import ApiUsage, usage_sums
 from charter.run.attempt import is_finished, price_micro_usd_per_hour
 from charter.run.graph import PlannedStage
 from charter.run.paths import run_dir, stages_dir

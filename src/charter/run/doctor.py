@@ -23,9 +23,8 @@ from charter.artifacts import durable
 from charter.artifacts.file_facts import free_bytes
 from charter.artifacts.stage_process import PIP_COMMAND
 from charter.launch.machine import cpu_capability, gpus_here, installed_version
-from charter.launch.node_checks.bad_nodes import read_bad_nodes
-from charter.launch.node_checks.nvidia import accelerators, kernel_log, xid_errors
-from charter.launch.node_checks.report import Finding
+from charter.launch.node_checks.local import accelerators, kernel_log, xid_errors
+from charter.launch.node_checks.report import Finding, read_bad_nodes
 from charter.plan.hardware.machine import usable_cores, usable_memory_bytes
 from charter.run.paths import run_dir
 from charter.run.preflight import RUN_PACKAGES

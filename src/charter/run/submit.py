@@ -61,7 +61,7 @@ def submit_supervisor(
             options = RunOptions(only=tuple(stages), engine=asked, anyway=anyway)
             refuse_overflow(overflow, find_work(project, root, options), options)
     if name == "skypilot":
-        from charter.launch.skypilot.submission import submit
+        from charter.launch.skypilot.task import submit
 
         return name, submit(project, root, stages)
     if name in RENDERED:

@@ -4,8 +4,7 @@ import signal
 from types import SimpleNamespace
 
 from charter.artifacts.stage_process import INTERRUPTED_EXIT
-from charter.launch.agent_task import Task
-from charter.launch.agent_watch import NodeWatch
+from charter.launch.agent_watch import NodeWatch, Task
 from charter.launch.job_files import JobFiles, NodeRecord
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from charter.artifacts.stage_process import PEER_EXIT
 from charter.errors import StageError
-from charter.launch.agent_checks import CHECKS_FAILED_EXIT
+from charter.launch.agent_watch import CHECKS_FAILED_EXIT
 from charter.launch.job_array import ArrayHandle
 from charter.launch.job_files import Failure, JobFiles, NodeRecord
 from charter.launch.job_handle import FILES_SECONDS, WORD_SECONDS, JobHandle

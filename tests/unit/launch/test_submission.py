@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.errors import UsageError
-from charter.launch.agent_task import Task, command_of, parse
+from charter.launch.agent_watch import Task, command_of, parse
 from charter.launch.engine import StageStart
 from charter.launch.job_files import JobFiles
 from charter.launch.preview import preview_job, supervisor_job

@@ -14,7 +14,7 @@ from charter.errors import DataError
 from charter.ledger import ApiUsage, Ledger
 from charter.ledger.attempt_counts import attempt_counts, counts_of_sound_file
 from charter.ledger.call import CallSums, RouteTotals
-from charter.ledger.missing import NoLedgerError
+from charter.ledger.place import NoLedgerError
 
 BEGUN = {"run": "demo", "stage": "sft", "kind": "sft", "fingerprint": "f" * 64, "at": 1.0}
 LATER = 90_000.0

@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 
 from charter.errors import DataError, UsageError
 from charter.ledger.account import account
-from charter.ledger.attempt import Attempt
-from charter.ledger.bill import BillLine, compare_bill, sums_by_kind
-from charter.ledger.bill_file import read_bill
-from charter.ledger.node_names import expand_nodes
+from charter.ledger.attempt import Attempt, expand_nodes
+from charter.ledger.bill import BillLine, compare_bill, read_bill, sums_by_kind
 
 START = datetime(2026, 7, 1, tzinfo=UTC).timestamp()
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from charter.ledger.filesystem import filesystem_type, is_network_filesystem
+from charter.ledger.place import filesystem_type, is_network_filesystem
 
 MOUNTS = [
     "22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw",

@@ -13,12 +13,10 @@ from hypothesis import strategies as st
 from charter.ledger.account import account
 from charter.ledger.attempt import Attempt
 from charter.ledger.call import CallSums, RouteTotals
-from charter.ledger.focus_check import MOST, check_focus
+from charter.ledger.focus import Account, ApiUsage, rows_of_attempts, rows_of_other, rows_of_usage
+from charter.ledger.focus_check import MOST, check_focus, to_csv, to_parquet
 from charter.ledger.focus_columns import COLUMNS, MANDATORY
-from charter.ledger.focus_files import to_csv, to_parquet
-from charter.ledger.focus_rows import Account, rows_of_attempts, rows_of_other, rows_of_usage
-from charter.ledger.other import OtherCharge
-from charter.ledger.usage import ApiUsage
+from charter.ledger.stored import OtherCharge
 
 OURS = Account(identifier="demo")
 NOVEMBER_30 = datetime(2025, 11, 30, 12, tzinfo=UTC).timestamp()

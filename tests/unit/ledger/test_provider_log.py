@@ -5,7 +5,7 @@ from decimal import Decimal
 import pytest
 
 from charter.errors import DataError, UsageError
-from charter.ledger.provider_log import BilledRow, read_provider_log
+from charter.ledger.reconcile import BilledRow, read_provider_log
 
 
 def read(tmp_path, text, *, encoding="utf-8"):

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.ledger.call import Call
-from charter.ledger.provider_log import BilledRow
-from charter.ledger.reconcile import reconcile
+from charter.ledger.reconcile import BilledRow, reconcile
 
 
 def call(call_id, outcome=None, micro_usd=None, most=100):

@@ -15,9 +15,8 @@ pytest.importorskip("sqlalchemy")
 from stored_contract import *  # noqa: F403
 from stored_contract import BUCKET, DAY, SAMPLES, sample
 
-from charter.ledger.focus_check import check_focus
-from charter.ledger.focus_files import to_csv
-from charter.ledger.focus_rows import Account, rows_of_other
+from charter.ledger.focus import Account, rows_of_other
+from charter.ledger.focus_check import check_focus, to_csv
 from charter.ledger.stored import (
     PRICED_BYTE_MILLISECONDS,
     RUN_DIRECTORY,

@@ -14,9 +14,8 @@ from call_contract import SCOPE, answered, call
 from charter.errors import DataError
 from charter.ledger import CallBooks, Ledger
 from charter.ledger.calls import CallStore
-from charter.ledger.focus_files import to_csv
-from charter.ledger.focus_rows import Account, rows_of_usage
-from charter.ledger.usage import stage_usage, usage_charge, usage_sums
+from charter.ledger.focus import Account, rows_of_usage, stage_usage, usage_charge, usage_sums
+from charter.ledger.focus_check import to_csv
 
 
 def usage_of(path, numbers, *, settled):

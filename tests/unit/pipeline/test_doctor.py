@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from charter.cli.main import app
-from charter.launch.node_checks.bad_nodes import leave_out
+from charter.launch.node_checks.report import leave_out
 from charter.run.doctor import (
     ask,
     connect,

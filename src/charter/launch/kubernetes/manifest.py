@@ -1,16 +1,182 @@
 """The text that is sent to Kubernetes for a job."""
 
+import json
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal
 
 from charter.errors import UsageError
 from charter.launch.job import StageJob
-from charter.launch.kubernetes.job_manifest import job_manifest
-from charter.launch.kubernetes.jobset_manifest import jobset_manifest
-from charter.launch.kubernetes.trainjob_manifest import trainjob_manifest
+from charter.launch.kubernetes.failure_policy import RETRIES, gang_failure_policy, pod_failure_policy
+from charter.launch.kubernetes.names import QUEUE_LABEL, job_annotations, job_labels, object_name
+from charter.launch.kubernetes.pod import (
+    affinity,
+    checked_image,
+    container_command,
+    container_environment,
+    grace_seconds,
+    pod_template,
+    resources,
+    tolerations,
+    volume_mounts,
+    volumes,
+)
 from charter.launch.plain_yaml import yaml_text
 from charter.spec.launching import KubernetesSettings
+
+KEEP_SECONDS = 7 * 24 * 3600
+"""A finished object stays so long, for whoever asks how it ended, and is then removed by the cluster."""
+
+
+def job_manifest(job: StageJob, settings: KubernetesSettings) -> dict[str, Any]:
+    """A Job that is Indexed even with one pod: only so does a pod learn how often it was started before.
+
+    Failures are counted per index. With shards, one that has used up its retries fails alone and the others go on.
+    """
+    spec: dict[str, Any] = {
+        "completionMode": "Indexed",
+        "completions": job.shards,
+        "parallelism": job.shards,
+        "backoffLimitPerIndex": RETRIES,
+        "backoffLimit": RETRIES if job.shards == 1 else None,
+        "podFailurePolicy": pod_failure_policy(per_index=job.shards > 1),
+        "podReplacementPolicy": "Failed",
+        "ttlSecondsAfterFinished": KEEP_SECONDS,
+        "suspend": True if settings.queue else None,
+        "template": pod_template(job, settings),
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": metadata(job, settings),
+        "spec": {key: value for key, value in spec.items() if value is not None},
+    }
+
+
+def gang_job(job: StageJob, settings: KubernetesSettings, *, pods: int) -> dict[str, Any]:
+    """The spec of the Job inside a JobSet: one pod per node, all or none."""
+    return {
+        "completionMode": "Indexed",
+        "completions": pods,
+        "parallelism": pods,
+        "backoffLimit": 0,
+        "podFailurePolicy": gang_failure_policy(),
+        "podReplacementPolicy": "Failed",
+        "template": pod_template(job, settings),
+    }
+
+
+def metadata(job: StageJob, settings: KubernetesSettings) -> dict[str, Any]:
+    """Name, namespace, labels and annotations of the object that is submitted, with Kueue's queue if there is one."""
+    queue = {QUEUE_LABEL: settings.queue} if settings.queue else {}
+    return {
+        "name": object_name(job.name),
+        "namespace": settings.namespace,
+        "labels": {**job_labels(job), **queue},
+        "annotations": job_annotations(job),
+    }
+
+
+NODES = "nodes"
+"""The one replicated job; its pod of index k is node k."""
+
+
+def jobset_manifest(job: StageJob, settings: KubernetesSettings) -> dict[str, Any]:
+    """One Job of as many pods as nodes, with a headless service that also names pods which are not ready yet.
+
+    What ends one node ends the set: its pods cannot go on without each other, and the supervisor sends a new one.
+    """
+    pods = job.nodes + job.spare_nodes
+    spec: dict[str, Any] = {
+        "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+        "failurePolicy": {
+            "maxRestarts": RETRIES,
+            "rules": [
+                {"name": "agentSaidSo", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]},
+            ],
+        },
+        "successPolicy": {"operator": "All"},
+        "ttlSecondsAfterFinished": KEEP_SECONDS,
+        "suspend": True if settings.queue else None,
+        "replicatedJobs": [
+            {
+                "name": NODES,
+                "replicas": 1,
+                "template": {
+                    "metadata": {"labels": job_labels(job), "annotations": job_annotations(job)},
+                    "spec": gang_job(job, settings, pods=pods),
+                },
+            }
+        ],
+    }
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": metadata(job, settings),
+        "spec": {key: value for key, value in spec.items() if value is not None},
+    }
+
+
+NODE = "node"
+"""What the runtimes of Kubeflow Trainer call both the replicated job of a training and its container."""
+MANAGER = "charter/launch"
+
+
+def trainjob_manifest(job: StageJob, settings: KubernetesSettings) -> dict[str, Any]:
+    """As many nodes as the job has, each running the node agent; patches carry what the runtime does not know."""
+    _check(job, settings)
+    spec: dict[str, Any] = {
+        "runtimeRef": {
+            "apiGroup": "trainer.kubeflow.org",
+            "kind": "ClusterTrainingRuntime",
+            "name": settings.training_runtime,
+        },
+        "suspend": True if settings.queue else None,
+        "activeDeadlineSeconds": None if job.time_limit_seconds is None else max(1, int(job.time_limit_seconds)),
+        "trainer": {
+            "image": checked_image(settings),
+            "command": container_command(job),
+            "env": container_environment(job, settings.secrets),
+            "numNodes": job.nodes + job.spare_nodes,
+            "numProcPerNode": job.processes_per_node,
+            "resourcesPerNode": resources(job, settings),
+        },
+        "runtimePatches": [{"manager": MANAGER, "trainingRuntimeSpec": {"template": _jobset_patch(job, settings)}}],
+    }
+    return {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": metadata(job, settings),
+        "spec": {key: value for key, value in spec.items() if value is not None},
+    }
+
+
+def _jobset_patch(job: StageJob, settings: KubernetesSettings) -> dict[str, Any]:
+    pod = {
+        "affinity": affinity(job, settings),
+        "containers": [{"name": NODE, "volumeMounts": volume_mounts(settings)}],
+        "nodeSelector": dict(settings.node_selector) or None,
+        "serviceAccountName": settings.service_account,
+        "terminationGracePeriodSeconds": grace_seconds(job),
+        "tolerations": tolerations(job, settings),
+        "volumes": volumes(job, settings),
+    }
+    template = {
+        "metadata": {"labels": job_labels(job), "annotations": job_annotations(job)},
+        "spec": {key: value for key, value in pod.items() if value is not None},
+    }
+    return {"spec": {"replicatedJobs": [{"name": NODE, "template": {"spec": {"template": template}}}]}}
+
+
+def _check(job: StageJob, settings: KubernetesSettings) -> None:
+    if settings.priority_class is not None:
+        raise UsageError(
+            "a TrainJob cannot carry launch.kubernetes.priority_class: its training runtime does\n"
+            f"  set priorityClassName in the runtime {settings.training_runtime}, or use shape: jobset"
+        )
+    if job.shards > 1:
+        raise UsageError("a TrainJob has nodes, not shards\n  use shape: auto, which makes an indexed Job of them")
+
 
 Kind = Literal["job", "jobset", "trainjob"]
 KINDS: Mapping[Kind, str] = MappingProxyType(
@@ -47,3 +213,27 @@ def kind_of(job: StageJob, settings: KubernetesSettings) -> Kind:
             )
         return "job"
     return "trainjob" if asked == "trainjob" else "jobset"
+
+
+def secret_text(job: StageJob, settings: KubernetesSettings, values: Mapping[str, str]) -> str:
+    """A Secret as JSON. It goes to `kubectl` by its input and nowhere else: it is never printed or kept."""
+    return json.dumps(
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "type": "Opaque",
+            "immutable": True,
+            "metadata": {
+                "name": object_name(job.name),
+                "namespace": settings.namespace,
+                "labels": job_labels(job),
+            },
+            "stringData": dict(values),
+        }
+    )
+
+
+def owner_patch(job: StageJob, *, api_version: str, kind: str, uid: str) -> str:
+    """Makes the secret the job's, so that the cluster removes it with the job."""
+    owner = {"apiVersion": api_version, "kind": kind, "name": object_name(job.name), "uid": uid}
+    return json.dumps({"metadata": {"ownerReferences": [owner]}})

@@ -3,14 +3,175 @@
 import math
 from collections.abc import Mapping
 from pathlib import PurePosixPath
+from types import MappingProxyType
 from typing import Any
 
+from charter.catalog import accelerators
 from charter.errors import UsageError
 from charter.launch.job import StageJob
-from charter.launch.kubernetes.environment import container_command, container_environment
-from charter.launch.kubernetes.names import job_annotations, job_labels
-from charter.launch.kubernetes.placement import affinity, tolerations
+from charter.launch.kubernetes.names import job_annotations, job_labels, object_name
 from charter.spec.launching import KubernetesSettings
+
+LOST_NODE_SECONDS = 5
+"""How long a pod stays on a node that is not ready or not reachable. The controller notices after 40 s, since 1.32
+after 50 s (`--node-monitor-grace-period`), so that a lost node is seen in under a minute; the default adds 300 s.
+Source: Kubernetes documentation, Taints and Tolerations, taint based evictions; kube-controller-manager reference."""
+LOST_NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+SPOT_LABELS = (
+    ("cloud.google.com/gke-spot", "true"),
+    ("eks.amazonaws.com/capacityType", "SPOT"),
+    ("karpenter.sh/capacity-type", "spot"),
+    ("kubernetes.azure.com/scalesetpriority", "spot"),
+)
+"""How GKE, EKS, Karpenter and AKS mark a spot node. Source: their documentation of spot nodes."""
+SPOT_TAINTS = ("cloud.google.com/gke-spot", "kubernetes.azure.com/scalesetpriority")
+GPU_PRODUCT = "nvidia.com/gpu.product"
+GKE_ACCELERATOR = "cloud.google.com/gke-accelerator"
+PRODUCTS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = MappingProxyType(
+    {
+        "B200-SXM-180GB": (("NVIDIA-B200",), ("nvidia-b200",)),
+        "H200-SXM-141GB": (("NVIDIA-H200",), ("nvidia-h200-141gb",)),
+        "H100-SXM-80GB": (("NVIDIA-H100-80GB-HBM3",), ("nvidia-h100-80gb", "nvidia-h100-mega-80gb")),
+        "H100-PCIe-80GB": (("NVIDIA-H100-PCIe",), ()),
+        "H100-NVL-94GB": (("NVIDIA-H100-NVL",), ()),
+        "A100-SXM-80GB": (("NVIDIA-A100-SXM4-80GB",), ("nvidia-a100-80gb",)),
+        "A100-PCIe-80GB": (("NVIDIA-A100-80GB-PCIe",), ()),
+        "A100-SXM-40GB": (("NVIDIA-A100-SXM4-40GB",), ("nvidia-tesla-a100",)),
+        "A100-PCIe-40GB": (("NVIDIA-A100-PCIE-40GB",), ()),
+        "L40S": (("NVIDIA-L40S",), ()),
+        "L4": (("NVIDIA-L4",), ("nvidia-l4",)),
+        "A10G": (("NVIDIA-A10G",), ()),
+        "T4": (("Tesla-T4",), ("nvidia-tesla-t4",)),
+        "V100-SXM2-16GB": (("Tesla-V100-SXM2-16GB",), ("nvidia-tesla-v100",)),
+    }
+)
+"""What nodes with an accelerator of the catalog call it: NVIDIA's GPU feature discovery (the product name of the
+driver, with hyphens), and GKE. Any other accelerator is left to the `node_selector` of the file."""
+
+
+def tolerations(job: StageJob, settings: KubernetesSettings) -> list[dict[str, Any]]:
+    """Leave a lost node soon; go to nodes that are kept for accelerators or are spot, where the job wants them."""
+    lost = [
+        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_NODE_SECONDS}
+        for key in LOST_NODE_TAINTS
+    ]
+    devices = [settings.accelerator_resource] if job.accelerators_per_node else []
+    spot = list(SPOT_TAINTS) if job.use_spot else []
+    return [*lost, *({"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in (*devices, *spot))]
+
+
+def affinity(job: StageJob, settings: KubernetesSettings) -> dict[str, Any] | None:
+    """Nodes with the asked accelerator, spot or not, without those that are excluded; None for any node.
+
+    The terms of a node selector are alternatives, and the expressions of a term must all hold.
+    """
+    excluded = [_expression("kubernetes.io/hostname", "NotIn", job.exclude_nodes)] if job.exclude_nodes else []
+    alternatives = [
+        [*accelerator, *spot, *excluded]
+        for accelerator in _accelerator_terms(job, settings)
+        for spot in (([_expression(key, "In", (value,))] for key, value in SPOT_LABELS) if job.use_spot else [[]])
+    ]
+    terms = [{"matchExpressions": term} for term in alternatives if term]
+    if not terms:
+        return None
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+
+
+def _accelerator_terms(job: StageJob, settings: KubernetesSettings) -> list[list[dict[str, Any]]]:
+    """A user who selects nodes knows better what they are called."""
+    known = PRODUCTS.get(accelerators.get(job.accelerator).name) if job.accelerator else None
+    if known is None or not job.accelerators_per_node or settings.node_selector:
+        return [[]]
+    products, google = known
+    alternatives = ((GPU_PRODUCT, products), (GKE_ACCELERATOR, google))
+    return [[_expression(key, "In", values)] for key, values in alternatives if values]
+
+
+def _expression(key: str, operator: str, values: tuple[str, ...]) -> dict[str, Any]:
+    return {"key": key, "operator": operator, "values": list(values)}
+
+
+SECRET_SCHEME = "secret:"
+BROUGHT = ("env:", "file:")
+INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+STARTS = {
+    "CHARTER_INDEX_FAILURES": "metadata.annotations['batch.kubernetes.io/job-index-failure-count']",
+    "CHARTER_INDEX_DISRUPTIONS": "metadata.annotations['batch.kubernetes.io/job-index-ignored-failure-count']",
+    "CHARTER_SET_RESTARTS": "metadata.annotations['jobset.sigs.k8s.io/restart-attempt']",
+}
+"""Where Kubernetes says how often it has started a pod of this index (a Job) or all pods (a JobSet) again.
+
+What does not apply is an empty text."""
+START_SCRIPT = (
+    "export CHARTER_RESTART=$((" + " + ".join(f"${{{name}:-0}}" for name in STARTS) + ")); log=$1; shift; "
+    '[ -n "$log" ] || exec "$@"; '
+    '[ "${CHARTER_NODE_RANK:-0}" = 0 ] || log=$log.$CHARTER_NODE_RANK; '
+    'touch "$log"; tail -n 0 -F "$log" 2>/dev/null & exec "$@" >>"$log" 2>&1'
+)
+"""Adds them up, then becomes the node agent, which so receives the signals of the kubelet. What the agent prints goes
+into the job's log, and from there to the container's output, which loses its last lines when the agent ends."""
+
+
+def container_command(job: StageJob) -> list[str]:
+    """The command of a container: the node agent, told how often it was started before.
+
+    Shards print to their containers only: thousands of them would write into one file.
+    """
+    log = "" if job.shards > 1 else str(job.log)
+    return [literal(word) for word in ("/bin/sh", "-c", START_SCRIPT, "charter", log, *job.command)]
+
+
+def literal(text: str) -> str:
+    """A text of a command or a variable that Kubernetes leaves as it is: it replaces `$(NAME)`, and `$$` by `$`.
+
+    >>> literal("$(HOME) costs 5$")
+    '$$(HOME) costs 5$$'
+    """
+    return text.replace("$", "$$")
+
+
+def container_environment(job: StageJob, secrets: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Variables in a fixed order; `secrets` are the project's, `VARIABLE: SECRET/KEY`."""
+    gang = job.nodes + job.spare_nodes > 1
+    place = {"CHARTER_SHARD": INDEX} if job.shards > 1 else {"CHARTER_NODE_RANK": INDEX} if gang else {}
+    fields = {**place, **STARTS, "CHARTER_ENGINE_JOB": "metadata.name", "CHARTER_NODE_NAME": "spec.nodeName"}
+    plain = dict(job.environment)
+    if not place:
+        plain["CHARTER_NODE_RANK"] = "0"
+    own = {name: f"{object_name(job.name)}/{name}" for name in brought_secrets(job, secrets)}
+    by_reference = {**job.secrets, **own, **secrets}
+    return [
+        *({"name": name, "value": literal(plain[name])} for name in sorted(plain) if name not in by_reference),
+        *(_field(name, path) for name, path in fields.items()),
+        *(_secret(name, by_reference[name]) for name in sorted(by_reference)),
+    ]
+
+
+def brought_secrets(job: StageJob, secrets: Mapping[str, str]) -> dict[str, str]:
+    """References whose values are here, `env:` and `file:`, and for which the project names no secret of the cluster.
+
+    They go into a secret of the job's own, which is made when it is submitted and removed with it.
+    """
+    return {
+        name: reference
+        for name, reference in job.secrets.items()
+        if reference.startswith(BROUGHT) and name not in secrets
+    }
+
+
+def _field(name: str, path: str) -> dict[str, Any]:
+    return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
+
+
+def _secret(variable: str, reference: str) -> dict[str, Any]:
+    name, _, key = reference.removeprefix(SECRET_SCHEME).partition("/")
+    if not name or not key or "/" in key or ":" in name:
+        raise UsageError(
+            f"the variable {variable} comes from {reference!r}, which names no key of a secret\n"
+            f"  say it in charter.yaml: launch.kubernetes.secrets: {{{variable}: NAME/KEY}}"
+        )
+    return {"name": variable, "valueFrom": {"secretKeyRef": {"name": name, "key": key, "optional": False}}}
+
 
 CONTAINER = "stage"
 PROJECT_VOLUME, SHARED_MEMORY = "project", "shared-memory"

@@ -9,14 +9,12 @@ from typing import Any
 
 from charter.errors import StageError
 from charter.launch.job import StageJob
-from charter.launch.kubernetes import manifest as manifests
-from charter.launch.kubernetes.environment import brought_secrets
+from charter.launch.kubernetes import manifest
 from charter.launch.kubernetes.kubectl import Kubectl, already_exists, failure, lacks_kind
-from charter.launch.kubernetes.manifest import KINDS, Kind, kind_of
+from charter.launch.kubernetes.manifest import KINDS, Kind, kind_of, owner_patch, secret_text
 from charter.launch.kubernetes.names import JOB_LABEL, LOG_NOTE, object_name, selector
-from charter.launch.kubernetes.pods import Pod, pod_of
-from charter.launch.kubernetes.secret_manifest import owner_patch, secret_text
-from charter.launch.kubernetes.status import attempts_of, job_state
+from charter.launch.kubernetes.pod import brought_secrets
+from charter.launch.kubernetes.status import Pod, attempts_of, job_state, pod_of
 from charter.launch.scheduler import JobAttempt, JobState
 from charter.launch.secret_values import secret_values
 from charter.spec.launching import KubernetesSettings
@@ -50,11 +48,11 @@ class KubernetesScheduler:
 
     def render(self, job: StageJob) -> str:
         """The object as YAML."""
-        return manifests.render(job, self._settings)
+        return manifest.render(job, self._settings)
 
     def submit(self, job: StageJob) -> str:
         """Create the object; that it is there already means that this very submission got through before."""
-        item = manifests.manifest(job, self._settings)
+        item = manifest.manifest(job, self._settings)
         name, kind = object_name(job.name), kind_of(job, self._settings)
         brought = brought_secrets(job, self._settings.secrets)
         if brought:

@@ -4,8 +4,7 @@ import shlex
 from typing import Any
 
 from charter.errors import UsageError
-from charter.launch.managed.endpoint import HostedModel
-from charter.launch.managed.task import ManagedTask, needed
+from charter.launch.managed.task import HostedModel, ManagedTask, needed
 from charter.launch.tags import azure_tags
 
 SCHEMAS = "https://azuremlschemas.azureedge.net/latest"

@@ -3,8 +3,7 @@
 from typing import Any
 
 from charter.errors import UsageError
-from charter.launch.managed.endpoint import HostedModel
-from charter.launch.managed.task import ManagedTask, needed
+from charter.launch.managed.task import HostedModel, ManagedTask, needed
 from charter.launch.tags import aws_tags
 from charter.units import GIB
 

@@ -3,9 +3,7 @@
 from typing import Any
 
 from charter.errors import UsageError
-from charter.launch.managed.endpoint import HostedModel
-from charter.launch.managed.machines import ManagedMachine
-from charter.launch.managed.task import ManagedTask, needed
+from charter.launch.managed.task import HostedModel, ManagedMachine, ManagedTask, needed
 from charter.launch.tags import google_labels
 from charter.units import GIB
 

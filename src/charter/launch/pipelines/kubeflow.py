@@ -4,8 +4,7 @@ from typing import Any
 
 from charter.errors import UsageError
 from charter.launch.job import safe_name
-from charter.launch.kubernetes.placement import LOST_NODE_SECONDS, LOST_NODE_TAINTS
-from charter.launch.kubernetes.pod import checked_image
+from charter.launch.kubernetes.pod import LOST_NODE_SECONDS, LOST_NODE_TAINTS, checked_image
 from charter.launch.machine import CPU, asked_accelerators, stage_nodes, stage_threads
 from charter.launch.pipelines.intermediate import pipeline_spec
 from charter.launch.tags import kubernetes_labels, tags_of

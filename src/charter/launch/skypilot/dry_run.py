@@ -1,19 +1,143 @@
 """SkyPilot's optimizer on Charter's times and prices, without a cloud: files for it, and a run of it elsewhere."""
 
+import csv
+import io
 import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from charter.artifacts import durable
+from charter.catalog.accelerators import get
+from charter.catalog.offer import PART_ONLY, Market, Offer
 from charter.catalog.price_book import PriceBook
-from charter.errors import StageError
-from charter.launch.skypilot.catalog_export import CATALOG_VERSION, catalog_files
-from charter.launch.skypilot.task import render_pipeline
-from charter.launch.skypilot.time_table import time_table
+from charter.errors import InfeasibleError, StageError
+from charter.launch.skypilot.task import CLOUDS, chosen, render_pipeline, sky_accelerator, task_name
 from charter.plan.plan import Plan
 from charter.spec.project import Project
+from charter.units import GIB
+
+CATALOG_VERSION = "v8"
+"""Of the catalogs that SkyPilot 0.14.1 reads."""
+COLUMNS = (
+    "InstanceType",
+    "AcceleratorName",
+    "AcceleratorCount",
+    "vCPUs",
+    "MemoryGiB",
+    "Price",
+    "SpotPrice",
+    "Region",
+    "AvailabilityZone",
+    "GpuInfo",
+)
+SPELLED = {"lambda": "Lambda", "aws": "AWS", "gcp": "GCP", "runpod": "RunPod"}
+"""Names in `accelerators.csv` that are not merely capitalised."""
+ZONED = frozenset({"aws", "gcp"})
+"""Clouds whose machines stand in zones; our offers are of regions, so one zone stands for all."""
+
+
+def catalog_files(book: PriceBook, clouds: Iterable[str] = CLOUDS) -> dict[str, str]:
+    """File name -> text, for every cloud that the book has offers of."""
+    files: dict[str, str] = {}
+    sold_by: dict[str, set[str]] = {}
+    for cloud in sorted(set(clouds) & CLOUDS):
+        offers = [offer for offer in book.offers(cloud=cloud) if _is_whole(offer)]
+        rows = [row for offer in offers for row in _rows(offer)]
+        if rows:
+            files[f"{cloud}/vms.csv"] = _text(COLUMNS, rows)
+            for offer in offers:
+                sold_by.setdefault(sky_accelerator(offer.accelerator), set()).add(SPELLED.get(cloud, cloud.title()))
+    names = [{"AcceleratorName": name, "Clouds": str(sorted(sold_by[name]))} for name in sorted(sold_by)]
+    files["common/accelerators.csv"] = _text(("AcceleratorName", "Clouds"), names)
+    return files
+
+
+def _is_whole(offer: Offer) -> bool:
+    rents = offer.usd_per_hour(Market.ON_DEMAND), offer.usd_per_hour(Market.SPOT)
+    return PART_ONLY not in offer.instance_type and any(price is not None for price in rents)
+
+
+def _rows(offer: Offer) -> list[dict[str, Any]]:
+    """One row; on GCP two, where accelerators have one without a machine: the machine's has the price of both."""
+    accelerator = {
+        "AcceleratorName": sky_accelerator(offer.accelerator),
+        "AcceleratorCount": float(offer.count),
+        "GpuInfo": _gpu_info(offer),
+    }
+    machine = {
+        "InstanceType": offer.instance_type,
+        "vCPUs": offer.vcpus,
+        "MemoryGiB": None if offer.host_memory_bytes is None else round(offer.host_memory_bytes / GIB, 2),
+        "Price": offer.usd_per_hour(Market.ON_DEMAND),
+        "SpotPrice": offer.usd_per_hour(Market.SPOT),
+    }
+    where = {"Region": offer.region, "AvailabilityZone": f"{offer.region}-a" if offer.cloud in ZONED else None}
+    if offer.cloud == "gcp":
+        free = {"Price": 0.0, "SpotPrice": 0.0}
+        return [{**where, **machine}, {**where, **accelerator, **free}]
+    return [{**where, **machine, **accelerator}]
+
+
+def _gpu_info(offer: Offer) -> str:
+    found = get(offer.accelerator)
+    memory_mib = int(found.memory_bytes / 1024**2)
+    gpu = {
+        "Name": sky_accelerator(offer.accelerator),
+        "Manufacturer": found.vendor,
+        "Count": float(offer.count),
+        "MemoryInfo": {"SizeInMiB": memory_mib},
+    }
+    return str({"Gpus": [gpu], "TotalGpuMemoryInMiB": memory_mib * offer.count})
+
+
+def _text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    out = io.StringIO()
+    writer = csv.DictWriter(out, columns, lineterminator="\n", restval="")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({name: "" if value is None else value for name, value in row.items()})
+    return out.getvalue()
+
+
+SECONDS_PER_HOUR = 3600
+
+
+def time_table(project: Project, plan: Plan, stages: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """One row per stage, cloud, accelerators of a node and market: the median seconds, restarts and waits included.
+
+    Of options that differ in layout only the fastest stands for all; those of several nodes are left out, since tasks
+    have one (`charter.launch.skypilot.task.check_nodes`). True as far as the plan's estimates are.
+    """
+    rows = []
+    for name in chosen(project, stages):
+        planned = plan.stage(name)
+        fastest: dict[tuple[str, str, int, bool], float] = {}
+        for option in planned.options if planned is not None else ():
+            place, market = option.place, option.price.market
+            if option.num_nodes > 1 or place.infra not in CLOUDS or place.is_cpu:
+                continue
+            key = (place.infra, sky_accelerator(place.accelerator.name), place.per_node, market == "spot")
+            fastest[key] = min(fastest.get(key, float("inf")), option.seconds.p50)
+        if not fastest:
+            raise InfeasibleError(
+                f"stage {name} fits on no single machine of a cloud that SkyPilot knows\n"
+                "  charter plan --explain says what it needs; add larger machines to resources, or use slurm or ray"
+            )
+        rows += [
+            {
+                "task": task_name(name),
+                "infra": infra,
+                "accelerator": accelerator,
+                "count": count,
+                "use_spot": use_spot,
+                "seconds": round(seconds),
+            }
+            for (infra, accelerator, count, use_spot), seconds in sorted(fastest.items())
+        ]
+    return rows
+
 
 PIPELINE, TIMES, HOME = "pipeline.yaml", "times.json", "home"
 SCRIPT = Path(__file__).with_name("optimizer_script.py")

@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charter.launch.kubernetes.indexes import indexes
-from charter.launch.kubernetes.pods import pod_of, unix_seconds
-from charter.launch.kubernetes.status import attempts_of, job_state
+from charter.launch.kubernetes.status import attempts_of, indexes, job_state, pod_of, unix_seconds
 
 START = unix_seconds("2026-11-20T10:00:00Z")
 NOW = START + 3600

@@ -8,8 +8,7 @@ from aws_shapes import check_request
 from managed_case import project_on
 
 from charter.launch.managed import sagemaker
-from charter.launch.managed.endpoint import hosted_models
-from charter.launch.managed.task import managed_task
+from charter.launch.managed.task import hosted_models, managed_task
 from charter.launch.pipelines.sagemaker import pipeline, pipeline_definition
 
 KEYS = {"Name", "Type", "Arguments", "DependsOn", "RetryPolicies"}

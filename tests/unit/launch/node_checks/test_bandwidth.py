@@ -1,7 +1,6 @@
 import json
 
-from charter.launch.node_checks.bandwidth import WAIT_SECONDS, receiving, sending_rate
-from charter.launch.node_checks.meeting import meet, read_reports
+from charter.launch.node_checks.meeting import WAIT_SECONDS, meet, read_reports, receiving, sending_rate
 from charter.spec.launching import NodeChecks
 
 

@@ -5,8 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from charter.launch.node_checks.local import clock, disk, processor_rates
-from charter.launch.node_checks.nvidia import NEEDS_RESET, accelerators, kernel_log, xid_errors
+from charter.launch.node_checks.local import (
+    NEEDS_RESET,
+    accelerators,
+    clock,
+    disk,
+    kernel_log,
+    processor_rates,
+    xid_errors,
+)
 
 
 def test_a_directory_with_room_passes_and_is_left_as_it_was(tmp_path):

@@ -4,9 +4,8 @@ import threading
 import pytest
 
 from charter.errors import DataError
-from charter.launch.node_checks.bad_nodes import BAD_NODES, FORGET_AFTER_SECONDS, leave_out, read_bad_nodes
 from charter.launch.node_checks.meeting import MEETING_SECONDS, meet, read_reports
-from charter.launch.node_checks.report import Assignment
+from charter.launch.node_checks.report import BAD_NODES, FORGET_AFTER_SECONDS, Assignment, leave_out, read_bad_nodes
 from charter.spec.launching import NodeChecks
 
 SETTINGS = NodeChecks(disk_bytes=1, slow_rank_ratio=1e9)

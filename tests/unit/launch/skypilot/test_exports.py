@@ -12,11 +12,18 @@ import pytest
 from charter.catalog.offer import Market
 from charter.catalog.price_book import PriceBook
 from charter.errors import InfeasibleError, StageError
-from charter.launch.skypilot.catalog_export import COLUMNS, catalog_files
-from charter.launch.skypilot.dry_run import HOME, PIPELINE, TIMES, run_optimizer, write_dry_run
-from charter.launch.skypilot.names import CLOUDS, sky_accelerator
+from charter.launch.skypilot.dry_run import (
+    COLUMNS,
+    HOME,
+    PIPELINE,
+    TIMES,
+    catalog_files,
+    run_optimizer,
+    time_table,
+    write_dry_run,
+)
 from charter.launch.skypilot.optimizer_script import secret_names
-from charter.launch.skypilot.time_table import time_table
+from charter.launch.skypilot.task import CLOUDS, sky_accelerator
 from charter.plan.project_plan import plan_project
 from charter.spec.load import load_project
 from charter.templates.shipped import find_template, write_template

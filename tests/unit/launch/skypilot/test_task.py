@@ -9,9 +9,7 @@ from skypilot_schema import HEADER, TASK
 
 from charter import __version__
 from charter.errors import MissingExtraError, UsageError
-from charter.launch.skypilot import submission
-from charter.launch.skypilot.names import sky_accelerator, sky_cloud
-from charter.launch.skypilot.task import launch_command, render_pipeline, task_of
+from charter.launch.skypilot.task import launch_command, render_pipeline, sky_accelerator, sky_cloud, submit, task_of
 from charter.spec.load import load_project
 from charter.spec.project import Project
 
@@ -144,7 +142,7 @@ def test_what_is_installed_on_the_machines_is_this_version(tmp_path):
 def test_without_sky_the_submission_says_what_to_install_and_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingExtraError, match=r"--print"):
-        submission.submit(project(tmp_path, BUCKET, ONE_PLACE), tmp_path)
+        submit(project(tmp_path, BUCKET, ONE_PLACE), tmp_path)
     assert not (tmp_path / "run").exists()
 
 
