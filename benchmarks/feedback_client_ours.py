@@ -29,6 +29,7 @@ def requests(model: str, first: int, last: int) -> Iterator[CallRequest]:
     """The prompts, made as they are needed."""
     for number in range(first, last):
         yield CallRequest(
+            declared=model,
             model=model,
             turns=(Turn("user", prompt(number)),),
             max_new_tokens=MAX_NEW_TOKENS,

@@ -60,6 +60,7 @@ def make(items):
     """One label per prompt."""
     replies = yield [
         CallRequest(
+            declared="m",
             model="m",
             turns=(Turn("user", prompt(item.number)),),
             max_new_tokens=MAX_NEW_TOKENS,

@@ -103,7 +103,7 @@ def _served_models(
         if item.name not in models:
             pool = EndpointPool.open(item.name, told, calls, tell=stage.alive)
             stack.callback(pool.close)
-            models[item.name] = ServedModel(served_name(item, told), told, pool)
+            models[item.name] = ServedModel(item.name, served_name(item, told), told, pool)
     return {role: models[named[role].name] for role in serving}
 
 

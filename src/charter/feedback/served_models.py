@@ -37,8 +37,8 @@ class Pool(Protocol):
 class ServedModel:
     """One served model: `requests` says what is sent for a question, `reply` reads what came back."""
 
-    def __init__(self, name: str, serving: Serving, pool: Pool) -> None:
-        self._name, self._serving, self.pool = name, serving, pool
+    def __init__(self, declared: str, name: str, serving: Serving, pool: Pool) -> None:
+        self._declared, self._name, self._serving, self.pool = declared, name, serving, pool
         self._opens = serving.api == "completions" or serving.prefill
 
     def requests(self, ask: Ask) -> list[CallRequest]:
@@ -62,6 +62,7 @@ class ServedModel:
     def _text_request(self, ask: Sample) -> CallRequest:
         continues = self._serving.api == "completions"
         return CallRequest(
+            declared=self._declared,
             model=self._name,
             turns=() if continues else _plain(ask.turns),
             prompt=_opened(conversation_text(ask.turns), ask.prefill) if continues else "",
@@ -82,6 +83,7 @@ class ServedModel:
         prompt = f"{conversation_text(turns)}\n\nAssistant: {lead_in}" if ask.turns else str(ask.question)
         seed = ask.seed if vote is None else draw_seed(ask.seed, "vote", vote)
         return CallRequest(
+            declared=self._declared,
             model=self._name,
             turns=() if continues else turns,
             prompt=prompt if continues else "",

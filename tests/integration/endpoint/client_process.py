@@ -29,7 +29,7 @@ def main() -> None:
         request_timeout=120.0,
     )
     requests = [
-        CallRequest(model="judge", turns=(Turn("user", f"question {number}"),), max_new_tokens=8)
+        CallRequest(declared="judge", model="judge", turns=(Turn("user", f"question {number}"),), max_new_tokens=8)
         for number in range(int(count))
     ]
     with (

@@ -36,7 +36,9 @@ def calls(tmp_path):
 
 
 def question(number, **fields):
-    return CallRequest(model="judge", turns=(Turn("user", f"question {number}"),), max_new_tokens=8, **fields)
+    return CallRequest(
+        declared="judge", model="judge", turns=(Turn("user", f"question {number}"),), max_new_tokens=8, **fields
+    )
 
 
 def ask(url, calls, requests, *, also=(), **fields):
@@ -73,7 +75,9 @@ def test_equal_requests_are_asked_once(calls):
 
 def test_plain_text_and_log_probabilities(calls):
     with fault_server() as (url, _):
-        text = CallRequest(model="judge", prompt="A or B? (", max_new_tokens=1, top_log_probabilities=5)
+        text = CallRequest(
+            declared="judge", model="judge", prompt="A or B? (", max_new_tokens=1, top_log_probabilities=5
+        )
         replies, _ = ask(url, calls, [text, question(1, top_log_probabilities=5), question(2)])
     for reply in replies[:2]:
         assert {token for token, _ in reply.log_probabilities[0].top} == {" A", " B"}
@@ -169,7 +173,9 @@ def test_the_newer_name_of_the_limit_of_tokens_is_learnt(calls):
 
 def test_requests_with_a_common_beginning_are_sent_one_after_the_other(calls):
     texts = [f"{beginning} {number}" for number in range(6) for beginning in ("one", "two", "three")]
-    asked = [CallRequest(model="judge", turns=(Turn("user", text),), max_new_tokens=8) for text in texts]
+    asked = [
+        CallRequest(declared="judge", model="judge", turns=(Turn("user", text),), max_new_tokens=8) for text in texts
+    ]
     with fault_server() as (url, server):
         replies, _ = ask(url, calls, asked, concurrency=1)
     assert server.prompts == sorted(texts)
@@ -213,7 +219,9 @@ def test_nothing_more_is_paid_for_a_batch_that_has_failed(calls):
         with EndpointPool.open("judge", Serving(endpoint=url, concurrency=1), calls) as pool:
             with pytest.raises(DataError, match="the request is wrong"):
                 pool.submit([question(number) for number in range(100)]).result(HANG)
-            assert pool.submit([CallRequest(model="judge", prompt="later", max_new_tokens=8)]).result(HANG)
+            assert pool.submit([CallRequest(declared="judge", model="judge", prompt="later", max_new_tokens=8)]).result(
+                HANG
+            )
         assert len(server.requests) < 50, "those sent before the failure was on disk, and the later one"
 
 

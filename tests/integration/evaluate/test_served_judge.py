@@ -73,3 +73,20 @@ def test_a_judge_that_gives_no_log_probabilities_and_no_readable_answer_is_an_er
         pytest.raises(DataError, match=r"gave no valid answer to any of 8 questions .*log-probabilities"),
     ):
         run.run(served(workshop, "silent", url, log_probabilities="none"))
+
+
+def test_two_judges_with_one_served_name_are_both_asked(workshop):
+    """Many servers call everything `default`; what charter.yaml calls a model is what it is."""
+    with (
+        fault_server(Behaviour(model="default")) as (first, asked_first),
+        fault_server(Behaviour(model="default")) as (second, asked_second),
+    ):
+        stage = served(workshop, "one-name", first, model="default")
+        serving = stage.job.serving | {"reward": replace(stage.job.serving["reward"], endpoint=second)}
+        write_job(stage.path, replace(stage.job, serving=serving))
+        run.run(StageDir(stage.path))
+        questions = [{line["question"] for line in server.requests} for server in (asked_first, asked_second)]
+    assert questions[1], "the second judge was asked"
+    assert questions[1] <= questions[0], (
+        "each of its questions was put to the first as well, and neither stood for both"
+    )

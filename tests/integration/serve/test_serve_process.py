@@ -34,7 +34,7 @@ QUESTION = "Conversation:\nHuman: Tell me about {topic}.\n\n(A) I know {topic}.\
 
 def reply_to(server, **changes):
     """What the strict reader of replies makes of an answer."""
-    request = CallRequest(**({"model": "judge", "turns": HELLO, "max_new_tokens": 12} | changes))
+    request = CallRequest(**({"declared": "judge", "model": "judge", "turns": HELLO, "max_new_tokens": 12} | changes))
     status, found = server.ask("/v1" + path_of(request), body_of(request))
     assert status == 200, found
     return parse_reply(json.dumps(found).encode(), request).reply

@@ -17,8 +17,8 @@ from charter.inference.endpoint.parsing import MOST_TOKENS, message_in_error, pa
 from charter.inference.endpoint.shapes import InvalidReplyError
 from charter.inference.endpoint.stored import from_stored, to_stored
 
-CHAT = CallRequest(model="m", turns=(Turn("user", "A or B?"),), top_log_probabilities=2, max_new_tokens=1)
-TEXT = CallRequest(model="m", prompt="A or B?", top_log_probabilities=2, max_new_tokens=1)
+CHAT = CallRequest(declared="m", model="m", turns=(Turn("user", "A or B?"),), top_log_probabilities=2, max_new_tokens=1)
+TEXT = CallRequest(declared="m", model="m", prompt="A or B?", top_log_probabilities=2, max_new_tokens=1)
 A, B = math.log(0.75), math.log(0.25)
 USAGE = {"prompt_tokens": 9, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 4}}
 CHAT_REPLY: dict[str, Any] = {

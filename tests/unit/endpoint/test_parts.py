@@ -23,7 +23,7 @@ from charter.inference.endpoint.transport import Failed, Received
 from charter.inference.endpoint.waiting import FIRST_SECONDS, MOST_SECONDS, told_seconds, wait_seconds
 from charter.inference.endpoint.wire import body_of, path_of
 
-REQUEST = CallRequest(model="m", prompt="hello", max_new_tokens=10)
+REQUEST = CallRequest(declared="m", model="m", prompt="hello", max_new_tokens=10)
 ASKED = Asked(name="judge", endpoint="http://judge/v1", key_reference="env:JUDGE_KEY")
 
 
@@ -292,8 +292,8 @@ def test_without_prices_the_cost_is_not_known_and_unbilled_is_free():
 def test_the_bound_covers_a_token_for_every_byte(text, tokens, price_in, price_out):
     prices = Prices(is_billed=True, input=price_in, cached_input=None, output=price_out)
     for request in (
-        CallRequest(model="m", prompt=text, max_new_tokens=tokens),
-        CallRequest(model="m", turns=(Turn("user", text), Turn("assistant", "x")), max_new_tokens=tokens),
+        CallRequest(declared="m", model="m", prompt=text, max_new_tokens=tokens),
+        CallRequest(declared="m", model="m", turns=(Turn("user", text), Turn("assistant", "x")), max_new_tokens=tokens),
     ):
         size = len(text.encode())
         assert most_prompt_tokens(request) >= size
@@ -302,7 +302,7 @@ def test_the_bound_covers_a_token_for_every_byte(text, tokens, price_in, price_o
 
 
 def test_the_bound_counts_bytes_where_a_character_has_several():
-    assert most_prompt_tokens(CallRequest(model="m", prompt="\u6f22" * 1000)) >= 3000
+    assert most_prompt_tokens(CallRequest(declared="m", model="m", prompt="\u6f22" * 1000)) >= 3000
 
 
 # ---- keys, requests, answers
@@ -343,9 +343,10 @@ def test_a_key_that_is_not_there_is_said_without_its_value(monkeypatch, referenc
 
 
 def test_requests_differ_in_key_when_anything_differs():
-    base = dict(model="m", turns=(Turn("user", "a"), Turn("assistant", "b")))
+    base = dict(declared="m", model="m", turns=(Turn("user", "a"), Turn("assistant", "b")))
     changes = [
         {},
+        dict(declared="n"),
         dict(model="n"),
         dict(turns=(Turn("user", "ab"), Turn("assistant", ""))),
         dict(turns=(), prompt="a"),
@@ -364,14 +365,14 @@ def test_requests_differ_in_key_when_anything_differs():
 
 
 def test_the_body_of_a_request_is_what_servers_expect():
-    chat = CallRequest(model="m", turns=(Turn("user", "a\ud800"),), prefill="(", seed=3, stop=("x",))
+    chat = CallRequest(declared="m", model="m", turns=(Turn("user", "a\ud800"),), prefill="(", seed=3, stop=("x",))
     assert path_of(chat) == "/chat/completions"
     assert body_of(chat) == (
         b'{"model":"m","max_tokens":512,"temperature":1.0,"top_p":1.0,"seed":3,"stop":["x"],'
         b'"messages":[{"role":"user","content":"a\\ud800"},{"role":"assistant","content":"("}],'
         b'"continue_final_message":true,"add_generation_prompt":false}'
     )
-    text = CallRequest(model="m", prompt="a", prefill="b", top_log_probabilities=5, max_new_tokens=1)
+    text = CallRequest(declared="m", model="m", prompt="a", prefill="b", top_log_probabilities=5, max_new_tokens=1)
     assert path_of(text) == "/completions"
     assert b'"prompt":"ab","logprobs":5' in body_of(text)
 

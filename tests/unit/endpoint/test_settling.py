@@ -11,7 +11,7 @@ from charter.inference.endpoint.settling import LONGEST_NOTE, new_call, settleme
 from charter.inference.endpoint.stored import from_stored
 
 PRICES = Prices(is_billed=True, input=2.0, cached_input=1.0, output=10.0)
-CALL = new_call(CallRequest(model="m", prompt="hello", max_new_tokens=10), "http://judge/v1", 2, PRICES)
+CALL = new_call(CallRequest(declared="m", model="m", prompt="hello", max_new_tokens=10), "http://judge/v1", 2, PRICES)
 USAGE = Usage(prompt_tokens=30, cached_tokens=20, completion_tokens=5)
 COST = 10 * 2 + 20 * 1 + 5 * 10
 

@@ -37,7 +37,7 @@ def sample(**more):
 
 def ask(serving, question, answer=None):
     pool = ScriptedPool(answer or (lambda request: reply()))
-    found = Answering(None, {"judge": ServedModel("m", serving, pool)}).submit([question]).result()
+    found = Answering(None, {"judge": ServedModel("m", "m", serving, pool)}).submit([question]).result()
     return found[0], pool.requests
 
 
@@ -150,7 +150,7 @@ def test_a_format_that_no_endpoint_can_answer_is_refused_with_what_would_work():
 
 def test_replies_of_several_servers_come_back_in_the_order_of_the_questions():
     pools = {name: ScriptedPool(lambda request: reply(f"by {request.model}", ())) for name in ("policy", "critic")}
-    answering = Answering(None, {name: ServedModel(name, CHAT, pool) for name, pool in pools.items()})
+    answering = Answering(None, {name: ServedModel(name, name, CHAT, pool) for name, pool in pools.items()})
     asks = [sample(role=role) for role in ("critic", "policy", "policy", "critic")]
     assert [text.text for text in answering.submit(asks).result()] == [
         "by critic",
@@ -169,8 +169,8 @@ def test_a_failure_of_one_server_reaches_whoever_waits():
             broken.set_exception(StageError("out of attempts"))
             return broken
 
-    bad = ServedModel("a", CHAT, Failing(lambda request: reply()))
-    good = ServedModel("b", CHAT, ScriptedPool(lambda request: reply()))
+    bad = ServedModel("a", "a", CHAT, Failing(lambda request: reply()))
+    good = ServedModel("b", "b", CHAT, ScriptedPool(lambda request: reply()))
     with pytest.raises(StageError, match="out of attempts"):
         Answering(None, {"a": bad, "b": good}).submit([sample(role="a"), sample(role="b")]).result()
 

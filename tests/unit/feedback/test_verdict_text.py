@@ -67,7 +67,7 @@ def test_anything_else_is_refused_with_a_reason():
 
 def test_hostile_votes_never_become_a_label():
     """Through the whole way of a served judge without log-probabilities."""
-    model = ServedModel("judge", Serving(endpoint="http://x/v1", log_probabilities="none"), None)
+    model = ServedModel("judge", "judge", Serving(endpoint="http://x/v1", log_probabilities="none"), None)
     question = Question(Part("Which?"), Part("\nThe better answer is ("))
     ask = Choose(role="judge", question=question, choices=AB, votes=3)
     used = {"finish_reason": "stop", "model": "m", "prompt_tokens": 1, "cached_tokens": 0, "completion_tokens": 1}

@@ -7,15 +7,17 @@ from functools import cached_property
 
 from charter.data.dataset import Turn
 
-KEY_SCHEMA = "charter.call/1"
+KEY_SCHEMA = "charter.call/2"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallRequest:
     """One question to one served model. Equal requests have the same stored answer."""
 
+    declared: str
+    """Name of the model in charter.yaml: its identity. Two models are two, whatever their servers call them."""
     model: str
-    """The name that the server knows."""
+    """Name of the model on its server, which may be `default` for every model of a proxy."""
     turns: tuple[Turn, ...] = ()
     """A chat; empty where `prompt` is given."""
     prompt: str = ""
@@ -32,10 +34,14 @@ class CallRequest:
 
     @cached_property
     def key(self) -> str:
-        """SHA-256 of everything that decides the answer: its name in the store of answers."""
+        """Return the name of the answer in the store: SHA-256 of the declared model, the question and how it is drawn.
+
+        Address, port and replica are not in it: a server that comes back elsewhere is not asked, or paid, again.
+        """
         turns = [(turn.role, turn.content) for turn in self.turns]
         drawn = (self.max_new_tokens, self.temperature, self.top_p, self.seed, self.stop, self.top_log_probabilities)
-        text = json.dumps([KEY_SCHEMA, self.model, turns, self.prompt, self.prefill, *drawn], separators=(",", ":"))
+        named = (KEY_SCHEMA, self.declared, self.model)
+        text = json.dumps([*named, turns, self.prompt, self.prefill, *drawn], separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
 
