@@ -14,8 +14,24 @@
 Every message says what was asked, what was found and what would work. Exit code 130 is Ctrl-C.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "run": ("torch", "transformers", "tokenizers", "safetensors", "sqlalchemy", "psutil", "aiohttp", "filelock"),
+    "scale": ("scipy",),
+    "adapters": ("peft", "bitsandbytes"),
+    "data": ("pyarrow", "datasketch"),
+    "store": ("fsspec", "s3fs"),
+    "postgres": ("psycopg",),
+    "ray": ("ray",),
+    "mlflow": ("mlflow", "alembic"),
+    "wandb": ("wandb",),
+    "tensorboard": ("tensorboard",),
+    "meter": ("pynvml", "prometheus_client"),
+    "ui": ("starlette", "uvicorn", "jinja2"),
+}
+"""Modules that each extra of this package brings; one that several bring stands under the first."""
 
 
 class CharterError(Exception):
@@ -94,6 +110,21 @@ class MissingExtraError(CharterError):
 
     exit_code = 7
     label = "extra"
+
+
+def missing_extra(error: ModuleNotFoundError) -> MissingExtraError | None:
+    """Return the error that names the extra of a missing package; None for a package that no extra brings.
+
+    >>> str(missing_extra(ModuleNotFoundError(name="sqlalchemy.orm")))
+    "sqlalchemy is not installed; it comes with: pip install 'charter-plan[run]'"
+    >>> missing_extra(ModuleNotFoundError(name="charter.nothing")) is None
+    True
+    """
+    package = (error.name or "").partition(".")[0]
+    for extra, modules in EXTRAS.items():
+        if package in modules:
+            return MissingExtraError(f"{package} is not installed; it comes with: pip install 'charter-plan[{extra}]'")
+    return None
 
 
 class DataError(CharterError):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from charter.errors import CharterError
+from charter.errors import CharterError, missing_extra
 
 if TYPE_CHECKING:
     app: typer.Typer
@@ -107,16 +107,23 @@ def _options(
     """Plan, run and account for large-scale alignment training."""
 
 
+def _end_with(error: CharterError) -> NoReturn:
+    print(f"error[{error.label}]: {error}", file=sys.stderr)
+    sys.exit(error.exit_code)
+
+
 def entry() -> NoReturn:
     """Run the command line; turn every error into one clear message and a documented exit code."""
     try:
         make_app(verbs_asked(sys.argv[1:]))()
     except CharterError as error:
-        print(f"error[{error.label}]: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        _end_with(error)
     except Exception as error:
         if os.environ.get("CHARTER_DEBUG"):
             raise
+        # The core installs without torch, SQLAlchemy and the rest: a verb that needs one names what brings it.
+        if isinstance(error, ModuleNotFoundError) and (extra := missing_extra(error)):
+            _end_with(extra)
         print(f"error[internal]: {type(error).__name__}: {error}", file=sys.stderr)
         print("  this is a defect of Charter; CHARTER_DEBUG=1 shows where it happened", file=sys.stderr)
         sys.exit(1)

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 from charter.artifacts import durable
 from charter.artifacts.file_facts import free_bytes
 from charter.artifacts.stage_process import PIP_COMMAND
+from charter.errors import EXTRAS
 from charter.launch.machine import cpu_capability, gpus_here, installed_version
 from charter.launch.node_checks.local import accelerators, kernel_log, xid_errors
 from charter.launch.node_checks.report import Finding, read_bad_nodes
@@ -277,25 +278,11 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
 )
 
 
-PACKAGES = {
-    "adapters": ("peft",),
-    "data": ("pyarrow",),
-    "store": ("s3fs",),
-    "postgres": ("psycopg",),
-    "ray": ("ray",),
-    "mlflow": ("mlflow",),
-    "wandb": ("wandb",),
-    "tensorboard": ("tensorboard",),
-    "meter": ("pynvml", "prometheus_client"),
-}
-"""Extra of this package to the modules that it brings."""
-
-
 def examine_extras(project: Project, root: Path, engine: str) -> tuple[Check, ...]:
     """One check for every extra that the project asks for."""
     checks = []
     for extra, why in sorted(set(needed_extras(project, root, engine))):
-        lacking = [name for name in PACKAGES[extra] if find_spec(name) is None]
+        lacking = [name for name in EXTRAS[extra] if find_spec(name) is None]
         checks.append(
             Check(
                 group="packages",
@@ -324,7 +311,7 @@ def needed_extras(project: Project, root: Path, engine: str) -> Iterator[tuple[s
         yield "meter", "metering.prometheus_port is set"
     for entry in project.tracking:
         name = entry if isinstance(entry, str) else getattr(entry, "kind", "")
-        if name in PACKAGES:
+        if name in EXTRAS:
             yield name, f"tracking: {name}"
 
 

@@ -1,0 +1,74 @@
+"""An installation without extras: every command works, or ends with exit code 7 and names the extra that it needs."""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+from charter.cli.main import VERBS
+from charter.errors import EXTRAS
+from charter.templates.shipped import find_template, write_template
+
+ROOT = Path(__file__).parents[3]
+DISTRIBUTIONS = {"pynvml": "nvidia-ml-py"}
+"""Distributions that are not called like their module."""
+COMMANDS = (
+    "plan", "run --yes", "run --dry-run", "resume", "status", "cost report", "cost", "report", "ui",
+    "check charter.yaml", "doctor", "env", "ckpt list", "ckpt backup", "track status", "logs sft", "stop",
+    "submit --on slurm --print",
+    "submit --on ray --print", "export sft out", "mem meta-llama/Llama-3.1-8B -a H100:8", "gpus", "prices",
+    "data check data", "approve sft", "accept sft", "compare .", "simulate sft", "import .", "serve model", "schema",
+    "scale plan -N 1B", "validate none.csv", "constitution", "calibrate", "init other", "checkpoints list",
+)  # fmt: skip
+SCRIPT = """
+import contextlib, importlib.abc, io, json, sys
+words, blocked = json.loads(sys.argv[1]), set(json.loads(sys.argv[2]))
+
+class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in blocked:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+from charter.cli.main import entry
+ends = {}
+for line in words:
+    sys.argv, errors = ["charter", *line.split()], io.StringIO()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
+        try:
+            entry()
+        except SystemExit as end:
+            ends[line] = (end.code, errors.getvalue())
+print(json.dumps(ends))
+"""
+
+
+def test_commands_without_extras_work_or_name_the_extra(tmp_path):
+    write_template(find_template("cai-smoke"), tmp_path)
+    blocked = [module for modules in EXTRAS.values() for module in modules]
+    child = subprocess.run(
+        [sys.executable, "-c", SCRIPT, json.dumps(COMMANDS), json.dumps(blocked)],
+        cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    ends = json.loads(child.stdout.splitlines()[-1])
+    assert {line.split()[0] for line in COMMANDS} == set(VERBS), "every verb is tried"
+    assert {line: end for line, end in ends.items() if end[0] == 1} == {}
+    named = {line: text for line, (code, text) in ends.items() if code == 7}
+    assert {"run --yes", "cost report", "serve model"} <= set(named)
+    assert [line for line, text in named.items() if "charter-plan[" not in text] == []
+
+
+def test_table_of_extras_is_that_of_the_package():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    declared = {
+        name: {re.split(r"[\[><=]", line)[0] for line in lines}
+        for name, lines in extras.items()
+        if not name.startswith("dev")
+    }
+    earlier: set[str] = set()
+    for extra, distributions in declared.items():
+        modules = {DISTRIBUTIONS.get(module, module.replace("_", "-")) for module in EXTRAS[extra]}
+        assert modules == {name.replace("mlflow-skinny", "mlflow") for name in distributions} - earlier, extra
+        earlier |= modules
