@@ -6,13 +6,15 @@ B rows of a batch, T tokens of a row.
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from charter.models.chat import Encoded
 
-FLASH, EAGER = "flash_attention_2", "eager"
+FLASH, FLEX, EAGER = "flash_attention_2", "flex_attention", "eager"
 
 
 def pack(lengths: Sequence[int], seq_len: int) -> tuple[tuple[int, ...], ...]:
@@ -108,18 +110,32 @@ def attention_mask(segments_BT: Tensor) -> Tensor:
     return (same_BTT & causal_TT)[:, None]
 
 
-def model_inputs(batch: PackedBatch, *, attention: str, device: torch.device) -> dict[str, Tensor]:
-    """What a Hugging Face model is called with, so that conversations of a row do not see each other.
+def block_mask(segments_BT: Tensor) -> BlockMask:
+    """Return `attention_mask` in the form of flex attention: which blocks are skipped, and a rule inside the others."""
 
-    `sdpa` takes the mask as booleans, `eager` as what is added to the scores. Flash attention takes no such mask: in
-    one row without padding (`flattened`) transformers finds the conversations where positions begin again.
+    def sees(b: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (query >= key) & (segments_BT[b, query] == segments_BT[b, key])
+
+    rows, width = segments_BT.shape
+    return create_block_mask(sees, rows, None, width, width, device=str(segments_BT.device))
+
+
+def model_inputs(batch: PackedBatch, *, attention: str, device: torch.device) -> dict[str, Any]:
+    """Return the inputs of a Hugging Face model under which conversations of a row do not see each other.
+
+    `sdpa` takes the mask as booleans, `eager` as what is added to the scores, `flex_attention` as a BlockMask: any
+    tensor it would add to the scores, so that booleans let every token see every other. Flash attention takes no such
+    mask: in one row without padding (`flattened`) transformers finds the conversations where positions begin again.
     """
-    found = {"input_ids": batch.ids_BT.to(device), "position_ids": batch.positions_BT.to(device)}
+    inputs: dict[str, Any] = {"input_ids": batch.ids_BT.to(device), "position_ids": batch.positions_BT.to(device)}
     if attention == FLASH:
         if len(batch.ids_BT) != 1 or not bool(batch.segments_BT.all()):
             raise ValueError("flash attention reads one row without padding: give it `batch.flattened()`")
-        return found
-    mask_B1TT = attention_mask(batch.segments_BT.to(device))
+        return inputs
+    segments_BT = batch.segments_BT.to(device)
+    if attention == FLEX:
+        return inputs | {"attention_mask": block_mask(segments_BT)}
+    mask_B1TT = attention_mask(segments_BT)
     if attention == EAGER:
         mask_B1TT = torch.where(mask_B1TT, 0.0, torch.finfo(torch.float32).min)
-    return found | {"attention_mask": mask_B1TT}
+    return inputs | {"attention_mask": mask_B1TT}
