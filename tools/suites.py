@@ -84,9 +84,9 @@ KILLS = "tests/integration/kills"
 
 GROUPS: dict[str, tuple[Suite, ...]] = {
     "test": (
-        Suite(name="fast", arguments=(*FAST, *_doctests(), *BY_TEST), budget_seconds=120),
-        Suite(name="integration", arguments=("tests/integration", f"--ignore={KILLS}", *BY_FILE), budget_seconds=180),
-        Suite(name="kills", arguments=(KILLS, *BY_FILE), budget_seconds=120),
+        Suite(name="fast", arguments=(*FAST, *_doctests(), *BY_TEST), budget_seconds=200),
+        Suite(name="integration", arguments=("tests/integration", f"--ignore={KILLS}", *BY_FILE), budget_seconds=600),
+        Suite(name="kills", arguments=(KILLS, *BY_FILE), budget_seconds=300),
     ),
     "system": (
         *(Suite(name=name, arguments=(f"tests/system/{name}",), budget_seconds=300) for name in SERVERS),
