@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from charter.launch.job_files import JobFiles, NodeRecord, numbers
+from charter.artifacts.job_files import JobFiles, NodeRecord, numbers
 from charter.run.status import status_of
 from charter.spec.load import load_project
 

@@ -24,8 +24,8 @@ import pytest
 from engine_workplace import PROMPTS, RECORDS, EngineWorkplace
 
 from charter.artifacts.batch_files import finished_batches
+from charter.artifacts.job_files import NodeRecord
 from charter.launch.job import StageJob
-from charter.launch.job_files import NodeRecord
 from charter.launch.scheduler import JobState, Scheduler
 
 HOSTILE = "a b;$(touch HOSTILE) `touch HOSTILE` '\"\\ \t%n é"

@@ -4,7 +4,7 @@
 
 It reads its place from `CHARTER_NODE_RANK` (or `CHARTER_SHARD`, for a task of an array) and the engine's count of
 restarts from `CHARTER_RESTART`, starts the stage's processes of this node, and ends with them. What it knows it writes
-into the job's files (`charter.launch.job_files`), so that the supervisor and the other agents need no engine to hear
+into the job's files (`charter.artifacts.job_files`), so that the supervisor and the other agents need no engine to hear
 of it: SIGTERM, or a request in the control file, stops the stage at its next checkpoint; a failure anywhere ends the
 processes of all nodes.
 """
@@ -20,6 +20,7 @@ from typing import NoReturn
 from charter.artifacts import faults
 from charter.artifacts.fence import TERM, Term
 from charter.artifacts.group import APART, NODE_ADDRESS, rank_environment
+from charter.artifacts.job_files import JobFiles, NodeRecord
 from charter.artifacts.lease import host_id
 from charter.launch.agent_watch import (
     CHECKS_FAILED_EXIT,
@@ -31,7 +32,6 @@ from charter.launch.agent_watch import (
     place_after_checks,
 )
 from charter.launch.job import RESTART
-from charter.launch.job_files import JobFiles, NodeRecord
 from charter.launch.node_address import LOOPBACK, MeetingPlace, free_port, meeting_place, route_address
 from charter.launch.node_processes import NodeProcesses, Torchrun
 from charter.metering.sampler import Sampler

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal
 
+from charter.artifacts.job_files import Control, Failure, JobFiles, NodeRecord, StoppedBy
 from charter.artifacts.stage_process import INTERRUPTED_EXIT, PEER_EXIT
 from charter.launch.group import CAUSE_SECONDS, GroupHandle
-from charter.launch.job_files import Control, Failure, JobFiles, NodeRecord, StoppedBy
 from charter.launch.node_processes import NodeProcesses
 
 

@@ -3,9 +3,9 @@
 import time
 from collections.abc import Sequence
 
+from charter.artifacts.job_files import NodeRecord
 from charter.artifacts.record import RECORD_FILE
 from charter.artifacts.stage_process import INTERRUPTED_EXIT
-from charter.launch.job_files import NodeRecord
 from charter.launch.job_handle import FILES_SECONDS, LOOK_SECONDS, LOST, JobHandle
 
 SECONDS_PER_TASK = 0.005

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from charter.artifacts import durable
+from charter.artifacts.job_files import JobFiles, Submission, numbers, read_submission, write_submission
 from charter.artifacts.lease import open_term
 from charter.errors import CharterError
 from charter.launch.engine import StageHandle, StageStart
 from charter.launch.job import StageJob
 from charter.launch.job_array import ArrayHandle
-from charter.launch.job_files import JobFiles, numbers
 from charter.launch.job_handle import JobHandle
 from charter.launch.job_table import JobTable, LiveJob
 from charter.launch.machine import NodeFacts, stage_nodes
@@ -20,17 +20,7 @@ from charter.launch.node_checks.report import leave_out, read_bad_nodes
 from charter.launch.node_facts import FACTS, facts_of, facts_path
 from charter.launch.scheduler import Scheduler
 from charter.launch.shards import missing_shards
-from charter.launch.submission import (
-    Asked,
-    Submission,
-    job_name,
-    new_token,
-    read_submission,
-    settings_of,
-    stage_job,
-    submission_of,
-    write_submission,
-)
+from charter.launch.submission import Asked, job_name, new_token, settings_of, stage_job, submission_of
 from charter.spec.project import Project
 from charter.spec.stage import MAKES_RECORDS
 

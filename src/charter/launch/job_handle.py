@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from charter.artifacts.job_files import Control, NodeRecord
 from charter.artifacts.stage_process import INTERRUPTED_EXIT, PEER_EXIT
 from charter.launch.agent_watch import CHECKS_FAILED_EXIT
 from charter.launch.engine import JobStart
-from charter.launch.job_files import Control, NodeRecord
 from charter.launch.job_table import JobTable, LiveJob
 from charter.launch.node_checks.meeting import unfit_nodes
 from charter.launch.scheduler import Cause, Scheduler

@@ -5,10 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from charter.artifacts.job_files import JobFiles, Submission
 from charter.errors import CharterError
-from charter.launch.job_files import JobFiles
 from charter.launch.scheduler import JobState, Scheduler
-from charter.launch.submission import Submission
 
 LEAST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 1.0, 15.0
 """Between two questions to an engine: what agents write into the job's files is seen sooner."""

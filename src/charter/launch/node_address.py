@@ -5,9 +5,9 @@ import socket
 import time
 from dataclasses import dataclass
 
+from charter.artifacts.job_files import JobFiles, NodeRecord
 from charter.artifacts.lease import host_id
 from charter.errors import StageError
-from charter.launch.job_files import JobFiles, NodeRecord
 
 LOOPBACK = "127.0.0.1"
 MEETING_SECONDS = 300.0

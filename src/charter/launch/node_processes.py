@@ -11,12 +11,12 @@ from pathlib import Path
 
 from charter.artifacts import faults
 from charter.artifacts.group import LOCAL_RANK, RANK, WORLD_SIZE, failure_name, log_name
+from charter.artifacts.job_files import NodeRecord
 from charter.artifacts.stage_process import INTERRUPTED_EXIT, die_with_parent
 from charter.launch.children import ChildHandle, inherited_environment
 from charter.launch.commands import stage_command
 from charter.launch.engine import ProcessHandle
 from charter.launch.group import GroupHandle
-from charter.launch.job_files import NodeRecord
 from charter.launch.node_address import MeetingPlace
 
 ANY_PARENT = "0"

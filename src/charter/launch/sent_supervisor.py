@@ -8,16 +8,16 @@ from pathlib import Path
 
 from charter.artifacts import durable
 from charter.artifacts.fence import locked
+from charter.artifacts.job_files import JobFiles, numbers, read_submission, write_submission
 from charter.artifacts.lease import LEASE, STALE_AFTER_SECONDS, read_holder
 from charter.errors import CharterError, UsageError
 from charter.launch.engine import StageStart
 from charter.launch.job_engine import left_job
-from charter.launch.job_files import JobFiles, numbers
 from charter.launch.job_table import LiveJob
 from charter.launch.opening import RUNS, open_scheduler
 from charter.launch.preview import SUPERVISOR, supervisor_job
 from charter.launch.scheduler import Scheduler
-from charter.launch.submission import Asked, new_token, read_submission, submission_of, write_submission
+from charter.launch.submission import Asked, new_token, submission_of
 from charter.spec.project import Project
 
 NEXT = "\n  nothing was submitted; `charter status` shows how it goes, `charter stop` ends it"

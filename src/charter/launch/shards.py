@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from charter.artifacts.job_files import JobFiles, numbers
 from charter.errors import DataError
-from charter.launch.job_files import JobFiles, numbers
 
 
 def missing_shards(stage_dir: Path, *, of: int) -> tuple[int, ...]:

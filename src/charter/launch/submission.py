@@ -7,12 +7,11 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from charter.artifacts import durable
-from charter.errors import DataError, UsageError
+from charter.artifacts.job_files import JobFiles, Submission
+from charter.errors import UsageError
 from charter.launch.agent_watch import Task, command_of
 from charter.launch.engine import StageStart
 from charter.launch.job import StageJob, safe_name
-from charter.launch.job_files import JobFiles
 from charter.launch.local import stage_environment
 from charter.launch.machine import CPU, asked_accelerators, stage_nodes, stage_threads
 from charter.launch.tags import tags_of
@@ -21,35 +20,6 @@ from charter.spec.stage import TRAINS, Stage
 
 NAME_PART = 18
 """Letters of run and stage in a job's name: engines take 63 in all."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Submission:
-    """One job of a stage, as it was handed to an engine."""
-
-    engine: str
-    name: str
-    token: str
-    number: int
-    settings: str
-    """Hash of all that the engine was asked for: a job that is found running is kept only where it is the same."""
-    attempt: int
-    nodes: int
-    spares: int
-    processes: int
-    """Of the whole stage."""
-    accelerator: str
-    count: int
-    """Billed units: accelerators of all nodes (of one task, of an array), or nodes where there are none."""
-    market: str
-    shards: tuple[int, ...] = ()
-    """Of an array: which shards its tasks make."""
-    submitted_at: float = 0.0
-    job_id: str | None = None
-    """The engine's number; None until it has said it."""
-    ended: bool = False
-    reason: str = ""
-    """The engine's last word on it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,21 +127,6 @@ def submission_of(job: StageJob, asked: Asked, request: StageStart, *, engine: s
         shards=asked.shards,
         submitted_at=at,
     )
-
-
-def write_submission(files: JobFiles, submission: Submission) -> None:
-    """Remember a submission durably."""
-    durable.make_dir(files.directory)
-    durable.write_json(files.submission, asdict(submission))
-
-
-def read_submission(files: JobFiles) -> Submission | None:
-    """What is remembered of a submission; None where there is none that can be read."""
-    try:
-        content = durable.read_json(files.submission)
-        return Submission(**{**content, "shards": tuple(content["shards"])})
-    except (DataError, TypeError, KeyError):
-        return None
 
 
 def secrets_of(project: Project) -> Iterator[tuple[str, str]]:

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 
+from charter.artifacts.job_files import JobFiles, NodeRecord, Submission, numbers, read_submission, write_submission
 from charter.artifacts.lease import Lease
 from charter.errors import CharterError, UsageError
-from charter.launch.job_files import JobFiles, NodeRecord, numbers
 from charter.launch.scheduler import JobAttempt, Scheduler
-from charter.launch.submission import Submission, read_submission, write_submission
 from charter.ledger import CallBooks, Ledger, Outcome
 from charter.ledger.attempt import Attempt
 from charter.ledger.bill import Bill, BillFinding, compare_bill, read_bill

@@ -3,9 +3,8 @@
 from pathlib import Path
 
 from charter.artifacts.group import LOG
-from charter.launch.job_files import JobFiles, numbers
+from charter.artifacts.job_files import JobFiles, numbers, read_submission
 from charter.launch.opening import RUNS, open_scheduler
-from charter.launch.submission import read_submission
 from charter.spec.project import Project
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from charter.artifacts.group import heartbeat_path
-from charter.launch.job_files import JobFiles, NodeRecord, numbers
+from charter.artifacts.job_files import JobFiles, NodeRecord, numbers
 
 if TYPE_CHECKING:
-    from charter.launch.submission import Submission
+    from charter.artifacts.job_files import Submission
 
 
 ALIVE_SECONDS = 120.0
@@ -29,7 +29,7 @@ def job_now(stage_dir: Path, *, now: float | None = None) -> JobNow | None:
     known = numbers(stage_dir)
     if not known:
         return None
-    from charter.launch.submission import read_submission
+    from charter.artifacts.job_files import read_submission
 
     submission = read_submission(JobFiles(stage_dir, known[-1]))
     if submission is None or submission.ended or submission.job_id is None:

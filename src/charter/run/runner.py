@@ -12,17 +12,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from charter.artifacts.job_files import JobFiles, Submission, numbers, read_submission
 from charter.artifacts.lease import Lease
 from charter.errors import CharterError, UsageError
 from charter.launch.commands import STAGE_MODULES, module_of, preloaded_modules
 from charter.launch.engine import Engine
 from charter.launch.job import RESTART, SENT
 from charter.launch.job_engine import JobEngine
-from charter.launch.job_files import JobFiles, numbers
 from charter.launch.local import local_engine, stage_environment
 from charter.launch.machine import frozen_values
 from charter.launch.opening import LOCAL, RUNS, SUBPROCESS, engine_name, open_scheduler
-from charter.launch.submission import Submission, read_submission
 from charter.ledger import Ledger
 from charter.ledger.store import ledger_place
 from charter.plan.hardware.place import may_run_here

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from charter.artifacts.hosted_facts import read_hosted_facts
+from charter.artifacts.job_files import JobFiles, numbers
 from charter.artifacts.lease import LEASE, STALE_AFTER_SECONDS, read_holder
 from charter.errors import CharterError
-from charter.launch.job_files import JobFiles, numbers
 from charter.run.approval import waiting_words, waits_for_approval
 from charter.run.graph import PlannedStage, build_pipeline
 from charter.run.paths import run_dir
@@ -20,8 +20,8 @@ from charter.spec.project import Project
 from charter.spec.stage import is_hosted
 
 if TYPE_CHECKING:
+    from charter.artifacts.job_files import Submission
     from charter.launch.scheduler import JobState
-    from charter.launch.submission import Submission
 
 
 SUPERVISOR_DIR = "supervisor"
@@ -55,7 +55,7 @@ def sent_supervisor(root: Path, *, environ: Mapping[str, str] = os.environ) -> d
     known = numbers(directory)
     if not known:
         return None
-    from charter.launch.submission import read_submission
+    from charter.artifacts.job_files import read_submission
 
     submission = read_submission(JobFiles(directory, known[-1]))
     if submission is None:

@@ -6,14 +6,13 @@ import signal
 import time
 from pathlib import Path
 
+from charter.artifacts.job_files import Control, JobFiles, numbers, read_submission
 from charter.artifacts.lease import LEASE, Holder, ends_within, read_holder
 from charter.errors import UsageError
 from charter.launch.job_engine import left_job
-from charter.launch.job_files import Control, JobFiles, numbers
 from charter.launch.job_table import LiveJob
 from charter.launch.opening import RUNS, open_scheduler
 from charter.launch.scheduler import Scheduler
-from charter.launch.submission import read_submission
 from charter.run.paths import run_dir, stages_dir
 from charter.run.supervisor import NOTICE_FILE
 

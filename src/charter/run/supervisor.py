@@ -7,12 +7,11 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+from charter.artifacts.job_files import JobFiles, numbers, read_submission
 from charter.errors import BudgetError, CharterError, InterruptedRunError
 from charter.launch.commands import module_of
 from charter.launch.engine import Engine, StageStart
-from charter.launch.job_files import JobFiles, numbers
 from charter.launch.machine import frozen_values
-from charter.launch.submission import read_submission
 from charter.ledger import Ledger
 from charter.run.accounts import EngineRecords, begin_job_attempt, end_dropped, shard_of, start_key
 from charter.run.approval import Gate

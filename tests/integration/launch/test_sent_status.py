@@ -13,13 +13,12 @@ import pytest
 from engine_workplace import EngineWorkplace
 from typer.testing import CliRunner
 
+from charter.artifacts.job_files import JobFiles, numbers, read_submission, write_submission
 from charter.artifacts.lease import LEASE, Lease, this_process
 from charter.cli.main import app
 from charter.launch import sent_supervisor
-from charter.launch.job_files import JobFiles, numbers
 from charter.launch.slurm.commands import SlurmCommands
 from charter.launch.slurm.queue import GLANCE_SECONDS
-from charter.launch.submission import read_submission, write_submission
 from charter.launch.subprocess_scheduler import KEEPER, STATE_VARIABLE, SubprocessScheduler
 from charter.run.events import Events
 from charter.run.submit import submit_supervisor

@@ -12,8 +12,8 @@ from engine_workplace import STAGES, EngineWorkplace
 from slurm_cluster import SlurmCluster
 from typer.testing import CliRunner
 
+from charter.artifacts.job_files import numbers
 from charter.cli.main import app
-from charter.launch.job_files import numbers
 from charter.launch.sent_supervisor import supervisor_dir
 from charter.launch.slurm.scheduler import SlurmScheduler
 from charter.run.status import status_of

@@ -72,6 +72,6 @@ def test_status_of_a_run_in_a_file_imports_only_what_it_uses(tmp_path):
         (Path(stage["directory"]) / JOB_FILE).write_text("{}")
     words = ["charter", "status", "-C", str(tmp_path), "--json"]
     found = modules_after(f"sys.argv = {words!r}; from charter.cli.main import entry; entry()")
-    assert {"charter.ledger.attempt_counts", "charter.launch.job_files", "sqlite3"} <= found, "nothing was read"
+    assert {"charter.ledger.attempt_counts", "charter.artifacts.job_files", "sqlite3"} <= found, "nothing was read"
     assert sorted(name for name in found if name.startswith(NOT_FOR_STATUS)) == []
     assert sorted(name for name in found if name.startswith("charter.cli.")) == CLI_OF_STATUS

@@ -3,9 +3,9 @@
 import signal
 from types import SimpleNamespace
 
+from charter.artifacts.job_files import JobFiles, NodeRecord
 from charter.artifacts.stage_process import INTERRUPTED_EXIT
 from charter.launch.agent_watch import NodeWatch, Task
-from charter.launch.job_files import JobFiles, NodeRecord
 
 
 class Group:

@@ -5,15 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+from charter.artifacts.job_files import Failure, JobFiles, NodeRecord, Submission
 from charter.artifacts.stage_process import PEER_EXIT
 from charter.errors import StageError
 from charter.launch.agent_watch import CHECKS_FAILED_EXIT
 from charter.launch.job_array import ArrayHandle
-from charter.launch.job_files import Failure, JobFiles, NodeRecord
 from charter.launch.job_handle import FILES_SECONDS, WORD_SECONDS, JobHandle
 from charter.launch.job_table import LONGEST_LOOK_SECONDS, LOST_SECONDS, JobTable, LiveJob
 from charter.launch.scheduler import JobState
-from charter.launch.submission import Submission
 
 RUNNING = JobState(phase="running", nodes=("n1",))
 

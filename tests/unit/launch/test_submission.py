@@ -5,21 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from charter.artifacts.job_files import JobFiles, read_submission, write_submission
 from charter.errors import UsageError
 from charter.launch.agent_watch import Task, command_of, parse
 from charter.launch.engine import StageStart
-from charter.launch.job_files import JobFiles
 from charter.launch.preview import preview_job, supervisor_job
-from charter.launch.submission import (
-    Asked,
-    job_name,
-    read_submission,
-    secrets_of,
-    settings_of,
-    stage_job,
-    submission_of,
-    write_submission,
-)
+from charter.launch.submission import Asked, job_name, secrets_of, settings_of, stage_job, submission_of
 from charter.spec.launching import Launch, NodeChecks
 from charter.spec.project import ModelSpec, Project, Resources, Serving
 from charter.spec.stage import EvalStage, GenerateStage, SftStage, StageResources

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from charter.launch.job_files import JobFiles, NodeRecord
+from charter.artifacts.job_files import JobFiles, NodeRecord, Submission, read_submission, write_submission
 from charter.launch.scheduler import JobAttempt, JobState
-from charter.launch.submission import Submission, read_submission, write_submission
 from charter.ledger import Ledger
 from charter.run.accounts import EngineRecords, begin_job_attempt
 from charter.spec.project import ModelSpec, Project, Resources

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from charter.launch.job_files import JobFiles
-from charter.launch.submission import Submission, write_submission
+from charter.artifacts.job_files import JobFiles, Submission, write_submission
 from charter.run.job_states import JobNow, job_now
 
 SENT = Submission(

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from charter.launch.job_files import JobFiles, NodeRecord
-from charter.launch.submission import Submission, write_submission
+from charter.artifacts.job_files import JobFiles, NodeRecord, Submission, write_submission
 from charter.ledger import Ledger
 from charter.run import accounts
 

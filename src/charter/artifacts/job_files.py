@@ -198,3 +198,47 @@ def _read(path: Path) -> dict[str, Any]:
     except DataError:
         return {}
     return content if isinstance(content, dict) else {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """One job of a stage, as it was handed to an engine."""
+
+    engine: str
+    name: str
+    token: str
+    number: int
+    settings: str
+    """Hash of all that the engine was asked for: a job that is found running is kept only where it is the same."""
+    attempt: int
+    nodes: int
+    spares: int
+    processes: int
+    """Of the whole stage."""
+    accelerator: str
+    count: int
+    """Billed units: accelerators of all nodes (of one task, of an array), or nodes where there are none."""
+    market: str
+    shards: tuple[int, ...] = ()
+    """Of an array: which shards its tasks make."""
+    submitted_at: float = 0.0
+    job_id: str | None = None
+    """The engine's number; None until it has said it."""
+    ended: bool = False
+    reason: str = ""
+    """The engine's last word on it."""
+
+
+def write_submission(files: JobFiles, submission: Submission) -> None:
+    """Remember a submission durably."""
+    durable.make_dir(files.directory)
+    durable.write_json(files.submission, asdict(submission))
+
+
+def read_submission(files: JobFiles) -> Submission | None:
+    """What is remembered of a submission; None where there is none that can be read."""
+    try:
+        content = durable.read_json(files.submission)
+        return Submission(**{**content, "shards": tuple(content["shards"])})
+    except (DataError, TypeError, KeyError):
+        return None
