@@ -16,6 +16,7 @@ Every message says what was asked, what was found and what would work. Exit code
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "run": ("torch", "transformers", "tokenizers", "safetensors", "sqlalchemy", "psutil", "aiohttp", "filelock"),
@@ -34,10 +35,25 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
 """Modules that each extra of this package brings; one that several bring stands under the first."""
 
 
+class ExitCode(IntEnum):
+    """Exit codes of the `charter` command and of stage processes."""
+
+    DONE = 0
+    INTERNAL = 1
+    USAGE = 2
+    INFEASIBLE = 3
+    BUDGET = 4
+    STAGE = 5
+    INTERRUPTED = 6
+    MISSING_EXTRA = 7
+    DATA = 8
+    CTRL_C = 130
+
+
 class CharterError(Exception):
     """Base of every error Charter raises on purpose."""
 
-    exit_code = 1
+    exit_code: int = ExitCode.INTERNAL
     label = "internal"
 
 
@@ -62,7 +78,7 @@ class Problem:
 class SpecError(CharterError):
     """The configuration is invalid; `problems` holds all that was found, not only the first."""
 
-    exit_code = 2
+    exit_code = ExitCode.USAGE
     label = "config"
 
     def __init__(self, problems: Sequence[Problem] | str) -> None:
@@ -73,42 +89,42 @@ class SpecError(CharterError):
 class UsageError(CharterError):
     """The command cannot be carried out as asked."""
 
-    exit_code = 2
+    exit_code = ExitCode.USAGE
     label = "usage"
 
 
 class InfeasibleError(CharterError):
     """Nothing fits; the message names what overflows and what would fit."""
 
-    exit_code = 3
+    exit_code = ExitCode.INFEASIBLE
     label = "infeasible"
 
 
 class BudgetError(CharterError):
     """The plan or the run is over its budget."""
 
-    exit_code = 4
+    exit_code = ExitCode.BUDGET
     label = "budget"
 
 
 class StageError(CharterError):
     """A stage failed."""
 
-    exit_code = 5
+    exit_code = ExitCode.STAGE
     label = "stage"
 
 
 class InterruptedRunError(CharterError):
     """The run was interrupted at a safe point and can be resumed."""
 
-    exit_code = 6
+    exit_code = ExitCode.INTERRUPTED
     label = "interrupted"
 
 
 class MissingExtraError(CharterError):
     """An optional package or tool is not installed."""
 
-    exit_code = 7
+    exit_code = ExitCode.MISSING_EXTRA
     label = "extra"
 
 
@@ -130,7 +146,7 @@ def missing_extra(error: ModuleNotFoundError) -> MissingExtraError | None:
 class DataError(CharterError):
     """Data, an artifact or a checkpoint failed its check."""
 
-    exit_code = 8
+    exit_code = ExitCode.DATA
     label = "data"
 
 

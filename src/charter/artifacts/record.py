@@ -136,6 +136,24 @@ def damaged_output(stage_dir: Path, record: Record, *, thorough: bool = False) -
     return None
 
 
+def changed_output(stage_dir: Path, record: Record) -> str | None:
+    """Return what is wrong with the outputs by their sizes alone; None when none has changed its size since verified.
+
+    Reads no file and writes none. A file that was never verified here is only looked for.
+    """
+    seen = _seen(stage_dir)
+    for relative in sorted(record.outputs):
+        if (refused := wrong_name(relative)) is not None:
+            return f"the record names a file that is refused: {refused}"
+        path = stage_dir / OUTPUTS / relative
+        if not path.is_file():
+            return f"file {relative} is missing"
+        size = path.stat().st_size
+        if relative in seen and seen[relative][0] != size:
+            return f"file {relative} has {size:,} bytes, {seen[relative][0]:,} when it was verified"
+    return None if record.outputs else "the record lists no outputs"
+
+
 def _stat(path: Path) -> list[int]:
     found = os.stat(path)
     return [found.st_size, found.st_mtime_ns, found.st_ino]

@@ -22,9 +22,9 @@ from charter.artifacts.file_facts import is_disk_full
 from charter.artifacts.group import START, WORLD_SIZE, failure_name, log_name, rank_of_process, works_apart
 from charter.artifacts.lease import Lease, Membership, Share
 from charter.artifacts.stage_dir import StageDir
-from charter.errors import CharterError, DataError, InterruptedRunError, MissingExtraError, StageError
+from charter.errors import CharterError, DataError, ExitCode, InterruptedRunError, MissingExtraError, StageError
 
-INTERNAL_EXIT, INTERRUPTED_EXIT = 1, InterruptedRunError.exit_code
+INTERNAL_EXIT, INTERRUPTED_EXIT = ExitCode.INTERNAL, ExitCode.INTERRUPTED
 PEER_EXIT = 9
 """Of a process that ended because another one of the stage was lost; never the exit code of a run."""
 OUT_OF_MEMORY, DISK_FULL, PEER_LOST = "out_of_memory", "disk_full", "peer"

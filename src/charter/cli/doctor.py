@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from charter.cli.common import DirOption, JsonOption, open_project, print_json, project_root
+from charter.errors import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +39,7 @@ def doctor(directory: DirOption = Path("."), on: OnOption = None, json_: JsonOpt
     else:
         _show(checks)
     if not all(check.ok for check in checks):
-        raise typer.Exit(7)
+        raise typer.Exit(ExitCode.MISSING_EXTRA)
 
 
 def _show(checks: "Sequence[Check]") -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from charter.cli.common import DirOption, open_project
+from charter.errors import ExitCode
 
 FOLLOW_SECONDS = 0.5
 
@@ -45,4 +46,4 @@ def _follow(path: Path) -> None:
                 sys.stdout.flush()
                 time.sleep(FOLLOW_SECONDS)
         except KeyboardInterrupt:
-            raise typer.Exit(130) from None
+            raise typer.Exit(ExitCode.CTRL_C) from None

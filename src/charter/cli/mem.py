@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from charter.cli.common import JsonOption, print_json
+from charter.errors import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,7 +119,7 @@ def mem(
         if explain:
             print_printed(report["printed"])
     if not report["fits"]:
-        raise typer.Exit(3)
+        raise typer.Exit(ExitCode.INFEASIBLE)
 
 
 def _device(text: str) -> "tuple[Accelerator, int]":

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from charter.cli.common import DirOption, SetOption, VerifyOption, open_project, wants_live_display
+from charter.errors import ExitCode
 
 if TYPE_CHECKING:
     from charter.run.runner import RunOptions, Work
@@ -124,7 +125,7 @@ def _confirm(project: "Project", *, yes: bool) -> None:
     if yes or project.resources.price is None or not (sys.stdin.isatty() and sys.stdout.isatty()):
         return
     if not typer.confirm(f"This machine is priced at ${project.resources.price:g} per hour. Start?", default=True):
-        raise typer.Exit(2)
+        raise typer.Exit(ExitCode.USAGE)
 
 
 def _write_template(name: str, directory: Path) -> None:

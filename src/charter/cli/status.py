@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from charter.cli.common import DirOption, JsonOption, SetOption, VerifyOption, open_project, print_json
+from charter.errors import ExitCode
 
 WATCH_SECONDS = 2.0
 _MARKS = {"done": "✔", "running": "▶", "failed": "✘", "interrupted": "‖", "pending": "·"}
@@ -34,10 +35,11 @@ def status(
         try:
             time.sleep(WATCH_SECONDS)
         except KeyboardInterrupt:
-            raise typer.Exit(130) from None
+            raise typer.Exit(ExitCode.CTRL_C) from None
 
 
 def _print(found: dict[str, Any]) -> None:
+    phases = max((len(stage["phase"]) for stage in found["stages"]), default=0)
     width = max((len(stage["name"]) for stage in found["stages"]), default=0)
     print(found["run"])
     if found["supervisor"] is not None:
@@ -48,7 +50,7 @@ def _print(found: dict[str, Any]) -> None:
         attempts = f"{stage['attempts']} attempt{'' if stage['attempts'] == 1 else 's'}"
         mark = _MARKS[stage["state"]]
         print(
-            f"  {mark} {stage['name']:<{width}}  {stage['kind']:<16} {stage['state']:<11} {steps:>11}  "
+            f"  {mark} {stage['name']:<{width}}  {stage['kind']:<16} {stage['phase']:<{phases}} {steps:>11}  "
             f"{attempts:<11} {stage['why']}{_engine(stage)}{_beside_plan(stage['actual_over_planned'])}"
         )
 

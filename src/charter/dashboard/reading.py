@@ -10,18 +10,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from charter.artifacts.lease import LEASE, read_holder
+from charter.artifacts.stage_state import budget_holds
 from charter.dashboard.discovery import FILE, Found
 from charter.dashboard.reading_ledger import LedgerPlace, read_attempts, read_ledger
 from charter.dashboard.reading_stages import Looked, left_stages, planned_stages, stages_of
 from charter.dashboard.snapshot import LedgerNow, Snapshot, StageNow
 from charter.dashboard.stamped import JsonFiles, Stamp, stamp_of
-from charter.dashboard.tails import last_events
 from charter.errors import CharterError
 from charter.ledger import Accounted
 from charter.ledger.place import is_server
 from charter.ledger.store import LEDGER_FILE
 from charter.run.approval import APPROVALS
-from charter.run.events import EVENTS_FILE
+from charter.run.events import EVENTS_FILE, last_events
 from charter.run.graph import ACCEPTED_FILE, Pipeline, build_pipeline
 from charter.run.paths import run_dir, stages_dir
 from charter.run.planned import PLAN_FILE
@@ -94,7 +94,8 @@ class ProjectReader:
         where = run_dir(root)
         ledger = self._ledger(project, now)
         plan = self.files.read(where / PLAN_FILE) or None
-        looked = Looked(root=root, ledger=ledger, planned=planned_stages(plan), now=now)
+        events = last_events(where / EVENTS_FILE)
+        looked = Looked(root=root, ledger=ledger, planned=planned_stages(plan), now=now, holds=budget_holds(events))
         stages = self._stages(project, looked, problems)
         if ledger.problem:
             problems += [ledger.problem, _as_of(ledger)]
@@ -108,7 +109,7 @@ class ProjectReader:
             stages=stages,
             ledger=ledger,
             plan=plan,
-            events=last_events(where / EVENTS_FILE),
+            events=events,
             owner=project.owner if project else None,
             tags=dict(project.tags) if project else {},
             budget_limit_usd=project.budget.limit if project and project.budget else None,

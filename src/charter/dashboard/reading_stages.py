@@ -1,27 +1,21 @@
 """The stages of a project from their directories: nothing is hashed, nothing is written but the cache of hashes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from charter.artifacts.checkpoints import STATE, positions_in
-from charter.artifacts.group import FAILURE
 from charter.artifacts.job import JOB_FILE
-from charter.artifacts.lease import LEASE, read_holder
-from charter.artifacts.record import RECORD_FILE
 from charter.artifacts.stage_dir import PROGRESS
+from charter.artifacts.stage_state import Phase, StageState, read_stage, stage_state
 from charter.artifacts.whole_dir import MANIFEST
-from charter.dashboard.snapshot import Json, LedgerNow, StageNow, State
+from charter.dashboard.snapshot import Json, LedgerNow, StageNow
 from charter.dashboard.stamped import JsonFiles, stamp_of
-from charter.run.approval import read_approval, waiting_words
 from charter.run.graph import Pipeline, PlannedStage
-from charter.run.paths import earlier_stage_dirs, stages_dir
-from charter.run.staleness import describe_all
+from charter.run.paths import stages_dir
+from charter.run.staleness import states_of
 from charter.tracking.jsonl import IMPORTED_METRICS
-
-SIGN_OF_LIFE_SECONDS = 60.0
-"""An attempt of another machine whose ledger line is younger is taken to be running."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +26,16 @@ class Looked:
     ledger: LedgerNow
     planned: Mapping[str, Json]
     now: float
+    holds: Mapping[str, str] = field(default_factory=dict)
+    """Why a budget holds stages, by name; under "" what holds all."""
+
+    @property
+    def signs(self) -> dict[str, float]:
+        """Newest heartbeat of running attempts by stage."""
+        newest: dict[str, float] = {}
+        for attempt in self.ledger.running:
+            newest[attempt.stage] = max(attempt.last_heartbeat, newest.get(attempt.stage, 0.0))
+        return newest
 
 
 def planned_stages(plan: Json | None) -> dict[str, Json]:
@@ -41,12 +45,9 @@ def planned_stages(plan: Json | None) -> dict[str, Json]:
 
 
 def stages_of(pipeline: Pipeline, looked: Looked, files: JsonFiles) -> tuple[StageNow, ...]:
-    """Every stage of the file, in execution order."""
-    found: list[StageNow] = []
-    for stage in pipeline.stages.values():
-        done = {item.name for item in found if item.state == "done"}
-        found.append(_stage(stage, looked, files, ready=done.issuperset(stage.stage_inputs)))
-    return tuple(found)
+    """Return every stage of the file, in execution order."""
+    states = states_of(pipeline, proof="sizes", signs=looked.signs, holds=looked.holds, read=files.read, now=looked.now)
+    return tuple(_stage(pipeline.stages[name], state, looked, files) for name, state in states.items())
 
 
 def left_stages(looked: Looked, files: JsonFiles) -> tuple[StageNow, ...]:
@@ -67,7 +68,7 @@ def left_stages(looked: Looked, files: JsonFiles) -> tuple[StageNow, ...]:
         fingerprint = str(job.get("fingerprint", ""))
         kind = str(job.get("kind", ""))
         found.append(
-            _look(name, kind, path, fingerprint, looked, files, inputs=tuple(name for name in reads if name in newest))
+            _left(name, kind, path, fingerprint, looked, files, inputs=tuple(name for name in reads if name in newest))
         )
     return tuple(found)
 
@@ -76,29 +77,15 @@ def _started(path: Path) -> int:
     return (stamp_of(path / JOB_FILE) or (0, 0, 0))[0]
 
 
-def _stage(stage: PlannedStage, looked: Looked, files: JsonFiles, *, ready: bool) -> StageNow:
-    inputs, outside = stage.stage_inputs, stage.outside_inputs
-    if not (stage.directory / JOB_FILE).exists():
-        gate = stage.spec.needs_approval and read_approval(stage, looked.root) is None
-        return StageNow(
-            name=stage.name,
-            kind=stage.spec.kind,
-            state="waiting" if gate and ready else "pending",
-            directory=stage.directory if (stage.directory / IMPORTED_METRICS).exists() else None,
-            why=waiting_words(stage) if gate and ready else _why_new(stage, looked.root, files),
-            inputs=inputs,
-            outside_inputs=outside,
-            needs_approval=stage.spec.needs_approval,
-            fingerprint=stage.fingerprint,
-            planned=looked.planned.get(stage.name, {}),
-        )
-    return _look(
-        stage.name, stage.spec.kind, stage.directory, stage.fingerprint, looked, files,
-        inputs=inputs, outside=outside, needs_approval=stage.spec.needs_approval,
+def _stage(stage: PlannedStage, state: StageState, looked: Looked, files: JsonFiles) -> StageNow:
+    has_files = any((stage.directory / name).exists() for name in (JOB_FILE, IMPORTED_METRICS))
+    return _shown(
+        stage.name, stage.spec.kind, stage.fingerprint, state, stage.directory if has_files else None, looked, files,
+        inputs=stage.stage_inputs, outside=stage.outside_inputs, needs_approval=stage.spec.needs_approval,
     )  # fmt: skip
 
 
-def _look(
+def _left(
     name: str,
     kind: str,
     directory: Path,
@@ -107,36 +94,33 @@ def _look(
     files: JsonFiles,
     *,
     inputs: tuple[str, ...],
+) -> StageNow:
+    evidence = read_stage(directory, proof="sizes", read=files.read, now=looked.now)
+    found = stage_state(replace(evidence, last_sign=looked.signs.get(name)), now=looked.now)
+    return _shown(name, kind, fingerprint, found, directory, looked, files, inputs=inputs)
+
+
+def _shown(
+    name: str,
+    kind: str,
+    fingerprint: str,
+    found: StageState,
+    directory: Path | None,
+    looked: Looked,
+    files: JsonFiles,
+    *,
+    inputs: tuple[str, ...],
     outside: tuple[str, ...] = (),
     needs_approval: bool = False,
 ) -> StageNow:
-    alive = _is_alive(name, directory, looked)  # before the files: what has ended by then has left its last ones
-    record, progress = files.read(directory / RECORD_FILE), files.read(directory / PROGRESS)
-    failure = files.read(directory / FAILURE)
-    checkpoint, saved_at = _newest_checkpoint(directory)
-    step, target = _whole(progress.get("step")) or 0, _whole(progress.get("target_step"))
-    state: State
-    if record and record.get("fingerprint") == fingerprint:
-        state, why = "done", "finished"
-        step, target = _whole(record.get("step")) or step, _whole(record.get("target_step")) or target
-    elif alive:
-        state, why = "running", ""
-    elif failure and failure.get("exit_code") != 6:
-        state, why = "failed", str(failure.get("message", ""))
-    else:
-        state, step = "interrupted", checkpoint
-        why = (
-            f"stopped; goes on from its checkpoint at step {checkpoint}"
-            if checkpoint
-            else "stopped before a checkpoint"
-        )
+    progress = files.read(directory / PROGRESS) if directory else {}
     return StageNow(
         name=name,
         kind=kind,
-        state=state,
-        why=why,
-        step=step,
-        target_step=target,
+        phase=found.phase,
+        why="" if found.phase is Phase.RUNNING else found.why,
+        step=found.step,
+        target_step=found.target_step,
         unit=str(progress.get("unit") or "step"),
         inputs=inputs,
         outside_inputs=outside,
@@ -144,45 +128,19 @@ def _look(
         directory=directory,
         fingerprint=fingerprint,
         progress=progress,
-        failure=str(failure.get("message", "")) if state == "failed" else "",
-        checkpoint_at=saved_at,
+        failure=found.why if found.phase is Phase.FAILED else "",
+        checkpoint_at=_saved_at(directory) if directory else None,
         updated_at=_number(progress.get("updated_at")),
-        outputs=len(record.get("outputs") or ()),
+        outputs=len(found.outputs),
         planned=looked.planned.get(name, {}),
     )
 
 
-def _is_alive(name: str, directory: Path, looked: Looked) -> bool:
-    """Whether its process lives here, or the ledger has heard of it a moment ago from elsewhere."""
-    holder = read_holder(directory / LEASE)
-    if holder is not None and holder.is_alive:
-        return True
-    if holder is not None and holder.is_here:
-        return False
-    heard = [attempt.last_heartbeat for attempt in looked.ledger.running if attempt.stage == name]
-    return bool(heard) and looked.now - max(heard) < SIGN_OF_LIFE_SECONDS
-
-
-def _newest_checkpoint(directory: Path) -> tuple[int, float | None]:
+def _saved_at(directory: Path) -> float | None:
     positions = positions_in(directory / STATE)
-    if not positions:
-        return 0, None
-    stamp = stamp_of(directory / STATE / positions[-1].directory / MANIFEST)
-    return positions[-1].step, None if stamp is None else stamp[0] / 1e9
-
-
-def _why_new(stage: PlannedStage, root: Path, files: JsonFiles) -> str:
-    for directory in earlier_stage_dirs(root, stage.name):
-        old = files.read(directory / JOB_FILE).get("identity")
-        if isinstance(old, dict) and (words := describe_all(stage, old)):
-            return "changed since it last ran: " + "; ".join(words)
-    return "has not run yet"
+    stamp = stamp_of(directory / STATE / positions[-1].directory / MANIFEST) if positions else None
+    return None if stamp is None else stamp[0] / 1e9
 
 
 def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) else None
-
-
-def _whole(value: Any) -> int | None:
-    """A whole number where a file has one: it may be half-written, or another's."""
-    return int(value) if isinstance(value, int | float) and value == value else None

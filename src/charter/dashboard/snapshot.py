@@ -5,13 +5,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from charter.artifacts.stage_state import STATES, Phase, run_phase
 from charter.ledger import Accounted
 from charter.ledger.attempt import Attempt
 from charter.ledger.sums import Sums
 
 State = Literal["pending", "waiting", "running", "interrupted", "failed", "done"]
-"""As `charter status` has them, and `waiting`: ready, but nobody has approved it yet."""
+"""Tone in which a page shows a phase: the machine's word, and `waiting` for what somebody has to let go on."""
 Json = Mapping[str, Any]
+
+
+def tone_of(phase: Phase) -> State:
+    """Return the tone in which a page shows a phase.
+
+    >>> tone_of(Phase.QUEUED), tone_of(Phase.HELD), tone_of(Phase.DAMAGED)
+    ('pending', 'waiting', 'interrupted')
+    """
+    return "waiting" if phase in (Phase.WAITING, Phase.HELD) else STATES[phase]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +30,7 @@ class StageNow:
 
     name: str
     kind: str
-    state: State
+    phase: Phase
     why: str = ""
     step: int = 0
     target_step: int | None = None
@@ -43,6 +53,11 @@ class StageNow:
     """Files that it has published."""
     planned: Json = field(default_factory=dict)
     """The stage as the plan has it."""
+
+    @property
+    def state(self) -> State:
+        """Tone of the phase on pages."""
+        return tone_of(self.phase)
 
     @property
     def done_share(self) -> float:
@@ -116,6 +131,11 @@ class Snapshot:
     engine: str = ""
     problems: tuple[str, ...] = ()
     """What could not be read, in words."""
+
+    @property
+    def phase(self) -> Phase:
+        """Phase of the whole run."""
+        return run_phase(stage.phase for stage in self.stages)
 
     def stage(self, name: str) -> StageNow | None:
         """The stage of that name."""

@@ -1,14 +1,12 @@
-"""The ends of files: of logs, which hold whatever a process prints, and of events."""
+"""Ends of logs, which hold whatever a process prints."""
 
-import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from charter.run.events import end_of_file
 
 LOG_BYTES = 64 * 1024
-EVENT_BYTES = 256 * 1024
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 """Colours and cursor moves of terminals (ECMA-48)."""
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -28,7 +26,7 @@ class LogTail:
 def log_tail(path: Path, *, most_bytes: int = LOG_BYTES) -> LogTail:
     """The end of a log as plain lines, from a whole line on; empty where there is no log."""
     try:
-        content, size = _end_of(path, most_bytes)
+        content, size = end_of_file(path, most_bytes)
     except OSError:
         return LogTail(lines=(), whole=True, size_bytes=0)
     whole = len(content) == size
@@ -46,30 +44,3 @@ def plain(line: str) -> str:
     """
     line = _ESCAPES.sub("", line).rstrip("\r").rpartition("\r")[2]
     return _CONTROLS.sub("\ufffd", line)
-
-
-def last_events(path: Path, *, most: int = 400) -> tuple[Mapping[str, Any], ...]:
-    """The last events of a run, oldest first; a torn or strange line is left out."""
-    try:
-        content, size = _end_of(path, EVENT_BYTES)
-    except OSError:
-        return ()
-    lines = content.split(b"\n")
-    if len(content) < size:
-        lines = lines[1:]
-    found = []
-    for line in lines:
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict) and isinstance(event.get("time"), int | float):
-            found.append(event)
-    return tuple(found[-most:])
-
-
-def _end_of(path: Path, most: int) -> tuple[bytes, int]:
-    with path.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - most))
-        return file.read(most), size

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from charter.artifacts.stage_state import STATES, Phase, StageState, State, run_phase
 from charter.cost.forecast import StageForecast, StageSoFar, forecast, paced
 from charter.estimate.terms import Interval
 from charter.ledger.account import Accounted, Totals, stage_totals, totals_of
@@ -12,7 +13,7 @@ from charter.ledger.focus import stage_usage, usage_sums
 from charter.report.amounts import NO_SPREAD, Amount, Spread, planned
 from charter.report.read import RunFiles, StageFiles
 
-State = Literal["pending", "running", "interrupted", "failed", "done"]
+PENDING = StageState(phase=Phase.PENDING, why="never run", step=0, target_step=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,7 @@ class StageView:
     name: str
     kind: str
     state: State
+    phase: Phase
     step: int | None
     target_step: int | None
     plan: Spread | None
@@ -64,6 +66,7 @@ class Overview:
 
     project: str
     state: State
+    phase: Phase
     stages: tuple[StageView, ...]
     totals: Totals
     calls: CallSums
@@ -93,7 +96,6 @@ def overview(run: RunFiles) -> Overview:
     in_plan = {str(stage["name"]): stage for stage in (run.plan or {}).get("stages", [])}
     totals, calls = stage_totals(run.accounted), stage_usage(run.usage)
     kinds = {item.attempt.stage: item.attempt.kind for item in run.accounted}
-    last = {item.attempt.stage: item.attempt.outcome for item in run.accounted}
     stages = tuple(
         _view(
             name,
@@ -102,16 +104,18 @@ def overview(run: RunFiles) -> Overview:
             files=run.stages.get(name, StageFiles(name=name)),
             totals=totals.get(name, Totals()),
             calls=calls.get(name, CallSums()),
-            last_outcome=last.get(name),
+            state=run.states.get(name, PENDING),
         )
         for name in dict.fromkeys((*in_plan, *totals, *calls))
     )
     files = {stage.name: run.stages.get(stage.name, StageFiles(name=stage.name)) for stage in stages}
     left = forecast([_so_far(stage, files[stage.name], run.accounted) for stage in stages]).stages
+    phase = run_phase(stage.phase for stage in stages)
     stages = tuple(replace(stage, remaining=_spread(left[stage.name])) for stage in stages)
     return Overview(
         project=run.project,
-        state=_run_state(stages),
+        state=STATES[phase],
+        phase=phase,
         stages=stages,
         totals=totals_of(run.accounted),
         calls=usage_sums(run.usage),
@@ -149,16 +153,16 @@ def _view(
     files: StageFiles,
     totals: Totals,
     calls: CallSums,
-    last_outcome: str | None,
+    state: StageState,
 ) -> StageView:
-    state = _stage_state(files, last_outcome)
     progress = files.record or files.progress or {}
     step, target = progress.get("step"), progress.get("target_step")
     plan = planned(planned_stage) if planned_stage else None
     return StageView(
         name=name,
         kind=kind,
-        state=state,
+        state=state.state,
+        phase=state.phase,
         step=step,
         target_step=target,
         plan=plan,
@@ -204,26 +208,6 @@ def _spread(left: StageForecast) -> Spread:
         return Amount(milliseconds=round(getattr(left.seconds, quantile) * 1000), micro_usd=usd)
 
     return Spread(p10=amount("p10"), p50=amount("p50"), p90=amount("p90"))
-
-
-def _stage_state(files: StageFiles, last_outcome: str | None) -> State:
-    if files.record is not None:
-        return "done"
-    if last_outcome == "running":
-        return "running"
-    if last_outcome == "failed":
-        return "failed"
-    return "pending" if last_outcome is None and files.progress is None else "interrupted"
-
-
-def _run_state(stages: tuple[StageView, ...]) -> State:
-    states = {stage.state for stage in stages}
-    if states == {"done"}:
-        return "done"
-    for state in ("running", "failed", "interrupted"):
-        if state in states:
-            return state
-    return "interrupted" if "done" in states else "pending"
 
 
 def _plus(amount: Amount, spread: Spread) -> Spread:

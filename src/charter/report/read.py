@@ -1,18 +1,24 @@
 """Reading a run directory for a report: the edge between files and the pure part."""
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from charter.artifacts.stage_state import StageState, read_stage, stage_state
 from charter.errors import CharterError, DataError, UsageError
 from charter.ledger import Accounted, ApiUsage, CallBooks, Ledger
 from charter.ledger.call_books import CALLS_FILE
 from charter.ledger.focus import refuse_fewer
 from charter.ledger.store import LEDGER_FILE, has_ledger, ledger_place
 from charter.tracking.jsonl import Point, metrics_file, read_metrics
+
+if TYPE_CHECKING:
+    from charter.spec.project import Project
 
 RUN, STAGES = "run", "stages"
 Json = Mapping[str, Any]
@@ -40,6 +46,7 @@ class RunFiles:
     project: str
     plan: Json | None
     stages: Mapping[str, StageFiles] = field(default_factory=dict)
+    states: Mapping[str, StageState] = field(default_factory=dict)
     accounted: tuple[Accounted, ...] = ()
     usage: tuple[ApiUsage, ...] = ()
     """What calls to servers cost."""
@@ -68,7 +75,8 @@ def read_run(
             "start one with: charter run, or give the project's directory with -C"
         )
     latest = {item.attempt.stage: item.attempt.fingerprint for item in accounted}
-    stages = _read_stages(run_dir / STAGES, latest, with_metrics=with_metrics)
+    directories = _stage_directories(run_dir / STAGES, latest)
+    stages = {name: _read_stage(name, path, with_metrics=with_metrics) for name, path in directories.items()}
     name = facts.name
     if name is None:
         name = accounted[-1].attempt.run if accounted else project_dir.resolve().name
@@ -76,6 +84,7 @@ def read_run(
         project=name,
         plan=kept_plan or plan,
         stages=stages,
+        states=_states(project_dir, facts.project, directories, accounted),
         accounted=accounted,
         usage=usage,
         budget_limit_usd=facts.budget_limit_usd,
@@ -112,19 +121,36 @@ def _newest(
     return tuple(found.values())
 
 
-def _read_stages(directory: Path, latest: Mapping[str, str], *, with_metrics: bool) -> dict[str, StageFiles]:
-    """The directory of each stage that counts: that of its last attempt, else the newest."""
+def _stage_directories(directory: Path, latest: Mapping[str, str]) -> dict[str, Path]:
+    """Return the directory of each stage that counts: that of its last attempt, else the newest."""
     candidates: dict[str, list[Path]] = {}
     for path in sorted(directory.iterdir()) if directory.is_dir() else ():
         name, dash, mark = path.name.rpartition("-")
         if path.is_dir() and dash and mark.isalnum() and len(mark) == 8:
             candidates.setdefault(name, []).append(path)
-    found = {}
-    for name, paths in candidates.items():
-        wanted = latest.get(name, "")[:8]
-        chosen = max(paths, key=lambda path: (path.name.endswith(f"-{wanted}"), os.stat(path).st_mtime))
-        found[name] = _read_stage(name, chosen, with_metrics=with_metrics)
-    return found
+    return {
+        name: max(paths, key=lambda path: (path.name.endswith(f"-{latest.get(name, '')[:8]}"), os.stat(path).st_mtime))
+        for name, paths in candidates.items()
+    }
+
+
+def _states(
+    project_dir: Path, project: "Project | None", directories: Mapping[str, Path], accounted: Sequence[Accounted]
+) -> dict[str, StageState]:
+    """Return the states of the stages of the file; without a file that loads, of the directories that a run has left."""
+    running = [item.attempt for item in accounted if item.attempt.outcome == "running"]
+    signs = {attempt.stage: attempt.last_heartbeat for attempt in running}
+    if project is not None:
+        from charter.run.graph import build_pipeline
+        from charter.run.staleness import states_of
+
+        with contextlib.suppress(CharterError):  # an input that is gone does not stop a report of what was run
+            return states_of(build_pipeline(project, project_dir), proof="sizes", signs=signs)
+    now = time.time()
+    return {
+        name: stage_state(replace(read_stage(path, proof="sizes", now=now), last_sign=signs.get(name)), now=now)
+        for name, path in directories.items()
+    }
 
 
 def _read_stage(name: str, path: Path, *, with_metrics: bool) -> StageFiles:
@@ -148,6 +174,7 @@ class _ProjectFacts:
     budget_limit_usd: float | None = None
     ledger: str | None = None
     """A server's address."""
+    project: "Project | None" = None
     notes: tuple[str, ...] = ()
 
 
@@ -166,6 +193,7 @@ def _project_facts(project_dir: Path) -> _ProjectFacts:
         name=project.name,
         budget_limit_usd=project.budget.limit if project.budget else None,
         ledger=project.storage.ledger,
+        project=project,
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from charter.artifacts.job_files import JobFiles, NodeRecord, Submission, numbers, read_submission, write_submission
 from charter.artifacts.lease import Lease
+from charter.artifacts.stage_state import checkpoint_step
 from charter.errors import CharterError, UsageError
 from charter.launch.scheduler import JobAttempt, Scheduler
 from charter.ledger import CallBooks, Ledger, Outcome
@@ -22,7 +23,6 @@ from charter.ledger.store import ledger_place
 from charter.run.attempt import is_finished, price_micro_usd_per_hour
 from charter.run.graph import PlannedStage
 from charter.run.paths import run_dir, stages_dir
-from charter.run.staleness import checkpoint_step
 from charter.spec.project import Project, Serving
 
 

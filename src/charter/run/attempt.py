@@ -14,6 +14,7 @@ from charter.artifacts.lease import host_id
 from charter.artifacts.record import damaged_output, read_record
 from charter.artifacts.stage_dir import METRICS
 from charter.artifacts.stage_process import DISK_FULL, INTERRUPTED_EXIT, OUT_OF_MEMORY, PEER_EXIT
+from charter.artifacts.stage_state import checkpoint_position, checkpoint_step, read_progress
 from charter.errors import CharterError, DataError, MissingExtraError, StageError
 from charter.launch.engine import Engine, StageHandle
 from charter.ledger import Ledger, Outcome
@@ -22,7 +23,6 @@ from charter.run.graph import PlannedStage
 from charter.run.hang_watch import Hang, HangWatch, read_signs
 from charter.run.idle import IdleClock
 from charter.run.restart import Ending, FailureClass
-from charter.run.staleness import checkpoint_position, checkpoint_step, read_progress
 from charter.spec.project import Project
 from charter.units import MICRO_USD_PER_USD
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from charter.artifacts import durable
+from charter.artifacts.stage_state import checkpoint_step, read_progress
 from charter.cost.budget import BudgetState, budget_verdict
 from charter.cost.forecast import Forecast, StageSoFar, forecast, paced
 from charter.errors import BudgetError, DataError
@@ -21,7 +22,6 @@ from charter.run.events import Events
 from charter.run.graph import Pipeline, PlannedStage
 from charter.run.paths import run_dir
 from charter.run.planned import PLAN_FILE
-from charter.run.staleness import checkpoint_step, read_progress
 from charter.spec.project import Project
 from charter.spec.sections import Budget
 from charter.units import MICRO_USD_PER_USD, SECONDS_PER_HOUR, format_usd

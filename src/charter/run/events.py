@@ -1,5 +1,6 @@
 """What happens in a run, as plain mappings: kept in `events.jsonl`, and given to whoever shows it."""
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,8 @@ from charter.artifacts import durable
 
 Listener = Callable[[Mapping[str, Any]], None]
 EVENTS_FILE = "events.jsonl"
+EVENT_BYTES = 256 * 1024
+"""Read of a file for its last events."""
 TRANSIENT = frozenset({"stage_progress"})
 """Events that are shown but not kept: the stage's `metrics.jsonl` has them."""
 
@@ -27,3 +30,31 @@ class Events:
             durable.append_line(self._path, entry)
         for listener in self._listeners:
             listener(entry)
+
+
+def last_events(path: Path, *, most: int = 400) -> tuple[Mapping[str, Any], ...]:
+    """Return the last events of a run, oldest first; a torn or strange line is left out."""
+    try:
+        content, size = end_of_file(path, EVENT_BYTES)
+    except OSError:
+        return ()
+    lines = content.split(b"\n")
+    if len(content) < size:
+        lines = lines[1:]
+    events = []
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and isinstance(event.get("time"), int | float):
+            events.append(event)
+    return tuple(events[-most:])
+
+
+def end_of_file(path: Path, most: int) -> tuple[bytes, int]:
+    """Return the last bytes of a file, and its size."""
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - most))
+        return file.read(most), size

@@ -18,6 +18,7 @@ from charter.artifacts.group import failure_name
 from charter.artifacts.job import write_job
 from charter.artifacts.record import read_record
 from charter.artifacts.stage_dir import METRICS
+from charter.artifacts.stage_state import read_progress
 from charter.calibration.bundle import Bundle, load, save
 from charter.calibration.pace import Pace, seconds_per_step
 from charter.errors import InfeasibleError
@@ -44,7 +45,6 @@ from charter.plan.project_plan import CALIBRATION_FILE, plan_project
 from charter.plan.stages.stage_plan import StagePlan
 from charter.run.graph import Pipeline, PlannedStage, build_pipeline, job_of
 from charter.run.preflight import check_packages
-from charter.run.staleness import read_progress
 from charter.spec.project import Project
 from charter.tracking.jsonl import read_metrics
 

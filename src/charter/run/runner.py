@@ -14,6 +14,7 @@ from pathlib import Path
 
 from charter.artifacts.job_files import JobFiles, Submission, numbers, read_submission
 from charter.artifacts.lease import Lease
+from charter.artifacts.stage_state import StageState
 from charter.errors import CharterError, UsageError
 from charter.launch.commands import STAGE_MODULES, module_of, preloaded_modules
 from charter.launch.engine import Engine
@@ -38,7 +39,7 @@ from charter.run.planned import PlanNow, keep_plan, plan_now, planned_layouts
 from charter.run.preflight import LEDGER_PACKAGES, check_before_start, check_packages
 from charter.run.prepare import drift, drift_error
 from charter.run.served import loads_weights
-from charter.run.staleness import Verdict, assess
+from charter.run.staleness import assess
 from charter.run.storage_meter import StorageMeter
 from charter.run.supervisor import NOTICE_FILE, StopSignals, Supervisor
 from charter.spec.project import Project
@@ -189,7 +190,7 @@ class Work:
     """What a run would do, and why."""
 
     pipeline: Pipeline
-    verdicts: Mapping[str, Verdict]
+    verdicts: Mapping[str, StageState]
     todo: tuple[PlannedStage, ...]
 
 

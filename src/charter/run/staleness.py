@@ -1,86 +1,85 @@
-"""Why a stage must run, or need not, in words."""
+"""State of a stage of the pipeline, and why it must run or need not, in words."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from charter.artifacts import durable
-from charter.artifacts.batch_files import finished_batches
-from charter.artifacts.checkpoints import STATE, Position, positions_in
 from charter.artifacts.fingerprint import differences
-from charter.artifacts.group import FAILURE
 from charter.artifacts.job import JOB_FILE
-from charter.artifacts.lease import read_holder
-from charter.artifacts.record import damaged_output, read_record
-from charter.artifacts.stage_dir import PROGRESS
-from charter.errors import DataError
-from charter.run.graph import PlannedStage
-from charter.run.job_states import job_now
-from charter.run.paths import earlier_stage_dirs
-
-VERIFIED = "outputs verified"
-State = Literal["pending", "running", "interrupted", "failed", "done"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """Where one stage is."""
-
-    state: State
-    why: str
-    step: int
-    target_step: int | None
-    outputs: Mapping[str, str]
-
-    @property
-    def done(self) -> bool:
-        """Whether it need not run."""
-        return self.state == "done"
+from charter.artifacts.stage_state import (
+    Proof,
+    StageState,
+    budget_holds,
+    read_json_or_empty,
+    read_stage,
+    stage_state,
+)
+from charter.run.approval import waiting_words, waits_for_approval
+from charter.run.events import EVENTS_FILE, last_events
+from charter.run.graph import Pipeline, PlannedStage
+from charter.run.paths import earlier_stage_dirs, run_dir
 
 
-def assess(stage: PlannedStage, root: Path, *, thorough: bool = False) -> Verdict:
-    """Look at a stage's directory: done only with a record of this fingerprint and verified outputs."""
-    directory = stage.directory
-    record = read_record(directory)
-    if record is not None and record.fingerprint != stage.fingerprint:
-        raise DataError(
-            f"{directory} holds the record of fingerprint {record.fingerprint[:16]}, "
-            f"where {stage.fingerprint[:16]} is expected; move the directory away"
+def assess(
+    stage: PlannedStage,
+    root: Path,
+    *,
+    proof: Proof = "hashes",
+    is_ready: bool = False,
+    budget: str = "",
+    last_sign: float | None = None,
+    read: Callable[[Path], Mapping[str, Any]] = read_json_or_empty,
+    now: float | None = None,
+) -> StageState:
+    """Return the state of a stage of the pipeline: done only with a record of this fingerprint and sound outputs.
+
+    `is_ready`: all that it reads is there, so that only an approval can keep it waiting. `budget` says why a budget
+    holds it; `last_sign` is the newest heartbeat that the ledger has of a running attempt at it.
+    """
+    evidence = read_stage(stage.directory, fingerprint=stage.fingerprint, proof=proof, read=read, now=now)
+    waits = is_ready and not evidence.has_job and waits_for_approval(stage, root)
+    evidence = replace(
+        evidence,
+        proof=stage.kept.why if stage.kept else evidence.proof,
+        difference="" if evidence.has_job else _difference(stage, root, read),
+        approval=waiting_words(stage) if waits else "",
+        budget=budget,
+        last_sign=last_sign,
+    )
+    return stage_state(evidence, now=time.time() if now is None else now)
+
+
+def states_of(
+    pipeline: Pipeline,
+    *,
+    proof: Proof = "hashes",
+    signs: Mapping[str, float] | None = None,
+    holds: Mapping[str, str] | None = None,
+    read: Callable[[Path], Mapping[str, Any]] = read_json_or_empty,
+    now: float | None = None,
+) -> dict[str, StageState]:
+    """Return the state of every stage, in execution order: what status, pages and reports show.
+
+    `signs` has the newest heartbeat of running attempts by stage, from the ledger; `holds` what budgets hold, by stage,
+    read from the run's events where it is not given.
+    """
+    if holds is None:
+        holds = budget_holds(last_events(run_dir(pipeline.root) / EVENTS_FILE))
+    states: dict[str, StageState] = {}
+    for name, stage in pipeline.stages.items():
+        states[name] = assess(
+            stage,
+            pipeline.root,
+            proof=proof,
+            is_ready=all(states[source].done for source in stage.stage_inputs),
+            budget=holds.get(name, holds.get("", "")),
+            last_sign=(signs or {}).get(name),
+            read=read,
+            now=now,
         )
-    if record is not None:
-        damage = damaged_output(directory, record, thorough=thorough)
-        if damage is None:
-            why = stage.kept.why if stage.kept else VERIFIED
-            return Verdict(
-                state="done", why=why, step=record.step, target_step=record.target_step, outputs=record.outputs
-            )
-        return _unfinished("interrupted", f"outputs damaged: {damage}", directory)
-    if not (directory / JOB_FILE).exists():
-        return Verdict(state="pending", why=_why_new(stage, root), step=0, target_step=None, outputs={})
-    holder = read_holder(directory / "lease.json")
-    if holder is not None and holder.is_alive:
-        return _unfinished("running", f"{holder}", directory)
-    if (job := job_now(directory)) is not None:
-        return _unfinished(job.state, job.why, directory)
-    if (failure := _read(directory / FAILURE)) and failure.get("exit_code") != 6:
-        return _unfinished("failed", str(failure.get("message", "")), directory)
-    return _unfinished("interrupted", _where_it_stopped(directory), directory)
-
-
-def checkpoint_position(directory: Path) -> Position:
-    """Where the newest checkpoint stands, or how many batches of records there are; nothing is verified here."""
-    return max(positions_in(directory / STATE), default=Position(finished_batches(directory)))
-
-
-def checkpoint_step(directory: Path) -> int:
-    """The finished steps of the newest checkpoint, 0 when there is none."""
-    return checkpoint_position(directory).step
-
-
-def read_progress(directory: Path) -> dict[str, Any]:
-    """What the stage process has last said about itself, empty when nothing yet."""
-    return _read(directory / PROGRESS)
+    return states
 
 
 def describe(path: str, old: Any, new: Any, names: Mapping[str, str]) -> str:
@@ -121,12 +120,13 @@ def describe_all(stage: PlannedStage, old: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(describe(*item, names) for item in differences(old, stage.identity)))
 
 
-def _why_new(stage: PlannedStage, root: Path) -> str:
+def _difference(stage: PlannedStage, root: Path, read: Callable[[Path], Mapping[str, Any]]) -> str:
+    """Return what has changed since the newest earlier run of the stage, in words; empty where there was none."""
     for directory in earlier_stage_dirs(root, stage.name):
-        old = _read(directory / JOB_FILE).get("identity")
-        if old and (words := describe_all(stage, old)):
+        old = read(directory / JOB_FILE).get("identity")
+        if isinstance(old, dict) and (words := describe_all(stage, old)):
             return "; ".join(words)
-    return "never run"
+    return ""
 
 
 def _describe_input(role: str, old: Any, new: Any, names: str) -> str:
@@ -137,25 +137,5 @@ def _describe_input(role: str, old: Any, new: Any, names: str) -> str:
     return f"input {names} changed"
 
 
-def _unfinished(state: State, why: str, directory: Path) -> Verdict:
-    progress = read_progress(directory)
-    step = int(progress.get("step") or 0) if state == "running" else checkpoint_step(directory)
-    target = progress.get("target_step")
-    return Verdict(state=state, why=why, step=step, target_step=int(target) if target is not None else None, outputs={})
-
-
-def _where_it_stopped(directory: Path) -> str:
-    step = checkpoint_step(directory)
-    return f"stopped; continues from its checkpoint at step {step}" if step else "stopped before its first checkpoint"
-
-
 def _shown(value: Any) -> str:
     return "(none)" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = durable.read_json(path)
-    except DataError:
-        return {}
-    return content if isinstance(content, dict) else {}

@@ -1,6 +1,5 @@
 """The state of every stage, in the shape that machines read (`charter status --json`)."""
 
-import json
 import os
 import time
 from collections.abc import Mapping
@@ -11,11 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from charter.artifacts.hosted_facts import read_hosted_facts
 from charter.artifacts.job_files import JobFiles, numbers
 from charter.artifacts.lease import LEASE, STALE_AFTER_SECONDS, read_holder
+from charter.artifacts.stage_state import Phase, read_progress
 from charter.errors import CharterError
 from charter.run.approval import waiting_words, waits_for_approval
+from charter.run.events import EVENTS_FILE, last_events
 from charter.run.graph import PlannedStage, build_pipeline
 from charter.run.paths import run_dir
-from charter.run.staleness import assess, read_progress
+from charter.run.staleness import states_of
 from charter.spec.project import Project
 from charter.spec.stage import is_hosted
 
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
 
 
 SUPERVISOR_DIR = "supervisor"
-EVENTS_FILE = "events.jsonl"
-TAIL_BYTES = 64 * 1024
-"""Of the events: the last that a run says of itself is among these, or another follows it."""
 OF_RUNS = frozenset({"run_started", "run_stopped", "run_done"})
 
 
@@ -138,21 +136,9 @@ def _touched_at(path: Path) -> float:
 
 
 def _last_word(path: Path, *, since: float) -> dict[str, Any] | None:
-    """The last event of a whole run since a time."""
-    try:
-        with path.open("rb") as events:
-            events.seek(max(0, events.seek(0, os.SEEK_END) - TAIL_BYTES))
-            lines = events.read().splitlines()
-    except FileNotFoundError:
-        return None
-    for line in reversed(lines):
-        if not any(name.encode() in line for name in OF_RUNS):
-            continue
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict) and event.get("event") in OF_RUNS:
+    """Return the last event of a whole run since a time."""
+    for event in reversed(last_events(path)):
+        if event.get("event") in OF_RUNS:
             return event if float(event.get("time", 0.0)) >= since else None
     return None
 
@@ -170,10 +156,10 @@ def status_of(project: Project, root: Path, *, thorough: bool = False) -> dict[s
     pipeline = build_pipeline(project, root)
     attempts = _attempts(project, pipeline.root)
     stages = []
-    for name, stage in pipeline.stages.items():
-        verdict = assess(stage, pipeline.root, thorough=thorough)
+    for name, verdict in states_of(pipeline, proof="thorough" if thorough else "hashes").items():
+        stage = pipeline.stages[name]
         why = verdict.why
-        if not verdict.done and waits_for_approval(stage, pipeline.root):
+        if not verdict.done and verdict.phase is not Phase.WAITING and waits_for_approval(stage, pipeline.root):
             why = f"{why}; {waiting_words(stage)}"
         if missing := pipeline.inputs.problems_of(stage.outside_inputs):
             why = "; ".join([why, *(f"{problem.path}: {problem.message}" for problem in missing)])
@@ -182,6 +168,7 @@ def status_of(project: Project, root: Path, *, thorough: bool = False) -> dict[s
                 "name": name,
                 "kind": stage.spec.kind,
                 "state": verdict.state,
+                "phase": verdict.phase.value,
                 "step": verdict.step,
                 "target_step": verdict.target_step,
                 "attempts": attempts.get(stage.fingerprint + name, 0),

@@ -8,7 +8,8 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from charter.artifacts.job_files import JobFiles, numbers, read_submission
-from charter.errors import BudgetError, CharterError, InterruptedRunError
+from charter.artifacts.stage_state import VERIFIED
+from charter.errors import BudgetError, CharterError, ExitCode, InterruptedRunError
 from charter.launch.commands import module_of
 from charter.launch.engine import Engine, StageStart
 from charter.launch.machine import frozen_values
@@ -35,7 +36,6 @@ from charter.run.hang_watch import LEAST_SECONDS, START_SECONDS, HangWatch, oom_
 from charter.run.idle import IdleClock, IdleWatch
 from charter.run.prepare import Prepared, prepare, prepared_before
 from charter.run.restart import Ending, decide
-from charter.run.staleness import VERIFIED
 from charter.spec.project import Project
 from charter.spec.stage import TRAINS
 
@@ -189,7 +189,6 @@ ENDED_BY_STOPPING = frozenset({"stopped", "lost", "hung", "timeout"})
 """What a stage that was asked to stop may end as without anything being wrong."""
 HEARTBEAT_SECONDS = 2.0
 """How often the ledger hears of a running attempt: what a kill can cost its accuracy."""
-CTRL_C_EXIT = 130
 STOPPED = "stopped at a safe point; the same command continues from the last checkpoints"
 
 
@@ -269,7 +268,7 @@ class Supervisor:
             why = "a notice says that this machine will be taken away; " if signals.noticed else ""
             self._failure = InterruptedRunError(f"{why}{STOPPED}")
             if signals.interrupts:
-                self._failure.exit_code = CTRL_C_EXIT
+                self._failure.exit_code = ExitCode.CTRL_C
             self._events.emit("stopping", stages=[attempt.stage.name for attempt in self._active])
         if self._failure is None:
             return

@@ -46,6 +46,7 @@ class Left:
 
     name: str
     state: str
+    phase: str
     basis: str
     p50_usd: float | None
     p90_usd: float | None
@@ -170,6 +171,7 @@ def _left(stage: StageNow, eta: Eta) -> Left:
     return Left(
         name=stage.name,
         state=stage.state,
+        phase=stage.phase.value,
         basis=found.basis,
         p50_usd=found.usd.p50 if found.usd else None,
         p90_usd=found.usd.p90 if found.usd else None,

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from charter.dashboard.snapshot import Snapshot, State
+from charter.artifacts.stage_state import Phase
+from charter.dashboard.snapshot import Snapshot, State, tone_of
 from charter.dashboard.view.eta import eta_of
-from charter.dashboard.view.run_view import Money, money_of, run_share, run_state
+from charter.dashboard.view.run_view import Money, money_of, run_share
 
 _ORDER = ("running", "failed", "waiting", "interrupted", "pending", "done")
 
@@ -19,6 +20,7 @@ class ProjectRow:
     label: str
     owner: str | None
     tags: tuple[tuple[str, str], ...]
+    phase: Phase
     state: State
     done: int
     stages: int
@@ -55,13 +57,14 @@ def home_view(snapshots: Sequence[Snapshot]) -> HomeView:
 
 
 def _row(snapshot: Snapshot) -> ProjectRow:
-    state, eta = run_state(snapshot), eta_of(snapshot)
+    state, eta = tone_of(snapshot.phase), eta_of(snapshot)
     return ProjectRow(
         key=snapshot.key,
         name=snapshot.name,
         label=snapshot.label,
         owner=snapshot.owner,
         tags=tuple(snapshot.tags.items()),
+        phase=snapshot.phase,
         state=state,
         done=sum(stage.state == "done" for stage in snapshot.stages),
         stages=len(snapshot.stages),

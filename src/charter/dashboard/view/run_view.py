@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from charter.dashboard.snapshot import Snapshot, StageNow, State
+from charter.artifacts.stage_state import Phase
+from charter.dashboard.snapshot import Snapshot, StageNow, State, tone_of
 from charter.dashboard.view.eta import Eta, eta_of, planned_interval
 from charter.dashboard.view.events_view import EventLine, event_lines
 from charter.dashboard.view.graph_svg import NARROW, WIDE, Graph, graph_svg
@@ -67,6 +68,7 @@ class Money:
 class RunView:
     """The whole page."""
 
+    phase: Phase
     state: State
     rows: tuple[StageRow, ...]
     done: int
@@ -80,6 +82,7 @@ class RunView:
     checkpoint_at: float | None
     checkpoint_stage: str
     gates: tuple[StageNow, ...]
+    holds: tuple[StageNow, ...]
     failures: tuple[StageNow, ...]
     stopped: str
     """Why the run stopped, where it says so itself: a spent budget."""
@@ -99,7 +102,8 @@ def run_view(snapshot: Snapshot) -> RunView:
     saved = [stage for stage in snapshot.stages if stage.state == "running" and stage.checkpoint_at is not None]
     newest = max(saved, key=lambda stage: stage.checkpoint_at or 0.0, default=None)
     return RunView(
-        state=run_state(snapshot),
+        phase=snapshot.phase,
+        state=tone_of(snapshot.phase),
         rows=rows,
         done=sum(row.state == "done" for row in rows),
         share=run_share(snapshot),
@@ -111,7 +115,8 @@ def run_view(snapshot: Snapshot) -> RunView:
         lost_usd=_usd(totals.lost_to_kills_micro_usd + totals.lost_to_failures_micro_usd, totals.priced_attempts),
         checkpoint_at=newest.checkpoint_at if newest else None,
         checkpoint_stage=newest.name if newest else "",
-        gates=tuple(stage for stage in snapshot.stages if stage.state == "waiting"),
+        gates=tuple(stage for stage in snapshot.stages if stage.phase is Phase.WAITING),
+        holds=tuple(stage for stage in snapshot.stages if stage.phase is Phase.HELD),
         failures=tuple(stage for stage in snapshot.stages if stage.state == "failed"),
         stopped=_stopped(snapshot),
         events=event_lines(snapshot.events),
@@ -119,17 +124,6 @@ def run_view(snapshot: Snapshot) -> RunView:
         narrow=graph_svg(inputs, NARROW),
         by_name={row.name: row for row in rows},
     )
-
-
-def run_state(snapshot: Snapshot) -> State:
-    """The state of a whole run: the most urgent of its stages'."""
-    states = {stage.state for stage in snapshot.stages}
-    if states == {"done"}:
-        return "done"
-    for state in ("running", "failed", "waiting", "interrupted"):
-        if state in states:
-            return state
-    return "interrupted" if "done" in states else "pending"
 
 
 def run_share(snapshot: Snapshot) -> float:
@@ -196,6 +190,8 @@ def _stopped(snapshot: Snapshot) -> str:
         if event.get("event") in ("run_done", "run_started"):
             return ""
         if event.get("event") == "run_stopped":
-            gates = event.get("label") == "interrupted" and any(stage.state == "waiting" for stage in snapshot.stages)
+            gates = event.get("label") == "interrupted" and any(
+                stage.phase is Phase.WAITING for stage in snapshot.stages
+            )
             return "" if gates else str(event.get("message", ""))
     return ""

@@ -2,7 +2,7 @@
 
 STATE_WORDS = {
     "pending": "pending",
-    "waiting": "waits for approval",
+    "waiting": "waiting for approval",
     "running": "running",
     "interrupted": "interrupted",
     "failed": "failed",

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
+from charter.errors import ExitCode
 from charter.launch.scheduler import Cause, Phase
 
 QUEUED = frozenset(
@@ -34,7 +35,7 @@ CAUSES: Mapping[str, Cause] = MappingProxyType(
 
 `REQUEUED` is what the accounts call a start that somebody put back into the queue: it gave its place back unharmed.
 """
-INTERRUPTED_EXIT = 6
+INTERRUPTED_EXIT = ExitCode.INTERRUPTED
 """Of an agent whose stage has stopped at a checkpoint (`InterruptedRunError`)."""
 _SIGNALS = range(129, 129 + 64)
 

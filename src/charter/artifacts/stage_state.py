@@ -1,0 +1,335 @@
+"""State of a stage: one enum, one reader of its directory, one pure reducer. No view derives a state by itself.
+
+`read_stage` collects what a directory says, `stage_state` decides. What stands elsewhere (the ledger's last sign of an
+attempt, an approval that is missing, a budget that holds, what changed since an earlier run) is added to the evidence
+by whoever knows it, as values.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal
+
+from charter.artifacts import durable
+from charter.artifacts.batch_files import finished_batches
+from charter.artifacts.checkpoints import STATE, Position, positions_in
+from charter.artifacts.group import FAILURE, heartbeat_path
+from charter.artifacts.job import JOB_FILE
+from charter.artifacts.job_files import JobFiles, NodeRecord, Submission, numbers, read_submission
+from charter.artifacts.lease import LEASE, read_holder
+from charter.artifacts.record import Record, changed_output, damaged_output, read_record
+from charter.artifacts.stage_dir import PROGRESS
+from charter.errors import DataError, ExitCode
+
+State = Literal["pending", "running", "interrupted", "failed", "done"]
+"""The five words that machines read (`charter status --json`); `Phase` is finer, and what people see."""
+TrackerState = Literal["running", "finished", "failed", "killed"]
+"""The four words that trackers know."""
+Proof = Literal["sizes", "hashes", "thorough"]
+"""How outputs are checked: sizes for pages; hashes of what has changed since the last check; all hashes anew."""
+ALIVE_SECONDS = 120.0
+"""A process elsewhere that has given no sign of life for so long is not said to run."""
+VERIFIED = "outputs verified"
+
+
+class Phase(StrEnum):
+    """What a stage is in now."""
+
+    PENDING = "pending"
+    QUEUED = "queued"
+    WAITING = "waiting for approval"
+    HELD = "held by budget"
+    STALE = "stale"
+    STARTING = "starting"
+    RUNNING = "running"
+    INTERRUPTED = "interrupted"
+    STOPPED = "stopped"
+    DAMAGED = "damaged"
+    FAILED = "failed"
+    DONE = "done"
+
+
+STATES: Mapping[Phase, State] = {
+    Phase.PENDING: "pending",
+    Phase.QUEUED: "pending",
+    Phase.WAITING: "pending",
+    Phase.HELD: "pending",
+    Phase.STALE: "pending",
+    Phase.STARTING: "running",
+    Phase.RUNNING: "running",
+    Phase.INTERRUPTED: "interrupted",
+    Phase.STOPPED: "interrupted",
+    Phase.DAMAGED: "interrupted",
+    Phase.FAILED: "failed",
+    Phase.DONE: "done",
+}
+"""The machine's word for each phase; a stage that a budget holds is interrupted where it has a checkpoint."""
+TRACKER_STATES: Mapping[State, TrackerState | None] = {
+    "pending": None,
+    "running": "running",
+    "interrupted": "killed",
+    "failed": "failed",
+    "done": "finished",
+}
+"""The trackers' word for each state; they are not told of a stage that has not begun."""
+URGENCY = (
+    Phase.RUNNING,
+    Phase.STARTING,
+    Phase.FAILED,
+    Phase.DAMAGED,
+    Phase.WAITING,
+    Phase.HELD,
+    Phase.QUEUED,
+    Phase.INTERRUPTED,
+    Phase.STOPPED,
+)
+"""Phases of stages that a whole run is said to be in, the first that occurs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobNow:
+    """A job of a scheduler that has been submitted and not ended, as far as the files say."""
+
+    is_queued: bool
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageEvidence:
+    """All that the phase of a stage follows from."""
+
+    has_job: bool = False
+    """A stage process was prepared here at least once."""
+    record: Record | None = None
+    damage: str = ""
+    """What is wrong with the recorded outputs."""
+    proof: str = VERIFIED
+    """What the outputs were checked by, in words."""
+    difference: str = ""
+    """What has changed since an earlier run of the stage, where there was one."""
+    holder: str = ""
+    """The living process on this machine that holds the directory."""
+    has_reported: bool = True
+    """The holder has written progress since it began."""
+    is_ended_here: bool = False
+    """The last holder was on this machine and lives no more: no word from elsewhere counts."""
+    job: JobNow | None = None
+    last_sign: float | None = None
+    """Newest heartbeat of a running attempt in the ledger, unix seconds."""
+    failure_code: int | None = None
+    failure: str = ""
+    checkpoint: int = 0
+    """Finished steps of the newest checkpoint, or finished batches of records."""
+    progress: Mapping[str, Any] = field(default_factory=dict)
+    approval: str = ""
+    """Why the stage waits for somebody, where it does and could start otherwise."""
+    budget: str = ""
+    """Why a budget holds the stage, where one does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageState:
+    """Phase of one stage with its reason, and how far it is."""
+
+    phase: Phase
+    why: str
+    step: int
+    target_step: int | None
+    outputs: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def state(self) -> State:
+        """The word that machines read."""
+        return "interrupted" if self.phase is Phase.HELD and self.step else STATES[self.phase]
+
+    @property
+    def done(self) -> bool:
+        """Return True if the stage need not run."""
+        return self.phase is Phase.DONE
+
+
+def stage_state(evidence: StageEvidence, *, now: float) -> StageState:
+    """Return the phase of a stage and the reason, from values alone."""
+    phase, why = _phase(evidence, now)
+    if phase is Phase.DONE and evidence.record is not None:
+        record = evidence.record
+        return StageState(
+            phase=phase, why=why, step=record.step, target_step=record.target_step, outputs=record.outputs
+        )
+    target = whole_number(evidence.progress.get("target_step"))
+    is_running = STATES[phase] == "running"
+    step = (whole_number(evidence.progress.get("step")) or 0) if is_running else evidence.checkpoint
+    return StageState(phase=phase, why=why, step=step, target_step=target)
+
+
+def _phase(evidence: StageEvidence, now: float) -> tuple[Phase, str]:
+    if evidence.record is not None:
+        return (
+            (Phase.DAMAGED, f"outputs damaged: {evidence.damage}") if evidence.damage else (Phase.DONE, evidence.proof)
+        )
+    if evidence.has_job:
+        if evidence.holder:
+            return (Phase.RUNNING if evidence.has_reported else Phase.STARTING), evidence.holder
+        if evidence.job is not None:
+            return (Phase.QUEUED if evidence.job.is_queued else Phase.RUNNING), evidence.job.why
+        is_heard = evidence.last_sign is not None and now - evidence.last_sign <= ALIVE_SECONDS
+        if is_heard and not evidence.is_ended_here:
+            return Phase.RUNNING, "on another machine, by the ledger"
+        # A process that stopped at a safe point leaves a failure of its own with the code for "can be resumed".
+        if evidence.failure_code is not None and evidence.failure_code != ExitCode.INTERRUPTED:
+            return Phase.FAILED, evidence.failure
+    if evidence.budget:
+        return Phase.HELD, evidence.budget
+    if evidence.has_job:
+        where = (
+            f"stopped; continues from its checkpoint at step {evidence.checkpoint}"
+            if evidence.checkpoint
+            else "stopped before its first checkpoint"
+        )
+        return (Phase.INTERRUPTED if evidence.failure_code is None else Phase.STOPPED), where
+    if evidence.approval:
+        return Phase.WAITING, evidence.approval
+    return (Phase.STALE, evidence.difference) if evidence.difference else (Phase.PENDING, "never run")
+
+
+def run_phase(phases: Iterable[Phase]) -> Phase:
+    """Return the phase of a whole run: the most urgent one of its stages.
+
+    >>> run_phase([Phase.DONE, Phase.QUEUED, Phase.PENDING]), run_phase([Phase.DONE, Phase.PENDING])
+    (<Phase.QUEUED: 'queued'>, <Phase.INTERRUPTED: 'interrupted'>)
+    """
+    present = set(phases)
+    if present == {Phase.DONE}:
+        return Phase.DONE
+    for phase in URGENCY:
+        if phase in present:
+            return phase
+    return Phase.INTERRUPTED if Phase.DONE in present else Phase.PENDING
+
+
+def read_json_or_empty(path: Path) -> Mapping[str, Any]:
+    """Return a JSON object; an empty one where the file is missing, torn or not an object."""
+    try:
+        content = durable.read_json(path)
+    except DataError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def read_stage(
+    directory: Path,
+    *,
+    fingerprint: str | None = None,
+    proof: Proof = "hashes",
+    read: Callable[[Path], Mapping[str, Any]] = read_json_or_empty,
+    now: float | None = None,
+) -> StageEvidence:
+    """Collect the evidence in a stage's directory.
+
+    `fingerprint` is the one that is asked for: a record of another raises DataError. `read` reads JSON files, and may
+    keep those that have not changed.
+    """
+    # Signs of life first: a process that ends meanwhile has written its last files by the time they are read.
+    holder = read_holder(directory / LEASE)
+    alive = holder if holder is not None and holder.is_alive else None
+    job = job_now(directory, now=now)
+    record = read_record(directory)
+    if record is not None and fingerprint is not None and record.fingerprint != fingerprint:
+        raise DataError(
+            f"{directory} holds the record of fingerprint {record.fingerprint[:16]}, "
+            f"where {fingerprint[:16]} is expected; move the directory away"
+        )
+    damage, proven = "", VERIFIED
+    if record is not None:
+        if proof == "sizes":
+            damage = changed_output(directory, record) or ""
+            proven = "sizes of outputs as verified"
+        else:
+            damage = damaged_output(directory, record, thorough=proof == "thorough") or ""
+    failure, progress = read(directory / FAILURE), read(directory / PROGRESS)
+    updated_at = progress.get("updated_at")
+    has_reported = alive is None or (isinstance(updated_at, int | float) and updated_at >= alive.since)
+    return StageEvidence(
+        has_job=(directory / JOB_FILE).exists(),
+        record=record,
+        damage=damage,
+        proof=proven,
+        holder="" if alive is None else str(alive),
+        has_reported=has_reported,
+        is_ended_here=holder is not None and holder.is_here and alive is None,
+        job=job,
+        failure_code=(whole_number(failure.get("exit_code")) or ExitCode.STAGE) if failure else None,
+        failure=str(failure.get("message", "")),
+        checkpoint=checkpoint_position(directory).step,
+        progress=progress,
+    )
+
+
+def checkpoint_position(directory: Path) -> Position:
+    """Return where the newest checkpoint stands, or how many batches of records there are; nothing is verified."""
+    return max(positions_in(directory / STATE), default=Position(finished_batches(directory)))
+
+
+def checkpoint_step(directory: Path) -> int:
+    """Return the finished steps of the newest checkpoint, 0 when there is none."""
+    return checkpoint_position(directory).step
+
+
+def read_progress(directory: Path) -> dict[str, Any]:
+    """Return what the stage process has last said about itself, empty when nothing yet."""
+    return dict(read_json_or_empty(directory / PROGRESS))
+
+
+def whole_number(value: Any) -> int | None:
+    """Return a whole number where a file has one: it may be half-written, or another's."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and value == value
+    return int(value) if is_number and abs(value) < float("inf") else None
+
+
+def job_now(stage_dir: Path, *, now: float | None = None) -> JobNow | None:
+    """Return the job of a stage that waits or runs, by what its agents and its supervisor have written."""
+    submissions = numbers(stage_dir)
+    if not submissions:
+        return None
+    submission = read_submission(JobFiles(stage_dir, submissions[-1]))
+    if submission is None or submission.ended or submission.job_id is None:
+        return None
+    records = [*JobFiles(stage_dir, submission.number).nodes()]
+    name = f"{submission.engine} job {submission.job_id}"
+    if not records:
+        return JobNow(is_queued=True, why=f"waits in the queue as {name}")
+    latest = max(record.restart for record in records)
+    return _running_job(stage_dir, submission, [record for record in records if record.restart == latest], name, now)
+
+
+def _running_job(
+    stage_dir: Path, submission: Submission, records: list[NodeRecord], name: str, now: float | None
+) -> JobNow | None:
+    running = [record for record in records if record.ended_at is None]
+    if not running:
+        return None
+    at = time.time() if now is None else now
+    signs = [heartbeat_path(stage_dir, record.first_rank) for record in running]
+    seen_at = [path.stat().st_mtime for path in signs if path.exists()] + [record.started_at for record in running]
+    if at - max(seen_at) > ALIVE_SECONDS:
+        return None
+    hosts = ", ".join(sorted({record.host for record in running})[:4])
+    what = f"{len(running)} of {len(submission.shards)} tasks" if submission.shards else "it"
+    return JobNow(is_queued=False, why=f"{what} on {hosts} as {name}")
+
+
+def budget_holds(events: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return why a budget holds stages, by stage name; under "" what holds all of them.
+
+    A run that begins, or ends, holds nothing any more: what it did not start is pending again.
+    """
+    holds: dict[str, str] = {}
+    for event in events:
+        name = event.get("event")
+        if name in ("run_started", "run_done") or (name == "run_stopped" and event.get("label") != "budget"):
+            holds.clear()
+        elif name == "budget_hold":
+            holds[str(event.get("name", "")) if event.get("scope") == "stage" else ""] = str(event.get("message", ""))
+    return holds
