@@ -103,6 +103,8 @@ class StageEvidence:
     has_job: bool = False
     """A stage process was prepared here at least once."""
     record: Record | None = None
+    unreadable: str = ""
+    """Why the record cannot be read, or is not of this stage."""
     damage: str = ""
     """What is wrong with the recorded outputs."""
     proof: str = VERIFIED
@@ -138,6 +140,8 @@ class StageState:
     step: int
     target_step: int | None
     outputs: Mapping[str, str] = field(default_factory=dict)
+    is_unreadable: bool = False
+    """Its record cannot be read: nothing may be computed over it until somebody has moved it away."""
 
     @property
     def state(self) -> State:
@@ -161,10 +165,12 @@ def stage_state(evidence: StageEvidence, *, now: float) -> StageState:
     target = whole_number(evidence.progress.get("target_step"))
     is_running = STATES[phase] == "running"
     step = (whole_number(evidence.progress.get("step")) or 0) if is_running else evidence.checkpoint
-    return StageState(phase=phase, why=why, step=step, target_step=target)
+    return StageState(phase=phase, why=why, step=step, target_step=target, is_unreadable=bool(evidence.unreadable))
 
 
 def _phase(evidence: StageEvidence, now: float) -> tuple[Phase, str]:
+    if evidence.unreadable:
+        return Phase.DAMAGED, evidence.unreadable
     if evidence.record is not None:
         return (
             (Phase.DAMAGED, f"outputs damaged: {evidence.damage}") if evidence.damage else (Phase.DONE, evidence.proof)
@@ -228,18 +234,22 @@ def read_stage(
 ) -> StageEvidence:
     """Collect the evidence in a stage's directory.
 
-    `fingerprint` is the one that is asked for: a record of another raises DataError. `read` reads JSON files, and may
-    keep those that have not changed.
+    `fingerprint` is the one that the project asks for. `read` reads JSON files, and may keep those that have not
+    changed.
     """
     # Signs of life first: a process that ends meanwhile has written its last files by the time they are read.
     holder = read_holder(directory / LEASE)
     alive = holder if holder is not None and holder.is_alive else None
     job = job_now(directory, now=now)
-    record = read_record(directory)
-    if record is not None and fingerprint is not None and record.fingerprint != fingerprint:
-        raise DataError(
+    record, unreadable = None, ""
+    try:
+        record = read_record(directory)
+    except DataError as error:
+        unreadable = str(error)
+    if record is not None and fingerprint not in (None, record.fingerprint):
+        unreadable = (
             f"{directory} holds the record of fingerprint {record.fingerprint[:16]}, "
-            f"where {fingerprint[:16]} is expected; move the directory away"
+            f"where {str(fingerprint)[:16]} is expected; move the directory away"
         )
     damage, proven = "", VERIFIED
     if record is not None:
@@ -254,6 +264,7 @@ def read_stage(
     return StageEvidence(
         has_job=(directory / JOB_FILE).exists(),
         record=record,
+        unreadable=unreadable,
         damage=damage,
         proof=proven,
         holder="" if alive is None else str(alive),

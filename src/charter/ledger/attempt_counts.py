@@ -1,18 +1,21 @@
-"""How many attempts each stage has had, read from a ledger's file without the time that starting SQLAlchemy takes.
+"""Counts and last heartbeats of attempts, read from a ledger's file without the time that starting SQLAlchemy takes.
 
 Only a sound file of the present schema is read in this way, with the checks that `Ledger` makes. Where anything
 else is found, `Ledger` is asked, which waits for locks, brings a file up to date, or says what is wrong with it.
 """
 
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import TypeVar
 
 from charter.ledger.call import row_check
 from charter.ledger.place import NoLedgerError, is_network_filesystem, is_server
 from charter.ledger.sum_names import APPLICATION_ID, QUICK_CHECK_BYTES, SCHEMA_VERSION, SUMMED, check_of_sums
 from charter.ledger.write_ahead import has_lost_commits
 
+Answer = TypeVar("Answer")
 Counts = dict[tuple[str, str], int]
 """By stage and fingerprint."""
 
@@ -26,7 +29,7 @@ class _NotSoundError(Exception):
 
 
 def attempt_counts(place: str | Path, *, run: str) -> Counts:
-    """How many attempts of a run there are by stage and fingerprint, running ones included.
+    """Return how many attempts of a run there are by stage and fingerprint, running ones included.
 
     What `Ledger.open(place, create=False).attempt_counts(run=run)` gives, with its errors; none before the first run.
     """
@@ -42,8 +45,33 @@ def attempt_counts(place: str | Path, *, run: str) -> Counts:
         return {}
 
 
+def last_signs(place: str | Path, *, run: str) -> dict[str, float]:
+    """Return the newest heartbeat of the running attempts of a run, unix seconds by stage."""
+    rows = None if is_server(place) else _of_sound_file(Path(place), lambda ledger: _running(ledger, run))
+    if rows is None:
+        from charter.ledger.store import Ledger
+
+        try:
+            with Ledger.open(place, create=False) as ledger:
+                rows = [(item.stage, item.fingerprint, item.last_heartbeat) for item in ledger.running(run=run)]
+        except NoLedgerError:
+            return {}
+    return {stage: at for stage, _, at in sorted(rows, key=lambda row: row[2])}
+
+
 def counts_of_sound_file(path: Path, *, run: str) -> Counts | None:
-    """The counts in a file; None where the file, or its place, is not as `Ledger` leaves it."""
+    """Return the counts in a file; None where the file, or its place, is not as `Ledger` leaves it."""
+
+    def count(ledger: sqlite3.Connection) -> Counts:
+        counts = _ended(ledger, run)
+        for stage, fingerprint, _ in _running(ledger, run):
+            counts[stage, fingerprint] = counts.get((stage, fingerprint), 0) + 1
+        return counts
+
+    return _of_sound_file(path, count)
+
+
+def _of_sound_file(path: Path, read: Callable[[sqlite3.Connection], Answer]) -> Answer | None:
     if is_network_filesystem(path.parent) or has_lost_commits(path):
         return None
     try:
@@ -51,12 +79,9 @@ def counts_of_sound_file(path: Path, *, run: str) -> Counts | None:
         with closing(sqlite3.connect(address, uri=True, timeout=0, isolation_level=None)) as connection:
             connection.execute("BEGIN")
             _refuse_unsound(connection)
-            counts = _ended(connection, run)
-            for stage, fingerprint in _running(connection, run):
-                counts[stage, fingerprint] = counts.get((stage, fingerprint), 0) + 1
+            return read(connection)
     except (sqlite3.Error, UnicodeError, _NotSoundError):
         return None
-    return counts
 
 
 def _refuse_unsound(connection: sqlite3.Connection) -> None:
@@ -81,14 +106,14 @@ def _ended(connection: sqlite3.Connection, run: str) -> Counts:
     return counts
 
 
-def _running(connection: sqlite3.Connection, run: str) -> list[tuple[str, str]]:
-    """Stage and fingerprint of each running attempt of a run; columns have one order, that of their checks."""
+def _running(connection: sqlite3.Connection, run: str) -> list[tuple[str, str, float]]:
+    """Return stage, fingerprint and last heartbeat of each running attempt; columns have one order, of their checks."""
     connection.row_factory = sqlite3.Row
-    found = []
+    running = []
     for row in connection.execute(_RUNNING):
         values = dict(row)
         if values.pop("row_check") != row_check(tuple(values.values())):
             raise _NotSoundError
         if values["run"] == run:
-            found.append((values["stage"], values["fingerprint"]))
-    return found
+            running.append((values["stage"], values["fingerprint"], float(values["last_heartbeat"])))
+    return running

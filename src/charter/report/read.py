@@ -137,7 +137,7 @@ def _stage_directories(directory: Path, latest: Mapping[str, str]) -> dict[str, 
 def _states(
     project_dir: Path, project: "Project | None", directories: Mapping[str, Path], accounted: Sequence[Accounted]
 ) -> dict[str, StageState]:
-    """Return the states of the stages of the file; without a file that loads, of the directories that a run has left."""
+    """Return the states of the stages of the file; without a file that loads, those of the directories of a run."""
     running = [item.attempt for item in accounted if item.attempt.outcome == "running"]
     signs = {attempt.stage: attempt.last_heartbeat for attempt in running}
     if project is not None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from charter.artifacts.job_files import JobFiles, Submission, numbers, read_submission
 from charter.artifacts.lease import Lease
 from charter.artifacts.stage_state import StageState
-from charter.errors import CharterError, UsageError
+from charter.errors import CharterError, DataError, UsageError
 from charter.launch.commands import STAGE_MODULES, module_of, preloaded_modules
 from charter.launch.engine import Engine
 from charter.launch.job import RESTART, SENT
@@ -199,6 +199,8 @@ def find_work(project: Project, root: Path, options: RunOptions) -> Work:
     pipeline = build_pipeline(project, root)
     wanted = _wanted(pipeline, options.only)
     verdicts = {name: assess(stage, pipeline.root) for name, stage in pipeline.stages.items()}
+    if unreadable := next((verdict.why for verdict in verdicts.values() if verdict.is_unreadable), None):
+        raise DataError(unreadable)
     todo = tuple(stage for stage in pipeline.stages.values() if stage.name in wanted and not verdicts[stage.name].done)
     return Work(pipeline=pipeline, verdicts=verdicts, todo=todo)
 

@@ -154,9 +154,9 @@ def status_of(project: Project, root: Path, *, thorough: bool = False) -> dict[s
     stage's `outputs` directory to their SHA-256, and is empty until the stage is done.
     """
     pipeline = build_pipeline(project, root)
-    attempts = _attempts(project, pipeline.root)
+    attempts, signs = _attempts(project, pipeline.root)
     stages = []
-    for name, verdict in states_of(pipeline, proof="thorough" if thorough else "hashes").items():
+    for name, verdict in states_of(pipeline, proof="thorough" if thorough else "hashes", signs=signs).items():
         stage = pipeline.stages[name]
         why = verdict.why
         if not verdict.done and verdict.phase is not Phase.WAITING and waits_for_approval(stage, pipeline.root):
@@ -203,13 +203,15 @@ def _guarantee(stage: PlannedStage) -> str | None:
     return None if facts is None else facts.guarantee
 
 
-def _attempts(project: Project, root: Path) -> dict[str, int]:
-    """Attempts by fingerprint and stage; none when there is no ledger yet."""
-    from charter.ledger.attempt_counts import attempt_counts
+def _attempts(project: Project, root: Path) -> tuple[dict[str, int], dict[str, float]]:
+    """Return attempts by fingerprint and stage, and the last heartbeat by stage; none when there is no ledger yet."""
+    from charter.ledger.attempt_counts import attempt_counts, last_signs
     from charter.ledger.place import has_ledger, ledger_place
 
     place = ledger_place(run_dir(root), project.storage.ledger)
     if not has_ledger(place):
-        return {}
+        return {}, {}
     counts = attempt_counts(place, run=project.name)
-    return {fingerprint + stage: count for (stage, fingerprint), count in counts.items()}
+    return {fingerprint + stage: count for (stage, fingerprint), count in counts.items()}, last_signs(
+        place, run=project.name
+    )

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from charter.dashboard.line_files import LineFile, MetricFiles
 from charter.dashboard.stamped import JsonFiles
-from charter.dashboard.tails import last_events, log_tail, plain
+from charter.dashboard.tails import log_tail, plain
+from charter.run.events import last_events
 
 
 def line(step, **values):

@@ -9,7 +9,7 @@ import threading
 import pytest
 from dashboard_case import ProjectCase, lively
 
-from charter.dashboard import reading, reading_stages
+from charter.dashboard import reading
 from charter.dashboard.discovery import Found, check_roots, find_projects, key_of
 from charter.dashboard.reading import ProjectReader
 from charter.dashboard.snapshot import LedgerNow
@@ -61,12 +61,11 @@ def test_a_stage_that_ends_while_it_is_looked_at_is_not_taken_for_interrupted(tm
     """Its process lived until a moment ago, and left what tells how it ended before it went."""
     case = lively(tmp_path / "demo", pid=os.getpid())
 
-    def just_ended(name, directory, looked):
-        if name == "pm":
+    def just_ended(lease):
+        if lease.parent == case.stages["pm"].directory:
             case.done("pm", 20) if how == "done" else case.failed("pm", "the loss is not a number")
-        return False
 
-    monkeypatch.setattr(reading_stages, "_is_alive", just_ended)
+    monkeypatch.setattr("charter.artifacts.stage_state.read_holder", just_ended)
     assert states(reader_of(case.root).snapshot())["pm"] == how
 
 
@@ -87,8 +86,8 @@ def test_a_failure_and_a_changed_stage_say_why(tmp_path):
     path = case.root / "charter.yaml"
     path.write_text(path.read_text().replace("steps: 40", "steps: 80"))
     changed = reader_of(case.root).snapshot().stage("sft")
-    assert changed.state == "pending"
-    assert changed.why == "changed since it last ran: steps 40 -> 80"
+    assert (changed.phase, changed.state) == ("stale", "pending")
+    assert changed.why == "steps 40 -> 80"
 
 
 def test_nothing_is_read_again_while_nothing_changes(case, monkeypatch):

@@ -8,6 +8,7 @@ from dashboard_case import ProjectCase, lively
 from hypothesis import given
 from hypothesis import strategies as st
 
+from charter.artifacts.stage_state import Phase
 from charter.dashboard.discovery import Found, key_of
 from charter.dashboard.reading import ProjectReader
 from charter.dashboard.view.cost_view import burn_chart, cost_view
@@ -17,7 +18,7 @@ from charter.dashboard.view.events_view import event_lines
 from charter.dashboard.view.graph_layout import direct_edges, layered
 from charter.dashboard.view.graph_svg import NARROW, WIDE, graph_svg
 from charter.dashboard.view.home_view import home_view
-from charter.dashboard.view.run_view import money_of, run_share, run_state, run_view
+from charter.dashboard.view.run_view import money_of, run_share, run_view
 from charter.ledger.sums import Sums
 
 
@@ -87,14 +88,14 @@ def test_without_a_plan_nobody_can_say(tmp_path):
     case = ProjectCase(tmp_path / "demo")
     found = ProjectReader(Found(key="x", root=case.root, label="x")).snapshot()
     assert eta_of(found).run_seconds is None
-    assert run_state(found) == "pending"
+    assert found.phase == "pending"
     assert run_share(found) == 0.0
     assert money_of(found, eta_of(found)).spent_usd is None
 
 
 def test_one_slot_runs_stages_one_after_the_other(snapshot):
     def whole(slots):
-        stages = [replace(stage, state="pending", step=0, inputs=()) for stage in snapshot.stages]
+        stages = [replace(stage, phase=Phase("pending"), step=0, inputs=()) for stage in snapshot.stages]
         return eta_of(replace(snapshot, stages=tuple(stages), max_parallel_stages=slots)).run_seconds
 
     assert whole(1) == pytest.approx(2 * whole(2)) == pytest.approx(4 * whole(4))
@@ -171,7 +172,7 @@ def test_events_are_newest_first_and_unknown_ones_are_shown():
 
 
 def test_the_first_page_puts_what_runs_first(tmp_path, snapshot):
-    idle = replace(snapshot, key="b", stages=tuple(replace(stage, state="done") for stage in snapshot.stages))
+    idle = replace(snapshot, key="b", stages=tuple(replace(stage, phase=Phase("done")) for stage in snapshot.stages))
     view = home_view([idle, snapshot])
     assert [row.state for row in view.rows] == ["running", "done"]
     assert (view.running, view.spent_usd) == (1, pytest.approx(2.8))

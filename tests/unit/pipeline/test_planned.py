@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
+from charter.artifacts.stage_state import Phase
 from charter.cli.main import app
 from charter.errors import DataError, InfeasibleError
 from charter.run.planned import plan_now
@@ -55,7 +56,7 @@ def test_a_dry_run_anyway_is_not_refused(root):
 
 
 def test_a_stage_with_steps_in_a_checkpoint_is_not_refused(work):
-    begun = replace(work.verdicts["pretrain"], state="interrupted", step=3)
+    begun = replace(work.verdicts["pretrain"], phase=Phase.INTERRUPTED, step=3)
     assert plan_work(replace(work, verdicts={"pretrain": begun}), RunOptions()).overflow is not None
     with pytest.raises(InfeasibleError, match="does not fit"):
         plan_work(replace(work, verdicts={"pretrain": replace(begun, step=0)}), RunOptions())

@@ -5,11 +5,16 @@
 
 import json
 import math
+import os
 import random
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from charter.artifacts import durable
+from charter.artifacts.file_facts import sha256_file
+from charter.artifacts.lease import Holder, host_id, start_ticks
+from charter.artifacts.record import Record, write_record
 from charter.ledger import Ledger
 
 START = 1_795_000_000.0
@@ -171,23 +176,22 @@ def _write_stage_dir(run: Path, name: str, kind: str, fingerprint: str, steps: i
         durable.append_line(directory / "metrics.jsonl", line)
     progress = {"step": last, "target_step": steps, "unit": "steps", "rate_per_second": 10.0, "rate_steps": last - 1}
     progress["metrics"] = {}
-    (directory / "progress.json").write_text(json.dumps(progress))
+    (directory / "progress.json").write_text(json.dumps({**progress, "updated_at": at}))
+    (directory / "job.json").write_text(json.dumps({"stage": name, "kind": kind, "fingerprint": fingerprint}))
     if kind == "eval":
         (directory / "outputs" / "results.json").write_text(json.dumps(RESULTS))
     if last == steps:
-        record = {
-            "schema": "charter.record/1",
-            "stage": name,
-            "kind": kind,
-            "fingerprint": fingerprint,
-            "outputs": {},
-            "frozen": {"threads": 2},
-            "versions": {"charter": "0.1.0", "python": "3.11.7", "torch": "2.13.0"},
-            "step": last,
-            "target_step": steps,
-            "notes": [],
-        }
-        (directory / "record.json").write_text(json.dumps(record))
+        weights = directory / "outputs" / "model.bin"
+        weights.write_bytes(b"\0" * 1000)
+        record = Record(
+            stage=name, kind=kind, fingerprint=fingerprint, identity={}, inputs={},
+            outputs={"model.bin": sha256_file(weights)}, frozen={"threads": 2},
+            versions={"charter": "0.1.0", "python": "3.11.7", "torch": "2.13.0"}, step=last, target_step=steps,
+        )  # fmt: skip
+        write_record(directory, record)
+    else:
+        holder = Holder(pid=os.getpid(), start_ticks=start_ticks(os.getpid()), host=host_id(), since=START)
+        (directory / "lease.json").write_text(json.dumps(asdict(holder)))
 
 
 def _metrics(kind: str, step: int, steps: int, draw: random.Random) -> dict[str, float]:

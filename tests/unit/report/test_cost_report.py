@@ -10,7 +10,7 @@ from charter.report.amounts import NOTHING, Amount, planned
 from charter.report.cost import budget_state, cost_json
 from charter.report.cost_text import print_cost
 from charter.report.overview import overview
-from charter.report.read import RunFiles, StageFiles, read_run
+from charter.report.read import RunFiles, read_run
 
 EXACT = ("milliseconds", "micro_usd")
 
@@ -114,22 +114,6 @@ def test_amounts_without_a_price_do_not_hide_those_with_one():
 def test_a_plan_with_empty_prices_is_unpriced_not_free():
     stage = {"seconds": {"p10": 1, "p50": 2, "p90": 3}, "usd": {"p10": None, "p50": None, "p90": None}}
     assert planned(stage).p50 == Amount(milliseconds=2000, micro_usd=None)
-
-
-@pytest.mark.parametrize(
-    ("files", "outcome", "state"),
-    [
-        (StageFiles(name="s"), None, "pending"),
-        (StageFiles(name="s"), "running", "running"),
-        (StageFiles(name="s"), "killed", "interrupted"),
-        (StageFiles(name="s"), "failed", "failed"),
-        (StageFiles(name="s", record={"step": 1}), "killed", "done"),
-    ],
-)
-def test_the_state_of_a_stage_follows_from_its_record_and_last_attempt(files, outcome, state):
-    from charter.report.overview import _stage_state
-
-    assert _stage_state(files, outcome) == state
 
 
 def test_the_terminal_shows_plan_actual_waste_and_units(running):

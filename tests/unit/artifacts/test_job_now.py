@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from charter.artifacts.job_files import JobFiles, Submission, write_submission
-from charter.run.job_states import JobNow, job_now
+from charter.artifacts.stage_state import JobNow, job_now
 
 SENT = Submission(
     engine="slurm", name="demo", token="t", number=1, settings="s", attempt=1, nodes=1, spares=0, processes=1,
@@ -20,7 +20,7 @@ def test_a_stage_that_was_never_submitted_has_no_job(tmp_path):
 @pytest.mark.parametrize(
     ("newest", "now"),
     [
-        (SENT, JobNow(state="pending", why="waits in the queue as slurm job 17")),
+        (SENT, JobNow(is_queued=True, why="waits in the queue as slurm job 17")),
         (replace(SENT, ended=True), None),
         (replace(SENT, job_id=None), None),
     ],
