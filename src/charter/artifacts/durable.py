@@ -5,6 +5,7 @@ same directory, flushed to disk (fsync), hashed, renamed, and the rename flushed
 durable action (`faults`), so that a test can crash between any two of them.
 """
 
+import contextlib
 import errno
 import json
 import os
@@ -88,18 +89,19 @@ def read_json(path: Path) -> Any:
 
 
 def write_hint(path: Path, value: object) -> None:
-    """Replace a JSON file that nothing depends on (progress): whole or old, but not flushed.
+    """Replace a JSON file that nothing depends on (progress): complete or old, but not flushed.
 
-    A full disk is ignored.
+    A full disk is ignored, and so is one that may only be read.
     """
     temporary = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}")
     try:
         temporary.write_text(json.dumps(value), encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in (*FULL, errno.EROFS, errno.EACCES):
             raise
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def append_line(path: Path, value: object, *, sync: bool = False) -> None:

@@ -26,7 +26,7 @@ from charter.errors import DataError, ExitCode
 State = Literal["pending", "running", "interrupted", "failed", "done"]
 """The five words that machines read (`charter status --json`); `Phase` is finer, and what people see."""
 TrackerState = Literal["running", "finished", "failed", "killed"]
-"""The four words that trackers know."""
+"""The four words that trackers know; `killed` is stopped before its end, by hand or by a loss, and can go on."""
 Proof = Literal["sizes", "hashes", "thorough"]
 """How outputs are checked: sizes for pages; hashes of what has changed since the last check; all hashes anew."""
 ALIVE_SECONDS = 120.0
@@ -238,8 +238,10 @@ def read_stage(
     changed.
     """
     # Signs of life first: a process that ends meanwhile has written its last files by the time they are read.
-    holder = read_holder(directory / LEASE)
-    alive = holder if holder is not None and holder.is_alive else None
+    lease = directory / LEASE
+    holder = read_holder(lease)
+    is_held = holder is not None and (holder.is_alive if holder.is_here else _touched_lately(lease, now))
+    alive = holder if is_held else None
     job = job_now(directory, now=now)
     record, unreadable = None, ""
     try:
@@ -276,6 +278,14 @@ def read_stage(
         checkpoint=checkpoint_position(directory).step,
         progress=progress,
     )
+
+
+def _touched_lately(lease: Path, now: float | None) -> bool:
+    """Return True while a holder on another host renews its lease; two hosts' clocks may differ by some seconds."""
+    try:
+        return (time.time() if now is None else now) - lease.stat().st_mtime <= ALIVE_SECONDS
+    except OSError:
+        return False
 
 
 def checkpoint_position(directory: Path) -> Position:

@@ -3,6 +3,7 @@
 Imports SQLAlchemy: import it lazily.
 """
 
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import psycopg
 from sqlalchemy import URL, Engine, create_engine, event, make_url
@@ -81,24 +83,44 @@ def _connect_file(path: Path, *, mountinfo: Path) -> Database:
         )
     if has_lost_commits(path):
         raise damaged(str(path), f"{path.name}-wal: committed transactions lie behind a broken frame")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    engine = create_engine(URL.create("sqlite+pysqlite", database=str(path.resolve())))
+    is_read_only = path.exists() and not all(
+        os.access(place, os.W_OK, effective_ids=True) for place in (path, path.parent)
+    )
+    if is_read_only:
+        url = _url_of_read_only(path)
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        url = URL.create("sqlite+pysqlite", database=str(path.resolve()))
+    engine = create_engine(url)
 
     def configure(connection: sqlite3.Connection, _record: Any) -> None:
         connection.isolation_level = None
         connection.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
         connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MILLISECONDS}")
-        connection.execute("PRAGMA journal_mode=WAL")
+        if not is_read_only:
+            connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute("PRAGMA foreign_keys=ON")
 
     def begin(connection: Connection) -> None:
-        reading = connection.get_execution_options().get("charter_reading", False)
+        reading = is_read_only or connection.get_execution_options().get("charter_reading", False)
         connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
 
     event.listen(engine, "connect", configure)
     event.listen(engine, "begin", begin)
     return Database(engine=engine, name=str(path))
+
+
+def _url_of_read_only(path: Path) -> URL:
+    """Return the address of a file on a disk, or of an owner, that lets nobody write here.
+
+    SQLite reads a file in WAL mode only with its shared memory beside it, which it cannot make there; without a log
+    nothing is missing from the file itself, and it may be read as one that does not change.
+    """
+    log = path.with_name(f"{path.name}-wal")
+    has_log = log.exists() and log.stat().st_size > 0
+    query = {"mode": "ro", "uri": "true", **({} if has_log else {"immutable": "1"})}
+    return URL.create("sqlite+pysqlite", database=f"file:{quote(str(path.resolve()))}", query=query)
 
 
 def _connect_server(address: str) -> Database:

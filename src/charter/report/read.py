@@ -76,7 +76,8 @@ def read_run(
         )
     latest = {item.attempt.stage: item.attempt.fingerprint for item in accounted}
     directories = _stage_directories(run_dir / STAGES, latest)
-    stages = {name: _read_stage(name, path, with_metrics=with_metrics) for name, path in directories.items()}
+    notes = list(facts.notes)
+    stages = {name: _read_stage(name, path, notes, with_metrics=with_metrics) for name, path in directories.items()}
     name = facts.name
     if name is None:
         name = accounted[-1].attempt.run if accounted else project_dir.resolve().name
@@ -89,7 +90,7 @@ def read_run(
         usage=usage,
         budget_limit_usd=facts.budget_limit_usd,
         versions=_versions(stages),
-        notes=facts.notes,
+        notes=tuple(notes),
     )
 
 
@@ -153,15 +154,23 @@ def _states(
     }
 
 
-def _read_stage(name: str, path: Path, *, with_metrics: bool) -> StageFiles:
-    record = _json_of(path / "record.json")
+def _read_stage(name: str, path: Path, notes: list[str], *, with_metrics: bool) -> StageFiles:
+    """Read the files of a stage; one that is torn is left out and noted, since a report shows what there is."""
+
+    def read(file: Path) -> Json | None:
+        try:
+            return _json_of(file)
+        except DataError as error:
+            notes.append(str(error))
+            return None
+
     return StageFiles(
         name=name,
-        job=_json_of(path / "job.json"),
-        record=record,
-        progress=_json_of(path / "progress.json"),
-        failure=_json_of(path / "failure.json"),
-        results=_json_of(path / "outputs" / "results.json"),
+        job=read(path / "job.json"),
+        record=read(path / "record.json"),
+        progress=read(path / "progress.json"),
+        failure=read(path / "failure.json"),
+        results=read(path / "outputs" / "results.json"),
         metrics=read_metrics(metrics_file(path)) if with_metrics else (),
     )
 

@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
-RunState = Literal["running", "finished", "failed", "killed"]
-"""`killed`: stopped before its end, by hand or by a loss; it can go on."""
+from charter.artifacts.stage_state import TrackerState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +85,7 @@ class Destination(Protocol):
         """Keep a file, or a directory, under a name."""
         ...
 
-    def set_state(self, run: str, state: RunState, *, ended_at: float | None) -> None:
+    def set_state(self, run: str, state: TrackerState, *, ended_at: float | None) -> None:
         """Say how the run is."""
         ...
 

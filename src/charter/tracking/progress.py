@@ -7,26 +7,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from charter.artifacts.lease import LEASE, read_holder
 from charter.artifacts.safe_path import wrong_name
-from charter.artifacts.stage_dir import PROGRESS
-from charter.tracking.base import RunState
+from charter.artifacts.stage_state import TRACKER_STATES, State, TrackerState, read_stage, stage_state
 
 EVENTS_FILE = "events.jsonl"
-ENDS: Mapping[str, RunState] = {
-    "stage_done": "finished",
+ENDS: Mapping[str, State] = {
+    "stage_done": "done",
     "stage_failed": "failed",
-    "stage_interrupted": "killed",
-    "stage_restart": "killed",
-    "attempt_abandoned": "killed",
+    "stage_interrupted": "interrupted",
+    "stage_restart": "interrupted",
+    "attempt_abandoned": "interrupted",
 }
-"""What an event says of the stage that it names."""
+"""States that events put the stage in that they name."""
+STOPS: Mapping[str, State] = {"interrupted": "interrupted", "budget": "interrupted"}
+"""States that a run is in by the label with which it stopped; any other label is a failure."""
 
 
 @dataclass(kw_only=True)
 class Standing:
     """How a run or a stage is."""
 
-    state: RunState = "running"
+    state: TrackerState = "running"
     started_at: float | None = None
     ended_at: float | None = None
     attempts: int = 0
@@ -39,10 +41,10 @@ class Standing:
         self.started_at = at if self.started_at is None else self.started_at
         self.attempts += 1
 
-    def end(self, state: RunState, at: float) -> None:
-        """It ended."""
-        self.state, self.ended_at = state, at
-        self.interruptions += state == "killed"
+    def end(self, state: State, at: float) -> None:
+        """End in a state."""
+        self.state, self.ended_at = TRACKER_STATES[state] or "running", at
+        self.interruptions += state == "interrupted"
 
     def tags(self) -> dict[str, str]:
         """What trackers are told of it as tags."""
@@ -61,7 +63,18 @@ class RunProgress:
     _at_bytes: int = 0
 
     def look(self) -> None:
-        """Take in new events."""
+        """Take in new events, and the ends that nobody has lived to write down."""
+        self._read_events()
+        supervisor = read_holder(self.run_dir / LEASE)
+        if supervisor is None or not supervisor.is_here or supervisor.is_alive:
+            return
+        now = time.time()
+        for directory in self.running():
+            state = stage_state(read_stage(directory, proof="sizes", now=now), now=now).state
+            if TRACKER_STATES[state] not in (None, "running"):
+                self.stages[directory].end(state, now)
+
+    def _read_events(self) -> None:
         try:
             with (self.run_dir / EVENTS_FILE).open("rb") as file:
                 file.seek(self._at_bytes)
@@ -92,9 +105,9 @@ class RunProgress:
             self._end_what_runs(at)
             self.run.start(at)
         elif event == "run_done":
-            self.run.end("finished", at)
+            self.run.end("done", at)
         elif event == "run_stopped":
-            self.run.end("killed" if entry.get("label") in ("interrupted", "budget") else "failed", at)
+            self.run.end(STOPS.get(str(entry.get("label")), "failed"), at)
         elif event == "stage_started" and (directory := self._own(entry.get("directory"))) is not None:
             self._by_name[str(entry.get("stage"))] = directory
             self.stages.setdefault(directory, Standing()).start(at)
@@ -111,19 +124,10 @@ class RunProgress:
         """A run that begins ends what a killed supervisor left running in the events."""
         for standing in (self.run, *self.stages.values()):
             if standing.state == "running" and standing.attempts:
-                standing.end("killed", at)
+                standing.end("interrupted", at)
 
     def _own(self, directory: Any) -> Path | None:
         """The stage directory that an event names, looked up in this run, wherever the run has been moved to."""
         name = Path(str(directory)).name
         path = self.run_dir / "stages" / name
         return path if wrong_name(name) is None and path.is_dir() else None
-
-
-def read_stage_progress(stage_dir: Path) -> dict[str, Any]:
-    """What a stage last said of its progress; empty where it has said nothing."""
-    try:
-        found = json.loads((stage_dir / PROGRESS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

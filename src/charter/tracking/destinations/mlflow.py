@@ -7,16 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from charter.artifacts.stage_state import TrackerState
 from charter.errors import MissingExtraError
 from charter.spec.tracking import MlflowSettings
-from charter.tracking.base import Input, Row, RunFacts, RunState
+from charter.tracking.base import Input, Row, RunFacts
 from charter.tracking.secret_texts import Secrets, is_reference
 
 KEY_TAG = "charter.key"
 METRICS_PER_CALL, PARAMETERS_PER_CALL, TAGS_PER_CALL = 1000, 100, 100
 """What the server takes at most (MLflow 3.17, its checks of requests)."""
 LONGEST_VALUE, LONGEST_TAG, LONGEST_DIGEST = 6000, 8000, 36
-STATES: Mapping[RunState, str] = {
+STATES: Mapping[TrackerState, str] = {
     "running": "RUNNING",
     "finished": "FINISHED",
     "failed": "FAILED",
@@ -96,7 +97,7 @@ class MlflowDestination:
             named.symlink_to(path.resolve())
             self._client.log_artifact(run, str(named), place or None)
 
-    def set_state(self, run: str, state: RunState, *, ended_at: float | None) -> None:
+    def set_state(self, run: str, state: TrackerState, *, ended_at: float | None) -> None:
         """Running, or how it ended."""
         if state == "running":
             self._client.update_run(run, status=STATES[state])

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from charter.artifacts import durable
+from charter.artifacts.stage_state import read_progress
 from charter.errors import DataError
 from charter.metering.row import METER_GLOB, MeterRow, row_of
 from charter.tracking.journal import PROMETHEUS, live_path, tracking_dir
-from charter.tracking.progress import RunProgress, Standing, read_stage_progress
+from charter.tracking.progress import RunProgress, Standing
 from charter.tracking.run_facts import Followed
 
 ADDRESS = "127.0.0.1"
@@ -160,7 +161,7 @@ class Endpoint:
             StageView(
                 name=path.name.rpartition("-")[0],
                 standing=standing,
-                progress=read_stage_progress(path),
+                progress=read_progress(path),
                 machines=tuple(last_rows(path)),
             )
             for path, standing in progress.stages.items()

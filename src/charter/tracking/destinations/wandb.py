@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from charter.artifacts import durable
+from charter.artifacts.stage_state import TrackerState
 from charter.errors import MissingExtraError
 from charter.spec.tracking import WandbSettings
-from charter.tracking.base import Row, RunFacts, RunState
+from charter.tracking.base import Row, RunFacts
 from charter.tracking.secret_texts import Secrets
 
 INIT_SECONDS, FINISH_SECONDS = 20, 20
@@ -84,7 +85,7 @@ class WandbDestination:
         artifact.add_file(str(path), name=name)
         self._open(run).log_artifact(artifact)
 
-    def set_state(self, run: str, state: RunState, *, ended_at: float | None) -> None:
+    def set_state(self, run: str, state: TrackerState, *, ended_at: float | None) -> None:
         """A run that ended is closed, which waits until all of it has arrived."""
         opened = self._open(run)
         opened.summary["charter_state"] = state

@@ -1,0 +1,229 @@
+"""One state per stage: status, dashboard, reports, trackers and Prometheus say the same of every awkward run."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sqlalchemy")
+pytest.importorskip("starlette")
+
+from dashboard_case import ProjectCase
+
+from charter.artifacts import durable
+from charter.artifacts.job_files import JobFiles, Submission, write_submission
+from charter.artifacts.lease import Holder, host_id, start_ticks
+from charter.artifacts.stage_state import STATES, TRACKER_STATES, Phase
+from charter.dashboard.discovery import Found
+from charter.dashboard.reading import ProjectReader
+from charter.errors import ExitCode
+from charter.report.cost import cost_json
+from charter.report.overview import overview
+from charter.report.read import read_run
+from charter.run.status import status_of
+from charter.spec.load import load_project
+from charter.tracking.destinations.prometheus import StageView, figures
+from charter.tracking.progress import RunProgress
+
+NOBODY = 65534
+
+
+class Awkward:
+    """Writes the files of one awkward run; each method says where its stage stands, as a phase."""
+
+    def __init__(self, root: Path) -> None:
+        self.case = ProjectCase(root)
+        self.case.plan()
+        self.case.event("run_started", run="demo", todo=["sft", "pm", "ppo", "judged"])
+
+    def begin(self, name: str = "sft", **holder: object) -> Path:
+        directory = self.case.directory(name)
+        self.case.event("stage_started", stage=name, directory=str(directory), number=1)
+        if holder:
+            lease = {"pid": os.getpid(), "start_ticks": start_ticks(os.getpid()), "host": host_id(), "since": 0.0}
+            durable.write_json(directory / "lease.json", asdict(Holder(**{**lease, **holder})))  # type: ignore[arg-type]
+        return directory
+
+    def never_run(self):
+        return "sft", Phase.PENDING
+
+    def queued(self):
+        directory = self.begin()
+        sent = Submission(
+            engine="slurm", name="demo", token="t", number=1, settings="s", attempt=1, nodes=1, spares=0, processes=1,
+            accelerator="cpu", count=1, market="owned", job_id="17",
+        )  # fmt: skip
+        write_submission(JobFiles(directory, 1), sent)
+        return "sft", Phase.QUEUED
+
+    def gated(self):
+        for name, steps in (("sft", 40), ("pm", 20), ("ppo", 20)):
+            self.case.done(name, steps)
+        return "judged", Phase.WAITING
+
+    def held(self):
+        self.case.event("budget_hold", scope="stage", name="sft", message="$10 are spent")
+        return "sft", Phase.HELD
+
+    def held_with_a_checkpoint(self):
+        directory = self.begin()
+        (directory / "state" / "step-00000010").mkdir(parents=True)
+        durable.write_json(directory / "state" / "step-00000010" / "manifest.json", {})
+        self.case.event("stage_interrupted", stage="sft")
+        self.case.event("budget_hold", scope="run", message="$10 are spent")
+        return "sft", Phase.HELD
+
+    def starting(self):
+        self.begin(since=time.time())
+        return "sft", Phase.STARTING
+
+    def running(self):
+        self.case.progress("sft", 3, 40, updated_at=time.time())
+        self.begin(since=time.time() - 60)
+        return "sft", Phase.RUNNING
+
+    def killed(self):
+        with subprocess.Popen([sys.executable, "-c", ""]) as child:
+            ticks = start_ticks(child.pid)
+        self.begin(pid=child.pid, start_ticks=ticks)
+        supervisor = Holder(pid=child.pid, start_ticks=ticks, host=host_id(), since=0.0)
+        durable.write_json(self.case.run / "lease.json", asdict(supervisor))
+        return "sft", Phase.INTERRUPTED
+
+    def stopped(self):
+        durable.write_json(
+            self.begin() / "failure.json", {"message": "stopped", "exit_code": int(ExitCode.INTERRUPTED)}
+        )
+        self.case.event("stage_interrupted", stage="sft")
+        return "sft", Phase.STOPPED
+
+    def stale(self):
+        self.case.done("sft", 40)
+        file = self.case.root / "charter.yaml"
+        file.write_text(file.read_text().replace("steps: 40", "steps: 80"))
+        return "sft", Phase.STALE
+
+    def failed(self):
+        self.begin()
+        self.case.failed("sft", "the loss is not a number")
+        self.case.event("stage_failed", stage="sft")
+        return "sft", Phase.FAILED
+
+    def damaged(self):
+        self.case.done("sft", 40)
+        with (self.case.directory("sft") / "outputs" / "model" / "weights").open("r+b") as weights:
+            weights.truncate(900)
+        return "sft", Phase.DAMAGED
+
+    def torn_record(self):
+        self.case.done("sft", 40)
+        record = self.case.directory("sft") / "record.json"
+        record.write_bytes(record.read_bytes()[:100])
+        return "sft", Phase.DAMAGED
+
+    def torn_progress(self):
+        directory = self.begin(since=0.0)
+        (directory / "progress.json").write_text('{"step": 3, "targ')
+        return "sft", Phase.STARTING
+
+    def read_only(self):
+        self.case.done("sft", 40)
+        self.case.attempt("sft", seconds=60, steps=40)
+        return "sft", Phase.DONE
+
+    def elsewhere(self):
+        self.case.progress("sft", 3, 40, updated_at=time.time())
+        self.begin(host="another-host/boot", pid=1)
+        return "sft", Phase.RUNNING
+
+    def elsewhere_and_silent(self):
+        lease = self.begin(host="another-host/boot", pid=1) / "lease.json"
+        os.utime(lease, (1.0, 1.0))
+        self.case.event("attempt_abandoned", stage="sft")
+        return "sft", Phase.INTERRUPTED
+
+    def elsewhere_by_the_ledger(self):
+        self.begin()
+        self.case.attempt("sft", seconds=5, outcome="running", after=time.time() - 1_790_000_000.0 - 10)
+        return "sft", Phase.RUNNING
+
+
+RUNS = [name for name in vars(Awkward) if not name.startswith("_") and name not in ("begin",)]
+
+
+def by_status(case):
+    stages = {stage["name"]: stage for stage in status_of(case.project, case.root)["stages"]}
+    return {name: (stage["phase"], stage["state"]) for name, stage in stages.items()}
+
+
+def by_dashboard(case):
+    snapshot = ProjectReader(Found(key="k", root=case.root, label="demo")).snapshot(wait=True)
+    return {stage.name: (stage.phase, None) for stage in snapshot.stages}
+
+
+def by_report(case):
+    return {stage.name: (stage.phase, stage.state) for stage in overview(read_run(case.root)).stages}
+
+
+def by_cost(case):
+    run = read_run(case.root)
+    stages = cost_json(overview(run), run.accounted)["stages"]
+    return {stage["name"]: (stage["phase"], stage["state"]) for stage in stages}
+
+
+def by_trackers(case):
+    """The words of trackers and of Prometheus, of stages that have begun by the events."""
+    progress = RunProgress(run_dir=case.run)
+    progress.look()
+    views = tuple(
+        StageView(name=path.name.rpartition("-")[0], standing=standing, progress={}, machines=())
+        for path, standing in progress.stages.items()
+    )
+    gauge = next(
+        item for item in figures("demo", progress.run, views, cost_usd=None) if item.name == "charter_stage_state"
+    )
+    words = {labels[1]: labels[2] for labels, _ in gauge.values}
+    assert words == {view.name: view.standing.state for view in views}
+    return words
+
+
+@contextlib.contextmanager
+def read_only(root):
+    """A tree that this process may only read: root, who may write everywhere, is somebody else meanwhile."""
+    paths = [root, *root.rglob("*")]
+    for path in paths:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    for path in root.parents:
+        if path.stat().st_uid == os.getuid() and path != Path("/"):
+            path.chmod(path.stat().st_mode | 0o011)
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+        for path in paths:
+            path.chmod(0o755)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_view_gives_the_same_state(tmp_path, name):
+    awkward = Awkward(tmp_path / "demo")
+    stage, phase = getattr(awkward, name)()
+    case = awkward.case
+    case.project = load_project(case.root / "charter.yaml")
+    with read_only(case.root) if name == "read_only" else contextlib.nullcontext():
+        views = {view.__name__: view(case) for view in (by_status, by_dashboard, by_report, by_cost)}
+    assert {view: found[stage][0] for view, found in views.items()} == dict.fromkeys(views, phase)
+    states = {found[stage][1] for found in views.values()} - {None}
+    has_checkpoint = name == "held_with_a_checkpoint"
+    assert states == {"interrupted" if has_checkpoint else STATES[phase]}
+    assert len({tuple(found.items()) for found in ({s: p for s, (p, _) in v.items()} for v in views.values())}) == 1
+    word = by_trackers(case).get(stage)
+    assert word in (None, TRACKER_STATES[states.pop()] or "running")
