@@ -3,12 +3,22 @@
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Literal, TypedDict
 
-Outcome = Literal["running", "done", "failed", "interrupted", "killed", "hung"]
 Clock = Literal["monotonic", "wall", "wall_backwards", "engine", "imported"]
 NO_TAGS = "{}"
-OUTCOMES: tuple[Outcome, ...] = ("running", "done", "failed", "interrupted", "killed", "hung")
+
+
+class Outcome(StrEnum):
+    """End of an attempt, or that it has not ended."""
+
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    KILLED = "killed"
+    HUNG = "hung"
 
 
 @dataclass(frozen=True, kw_only=True)

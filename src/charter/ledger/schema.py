@@ -20,7 +20,7 @@ from sqlalchemy import (
 )
 
 from charter.errors import DataError
-from charter.ledger.attempt import OUTCOMES
+from charter.ledger.attempt import Outcome
 from charter.ledger.call import OUTCOMES_OF_CALLS
 from charter.ledger.database import Database, damaged
 from charter.ledger.place import NoLedgerError
@@ -76,7 +76,7 @@ attempts = Table(
     UniqueConstraint("run", "stage", "number"),
     CheckConstraint("duration_milliseconds >= 0"),
     CheckConstraint("count >= 1"),
-    CheckConstraint("outcome IN ({})".format(", ".join(f"'{name}'" for name in OUTCOMES))),
+    CheckConstraint("outcome IN ({})".format(", ".join(f"'{name}'" for name in Outcome))),
     sqlite_autoincrement=True,
 )
 IS_RUNNING = text("outcome = 'running'")

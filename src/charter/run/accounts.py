@@ -320,7 +320,7 @@ class EngineRecords:
             shard=shard_of(submission, start.shard),
             host=start.nodes[0] if start.nodes else "",
         )
-        outcome: Outcome = "done" if _went_well(start) else "killed"
+        outcome: Outcome = Outcome.DONE if _went_well(start) else Outcome.KILLED
         note = "" if outcome == "done" else f"{submission.engine} says {start.state}"
         self._ledger.end(attempt_id, at=start.ended_at or start.started_at, outcome=outcome, note=note)
         return attempt_id
@@ -419,7 +419,7 @@ def end_finished(ledger: Ledger, stages: Iterable[PlannedStage], *, run: str, ke
         found = None if stage is None else _good_end(stage)
         if stage is not None and found is not None and found[0] == row.job_id and is_finished(stage):
             step = checkpoint_step(stage.directory)
-            ledger.end(row.attempt_id, at=found[1], outcome="done", kept_step=step)
+            ledger.end(row.attempt_id, at=found[1], outcome=Outcome.DONE, kept_step=step)
 
 
 def end_dropped(ledger: Ledger, stage: PlannedStage, *, run: str) -> None:
@@ -427,7 +427,7 @@ def end_dropped(ledger: Ledger, stage: PlannedStage, *, run: str) -> None:
     end_finished(ledger, [stage], run=run, keep_jobs=())
     for row in ledger.running(run=run):
         if row.stage == stage.name and row.job_id is not None:
-            ledger.end(row.attempt_id, at=time.time(), outcome="killed", note="its job was ended for another one")
+            ledger.end(row.attempt_id, at=time.time(), outcome=Outcome.KILLED, note="its job was ended for another one")
 
 
 def _good_end(stage: PlannedStage) -> tuple[str, float] | None:

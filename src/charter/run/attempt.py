@@ -303,14 +303,14 @@ def outcome_of(ending: Ending) -> Outcome:
     """The ledger's word for an ending that did not finish the stage."""
     match ending.failure:
         case "stopped" | "time_limit" | "preempted":
-            return "interrupted" if ending.exit_code == INTERRUPTED_EXIT else "killed"
+            return Outcome.INTERRUPTED if ending.exit_code == INTERRUPTED_EXIT else Outcome.KILLED
         case "hung":
-            return "hung"
+            return Outcome.HUNG
         case "lost" | "crashed" | "timeout":
-            return "killed"
+            return Outcome.KILLED
         case "out_of_memory":
-            return "killed" if ending.exit_code in (-signal.SIGKILL, 137) else "failed"
-    return "failed"
+            return Outcome.KILLED if ending.exit_code in (-signal.SIGKILL, 137) else Outcome.FAILED
+    return Outcome.FAILED
 
 
 def describe_ending(attempt: RunningAttempt, ending: Ending) -> str:

@@ -13,7 +13,7 @@ from charter.errors import BudgetError, CharterError, ExitCode, InterruptedRunEr
 from charter.launch.commands import module_of
 from charter.launch.engine import Engine, StageStart
 from charter.launch.machine import frozen_values
-from charter.ledger import Ledger
+from charter.ledger import Ledger, Outcome
 from charter.run.accounts import EngineRecords, begin_job_attempt, end_dropped, shard_of, start_key
 from charter.run.approval import Gate
 from charter.run.attempt import (
@@ -260,7 +260,7 @@ class Supervisor:
     def close(self) -> None:
         """Settle what is still open in the ledger; the engine has ended its processes by now."""
         for attempt in self._active:
-            end_attempt(self._ledger, attempt, "killed", note="the supervisor ended")
+            end_attempt(self._ledger, attempt, Outcome.KILLED, note="the supervisor ended")
         self._active.clear()
 
     def _heed(self, signals: StopSignals) -> None:
@@ -353,7 +353,7 @@ class Supervisor:
         if self._records is not None:
             self._records.ended(stage)
         if is_finished(stage):
-            end_attempt(self._ledger, attempt, "done")
+            end_attempt(self._ledger, attempt, Outcome.DONE)
             write_timings(self._ledger, self._pipeline.project, stage)
             done.add(stage.name)
             self._show(attempt)

@@ -12,6 +12,7 @@ from charter.calibration.rows.measurement import Measurement, parse
 from charter.calibration.validate import safe_cases
 from charter.catalog.accelerators import parse_request
 from charter.errors import Problem, SpecError, UsageError
+from charter.ledger.attempt import Outcome
 from charter.ledger.imported import ImportedAttempt, note_of
 from charter.run.imports.logs import Format, FoundAttempt, FoundRun, seconds_per_step
 from charter.spec.stage import Stage
@@ -169,7 +170,7 @@ def _attempt(
         duration_milliseconds=round(seconds * 1000),
         first_step=attempt.first_step,
         last_step=attempt.last_step,
-        outcome=("done" if found.is_done else "interrupted") if last else "killed",
+        outcome=(Outcome.DONE if found.is_done else Outcome.INTERRUPTED) if last else Outcome.KILLED,
         tokens=attempt.tokens,
         price_micro_usd_per_hour=price,
         price_source=None if price is None else "--usd-per-hour of charter import",

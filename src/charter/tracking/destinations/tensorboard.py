@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from charter.artifacts import durable
+from charter.artifacts.stage_state import TrackerState
 from charter.errors import MissingExtraError
-from charter.tracking.base import Row, RunFacts, RunState
+from charter.tracking.base import Row, RunFacts
 
 EVENTS, STATE = "events.out.tfevents.0.charter", "charter.json"
 MACHINE = "machine"
@@ -63,7 +64,7 @@ class TensorboardDestination:
             shown = content if path.suffix == ".md" else f"```json\n{content}\n```"
             _append(self._directory / run, [_text_event(name, shown)])
 
-    def set_state(self, run: str, state: RunState, *, ended_at: float | None) -> None:
+    def set_state(self, run: str, state: TrackerState, *, ended_at: float | None) -> None:
         """As a text."""
         _append(self._directory / run, [_text_event("state", state)])
 
