@@ -34,7 +34,7 @@ def test_the_run_does_the_rest_then_ends_with_6_and_says_what_to_type(held, undi
         "waits for approval: charter approve b"
     ]
     waiting = held.status()["b"]
-    assert (waiting["state"], waiting["why"]) == ("pending", "never run; waits for approval: charter approve b")
+    assert (waiting["state"], waiting["why"]) == ("pending", "waits for approval: charter approve b")
     assert [line.split()[:3] for line in held.charter("run", "--dry-run").out.splitlines()][1] == ["b", "would", "wait"]
     assert held.run().code == 6
     given = held.charter("approve", "b", "--yes", "--note", "looked at all of it")

@@ -91,7 +91,10 @@ def test_a_corrupt_record(work):
     record.write_text(content[: len(content) // 2])
     done = refused(work, 8, "record.json is not valid JSON", "mv ")
     assert done.names("stage_started") == []
-    assert work.charter("status").code == 8
+    shown = work.charter("status")
+    assert shown.code == 0
+    assert "damaged" in shown.out
+    assert "record.json is not valid JSON" in shown.out
     record.write_text(content)
     assert work.run().names("stage_started") == []
 

@@ -178,19 +178,20 @@ class StageDir:
             },
         )
 
-    def cut_metrics(self, step: int) -> None:
-        """Cut the lines of steps after `step`, which will be done again, and a torn last line."""
+    def cut_metrics(self, step: int) -> int:
+        """Cut the lines of steps after `step`, which will be done again, and a torn last line; return the last step."""
         path = self.path / METRICS
         if not path.exists():
-            return
-        keep_bytes = 0
+            return 0
+        keep_bytes, last = 0, 0
         with path.open("rb") as file:
             for line in file:
-                if _step_of(line) > step:
+                if (of := _step_of(line)) > step:
                     break
-                keep_bytes += len(line)
+                keep_bytes, last = keep_bytes + len(line), int(of)
         if keep_bytes < path.stat().st_size:
             durable.truncate(path, keep_bytes)
+        return last
 
 
 def _as_kept(files: Mapping[str, FileFact], kept: Mapping[str, FileFact]) -> Mapping[str, FileFact]:

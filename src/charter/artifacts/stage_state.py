@@ -90,10 +90,10 @@ URGENCY = (
 
 @dataclass(frozen=True, kw_only=True)
 class JobNow:
-    """A job of a scheduler that has been submitted and not ended, as far as the files say."""
+    """A job of a scheduler that was submitted, as far as the files of the stage say."""
 
-    is_queued: bool
-    why: str
+    stands: Literal["queued", "running", "ended"]
+    why: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,10 +178,13 @@ def _phase(evidence: StageEvidence, now: float) -> tuple[Phase, str]:
     if evidence.has_job:
         if evidence.holder:
             return (Phase.RUNNING if evidence.has_reported else Phase.STARTING), evidence.holder
-        if evidence.job is not None:
-            return (Phase.QUEUED if evidence.job.is_queued else Phase.RUNNING), evidence.job.why
+        job = evidence.job
+        if job is not None and job.stands != "ended":
+            return (Phase.QUEUED if job.stands == "queued" else Phase.RUNNING), job.why
+        # The ledger's last sign may be a moment old: files that tell of an end are newer.
+        has_ended = evidence.is_ended_here or job is not None or evidence.failure_code is not None
         is_heard = evidence.last_sign is not None and now - evidence.last_sign <= ALIVE_SECONDS
-        if is_heard and not evidence.is_ended_here:
+        if is_heard and not has_ended:
             return Phase.RUNNING, "on another machine, by the ledger"
         # A process that stopped at a safe point leaves a failure of its own with the code for "can be resumed".
         if evidence.failure_code is not None and evidence.failure_code != ExitCode.INTERRUPTED:
@@ -310,7 +313,7 @@ def whole_number(value: Any) -> int | None:
 
 
 def job_now(stage_dir: Path, *, now: float | None = None) -> JobNow | None:
-    """Return the job of a stage that waits or runs, by what its agents and its supervisor have written."""
+    """Return the newest job of a stage, by what its agents and its supervisor have written; None where nobody knows."""
     submissions = numbers(stage_dir)
     if not submissions:
         return None
@@ -320,7 +323,7 @@ def job_now(stage_dir: Path, *, now: float | None = None) -> JobNow | None:
     records = [*JobFiles(stage_dir, submission.number).nodes()]
     name = f"{submission.engine} job {submission.job_id}"
     if not records:
-        return JobNow(is_queued=True, why=f"waits in the queue as {name}")
+        return JobNow(stands="queued", why=f"waits in the queue as {name}")
     latest = max(record.restart for record in records)
     return _running_job(stage_dir, submission, [record for record in records if record.restart == latest], name, now)
 
@@ -330,7 +333,7 @@ def _running_job(
 ) -> JobNow | None:
     running = [record for record in records if record.ended_at is None]
     if not running:
-        return None
+        return JobNow(stands="ended")
     at = time.time() if now is None else now
     signs = [heartbeat_path(stage_dir, record.first_rank) for record in running]
     seen_at = [path.stat().st_mtime for path in signs if path.exists()] + [record.started_at for record in running]
@@ -338,7 +341,7 @@ def _running_job(
         return None
     hosts = ", ".join(sorted({record.host for record in running})[:4])
     what = f"{len(running)} of {len(submission.shards)} tasks" if submission.shards else "it"
-    return JobNow(is_queued=False, why=f"{what} on {hosts} as {name}")
+    return JobNow(stands="running", why=f"{what} on {hosts} as {name}")
 
 
 def budget_holds(events: Iterable[Mapping[str, Any]]) -> dict[str, str]:

@@ -171,7 +171,10 @@ def make_records(
         files.sweep()
     work = _Work(files, stage.job.fingerprint)
     keys, totals = work.look(batches, of=(rank, ranks) if apart else None)
-    stage.cut_metrics(len(work.finished)) if alone_here else None
+    if alone_here:
+        reported = stage.cut_metrics(len(work.finished))
+        if ranks == 1:
+            _report_left_out(stage, work, len(keys), reported, summarise)
     missing = (number for number in keys if number not in work.finished and number % ranks == rank)
     wanted = set(missing)
     makings = ((number, make(items)) for number, items in _numbered(batches) if number in wanted)
@@ -200,12 +203,29 @@ def make_records(
     _publish(stage, files, keys, _figures(totals, summarise))
 
 
+def _report_left_out(
+    stage: StageDir,
+    work: "_Work",
+    target: int,
+    reported: int,
+    summarise: Callable[[Mapping[str, float]], Mapping[str, float]],
+) -> None:
+    """Report the batches that were written before a kill and not reported since: their records count all the same."""
+    totals: dict[str, float] = {}
+    for step, facts in enumerate(work.facts, start=1):
+        _add(totals, facts)
+        if step > reported:
+            stage.report(step, target, UNIT, summarise(totals), {"records": facts.records, "tokens": facts.tokens})
+
+
 class _Work:
     """Which batches are there, and how one is written."""
 
     def __init__(self, files: BatchFiles, fingerprint: str) -> None:
         self.files = files
         self.finished: set[int] = set()
+        self.facts: list[BatchFacts] = []
+        """Of the batches that were there at the last look, in order."""
         self._fingerprint = fingerprint
 
     def look(
@@ -215,6 +235,7 @@ class _Work:
         keys: dict[int, str] = {}
         totals: dict[str, float] = {}
         self.finished.clear()
+        self.facts.clear()
         for number, items in _numbered(batches):
             keys[number] = batch_key(self._fingerprint, number, [item.id for item in items])
             if of is not None and number % of[1] != of[0]:
@@ -222,6 +243,7 @@ class _Work:
             facts = self.files.verified(number, keys[number])
             if facts is not None:
                 self.finished.add(number)
+                self.facts.append(facts)
                 _add(totals, facts)
         return keys, totals
 

@@ -13,7 +13,7 @@ from charter.artifacts.lease import LEASE, STALE_AFTER_SECONDS, read_holder
 from charter.artifacts.stage_state import Phase, read_progress
 from charter.errors import CharterError
 from charter.run.approval import waiting_words, waits_for_approval
-from charter.run.events import EVENTS_FILE, last_events
+from charter.run.events import EVENT_BYTES, EVENTS_FILE, last_events
 from charter.run.graph import PlannedStage, build_pipeline
 from charter.run.paths import run_dir
 from charter.run.staleness import states_of
@@ -137,7 +137,7 @@ def _touched_at(path: Path) -> float:
 
 def _last_word(path: Path, *, since: float) -> dict[str, Any] | None:
     """Return the last event of a whole run since a time."""
-    for event in reversed(last_events(path)):
+    for event in reversed(last_events(path, most=EVENT_BYTES)):
         if event.get("event") in OF_RUNS:
             return event if float(event.get("time", 0.0)) >= since else None
     return None

@@ -20,7 +20,7 @@ def test_a_stage_that_was_never_submitted_has_no_job(tmp_path):
 @pytest.mark.parametrize(
     ("newest", "now"),
     [
-        (SENT, JobNow(is_queued=True, why="waits in the queue as slurm job 17")),
+        (SENT, JobNow(stands="queued", why="waits in the queue as slurm job 17")),
         (replace(SENT, ended=True), None),
         (replace(SENT, job_id=None), None),
     ],

@@ -281,3 +281,22 @@ def test_nothing_usable_is_an_error_that_says_so(tmp_path):
             summarise=lambda totals: {},
         )
     assert not (tmp_path / "empty" / "record.json").exists()
+
+
+def test_a_kill_between_a_batch_and_its_report_loses_no_line(tmp_path, monkeypatch):
+    def lines(path):
+        rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+        return [{key: value for key, value in row.items() if key != "time"} for row in rows]
+
+    def kill(stage, kind, number, when):
+        if (kind, number, when) == ("checkpoint", 2, "after"):
+            raise KeyboardInterrupt
+
+    run(tmp_path / "undisturbed")
+    monkeypatch.setattr("charter.feedback.records.faults.boundary", kill)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "killed")
+    monkeypatch.undo()
+    assert [row["step"] for row in lines(tmp_path / "killed")] == [1]
+    run(tmp_path / "killed")
+    assert lines(tmp_path / "killed") == lines(tmp_path / "undisturbed")
