@@ -1,1 +1,1 @@
-"""What the user asks: `charter.yaml` as frozen values, read and checked."""
+"""The user's request: `charter.yaml` as frozen values, read and checked."""

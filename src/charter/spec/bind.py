@@ -24,10 +24,10 @@ NO_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
 
 def read_as(cls: type, value: Any) -> Any:
     """A plain value as this dataclass; pydantic's `ValidationError` where it is none."""
-    given = frozenset(value) if isinstance(value, dict) else frozenset()
-    known = given & {item.name for item in fields(cls)}
-    found = _adapter(cls, known).validate_json(json.dumps(value), strict=True)
-    return cls(**vars(found))
+    keys = frozenset(value) if isinstance(value, dict) else frozenset()
+    own_fields = keys & {item.name for item in fields(cls)}
+    instance = _adapter(cls, own_fields).validate_json(json.dumps(value), strict=True)
+    return cls(**vars(instance))
 
 
 @cache
@@ -40,9 +40,9 @@ def _adapter(cls: type, given: frozenset[str]) -> Any:
 
 def _narrowed(cls: Any, given: frozenset[str]) -> type:
     """The dataclass with only the fields that are given, and those that have to be."""
-    kept = [(item.name, item.type, copy(item)) for item in fields(cls) if item.name in given or _is_required(item)]
+    required = [(item.name, item.type, copy(item)) for item in fields(cls) if item.name in given or _is_required(item)]
     namespace = {"__module__": cls.__module__, "__pydantic_config__": cls.__pydantic_config__}
-    return make_dataclass(cls.__name__, kept, namespace=namespace, kw_only=True, init=False, repr=False, eq=False)
+    return make_dataclass(cls.__name__, required, namespace=namespace, kw_only=True, init=False, repr=False, eq=False)
 
 
 def _is_required(item: Field[Any]) -> bool:
@@ -80,7 +80,7 @@ _EXPECTED: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """What could be read of a document, and what was wrong with the rest."""
+    """The readable part of a document, and the problems of the rest."""
 
     project: Project | None
     """The whole project, when nothing was wrong with its types."""
@@ -107,8 +107,8 @@ def bind(document: Document) -> Bound:
         parts[section] = _read_table(document, section, problems)
     rest = {key: value for key, value in document.value.items() if key not in parts and value is not None}
     header = _read(Project, {**rest, "models": {}, "pipeline": {}, "data": {}}, (), document, problems)
-    whole = isinstance(header, Project) and not problems
-    project = replace(header, **parts) if whole else None
+    complete = isinstance(header, Project) and not problems
+    project = replace(header, **parts) if complete else None
     models, data, stages = parts["models"], parts["data"], parts["pipeline"]
     return Bound(project=project, models=models, data=data, stages=stages, problems=tuple(problems))
 
@@ -125,7 +125,7 @@ def _read_table(document: Document, section: str, problems: list[Problem]) -> di
         return {}
     if not table and section != "data":
         problems.append(document.problem((section,), "is empty", hint=_SECTION_HINTS[section]))
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in table.items():
         cls = TABLES.get(section) or _stage_class(document, name, value, problems)
         before = len(problems)
@@ -133,8 +133,8 @@ def _read_table(document: Document, section: str, problems: list[Problem]) -> di
         if item is None and cls is not None and section == "pipeline":
             item = _rest_of(cls, value, document, problems[before:])
         if item is not None:
-            found[name] = item
-    return found
+            values[name] = item
+    return values
 
 
 def _rest_of(cls: type, value: Mapping[str, Any], document: Document, told: Sequence[Problem]) -> Any:
@@ -182,7 +182,7 @@ def _read(cls: type, value: Any, path: Path_, document: Document, problems: list
     try:
         return read_as(cls, value)
     except ValidationError as error:
-        told: dict[Path_, Problem] = {}
+        reported: dict[Path_, Problem] = {}
         missing: dict[Path_, list[str]] = {}
         for item in error.errors(include_url=False):
             location = (*path, *item["loc"])
@@ -190,8 +190,8 @@ def _read(cls: type, value: Any, path: Path_, document: Document, problems: list
                 missing.setdefault(location[:-1], []).append(repr(location[-1]))
                 continue
             place, problem = _tell(cls, value, path, item, document)
-            told[place] = _join(told[place], problem) if place in told else problem
-        problems.extend(problem for place, problem in told.items() if not _is_told_inside(place, told))
+            reported[place] = _join(reported[place], problem) if place in reported else problem
+        problems.extend(problem for place, problem in reported.items() if not _is_told_inside(place, reported))
         for place, keys in missing.items():
             words = f"the key {keys[0]} is" if len(keys) == 1 else f"the keys {', '.join(keys)} are"
             problems.append(document.problem(place, f"{words} missing"))
@@ -205,36 +205,36 @@ def _tell(cls: type, value: Any, path: Path_, item: Mapping[str, Any], document:
         place = (*path, *outer, key)
         hint = did_you_mean(key, known_keys(_class_at(cls, outer)))
         return place, document.problem(place, f"unknown key {key!r}", hint=hint)
-    inner, found = _walk(value, location)
+    inner, reading = _walk(value, location)
     place = (*path, *inner)
     if kind == "value_error":
         return place, document.problem(place, str(item["ctx"]["error"]))
     if kind == "literal_error":
         allowed = item["ctx"]["expected"]
         words = [word.strip("'") for word in allowed.replace(" or ", ", ").split(", ")]
-        guess = nearest(found, words) if isinstance(found, str) else None
+        guess = nearest(reading, words) if isinstance(reading, str) else None
         hint = f"did you mean {guess!r}?" if guess else ""
-        return place, document.problem(place, f"expected {allowed}, found {kind_of(found)}", hint=hint)
+        return place, document.problem(place, f"expected {allowed}, found {kind_of(reading)}", hint=hint)
     expected = _EXPECTED.get(kind, item["msg"])
-    return place, document.problem(place, f"expected {expected}, found {kind_of(found)}")
+    return place, document.problem(place, f"expected {expected}, found {kind_of(reading)}")
 
 
 def _is_told_inside(place: Path_, told: Mapping[Path_, Problem]) -> bool:
-    """Whether a refusal is that of a union which a problem further inside explains."""
+    """Return True for the refusal of a union that a problem further inside explains."""
     return any(len(other) > len(place) and other[: len(place)] == place for other in told)
 
 
 def _join(first: Problem, second: Problem) -> Problem:
     """Two refusals of one value (each member of a union refuses it) as one."""
-    head, found = first.message.rpartition(", found ")[::2]
+    head, value = first.message.rpartition(", found ")[::2]
     other = second.message.rpartition(", found ")[0].removeprefix("expected ")
     if not head or not other:
         return first
-    return replace(first, message=f"{head} or {other}, found {found}")
+    return replace(first, message=f"{head} or {other}, found {value}")
 
 
 def _walk(value: Any, location: tuple[str | int, ...]) -> tuple[Path_, Any]:
-    """What of an error's location is in the value; pydantic also puts names of union members between."""
+    """Return the part of an error's location that is in the value; pydantic adds names of union members."""
     path: Path_ = ()
     for part in location:
         inside = value if isinstance(value, dict) else dict(enumerate(value)) if isinstance(value, list) else {}
@@ -262,4 +262,4 @@ def _class_at(cls: type, location: tuple[str | int, ...]) -> type | None:
 def _dataclass_in(hint: Any) -> Any:
     if isinstance(hint, type) and is_dataclass(hint):
         return hint
-    return next((found for found in map(_dataclass_in, get_args(hint)) if found), None)
+    return next((dataclass for dataclass in map(_dataclass_in, get_args(hint)) if dataclass), None)

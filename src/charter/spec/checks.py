@@ -211,9 +211,9 @@ def check_model(name: str, model: ModelSpec) -> Iterator[Problem]:
     path = f"models.{name}"
     yield from check_name(name, path)
     if (model.model is None) == (model.architecture is None):
-        found = "neither" if model.model is None else "both"
+        given_parts = "neither" if model.model is None else "both"
         hint = "model: a catalog name or a path; architecture: the sizes of a model that is made from scratch"
-        yield Problem(message=f"give either model or architecture; found {found}", path=path, hint=hint)
+        yield Problem(message=f"give either model or architecture; found {given_parts}", path=path, hint=hint)
     if model.model is not None and not model.model.strip():
         yield Problem(message="is empty; name a model", path=f"{path}.model")
     if model.architecture is not None:
@@ -259,8 +259,8 @@ def parse_part(text: str) -> tuple[int, int]:
     >>> parse_part("1/2")
     (1, 2)
     """
-    found = PART.fullmatch(text.strip())
-    index, count = (int(found[1]), int(found[2])) if found else (0, 0)
+    match = PART.fullmatch(text.strip())
+    index, count = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1 <= index <= count:
         raise ValueError(f"{text!r} is not a part; write 1/2 and 2/2 for the two halves, 1/4 to 4/4 for quarters")
     return index, count

@@ -42,12 +42,12 @@ def plain(value: Any) -> Any:
 
 
 def _is_given(value: Any, name: str) -> bool:
-    """Whether a field says something; an empty table or list that is also the default does not."""
-    found = getattr(value, name)
-    if found is None or found in ((), {}):
+    """Return True if a field is set; an empty table or list that is also the default is not."""
+    setting = getattr(value, name)
+    if setting is None or setting in ((), {}):
         item = next(item for item in fields(value) if item.name == name)
         default = item.default_factory() if item.default_factory is not MISSING else item.default
-        return bool(found != default)
+        return bool(setting != default)
     return True
 
 

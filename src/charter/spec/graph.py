@@ -25,7 +25,7 @@ _PAIR_ROLES = {
 
 
 def inputs_of(project: Project, stage_name: str) -> dict[str, tuple[str, ...]]:
-    """What a stage reads, by role: `{"policy": ("sl_cai",), "prompts": ("red_team",)}`."""
+    """Return the inputs of a stage by role: `{"policy": ("sl_cai",), "prompts": ("red_team",)}`."""
     return references(project.pipeline[stage_name])
 
 
@@ -127,7 +127,7 @@ def fitting_names(project: Project, stage: Stage, role: str) -> list[str]:
 
 
 def _needs_scores(stage: Stage, role: str) -> bool:
-    """Whether a role is for a preference model; a judge whose ratings are the reward is a language model."""
+    """Return True if a role needs a preference model; a judge whose ratings are the reward is a language model."""
     rates = role == "reward" and getattr(stage, "reward_from", "") == "judge"
     return role in PREFERENCE_MODEL_ROLES and not rates
 
@@ -193,17 +193,17 @@ def _check_cycles(project: Project) -> list[Problem]:
     done: set[str] = set()
     while ready := [name for name in waiting if name not in done and done.issuperset(waiting[name])]:
         done.update(ready)
-    problems, told = [], set(done)
+    problems, reported = [], set(done)
     for start in waiting:
-        if start in told:
+        if start in reported:
             continue
         trail: list[str] = [start]
         while (step := next(edge for edge in waiting[trail[-1]] if edge not in done)) not in trail:
             trail.append(step)
         cycle = trail[trail.index(step) :]
-        if told.isdisjoint(cycle):
+        if reported.isdisjoint(cycle):
             shown = " -> ".join([*cycle, cycle[0]])
             message = f"the stages form a cycle: {shown} (each reads the next)"
             problems.append(Problem(message=message, path=f"pipeline.{cycle[0]}", hint="remove one of these edges"))
-        told.update(trail)
+        reported.update(trail)
     return problems

@@ -1,4 +1,4 @@
-"""How stages are started on an engine that is not this machine: the section `launch:` of `charter.yaml`.
+"""Settings of stages started on an engine that is not this machine: the section `launch:` of `charter.yaml`.
 
 Execution only: nothing here changes what is computed, and no secret stands here, only the place where it is.
 """
@@ -127,7 +127,7 @@ class ManagedSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeChecks:
-    """What a node must show before an attempt starts on it."""
+    """Checks that a node must pass before an attempt starts on it."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
@@ -143,7 +143,7 @@ class NodeChecks:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """How stages are started elsewhere."""
+    """Settings of the engines that start stages elsewhere."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 

@@ -1,4 +1,4 @@
-"""How a model is spread over accelerators, and how its numbers are stored."""
+"""Spread of a model over accelerators, and the formats in which its numbers are stored."""
 
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
@@ -6,7 +6,7 @@ from typing import ClassVar
 
 
 class ZeroStage(IntEnum):
-    """What ZeRO (or FSDP) shards over the data-parallel group (Rajbhandari et al. 2020, section 5)."""
+    """States sharded by ZeRO (or FSDP) over the data-parallel group (Rajbhandari et al. 2020, section 5)."""
 
     NONE = 0
     OPTIMIZER = 1
@@ -15,7 +15,7 @@ class ZeroStage(IntEnum):
 
 
 class Recompute(StrEnum):
-    """Which activations are thrown away in the forward pass and made again in the backward pass."""
+    """Activations that are dropped in the forward pass and computed again in the backward pass."""
 
     NONE = "none"
     SELECTIVE = "selective"

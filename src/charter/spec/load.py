@@ -56,14 +56,14 @@ def _env_path(name: str) -> list[str] | None:
 
 def _match_case(value: Any, parts: Sequence[str]) -> list[str]:
     """The parts in the spelling of the file's keys; variables are often written in capitals."""
-    found = []
+    renamed = []
     for part in parts:
-        known = value if isinstance(value, dict) else {}
-        spelled = next((key for key in known if key == part), None)
-        spelled = spelled or next((key for key in known if key.lower() == part.lower()), part.lower())
-        found.append(spelled)
-        value = known.get(spelled)
-    return found
+        stages = value if isinstance(value, dict) else {}
+        spelled = next((key for key in stages if key == part), None)
+        spelled = spelled or next((key for key in stages if key.lower() == part.lower()), part.lower())
+        renamed.append(spelled)
+        value = stages.get(spelled)
+    return renamed
 
 
 def _put(document: Document, keys: Sequence[str], text: str, *, origin: str) -> list[Problem]:
@@ -91,7 +91,7 @@ def _put(document: Document, keys: Sequence[str], text: str, *, origin: str) -> 
 
 
 def _step(holder: Any, key: str) -> str | int | None:
-    """How `key` gets into a mapping or a list; None when it does not."""
+    """Return the step by which `key` enters a mapping or a list; None when it does not."""
     if isinstance(holder, dict):
         return key
     if isinstance(holder, list) and key.isdecimal() and int(key) < len(holder):
@@ -100,22 +100,22 @@ def _step(holder: Any, key: str) -> str | int | None:
 
 
 def _names_nothing(path: Path_, holder: Any, step: str | int) -> bool:
-    """Whether a path goes through a model, data set, stage or top-level key that is not there."""
+    """Return True if a path goes through a model, data set, stage or top-level key that is not there."""
     if not path:
         return step not in known_keys(Project)
     return path[0] in NAMED_SECTIONS and len(path) == 1 and step not in holder
 
 
 def _unknown(path: Path_, key: str, holder: Any, origin: str) -> Problem:
-    known = list(holder) if isinstance(holder, dict) else []
+    expected_keys = list(holder) if isinstance(holder, dict) else []
     if not path:
-        known = known_keys(Project)
+        expected_keys = known_keys(Project)
     where = dotted(path) or "the file"
     if isinstance(holder, list):
         message, hint = f"{where} is a list of {len(holder)}; {key!r} is not a position in it", "count from 0"
     elif isinstance(holder, dict):
-        message, hint = f"{where} has no {key!r}", did_you_mean(key, known)
-        guess = nearest(key, known)
+        message, hint = f"{where} has no {key!r}", did_you_mean(key, expected_keys)
+        guess = nearest(key, expected_keys)
         hint = f"did you mean {dotted((*path, guess))!r}?" if guess else hint
     else:
         message, hint = f"{where} is {kind_of(holder)}, so it has no {key!r}", ""
@@ -124,8 +124,8 @@ def _unknown(path: Path_, key: str, holder: Any, origin: str) -> Problem:
 
 def _forget(document: Document, path: Path_) -> None:
     """Drop the marks of what an override replaced."""
-    for known in [known for known in document.marks if known[: len(path)] == path]:
-        del document.marks[known]
+    for path_below in [path_below for path_below in document.marks if path_below[: len(path)] == path]:
+        del document.marks[path_below]
 
 
 DEFAULT_FILE = "charter.yaml"
@@ -149,9 +149,9 @@ def project_of(document: Document, *, overrides: Sequence[str] = (), env: Mappin
     widen_shorthands(document)
     choice = [override for override in overrides if override.startswith("preset=")]
     problems = apply_overrides(document, choice, {})
-    preset, found = expand_preset(document)
+    preset, preset_problems = expand_preset(document)
     others = [override for override in overrides if override not in choice]
-    problems += found + apply_overrides(document, others, env or {})
+    problems += preset_problems + apply_overrides(document, others, env or {})
     widen_shorthands(document)
     needs = missing_needs(document, preset) if preset else {}
     bound = bind(document)
@@ -192,17 +192,17 @@ def _keys(path: str) -> Path_:
     """The keys of a dotted path, as far as it can be read: a name that is itself an error may hold anything."""
     keys: list[str | int] = []
     for part in path.split(".") if path else ():
-        found = re.fullmatch(r"([^\[\]]*)((?:\[[0-9]+\])*)", part)
-        if found is None:
+        match = re.fullmatch(r"([^\[\]]*)((?:\[[0-9]+\])*)", part)
+        if match is None:
             break
-        keys += [found[1], *(int(position) for position in re.findall(r"[0-9]+", found[2]))]
+        keys += [match[1], *(int(position) for position in re.findall(r"[0-9]+", match[2]))]
     return tuple(keys)
 
 
 def _with_epochs(stages: Mapping[str, Stage]) -> Any:
     """The stages, with the default number of epochs written into those that give neither epochs nor steps."""
-    found = {}
+    completed = {}
     for name, stage in stages.items():
         bare = isinstance(stage, Optimization) and stage.epochs is None and stage.steps is None
-        found[name] = replace(stage, epochs=DEFAULT_EPOCHS) if bare else stage  # type: ignore[call-arg]
-    return found
+        completed[name] = replace(stage, epochs=DEFAULT_EPOCHS) if bare else stage  # type: ignore[call-arg]
+    return completed

@@ -24,7 +24,7 @@ INSTEAD = "engine: megatron in a stage of kind pretrain or sft, or dtype: bf16"
 
 
 def fp8_refusal(engine: str, kind: str) -> str | None:
-    """Why a stage cannot be trained in fp8, if it cannot.
+    """Return the reason why a stage cannot be trained in fp8, or None.
 
     >>> fp8_refusal("megatron", "sft"), fp8_refusal("megatron", "ppo")
     (None, 'megatron trains stages of kind pretrain, sft in fp8, this is ppo')

@@ -29,7 +29,7 @@ def preset_contents(name: str) -> dict[str, Any]:
 
 
 def deviation_lines(path: Path, overrides: Sequence[str] = ()) -> tuple[str, ...]:
-    """Where the preset of a project's file differs from its paper, a heading first; nothing without a preset.
+    """Return the deviations of a project's file from the paper of its preset, a heading first; none without a preset.
 
     The file is one that has been loaded without an error.
     """
@@ -67,12 +67,12 @@ def _merge(preset: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """The preset's stages with the user's fields over them, then the user's further stages."""
     merged: dict[str, Any] = {}
     for name in (*preset, *(name for name in own if name not in preset)):
-        given = own.get(name, {})
-        if given is None and name in preset:
+        own_settings = own.get(name, {})
+        if own_settings is None and name in preset:
             continue
         base = preset.get(name, {})
-        same_kind = isinstance(given, dict) and given.get("kind", base.get("kind")) == base.get("kind")
-        merged[name] = {**base, **given} if same_kind else given
+        same_kind = isinstance(own_settings, dict) and own_settings.get("kind", base.get("kind")) == base.get("kind")
+        merged[name] = {**base, **own_settings} if same_kind else own_settings
     return merged
 
 

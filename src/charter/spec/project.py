@@ -87,7 +87,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """Where the project may run, in SkyPilot's spelling."""
+    """Clouds, regions and accelerators on which the project may run, in SkyPilot's spelling."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
@@ -126,7 +126,7 @@ class Resources:
 
 @dataclass(frozen=True, kw_only=True)
 class Storage:
-    """Where artifacts live and how many checkpoints are kept."""
+    """Location of artifacts, and the number of checkpoints to keep."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
@@ -147,7 +147,7 @@ class Storage:
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """Where a model that only answers is served."""
+    """Server of a model that only answers."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
@@ -188,7 +188,7 @@ class Serving:
 
     @property
     def is_used(self) -> bool:
-        """Whether a run asks the endpoint: it is given, and not merely compared with or left aside."""
+        """Return True if a run asks the endpoint: it is given, and not merely compared with or set aside."""
         return self.endpoint is not None and self.mode != "own"
 
 

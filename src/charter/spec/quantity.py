@@ -27,7 +27,7 @@ class Reads:
         return core_schema.no_info_before_validator_function(self.parse, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> Any:
-        """What an editor may accept for the field."""
+        """Return the schema of the values that an editor may accept for the field."""
         return dict(self.json_schema)
 
 
@@ -74,7 +74,7 @@ def added(default: Any = None) -> Any:
 
 
 def is_execution(item: "Field[Any]") -> bool:
-    """Whether a dataclass field is marked as execution."""
+    """Return True if a dataclass field is marked as execution."""
     return bool(item.metadata.get(EXECUTION))
 
 
@@ -93,6 +93,6 @@ SHARE_ABOVE_ZERO: Range = (lambda value: 0 < value <= 1, "must be above 0 and at
 def check_ranges(value: Any, path: str, ranges: Iterable[tuple[str, Range]]) -> Iterator[Problem]:
     """Problems of the fields that lie outside their range; fields that are not given are skipped."""
     for name, (test, words) in ranges:
-        found = getattr(value, name)
-        if found is not None and not test(found):
-            yield Problem(message=f"{words}; found {found}", path=f"{path}.{name}" if path else name)
+        number = getattr(value, name)
+        if number is not None and not test(number):
+            yield Problem(message=f"{words}; found {number}", path=f"{path}.{name}" if path else name)

@@ -60,25 +60,25 @@ def field_docs(cls: type) -> dict[str, str]:
     >>> field_docs(DataSpec)["limit"]
     'At most so many rows, in file order, after `part`.'
     """
-    found: dict[str, str] = {}
+    docs: dict[str, str] = {}
     for base in reversed(cls.__mro__[:-1]):
-        found.update(_own_docs(base))
+        docs.update(_own_docs(base))
     for item in fields(cls):
         if item.metadata.get("help"):
-            found[item.name] = item.metadata["help"]
-    return {item.name: found[item.name] for item in fields(cls) if item.name in found}
+            docs[item.name] = item.metadata["help"]
+    return {item.name: docs[item.name] for item in fields(cls) if item.name in docs}
 
 
 def _own_docs(cls: type) -> dict[str, str]:
     tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     body: list[Any] = getattr(tree, "body", [])
-    found = {}
+    docs = {}
     for statement, following in pairwise(body):
         described = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
         named = isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
         if named and described and isinstance(following.value.value, str):
-            found[statement.target.id] = " ".join(following.value.value.split())
-    return found
+            docs[statement.target.id] = " ".join(following.value.value.split())
+    return docs
 
 
 SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -167,9 +167,9 @@ def _with_pipeline(schema: dict[str, Any]) -> dict[str, Any]:
         + " ".join(f"{name}: {preset_contents(name)['summary']}." for name in PRESETS),
     }
     schema["required"] = [name for name in schema["required"] if name != "pipeline"]
-    whole = {"properties": {"pipeline": {"additionalProperties": stage, "minProperties": 1}}}
+    document = {"properties": {"pipeline": {"additionalProperties": stage, "minProperties": 1}}}
     partial = {"additionalProperties": {"type": ["object", "null"]}}
     schema["if"] = {"required": ["preset"]}
     schema["then"] = {"properties": {"pipeline": partial}}
-    schema["else"] = {"required": ["pipeline"], **whole}
+    schema["else"] = {"required": ["pipeline"], **document}
     return schema

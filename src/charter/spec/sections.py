@@ -30,7 +30,7 @@ FORBID_EXTRA: dict[str, str] = {"extra": "forbid"}
 
 @dataclass(frozen=True, kw_only=True)
 class Alerts:
-    """Where alerts go beside the log of the run."""
+    """Destinations of alerts beside the log of the run."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
@@ -49,8 +49,8 @@ class Alerts:
 def check_alerts(alerts: Alerts) -> Iterator[Problem]:
     """Problems of the section: secrets that stand in the file, addresses that cannot be written to."""
     for name in ("webhook", "smtp_password"):
-        found = getattr(alerts, name)
-        if found is not None and not REFERENCE.fullmatch(found):
+        value = getattr(alerts, name)
+        if value is not None and not REFERENCE.fullmatch(value):
             message = "must say where the secret is, as env:NAME or file:PATH, not be it"
             yield Problem(message=message, path=f"alerts.{name}")
     for address in (*alerts.email, alerts.sender):
@@ -68,10 +68,10 @@ def check_alerts(alerts: Alerts) -> Iterator[Problem]:
 def _check_server(address: str) -> Iterator[Problem]:
     try:
         parts = urlsplit(address)
-        known = parts.scheme in ("smtp", "smtps") and bool(parts.hostname) and parts.port != 0
+        is_supported = parts.scheme in ("smtp", "smtps") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        known = False
-    if not known:
+        is_supported = False
+    if not is_supported:
         message = "must be smtp://HOST:PORT or smtps://HOST:PORT"
         yield Problem(message=message, path="alerts.smtp")
     elif parts.username or parts.password:
@@ -81,7 +81,7 @@ def _check_server(address: str) -> Iterator[Problem]:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """How much may be spent, and what happens when it is gone."""
+    """Limit of spending, and the action when it is reached."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
@@ -147,7 +147,7 @@ class Staff:
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """Which checkpoints are kept, for how long, and in which class of object storage."""
+    """Checkpoints to keep, for how long, and in which class of object storage."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
@@ -163,7 +163,7 @@ class Retention:
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What is paid beside accelerators; nothing by default, so that every amount here was asked for."""
+    """Costs beside accelerators; zero by default, so that every amount here was asked for."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
@@ -235,7 +235,7 @@ class Metering:
 
 @dataclass(frozen=True, kw_only=True)
 class IdlePolicy:
-    """When an allocation counts as idle, and what happens then."""
+    """Conditions under which an allocation counts as idle, and the action then."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
@@ -281,7 +281,7 @@ DetectionDelay = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class RiskSettings:
-    """How often machines fail, how soon that is noticed, and how the job comes back."""
+    """Failure rate of machines, the delay until a failure is noticed, and the restart of the job."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 

@@ -22,7 +22,7 @@ LossAggregation = Literal["token", "sequence"]
 
 @dataclass(frozen=True, kw_only=True)
 class Guard:
-    """What happens when a loss is not finite or jumps: stop, leave the update out, or go back and around it."""
+    """Response to a loss that is not finite or jumps: stop, leave the update out, or go back and around it."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
@@ -39,7 +39,7 @@ class Guard:
 
 @dataclass(frozen=True, kw_only=True)
 class Optimization:
-    """How weights are updated; shared by every stage that trains."""
+    """Settings of the optimizer; shared by every stage that trains."""
 
     learning_rate: float = 1e-5
     epochs: float | None = None
@@ -69,7 +69,7 @@ class Optimization:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How text is drawn from a model."""
+    """Settings of sampling text from a model."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -97,7 +97,7 @@ Engine = Literal["native", "megatron", "deepspeed", "fsdp", "accelerate", "trl",
 
 @dataclass(frozen=True, kw_only=True)
 class StageResources:
-    """Where one stage runs; overrides the project's `resources`."""
+    """Resources of one stage; they override the project's `resources`."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
@@ -135,7 +135,7 @@ class StageResources:
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """What every stage has: its kind, and the execution fields that never make it stale."""
+    """Fields of every stage: its kind, and the execution fields that never make it stale."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
     REVISION: ClassVar[int] = 1
@@ -421,7 +421,7 @@ class PpoStage(Sampling, Stage):
 
     @property
     def has_value_model(self) -> bool:
-        """Whether the estimator learns what states are worth, instead of comparing answers."""
+        """Return True if the estimator learns the value of states, instead of comparing answers."""
         return self.estimator in ("gae", "reinforce")
 
 
@@ -521,19 +521,19 @@ class EvalStage(Sampling, Stage):
 
 
 def is_hosted(stage: Stage) -> bool:
-    """Whether another engine computes the stage, and Charter starts, watches and verifies it."""
+    """Return True if another engine computes the stage, and Charter starts, watches and verifies it."""
     return stage.engine != NATIVE
 
 
 def references(stage: Stage) -> dict[str, tuple[str, ...]]:
     """The names that a stage reads, by role: `{"policy": ("sl_cai",), "prompts": ("red_team",)}`."""
-    found: dict[str, tuple[str, ...]] = {}
+    by_role: dict[str, tuple[str, ...]] = {}
     for role in stage.REFERENCES:
         value = getattr(stage, role)
         names = () if value is None else (value,) if isinstance(value, str) else tuple(value)
         if names:
-            found[role] = names
-    return found
+            by_role[role] = names
+    return by_role
 
 
 AnyStage = (

@@ -73,7 +73,7 @@ def check_adapter(adapter: Adapter | None, path: str) -> Iterator[Problem]:
 
 
 def check_guard(guard: Guard | None, path: str) -> Iterator[Problem]:
-    """What follows a divergence; going back has to leave out the data that it happened on."""
+    """Check the response to a divergence; going back has to leave out the data that it happened on."""
     if guard is None:
         return
     problems = list(check_ranges(guard, path, _GUARD))
@@ -157,11 +157,11 @@ def _check_estimator(stage: PpoStage, path: str) -> Iterator[Problem]:
         hint = "give samples_per_prompt, for example 4, or take the estimator gae"
         yield Problem(message=message, path=f"{path}.samples_per_prompt", hint=hint)
     for name, unset in (("value_warmup_rollouts", 0), ("bootstrap_truncated", False), ("discount", 1.0)):
-        found = getattr(stage, name)
-        if found != unset:
+        value = getattr(stage, name)
+        if value != unset:
             reason = "does not discount" if name == "discount" else "has no value model"
             yield Problem(
-                message=f"the estimator {stage.estimator} {reason}; found {found}",
+                message=f"the estimator {stage.estimator} {reason}; found {value}",
                 path=f"{path}.{name}",
                 hint=f"remove {name}, or take the estimator gae",
             )
@@ -182,8 +182,8 @@ def _check_reinforce(stage: PpoStage, path: str) -> Iterator[Problem]:
         ("bootstrap_truncated", False, "takes whole returns"),
         ("stop_update_kl", None, "goes once over a rollout"),
     ):
-        if (found := getattr(stage, name)) != unset:
-            message = f"the estimator reinforce {reason}; found {found}"
+        if (value := getattr(stage, name)) != unset:
+            message = f"the estimator reinforce {reason}; found {value}"
             yield Problem(message=message, path=f"{path}.{name}", hint=f"remove {name}, or take the estimator gae")
 
 
@@ -244,12 +244,12 @@ def check_label(stage: LabelStage, path: str) -> Iterator[Problem]:
     yield from check_ranges(stage, path, _LABEL)
     yield from _check_demonstrations(stage, path, "judged pairs")
     sampled = {"policy": stage.policy, "prompts": stage.prompts, "pairs": stage.pairs}
-    given = [name for name, value in sampled.items() if value]
-    missing = [name for name in sampled if name not in given]
-    if given and missing:
+    sources = [name for name, value in sampled.items() if value]
+    missing = [name for name in sampled if name not in sources]
+    if sources and missing:
         message = f"sampling pairs needs policy, prompts and pairs; {' and '.join(missing)} missing"
-        yield Problem(message=message, path=path, hint=f"add {missing[0]}, or remove {' and '.join(given)}")
-    elif not given and not stage.candidates:
+        yield Problem(message=message, path=path, hint=f"add {missing[0]}, or remove {' and '.join(sources)}")
+    elif not sources and not stage.candidates:
         hint = "give candidates (answers that exist), or policy, prompts and pairs (answers to sample)"
         yield Problem(message="has nothing to label", path=path, hint=hint)
     if stage.format != "multiple_choice":
@@ -446,7 +446,7 @@ def _check_eval(stage: EvalStage, path: str) -> Iterator[Problem]:
 
 
 def check_runnable(name: str, stage: Stage) -> Iterator[Problem]:
-    """What a stage lacks to be run; a plan can be made without it."""
+    """Check that a stage has all that a run needs; a plan can be made without it."""
     if not isinstance(stage, EvalStage):
         return
     for index, suite in enumerate(stage.suites):
@@ -460,7 +460,7 @@ def check_runnable(name: str, stage: Stage) -> Iterator[Problem]:
 
 
 def missing_needs(suite: str, has: Callable[[str], bool]) -> list[str]:
-    """What a suite cannot be measured without and is not there, in words."""
+    """Return the missing requirements without which a suite cannot be measured, in words."""
     needs = [need.split("|") for need in SUITE_NEEDS[suite]]
     return [" or ".join(names) for names in needs if not any(map(has, names))]
 

@@ -26,9 +26,9 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     ('ppo', 'sft', None)
     """
     by_folded = {_fold(candidate): candidate for candidate in known}
-    found = difflib.get_close_matches(_fold(word), by_folded, n=1, cutoff=0.6)
-    if found:
-        return by_folded[found[0]]
+    matches = difflib.get_close_matches(_fold(word), by_folded, n=1, cutoff=0.6)
+    if matches:
+        return by_folded[matches[0]]
     inside = [folded for folded in by_folded if len(_fold(word)) > 2 and _fold(word) in folded]
     return by_folded[min(inside, key=len)] if inside else None
 

@@ -106,28 +106,28 @@ def trackers_of(tracking: Sequence[TrackerName | TrackerEntry]) -> tuple[Tracked
 
 def check_tracking(tracking: Sequence[TrackerName | TrackerEntry]) -> Iterator[Problem]:
     """Entries that say two things or nothing, trackers named twice, secrets that stand in the file."""
-    seen: set[str] = set()
+    names: set[str] = set()
     for index, item in enumerate(tracking):
         path = f"tracking[{index}]"
-        found = _tracked(item)
-        if not isinstance(item, str) and len(found) != 1:
+        problems = _tracked(item)
+        if not isinstance(item, str) and len(problems) != 1:
             hint = "for example  - mlflow: {uri: http://127.0.0.1:5000}"
-            yield Problem(message=f"names {len(found)} trackers; every entry is one", path=path, hint=hint)
+            yield Problem(message=f"names {len(problems)} trackers; every entry is one", path=path, hint=hint)
         if not isinstance(item, str) and item.drain < 0:
             yield Problem(message=f"must be 0 or more; found {item.drain:g}", path=f"{path}.drain")
-        for tracked in found:
-            if tracked.name in seen:
+        for tracked in problems:
+            if tracked.name in names:
                 yield Problem(message=f"{tracked.name} is named twice", path=path)
-            seen.add(tracked.name)
+            names.add(tracked.name)
             yield from _check_secrets(tracked.settings, f"{path}.{tracked.name}")
 
 
 def _tracked(item: TrackerName | TrackerEntry) -> tuple[Tracked, ...]:
     if isinstance(item, str):
         return (Tracked(name=item, settings=PLAIN[item]()),) if item in PLAIN else ()
-    given = [(name, getattr(item, name)) for name in PLAIN]
+    destinations = [(name, getattr(item, name)) for name in PLAIN]
     return tuple(
-        Tracked(name=name, settings=settings, drain_seconds=item.drain) for name, settings in given if settings
+        Tracked(name=name, settings=settings, drain_seconds=item.drain) for name, settings in destinations if settings
     )
 
 
@@ -154,7 +154,7 @@ def _check_secrets(settings: TrackerSettings, path: str) -> Iterator[Problem]:
 
 
 def holds_password(address: str) -> bool:
-    """Whether an address has a password before its host, or one among its options.
+    """Return True if an address has a password before its host, or one among its options.
 
     >>> holds_password("http://ann:secret@host:5000"), holds_password("http://ann@host:5000")
     (True, False)

@@ -41,7 +41,7 @@ _CONSTANTS: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """Where a value was written: a line of a file, or an override such as `--set seed=3`."""
+    """Origin of a value: a line of a file, or an override such as `--set seed=3`."""
 
     origin: str
     line: int | None = None
@@ -152,7 +152,7 @@ def parse_value(text: str) -> Any:
 
 
 def kind_of(value: object) -> str:
-    """What a value is, in words: `a list`, `text "abc"`, `the number 3`."""
+    """Return the kind of a value in words: `a list`, `text "abc"`, `the number 3`."""
     match value:
         case None:
             return "nothing"
@@ -255,19 +255,19 @@ class _Reader:
         return scalar(text) if node.tag == "plain" else text
 
     def _entries(self, node: yaml.MappingNode, path: Path_) -> Iterator[tuple[str, Any]]:
-        seen: dict[str, int] = {}
+        first_lines: dict[str, int] = {}
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
             key = key_node.value
             if not isinstance(key_node, yaml.ScalarNode):
                 self._complain(key_node, path, "a key must be a word, not a list or a mapping")
-            elif key in seen:
-                message = f"the key {key!r} is given twice (first on line {seen[key]}); keep one"
+            elif key in first_lines:
+                message = f"the key {key!r} is given twice (first on line {first_lines[key]}); keep one"
                 self._complain(key_node, (*path, key), message)
             elif key == "<<" and key_node.tag == "plain":
                 self._complain(key_node, path, "merge keys (<<) are not part of YAML 1.2; write the fields out")
             else:
-                seen[key] = line
+                first_lines[key] = line
                 self.marks[(*path, key)] = self._mark(key_node)
                 yield key, self.value(value_node, (*path, key))
 
