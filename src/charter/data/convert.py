@@ -38,8 +38,8 @@ def native_row(row: Row) -> dict[str, Any]:
     """A row of any of these layouts in one of TRL's formats."""
     value = row.value
     for fields, convert in _LAYOUTS.items():
-        if all(name in value for name in fields) and (found := convert(row)) is not None:
-            return {**{name: value[name] for name in KEPT if name in value}, **found}
+        if all(name in value for name in fields) and (converted := convert(row)) is not None:
+            return {**{name: value[name] for name in KEPT if name in value}, **converted}
     row_kind(row)
     return value
 
@@ -72,21 +72,21 @@ def _hh_prompt(row: Row) -> dict[str, Any] | None:
     value = row.value
     if not _is_human_text(value["prompt"]):
         return None
-    found: dict[str, Any] = {"prompt": _asked(row, _human_turns(row, value["prompt"]))}
+    pair: dict[str, Any] = {"prompt": _asked(row, _human_turns(row, value["prompt"]))}
     for name in ("chosen", "rejected", "completion"):
         if name in value:
-            found[name] = _assistant(_text_of(row, name).strip())
-    return found
+            pair[name] = _assistant(_text_of(row, name).strip())
+    return pair
 
 
 def _conversations(row: Row) -> dict[str, Any]:
     turns: list[Turn] = []
     if isinstance(row.value.get("system"), str) and row.value["system"].strip():
         turns.append({"role": "system", "content": row.value["system"].strip()})
-    found = row.value["conversations"]
-    if not isinstance(found, list) or not found:
-        row.refuse(f"`conversations` must be a list of turns, found {json_kind(found)}")
-    for index, item in enumerate(found):
+    messages = row.value["conversations"]
+    if not isinstance(messages, list) or not messages:
+        row.refuse(f"`conversations` must be a list of turns, found {json_kind(messages)}")
+    for index, item in enumerate(messages):
         if not isinstance(item, dict) or not isinstance(item.get("value"), str):
             row.refuse(f"`conversations[{index}]` must be a turn like {{from, value}}, found {json_kind(item)}")
         turns.append({"role": _role(row, str(item.get("from"))), "content": item["value"].strip()})
@@ -137,18 +137,18 @@ def _split(row: Row, pattern: re.Pattern[str], text: str) -> list[Turn]:
         row.refuse("the conversation begins before its first turn is named")
     named = zip(pieces[1::2], pieces[2::2], strict=True)
     turns = [{"role": _role(row, name), "content": content.strip()} for name, content in named]
-    kept = [turn for turn in turns[:-1] if turn["content"] or turn["role"] != "system"]
-    if any(not turn["content"] for turn in kept):
+    rest = [turn for turn in turns[:-1] if turn["content"] or turn["role"] != "system"]
+    if any(not turn["content"] for turn in rest):
         row.refuse("a turn of the conversation is empty")
-    return [*kept, *turns[-1:]]
+    return [*rest, *turns[-1:]]
 
 
 def _asked(row: Row, turns: list[Turn]) -> list[Turn]:
     """Turns up to the last one of the user: the empty `Assistant:` that they end in is left out."""
-    asked = turns[:-1] if turns[-1]["role"] == "assistant" and not turns[-1]["content"] else turns
-    if not asked or asked[-1]["role"] != "user" or not asked[-1]["content"]:
+    prompt = turns[:-1] if turns[-1]["role"] == "assistant" and not turns[-1]["content"] else turns
+    if not prompt or prompt[-1]["role"] != "user" or not prompt[-1]["content"]:
         row.refuse("the prompt must end with a turn of the user")
-    return asked
+    return prompt
 
 
 def _role(row: Row, name: str) -> str:
@@ -158,10 +158,10 @@ def _role(row: Row, name: str) -> str:
 
 
 def _text_of(row: Row, name: str) -> str:
-    found = row.value[name]
-    if not isinstance(found, str) or not found.strip():
-        raise BadRowError(f"{row.where}: `{name}` must be a text that is not empty, found {json_kind(found)}")
-    return found
+    text = row.value[name]
+    if not isinstance(text, str) or not text.strip():
+        raise BadRowError(f"{row.where}: `{name}` must be a text that is not empty, found {json_kind(text)}")
+    return text
 
 
 def _assistant(text: str) -> list[Turn]:
@@ -180,7 +180,7 @@ ROWS_PER_GROUP = 10_000
 
 @dataclass
 class Converted:
-    """What became of the rows."""
+    """Counts of converted rows and of those left out."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     changed: int = 0
@@ -264,7 +264,7 @@ def write_parquet(rows: Iterable[Mapping[str, Any]], path: Path, schema: Any) ->
 
 @contextmanager
 def _one_type_per_field(arrow: Any) -> Iterator[None]:
-    """What Arrow says of rows that do not fit together, as an error that says what would work."""
+    """Return Arrow's refusal of rows that do not fit together as an error that says what would work."""
     try:
         yield
     except (arrow.ArrowInvalid, arrow.ArrowTypeError, arrow.ArrowNotImplementedError) as error:
@@ -275,8 +275,8 @@ def _one_type_per_field(arrow: Any) -> Iterator[None]:
 
 
 def _groups(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
-    found = iter(rows)
-    while group := list(islice(found, ROWS_PER_GROUP)):
+    remaining_rows = iter(rows)
+    while group := list(islice(remaining_rows, ROWS_PER_GROUP)):
         yield group
 
 

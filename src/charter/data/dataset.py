@@ -43,19 +43,19 @@ _READERS = {"jsonl": read_jsonl, "parquet": read_parquet, "hf": read_arrow, "web
 def each_row(
     path: Path, spec: DataSpec | None, skipped: SkippedRows | None, make: Callable[[Row], Iterable[Made]]
 ) -> Iterator[Made]:
-    """What is made of every selected row; a row of which nothing can be made is bad, and not all may be."""
+    """Yield the values made of every selected row; a row that gives none is bad, and not all may be."""
     spec = spec or DataSpec(path=str(path))
     skipped = SkippedRows() if skipped is None else skipped
-    before, made = skipped.count, 0
+    before, rows_used = skipped.count, 0
     for row in selected_rows(path, spec, skipped):
         try:
-            found = list(make(row))
+            values = list(make(row))
         except BadRowError as error:
             skipped.take(error, spec.on_bad_row)
             continue
-        made += 1
-        yield from found
-    if not made:
+        rows_used += 1
+        yield from values
+    if not rows_used:
         first = "".join(f"; the first: {reason}" for reason in skipped.reasons[before : before + 1])
         raise DataError(f"{path}: none of its {skipped.count - before} rows can be read{first}")
 
@@ -65,32 +65,32 @@ def selected_rows(path: Path, spec: DataSpec | None = None, skipped: SkippedRows
     spec = spec or DataSpec(path=str(path))
     skipped = SkippedRows() if skipped is None else skipped
     part, parts = (1, 1) if spec.part is None else parse_part(spec.part)
-    before, seen, taken = skipped.count, 0, 0
+    before, total, selected = skipped.count, 0, 0
     for row in _all_rows(path, spec, lambda error: skipped.take(error, spec.on_bad_row)):
-        seen += 1
+        total += 1
         try:
             wanted = parts == 1 or part_of(row, parts) == part
         except BadRowError as error:
             skipped.take(error, spec.on_bad_row)
             continue
         if wanted:
-            taken += 1
+            selected += 1
             yield row
-        if taken == spec.limit:
+        if selected == spec.limit:
             return
-    if taken or skipped.count > before:
+    if selected or skipped.count > before:
         return
-    if not seen:
+    if not total:
         raise DataError(f"{path} holds no rows; it needs at least one JSON object per line")
-    raise DataError(f"part {spec.part} of {path} holds none of its {seen} rows; use fewer parts")
+    raise DataError(f"part {spec.part} of {path} holds none of its {total} rows; use fewer parts")
 
 
 def _all_rows(path: Path, spec: DataSpec, bad: Bad) -> Iterator[Row]:
     """The rows of all files of a data set, numbered on from file to file."""
-    found = find_files(path, spec.format)
+    matches = find_files(path, spec.format)
     before = 0
-    for file in found.files:
-        for row in _READERS[found.format](file, bad, before=before):
+    for file in matches.files:
+        for row in _READERS[matches.format](file, bad, before=before):
             yield row
             before = row.number
 
@@ -178,7 +178,7 @@ def read_prompts(path: Path, spec: DataSpec | None = None, skipped: SkippedRows 
 
 
 def each_prompt(path: Path, spec: DataSpec | None = None, skipped: SkippedRows | None = None) -> Iterator[Prompt]:
-    """What `read_prompts` reads, one after the other."""
+    """Yield the prompts of `read_prompts` one after the other."""
     return each_row(path, spec, skipped, lambda row: [Prompt(row.id, prompt_of(row))])
 
 
@@ -215,12 +215,12 @@ def read_texts(
 def each_conversation(
     path: Path, spec: DataSpec | None = None, skipped: SkippedRows | None = None
 ) -> Iterator[Conversation]:
-    """What `read_conversations` reads, one after the other, so that a large data set needs no memory."""
+    """Yield the conversations of `read_conversations` one after the other, so that a large data set needs no memory."""
     return each_row(path, spec, skipped, lambda row: _conversations(row, spec))
 
 
 def each_text(path: Path, spec: DataSpec | None = None, skipped: SkippedRows | None = None) -> Iterator[Conversation]:
-    """What `read_texts` reads, one after the other."""
+    """Yield the texts of `read_texts` one after the other."""
     return each_row(path, spec, skipped, lambda row: _texts(row, spec))
 
 
@@ -228,8 +228,8 @@ def data_facts(path: Path, spec: DataSpec | None = None) -> DataFacts:
     """Rows and lengths of a data set, read as a stream, so that a large file needs no memory."""
     rows = responses = prompt_bytes = response_bytes = max_prompt = max_response = 0
     kind: RowKind = "text"
-    for found, prompt, answers in each_row(path, spec, None, lambda row: [(row_kind(row), *_lengths(row, spec))]):
-        kind = found if rows == 0 else kind
+    for row_format, prompt, answers in each_row(path, spec, None, lambda row: [(row_kind(row), *_lengths(row, spec))]):
+        kind = row_format if rows == 0 else kind
         rows += 1
         prompt_bytes += prompt
         max_prompt = max(max_prompt, prompt)

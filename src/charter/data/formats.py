@@ -53,7 +53,7 @@ def _arrow_batches(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _batches(path: Path, read: Any) -> Iterator[tuple[int, Any]]:
-    """What a reader of pyarrow gives; what is wrong with the file as a whole is said with its name."""
+    """Yield the batches of a reader of pyarrow; a fault of the file as a whole is raised with its name."""
     arrow = _pyarrow(path, "pyarrow")
     try:
         yield from read(path)
@@ -79,8 +79,8 @@ def _rows(batches: Iterator[tuple[int, Any]], prefix: str, before: int, bad: Bad
 def _values(batch: Any) -> list[dict[str, Any] | Exception]:
     """The rows of a batch; where one holds what Python cannot (text that is not UTF-8), its error in its place."""
     try:
-        found: list[dict[str, Any] | Exception] = batch.to_pylist()
-        return found
+        values: list[dict[str, Any] | Exception] = batch.to_pylist()
+        return values
     except (ValueError, OverflowError) as error:
         if batch.num_rows == 1:
             return [error]
@@ -200,15 +200,15 @@ def _value(key: str, fields: list[tuple[str, bytes | None]], path: Path) -> dict
         where = f"{path}: member {key}.{extension}"
         if content is None:
             raise BadRowError(f"{where}: is a link or a device, not a file")
-        for name, found in _fields(extension, content, where).items():
+        for name, item in _fields(extension, content, where).items():
             if name in value:
                 raise BadRowError(f"{where}: gives the field `{name}` a second time")
-            value[name] = found
+            value[name] = item
     return {"id": key, **value}
 
 
 def _fields(extension: str, content: bytes, where: str) -> dict[str, Any]:
-    """What one member says: all fields of an object, or the one that it is named after."""
+    """Return the fields of one member: all fields of an object, or the one that it is named after."""
     name, _, kind = extension.rpartition(".")
     try:
         text = content.decode("utf-8-sig")
@@ -253,7 +253,7 @@ class DataFiles:
 
 
 def is_there(path: Path) -> bool:
-    """Whether a data set's path names anything that exists; a pattern, whether one file of it does."""
+    """Return True if a data set's path names a file that exists; for a pattern, if one file of it does."""
     return path.exists() or (_is_pattern(path) and any(item.exists() for item in _matches(path)))
 
 
@@ -281,10 +281,10 @@ def _format(file: Path, written: str) -> Format:
     by_name = next((SUFFIXES[suffix] for suffix in SUFFIXES if file.name.endswith(suffix)), None)
     if written == "auto":
         return by_name or "jsonl"
-    asked = next(item for item in SUFFIXES.values() if item == written)
-    if by_name is not None and by_name != asked and not (asked == "hf" and by_name == "parquet"):
+    declared = next(item for item in SUFFIXES.values() if item == written)
+    if by_name is not None and by_name != declared and not (declared == "hf" and by_name == "parquet"):
         raise DataError(f"{file}: asked to read as {written}, but its name says {by_name}; correct `format` or `path`")
-    return by_name if asked == "hf" and by_name == "parquet" else asked
+    return by_name if declared == "hf" and by_name == "parquet" else declared
 
 
 def _of_directory(path: Path, written: str) -> DataFiles:
@@ -356,10 +356,10 @@ def _arrow_files(saved: Path) -> tuple[Path, ...]:
 
 def _json_of(path: Path) -> dict[str, object]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 def _is_pattern(path: Path) -> bool:
@@ -381,12 +381,12 @@ def _expanded(name: str) -> list[str]:
     >>> _expanded("{a,b}-{08..10}.tar")
     ['a-08.tar', 'a-09.tar', 'a-10.tar', 'b-08.tar', 'b-09.tar', 'b-10.tar']
     """
-    found = list(_BRACES.finditer(name))
-    choices = [_choices(item) for item in found]
+    braces = list(_BRACES.finditer(name))
+    choices = [_choices(item) for item in braces]
     if math.prod(len(choice) for choice in choices) > MOST_SHARDS:
         raise DataError(f"{name} names more than {MOST_SHARDS} files; name a directory, or use `*`")
-    ends = [0, *(item.end() for item in found)]
-    between = [name[end : item.start()] for end, item in zip(ends, found, strict=False)]
+    ends = [0, *(item.end() for item in braces)]
+    between = [name[end : item.start()] for end, item in zip(ends, braces, strict=False)]
     return [
         "".join(text for pair in zip(between, chosen, strict=True) for text in pair) + name[ends[-1] :]
         for chosen in itertools.product(*choices)

@@ -32,14 +32,14 @@ class Row:
     @property
     def id(self) -> str:
         """The row's own `id`, or its number: no path and no file name, so that copies have the same ids."""
-        found = self.value.get("id")
-        if found is None:
+        value = self.value.get("id")
+        if value is None:
             return f"row-{self.number:06d}"
-        if isinstance(found, bool) or not isinstance(found, str | int) or found == "":
-            self.refuse(f"`id` must be a text or a whole number, found {json_kind(found)}")
-        if not is_unicode(str(found)):
+        if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+            self.refuse(f"`id` must be a text or a whole number, found {json_kind(value)}")
+        if not is_unicode(str(value)):
             self.refuse("`id` holds half of a surrogate pair, which is not a character")
-        return str(found)
+        return str(value)
 
     def refuse(self, message: str) -> NoReturn:
         """Raise a `DataError` about this row."""
@@ -62,7 +62,7 @@ class SkippedRows:
             self.reasons.append(str(error))
 
     def lines(self) -> list[str]:
-        """What a log says of them: nothing when there are none."""
+        """Return the lines of a log about them: none when there are none."""
         if not self.count:
             return []
         more = self.count - len(self.reasons)
@@ -70,7 +70,7 @@ class SkippedRows:
         return [*lines, f"  and {more} more"] if more else lines
 
     def metrics(self) -> dict[str, float]:
-        """What the metrics of a stage say of them: nothing when there are none."""
+        """Return the metrics of a stage about them: none when there are none."""
         return {"skipped_rows": float(self.count)} if self.count else {}
 
 
@@ -95,12 +95,12 @@ def parse_json(text: str, where: str) -> Any:
         raise BadRowError(f"{where}: {name} is not a JSON value; leave the field out or give a number")
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
+        fields_by_name = dict(pairs)
+        if len(fields_by_name) != len(pairs):
             keys = [key for key, _ in pairs]
             twice = next(key for key in keys if keys.count(key) > 1)
             raise BadRowError(f"{where}: the key {twice[:60]!r} is given twice; keep one")
-        return found
+        return fields_by_name
 
     try:
         return json.loads(text, parse_constant=refuse_constant, object_pairs_hook=unique)
@@ -112,7 +112,7 @@ def parse_json(text: str, where: str) -> Any:
 
 
 def json_kind(value: object) -> str:
-    """What a JSON value is, in words."""
+    """Return the kind of a JSON value in words."""
     match value:
         case None:
             return "null"
@@ -129,7 +129,7 @@ def json_kind(value: object) -> str:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text can be written as UTF-8; JSON's escapes can also spell halves of characters."""
+    """Return True if a text can be written as UTF-8; JSON's escapes can also spell halves of characters."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -158,7 +158,7 @@ RowKind = Literal["messages", "prompt", "completion", "pair", "text", "question"
 
 
 def row_kind(row: Row) -> RowKind:
-    """Which format a row is in."""
+    """Return the format of a row."""
     keys = row.value.keys()
     if "chosen" in keys or "rejected" in keys:
         missing = [key for key in ("chosen", "rejected") if key not in keys]
@@ -252,7 +252,7 @@ def text_of(row: Row) -> Turns:
 
 
 def part_of(row: Row, count: int) -> int:
-    """Which of `count` parts a row belongs to, from 1: the SHA-256 of its first user turn decides.
+    """Return the part, from 1 to `count`, that a row belongs to: the SHA-256 of its first user turn decides.
 
     Rows with the same first user turn are therefore always in one part. Outer whitespace does not count.
     """
@@ -276,17 +276,17 @@ def _keys(row: Row) -> str:
 
 
 def _prompt_field(row: Row) -> Turns:
-    found = row.value["prompt"]
-    if isinstance(found, str):
-        return (Turn("user", text_field(row, "prompt", found)),)
+    prompt = row.value["prompt"]
+    if isinstance(prompt, str):
+        return (Turn("user", text_field(row, "prompt", prompt)),)
     return _turns(row, "prompt")
 
 
 def _turns(row: Row, key: str) -> Turns:
-    found = row.value[key]
-    if not isinstance(found, list) or not found:
-        row.refuse(f"`{key}` must be a list of turns, found {json_kind(found)}")
-    return tuple(_turn(row, f"{key}[{index}]", item) for index, item in enumerate(found))
+    turns = row.value[key]
+    if not isinstance(turns, list) or not turns:
+        row.refuse(f"`{key}` must be a list of turns, found {json_kind(turns)}")
+    return tuple(_turn(row, f"{key}[{index}]", item) for index, item in enumerate(turns))
 
 
 def _turn(row: Row, place: str, item: Any) -> Turn:
@@ -312,9 +312,9 @@ def text_field(row: Row, place: str, found: Any) -> str:
 
 def _answer(row: Row, key: str, *, after: Turns = ()) -> str:
     """The one assistant turn of a field, which may repeat the prompt before it."""
-    found = row.value[key]
-    if isinstance(found, str):
-        return text_field(row, key, found)
+    answer = row.value[key]
+    if isinstance(answer, str):
+        return text_field(row, key, answer)
     turns = _turns(row, key)
     if after and turns[:-1] == after:
         turns = turns[-1:]
@@ -365,21 +365,21 @@ LARGEST_MARGIN = 1e6
 
 
 def chosen_probability_of(row: Row) -> float:
-    """How probable it is that the chosen answer is the better one; 1 where the label is hard."""
-    found = row.value.get("chosen_probability", 1.0)
-    valid = isinstance(found, int | float) and not isinstance(found, bool)
-    if not valid or not math.isfinite(found) or not 0 <= found <= 1:
-        row.refuse(f"`chosen_probability` must be a number from 0 to 1, found {json_kind(found)}")
-    return float(found)
+    """Return the probability that the chosen answer is the better one; 1 where the label is hard."""
+    probability = row.value.get("chosen_probability", 1.0)
+    valid = isinstance(probability, int | float) and not isinstance(probability, bool)
+    if not valid or not math.isfinite(probability) or not 0 <= probability <= 1:
+        row.refuse(f"`chosen_probability` must be a number from 0 to 1, found {json_kind(probability)}")
+    return float(probability)
 
 
 def margin_of(row: Row) -> float:
     """By how much the chosen answer is better, on the scale of a preference model's scores; 0 where none is given."""
-    found = row.value.get("margin", 0.0)
-    valid = isinstance(found, int | float) and not isinstance(found, bool)
-    if not valid or not 0 <= found <= LARGEST_MARGIN:
-        row.refuse(f"`margin` must be a number from 0 to {LARGEST_MARGIN:g}, found {json_kind(found)}")
-    return float(found)
+    margin = row.value.get("margin", 0.0)
+    valid = isinstance(margin, int | float) and not isinstance(margin, bool)
+    if not valid or not 0 <= margin <= LARGEST_MARGIN:
+        row.refuse(f"`margin` must be a number from 0 to {LARGEST_MARGIN:g}, found {json_kind(margin)}")
+    return float(margin)
 
 
 LETTERS = "ABCDEFGHIJ"
@@ -407,10 +407,10 @@ def choice_question_of(row: Row) -> ChoiceQuestion:
     missing = [name for name in ("question", "choices") if name not in row.value]
     if missing:
         row.refuse(f"is no multiple-choice question: `{missing[0]}` is missing")
-    given = row.value["choices"]
-    if not isinstance(given, list) or not 2 <= len(given) <= len(LETTERS):
-        row.refuse(f"`choices` must be a list of 2 to {len(LETTERS)} texts, found {json_kind(given)}")
-    choices = tuple(text_field(row, f"choices[{index}]", item) for index, item in enumerate(given))
+    texts = row.value["choices"]
+    if not isinstance(texts, list) or not 2 <= len(texts) <= len(LETTERS):
+        row.refuse(f"`choices` must be a list of 2 to {len(LETTERS)} texts, found {json_kind(texts)}")
+    choices = tuple(text_field(row, f"choices[{index}]", item) for index, item in enumerate(texts))
     if len(set(choices)) < len(choices):
         row.refuse("two of the `choices` are the same")
     return ChoiceQuestion(
@@ -436,7 +436,7 @@ def _correct_choice(row: Row, choices: tuple[str, ...]) -> int:
 
 
 def _place(found: Any, choices: tuple[str, ...]) -> int | None:
-    """Which choice an answer names; its own words count before a letter."""
+    """Return the index of the choice that an answer names; its own words count before a letter."""
     if isinstance(found, int) and not isinstance(found, bool):
         return found if 0 <= found < len(choices) else None
     if not isinstance(found, str):
@@ -449,7 +449,7 @@ def _place(found: Any, choices: tuple[str, ...]) -> int | None:
 
 def _group(row: Row) -> str:
     name = next((name for name in GROUP_FIELDS if name in row.value), None)
-    found: Any = "" if name is None else row.value[name]
-    if not isinstance(found, str) or len(found) > LONGEST_GROUP:
-        row.refuse(f"`{name}` must be a name of at most {LONGEST_GROUP} characters, found {json_kind(found)}")
-    return found
+    group: Any = "" if name is None else row.value[name]
+    if not isinstance(group, str) or len(group) > LONGEST_GROUP:
+        row.refuse(f"`{name}` must be a name of at most {LONGEST_GROUP} characters, found {json_kind(group)}")
+    return group
