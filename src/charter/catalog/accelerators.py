@@ -65,8 +65,8 @@ class Accelerator:
         for name in (dtype, *_FALLBACKS.get(dtype, ())):
             if name in self.dense_flops_per_second:
                 return self.dense_flops_per_second[name]
-        known = ", ".join(self.dense_flops_per_second)
-        raise UsageError(f"{self.name} has no known peak rate for {dtype}; it has {known}")
+        dtypes = ", ".join(self.dense_flops_per_second)
+        raise UsageError(f"{self.name} has no known peak rate for {dtype}; it has {dtypes}")
 
 
 _FALLBACKS = {
@@ -88,9 +88,9 @@ def get(name: str) -> Accelerator:
     table = _by_plain_name()
     key = plain(name)
     key = ACCELERATOR_ALIASES.get(key, key)
-    found = table.get(plain(key))
-    if found is not None:
-        return found
+    entry = table.get(plain(key))
+    if entry is not None:
+        return entry
     if plain(name) == CPU:
         raise UsageError("the processors of this machine have no catalog row; probe them and call processor()")
     spelled = [*(item.name for item in catalog()), *SPELLINGS, CPU]
@@ -127,7 +127,7 @@ def processor(
     >>> processor(flops_per_second=1e11, memory_bytes_per_second=2e10, memory_bytes=8e9, cores=2).kind
     'cpu'
     """
-    found = Provenance(source=source, as_of=as_of, confidence="measured here")
+    provenance = Provenance(source=source, as_of=as_of, confidence="measured here")
     return Accelerator(
         name=name,
         vendor="host",
@@ -144,8 +144,8 @@ def processor(
         tdp_watts=None,
         year=0,
         memory_is_reported=True,
-        provenance=found,
-        memory_provenance=found,
+        provenance=provenance,
+        memory_provenance=provenance,
         matmul_ceiling=MappingProxyType({"fp32": 1.0}),
     )
 

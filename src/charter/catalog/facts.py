@@ -38,7 +38,7 @@ class OnPremAssumption:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedCost:
-    """What a published run took, as printed (the figures are texts because sources print ranges)."""
+    """Cost of a published run, as printed (the figures are texts because sources print ranges)."""
 
     run: str
     parameters_billions: str
@@ -61,8 +61,8 @@ def storage_prices(provider: str | None = None, product: str | None = None) -> t
     >>> storage_prices("aws", "S3")[0].usd
     0.023
     """
-    found = read_table("storage_prices.csv", _storage_price)
-    return tuple(p for p in found if provider in (None, p.provider) and product in (None, p.product))
+    prices = read_table("storage_prices.csv", _storage_price)
+    return tuple(p for p in prices if provider in (None, p.provider) and product in (None, p.product))
 
 
 @cache

@@ -36,12 +36,12 @@ def get(name: str) -> CatalogModel:
     ('meta-llama/Llama-3.1-8B', 12)
     """
     table = _by_plain_name()
-    found = table.get(_plain(name)) or table.get(_plain(name.rpartition("/")[2]))
-    if found is not None:
-        return found
-    known = [*(model.name for model in catalog()), *(model.name.rpartition("/")[2] for model in catalog())]
+    entry = table.get(_plain(name)) or table.get(_plain(name.rpartition("/")[2]))
+    if entry is not None:
+        return entry
+    names = [*(model.name for model in catalog()), *(model.name.rpartition("/")[2] for model in catalog())]
     raise UsageError(
-        f"no model is called {name!r}{closest(name, known)}; give a catalog name, "
+        f"no model is called {name!r}{closest(name, names)}; give a catalog name, "
         "or the path of a config.json or of its directory"
     )
 

@@ -22,7 +22,7 @@ ALL_REGIONS = "all"
 
 
 class Market(StrEnum):
-    """How an instance is paid for."""
+    """Market on which an instance is bought."""
 
     ON_DEMAND = "on_demand"
     SPOT = "spot"
@@ -65,17 +65,17 @@ class Offer:
 
     @property
     def is_contract(self) -> bool:
-        """Whether the user agreed this price with the provider."""
+        """Return True if the user agreed this price with the provider."""
         return self.provenance.confidence.startswith(CONTRACT)
 
     @property
     def is_estimate(self) -> bool:
-        """Whether the source itself calls the price an estimate, or made it from a ratio."""
+        """Return True if the source itself calls the price an estimate, or made it from a ratio."""
         return names_estimate(f"{self.note} {self.provenance.confidence}")
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What makes two rows snapshots of one offer: cloud, instance type, accelerator, region."""
+        """Key shared by all snapshots of one offer: cloud, instance type, accelerator, region."""
         return self.cloud, self.instance_type, self.accelerator, self.region
 
     def usd_per_hour(self, market: Market) -> float | None:
@@ -93,7 +93,7 @@ class Offer:
         return None if price is None else price / self.count
 
     def is_stale(self, today: date, days: int) -> bool:
-        """Whether the price may be older than `days`; a contract is stale once it has ended.
+        """Return True if the price may be older than `days`; a contract is stale once it has ended.
 
         >>> read_offers(_EXAMPLE, "mine.csv")[0].is_stale(date(2026, 8, 30), 60)
         False
@@ -101,12 +101,12 @@ class Offer:
         if self.is_contract:
             ends = earliest_day(self.valid_until)
             return ends is not None and ends < today
-        seen = earliest_day(self.provenance.as_of)
-        return seen is None or (today - seen).days > days
+        day = earliest_day(self.provenance.as_of)
+        return day is None or (today - day).days > days
 
 
 def names_estimate(text: str) -> bool:
-    """Whether a note says that a price was estimated or derived from a ratio.
+    """Return True if a note says that a price was estimated or derived from a ratio.
 
     >>> names_estimate("source says ESTIMATED, not published"), names_estimate("flat price, all regions")
     (True, False)
@@ -182,7 +182,7 @@ PRICE_COLUMNS = {
 
 
 def arithmetic_holds(usd_per_hour: float, count: float, usd_per_accelerator_hour: float) -> bool:
-    """Whether a price per accelerator is the instance's price over its accelerators, to 0.1 % and a hundredth cent.
+    """Return True if a price per accelerator is the instance's price by its accelerators, to 0.1 % and 0.01 cent.
 
     >>> arithmetic_holds(55.04, 8, 6.88), arithmetic_holds(55.04, 8, 55.04)
     (True, False)

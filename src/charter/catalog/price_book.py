@@ -56,15 +56,15 @@ class PriceBook:
         ['crusoe']
         """
         name = None if accelerator is None else get(accelerator).name
-        found = tuple(
+        matches = tuple(
             offer
             for offer in self.rows
             if name in (None, offer.accelerator)
             and cloud in (None, offer.cloud)
             and (offer.region == ALL_REGIONS or region in (None, offer.region))
         )
-        kept = _newest(found) if latest else found
-        return tuple(offer for offer in kept if market is None or offer.usd_per_hour(market) is not None)
+        selected = _newest(matches) if latest else matches
+        return tuple(offer for offer in selected if market is None or offer.usd_per_hour(market) is not None)
 
     def storage_prices(self, provider: str | None = None, product: str | None = None) -> tuple[StoragePrice, ...]:
         """Prices of storage, requests and transfer, narrowed down.
@@ -84,21 +84,21 @@ class PriceBook:
         """
         added = tuple(more)
         out = {offer: reason for offer in added if today is not None and (reason := _outside(offer, today))}
-        told = tuple(
+        issues = tuple(
             Finding(rule="contract-dates", severity=Severity.WARNING, row=0, message=reason, offer=" ".join(offer.key))
             for offer, reason in out.items()
         )
-        kept = tuple(_completed(offer, self.rows) for offer in added if offer not in out)
+        completed = tuple(_completed(offer, self.rows) for offer in added if offer not in out)
         listed = self.rows
-        for contract in (offer for offer in kept if offer.is_contract):
-            listed = tuple(left for offer in listed if (left := _without(offer, contract)) is not None)
-        rows = (*listed, *kept)
+        for contract in (offer for offer in completed if offer.is_contract):
+            listed = tuple(reduced for offer in listed if (reduced := _without(offer, contract)) is not None)
+        rows = (*listed, *completed)
         return replace(
             self,
             rows=rows,
             source=", ".join(part for part in (self.source, source) if part),
             as_of=_newest_date(rows),
-            issues=(*self.issues, *told),
+            issues=(*self.issues, *issues),
         )
 
     def stale(self, today: date, days: int = STALE_DAYS) -> tuple[Offer, ...]:
@@ -128,8 +128,8 @@ def _newest_date(rows: Iterable[Offer]) -> str:
 def _newest(found: tuple[Offer, ...]) -> tuple[Offer, ...]:
     newest: dict[tuple[str, str, str, str], Offer] = {}
     for offer in found:
-        held = newest.get(offer.key)
-        if held is None or as_of_key(offer.provenance.as_of) >= as_of_key(held.provenance.as_of):
+        latest = newest.get(offer.key)
+        if latest is None or as_of_key(offer.provenance.as_of) >= as_of_key(latest.provenance.as_of):
             newest[offer.key] = offer
     return tuple(newest.values())
 
@@ -141,15 +141,15 @@ def _completed(offer: Offer, listed: Iterable[Offer]) -> Offer:
     """An offer with the facts of its machine that only listed rows of the same instance type have."""
     missing = [name for name in _MACHINE_FACTS if getattr(offer, name) is None]
     machine = (offer.cloud, offer.instance_type, offer.count)
-    known: dict[str, Any] = {}
+    details: dict[str, Any] = {}
     for other in listed if missing else ():
         if (other.cloud, other.instance_type, other.count) == machine:
-            known |= {name: value for name in missing if (value := getattr(other, name)) is not None}
-    return replace(offer, **known)
+            details |= {name: value for name in missing if (value := getattr(other, name)) is not None}
+    return replace(offer, **details)
 
 
 def _outside(offer: Offer, today: date) -> str:
-    """Why a contract does not hold today, or nothing."""
+    """Return the reason why a contract does not hold today, or nothing."""
     starts, ends = earliest_day(offer.valid_from), earliest_day(offer.valid_until)
     if not offer.is_contract:
         return ""
@@ -177,8 +177,8 @@ def _without(offer: Offer, contract: Offer) -> Offer | None:
         return offer
     covered = [market for market in Market if contract.usd_per_hour(market) is not None]
     emptied = {field: None for market in covered for field in _FIELDS[market]}
-    left = replace(offer, **emptied)  # type: ignore[arg-type]
-    return left if any(left.usd_per_hour(market) is not None for market in Market) else None
+    remaining = replace(offer, **emptied)  # type: ignore[arg-type]
+    return remaining if any(remaining.usd_per_hour(market) is not None for market in Market) else None
 
 
 def read_price_book(file: Path, *, today: date) -> PriceBook:

@@ -75,12 +75,14 @@ def far_from_known(rows: Sequence[PriceRow], reference: Reference) -> list[Findi
     """
     findings = []
     for row in rows:
-        known = reference.get((row.cloud, row.accelerator))
-        if known is None or not row.on_demand or row.count <= 0 or row.is_contract:
+        usual_price = reference.get((row.cloud, row.accelerator))
+        if usual_price is None or not row.on_demand or row.count <= 0 or row.is_contract:
             continue
-        ratio = _each(row) / known
+        ratio = _each(row) / usual_price
         if max(ratio, 1 / ratio) > FAR:
-            message = f"on-demand ${_each(row):.2f} per accelerator-hour; {row.cloud} is known to ask ${known:.2f}"
+            message = (
+                f"on-demand ${_each(row):.2f} per accelerator-hour; {row.cloud} is known to ask ${usual_price:.2f}"
+            )
             findings.append(row.finding("far-from-known-price", Severity.WARNING, message))
     return findings
 
@@ -115,9 +117,9 @@ def _wrong_side(
     for side, other in ((low, high), (high, low)):
         if any(row.spot is not None and row.on_demand and row.spot > row.on_demand for row in side):
             return side, other
-    known = reference.get((low[0].cloud, low[0].accelerator))
-    if known:
-        far_low, far_high = (abs(math.log(median(map(_each, side)) / known)) for side in (low, high))
+    usual_price = reference.get((low[0].cloud, low[0].accelerator))
+    if usual_price:
+        far_low, far_high = (abs(math.log(median(map(_each, side)) / usual_price)) for side in (low, high))
         return (low, high) if far_low >= far_high else (high, low)
     return (low, high) if len(low) <= len(high) else (high, low)
 
@@ -137,12 +139,12 @@ def check_rows(rows: Sequence[PriceRow], *, reference: Reference, today: date | 
 
     `reference` holds known prices per accelerator-hour; with `today`, old rows and ended contracts are told too.
     """
-    found = [finding for row in rows for rule in _RULES for finding in rule(row)]
-    found += [*outliers(rows, reference), *far_from_known(rows, reference)]
-    found += _twice(rows)
+    problems = [finding for row in rows for rule in _RULES for finding in rule(row)]
+    problems += [*outliers(rows, reference), *far_from_known(rows, reference)]
+    problems += _twice(rows)
     if today is not None:
-        found += [finding for row in rows for finding in _age(row, today)]
-    return tuple(sorted(found, key=lambda finding: finding.row))
+        problems += [finding for row in rows for finding in _age(row, today)]
+    return tuple(sorted(problems, key=lambda finding: finding.row))
 
 
 def _identity(row: PriceRow) -> Iterable[Finding]:
@@ -258,15 +260,15 @@ _RULES: tuple[Callable[[PriceRow], Iterable[Finding]], ...] = (
 def _twice(rows: Sequence[PriceRow]) -> list[Finding]:
     """Rows that give one offer of one date a second, different price."""
     first: dict[tuple[object, ...], PriceRow] = {}
-    found = []
+    findings = []
     for row in rows:
         place = (row.cloud, row.instance_type, row.accelerator, row.count, row.region, row.zone)
         key = (*place, row.as_of, row.is_contract, tuple(row.prices) if row.is_contract else ())
-        held = first.setdefault(key, row)
-        if held is not row and held.prices != row.prices:
-            message = f"another price for the offer of line {held.number}"
-            found.append(row.finding("two-prices", Severity.WARNING, message))
-    return found
+        earlier = first.setdefault(key, row)
+        if earlier is not row and earlier.prices != row.prices:
+            message = f"another price for the offer of line {earlier.number}"
+            findings.append(row.finding("two-prices", Severity.WARNING, message))
+    return findings
 
 
 def _age(row: PriceRow, today: date) -> Iterable[Finding]:
@@ -275,9 +277,9 @@ def _age(row: PriceRow, today: date) -> Iterable[Finding]:
         if ends is not None and ends < today:
             yield row.finding("contract-dates", Severity.WARNING, f"the contract ended on {row.valid_until}")
         return
-    seen = earliest_day(row.as_of)
-    if seen is None:
+    day = earliest_day(row.as_of)
+    if day is None:
         yield row.finding("stale-price", Severity.WARNING, "has no date; prices change both ways")
-    elif (today - seen).days > STALE_DAYS:
-        message = f"is of {row.as_of.split(' (')[0]}, which may be {(today - seen).days} days ago"
+    elif (today - day).days > STALE_DAYS:
+        message = f"is of {row.as_of.split(' (')[0]}, which may be {(today - day).days} days ago"
         yield row.finding("stale-price", Severity.WARNING, message)

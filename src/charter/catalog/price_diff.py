@@ -1,4 +1,4 @@
-"""What changed between two price books."""
+"""Differences between two price books."""
 
 from dataclasses import dataclass
 

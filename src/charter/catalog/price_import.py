@@ -45,11 +45,11 @@ def read_contract(lines: Sequence[Row], about: Import) -> Reading:
 
 def _contract_row(line: Row, about: Import, findings: list[Finding]) -> PriceRow:
     cloud, instance = line.optional_text("cloud") or about.cloud, line.optional_text("instance_type")
-    name, known, count = _hardware(line, cloud, instance, about, findings)
+    name, in_catalog, count = _hardware(line, cloud, instance, about, findings)
     market = _market(line, findings)
-    whole, each = (number(line, column, findings) for column in ("usd_per_hour", "usd_per_accelerator_hour"))
-    price = whole if whole is not None else None if each is None else round(each * count, 6)
-    if whole is None and each is None:
+    instance_price, each = (number(line, column, findings) for column in ("usd_per_hour", "usd_per_accelerator_hour"))
+    price = instance_price if instance_price is not None else None if each is None else round(each * count, 6)
+    if instance_price is None and each is None:
         _problem(line, "no-price", "neither usd_per_hour nor usd_per_accelerator_hour has a price", findings)
     _dates(line, findings)
     return PriceRow(
@@ -57,10 +57,10 @@ def _contract_row(line: Row, about: Import, findings: list[Finding]) -> PriceRow
         cloud=cloud,
         instance_type=instance or CONTRACT_INSTANCE,
         accelerator=name,
-        known=known,
+        known=in_catalog,
         count=count,
         region=line.optional_text("region") or ALL_REGIONS,
-        usd_per_accelerator_hour=each if whole is not None and market is Market.ON_DEMAND else None,
+        usd_per_accelerator_hour=each if instance_price is not None and market is Market.ON_DEMAND else None,
         is_contract=True,
         as_of=line.optional_text("valid_from") or about.date_of_prices,
         confidence=CONTRACT,
@@ -82,18 +82,18 @@ def _hardware(line: Row, cloud: str, instance: str, about: Import, findings: lis
         written = float(suffix)
     known_type = about.instances.get((cloud, instance))
     if text:
-        name, known = resolve(text)
+        name, in_catalog = resolve(text)
     elif known_type is not None:
-        name, known = known_type[0], True
+        name, in_catalog = known_type[0], True
     else:
-        asked = f"instance_type {instance!r} of {cloud} is not in the price book" if instance else "both are empty"
-        _problem(line, "unknown-accelerator", f"give accelerator or a known instance_type: {asked}", findings)
+        fault = f"instance_type {instance!r} of {cloud} is not in the price book" if instance else "both are empty"
+        _problem(line, "unknown-accelerator", f"give accelerator or a known instance_type: {fault}", findings)
         return "", False, written or 1.0
     if written is not None:
-        return name, known, written
+        return name, in_catalog, written
     if known_type is not None and known_type[0] == name:
-        return name, known, float(known_type[1])
-    return name, known, float(get(name).devices_per_node) if known else 1.0
+        return name, in_catalog, float(known_type[1])
+    return name, in_catalog, float(get(name).devices_per_node) if in_catalog else 1.0
 
 
 def _market(line: Row, findings: list[Finding]) -> Market:
@@ -132,14 +132,14 @@ def read_own(lines: Sequence[Row], about: Import) -> Reading:
 
 
 def _own_row(line: Row, findings: list[Finding]) -> PriceRow:
-    name, known = resolve(line.optional_text("accelerator"))
+    name, in_catalog = resolve(line.optional_text("accelerator"))
     confidence = line.optional_text("confidence")
     values = {field: number(line, column, findings) for field, column in _NUMBERS.items()}
     texts = {field: line.optional_text(field) for field in _TEXTS}
     return PriceRow(
         number=line.number,
         accelerator=name,
-        known=known,
+        known=in_catalog,
         count=number(line, "count", findings) or 0.0,
         confidence=confidence,
         is_contract=confidence.startswith(CONTRACT),
@@ -178,10 +178,10 @@ def tpu_slice(name: str) -> tuple[str, int] | None:
     >>> tpu_slice("tpu-v5p-8192"), tpu_slice("tpu-v5litepod-16"), tpu_slice("H100")
     (('TPU-v5p', 4096), ('TPU-v5e', 16), None)
     """
-    found = re.fullmatch(r"(?:tpu-)?(v\d+(?:p|e|litepod)?)-(\d+)", name.casefold())
-    if found is None:
+    match = re.fullmatch(r"(?:tpu-)?(v\d+(?:p|e|litepod)?)-(\d+)", name.casefold())
+    if match is None:
         return None
-    generation, size = found[1].replace("v5litepod", "v5e"), int(found[2])
+    generation, size = match[1].replace("v5litepod", "v5e"), int(match[2])
     cores_per_chip = 2 if generation in ("v2", "v3", "v4", "v5p") else 1
     return f"TPU-{generation}", max(1, size // cores_per_chip)
 
@@ -215,9 +215,9 @@ def _skypilot_row(line: Row, about: Import, findings: list[Finding]) -> PriceRow
     count = number(line, "AcceleratorCount", findings) or 0.0
     pod = tpu_slice(printed)
     if pod is not None:
-        (name, known), count, instance = resolve(pod[0]), pod[1] * max(count, 1.0), printed
+        (name, in_catalog), count, instance = resolve(pod[0]), pod[1] * max(count, 1.0), printed
     else:
-        name, known = resolve(printed, memory_mib=memory_mib, instance_type=_hint(about.cloud, instance))
+        name, in_catalog = resolve(printed, memory_mib=memory_mib, instance_type=_hint(about.cloud, instance))
     disk = number(line, "LocalDiskSize", findings)
     disks = number(line, "LocalDiskCount", findings)
     return PriceRow(
@@ -225,7 +225,7 @@ def _skypilot_row(line: Row, about: Import, findings: list[Finding]) -> PriceRow
         cloud=about.cloud,
         instance_type=instance,
         accelerator=name,
-        known=known,
+        known=in_catalog,
         count=count,
         region=line.optional_text("Region"),
         zone=line.optional_text("AvailabilityZone"),
@@ -279,14 +279,14 @@ def _with_host(row: PriceRow, host: Row | None, findings: list[Finding]) -> Pric
     if host is None:
         return replace(row, instance_type=f"{row.accelerator} {PART_ONLY}")
     price, spot = number(host, "Price", findings), number(host, "SpotPrice", findings)
-    whole, whole_spot = _sum(row.on_demand, price), _sum(row.spot, spot)
-    if _is_above(row.spot, row.on_demand) and not _is_above(whole_spot, whole):
+    with_host, whole_spot = _sum(row.on_demand, price), _sum(row.spot, spot)
+    if _is_above(row.spot, row.on_demand) and not _is_above(whole_spot, with_host):
         message = f"spot {row.spot:g} of the accelerators is above their on-demand price {row.on_demand:g}"
         findings.append(row.finding("spot-above-on-demand", Severity.ERROR, message))
     return replace(
         row,
         instance_type=host.optional_text("InstanceType"),
-        on_demand=whole,
+        on_demand=with_host,
         spot=whole_spot,
         vcpus=number(host, "vCPUs", findings),
         ram_gib=number(host, "MemoryGiB", findings),
@@ -322,13 +322,15 @@ def read_gpuhunt(lines: Sequence[Row], about: Import) -> Reading:
             continue
         row, market = _gpuhunt_row(line, about, findings)
         key = (row.instance_type, row.accelerator, row.count, row.region)
-        held = joined.get(key)
-        if held is None:
+        joined_row = joined.get(key)
+        if joined_row is None:
             joined[key] = row
-        elif market in held.prices:
+        elif market in joined_row.prices:
             joined[(*key, line.number)] = row
         else:
-            joined[key] = replace(held, on_demand=held.on_demand or row.on_demand, spot=held.spot or row.spot)
+            joined[key] = replace(
+                joined_row, on_demand=joined_row.on_demand or row.on_demand, spot=joined_row.spot or row.spot
+            )
     left_out = {NO_ACCELERATOR: without} if without else {}
     return Reading(rows=tuple(joined.values()), findings=tuple(findings), left_out=left_out)
 
@@ -340,9 +342,9 @@ def _gpuhunt_row(line: Row, about: Import, findings: list[Finding]) -> tuple[Pri
     count = number(line, "gpu_count", findings) or 0.0
     pod = tpu_slice(printed)
     if pod is not None:
-        (name, known), count = resolve(pod[0]), pod[1] * max(count, 1.0)
+        (name, in_catalog), count = resolve(pod[0]), pod[1] * max(count, 1.0)
     else:
-        name, known = resolve(printed, memory_mib=memory_mib, instance_type=instance)
+        name, in_catalog = resolve(printed, memory_mib=memory_mib, instance_type=instance)
     price = number(line, "price", findings)
     spot_text = line.optional_text("spot").casefold()
     if spot_text not in ("true", "false"):
@@ -354,7 +356,7 @@ def _gpuhunt_row(line: Row, about: Import, findings: list[Finding]) -> tuple[Pri
         cloud=CLOUD_NAMES.get(about.cloud, about.cloud),
         instance_type=instance,
         accelerator=name,
-        known=known,
+        known=in_catalog,
         count=count,
         region=line.optional_text("location"),
         on_demand=None if is_spot else price,
@@ -426,10 +428,10 @@ def format_of(header: Sequence[str], file: str) -> PriceFormat:
         fits = set(needed) <= set(header)
         if fits and (layout is not PriceFormat.CONTRACT or _CONTRACT_PRICES & set(header)):
             return layout
-    known = "; ".join(f"{layout}: {', '.join(needed)}" for layout, needed in _NEEDED_COLUMNS.items())
+    columns = "; ".join(f"{layout}: {', '.join(needed)}" for layout, needed in _NEEDED_COLUMNS.items())
     raise UsageError(
         f"{file}: the header is {', '.join(header) or 'empty'}; no known layout of price lists has it\n"
-        f"  the columns that tell them apart: {known}, usd_per_hour or usd_per_accelerator_hour"
+        f"  the columns that tell them apart: {columns}, usd_per_hour or usd_per_accelerator_hour"
     )
 
 
@@ -438,16 +440,16 @@ def read_prices(
 ) -> Checked:
     """Read and check a price list; `book` is what its prices are compared with, the bundled one if left out."""
     header, lines, ragged = read_lines(text, about.file)
-    found = format_of(header, about.file)
-    if layout is not None and layout is not found:
+    detected = format_of(header, about.file)
+    if layout is not None and layout is not detected:
         missing = ", ".join(name for name in _NEEDED_COLUMNS[layout] if name not in header)
         raise UsageError(
             f"{about.file}: --format {layout} needs the column{'s' if ',' in missing else ''} "
-            f"{missing or 'usd_per_hour or usd_per_accelerator_hour'}; the header is that of {found}"
+            f"{missing or 'usd_per_hour or usd_per_accelerator_hour'}; the header is that of {detected}"
         )
-    known = (book or PriceBook.bundled()).offers()
-    instances = {(offer.cloud, offer.instance_type): (offer.accelerator, offer.count) for offer in known}
-    reading = _READERS[found](lines, replace(about, instances=instances))
-    told = check_rows(reading.rows, reference=reference_of(known), today=today)
-    findings = sorted((*ragged, *reading.findings, *told), key=lambda finding: finding.row)
-    return Checked(format=found, rows=reading.rows, findings=tuple(findings), left_out=reading.left_out)
+    offers = (book or PriceBook.bundled()).offers()
+    instances = {(offer.cloud, offer.instance_type): (offer.accelerator, offer.count) for offer in offers}
+    reading = _READERS[detected](lines, replace(about, instances=instances))
+    checked = check_rows(reading.rows, reference=reference_of(offers), today=today)
+    findings = sorted((*ragged, *reading.findings, *checked), key=lambda finding: finding.row)
+    return Checked(format=detected, rows=reading.rows, findings=tuple(findings), left_out=reading.left_out)

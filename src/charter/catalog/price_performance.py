@@ -1,4 +1,4 @@
-"""What compute and bandwidth cost: price per PFLOP-hour and per TB/s-hour, across generations and vendors.
+"""Price of compute and bandwidth: per PFLOP-hour and per TB/s-hour, across generations and vendors.
 
 Ratios of a price and a data sheet; they say nothing of how much of a rate a model reaches on the device, nor whether
 it fits. `charter plan` does.

@@ -36,7 +36,7 @@ class Finding:
 
     @property
     def is_error(self) -> bool:
-        """Whether the row must not be used."""
+        """Return True if the row must not be used."""
         return self.severity is Severity.ERROR
 
 
@@ -92,17 +92,17 @@ class PriceRow:
     @property
     def prices(self) -> dict[Market, float]:
         """The prices that are there."""
-        found = {
+        by_market = {
             Market.ON_DEMAND: self.on_demand,
             Market.SPOT: self.spot,
             Market.RESERVED_1Y: self.reserved_1y,
             Market.RESERVED_3Y: self.reserved_3y,
         }
-        return {market: price for market, price in found.items() if price is not None}
+        return {market: price for market, price in by_market.items() if price is not None}
 
     @property
     def has_own_spot(self) -> bool:
-        """Whether there is a spot price that is not simply the on-demand price."""
+        """Return True if there is a spot price that is not simply the on-demand price."""
         return self.spot is not None and self.spot != self.on_demand
 
     def finding(self, rule: str, severity: Severity, message: str) -> Finding:
@@ -160,9 +160,9 @@ def resolve(printed: str, *, memory_mib: float | None = None, instance_type: str
     if "pcie" in instance_type.casefold():
         tried = [*(f"{name}-PCIe" for name in tried), *tried]
     for name in tried:
-        found = _name_or_none(name)
-        if found is not None:
-            return found, True
+        catalog_name = _name_or_none(name)
+        if catalog_name is not None:
+            return catalog_name, True
     return printed, False
 
 
@@ -181,7 +181,7 @@ def _nominal_gb(memory_mib: float) -> int:
 
 
 def memory_problem(row: PriceRow) -> str:
-    """What is wrong with the printed memory of an accelerator, or nothing."""
+    """Return the fault of an accelerator's printed memory, or nothing."""
     if row.memory_mib is None or not row.known:
         return ""
     expected_mib = get(row.accelerator).memory_bytes / MIB
@@ -203,7 +203,7 @@ def lines_of(findings: Iterable[Finding]) -> frozenset[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Import:
-    """What a file does not say of itself."""
+    """Facts about a price file that it does not state itself."""
 
     file: str
     imported_on: date
@@ -216,11 +216,11 @@ class Import:
 
     @property
     def date_of_prices(self) -> str:
-        """What the rows carry as their date."""
+        """Return the date of the rows."""
         return self.as_of or self.imported_on.isoformat()
 
     def source(self, kind: str) -> str:
-        """What the rows carry as their source."""
+        """Return the source of the rows."""
         return f"{kind} {self.file}, imported {self.imported_on.isoformat()}"
 
 

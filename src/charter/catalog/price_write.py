@@ -55,14 +55,14 @@ def _region(zones: Sequence[PriceRow]) -> PriceRow:
     first = zones[0]
     if len(zones) == 1 and first.spot_min is not None and first.has_own_spot:
         return first
-    told = first.spot_zones_at_on_demand
+    zone_cap = first.spot_zones_at_on_demand
     return replace(
         first,
         zone="",
         on_demand=median(on_demand) if on_demand else None,
         spot=median(own) if own else None,
         spot_min=min(own) if own else None,
-        spot_zones_at_on_demand=float(capped) if capped or (told is None and own) else told,
+        spot_zones_at_on_demand=float(capped) if capped or (zone_cap is None and own) else zone_cap,
     )
 
 

@@ -16,7 +16,7 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """Where a fact comes from, the date it stands for, and how sure it is."""
+    """Origin of a fact: its source, the date it stands for, and how sure it is."""
 
     source: str
     as_of: str
