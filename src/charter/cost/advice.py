@@ -1,4 +1,4 @@
-"""What would make a run cheaper, from what its machines did: fewer accelerators, less memory, spot. Pure."""
+"""Advice on a cheaper run, from what its machines did: fewer accelerators, less memory, spot. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Kind = Literal["idle", "fewer_accelerators", "smaller_accelerator", "spot", "los
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """What one stage has held and what it did with it."""
+    """Resources that one stage has held, and the work that it did with them."""
 
     stage: str
     accelerator: str
@@ -55,7 +55,7 @@ class Advice:
 
 
 def advice(use: Use) -> tuple[Advice, ...]:
-    """What would have made a stage cheaper, the largest saving first; nothing where nothing is known.
+    """Return the changes that would have made a stage cheaper, the largest saving first; empty without measurements.
 
     - idle: `idle usd`, as measured;
     - fewer accelerators: half of them, when they work less than half of the time: half of the cost;
@@ -69,8 +69,8 @@ def advice(use: Use) -> tuple[Advice, ...]:
     >>> [(item.kind, item.saving_usd) for item in advice(use)]
     [('fewer_accelerators', 20.0)]
     """
-    found = [*_idle(use), *_fewer(use), *_smaller(use), *_spot(use)]
-    return tuple(sorted(found, key=lambda item: -(item.saving_usd or 0.0)))
+    suggestions = [*_idle(use), *_fewer(use), *_smaller(use), *_spot(use)]
+    return tuple(sorted(suggestions, key=lambda item: -(item.saving_usd or 0.0)))
 
 
 def _base(use: Use) -> tuple[float | None, Literal["remaining", "spent"]]:
@@ -115,8 +115,8 @@ def _spot(use: Use) -> Iterator[Advice]:
     share = SPOT_SHARE if use.spot_share is None else use.spot_share
     if share >= 1:
         return
-    known = "" if use.spot_share is not None else " (at half the price, which is usual)"
-    text = f"it goes on from checkpoints, so spot would do{known}; `charter simulate` says what kills cost"
+    assumption = "" if use.spot_share is not None else " (at half the price, which is usual)"
+    text = f"it goes on from checkpoints, so spot would do{assumption}; `charter simulate` says what kills cost"
     yield Advice(stage=use.stage, kind="spot", text=text, saving_usd=usd * (1 - share), of=of)
 
 
@@ -127,7 +127,7 @@ asks for a threshold like it)."""
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What is known of an allocation over a window."""
+    """Observations of an allocation over a window."""
 
     seconds_without_progress: float
     """Since its step or one of its counters last grew, or since it began."""
@@ -139,7 +139,7 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True)
 class IdleVerdict:
-    """Whether it is idle, and why or why not."""
+    """Verdict on an allocation, idle or not, with its reason."""
 
     idle: bool
     reason: str
@@ -161,12 +161,14 @@ def idle_verdict(evidence: Evidence, *, window_seconds: float, busy_share: float
     since = evidence.seconds_without_progress
     if since < window_seconds:
         return IdleVerdict(idle=False, reason="it makes progress")
-    said = f"no progress for {since / 60:.1f} min"
+    silence = f"no progress for {since / 60:.1f} min"
     if evidence.no_process:
-        return IdleVerdict(idle=True, reason=f"{said}, and no process of it lives")
+        return IdleVerdict(idle=True, reason=f"{silence}, and no process of it lives")
     if evidence.gpu_activity is None:
-        return IdleVerdict(idle=False, reason=f"{said}; what its accelerators do is not known, so it counts as active")
+        return IdleVerdict(
+            idle=False, reason=f"{silence}; what its accelerators do is not known, so it counts as active"
+        )
     share = f"its accelerators work {100 * evidence.gpu_activity:.0f} % of the time"
     if evidence.gpu_activity < busy_share:
-        return IdleVerdict(idle=True, reason=f"{said}, and {share}")
-    return IdleVerdict(idle=False, reason=f"{said}, but {share}")
+        return IdleVerdict(idle=True, reason=f"{silence}, and {share}")
+    return IdleVerdict(idle=False, reason=f"{silence}, but {share}")

@@ -1,4 +1,4 @@
-"""What a budget asks for at a given moment: go on, warn, start nothing new, or checkpoint and stop."""
+"""Action that a budget requires at a given moment: go on, warn, start nothing new, or checkpoint and stop."""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -55,7 +55,7 @@ def committed_base(demand: Sequence[float], *, break_even_utilisation: float) ->
 
 
 def layers(firm: Sequence[float], prices: Prices, *, preemptible: Sequence[float] = ()) -> Layers:
-    """What a demand curve costs with the best commitment under it: firm work above it on demand, the rest on spot.
+    """Cost a demand curve with the best commitment under it: firm work above it on demand, the rest on spot.
 
     `firm` and `preemptible` are accelerators in use per hour. Preemptible work (labels, evaluation, sweeps) is bought
     on spot where that is cheaper than on demand after its rework. It is not used to fill idle commitments.

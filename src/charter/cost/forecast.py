@@ -1,4 +1,4 @@
-"""What a run will have cost when it is done: what is spent, and what is left of the plan at the measured pace. Pure."""
+"""Forecast of a run's final cost: the amount spent, and the rest of the plan at the measured pace. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -49,7 +49,7 @@ class StageSoFar:
 
 @dataclass(frozen=True, kw_only=True)
 class StageForecast:
-    """What is left of one stage."""
+    """Remaining time and cost of one stage."""
 
     name: str
     seconds: Interval
@@ -62,7 +62,7 @@ class StageForecast:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What is left of a run; parts add up to the total."""
+    """Remaining time and cost of a run; parts add up to the total."""
 
     stages: Mapping[str, StageForecast] = field(default_factory=dict)
 
@@ -93,7 +93,7 @@ def paced(progress: Mapping[str, Any]) -> tuple[int, float]:
 
 
 def forecast(stages: Sequence[StageSoFar]) -> Forecast:
-    """What is left of every stage, from its plan and from what was measured.
+    """Forecast the rest of every stage from its plan and from what was measured.
 
     A stage that runs: `left = (target - step) x seconds per step`. The pace is that between two steps, so that a slow
     start is not charged to what follows, and the plan's, weighted by the steps seen and 5. Its quantiles keep the
@@ -165,33 +165,35 @@ def _left(stage: StageSoFar, what: Amount, paces: _Paces) -> tuple[Interval | No
 def _pace(stage: StageSoFar, what: Amount) -> _Pace | None:
     """The pace of a stage that has made steps; None where it has made none, or nobody knows what they took."""
     planned = stage.planned_seconds if what == "seconds" else stage.planned_usd
-    kept = stage.kept_seconds if what == "seconds" else stage.kept_usd
+    measured = stage.kept_seconds if what == "seconds" else stage.kept_usd
     target = stage.target_step or (1 if stage.done else 0)
     steps = target if stage.done else stage.step
-    if not kept or not steps or not target:
+    if not measured or not steps or not target:
         return None
-    with_start = kept / steps
+    with_start = measured / steps
     of_plan = planned.p50 / target if planned is not None and planned.p50 else None
     if stage.paced_steps and stage.kept_seconds:
-        count, seen = stage.paced_steps, stage.paced_seconds / stage.paced_steps
+        count, step_pace = stage.paced_steps, stage.paced_seconds / stage.paced_steps
         if what == "usd":
-            seen = (kept - stage.calls_usd) / stage.kept_seconds * seen + stage.calls_usd / steps
+            step_pace = (measured - stage.calls_usd) / stage.kept_seconds * step_pace + stage.calls_usd / steps
         at_most = 0.0
     else:
-        count, seen, at_most = steps, with_start, 0.0
+        count, step_pace, at_most = steps, with_start, 0.0
         if of_plan is not None and with_start > of_plan and not stage.done:
-            longest = LONGEST_START_SECONDS * kept / stage.kept_seconds if stage.kept_seconds else 0.0
-            seen, at_most = max(of_plan, (kept - longest) / steps), with_start
+            longest = LONGEST_START_SECONDS * measured / stage.kept_seconds if stage.kept_seconds else 0.0
+            step_pace, at_most = max(of_plan, (measured - longest) / steps), with_start
     # All steps of a stage that is done are seen; the plan has nothing to add.
     weight = 0.0 if stage.done else PLAN_WORTH_STEPS / (PLAN_WORTH_STEPS + count)
     low, high = _ratios(planned)
     if of_plan is not None:
-        apart = max(seen / of_plan, of_plan / seen) if seen else 1.0
+        apart = max(step_pace / of_plan, of_plan / step_pace) if step_pace else 1.0
         low, high = min(low, 1 / apart), max(high, apart)
-        seen = (1 - weight) * seen + weight * of_plan
+        step_pace = (1 - weight) * step_pace + weight * of_plan
         at_most = (1 - weight) * at_most + weight * of_plan if at_most else 0.0
     spread = sqrt(weight)
-    return _Pace(step=Interval(p10=seen * low**spread, p50=seen, p90=seen * high**spread), at_most=at_most)
+    return _Pace(
+        step=Interval(p10=step_pace * low**spread, p50=step_pace, p90=step_pace * high**spread), at_most=at_most
+    )
 
 
 def _ratios(planned: Interval | None) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""What a job costs: accelerators, hours and the market they are bought on."""
+"""Cost of a job: accelerators, hours and the market they are bought on."""
 
 from dataclasses import dataclass
 
@@ -89,7 +89,7 @@ def managed_multiplier(service: str, *, cloud: str, accelerator: str) -> float:
     """
     if service not in SERVICES:
         raise UsageError(f"there is no managed service {service!r}; known are {', '.join(SERVICES)}")
-    found = SERVICES[service]
-    if cloud != found.cloud:
+    prices = SERVICES[service]
+    if cloud != prices.cloud:
         return 1.0
-    return found.multiplier_older if accelerator.startswith(OLDER) else found.multiplier
+    return prices.multiplier_older if accelerator.startswith(OLDER) else prices.multiplier

@@ -39,10 +39,10 @@ def split_micro_usd(total: int, weights: Sequence[float]) -> tuple[int, ...]:
     >>> split_micro_usd(100, [1, 1, 1])
     (34, 33, 33)
     """
-    whole = sum(weights)
-    if whole <= 0 or min(weights) < 0:
+    total_weight = sum(weights)
+    if total_weight <= 0 or min(weights) < 0:
         raise UsageError("a cost can only be shared by weights that are not negative and not all zero")
-    exact = [total * weight / whole for weight in weights]
+    exact = [total * weight / total_weight for weight in weights]
     shares = [int(share) for share in exact]
     by_remainder = sorted(range(len(exact)), key=lambda index: (shares[index] - exact[index], index))
     for index in by_remainder[: total - sum(shares)]:

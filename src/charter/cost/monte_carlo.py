@@ -21,7 +21,7 @@ SLACK = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Duration:
-    """How long one stage takes, what it waits for, and what it holds while it runs."""
+    """Duration of one stage, the inputs it waits for, and the accelerators it holds while it runs."""
 
     stage: str
     seconds: float
@@ -105,18 +105,18 @@ def drawn_finish(
             continue
         ready, last = _after(item, placed, item.lags)
         ready = np.maximum(ready + _sum(item.queue, noise), item.not_before_seconds)
-        taken = product(item.seconds, item.factors, noise) + _sum(item.waits, noise)
+        duration = product(item.seconds, item.factors, noise) + _sum(item.waits, noise)
         others = [name for name in placed.beside(item, capacity) if name not in finished]
-        start = _with_room(item, placed, others, ready, taken, capacity)
+        start = _with_room(item, placed, others, ready, duration, capacity)
         for name in others:
             last = np.where((start > ready) & (placed.ends[name] == start), placed.position(name), last)
-        placed.add(item, start, last, taken)
+        placed.add(item, start, last, duration)
     return placed.finish()
 
 
 @dataclass(kw_only=True)
 class _Placed:
-    """What is placed so far."""
+    """Schedule of the stages placed so far."""
 
     size: int
     items: dict[str, Duration] = field(default_factory=dict)
@@ -162,7 +162,7 @@ class _Placed:
 
 
 def _after(item: Duration, placed: _Placed, lags: Mapping[str, float]) -> tuple[Draws, Draws]:
-    """When the last input is here, and which it is."""
+    """Return the moment at which the last input is here, and the input that it is."""
     ready, last = np.zeros(placed.size), np.full(placed.size, -1.0)
     for name in placed.inputs(item):
         arrived = placed.ends[name] + lags.get(name, 0.0)
@@ -192,16 +192,16 @@ def _with_room(
     item: Duration, placed: _Placed, others: Sequence[str], ready: Draws, taken: Draws, capacity: Mapping[str, float]
 ) -> Draws:
     """The first moment from `ready` on at which the pools have room until the stage ends."""
-    held = [placed.items[name].holds for name in others]
+    allocations = [placed.items[name].holds for name in others]
     starts, ends = [placed.starts[name] for name in others], [placed.ends[name] for name in others]
     scarce = [
         pool
         for pool, most in capacity.items()
-        if item.holds.get(pool) and item.holds[pool] + sum(of.get(pool, 0.0) for of in held) > most * (1 + SLACK)
+        if item.holds.get(pool) and item.holds[pool] + sum(of.get(pool, 0.0) for of in allocations) > most * (1 + SLACK)
     ]
     if not scarce:
         return ready
-    found = np.full_like(ready, np.inf)
+    earliest = np.full_like(ready, np.inf)
     moments = [ready, *(np.maximum(end, ready) for end in ends)]
     for moment in moments:
         room = np.ones(len(ready), dtype=bool)
@@ -209,11 +209,11 @@ def _with_room(
             inside = (point == moment) | ((point > moment) & (point < moment + taken))
             running = [(start <= point) & (end > point) for start, end in zip(starts, ends, strict=True)]
             for pool in scarce:
-                load = sum((of.get(pool, 0.0) * on for of, on in zip(held, running, strict=True)), start=0.0)
+                load = sum((of.get(pool, 0.0) * on for of, on in zip(allocations, running, strict=True)), start=0.0)
                 room &= (load + item.holds[pool] <= capacity[pool] * (1 + SLACK)) | ~inside
-        found = np.where(room, np.minimum(found, moment), found)
+        earliest = np.where(room, np.minimum(earliest, moment), earliest)
     last: Draws = np.max(moments, axis=0)
-    return np.where(np.isfinite(found), found, last)
+    return np.where(np.isfinite(earliest), earliest, last)
 
 
 DRAWS = 10_000
@@ -297,16 +297,16 @@ def simulate(
     if draws < 100:
         raise UsageError(f"quantiles need at least 100 draws; got {draws}")
     noise = Noise(seed=seed, size=draws)
-    known = dict(actual_usd or {})
+    spent_usd = dict(actual_usd or {})
     finish = drawn_finish(
-        durations, noise, capacity=capacity, finished=known.keys(), actual_seconds=actual_seconds or {}
+        durations, noise, capacity=capacity, finished=spent_usd.keys(), actual_seconds=actual_seconds or {}
     ).total
     drawn = [
         product(item.usd, item.factors, noise) + item.usd_per_second * finish
         for item in amounts
-        if item.stage not in known
+        if item.stage not in spent_usd
     ]
-    total = math.fsum(known.values()) + sum(drawn, start=np.zeros(draws)) * (1 + contingency)
+    total = math.fsum(spent_usd.values()) + sum(drawn, start=np.zeros(draws)) * (1 + contingency)
     return Spread(
         usd=quantiles(total),
         seconds=quantiles(finish),
@@ -322,8 +322,8 @@ def _shares(total: Draws, noise: Noise) -> tuple[Driver, ...]:
     logs = np.log(total)
     if logs.std() == 0:
         return ()
-    found = [
+    causes = [
         Driver(cause=cause, share=float(np.corrcoef(values, logs)[0, 1] ** 2)) for cause, values in noise.causes.items()
     ]
-    shares = [item for item in found if item.share >= LEAST_SHARE]
+    shares = [item for item in causes if item.share >= LEAST_SHARE]
     return tuple(sorted(shares, key=lambda item: (-item.share, item.cause)))

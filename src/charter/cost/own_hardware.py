@@ -169,13 +169,13 @@ def owned_server(
     """
     if scenario not in SCENARIOS:
         raise UsageError(f"there is no scenario {scenario!r}; known are {', '.join(SCENARIOS)}")
-    known = SERVERS.get(accelerator)
-    if known is None and (server_usd is None or power_kw is None):
+    listed = SERVERS.get(accelerator)
+    if listed is None and (server_usd is None or power_kw is None):
         raise UsageError(
             f"nothing is known of what a server of {accelerator} costs to own\n"
             f"  give its price and its power (--server-usd, --power-kw); known are {', '.join(SERVERS)}"
         )
-    server = (known or SERVERS["H100-SXM-80GB"])[scenario]
+    server = (listed or SERVERS["H100-SXM-80GB"])[scenario]
     return replace(
         server,
         server_usd=server.server_usd if server_usd is None else server_usd,
@@ -210,7 +210,7 @@ class OwnOrRent:
 
     @property
     def pays_back_in_life(self) -> bool:
-        """Whether the rent saved pays for the server before it is written off, without its residual value."""
+        """Return True if the rent saved pays for the server before it is written off, without its residual value."""
         return self.crossover_months <= self.lifetime_months
 
 

@@ -1,4 +1,4 @@
-"""What keeping bytes costs over time."""
+"""Cost of keeping bytes over time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ def storage_usd(held: Sequence[StoredBytes], tier: StorageTier) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """What one stage keeps: full checkpoints while it runs, weights and records also afterwards."""
+    """Bytes that one stage keeps: full checkpoints while it runs, weights and records also afterwards."""
 
     full_bytes: float
     """Of the full checkpoints that exist together; gone when the stage is done."""
@@ -88,7 +88,7 @@ class Kept:
 
 
 def weights_only_count(num_checkpoints: float, *, every: int) -> int:
-    """How many weights-only checkpoints stay when every `every`-th is kept; none with 0.
+    """Return the number of weights-only checkpoints that stay when every `every`-th is kept; none with 0.
 
     >>> weights_only_count(28, every=4), weights_only_count(28, every=0)
     (7, 0)

@@ -138,7 +138,7 @@ class Noise:
 
     @property
     def causes(self) -> dict[str, Draws]:
-        """What was drawn so far, by cause."""
+        """Return the numbers drawn so far, by cause."""
         return {name.partition(":")[2]: values for name, values in self._made.items()}
 
     def _numbers(self, cause: str, kind: str) -> Draws:
@@ -147,8 +147,8 @@ class Noise:
             key = int.from_bytes(sha256(f"{self.seed}:{cause}".encode()).digest()[:16], "little")
             generator = np.random.Generator(np.random.Philox(key=key))
             self._made[name] = generator.permutation(_strata(kind, self.size))
-        found: Draws = self._made[name]
-        return found
+        drawn: Draws = self._made[name]
+        return drawn
 
 
 def exactly(value: float) -> Interval:
