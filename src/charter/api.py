@@ -87,9 +87,9 @@ def plan(
     `prices` replaces the price book, `machine` the probe of this one. Raises `InfeasibleError` when a stage fits
     nowhere, `BudgetError` when `fastest` or `balanced` cannot keep the budget.
     """
-    made = project(source, overrides=overrides, objective=objective)
+    planned = project(source, overrides=overrides, objective=objective)
     return plan_project(
-        made,
+        planned,
         _root(source) if directory is None else Path(directory),
         machine=machine,
         knowledge=None if calibration is None else Knowledge.of(load(Path(calibration))),
@@ -120,7 +120,7 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        """Whether the median peak is within the memory of the device."""
+        """Return True if the median peak is within the memory of the device."""
         return self.memory.fits(self.accelerator.memory_bytes)
 
     def hours(self, tokens: float) -> float:
@@ -155,7 +155,7 @@ def estimate(
             f"the layout {chosen.label} uses {chosen.num_accelerators} accelerators, {accelerator} has {count}; "
             f"data x tensor x pipeline x context must be {count}"
         )
-    known = knowledge or shipped()
+    constants = knowledge or shipped()
     precision = training_precision(dtype, device)
     learned = memory_of_stack("native", "training memory" if adapter is None else "adapter memory")
     memory = training_memory(
@@ -176,10 +176,10 @@ def estimate(
         dtype=dtype,
         precision=precision,
         adapter=adapter,
-        constants=known.training,
+        constants=constants.training,
     )
     kind = SftStage(init="model", data=(), adapter=adapter)
-    sigma = known.time_sigma(kind, device, moe=shape.mixture is not None)
+    sigma = constants.time_sigma(kind, device, moe=shape.mixture is not None)
     return Estimate(
         architecture=shape,
         accelerator=device,

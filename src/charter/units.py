@@ -39,10 +39,10 @@ def _number(text: str) -> float:
 
 
 def _match(pattern: str, text: object, what: str, example: str) -> re.Match[str]:
-    found = re.fullmatch(pattern, str(text).strip()) if isinstance(text, str) else None
-    if found is None:
+    match = re.fullmatch(pattern, str(text).strip()) if isinstance(text, str) else None
+    if match is None:
         raise ValueError(f"{text!r} is not {what}; write it like {example}")
-    return found
+    return match
 
 
 def parse_bytes(value: object) -> int:
@@ -53,8 +53,8 @@ def parse_bytes(value: object) -> int:
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
         return _whole(value, "a number of bytes")
-    found = _match(rf"{_NUMBER}\s*([kKmMgGtTpP]?i?[bB])", value, "a size", "80GB or 64GiB")
-    return _whole(_number(found[1]) * _BYTE_UNITS[found[2].lower()], "a size in whole bytes")
+    match = _match(rf"{_NUMBER}\s*([kKmMgGtTpP]?i?[bB])", value, "a size", "80GB or 64GiB")
+    return _whole(_number(match[1]) * _BYTE_UNITS[match[2].lower()], "a size in whole bytes")
 
 
 def parse_seconds(value: object) -> float:
@@ -68,8 +68,8 @@ def parse_seconds(value: object) -> float:
             raise ValueError(f"{value!r} is not a duration; write it like 14d, 2h30m or 90s")
         return float(value)
     part = r"[0-9][0-9_,]*(?:\.[0-9]+)?\s*(?:sec|min|[smhdw])"
-    found = _match(rf"{part}(?:\s*{part})*", value, "a duration", "14d, 2h30m or 90s")
-    pieces = re.findall(r"([0-9][0-9_,]*(?:\.[0-9]+)?)\s*(sec|min|[smhdw])", found[0])
+    match = _match(rf"{part}(?:\s*{part})*", value, "a duration", "14d, 2h30m or 90s")
+    pieces = re.findall(r"([0-9][0-9_,]*(?:\.[0-9]+)?)\s*(sec|min|[smhdw])", match[0])
     return sum(_number(count) * _SECOND_UNITS[unit] for count, unit in pieces)
 
 
@@ -83,8 +83,8 @@ def parse_usd(value: object) -> float:
         if not math.isfinite(value) or value < 0:
             raise ValueError(f"{value!r} is not an amount of money; write it like $25_000")
         return float(value)
-    found = _match(rf"\$?\s*{_NUMBER}\s*([kKmM]?)", value, "an amount of money", "$25_000")
-    return _number(found[1]) * _COUNT_UNITS[found[2].lower()]
+    match = _match(rf"\$?\s*{_NUMBER}\s*([kKmM]?)", value, "an amount of money", "$25_000")
+    return _number(match[1]) * _COUNT_UNITS[match[2].lower()]
 
 
 def parse_usd_per_hour(value: object) -> float:
@@ -106,8 +106,8 @@ def parse_count(value: object) -> int:
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
         return _whole(value, "a whole number")
-    found = _match(rf"{_NUMBER}\s*([kKmMbBtT]?)", value, "a whole number", "150_000 or 4k")
-    return _whole(_number(found[1]) * _COUNT_UNITS[found[2].lower()], "a whole number")
+    match = _match(rf"{_NUMBER}\s*([kKmMbBtT]?)", value, "a whole number", "150_000 or 4k")
+    return _whole(_number(match[1]) * _COUNT_UNITS[match[2].lower()], "a whole number")
 
 
 def _whole(value: float, what: str) -> int:

@@ -68,15 +68,15 @@ TEMPLATES: tuple[Template, ...] = (
 
 def find_template(name: str) -> Template:
     """The template of a name, or a `UsageError` with the names that there are."""
-    found = next((template for template in TEMPLATES if template.name == name), None)
-    if found is None:
+    match = next((template for template in TEMPLATES if template.name == name), None)
+    if match is None:
         import difflib
 
         names = [template.name for template in TEMPLATES]
         near = difflib.get_close_matches(name.lower(), names, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise UsageError(f"no template is called {name!r}; {hint}there are: {', '.join(names)}")
-    return found
+    return match
 
 
 def shipped_bytes(path: str) -> bytes:
