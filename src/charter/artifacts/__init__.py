@@ -1,1 +1,1 @@
-"""What runs leave behind: fingerprints, records, checkpoints, leases; durable and verified."""
+"""Durable and verified state of runs: fingerprints, records, checkpoints, leases."""

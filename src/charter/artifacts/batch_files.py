@@ -23,7 +23,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class BatchFacts:
-    """What the first line of a batch's file says."""
+    """Facts in the first line of a batch's file."""
 
     number: int
     key: str
@@ -34,7 +34,7 @@ class BatchFacts:
 
 
 def batch_key(fingerprint: str, number: int, ids: Sequence[str]) -> str:
-    """Which batch of which work: SHA-256 over the stage's fingerprint, the number and the items' ids, 16 hex digits.
+    """Return the SHA-256 (16 hex digits) of the stage's fingerprint, the batch's number and its items' ids.
 
     >>> batch_key("f", 1, ["a", "b"]) == batch_key("f", 1, ["ab"])
     False
@@ -50,11 +50,11 @@ class BatchFiles:
         self.directory = stage_dir / BATCHES
 
     def path_of(self, number: int, key: str) -> Path:
-        """Where a batch lies."""
+        """Return the path of a batch."""
         return self.directory / f"{number:08d}-{key}.jsonl"
 
     def has(self, number: int, key: str) -> bool:
-        """Whether a batch is there; `read` verifies it."""
+        """Return True if a batch is there; `read` verifies it."""
         return self.path_of(number, key).exists()
 
     def names(self) -> set[str]:
@@ -90,15 +90,15 @@ class BatchFiles:
         durable.write_file(self.path_of(number, key), _line(head) + body)
 
     def verified(self, number: int, key: str) -> BatchFacts | None:
-        """What a batch holds, None when it is not there; one that does not verify is set aside, and the log says so."""
+        """Return the facts of a batch, None when it is not there; one that does not verify is set aside and logged."""
         path = self.path_of(number, key)
         if not path.exists():
             return None
         try:
             facts, _ = _read(path)
         except DataError as error:
-            kept = durable.move_aside(path, "damaged")
-            print(f"{error}; kept as {kept.name}, the batch is made again", flush=True)
+            aside = durable.move_aside(path, "damaged")
+            print(f"{error}; kept as {aside.name}, the batch is made again", flush=True)
             return None
         return facts
 
@@ -113,7 +113,7 @@ class BatchFiles:
 
 
 def finished_batches(stage_dir: Path) -> int:
-    """How many batches have a file; they are not verified here."""
+    """Count the batches that have a file; they are not verified here."""
     return sum(1 for _ in batch_paths(stage_dir))
 
 
@@ -123,7 +123,7 @@ def batch_paths(stage_dir: Path) -> Iterator[Path]:
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a batch's file, None when nothing is."""
+    """Return the damage of a batch's file, or None."""
     try:
         _read(path)
     except DataError as error:

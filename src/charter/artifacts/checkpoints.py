@@ -54,8 +54,8 @@ def position_of(directory: str) -> Position | None:
     >>> position_of("step-00000012-2"), position_of("step-00000012.damaged-1")
     (Position(step=12, part=2), None)
     """
-    found = _NAME.fullmatch(directory)
-    return Position(int(found[1]), int(found[2] or 0)) if found else None
+    match = _NAME.fullmatch(directory)
+    return Position(int(match[1]), int(match[2] or 0)) if match else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """What is kept: the newest `keep_last`, every `keep_every`-th step, the best, what is pinned or gone back to."""
+    """Kept checkpoints: the newest `keep_last`, every `keep_every`-th step, the best, those pinned or gone back to."""
 
     keep_last: int
     keep_every: int | None = None
@@ -89,13 +89,13 @@ class Retention:
         newest_first = sorted(held, key=lambda item: item.position, reverse=True)
         if not newest_first or not newest_first[0].verified:
             return []
-        kept = {item.position for item in newest_first if item.pinned or self._is_on_the_grid(item.position)}
+        retained = {item.position for item in newest_first if item.pinned or self._is_on_the_grid(item.position)}
         if self.keep_best and (best := _best(newest_first)) is not None:
-            kept.add(best)
-        kept |= self._to_go_back_to([item.position for item in reversed(newest_first)])
+            retained.add(best)
+        retained |= self._to_go_back_to([item.position for item in reversed(newest_first)])
         verified, removable = 0, []
         for item in newest_first:
-            if verified >= max(1, self.keep_last) and item.position not in kept:
+            if verified >= max(1, self.keep_last) and item.position not in retained:
                 removable.append(item.position)
             verified += item.verified
         return removable[::-1]
@@ -152,11 +152,11 @@ class Checkpoints:
         self._verified: set[Position] = set()
 
     def positions(self) -> list[Position]:
-        """What is there, oldest first, verified or not."""
+        """List the positions that are there, oldest first, verified or not."""
         return positions_in(self.directory)
 
     def path_of(self, position: Position) -> Path:
-        """Where a checkpoint lies, or would."""
+        """Return the path of a checkpoint, there or not."""
         return self.directory / position.directory
 
     def sweep(self) -> None:
@@ -250,7 +250,7 @@ class Checkpoints:
 
 
 def retention_of(job: Job) -> Retention:
-    """What a job says of which checkpoints are kept."""
+    """Return the retention of checkpoints that a job asks for."""
     guard = getattr(job.spec, "guard", None)
     return Retention(
         keep_last=job.keep_last,
@@ -264,12 +264,12 @@ def positions_in(directory: Path) -> list[Position]:
     """The positions of the checkpoints in a `state` directory, oldest first."""
     if not directory.is_dir():
         return []
-    found = (position_of(path.name) for path in directory.iterdir() if path.is_dir())
-    return sorted(position for position in found if position is not None)
+    positions = (position_of(path.name) for path in directory.iterdir() if path.is_dir())
+    return sorted(position for position in positions if position is not None)
 
 
 def damage(path: Path, *, share: int = 0, shares: int = 1) -> str | None:
-    """What is wrong with a checkpoint, in words; None when nothing is.
+    """Return the damage of a checkpoint in words, or None.
 
     With `shares` processes each hashes every so-many-th file; the manifest is checked by all.
     """
@@ -288,16 +288,16 @@ def damage(path: Path, *, share: int = 0, shares: int = 1) -> str | None:
     own = sorted(files)[share::shares]
     if missing := [relative for relative in own if not (path / relative).is_file()]:
         return f"{missing[0]} is missing"
-    for relative, found in zip(own, facts_of([path / relative for relative in own]), strict=True):
-        if found.bytes != files[relative].bytes:
-            return f"{relative} has {found.bytes} bytes, recorded {files[relative].bytes}"
-        if found.sha256 != files[relative].sha256:
+    for relative, actual in zip(own, facts_of([path / relative for relative in own]), strict=True):
+        if actual.bytes != files[relative].bytes:
+            return f"{relative} has {actual.bytes} bytes, recorded {files[relative].bytes}"
+        if actual.sha256 != files[relative].sha256:
             return f"{relative} does not have its recorded sha256"
     return None
 
 
 def files_of(path: Path, pattern: str = "*") -> dict[str, FileFact]:
-    """What a checkpoint's manifest says of the files whose names match."""
+    """Return the facts in a checkpoint's manifest of the files whose names match."""
     files = read_sealed(path / MANIFEST)["files"]
     for name in files:
         below(path, name)
@@ -314,10 +314,10 @@ def _metric(path: Path) -> float | None:
 
 def _of_another_run(path: Path, manifest: Mapping[str, Any], job: Job) -> str:
     identity = manifest.get("identity") or {}
-    found = differences(identity, job.identity) if identity and job.identity else []
-    lines = [_difference(*item) for item in found[:_MOST_SHOWN]]
-    if len(found) > _MOST_SHOWN:
-        lines.append(f"  and {len(found) - _MOST_SHOWN} more")
+    changes = differences(identity, job.identity) if identity and job.identity else []
+    lines = [_difference(*item) for item in changes[:_MOST_SHOWN]]
+    if len(changes) > _MOST_SHOWN:
+        lines.append(f"  and {len(changes) - _MOST_SHOWN} more")
     return "\n".join(
         [
             f"{path} is a checkpoint of another run: stage {manifest['stage']} with fingerprint "
@@ -344,7 +344,7 @@ def _shown(value: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ListedCheckpoint:
-    """What is known of a checkpoint."""
+    """Listing of a checkpoint: position, size and damage."""
 
     position: Position
     path: Path
@@ -363,13 +363,13 @@ class ListedCheckpoint:
 
 def listed(stage_dir: Path, *, verify: bool = False) -> list[ListedCheckpoint]:
     """The checkpoints of a stage, oldest first; what is removed meanwhile by the stage is left out."""
-    found = []
+    checkpoints = []
     for position in positions_in(stage_dir / STATE):
         try:
-            found.append(_look_at(stage_dir / STATE / position.directory, position, verify=verify))
+            checkpoints.append(_look_at(stage_dir / STATE / position.directory, position, verify=verify))
         except FileNotFoundError:
             continue
-    return found
+    return checkpoints
 
 
 def pin(stage_dir: Path, position: Position) -> Path:
@@ -406,8 +406,8 @@ def parse_position(text: str) -> Position:
 def _existing(stage_dir: Path, position: Position) -> Path:
     path, there = stage_dir / STATE / position.directory, positions_in(stage_dir / STATE)
     if position not in there:
-        known = ", ".join(map(str, there)) or "none"
-        raise UsageError(f"{stage_dir.name} has no checkpoint {position}; it has {known}")
+        available = ", ".join(map(str, there)) or "none"
+        raise UsageError(f"{stage_dir.name} has no checkpoint {position}; it has {available}")
     return path
 
 
@@ -451,8 +451,8 @@ def _wrong_sizes(path: Path, manifest: Mapping[str, object]) -> str | None:
 def _wrong_size(file: Path, name: str, fact: Mapping[str, int]) -> str | None:
     if not file.is_file():
         return f"{name} is missing"
-    found = file.stat().st_size
-    return None if found == fact["bytes"] else f"{name} has {found} bytes, recorded {fact['bytes']}"
+    size = file.stat().st_size
+    return None if size == fact["bytes"] else f"{name} has {size} bytes, recorded {fact['bytes']}"
 
 
 def names_of_damaged(found: Sequence[ListedCheckpoint]) -> list[str]:

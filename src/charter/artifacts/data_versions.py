@@ -24,7 +24,7 @@ class DataVersion:
 
     @property
     def bytes(self) -> int:
-        """What the files hold together."""
+        """Total size of the files."""
         return sum(fact.bytes for fact in self.files.values())
 
 
@@ -66,7 +66,7 @@ _READ_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class DvcFact:
-    """How DVC names what lies at a path."""
+    """Hashes of a path as DVC names it."""
 
     md5: str
     """With `.dir` for a directory."""
@@ -107,7 +107,7 @@ def write_pointer(path: Path) -> Path:
 
 
 def pointer_damage(pointer: Path) -> str | None:
-    """How what lies beside a pointer differs from it, in words; None when it is what the pointer says."""
+    """Return in words the difference between a pointer and the files beside it; None when there is none."""
     outs = read_yaml(pointer).get("outs")
     if not isinstance(outs, list) or not outs or not all(isinstance(item, dict) for item in outs):
         raise DataError(f"{pointer} is not a pointer of DVC: it has no list `outs`")
@@ -120,8 +120,8 @@ def pointer_damage(pointer: Path) -> str | None:
         path = pointer.parent / name
         if not path.exists():
             return f"{path} is not here; `dvc pull {pointer.name}` brings it"
-        if (found := dvc_fact(path).md5) != md5:
-            return f"{path} has md5 {found}, recorded {md5}"
+        if (actual := dvc_fact(path).md5) != md5:
+            return f"{path} has md5 {actual}, recorded {md5}"
     return None
 
 
@@ -132,8 +132,8 @@ def fill_cache(cache: Path, path: Path, fact: DvcFact) -> None:
         if target.exists():
             continue
         durable.make_dir(target.parent)
-        (known,) = facts_of([source])
-        durable.write_chunks(target, _blocks(source), known)
+        (source_fact,) = facts_of([source])
+        durable.write_chunks(target, _blocks(source), source_fact)
     if fact.listing is not None:
         target = cache / fact.md5[:2] / fact.md5[2:]
         durable.make_dir(target.parent)

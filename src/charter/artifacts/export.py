@@ -27,7 +27,7 @@ _CAUSAL, _CLASSIFIER = "ForCausalLM", "ForSequenceClassification"
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreMeaning:
-    """How a preference model's score comes from what the exported model puts out (its `logits`)."""
+    """Way from an exported preference model's output (its `logits`) to its score."""
 
     pooling: str
     bias: float
@@ -65,14 +65,14 @@ def _copy_preference_model(source: Path, target: Path) -> ScoreMeaning:
     head = read_header(source / HEAD_WEIGHTS)
     places: dict[str, str] = {}
     for relative in weights:
-        kept = {name: item for name, item in read_header(source / relative).items() if not _is_language_head(name)}
+        tensors = {name: item for name, item in read_header(source / relative).items() if not _is_language_head(name)}
         if relative == weights[-1]:
-            kept[SCORE] = head["weight"]
-        write_tensors(target / relative, kept)
-        places |= dict.fromkeys(kept, relative)
+            tensors[SCORE] = head["weight"]
+        write_tensors(target / relative, tensors)
+        places |= dict.fromkeys(tensors, relative)
     if len(weights) > 1:
-        whole = sum(item.size_bytes for name in weights for item in read_header(target / name).values())
-        index = {"metadata": {"total_size": whole}, "weight_map": places}
+        total_size = sum(item.size_bytes for name in weights for item in read_header(target / name).values())
+        index = {"metadata": {"total_size": total_size}, "weight_map": places}
         (target / INDEX).write_text(durable.json_text(index), encoding="utf-8")
     changed = differing_tensors([source / name for name in weights], [target / name for name in weights])
     if changed or read_header(target / weights[-1])[SCORE].read() != head["weight"].read():

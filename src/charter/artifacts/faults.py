@@ -39,8 +39,8 @@ def cut_what_was_added(path: Path, before: Mapping[Path, int]) -> None:
     sizes = sizes_of(path)
     grown = {item: size for item, size in sizes.items() if size != before.get(item, 0)}
     for item, size in (grown or sizes).items():
-        kept = before.get(item, 0) if grown else 0
-        os.truncate(item, kept + max(0, size - kept) // 2)
+        old_size = before.get(item, 0) if grown else 0
+        os.truncate(item, old_size + max(0, size - old_size) // 2)
 
 
 def remove_half(path: Path) -> None:
@@ -121,12 +121,12 @@ def _crash_at(number: int, when: When) -> None:
 
 
 def _is_at(number: int, what: str) -> bool:
-    """Whether this kind of fault is asked for at this action of this process."""
+    """Return True if this kind of fault is asked for at this action of this process."""
     return os.environ.get("CHARTER_FAULT_AT") == f"{number}:{what}" and _meant()
 
 
 def _meant() -> bool:
-    """Whether a fault fires in this process: in one rank, in the first attempt."""
+    """Return True if a fault fires in this process: in one rank, in the first attempt."""
     rank = os.environ.get("RANK", "0")
     return os.environ.get(ATTEMPT, "1") == "1" and rank == os.environ.get("CHARTER_FAULT_RANK", "0")
 

@@ -54,8 +54,8 @@ def read_term(text: object) -> Term:
 
 def term_of_process() -> Term | None:
     """The term of the start that this process belongs to; None where no engine started it."""
-    found = os.environ.get(TERM)
-    return None if found is None else read_term(found)
+    term = os.environ.get(TERM)
+    return None if term is None else read_term(term)
 
 
 FENCE, FENCE_LOCK = ".fence", ".fence.lock"
@@ -69,7 +69,7 @@ _JOIN_LOOK_SECONDS = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Fence:
-    """What the fence file must hold for this process to publish."""
+    """Content that the fence file must have for this process to publish."""
 
     directory: Path
     content: Mapping[str, Any]
@@ -79,9 +79,9 @@ class Fence:
     """Set once the holder was there: after that another one is a stranger."""
 
     def is_ours(self) -> bool:
-        """Whether nobody has taken the directory since."""
-        found = read_fence(self.directory)
-        ours = all(found.get(name) == value for name, value in self.content.items())
+        """Return True if nobody has taken the directory since."""
+        content = read_fence(self.directory)
+        ours = all(content.get(name) == value for name, value in self.content.items())
         if ours:
             self._seen.set()
         return ours
@@ -89,10 +89,10 @@ class Fence:
     def check(self) -> None:
         """Raise when somebody has."""
         if not self.is_ours() and not self._joined_late():
-            found = read_fence(self.directory)
+            content = read_fence(self.directory)
             raise InterruptedRunError(
-                f"{self.directory} was taken over by pid {found.get('pid')} on {found.get('host')} (fence "
-                f"{found.get('token')}) while this process, pid {os.getpid()}, was taken for dead; it has written "
+                f"{self.directory} was taken over by pid {content.get('pid')} on {content.get('host')} (fence "
+                f"{content.get('token')}) while this process, pid {os.getpid()}, was taken for dead; it has written "
                 "nothing since and ends"
             )
 
@@ -112,12 +112,12 @@ _held: dict[Path, Fence] = {}
 
 
 def next_content(directory: Path, holder: Mapping[str, Any], *, term: Term | None = None) -> dict[str, Any]:
-    """What the next holder of a directory writes into the fence file.
+    """Return the content that the next holder of a directory writes into the fence file.
 
     An earlier start of an engine's job is refused. Whoever is started without an engine counts as a new submission.
     """
-    found = read_fence(directory)
-    last, own = read_term(found.get("term")), term or term_of_process()
+    content = read_fence(directory)
+    last, own = read_term(content.get("term")), term or term_of_process()
     if own is not None and own < last:
         raise InterruptedRunError(
             f"{directory} belongs to start {last} of its stage by now; this is the earlier start {own}, which ends"
@@ -125,7 +125,7 @@ def next_content(directory: Path, holder: Mapping[str, Any], *, term: Term | Non
     if own is None and last != NO_TERM:
         own = Term(last.submission + 1, 0)
     named = {} if own is None else {"term": str(own)}
-    return {"token": found.get("token", 0) + 1, "group": os.environ.get(GROUP), **named, **holder}
+    return {"token": content.get("token", 0) + 1, "group": os.environ.get(GROUP), **named, **holder}
 
 
 def hold(directory: Path, content: Mapping[str, Any]) -> Fence:
@@ -148,8 +148,8 @@ def let_go(fence: Fence) -> None:
 
 def token_of(directory: Path) -> int | None:
     """The number under which this process publishes below a directory; None where it has taken none."""
-    found = [fence.content.get("token") for fence in _above(directory)]
-    return found[0] if found else None
+    tokens = [fence.content.get("token") for fence in _above(directory)]
+    return tokens[0] if tokens else None
 
 
 def check(target: Path) -> None:

@@ -1,4 +1,4 @@
-"""What files hold: their size and SHA-256."""
+"""Size and SHA-256 of files."""
 
 import errno
 import hashlib
@@ -44,9 +44,9 @@ def fact_of_chunks(chunks: Iterable[bytes]) -> FileFact:
 
 def check_chunks(name: str, chunks: Iterable[bytes], expected: FileFact) -> None:
     """Raise a DataError that names what is read when it has not this size and hash."""
-    if (found := fact_of_chunks(chunks)) != expected:
+    if (fact := fact_of_chunks(chunks)) != expected:
         raise DataError(
-            f"{name} has {found.bytes} bytes with sha256 {found.sha256[:12]}..., where {expected.bytes} with "
+            f"{name} has {fact.bytes} bytes with sha256 {fact.sha256[:12]}..., where {expected.bytes} with "
             f"{expected.sha256[:12]}... are recorded"
         )
 
@@ -79,14 +79,14 @@ def free_bytes(path: Path) -> int:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether an exception, or what caused it, says that the disk is full; libraries hide it in a message."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, OSError) and seen.errno in FULL:
+    """Return True if an exception, or its cause, says that the disk is full; libraries hide it in a message."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in FULL:
             return True
-        if "No space left on device" in str(seen) or "(os error 28)" in str(seen):
+        if "No space left on device" in str(cause) or "(os error 28)" in str(cause):
             return True
-        seen = seen.__cause__ or seen.__context__
+        cause = cause.__cause__ or cause.__context__
     return False
 
 
@@ -112,11 +112,11 @@ def _size_of(path: Path | None) -> int:
         names = files_under(path) if path.is_dir() else [""]
     except FileNotFoundError:
         return 0
-    found = 0
+    size = 0
     for name in names:
         with suppress(FileNotFoundError):
-            found += (path / name).stat().st_size
-    return found
+            size += (path / name).stat().st_size
+    return size
 
 
 def _disk_full(path: Path, needed_bytes: int) -> DataError:

@@ -74,23 +74,23 @@ def stage_identity(
         "kind": spec.kind,
         "revision": type(spec).REVISION,
         "spec": {field: value for field, value in counted.items() if field not in {*spec.REFERENCES, "kind"}},
-        "inputs": {role: list(found) for role, found in sorted(inputs.items())},
+        "inputs": {role: list(fingerprints) for role, fingerprints in sorted(inputs.items())},
         "seed": seed,
         "constitution": constitution,
     }
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """What differs between two payloads: `(path, old, new)`, the path dotted; None stands for absent."""
+    """List the differences between two payloads: `(path, old, new)`, the path dotted; None stands for absent."""
     return list(_differences("", old, new))
 
 
 def _differences(path: str, old: Any, new: Any) -> list[tuple[str, Any, Any]]:
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        found: list[tuple[str, Any, Any]] = []
+        changes: list[tuple[str, Any, Any]] = []
         for key in sorted({*old, *new}):
-            found += _differences(f"{path}.{key}" if path else key, old.get(key), new.get(key))
-        return found
+            changes += _differences(f"{path}.{key}" if path else key, old.get(key), new.get(key))
+        return changes
     return [] if old == new else [(path, old, new)]
 
 

@@ -1,4 +1,4 @@
-"""What crashes and damage have left in a run's directory: found with its size, so that it can be offered for removal.
+"""Remains of crashes and damage in a run's directory: listed with their size, so that they can be offered for removal.
 
 Nothing is found here that a run would use: only what no name of a finished thing has.
 """
@@ -26,7 +26,7 @@ class Garbage:
 
 
 def find_garbage(run_dir: Path, *, stages: Collection[Path]) -> list[Garbage]:
-    """What nothing uses below a run's directory; `stages` are the directories that the project's stages have now.
+    """List the unused files below a run's directory; `stages` are the directories that the project's stages have now.
 
     Directories of stages under other fingerprints are `other results`: a file that is changed back uses them again.
     """

@@ -27,19 +27,19 @@ def rank_of_process() -> int:
 
 
 def world_size() -> int:
-    """How many processes the stage has."""
+    """Return the number of processes of the stage."""
     return int(os.environ.get(WORLD_SIZE, "1"))
 
 
 def works_apart() -> bool:
-    """Whether this process is a task of an array: it shares the work with `world_size` others, and meets none."""
+    """Return True in a task of an array, which shares the work with `world_size` others and meets none."""
     return bool(os.environ.get(APART))
 
 
 def rank_environment(
     rank: int, *, processes: int, group: str, first: int = 0, here: int | None = None
 ) -> dict[str, str]:
-    """What one process of a stage is told about its place; on one of several nodes `first` and `here` say which part.
+    """Return the environment of one process of a stage; on one of several nodes `first` and `here` say its part.
 
     >>> sorted(rank_environment(1, processes=2, group="1-a").values())
     ['1', '1', '1-a', '2', '2']
@@ -106,7 +106,7 @@ class Sign:
 
     @property
     def is_slow(self) -> bool:
-        """Whether it began something that may take long."""
+        """Return True if it began something that may take long."""
         return self.what in SLOW
 
 

@@ -1,4 +1,4 @@
-"""What is known of an engine of another project that computes a stage: which it is, and what it promises."""
+"""Identity and promises of an engine of another project that computes a stage."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -42,9 +42,9 @@ def write_hosted_facts(directory: Path, facts: HostedFacts) -> None:
 def read_hosted_facts(directory: Path) -> HostedFacts | None:
     """The facts of a stage; None of one that the native engine computes, or where they cannot be read."""
     try:
-        found = durable.read_json(directory / HOSTED_FILE)
-        if found.pop("schema") != SCHEMA:
+        content = durable.read_json(directory / HOSTED_FILE)
+        if content.pop("schema") != SCHEMA:
             return None
-        return HostedFacts(**{**found, "notes": tuple(found["notes"])})
+        return HostedFacts(**{**content, "notes": tuple(content["notes"])})
     except (DataError, TypeError, KeyError, AttributeError):
         return None

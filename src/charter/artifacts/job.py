@@ -1,4 +1,4 @@
-"""What a stage process is told: the job, one JSON file in its stage directory."""
+"""Job of a stage process: one JSON file in its stage directory."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -44,8 +44,8 @@ class JobInput:
             )
         if self.stage_kind is None:
             return Path(self.path)
-        made = STAGE_KINDS[self.stage_kind].MAKES
-        return Path(self.path) / ("model" if made == MODEL else "records.jsonl")
+        product = STAGE_KINDS[self.stage_kind].MAKES
+        return Path(self.path) / ("model" if product == MODEL else "records.jsonl")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +82,10 @@ class Job:
 
     def only(self, role: str) -> JobInput:
         """The single input of a role."""
-        found = self.inputs.get(role, ())
-        if len(found) != 1:
-            raise DataError(f"stage {self.stage} has {len(found)} inputs for {role}, where exactly one is needed")
-        return found[0]
+        items = self.inputs.get(role, ())
+        if len(items) != 1:
+            raise DataError(f"stage {self.stage} has {len(items)} inputs for {role}, where exactly one is needed")
+        return items[0]
 
 
 def write_job(stage_dir: Path, job: Job) -> None:

@@ -1,4 +1,4 @@
-"""Who holds a directory: a lock that the kernel frees with its holder, and a file that says who that is."""
+"""Lease of a directory: a lock that the kernel frees with its holder, and a file that names the holder."""
 
 import contextlib
 import os
@@ -35,12 +35,12 @@ class Holder:
 
     @property
     def is_here(self) -> bool:
-        """Whether it ran on this machine since its last boot."""
+        """Return True if it ran on this machine since its last boot."""
         return self.host == host_id()
 
     @property
     def is_alive(self) -> bool:
-        """Whether that very process still runs on this machine."""
+        """Return True if that very process still runs on this machine."""
         if not self.is_here:
             return False
         try:
@@ -106,9 +106,9 @@ def _take(directory: Path) -> fence.Fence:
     with fence.locked(directory):
         content = fence.next_content(directory, me)
         durable.write_json(directory / fence.FENCE, content)
-    taken = fence.hold(directory, content)
+    fence_held = fence.hold(directory, content)
     durable.write_json(directory / LEASE, me)
-    return taken
+    return fence_held
 
 
 def open_term(directory: Path, submission: int, *, group: str) -> None:
@@ -147,13 +147,13 @@ def stop_orphan(directory: Path, *, wait_seconds: float = 60.0) -> Holder | None
     """
     holder = read_holder(directory / LEASE)
     named = [holder, *(read_holder(path) for path in sorted(directory.glob("member-*.json")))]
-    alive = [found for found in named if found is not None and found.is_alive and found.pid != os.getpid()]
-    for found in alive:
+    alive = [process for process in named if process is not None and process.is_alive and process.pid != os.getpid()]
+    for process in alive:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(found.pid, signal.SIGKILL)
-    for found in alive:
-        if not ends_within(found, wait_seconds):
-            raise DataError(f"{directory} is still held by {found}, which SIGKILL did not end; stop it by hand")
+            os.kill(process.pid, signal.SIGKILL)
+    for process in alive:
+        if not ends_within(process, wait_seconds):
+            raise DataError(f"{directory} is still held by {process}, which SIGKILL did not end; stop it by hand")
     return alive[0] if alive else None
 
 
@@ -168,7 +168,7 @@ def ends_within(holder: Holder, seconds: float) -> bool:
 
 
 def start_ticks(pid: int) -> int:
-    """When a process started, in clock ticks since boot.
+    """Return the start of a process, in clock ticks since boot.
 
     Raises ProcessLookupError for a process that has ended.
     """
@@ -235,24 +235,24 @@ class Membership:
         threading.Thread(target=self._watch, name="watch rank 0", daemon=True).start()
 
     def first_is_gone(self) -> bool:
-        """Whether the holder of the stage directory, or whoever started this process, has ended without goodbye."""
+        """Return True if the stage directory's holder, or the parent of this process, has ended without goodbye."""
         holder = read_holder(self._lease)
         gone = holder is not None and holder.is_here and not holder.is_alive
         return os.getppid() != self._parent or (gone and self._is_first(holder))
 
     def _is_first(self, holder: Holder | None) -> bool:
-        """Whether a holder is rank 0 of this very start: what an earlier one has left behind says nothing."""
+        """Return True if a holder is rank 0 of this very start: the file of an earlier start says nothing."""
         if term_of_process() is None or holder is None:
             return holder is not None
-        found = fence.read_fence(self._directory)
-        return self._fence.is_ours() and found.get("pid") == holder.pid
+        content = fence.read_fence(self._directory)
+        return self._fence.is_ours() and content.get("pid") == holder.pid
 
     def _watch(self) -> None:
-        seen = 0
-        while seen < 2:
+        misses = 0
+        while misses < 2:
             if self._over.wait(LOOK_EVERY_SECONDS):
                 return
-            seen = seen + 1 if self.first_is_gone() else 0
+            misses = misses + 1 if self.first_is_gone() else 0
         self._die()
 
     def __enter__(self) -> "Membership":

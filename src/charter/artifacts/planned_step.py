@@ -1,4 +1,4 @@
-"""What the planner said of a stage's step, beside the stage, for whoever measures it."""
+"""Prediction of a stage's step by the planner, beside the stage, for whoever measures it."""
 
 import json
 from collections.abc import Mapping
@@ -35,9 +35,9 @@ def write_planned_step(directory: Path, planned: PlannedStep) -> None:
 
 
 def read_planned_step(directory: Path) -> PlannedStep | None:
-    """What was planned; None where nothing was, or where it cannot be read."""
+    """Read the planned step; None where there is none, or where it cannot be read."""
     try:
-        found = json.loads((directory / PLANNED_FILE).read_text(encoding="utf-8"))
-        return PlannedStep(**found) if found.pop("schema") == SCHEMA else None
+        content = json.loads((directory / PLANNED_FILE).read_text(encoding="utf-8"))
+        return PlannedStep(**content) if content.pop("schema") == SCHEMA else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None

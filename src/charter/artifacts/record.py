@@ -24,7 +24,7 @@ _SEEN_FILE = "outputs.seen.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What was computed, from what, by what.
+    """Record of a stage: the computation, its inputs and the software.
 
     No time, cost or path: those are in sidecars and in the ledger.
     """
@@ -76,11 +76,11 @@ def versions() -> dict[str, str]:
     """Versions of what computes: Python, Charter, and the numerical libraries this process has loaded."""
     from charter import __version__
 
-    found = {"charter": __version__, "python": ".".join(map(str, sys.version_info[:3]))}
+    by_name = {"charter": __version__, "python": ".".join(map(str, sys.version_info[:3]))}
     for name in ("torch", "transformers", "tokenizers", "safetensors", "numpy"):
         if (module := sys.modules.get(name)) is not None and hasattr(module, "__version__"):
-            found[name] = str(module.__version__)
-    return found
+            by_name[name] = str(module.__version__)
+    return by_name
 
 
 DAMAGED = [-1, 0, 0]
@@ -117,26 +117,26 @@ def read_record(stage_dir: Path) -> Record | None:
 
 
 def damaged_output(stage_dir: Path, record: Record, *, thorough: bool = False) -> str | None:
-    """What is wrong with the outputs, in words; None when every file is as recorded.
+    """Return the damage of the outputs in words; None when every file is as recorded.
 
     Files whose size and modification time are those of the last check are not hashed again unless `thorough`.
     """
-    seen = {} if thorough else _seen(stage_dir)
+    verified = {} if thorough else _seen(stage_dir)
     for relative, expected in sorted(record.outputs.items()):
         if (refused := wrong_name(relative)) is not None:
             return f"the record names a file that is refused: {refused}"
         path = stage_dir / OUTPUTS / relative
         if not path.is_file():
             return f"file {relative} is missing"
-        if seen.get(relative) == _stat(path):
+        if verified.get(relative) == _stat(path):
             continue
-        if (found := sha256_file(path)) != expected:
+        if (digest := sha256_file(path)) != expected:
             # Kept for views that compare sizes alone: no file has this size, so that they say so too.
             durable.write_hint(stage_dir / _SEEN_FILE, {**_seen(stage_dir), relative: DAMAGED})
-            return f"file {relative} has sha256 {found[:12]}..., recorded {expected[:12]}..."
+            return f"file {relative} has sha256 {digest[:12]}..., recorded {expected[:12]}..."
     if not record.outputs:
         return "the record lists no outputs"
-    if any(seen.get(relative) != _stat(stage_dir / OUTPUTS / relative) for relative in record.outputs):
+    if any(verified.get(relative) != _stat(stage_dir / OUTPUTS / relative) for relative in record.outputs):
         _remember(stage_dir, record)
     return None
 
@@ -162,8 +162,8 @@ def changed_output(stage_dir: Path, record: Record) -> str | None:
 
 
 def _stat(path: Path) -> list[int]:
-    found = os.stat(path)
-    return [found.st_size, found.st_mtime_ns, found.st_ino]
+    status = os.stat(path)
+    return [status.st_size, status.st_mtime_ns, status.st_ino]
 
 
 def _seen(stage_dir: Path) -> dict[str, list[int]]:

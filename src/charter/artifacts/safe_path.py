@@ -26,7 +26,7 @@ _MOST_SHOWN = 80
 
 
 def wrong_name(relative: str) -> str | None:
-    """Why a relative name is refused, in words; None when it is plain.
+    """Return the reason in words why a relative name is refused; None when it is plain.
 
     >>> wrong_name("model/config.json"), wrong_name("../config.json")
     (None, 'a component is empty, `.` or `..`')

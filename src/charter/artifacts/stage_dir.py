@@ -21,7 +21,7 @@ PROGRESS_EVERY_SECONDS = 0.5
 
 
 class StageDir:
-    """What a stage module gets: everything durable it does goes through this object.
+    """Directory of a stage: everything durable that a stage module does goes through this object.
 
     A `step` is the unit of durability: an optimizer step, a rollout, a batch of records. Reports and
     checkpoints carry the number of finished steps.
@@ -39,11 +39,11 @@ class StageDir:
 
     @property
     def outputs(self) -> Path:
-        """Where the published outputs lie."""
+        """Directory of the published outputs."""
         return self.path / OUTPUTS
 
     def should_stop(self) -> bool:
-        """Whether the stage was asked to stop.
+        """Return True if the stage was asked to stop.
 
         Save a checkpoint at the next safe point and return from `run`.
         """
@@ -67,9 +67,9 @@ class StageDir:
         that will be done again are cut off. A checkpoint of another stage or fingerprint is refused.
         """
         self.sweep()
-        found = self.checkpoints.newest()
-        self.cut_metrics(found.step if found else 0)
-        return found
+        checkpoint = self.checkpoints.newest()
+        self.cut_metrics(checkpoint.step if checkpoint else 0)
+        return checkpoint
 
     def save_checkpoint(
         self, step: int, write: Callable[[Path], None], *, kept: Mapping[str, FileFact] = MappingProxyType({})
@@ -101,7 +101,7 @@ class StageDir:
         durable.sweep(self.path)
 
     def claim_publication(self) -> bool:
-        """Whether this task of several that work apart is the one that publishes: the first that asks."""
+        """Return True if this task of several that work apart is the one that publishes: the first that asks."""
         group = os.environ.get(GROUP, "charter")
         content = durable.json_text({"pid": os.getpid()}).encode()
         return durable.write_new(self.path / f"publisher-{group}.json", content)
@@ -128,7 +128,7 @@ class StageDir:
 
     @property
     def is_done(self) -> bool:
-        """Whether the record is written."""
+        """Return True if the record is written."""
         return (self.path / RECORD_FILE).exists()
 
     def report(

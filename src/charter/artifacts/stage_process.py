@@ -155,7 +155,7 @@ def _told(error: BaseException) -> tuple[int, str, str]:
 
 
 def _lost_a_peer(error: BaseException) -> bool:
-    """Whether the connection to another process broke, which says nothing about why that one ended."""
+    """Return True if the connection to another process broke, which says nothing about why that one ended."""
     if int(os.environ.get(WORLD_SIZE, "1")) == 1 or works_apart():
         return False
     named = type(error).__name__ in _LOST_CONNECTION or isinstance(error, ConnectionError)

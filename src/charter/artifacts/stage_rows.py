@@ -14,7 +14,7 @@ Reader = Callable[[Path, DataSpec | None, SkippedRows | None], Iterable[Made]]
 
 
 def each_stage_row(job: Job, role: str, read: Reader[Made], skipped: SkippedRows) -> Iterator[Made]:
-    """What `read` makes of every data set of a role, one row after the other; bad rows are counted in `skipped`."""
+    """Yield the values that `read` makes of every data set of a role, one by one; bad rows are counted in `skipped`."""
     for item in job.inputs.get(role, ()):
         yield from read(item.location(), item.data, skipped)
 

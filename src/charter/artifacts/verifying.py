@@ -12,7 +12,7 @@ from charter.errors import DataError
 
 
 def damaged_in(directory: Path, *, database: str) -> Iterator[str]:
-    """What is wrong with a stage's job, record, outputs, batches and database, in words; its checkpoints are apart."""
+    """Yield the damage of a stage's job, record, outputs, batches and database, in words; its checkpoints are apart."""
     yield from _sealed(directory)
     for path in batch_paths(directory):
         if (wrong := batch_damage(path)) is not None:
@@ -21,7 +21,7 @@ def damaged_in(directory: Path, *, database: str) -> Iterator[str]:
 
 
 def damaged_database(path: Path) -> Iterator[str]:
-    """What is wrong with a database, if it is there."""
+    """Yield the damage of a database, if it is there."""
     if path.exists() and (wrong := damage_of(path)) is not None:
         yield f"{path} is damaged: {wrong}"
 

@@ -126,17 +126,17 @@ def checked_text(name: str, content: bytes) -> dict[str, Any]:
     """The content of a sealed text that lies elsewhere, without the seal; a DataError when one bit has changed."""
     try:
         plain = json.loads(content.decode())
-        whole = isinstance(plain, dict) and plain.get(SEAL) == _hash({k: v for k, v in plain.items() if k != SEAL})
-        whole = whole and durable.json_text(plain).encode() == content
+        intact = isinstance(plain, dict) and plain.get(SEAL) == _hash({k: v for k, v in plain.items() if k != SEAL})
+        intact = intact and durable.json_text(plain).encode() == content
     except (ValueError, RecursionError):
-        whole = False
-    if not whole:
+        intact = False
+    if not intact:
         raise DataError(f"{name} does not have its recorded sha256; it was damaged or edited")
     return {key: value for key, value in plain.items() if key != SEAL}
 
 
 def broken_seal(path: Path, content: object) -> str | None:
-    """What is wrong with a sealed file that holds `content`, in words; None when it is as it was written."""
+    """Return in words the fault of a sealed file that holds `content`; None when it is as it was written."""
     if not isinstance(content, dict) or SEAL not in content:
         return "has no sha256 of its own content"
     if content[SEAL] != _hash({key: value for key, value in content.items() if key != SEAL}):

@@ -31,7 +31,7 @@ OBJECTS = "objects"
 
 
 def object_key(sha256: str) -> str:
-    """Where an object lies.
+    """Return the key of the object with this SHA-256.
 
     >>> object_key("ab" + "0" * 62)[:14]
     'objects/ab/ab0'
@@ -62,7 +62,7 @@ class Objects:
             self.sent_bytes += fact.bytes
 
     def has(self, fact: FileFact) -> bool:
-        """Whether an object of that name and size is there; its content is not read."""
+        """Return True if an object of that name and size is there; its content is not read."""
         return self.place.size(object_key(fact.sha256)) == fact.bytes
 
     def bring(self, fact: FileFact, target: Path) -> None:
@@ -80,7 +80,7 @@ class Objects:
         return content
 
     def damage(self, fact: FileFact) -> str | None:
-        """What is wrong with an object, in words, after reading all of it; None when nothing is."""
+        """Read an object and return its damage in words, or None."""
         try:
             check_chunks(self._name(fact), self.place.chunks(object_key(fact.sha256)), fact)
         except FileNotFoundError:
@@ -97,7 +97,7 @@ class Objects:
         self.sent_bytes += fact.bytes
 
     def listed(self) -> Iterator[Kept]:
-        """What objects a listing shows."""
+        """Yield the objects of a listing."""
         yield from self.place.listed(f"{OBJECTS}/")
 
     def _name(self, fact: FileFact) -> str:
@@ -123,7 +123,7 @@ class Copy:
 
     @property
     def bytes(self) -> int:
-        """What its files hold together."""
+        """Total size of its files."""
         return sum(fact.bytes for fact in self.files.values())
 
 
@@ -170,7 +170,7 @@ class Copies:
 
     def of(self, group: str) -> tuple[list[Copy], list[str]]:
         """The lists of a group that are whole, by name, and what is wrong with the others."""
-        found, wrong = [], []
+        intact, wrong = [], []
         for name in sorted(self._names(group)):
             try:
                 copy = self.read(group, name)
@@ -180,8 +180,8 @@ class Copies:
                 wrong.append(str(error))
                 continue
             if copy is not None:
-                found.append(copy)
-        return found, wrong
+                intact.append(copy)
+        return intact, wrong
 
     def read(self, group: str, name: str) -> Copy | None:
         """One list; None when it is not there, a DataError when a bit of it has changed."""
@@ -191,7 +191,7 @@ class Copies:
         return _copy(f"{self._place.where}/{key}", content, group=group, name=name)
 
     def damage(self, copy: Copy) -> list[str]:
-        """What is wrong with the objects of a list, in words, after reading all of them."""
+        """Read the objects of a list and return their damage in words."""
         facts = {fact.sha256: fact for fact in copy.files.values()}
         return [wrong for _, fact in sorted(facts.items()) if (wrong := self.objects.damage(fact)) is not None]
 
@@ -201,7 +201,7 @@ class Copies:
 
     def groups(self) -> list[str]:
         """The groups that a listing shows."""
-        keys = (kept.key.removeprefix(f"{self._top}/") for kept in self.lists())
+        keys = (item.key.removeprefix(f"{self._top}/") for item in self.lists())
         return sorted({key.partition("/")[0] for key in keys if "/" in key})
 
     def forget(self, group: str, names: Iterable[str]) -> None:
@@ -226,7 +226,7 @@ class Copies:
             self.note(group, [*noted, *names])
 
     def _names(self, group: str) -> set[str]:
-        listed = (Path(kept.key).name for kept in self._place.listed(f"{self._top}/{group}/"))
+        listed = (Path(item.key).name for item in self._place.listed(f"{self._top}/{group}/"))
         names = {name.removesuffix(".json") for name in listed if name.endswith(".json") and name != SUMMARY}
         return names | set(self._noted(group))
 
@@ -366,18 +366,18 @@ def copy_database(source: Path, target: Path) -> None:
         ):
             live.backup(copy)
             copy.execute("PRAGMA journal_mode=DELETE")
-            (found,) = copy.execute("PRAGMA integrity_check(1)").fetchone()
+            (verdict,) = copy.execute("PRAGMA integrity_check(1)").fetchone()
     except sqlite3.Error as error:
         raise DataError(f"{source} cannot be copied: {error}") from error
-    if found != "ok":
-        raise DataError(f"{source} is damaged: {found}")
+    if verdict != "ok":
+        raise DataError(f"{source} is damaged: {verdict}")
 
 
 def damage_of(path: Path) -> str | None:
-    """What is wrong with a database, in SQLite's words; None when nothing is."""
+    """Return the damage of a database in SQLite's words, or None."""
     try:
         with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=BUSY_SECONDS)) as database:
-            (found,) = database.execute("PRAGMA integrity_check(1)").fetchone()
+            (verdict,) = database.execute("PRAGMA integrity_check(1)").fetchone()
     except sqlite3.Error as error:
         return str(error)
-    return None if found == "ok" else str(found)
+    return None if verdict == "ok" else str(verdict)

@@ -26,7 +26,7 @@ GRACE_SECONDS = 24 * 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Collected:
-    """What one call has done."""
+    """Objects removed and doomed by one collection."""
 
     removed: tuple[Kept, ...]
     doomed: tuple[Kept, ...]
@@ -40,14 +40,14 @@ def collect(place: Place, *, grace_seconds: float = GRACE_SECONDS, act: bool = T
     unnamed = [item for item in old if item.key.rpartition("/")[2] not in named]
     doomed = _doomed(place)
     removed = tuple(item for item in unnamed if now - doomed.get(item.key, now) >= grace_seconds)
-    left = tuple(item for item in unnamed if item not in removed)
+    doomed_now = tuple(item for item in unnamed if item not in removed)
     if act:
         for item in removed:
             place.remove(item.key)
-        content = {"since": {item.key: doomed.get(item.key, now) for item in left}}
+        content = {"since": {item.key: doomed.get(item.key, now) for item in doomed_now}}
         if content["since"] != doomed:
             place.put(DOOMED, sealed_text(content).encode())
-    return Collected(removed=removed, doomed=left)
+    return Collected(removed=removed, doomed=doomed_now)
 
 
 def named_objects(place: Place) -> set[str]:
@@ -68,24 +68,24 @@ def prunable(copies: Copies, group: str, retention: Retention) -> list[Copy]:
 
     The newest are read whole until enough are found to be good; without these nothing may go.
     """
-    found = {position: item for item in copies.of(group)[0] if (position := position_of(item.name)) is not None}
-    held, good = [], 0
-    for position in sorted(found, reverse=True):
-        verified = good < retention.keep_last and not copies.damage(found[position])
+    by_position = {position: item for item in copies.of(group)[0] if (position := position_of(item.name)) is not None}
+    listed, good = [], 0
+    for position in sorted(by_position, reverse=True):
+        verified = good < retention.keep_last and not copies.damage(by_position[position])
         good += verified
-        held.append(
+        listed.append(
             Held(
                 position=position,
                 verified=verified,
-                metric=_metric(copies, found[position]) if retention.keep_best else None,
-                pinned=any(name.endswith(f"/{PINNED}") for name in found[position].files),
+                metric=_metric(copies, by_position[position]) if retention.keep_best else None,
+                pinned=any(name.endswith(f"/{PINNED}") for name in by_position[position].files),
             )
         )
-    return [found[position] for position in retention.removable(held)]
+    return [by_position[position] for position in retention.removable(listed)]
 
 
 def _doomed(place: Place) -> dict[str, float]:
-    """When each object was first written down to be removed."""
+    """Read the moment at which each object was first written down to be removed."""
     if (text := place.get(DOOMED)) is None:
         return {}
     try:
@@ -114,7 +114,7 @@ def _metric(copies: Copies, copy: Copy) -> float | None:
 
 
 def abandoned_uploads(place: Place, *, grace_seconds: float = GRACE_SECONDS) -> list[Kept]:
-    """What crashed uploads have left, old enough that nobody is still at it."""
+    """List the remains of crashed uploads that are old enough that nobody is still at work on them."""
     now = place.now()
     try:
         return [item for item in place.unfinished() if now - item.written_at >= grace_seconds]
@@ -144,10 +144,10 @@ def scrub_group(copies: Copies, group: str, directory: Path, *, repair: bool = T
     Without `repair` it is said what would be done. Files whose list is not here at all (a checkpoint that retention
     removed) are checked there only.
     """
-    found, wrong = copies.of(group)
+    intact, wrong = copies.of(group)
     for problem in wrong:
         yield Repair(path=directory, outcome="lost", wrong=problem)
-    for copy in found:
+    for copy in intact:
         if copy.kind != "sidecars":
             yield from _scrub(copies, copy, group, directory, repair=repair)
 
@@ -173,12 +173,12 @@ def _scrub(copies: Copies, copy: Copy, group: str, directory: Path, *, repair: b
 
 def _damaged_here(directory: Path, files: Mapping[str, FileFact]) -> dict[str, str]:
     """The files that are missing or not as recorded, each with what is wrong."""
-    found = {name: "it is missing" for name in files if not (directory / name).is_file()}
-    there = sorted(set(files) - set(found))
+    faults = {name: "it is missing" for name in files if not (directory / name).is_file()}
+    there = sorted(set(files) - set(faults))
     for name, fact in zip(there, facts_of([directory / name for name in there]), strict=True):
         if fact != files[name]:
-            found[name] = "it does not have its recorded sha256"
-    return found
+            faults[name] = "it does not have its recorded sha256"
+    return faults
 
 
 Tell = Callable[[str], None]
@@ -192,7 +192,7 @@ class Restorer:
         self._tell = tell
 
     def restore_stage(self, group: str, stage_dir: Path, fingerprint: str) -> list[str]:
-        """What was brought back, in words; empty when the place has nothing that is not here."""
+        """Restore a stage and say in words what came back; empty when the place has nothing that is not here."""
         copies = [item for item in self._whole(group) if item.fingerprint == fingerprint]
         if not copies:
             return []
@@ -225,8 +225,8 @@ class Restorer:
                 yield f"outputs ({len(copy.files)} files)"
 
     def _restore_checkpoint(self, copies: list[Copy], stage_dir: Path) -> Iterator[str]:
-        found = [(position, item) for item in copies if (position := _position(item)) is not None]
-        for position, copy in sorted(found, key=lambda pair: pair[0], reverse=True):
+        candidates = [(position, item) for item in copies if (position := _position(item)) is not None]
+        for position, copy in sorted(candidates, key=lambda pair: pair[0], reverse=True):
             if position <= _newest_whole(stage_dir):
                 return
             target = stage_dir / STATE / position.directory
@@ -284,7 +284,7 @@ class Restorer:
                 self._copies.objects.bring(copy.files[name], stage_dir / name)
 
     def _tried(self, bring: Callable[[], None]) -> bool:
-        """Whether it went well; what is damaged there is said, a place that does not answer ends the whole."""
+        """Return True if it went well; damage is printed, a place that does not answer ends the restore."""
         try:
             bring()
         except PlaceError:
@@ -304,16 +304,16 @@ def _is_finished(stage_dir: Path) -> bool:
 
 
 def _are_as_listed(copy: Copy, stage_dir: Path) -> bool:
-    """Whether the outputs are those of the copy, say because a restore was killed before it brought the record."""
+    """Return True if the outputs are the copy's, say because a restore was killed before it brought the record."""
     wanted = {name: fact for name, fact in copy.files.items() if name.startswith(f"{OUTPUTS}/")}
-    found = [f"{OUTPUTS}/{name}" for name in files_under(stage_dir / OUTPUTS)]
-    return dict(zip(found, facts_of([stage_dir / name for name in found]), strict=True)) == wanted
+    names = [f"{OUTPUTS}/{name}" for name in files_under(stage_dir / OUTPUTS)]
+    return dict(zip(names, facts_of([stage_dir / name for name in names]), strict=True)) == wanted
 
 
 def _newest_whole(stage_dir: Path) -> Position:
     there = positions_in(stage_dir / STATE)
-    whole = (item for item in reversed(there) if damage(stage_dir / STATE / item.directory) is None)
-    return next(whole, Position(0))
+    intact = (item for item in reversed(there) if damage(stage_dir / STATE / item.directory) is None)
+    return next(intact, Position(0))
 
 
 def _position(copy: Copy) -> Position | None:
@@ -325,7 +325,7 @@ Named = dict[str, int]
 
 
 class HeldByLists:
-    """What the lists of a project name in a place. A list that was read and has not changed is not read again.
+    """Objects that the lists of a project name in a place. A list that was read and has not changed is not read again.
 
     An object that several lists name is held once. What no list names any more is not counted, although it lies there
     until `charter ckpt gc` removes it: whose it was is not known in a place that several projects share.
@@ -369,8 +369,8 @@ def bytes_below(directory: Path, *, without: Path | None = None) -> int:
 
     What comes and goes meanwhile may be missed, or count with the size of one moment.
     """
-    seen: set[tuple[int, int]] = set()
-    found, directories = 0, [str(directory)]
+    inodes: set[tuple[int, int]] = set()
+    total, directories = 0, [str(directory)]
     while directories:
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(directories.pop()) as entries:
             for entry in entries:
@@ -380,7 +380,7 @@ def bytes_below(directory: Path, *, without: Path | None = None) -> int:
                     continue
                 with suppress(FileNotFoundError):
                     facts = entry.stat(follow_symlinks=False)
-                    is_new = facts.st_nlink == 1 or (facts.st_dev, facts.st_ino) not in seen
-                    found += facts.st_size if is_new else 0
-                    seen.add((facts.st_dev, facts.st_ino))
-    return found
+                    is_new = facts.st_nlink == 1 or (facts.st_dev, facts.st_ino) not in inodes
+                    total += facts.st_size if is_new else 0
+                    inodes.add((facts.st_dev, facts.st_ino))
+    return total

@@ -1,4 +1,4 @@
-"""Which kind of place a text names."""
+"""Opening of a place by the text that names it."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -35,7 +35,7 @@ class Kept:
 
 
 class Place(Protocol):
-    """What the store needs of a place. Keys are plain relative names with `/`; a directory keeps no tags."""
+    """Place of objects, as the store needs it. Keys are plain relative names with `/`; a directory keeps no tags."""
 
     @property
     def where(self) -> str:
@@ -57,10 +57,10 @@ class Place(Protocol):
         """The bytes of a key in parts; FileNotFoundError when there is nothing."""
 
     def size(self, key: str) -> int | None:
-        """How many bytes a key has; None when there is nothing."""
+        """Return the number of bytes of a key; None when there is nothing."""
 
     def listed(self, prefix: str) -> list[Kept]:
-        """What is below a prefix. It may lag behind: no conclusion is drawn from what it lacks."""
+        """List the objects below a prefix. It may lag behind: no conclusion is drawn from what it lacks."""
 
     def remove(self, key: str) -> None:
         """Forget a key; one that is not there is no error."""
@@ -69,7 +69,7 @@ class Place(Protocol):
         """The place's own clock, seconds since 1970."""
 
     def unfinished(self) -> list[Kept]:
-        """What uploads that crashed have left; it costs room and is seen by nobody."""
+        """List the remains of uploads that crashed; they cost room and nobody sees them."""
 
     def abandon(self, left: Kept) -> None:
         """Remove what one crashed upload has left."""

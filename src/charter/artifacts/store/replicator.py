@@ -156,7 +156,7 @@ class Replicator:
 
     def _group(self, group: str) -> dict[str, Copy]:
         if group not in self._known:
-            found, _ = self._copies.of(group)
-            self._known[group] = {item.name: item for item in found}
+            intact, _ = self._copies.of(group)
+            self._known[group] = {item.name: item for item in intact}
             self._copies.mend(group, self._known[group])
         return self._known[group]

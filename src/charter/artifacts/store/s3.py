@@ -47,24 +47,24 @@ def own_endpoint() -> str | None:
 
 
 def errors_of_stores() -> tuple[type[BaseException], ...]:
-    """What goes wrong with a store, and not with Charter."""
+    """Return the exceptions that come from a store, and not from Charter."""
     from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[import-untyped]
 
     return (OSError, BotoCoreError, ClientError)
 
 
 def is_past_the_end(error: BaseException) -> bool:
-    """Whether a store says that an object has no byte where one was asked for."""
+    """Return True if a store says that an object has no byte where one was asked for."""
     return _any_cause(error, lambda text: "InvalidRange" in text or "not satisfiable" in text.lower())
 
 
 def knows_no_condition(error: BaseException) -> bool:
-    """Whether a store says that it has no conditional writes."""
+    """Return True if a store says that it has no conditional writes."""
     return _any_cause(error, lambda text: "NotImplemented" in text or "not implemented" in text)
 
 
 def refuses_condition(error: BaseException) -> bool:
-    """Whether a store says that something is there already."""
+    """Return True if a store says that something is there already."""
     return _any_cause(
         error, lambda text: "PreconditionFailed" in text or "(412)" in text or "pre-conditions you specified" in text
     )
@@ -224,17 +224,17 @@ class S3Place:
 
     def listed(self, prefix: str) -> list[Kept]:
         """See `Place`."""
-        asked = {"Bucket": self._bucket, "Prefix": self._path + prefix}
-        found, more = [], True
+        query = {"Bucket": self._bucket, "Prefix": self._path + prefix}
+        objects, more = [], True
         while more:
             with self._asked():
-                answer = self._files.call_s3("list_objects_v2", **asked)
+                answer = self._files.call_s3("list_objects_v2", **query)
             for item in answer.get("Contents", ()):
                 key, written_at = item["Key"].removeprefix(self._path), item["LastModified"].timestamp()
-                found.append(Kept(key=key, bytes=int(item["Size"]), written_at=written_at))
-            asked["ContinuationToken"] = answer.get("NextContinuationToken", "")
+                objects.append(Kept(key=key, bytes=int(item["Size"]), written_at=written_at))
+            query["ContinuationToken"] = answer.get("NextContinuationToken", "")
             more = bool(answer.get("IsTruncated"))
-        return found
+        return objects
 
     def remove(self, key: str) -> None:
         """See `Place`."""
@@ -253,10 +253,10 @@ class S3Place:
     def unfinished(self) -> list[Kept]:
         """See `Place`: parts of uploads that were neither completed nor aborted; their size is not told."""
         with self._asked():
-            found = self._files.list_multipart_uploads(self._bucket)
+            uploads = self._files.list_multipart_uploads(self._bucket)
         return [
             Kept(key=f"{item['Key']}#{item['UploadId']}", bytes=0, written_at=item["Initiated"].timestamp())
-            for item in found
+            for item in uploads
             if item["Key"].startswith(self._path)
         ]
 
@@ -279,14 +279,14 @@ class S3Place:
         raise PlaceError(f"{self._where}/{key} is not what was sent; it will be sent again")
 
     def _told_md5(self, key: str, tags: Tags) -> str:
-        """What the store gives as entity tag: the MD5 of what it received, for objects that came in one part."""
+        """Return the store's entity tag: the MD5 of what it received, for objects that came in one part."""
         with self._asked():
             facts = self._facts(key)
         self._tagger.look(tags, facts.tags)
         return facts.tag
 
     def _facts(self, key: str) -> "_Facts":
-        """What the store tells of an object with its first byte.
+        """Read the facts that the store gives of an object with its first byte.
 
         By GET: Swift's answer to HEAD for what is missing has a body, which no client understands.
         """
