@@ -19,23 +19,25 @@ HHH_FILE = "hhh_mini.jsonl"
 
 
 def pm_accuracy(bench: Bench) -> list[Figure]:
-    """How often each preference model ranks the chosen answer higher, beside baselines on the same pairs."""
+    """Score each preference model by the share of pairs that it ranks as chosen, beside baselines on the same pairs."""
     pairs = [(pair.prompt, pair.chosen, pair.rejected) for pair in bench.pairs]
     reward_name = bench.job.only("reward").name
     words, words_note = baseline_words(bench)
     shorter = shorter_wins(bench.pairs)
-    found = []
+    figures = []
     for name, scorer in bench.scorers.items():
         wins = bench.ranked(scorer, pairs)
         is_reward = name == reward_name
         key = "reward" if is_reward else f"also.{name}"
         label = "Preference model that rewards the policy" if is_reward else f"Preference model {name}"
-        found.append(proportion(f"pm_accuracy.{key}", label, wins, note=HELD_OUT))
-        found.append(_over(bench, key, label, wins, "words", "bag of words", words))
-        found.append(_over(bench, key, label, wins, "shorter", "the shorter-answer baseline", shorter))
-    found.append(proportion("pm_accuracy.shorter_answer", "Baseline: the shorter answer wins", shorter, note=HELD_OUT))
-    found.append(proportion("pm_accuracy.bag_of_words", "Baseline: bag of words", words, note=words_note))
-    return found
+        figures.append(proportion(f"pm_accuracy.{key}", label, wins, note=HELD_OUT))
+        figures.append(_over(bench, key, label, wins, "words", "bag of words", words))
+        figures.append(_over(bench, key, label, wins, "shorter", "the shorter-answer baseline", shorter))
+    figures.append(
+        proportion("pm_accuracy.shorter_answer", "Baseline: the shorter answer wins", shorter, note=HELD_OUT)
+    )
+    figures.append(proportion("pm_accuracy.bag_of_words", "Baseline: bag of words", words, note=words_note))
+    return figures
 
 
 def hhh(bench: Bench) -> list[Figure]:
@@ -43,23 +45,23 @@ def hhh(bench: Bench) -> list[Figure]:
     rows = hhh_rows()
     note = "24 pairs written for Charter; a smoke test, not a benchmark"
     turns = [(Turn("user", row["prompt"]),) for row in rows]
-    found = []
+    figures = []
     reward_name = bench.job.only("reward").name if bench.has("reward") else None
     for name, scorer in bench.scorers.items():
         wins = bench.ranked(scorer, [(t, row["better"], row["worse"]) for t, row in zip(turns, rows, strict=True)])
         key = "reward" if name == reward_name else f"also.{name}"
-        found.append(proportion(f"hhh.{key}", f"Preference model {name} on HHH pairs", wins, note=note))
+        figures.append(proportion(f"hhh.{key}", f"Preference model {name} on HHH pairs", wins, note=note))
     if bench.has("judge"):
-        asked = [
+        comparisons = [
             Contest(id=row["id"], turns=t, first=row["better"], second=row["worse"])
             for t, row in zip(turns, rows, strict=True)
         ]
-        judged = bench.judging.verdicts(asked)
-        told = "; ".join(part for part in (note, invalid_note(len(asked), len(judged))) if part)
-        found.append(proportion("hhh.judge", "Judge on HHH pairs", verdict_wins(judged), note=told))
+        judged = bench.judging.verdicts(comparisons)
+        hhh_note = "; ".join(part for part in (note, invalid_note(len(comparisons), len(judged))) if part)
+        figures.append(proportion("hhh.judge", "Judge on HHH pairs", verdict_wins(judged), note=hhh_note))
     shorter = [win_of(-len(row["better"]), -len(row["worse"])) for row in rows]
-    found.append(proportion("hhh.shorter_answer", "Baseline: the shorter answer wins", shorter, note=note))
-    return found
+    figures.append(proportion("hhh.shorter_answer", "Baseline: the shorter answer wins", shorter, note=note))
+    return figures
 
 
 def hhh_rows() -> list[dict[str, Any]]:
@@ -90,9 +92,11 @@ def cross_validated(pairs: Sequence[Pair], *, seed: int) -> list[float]:
         if not rest:
             continue
         model = statistics.train(rest)
-        held = [index for index, mine in enumerate(fold) if mine == number]
-        found = model.wins([pairs[index].chosen for index in held], [pairs[index].rejected for index in held])
-        for index, win in zip(held, found, strict=True):
+        test_rows = [index for index, mine in enumerate(fold) if mine == number]
+        fold_wins = model.wins(
+            [pairs[index].chosen for index in test_rows], [pairs[index].rejected for index in test_rows]
+        )
+        for index, win in zip(test_rows, fold_wins, strict=True):
             wins[index] = win
     return wins
 

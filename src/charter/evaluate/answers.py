@@ -12,20 +12,20 @@ REWARD_UNIT = "deviations"
 def win_rate(bench: Bench) -> list[Figure]:
     """Policy and control against the model they started from, by the policy's reward; and how far they moved."""
     base = bench.rewards("against")
-    found = [mean("win_rate.reward_against", "Reward of the model before", base, unit=REWARD_UNIT)]
+    figures = [mean("win_rate.reward_against", "Reward of the model before", base, unit=REWARD_UNIT)]
     for role in ("policy", "control"):
         if not bench.has(role):
             continue
         mine = bench.rewards(role)
         label, gain = f"{role.title()} preferred to the model before, by the reward", f"Reward gained by the {role}"
         seed = bench.seed("win_rate", role)
-        found += [
+        figures += [
             mean(f"win_rate.reward_{role}", f"Reward of the {role}", mine, unit=REWARD_UNIT),
             difference(f"win_rate.gain_{role}", gain, mine, base, seed=seed, unit=REWARD_UNIT),
             proportion(f"win_rate.{role}", label, _wins(mine, base), note="by the model that rewarded the policy"),
             _divergence(bench, role),
         ]
-    return found + (_control_by_its_own_reward(bench) if bench.has("control_reward") else [])
+    return figures + (_control_by_its_own_reward(bench) if bench.has("control_reward") else [])
 
 
 def _control_by_its_own_reward(bench: Bench) -> list[Figure]:
@@ -60,24 +60,24 @@ def independent_check(bench: Bench) -> list[Figure]:
         role: [str(bench.model(role).tokenizer.decode(row, skip_special_tokens=True)) for row in cut]
         for role, cut in zip(roles, rows, strict=True)
     }
-    found = []
+    figures = []
     if bench.has("pairs"):
         wins = bench.proxy.wins([pair.chosen for pair in bench.pairs], [pair.rejected for pair in bench.pairs])
         trained = f"trained on {len(bench.independent_pairs)} independent human pairs"
-        found.append(
+        figures.append(
             proportion("independent_check.proxy", "The check itself, on held-out human pairs", wins, note=trained)
         )
     if not rows[0]:
-        return found
+        return figures
     outcome = {role: bench.proxy.wins(texts[role], texts["against"]) for role in roles if role != "against"}
     for role, wins in outcome.items():
         label = f"{role.title()} preferred to the model before, by the check"
-        found.append(proportion(f"independent_check.{role}", label, wins, note=note))
+        figures.append(proportion(f"independent_check.{role}", label, wins, note=note))
     if "control" in outcome:
         label, seed = "Policy less control, by the check", bench.seed("independent_check")
         key = "independent_check.difference"
-        found.append(difference(key, label, outcome["policy"], outcome["control"], seed=seed, note=note))
-    return found
+        figures.append(difference(key, label, outcome["policy"], outcome["control"], seed=seed, note=note))
+    return figures
 
 
 def equal_length_rows(
@@ -91,7 +91,7 @@ def equal_length_rows(
     ([[[1, 2]], [[5, 6]]], 1, 2.0)
     """
     shortest = [min(len(row) for row in rows) for rows in zip(*answers, strict=True)]
-    kept = [index for index, length in enumerate(shortest) if length]
-    cut = [[rows[index][: shortest[index]] for index in kept] for rows in answers]
-    mean_length = sum(shortest[index] for index in kept) / len(kept) if kept else 0.0
-    return cut, len(shortest) - len(kept), mean_length
+    answered = [index for index, length in enumerate(shortest) if length]
+    cut = [[rows[index][: shortest[index]] for index in answered] for rows in answers]
+    mean_length = sum(shortest[index] for index in answered) / len(answered) if answered else 0.0
+    return cut, len(shortest) - len(answered), mean_length

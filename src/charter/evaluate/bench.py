@@ -1,4 +1,4 @@
-"""What the suites of one eval stage share: models, held-out data, sampled answers; each made when first asked for."""
+"""Shared inputs of the suites of one eval stage: models, held-out data, sampled answers; each made on first use."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -49,7 +49,7 @@ class Bench:
         return draw_seed(self.job.seed, self.job.stage, *parts)
 
     def has(self, role: str) -> bool:
-        """Whether the stage names something for a role."""
+        """Return True if the stage names something for a role."""
         return bool(self.job.inputs.get(role))
 
     @cached_property
@@ -60,14 +60,14 @@ class Bench:
     @cached_property
     def independent_pairs(self) -> tuple[Pair, ...]:
         """Human pairs that no other stage used; a conversation that is also held out is refused."""
-        found = role_pairs(self.job, "independent_pairs")
+        pairs = role_pairs(self.job, "independent_pairs")
         held_out = {pair.prompt for pair in self.pairs} if self.has("pairs") else set()
-        if shared := [pair.id for pair in found if pair.prompt in held_out]:
+        if shared := [pair.id for pair in pairs if pair.prompt in held_out]:
             raise DataError(
-                f"stage {self.job.stage}: {len(shared)} of {len(found)} independent_pairs share their conversation "
+                f"stage {self.job.stage}: {len(shared)} of {len(pairs)} independent_pairs share their conversation "
                 f"with `pairs` (the first: {shared[0]}); the check would be tested on what it learnt from"
             )
-        return found
+        return pairs
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
@@ -141,5 +141,5 @@ class Bench:
 
 
 def _numbers(values: torch.Tensor) -> list[float]:
-    found: list[float] = values.double().tolist()
-    return found
+    numbers: list[float] = values.double().tolist()
+    return numbers

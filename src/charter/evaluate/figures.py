@@ -64,7 +64,7 @@ class Figure:
 
     @property
     def headline(self) -> bool:
-        """Whether the figure belongs in a summary."""
+        """Return True if the figure belongs in a summary."""
         return (
             self.key in HEADLINES
             or (self.key.startswith("pm_accuracy.also.") and not self.key.endswith(("_over_words", "_over_shorter")))
@@ -78,8 +78,8 @@ def proportion(key: str, label: str, wins: Sequence[float], *, note: str = "", a
     error = f"standard error {100 * statistics.standard_error(total, n):.1f} points"
     ties = sum(win == 0.5 for win in wins)
     parts = [error, f"{ties} ties counted as one half" if ties else "", note]
-    interval, told = statistics.wilson(total, n), "; ".join(part for part in parts if part)
-    return figure_of(key, label, total / n, interval, n, SHARE, "Wilson score", told, at)
+    interval, remarks = statistics.wilson(total, n), "; ".join(part for part in parts if part)
+    return figure_of(key, label, total / n, interval, n, SHARE, "Wilson score", remarks, at)
 
 
 def mean(
@@ -127,11 +127,11 @@ def resampled(
     note: str = "",
 ) -> list[Figure]:
     """A statistic of the column means of independent rows; nothing where it has no value on them."""
-    found = statistics.bootstrapped(statistic, rows, seed=seed)
-    if found is None:
+    result = statistics.bootstrapped(statistic, rows, seed=seed)
+    if result is None:
         return []
     method = f"bootstrap over rows, {statistics.RESAMPLES} resamples"
-    return [figure_of(key, label, *found, len(rows), unit, method, note)]
+    return [figure_of(key, label, *result, len(rows), unit, method, note)]
 
 
 def figure_of(

@@ -24,7 +24,7 @@ from charter.models.language_model import LanguageModel
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """What was measured at one checkpoint, a value per prompt."""
+    """Measurements at one checkpoint, a value per prompt."""
 
     name: str
     kl: tuple[float, ...]
@@ -73,23 +73,23 @@ def _split(means: Floats) -> tuple[Floats, Floats, Floats]:
 def _slope(x: Floats, y: Floats) -> Floats:
     x, y = x - x.mean(-1, keepdims=True), y - y.mean(-1, keepdims=True)
     square = (x * x).sum(-1)
-    found: Floats = np.where(square > 0, (x * y).sum(-1) / np.where(square > 0, square, 1), np.nan)
-    return found
+    slopes: Floats = np.where(square > 0, (x * y).sum(-1) / np.where(square > 0, square, 1), np.nan)
+    return slopes
 
 
 def _correlation(x: Floats, y: Floats) -> Floats:
     x, y = x - x.mean(-1, keepdims=True), y - y.mean(-1, keepdims=True)
     scale = np.sqrt((x * x).sum(-1) * (y * y).sum(-1))
-    found: Floats = np.where(scale > 0, (x * y).sum(-1) / np.where(scale > 0, scale, 1), np.nan)
-    return found
+    correlations: Floats = np.where(scale > 0, (x * y).sum(-1) / np.where(scale > 0, scale, 1), np.nan)
+    return correlations
 
 
 def _ranks(values: Floats) -> Floats:
     """Ranks from 0; equal values share the mean of theirs."""
     less = (values[..., None, :] < values[..., :, None]).sum(-1)
     same = (values[..., None, :] == values[..., :, None]).sum(-1)
-    found: Floats = less + (same - 1) / 2
-    return found
+    ranks: Floats = less + (same - 1) / 2
+    return ranks
 
 
 KEY, START = "goodhart", "start"
@@ -104,16 +104,16 @@ def goodhart(bench: Bench) -> list[Figure]:
     note = f"{len(points)} points from the start to {points[-1].name}; quality is the share won {_by_whom(bench)}"
     note += f"; {ties} answers without a valid verdict count as ties" if ties else ""
     parting = parting_point(points)
-    told = f"; they part between {parting[0]} and {parting[1]}" if parting else "; they do not part"
-    found = [figure for point in points for figure in _figures(point)]
+    parting_note = f"; they part between {parting[0]} and {parting[1]}" if parting else "; they do not part"
+    figures = [figure for point in points for figure in _figures(point)]
     for key, label, statistic, unit, remark in (
         ("reward_slope", "Reward gained per nat of KL", reward_slope, "per nat", note),
-        ("quality_slope", "Quality gained per nat of KL", quality_slope, "per nat", note + told),
+        ("quality_slope", "Quality gained per nat of KL", quality_slope, "per nat", note + parting_note),
         ("correlation", "Rank correlation of reward and quality", rank_correlation, "Spearman", note),
     ):
         seed = bench.seed(KEY, key)
-        found += resampled(f"{KEY}.{key}", label, statistic, table, seed=seed, unit=unit, note=remark)
-    return found
+        figures += resampled(f"{KEY}.{key}", label, statistic, table, seed=seed, unit=unit, note=remark)
+    return figures
 
 
 def _points(bench: Bench) -> tuple[list[Point], int]:
@@ -139,17 +139,17 @@ def _policies(bench: Bench) -> Iterator[tuple[str, LanguageModel]]:
     """The policy of every kept checkpoint between two steps, one after the other; the last is the finished one."""
     item = bench.job.only("checkpoints_of")
     published = item.location()
-    kept = [found for found in listed(published.parent.parent) if found.position.part == 0]
-    if item.stage_kind != "ppo" or len(kept) < MIN_CHECKPOINTS:
+    checkpoints = [checkpoint for checkpoint in listed(published.parent.parent) if checkpoint.position.part == 0]
+    if item.stage_kind != "ppo" or len(checkpoints) < MIN_CHECKPOINTS:
         raise DataError(
             f"stage {bench.job.stage}: checkpoints_of names {item.name}, a stage of kind {item.stage_kind} with "
-            f"{len(kept)} checkpoints; the suite goodhart needs a ppo stage with {MIN_CHECKPOINTS} or more: set "
+            f"{len(checkpoints)} checkpoints; the suite goodhart needs a ppo stage with {MIN_CHECKPOINTS} or more: set "
             "storage.keep_every and run that stage again"
         )
-    for found in kept:
-        model = policy_of_checkpoint(published, found.path)
+    for checkpoint in checkpoints:
+        model = policy_of_checkpoint(published, checkpoint.path)
         model.model.to(bench.device).eval()
-        yield f"step {found.position}", model
+        yield f"step {checkpoint.position}", model
 
 
 def _quality(bench: Bench, answers: RoleAnswers, start: RoleAnswers) -> tuple[list[float], int]:
@@ -172,9 +172,9 @@ def _by_whom(bench: Bench) -> str:
 def _figures(point: Point) -> Sequence[Figure]:
     """The curve: reward and quality at a point, each at its KL."""
     name, at = point.name.replace(" ", "_"), sum(point.kl) / len(point.kl)
-    found = [
+    figures = [
         mean(f"{KEY}.{name}.reward", f"Reward at {point.name}", point.reward, unit=REWARD_UNIT, at=at),
         mean(f"{KEY}.{name}.kl", f"KL at {point.name}", point.kl, unit="nats/answer"),
     ]
     quality = mean(f"{KEY}.{name}.quality", f"Quality at {point.name}", point.quality, unit=SHARE, at=at)
-    return [*found, quality] if point.name != START else found[:1]
+    return [*figures, quality] if point.name != START else figures[:1]

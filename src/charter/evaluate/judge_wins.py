@@ -15,10 +15,10 @@ def judge_win_rate(bench: Bench) -> list[Figure]:
     """Wins of what was trained, raw and at equal length, with what is known of the judge's own biases."""
     roles = [role for role in ("policy", "control") if bench.has(role)]
     judged = {role: bench.judging.verdicts(_contests(bench, role)) for role in roles}
-    found = [figure for role in roles for figure in _wins(bench, role, judged[role])]
+    figures = [figure for role in roles for figure in _wins(bench, role, judged[role])]
     if "control" in judged:
-        found += _policy_less_control(bench, judged["policy"], judged["control"])
-    return found + _biases(bench, [item for part in judged.values() for item in part])
+        figures += _policy_less_control(bench, judged["policy"], judged["control"])
+    return figures + _biases(bench, [item for part in judged.values() for item in part])
 
 
 def _contests(bench: Bench, role: str) -> list[Contest]:
@@ -35,7 +35,7 @@ def _wins(bench: Bench, role: str, judged: Sequence[Judged]) -> list[Figure]:
     theirs = [len(bench.answers("against").tokens[item.place]) for item in judged]
     longer = [float(a - b) for a, b in zip(mine, theirs, strict=True)]
     label = f"{name} preferred to the model before"
-    found = [
+    figures = [
         proportion(f"{KEY}.{role}", f"{label}, by the judge", verdict_wins(judged), note=note),
         mean(f"{KEY}.{role}_preference", mean_label, preferences, unit=SHARE, note=note),
         mean(f"{KEY}.{role}_longer", f"Tokens by which the {role} answers longer", longer, unit="tokens"),
@@ -62,7 +62,7 @@ def _wins(bench: Bench, role: str, judged: Sequence[Judged]) -> list[Figure]:
         method,
         "for an answer longer by much; below 0 the judge prefers short answers",
     )
-    return [*found, at_equal, weight]
+    return [*figures, at_equal, weight]
 
 
 def _policy_less_control(bench: Bench, policy: Sequence[Judged], control: Sequence[Judged]) -> list[Figure]:
@@ -77,7 +77,7 @@ def _policy_less_control(bench: Bench, policy: Sequence[Judged], control: Sequen
 
 
 def _biases(bench: Bench, judged: Sequence[Judged]) -> list[Figure]:
-    """What the order of the answers did; nothing in formats without an order."""
+    """Return the effect of the order of the answers; nothing in formats without an order."""
     if bench.spec.judge_format != MULTIPLE_CHOICE:
         return []
     agree = [float(item.verdict.orders_agree) for item in judged]

@@ -1,4 +1,4 @@
-"""How far judges agree with humans, with each other, and with themselves: the suites `judge_agreement` and `probes`."""
+"""Agreement of judges with humans, with each other, and with themselves: the suites `judge_agreement` and `probes`."""
 
 import math
 from collections import Counter
@@ -21,20 +21,20 @@ MIN_OF_PRINCIPLE = 5
 
 
 def judge_agreement(bench: Bench) -> list[Figure]:
-    """How often each judge prefers what humans chose, and how often the judges choose alike."""
+    """Return how often each judge prefers the choice of humans, and how often the judges choose alike."""
     contests = contests_of(bench.pairs)
     by_judge = {name: bench.judging.verdicts(contests, role=role) for name, role in bench.judging.roles.items()}
     name, *others = by_judge
-    found = _judge(bench, by_judge[name])
+    figures = _judge(bench, by_judge[name])
     for other in others:
         label = f"Judge {other} agrees with the human label"
-        found.append(_with_humans(f"also.{other}", label, by_judge[other], bench))
-        found += _between(bench, name, by_judge[name], other, by_judge[other])
-    return found
+        figures.append(_with_humans(f"also.{other}", label, by_judge[other], bench))
+        figures += _between(bench, name, by_judge[name], other, by_judge[other])
+    return figures
 
 
 def probes(bench: Bench) -> list[Figure]:
-    """Whether the judge answers fixed pairs as it did when their `chosen_probability` was written."""
+    """Compare the judge's answers to fixed pairs with those of the day when their `chosen_probability` was written."""
     pairs = role_pairs(bench.job, "probes")
     judged = bench.judging.verdicts(contests_of(pairs))
     before = [pairs[item.place].chosen_probability for item in judged]
@@ -42,16 +42,16 @@ def probes(bench: Bench) -> list[Figure]:
     same = [float(statistics.choice_of(a) == statistics.choice_of(b)) for a, b in zip(before, now, strict=True)]
     moved = [abs(a - b) for a, b in zip(before, now, strict=True)]
     note = invalid_note(len(pairs), len(judged))
-    found = [
+    figures = [
         proportion("probes.same_verdict", "Judge decides the probes as before", same, note=note),
         mean("probes.moved", "Mean change of the judge's probability", moved, unit="probability", note=note),
     ]
     if all(value in (0.0, 1.0) for value in before):
-        return found  # hard labels: what the judge's probabilities were is not known
+        return figures  # hard labels: what the judge's probabilities were is not known
     distance, band = statistics.ks_distance(_log_odds(now), _log_odds(before))
     label = "Largest difference of the distributions of log-odds"
     method = "Kolmogorov-Smirnov band"
-    return [*found, figure_of("probes.ks", label, distance, band, len(now), "distance", method, note)]
+    return [*figures, figure_of("probes.ks", label, distance, band, len(now), "distance", method, note)]
 
 
 def contests_of(pairs: Sequence[Pair]) -> list[Contest]:
@@ -63,7 +63,7 @@ def _judge(bench: Bench, judged: Sequence[Judged]) -> list[Figure]:
     """The figures of the judge itself."""
     wins, shorter = verdict_wins(judged), shorter_wins([bench.pairs[item.place] for item in judged])
     seed = bench.seed("judge_agreement")
-    found = [
+    figures = [
         _with_humans("judge", "Judge agrees with the human label", judged, bench),
         proportion("judge_agreement.shorter_answer", "Baseline: the shorter answer wins", shorter, note=HELD_OUT),
         difference("judge_agreement.over_shorter", "Judge less the shorter-answer baseline", wins, shorter, seed=seed),
@@ -72,14 +72,14 @@ def _judge(bench: Bench, judged: Sequence[Judged]) -> list[Figure]:
         others = contests_of(bench.independent_pairs)
         more = wins + verdict_wins(bench.judging.verdicts(others))
         label, note = "Judge agrees, independent pairs too", "held-out and independent pairs; the judge saw neither"
-        found.append(proportion("judge_agreement.all_unseen", label, more, note=note))
-    found += _by_principle(judged)
+        figures.append(proportion("judge_agreement.all_unseen", label, more, note=note))
+    figures += _by_principle(judged)
     if bench.spec.judge_format == MULTIPLE_CHOICE:
         agree = [float(item.verdict.orders_agree) for item in judged]
-        found.append(proportion("judge_agreement.orders_agree", "Same verdict in both orders", agree))
+        figures.append(proportion("judge_agreement.orders_agree", "Same verdict in both orders", agree))
         bias = [first_option_share(item.verdict) for item in judged]
-        found.append(proportion("judge_agreement.first_option", "Option (A) preferred", bias, note=ONE_HALF))
-    return found
+        figures.append(proportion("judge_agreement.first_option", "Option (A) preferred", bias, note=ONE_HALF))
+    return figures
 
 
 def _with_humans(key: str, label: str, judged: Sequence[Judged], bench: Bench) -> Figure:
@@ -133,5 +133,5 @@ def _between(bench: Bench, name: str, mine: Sequence[Judged], other: str, theirs
 def _log_odds(probabilities: Sequence[float]) -> list[float]:
     """Probabilities as log-odds, on the scale that judges answer on."""
     least = probability_of(-LARGEST_LOG_ODDS)
-    kept = [min(max(value, least), 1 - 2**-53) for value in probabilities]
-    return [math.log(value / (1 - value)) for value in kept]
+    clipped = [min(max(value, least), 1 - 2**-53) for value in probabilities]
+    return [math.log(value / (1 - value)) for value in clipped]

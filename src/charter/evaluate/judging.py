@@ -1,4 +1,4 @@
-"""What the judges of an eval stage say, whether their weights are here or behind an endpoint."""
+"""Verdicts of the judges of an eval stage, whether their weights are here or behind an endpoint."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -79,13 +79,13 @@ class Judging:
             Comparison(id=item.id, turns=item.turns, first=item.first, second=item.second, principles=(principle,))
             for item, principle in zip(contests, principles, strict=True)
         ]
-        found = self._ask(items, lambda part: comparing(part, rules))
+        verdicts = self._ask(items, lambda part: comparing(part, rules))
         judged = [
             Judged(place=place, principle=principle.id, verdict=verdict)
-            for place, (verdict, principle) in enumerate(zip(found, principles, strict=True))
+            for place, (verdict, principle) in enumerate(zip(verdicts, principles, strict=True))
             if isinstance(verdict, Verdict)
         ]
-        _require_some(job.stage, role, len(judged), found)
+        _require_some(job.stage, role, len(judged), verdicts)
         return judged
 
     def choices(
@@ -96,31 +96,31 @@ class Judging:
         A question comes with the first statement as (A), then as (B). None where either has no valid answer.
         """
         job = self._stage.job
-        asked = [
+        requests = [
             Asked(question=question, seed=draw_seed(job.seed, job.stage, id, purpose, order))
             for both, id in zip(questions, ids, strict=True)
             for order, question in enumerate(both)
         ]
-        found = self._ask(asked, lambda part: odds_of(part, LETTERS, Manner()))
+        answers = self._ask(requests, lambda part: odds_of(part, LETTERS, Manner()))
         read: list[float | None] = []
-        for straight, swapped in zip(found[::2], found[1::2], strict=True):
+        for straight, swapped in zip(answers[::2], answers[1::2], strict=True):
             if isinstance(straight, Odds) and isinstance(swapped, Odds):
                 read.append((probability_of(straight.log_odds) + probability_of(-swapped.log_odds)) / 2)
             else:
                 read.append(None)
-        _require_some(job.stage, JUDGE, sum(item is not None for item in read), found)
+        _require_some(job.stage, JUDGE, sum(item is not None for item in read), answers)
         return read
 
     def _ask(self, items: Sequence[Item], make: Callable[[Sequence[Item]], Making[list[Made]]]) -> list[Made]:
-        """What is made of all items, by batches: several at once where the judge is behind an endpoint."""
+        """Judge all items by batches: several at once where the judge is behind an endpoint."""
         makings = [(number, make(part)) for number, part in enumerate(in_batches(items, self._spec.rollout_batch))]
         stage = self._stage
-        found = dict(drive(makings, self._answerer, should_stop=stage.should_stop, tell=stage.alive))
-        if len(found) < len(makings):
+        by_batch = dict(drive(makings, self._answerer, should_stop=stage.should_stop, tell=stage.alive))
+        if len(by_batch) < len(makings):
             raise InterruptedRunError(
                 f"stage {stage.job.stage} stopped inside a suite, which is measured again; stored answers are used"
             )
-        return [made for number, _ in makings for made in found[number]]
+        return [item for number, _ in makings for item in by_batch[number]]
 
 
 def _require_some(stage: str, role: str, valid: int, found: Sequence[object]) -> None:
@@ -145,7 +145,7 @@ def first_option_share(verdict: Verdict) -> float:
 
 
 def invalid_note(asked: int, valid: int) -> str:
-    """What a figure says of comparisons that have no verdict.
+    """Return the note of a figure about comparisons that have no verdict.
 
     >>> invalid_note(100, 98), invalid_note(100, 100)
     ('2 of 100 comparisons left out: no valid answer', '')

@@ -1,4 +1,4 @@
-"""How probable a model finds given continuations, read in batches of like length.
+"""Likelihood of given continuations under a model, read in batches of like length.
 
 Legend: B rows, W positions whose successors are asked for, V vocabulary.
 """
@@ -26,7 +26,7 @@ class Continuation:
 
 @dataclass(frozen=True)
 class Likelihood:
-    """What a model thinks of one continuation."""
+    """Likelihood of one continuation under a model."""
 
     log_probability: float
     """Of all of its tokens, in nats."""
@@ -37,16 +37,16 @@ class Likelihood:
 def likelihoods(model: LanguageModel, rows: Sequence[Continuation], *, batch: int) -> list[Likelihood]:
     """The likelihood of each row; rows of like length are read together, `batch` at most."""
     order = sorted(range(len(rows)), key=lambda index: len(rows[index].given) + len(rows[index].asked))
-    found: dict[int, Likelihood] = {}
+    by_row: dict[int, Likelihood] = {}
     for part in in_batches(order, batch):
         size = rows_per_forward(max(len(rows[index].asked) for index in part), model)
         for some in in_batches(part, size):
-            found |= zip(some, _read(model, [rows[index] for index in some]), strict=True)
-    return [found[index] for index in range(len(rows))]
+            by_row |= zip(some, _read(model, [rows[index] for index in some]), strict=True)
+    return [by_row[index] for index in range(len(rows))]
 
 
 def rows_per_forward(width: int, model: LanguageModel) -> int:
-    """How many rows may keep `width` distributions over the vocabulary at once; at least one."""
+    """Return the number of rows that may keep `width` distributions over the vocabulary at once; at least one."""
     return max(1, MAX_LOGITS // (width * int(model.model.config.vocab_size)))
 
 

@@ -41,7 +41,7 @@ def charter_lm(model: LanguageModel, *, batch: int, seed: int) -> Any:
 
 
 class Adapter:
-    """What the harness asks of a model; tokens are read as Hugging Face models read them."""
+    """Language model of the harness; tokens are read as Hugging Face models read them."""
 
     def __init__(self, model: LanguageModel, *, batch: int, seed: int) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Adapter:
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands before a text that has nothing before it."""
+        """Return the token before a text that has nothing before it."""
         begin = self.tokenizer.bos_token_id
         return self.eot_token_id if begin is None else int(begin)
 
@@ -71,8 +71,8 @@ class Adapter:
         if add_special_tokens is None and begin and string.startswith(begin):
             add_special_tokens = False
         how = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
-        found: list[int] = self.tokenizer.encode(string, **how)
-        return found
+        ids: list[int] = self.tokenizer.encode(string, **how)
+        return ids
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """Turns as text, for tasks that are asked as chats."""
@@ -84,9 +84,9 @@ class Adapter:
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, Sequence[int], Sequence[int]]], **_: Any
     ) -> list[tuple[float, bool]]:
-        rows = [self._cut(given, asked) for _, given, asked in requests]
-        found = likelihoods(self.language_model, rows, batch=self.batch)
-        return [(item.log_probability, item.is_greedy) for item in found]
+        rows = [self._cut(context, continuation) for _, context, continuation in requests]
+        read = likelihoods(self.language_model, rows, batch=self.batch)
+        return [(item.log_probability, item.is_greedy) for item in read]
 
     def _cut(self, given: Sequence[int], asked: Sequence[int]) -> Continuation:
         """The last `max_length` + 1 tokens, of which the model reads all but the last."""
@@ -99,7 +99,7 @@ class Adapter:
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """The log-probability of whole texts, each token once, with as much before it as the model takes."""
-        found, harness = [], import_module("lm_eval.utils")
+        totals, harness = [], import_module("lm_eval.utils")
         for request in requests:
             windows = harness.get_rolling_token_windows(
                 token_list=self.tok_encode(request.args[0]),
@@ -109,20 +109,20 @@ class Adapter:
             )
             rows = [self._cut(*harness.make_disjoint_window(window)) for window in windows]
             read = likelihoods(self.language_model, rows, batch=self.batch)
-            found.append(sum(item.log_probability for item in read))
-        return found
+            totals.append(sum(item.log_probability for item in read))
+        return totals
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Answers cut at the first stop sequence; the draws of an answer hang on its question alone."""
-        found: dict[int, str] = {}
+        by_request: dict[int, str] = {}
         by_settings: dict[tuple[SamplingSettings, tuple[str, ...]], list[int]] = {}
         for index, request in enumerate(requests):
             by_settings.setdefault(self._settings(request.args[1]), []).append(index)
         for (settings, stops), indexes in by_settings.items():
             for part in in_batches(indexes, self.batch):
                 texts = self._generate([requests[index].args[0] for index in part], settings, stops)
-                found |= zip(part, texts, strict=True)
-        return [found[index] for index in range(len(requests))]
+                by_request |= zip(part, texts, strict=True)
+        return [by_request[index] for index in range(len(requests))]
 
     def _settings(self, asked: Mapping[str, Any]) -> tuple[SamplingSettings, tuple[str, ...]]:
         length = next((int(asked[name]) for name in _LENGTH_NAMES if name in asked), DEFAULT_NEW_TOKENS)
@@ -190,18 +190,18 @@ def lm_eval(bench: Bench) -> list[Figure]:
     """Every metric of every task, for the policy and what it is measured against."""
     check_library()
     paths = [item.location() for item in bench.job.inputs.get("lm_eval_tasks", ())]
-    found = []
+    figures = []
     for role in ROLES:
         if bench.has(role):
             for path in paths:
-                found += _figures(role, _evaluated(bench, role, path))
-    if not found:
+                figures += _figures(role, _evaluated(bench, role, path))
+    if not figures:
         raise DataError(f"stage {bench.job.stage}: the tasks of {', '.join(map(str, paths))} gave no metric")
-    return found
+    return figures
 
 
 def _evaluated(bench: Bench, role: str, path: Path) -> Mapping[str, Any]:
-    """What the harness makes of the tasks of one file or directory; relative paths in them start there."""
+    """Evaluate the tasks of one file or directory with the harness; relative paths in them start there."""
     directory = path if path.is_dir() else path.parent
     with _offline(), contextlib.chdir(directory):
         tasks = import_module("lm_eval.tasks")
@@ -253,7 +253,7 @@ def _offline() -> Iterator[None]:
 
 
 def _figures(role: str, results: Mapping[str, Any]) -> list[Figure]:
-    found = []
+    figures = []
     for task, metrics in sorted(results["results"].items()):
         samples = results.get("samples", {}).get(task, ())
         for name, value in sorted(metrics.items()):
@@ -263,8 +263,8 @@ def _figures(role: str, results: Mapping[str, Any]) -> list[Figure]:
                 error = metrics.get(f"{metric}_stderr,{filter_name}")
                 suffix = "" if filter_name == "none" else f".{filter_name}"
                 key, label = f"lm_eval.{role}.{task}.{metric}{suffix}", f"{task}: {metric} of the {role}{suffix}"
-                found += figure_of_metric(key, label, float(value), rows, error)
-    return found
+                figures += figure_of_metric(key, label, float(value), rows, error)
+    return figures
 
 
 def figure_of_metric(key: str, label: str, value: float, rows: Sequence[Any], error: Any) -> list[Figure]:

@@ -39,18 +39,18 @@ class Answered:
 
 
 def multiple_choice(bench: Bench) -> list[Figure]:
-    """How often the policy, and what it is measured against, choose right."""
+    """Return the share of questions that the policy, and each model it is measured against, answers right."""
     questions, skipped = stage_rows(bench.job, "questions", read_questions)
     for line in skipped.lines():
         print(line, flush=True)
     if not questions:
         raise DataError(f"stage {bench.job.stage} needs `questions`; name a data set of them")
-    found = _baselines(questions)
+    figures = _baselines(questions)
     for role in ("policy", "against"):
         if bench.has(role):
             answered = answer_all(bench.model(role), questions, batch=bench.spec.rollout_batch)
-            found += _figures(role, questions, answered)
-    return found
+            figures += _figures(role, questions, answered)
+    return figures
 
 
 def answer_all(model: LanguageModel, questions: Sequence[ChoiceQuestion], *, batch: int) -> list[Answered]:
@@ -59,20 +59,20 @@ def answer_all(model: LanguageModel, questions: Sequence[ChoiceQuestion], *, bat
     limit = int(model.model.config.max_position_embeddings)
     rows = [_continuation(model, item, choice, limit) for item in questions for choice in item.choices]
     read = iter(likelihoods(model, rows, batch=batch))
-    found = []
+    answered = []
     for item, probabilities in zip(questions, letters, strict=True):
-        whole = [next(read).log_probability for _ in item.choices]
-        per_byte = [value / len(choice.encode()) for value, choice in zip(whole, item.choices, strict=True)]
+        totals = [next(read).log_probability for _ in item.choices]
+        per_byte = [value / len(choice.encode()) for value, choice in zip(totals, item.choices, strict=True)]
         letter = _best(probabilities)
-        found.append(
+        answered.append(
             Answered(
                 letter=letter,
                 letter_confidence=probabilities[letter],
-                answer=_best(whole),
+                answer=_best(totals),
                 answer_per_byte=_best(per_byte),
             )
         )
-    return found
+    return answered
 
 
 def question_text(item: ChoiceQuestion) -> str:
@@ -101,32 +101,32 @@ def _letter_probabilities(
         encode_prompt(model.tokenizer, (Turn("user", question_text(item)),), max_tokens=limit) + opening
         for item in questions
     ]
-    found: dict[int, tuple[float, ...]] = {}
+    by_prompt: dict[int, tuple[float, ...]] = {}
     for part in in_batches(sorted(range(len(prompts)), key=lambda index: len(prompts[index])), batch):
         rows = next_token_log_probabilities(model, [prompts[index] for index in part], ids)
         for index, row in zip(part, rows, strict=True):
             shown = row[: len(questions[index].choices)].double()
-            found[index] = tuple(torch.softmax(shown, -1).tolist())
-    return [found[index] for index in range(len(prompts))]
+            by_prompt[index] = tuple(torch.softmax(shown, -1).tolist())
+    return [by_prompt[index] for index in range(len(prompts))]
 
 
 def _continuation(model: LanguageModel, item: ChoiceQuestion, choice: str, limit: int) -> Continuation:
     """The choice's own words, without the end of the turn: its fixed cost would favour long choices, per byte."""
-    asked: list[int] = model.tokenizer(choice, add_special_tokens=False)["input_ids"][: limit * 3 // 4]
-    given = encode_prompt(model.tokenizer, (Turn("user", item.question),), max_tokens=limit - len(asked))
-    return Continuation(tuple(given), tuple(asked))
+    choice_ids: list[int] = model.tokenizer(choice, add_special_tokens=False)["input_ids"][: limit * 3 // 4]
+    prompt_ids = encode_prompt(model.tokenizer, (Turn("user", item.question),), max_tokens=limit - len(choice_ids))
+    return Continuation(tuple(prompt_ids), tuple(choice_ids))
 
 
 def _figures(role: str, questions: Sequence[ChoiceQuestion], answered: Sequence[Answered]) -> list[Figure]:
     key, name = f"multiple_choice.{role}", role.title()
     pairs = list(zip(questions, answered, strict=True))
-    letter = [float(found.letter == item.answer) for item, found in pairs]
-    whole = [float(found.answer == item.answer) for item, found in pairs]
-    per_byte = [float(found.answer_per_byte == item.answer) for item, found in pairs]
-    first = [float(found.letter == 0) for found in answered]
+    letter = [float(reply.letter == item.answer) for item, reply in pairs]
+    answer = [float(reply.answer == item.answer) for item, reply in pairs]
+    per_byte = [float(reply.answer_per_byte == item.answer) for item, reply in pairs]
+    first = [float(reply.letter == 0) for reply in answered]
     figures = [
         proportion(f"{key}.letter", f"{name} right, by letter", letter, note="all choices shown, next token read"),
-        proportion(f"{key}.answer", f"{name} right, by answer", whole, note="probability of the choice's own words"),
+        proportion(f"{key}.answer", f"{name} right, by answer", answer, note="probability of the choice's own words"),
         proportion(f"{key}.answer_per_byte", f"{name} right, by answer per byte", per_byte),
         proportion(f"{key}.first_option", f"{name} chooses (A)", first, note="by letter"),
         _calibration_error(key, name, answered, letter),
@@ -140,16 +140,16 @@ def _figures(role: str, questions: Sequence[ChoiceQuestion], answered: Sequence[
 
 
 def _calibration_error(key: str, name: str, answered: Sequence[Answered], right: Sequence[float]) -> Figure:
-    """How far the letters' probabilities are from how often they are right."""
-    confidences = [found.letter_confidence for found in answered]
+    """Return the calibration error: the distance between the letters' probabilities and the share that is right."""
+    confidences = [reply.letter_confidence for reply in answered]
     terms = statistics.gap_terms(confidences, right, lowest=0.0)
-    found = of_mean(terms)
+    gap = of_mean(terms)
     chance = statistics.chance_gap(confidences, lowest=0.0)
     return figure_of(
         f"{key}.ece",
         f"Calibration error of the {name.lower()}, by letter",
         sum(terms) / len(terms),
-        Interval(low=max(found.low, 0.0), high=found.high),
+        Interval(low=max(gap.low, 0.0), high=gap.high),
         len(terms),
         "probability",
         f"normal, s/sqrt(n), {statistics.BINS} bins with their signs held",
@@ -158,7 +158,7 @@ def _calibration_error(key: str, name: str, answered: Sequence[Answered], right:
 
 
 def _baselines(questions: Sequence[ChoiceQuestion]) -> list[Figure]:
-    """What is right without reading the questions."""
+    """Return the baselines: the share that is right without reading the questions."""
     chance = [1 / len(item.choices) for item in questions]
     longest = [float(_best([len(choice) for choice in item.choices]) == item.answer) for item in questions]
     return [
@@ -186,7 +186,7 @@ class AnswerLoss:
 
 def perplexity(bench: Bench) -> list[Figure]:
     """Loss of the policy, and of what it is measured against, on the held-out answers humans chose."""
-    found = []
+    figures = []
     for role in ("policy", "against"):
         if not bench.has(role):
             continue
@@ -196,10 +196,10 @@ def perplexity(bench: Bench) -> list[Figure]:
         note += f"; {cut} cut to the model's context" if cut else ""
         key, label = f"perplexity.{role}", f"Held-out loss of {role}"
         nats, tokens = [loss.nats for loss in losses], [float(loss.tokens) for loss in losses]
-        found.append(ratio(f"{key}.nats_per_token", label, nats, tokens, unit="nats/token", note=note))
+        figures.append(ratio(f"{key}.nats_per_token", label, nats, tokens, unit="nats/token", note=note))
         bits, sizes = [value / math.log(2) for value in nats], [float(loss.text_bytes) for loss in losses]
-        found.append(ratio(f"{key}.bits_per_byte", label, bits, sizes, unit="bits/byte", note=note))
-    return found
+        figures.append(ratio(f"{key}.bits_per_byte", label, bits, sizes, unit="bits/byte", note=note))
+    return figures
 
 
 def answer_losses(model: LanguageModel, pairs: Sequence[Pair], *, batch: int) -> list[AnswerLoss]:
@@ -208,7 +208,8 @@ def answer_losses(model: LanguageModel, pairs: Sequence[Pair], *, batch: int) ->
     encoded = [_encode(model, pair, limit) for pair in pairs]
     read = likelihoods(model, [row for row, _ in encoded], batch=batch)
     return [
-        _loss(model, -found.log_probability, row.asked, cut) for found, (row, cut) in zip(read, encoded, strict=True)
+        _loss(model, -likelihood.log_probability, row.asked, cut)
+        for likelihood, (row, cut) in zip(read, encoded, strict=True)
     ]
 
 
@@ -217,11 +218,11 @@ def _encode(model: LanguageModel, pair: Pair, limit: int) -> tuple[Continuation,
 
     The answer keeps at most 3/4 of the context; the prompt is cut at the left to what is left.
     """
-    whole = encode_answer(model.tokenizer, pair.prompt, pair.chosen)
+    answer_ids = encode_answer(model.tokenizer, pair.prompt, pair.chosen)
     prompt = encode_prompt(model.tokenizer, pair.prompt)
-    answer = whole[: limit * 3 // 4]
-    kept = prompt[-(limit - len(answer)) :]
-    return Continuation(tuple(kept), tuple(answer)), len(prompt) + len(whole) > limit
+    answer = answer_ids[: limit * 3 // 4]
+    prompt_end = prompt[-(limit - len(answer)) :]
+    return Continuation(tuple(prompt_end), tuple(answer)), len(prompt) + len(answer_ids) > limit
 
 
 def _loss(model: LanguageModel, nats: float, answer: Sequence[int], cut: bool) -> AnswerLoss:

@@ -23,7 +23,9 @@ def calibration_figures(key: str, name: str, margins: Sequence[float], targets: 
     brier = [(probability - target) ** 2 for probability, target in zip(probabilities, targets, strict=True)]
     losses = statistics.log_losses(margins, targets)
     slope, ends = statistics.slope(margins, targets)
-    told = f"; temperature {1 / slope:.2f}" if slope > 0 else "; no temperature would help: it ranks no better than not"
+    remedy = (
+        f"; temperature {1 / slope:.2f}" if slope > 0 else "; no temperature would help: it ranks no better than not"
+    )
     return [
         _error(key, name, confidences, right),
         mean(f"{key}.confidence", f"Mean confidence of {name}", confidences, unit=PROBABILITY, note=HELD_OUT),
@@ -37,7 +39,7 @@ def calibration_figures(key: str, name: str, margins: Sequence[float], targets: 
             len(margins),
             "log-odds per log-odds",
             "logistic regression, robust",
-            f"1 is calibrated, below 1 is too sure of itself{told}",
+            f"1 is calibrated, below 1 is too sure of itself{remedy}",
         ),
         *_reliability(key, name, confidences, right),
     ]
@@ -45,12 +47,12 @@ def calibration_figures(key: str, name: str, margins: Sequence[float], targets: 
 
 def _error(key: str, name: str, confidences: Sequence[float], right: Sequence[float]) -> Figure:
     terms = statistics.gap_terms(confidences, right)
-    found, chance = of_mean(terms), statistics.chance_gap(confidences)
+    gap, chance = of_mean(terms), statistics.chance_gap(confidences)
     return figure_of(
         f"{key}.ece",
         f"Calibration error of {name}",
         sum(terms) / len(terms),
-        Interval(low=max(found.low, 0.0), high=found.high),
+        Interval(low=max(gap.low, 0.0), high=gap.high),
         len(terms),
         PROBABILITY,
         f"normal, s/sqrt(n), {statistics.BINS} bins with their signs held",
@@ -59,16 +61,16 @@ def _error(key: str, name: str, confidences: Sequence[float], right: Sequence[fl
 
 
 def _reliability(key: str, name: str, confidences: Sequence[float], right: Sequence[float]) -> list[Figure]:
-    """How often the model is right where it is so and so sure: the points of a reliability diagram."""
+    """Return the points of a reliability diagram: the share that is right in each bin of confidence."""
     return [
         proportion(
-            f"{key}.bin.{100 * found.low:.0f}",
-            f"{name} right where it is {100 * found.low:.0f} to {100 * found.high:.0f} % sure",
-            found.right,
-            note=f"mean confidence {100 * found.confidence:.1f} %",
-            at=found.confidence,
+            f"{key}.bin.{100 * part.low:.0f}",
+            f"{name} right where it is {100 * part.low:.0f} to {100 * part.high:.0f} % sure",
+            part.right,
+            note=f"mean confidence {100 * part.confidence:.1f} %",
+            at=part.confidence,
         )
-        for found in statistics.bins(confidences, right)
+        for part in statistics.bins(confidences, right)
     ]
 
 
@@ -77,10 +79,10 @@ def pm_calibration(bench: Bench) -> list[Figure]:
     pairs = [(pair.prompt, pair.chosen, pair.rejected) for pair in bench.pairs]
     targets = [pair.chosen_probability for pair in bench.pairs]
     reward = bench.job.only("reward").name if bench.has("reward") else None
-    found = []
+    figures = []
     for name, scorer in bench.scorers.items():
         scale = float(scorer.settings["score_deviation"])
         margins = [margin * scale for margin in bench.margins(scorer, pairs)]
         key = f"pm_calibration.{'reward' if name == reward else f'also.{name}'}"
-        found += calibration_figures(key, f"preference model {name}", margins, targets)
-    return found
+        figures += calibration_figures(key, f"preference model {name}", margins, targets)
+    return figures

@@ -55,16 +55,16 @@ class Claims:
 
 def claims_of(figures: Sequence[Figure], *, judge_learnt_from_humans: bool) -> Claims:
     """Derive the claims: a statement is allowed only when its whole 95 % interval is on the right side."""
-    found = {figure.key: figure for figure in figures}
+    by_key = {figure.key: figure for figure in figures}
     may: list[str] = []
     may_not: list[str] = []
     for key, threshold, claim in STATEMENTS:
-        if key in found:
-            _judge_statement(found[key], threshold, claim, may, may_not)
-    may_not += [*_about_the_reward(found), *_about_drift(found), *_about_parting(found)]
+        if key in by_key:
+            _judge_statement(by_key[key], threshold, claim, may, may_not)
+    may_not += [*_about_the_reward(by_key), *_about_drift(by_key), *_about_parting(by_key)]
     if judge_learnt_from_humans:
         may_not.append(DISTILLED)
-    standing = [JUDGED if item == UNREAD and "judge_win_rate.policy" in found else item for item in STANDING]
+    standing = [JUDGED if item == UNREAD and "judge_win_rate.policy" in by_key else item for item in STANDING]
     return Claims(may=tuple(may), may_not=(*may_not, *standing))
 
 
@@ -118,14 +118,14 @@ def _about_drift(found: Mapping[str, Figure]) -> list[str]:
 
 
 def _about_parting(found: Mapping[str, Figure]) -> list[str]:
-    """What over-optimisation looks like: reward goes up with KL, and quality does not."""
+    """State over-optimisation where it shows: reward goes up with KL, and quality does not."""
     reward, quality = found.get("goodhart.reward_slope"), found.get("goodhart.quality_slope")
     if reward is None or quality is None or reward.low <= 0 or quality.low > 0:
         return []
-    way = "falls" if quality.high < 0 else "is not shown to rise"
+    trend = "falls" if quality.high < 0 else "is not shown to rise"
     return [
         "That more of this training makes better answers: over the checkpoints the reward rises with KL "
-        f"({reward.value:.3g} per nat) and the quality {way} ({quality.value:.3g} per nat, 95 % interval "
+        f"({reward.value:.3g} per nat) and the quality {trend} ({quality.value:.3g} per nat, 95 % interval "
         f"{quality.low:.3g} to {quality.high:.3g})."
     ]
 
@@ -142,7 +142,7 @@ def _judge_statement(figure: Figure, threshold: float, claim: str, may: list[str
 
 
 def _about_the_reward(found: Mapping[str, Figure]) -> list[str]:
-    """Why a higher reward alone says nothing, with the control's figure where there is one."""
+    """State why a higher reward alone says nothing, with the control's figure where there is one."""
     if "win_rate.policy" not in found:
         return []
     measured = f"policy {_measured(found['win_rate.policy'])}"

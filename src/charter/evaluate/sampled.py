@@ -16,7 +16,7 @@ from charter.spec.stage import EvalStage
 
 @dataclass(frozen=True, kw_only=True)
 class RoleAnswers:
-    """What one model answered to a set of prompts."""
+    """Answers of one model to a set of prompts."""
 
     texts: tuple[str, ...]
     tokens: tuple[tuple[int, ...], ...]
@@ -49,15 +49,15 @@ def divergences(ours: LanguageModel, theirs: LanguageModel, answers: RoleAnswers
     The sum over the answer's tokens of the divergence of the two next-token distributions there: the mean over
     answers has the expectation of the mean log-ratio, with less variance, and is never negative.
     """
-    found: list[float] = []
+    sums: list[float] = []
     for batch in answers.batches:
         rows = rows_per_forward(batch.answers.answer_BR.shape[1], ours)
         for part in _parts(batch.answers, rows):
             mine_BRV, other_BRV = (_log_distribution(model, part, spec) for model in (ours, theirs))
             difference_BRV = torch.where(mine_BRV.isneginf(), 0.0, mine_BRV - other_BRV)
             per_token_BR = (mine_BRV.exp() * difference_BRV).sum(-1)
-            found += (per_token_BR * part.answer_mask_BR).sum(1).double().tolist()
-    return found
+            sums += (per_token_BR * part.answer_mask_BR).sum(1).double().tolist()
+    return sums
 
 
 def _log_distribution(model: LanguageModel, answers: Answers, spec: EvalStage) -> torch.Tensor:

@@ -96,16 +96,16 @@ def resampled_means(rows: Floats, *, seed: int) -> Floats:
     n = len(rows)
     require_rows(n)
     source = np.random.Philox(key=seed)
-    found: list[Floats] = []
+    blocks: list[Floats] = []
     done, part = 0, max(1, _AT_ONCE // n)
     while done < RESAMPLES:
         count = min(part, RESAMPLES - done)
         drawn = ((source.random_raw(count * n) >> np.uint64(11)) * _TO_UNIT * n).astype(np.int64).reshape(count, n)
         places = (drawn + n * np.arange(count)[:, None]).ravel()
         counts = np.bincount(places, minlength=count * n).reshape(count, n)
-        found.append(counts @ rows / n)
+        blocks.append(counts @ rows / n)
         done += count
-    return np.concatenate(found)
+    return np.concatenate(blocks)
 
 
 def bootstrapped(statistic: Callable[[Floats], Floats], rows: Floats, *, seed: int) -> tuple[float, Interval] | None:
@@ -118,12 +118,12 @@ def bootstrapped(statistic: Callable[[Floats], Floats], rows: Floats, *, seed: i
     value = float(statistic(rows.mean(0)))
     if math.isnan(value):
         return None
-    found = statistic(resampled_means(rows, seed=seed))
-    found = np.sort(found[~np.isnan(found)])
-    if not len(found):
+    values = statistic(resampled_means(rows, seed=seed))
+    values = np.sort(values[~np.isnan(values)])
+    if not len(values):
         return None
-    cut = len(found) // 40
-    return value, Interval(low=min(float(found[cut]), value), high=max(float(found[len(found) - 1 - cut]), value))
+    cut = len(values) // 40
+    return value, Interval(low=min(float(values[cut]), value), high=max(float(values[len(values) - 1 - cut]), value))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +172,7 @@ CHOICES = 3
 
 
 def choice_of(probability_first: float) -> int:
-    """Which answer a probability prefers.
+    """Return the answer that a probability prefers.
 
     >>> choice_of(0.7), choice_of(0.3), choice_of(0.5)
     (0, 1, 2)
@@ -197,8 +197,8 @@ def kappa(shares: Floats) -> Floats:
     observed = np.trace(table, axis1=-2, axis2=-1)
     expected = (table.sum(-1) * table.sum(-2)).sum(-1)
     certain = np.isclose(expected, 1)
-    found: Floats = np.where(certain, np.nan, (observed - expected) / np.where(certain, 1, 1 - expected))
-    return found
+    agreement: Floats = np.where(certain, np.nan, (observed - expected) / np.where(certain, 1, 1 - expected))
+    return agreement
 
 
 RIDGE = 1e-4
@@ -244,15 +244,15 @@ def sigmoid(values: Floats) -> Floats:
     [0.5, 0.0]
     """
     positive = 1 / (1 + np.exp(-np.abs(values)))
-    found: Floats = np.where(values >= 0, positive, 1 - positive)
-    return found
+    probabilities: Floats = np.where(values >= 0, positive, 1 - positive)
+    return probabilities
 
 
 def _curvature(columns: Floats, probability: Floats) -> Floats:
     n, k = columns.shape
     weighted = columns * (probability * (1 - probability))[:, None]
-    found: Floats = columns.T @ weighted / n + RIDGE * np.eye(k)
-    return found
+    hessian: Floats = columns.T @ weighted / n + RIDGE * np.eye(k)
+    return hessian
 
 
 def _sandwich(columns: Floats, targets: Floats, weights: Floats) -> Floats:
@@ -260,8 +260,8 @@ def _sandwich(columns: Floats, targets: Floats, weights: Floats) -> Floats:
     probability = sigmoid(columns @ weights)
     inverse = np.linalg.inv(_curvature(columns, probability))
     scores = columns * (probability - targets)[:, None]
-    found: Floats = inverse @ (scores.T @ scores / n) @ inverse / n
-    return found
+    covariance: Floats = inverse @ (scores.T @ scores / n) @ inverse / n
+    return covariance
 
 
 BINS = 10
@@ -292,7 +292,7 @@ def bins(confidences: Sequence[float], right: Sequence[float], *, lowest: float 
             right=tuple(right[row] for row in rows),
         )
         for number in range(BINS)
-        if (rows := [row for row, found in enumerate(member) if found == number])
+        if (rows := [row for row, bin_number in enumerate(member) if bin_number == number])
     )
 
 
@@ -304,11 +304,11 @@ def gap_terms(confidences: Sequence[float], right: Sequence[float], *, lowest: f
     """
     member = _membership(confidences, lowest)
     sums = [0.0] * BINS
-    for found, confidence, outcome in zip(member, confidences, right, strict=True):
-        sums[found] += confidence - outcome
+    for bin_number, confidence, outcome in zip(member, confidences, right, strict=True):
+        sums[bin_number] += confidence - outcome
     return [
-        math.copysign(1.0, sums[found]) * (confidence - outcome)
-        for found, confidence, outcome in zip(member, confidences, right, strict=True)
+        math.copysign(1.0, sums[bin_number]) * (confidence - outcome)
+        for bin_number, confidence, outcome in zip(member, confidences, right, strict=True)
     ]
 
 
@@ -319,8 +319,8 @@ def chance_gap(confidences: Sequence[float], *, lowest: float = 0.5) -> float:
     is sqrt(2/pi) deviations in the mean.
     """
     variances = [0.0] * BINS
-    for found, confidence in zip(_membership(confidences, lowest), confidences, strict=True):
-        variances[found] += confidence * (1 - confidence)
+    for bin_number, confidence in zip(_membership(confidences, lowest), confidences, strict=True):
+        variances[bin_number] += confidence * (1 - confidence)
     return sum(math.sqrt(2 / math.pi * variance) for variance in variances) / len(confidences)
 
 
@@ -352,9 +352,9 @@ def slope(margins: Sequence[float], targets: Sequence[float]) -> tuple[float, In
     """
     columns: Floats = np.asarray(margins, dtype=np.float64)[:, None]
     scale = float(np.sqrt((columns**2).mean())) or 1.0
-    found = fit(columns / scale, np.asarray(targets, dtype=np.float64))
-    ends = found.interval(0)
-    return float(found.values[0]) / scale, Interval(low=ends.low / scale, high=ends.high / scale)
+    fitted = fit(columns / scale, np.asarray(targets, dtype=np.float64))
+    ends = fitted.interval(0)
+    return float(fitted.values[0]) / scale, Interval(low=ends.low / scale, high=ends.high / scale)
 
 
 def _membership(confidences: Sequence[float], lowest: float) -> list[int]:
@@ -379,9 +379,9 @@ def ks_distance(mine: Sequence[float], theirs: Sequence[float]) -> tuple[float, 
     a, b = np.sort(np.asarray(mine, dtype=np.float64)), np.sort(np.asarray(theirs, dtype=np.float64))
     places = np.concatenate([a, b])
     shares = np.searchsorted(a, places, side="right") / n - np.searchsorted(b, places, side="right") / m
-    found = float(np.abs(shares).max())
+    distance = float(np.abs(shares).max())
     half = BAND_95 * math.sqrt((n + m) / (n * m))
-    return found, Interval(low=max(found - half, 0.0), high=min(found + half, 1.0))
+    return distance, Interval(low=max(distance - half, 0.0), high=min(distance + half, 1.0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -408,14 +408,14 @@ def length_controlled(
     deviation = float(difference.std())
     scaled = np.tanh(difference / deviation) if deviation else np.zeros_like(difference)
     columns = np.stack([np.ones_like(scaled), scaled], 1)
-    found = fit(columns, np.asarray(preferences, dtype=np.float64))
-    ends = found.interval(0)
-    middle, low, high = sigmoid(np.array([found.values[0], ends.low, ends.high])).tolist()
+    fitted = fit(columns, np.asarray(preferences, dtype=np.float64))
+    ends = fitted.interval(0)
+    middle, low, high = sigmoid(np.array([fitted.values[0], ends.low, ends.high])).tolist()
     return LengthControl(
         win_rate=middle,
         interval=Interval(low=low, high=high),
-        weight=float(found.values[1]),
-        weight_interval=found.interval(1),
+        weight=float(fitted.values[1]),
+        weight_interval=fitted.interval(1),
     )
 
 
@@ -439,8 +439,8 @@ class BagOfWords:
 
     def scores(self, texts: Sequence[str]) -> Floats:
         """One number per text; the larger one of two is preferred."""
-        found: Floats = features(texts, self.words) @ self.weights
-        return found
+        margins: Floats = features(texts, self.words) @ self.weights
+        return margins
 
     def wins(self, texts: Sequence[str], others: Sequence[str]) -> list[float]:
         """1 where a text is preferred to the other, 0 where not, 1/2 where the model cannot tell."""
