@@ -45,9 +45,9 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]
 
 def _with_room(part_LHTD: Tensor, columns: int) -> Tensor:
     rows, heads, used, size = part_LHTD.shape
-    whole = part_LHTD.new_empty((rows, heads, used + columns, size))
-    whole[:, :, :used] = part_LHTD
-    return whole
+    extended_LHTD = part_LHTD.new_empty((rows, heads, used + columns, size))
+    extended_LHTD[:, :, :used] = part_LHTD
+    return extended_LHTD
 
 
 def new_cache(config: Any) -> DynamicCache:
@@ -74,7 +74,7 @@ def keep_rows(cache: DynamicCache, row_L: Tensor, first_column: int) -> int:
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """How the next token is drawn."""
+    """Settings of drawing the next token."""
 
     max_new_tokens: int
     min_new_tokens: int = 0
@@ -314,11 +314,11 @@ class _Unfinished:
         rest = len(self.row_L) - int(self.finished_L.sum())
         if rest > len(self.row_L) * STAYING_SHARE:
             return
-        kept = (~self.finished_L).nonzero().squeeze(1)
-        self.row_L, self.finished_L = self.row_L[kept], self.finished_L[kept]
-        self.ids_LQ, self.position_LQ = self.ids_LQ[kept], self.position_LQ[kept]
+        unfinished_L = (~self.finished_L).nonzero().squeeze(1)
+        self.row_L, self.finished_L = self.row_L[unfinished_L], self.finished_L[unfinished_L]
+        self.ids_LQ, self.position_LQ = self.ids_LQ[unfinished_L], self.position_LQ[unfinished_L]
         if rest:
-            self._keep(kept)
+            self._keep(unfinished_L)
 
     def _keep(self, kept: Tensor) -> None:
         """Let go of what the cache holds of other rows, and of columns that are padding in all that stay."""
@@ -336,6 +336,6 @@ def answer_texts(language_model: LanguageModel, answers: Answers) -> list[str]:
     """The sampled answers as text, without the end token."""
     texts = []
     for row, mask in zip(answers.answer_BR.tolist(), answers.answer_mask_BR.tolist(), strict=True):
-        kept = [token for token, keep in zip(row, mask, strict=True) if keep and token != language_model.end_id]
-        texts.append(str(language_model.tokenizer.decode(kept, skip_special_tokens=True)).strip())
+        text_ids = [token for token, keep in zip(row, mask, strict=True) if keep and token != language_model.end_id]
+        texts.append(str(language_model.tokenizer.decode(text_ids, skip_special_tokens=True)).strip())
     return texts

@@ -1,4 +1,4 @@
-"""What samples the answers of a rollout, whoever computes them: this process, or an engine beside it."""
+"""Generator of a rollout's answers, whoever computes them: this process, or an engine beside it."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
@@ -23,7 +23,7 @@ class Generator(Protocol):
 
     @property
     def is_exact(self) -> bool:
-        """Whether the same batch, seeds and weights give the same bits again; if not, answers must be stored."""
+        """Return True if the same batch, seeds and weights give the same bits again; if not, answers must be stored."""
 
     def sample(
         self,
@@ -81,7 +81,7 @@ def check_version(asked: int | None, loaded: int | None) -> None:
     >>> check_version(3, 3)
     """
     if asked is not None and asked != loaded:
-        found = "no policy version yet" if loaded is None else f"policy version {loaded}"
+        present = "no policy version yet" if loaded is None else f"policy version {loaded}"
         raise StageError(
-            f"the rollout asks for policy version {asked}, the generator has {found}; call update_weights first"
+            f"the rollout asks for policy version {asked}, the generator has {present}; call update_weights first"
         )

@@ -69,7 +69,7 @@ def next_token_log_probabilities(
 
 
 class Reads(Protocol):
-    """What decides how a preference model reads an answer."""
+    """Settings by which a preference model reads an answer."""
 
     @property
     def tokenizer(self) -> Any: ...
@@ -82,9 +82,9 @@ def encode_scored(model: Reads, turns: Sequence[Turn], answer: str, *, max_token
 
     The answer keeps at most 3/4 of the tokens; the context is cut at the left to what is left.
     """
-    seen = turns[-1:] if model.settings["context"] == "last_turn" else turns
-    answer_ids = encode_answer(model.tokenizer, seen, answer, max_tokens=max_tokens * 3 // 4)
-    context = encode_prompt(model.tokenizer, seen, max_tokens=max_tokens - len(answer_ids))
+    context_turns = turns[-1:] if model.settings["context"] == "last_turn" else turns
+    answer_ids = encode_answer(model.tokenizer, context_turns, answer, max_tokens=max_tokens * 3 // 4)
+    context = encode_prompt(model.tokenizer, context_turns, max_tokens=max_tokens - len(answer_ids))
     return context + answer_ids, len(answer_ids)
 
 
@@ -190,7 +190,7 @@ class Family:
 
 
 def is_packable(language_model: LanguageModel) -> bool:
-    """Whether the model takes a mask of its own in every layer, and its logits are a plain product."""
+    """Return True if the model takes a mask of its own in every layer, and its logits are a plain product."""
     config = language_model.model.config
     layers = DynamicCache(config=config).layers
     keeps_all = bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
@@ -296,7 +296,7 @@ def _packed(
 
 
 def _mask(ending_FT: Tensor) -> Tensor:
-    """Which token looks at which, [F, 1, T, T]: at those before it that are common or of its own ending."""
+    """Return the attention mask, [F, 1, T, T]: a token attends to earlier ones that are common or of its ending."""
     width = ending_FT.shape[1]
     before_TT = torch.ones((width, width), dtype=torch.bool).tril()
     own_FTT = ending_FT[:, :, None] == ending_FT[:, None, :]
@@ -309,11 +309,11 @@ ChoiceIds = tuple[tuple[int, ...], ...]
 
 def choice_ids(tokenizer: object, choices: Sequence[str]) -> ChoiceIds:
     """As many tokens of each choice as tell it from the others: one where they all begin differently."""
-    whole = tuple(tuple(tokenizer(choice, add_special_tokens=False)["input_ids"]) for choice in choices)  # type: ignore[operator]
-    if len(set(whole)) < len(whole) or not all(whole):
+    ids_of_choices = tuple(tuple(tokenizer(choice, add_special_tokens=False)["input_ids"]) for choice in choices)  # type: ignore[operator]
+    if len(set(ids_of_choices)) < len(ids_of_choices) or not all(ids_of_choices):
         raise DataError(f"this tokenizer writes {', '.join(map(repr, choices))} with the same tokens, or with none")
-    first = tuple(ids[:1] for ids in whole)
-    return first if len(set(first)) == len(first) else whole
+    first = tuple(ids[:1] for ids in ids_of_choices)
+    return first if len(set(first)) == len(first) else ids_of_choices
 
 
 def choice_values(

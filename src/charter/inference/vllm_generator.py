@@ -66,7 +66,7 @@ class EngineProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended."""
+        """Return True if it has not ended."""
         return self._process.poll() is None
 
     def call(self, operation: str, *, seconds: float, **request: Any) -> dict[str, Any]:
@@ -147,8 +147,8 @@ class EngineProcess:
 
     @staticmethod
     def _await(readable: list[int], writable: list[int], deadline: float) -> None:
-        left = deadline - time.monotonic()
-        if left <= 0 or not any(select.select(readable, writable, [], left)):
+        remaining = deadline - time.monotonic()
+        if remaining <= 0 or not any(select.select(readable, writable, [], remaining)):
             raise TimeoutError
 
     def _ending(self) -> str:
@@ -161,8 +161,8 @@ class EngineProcess:
         tail = ""
         with contextlib.suppress(OSError):
             tail = self._log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
-        said = "\n  " + "\n  ".join(tail.splitlines()[-8:]) if tail else ""
-        return StageError(f"{self._name} (process {self._process.pid}) {message}; its log is {self._log}{said}")
+        ending = "\n  " + "\n  ".join(tail.splitlines()[-8:]) if tail else ""
+        return StageError(f"{self._name} (process {self._process.pid}) {message}; its log is {self._log}{ending}")
 
 
 PYTHON = "CHARTER_VLLM_PYTHON"
@@ -174,7 +174,7 @@ _OF_THE_TRAINER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MAST
 
 @dataclass(frozen=True, kw_only=True)
 class VllmOptions:
-    """How the engine is built, and how long it may take."""
+    """Options of the engine's construction, and the time that it may take."""
 
     tensor: int = 1
     """Accelerators over which vLLM splits the model."""
@@ -194,17 +194,17 @@ class VllmOptions:
 
     def engine(self) -> dict[str, Any]:
         """The arguments of vLLM's `LLM`."""
-        found: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "tensor_parallel_size": self.tensor,
             "gpu_memory_utilization": self.gpu_memory_utilization,
         }
         if self.max_model_len is not None:
-            found["max_model_len"] = self.max_model_len
+            arguments["max_model_len"] = self.max_model_len
         if self.eager is not None:
-            found["enforce_eager"] = self.eager
+            arguments["enforce_eager"] = self.eager
         if self.sleep:
-            found["enable_sleep_mode"] = True
-        return found
+            arguments["enable_sleep_mode"] = True
+        return arguments
 
 
 class VllmGenerator:
@@ -262,13 +262,13 @@ class VllmGenerator:
         with tempfile.TemporaryDirectory(dir=self._scratch.name) as folder:
             files, expected = self._write(weights, Path(folder))
             answer = self._process.call("load", seconds=self._options.sync_seconds, version=version, files=files)
-        held = answer.get("digests")
-        if answer.get("version") != version or not isinstance(held, dict):
+        digests = answer.get("digests")
+        if answer.get("version") != version or not isinstance(digests, dict):
             raise self._process.failure(f"loaded policy version {answer.get('version')} instead of {version}")
-        stale = sorted(name for name, value in expected.items() if name in held and held[name] != value)
-        if stale or not expected.keys() & held.keys():
-            found = ", ".join(stale[:3]) or "none of those sent can be found"
-            raise self._process.failure(f"does not hold the weights of policy version {version}: {found}")
+        stale = sorted(name for name, value in expected.items() if name in digests and digests[name] != value)
+        if stale or not expected.keys() & digests.keys():
+            examples = ", ".join(stale[:3]) or "none of those sent can be found"
+            raise self._process.failure(f"does not hold the weights of policy version {version}: {examples}")
         self._version = version
 
     def sample(
@@ -371,8 +371,8 @@ class VllmGenerator:
             answer_BR[index, : len(row)] = torch.tensor(row)
             log_probability_BR[index, : len(row)] = torch.tensor(values)
             answer_mask_BR[index, : len(row)] = True
-        made = (prompt_BQ, prompt_mask_BQ, answer_BR, answer_mask_BR, log_probability_BR)
-        return Answers(*(item.to(self._device) for item in made))
+        tensors = (prompt_BQ, prompt_mask_BQ, answer_BR, answer_mask_BR, log_probability_BR)
+        return Answers(*(item.to(self._device) for item in tensors))
 
 
 def weight_names(policy: LanguageModel) -> frozenset[str]:
@@ -391,9 +391,9 @@ def vllm_command() -> list[str]:
 def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """This process's environment without what torchrun gave it, and with Charter on the path."""
     source = str(Path(charter.__file__).parent.parent)
-    kept = {name: value for name, value in environment.items() if name not in _OF_THE_TRAINER}
+    inherited = {name: value for name, value in environment.items() if name not in _OF_THE_TRAINER}
     path = os.pathsep.join(item for item in (source, environment.get("PYTHONPATH", "")) if item)
-    return {**kept, "PYTHONPATH": path}
+    return {**inherited, "PYTHONPATH": path}
 
 
 def _scratch_root() -> str | None:

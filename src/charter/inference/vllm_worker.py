@@ -41,7 +41,7 @@ def write_message(stream: BinaryIO, message: Mapping[str, Any]) -> None:
 
 
 def is_probed(name: str, dimensions: int) -> bool:
-    """Whether an engine keeps this weight under its own name and in its own layout: norms and the embedding.
+    """Return True if an engine keeps this weight under its own name and in its own layout: norms and the embedding.
 
     >>> is_probed("model.norm.weight", 1), is_probed("model.layers.0.self_attn.q_proj.weight", 2)
     (True, False)
@@ -58,7 +58,7 @@ def digest(tensor: Any) -> str:
 
 
 class WeightReceiver:
-    """What vLLM's worker processes can do besides: take weights from files, and say what they hold."""
+    """Extension of vLLM's worker processes: they take weights from files, and report the digests of those they have."""
 
     model_runner: Any
 
@@ -95,9 +95,9 @@ class Engine:
         import torch
 
         vllm: Any = importlib.import_module("vllm")
-        given = dict(options)
-        self._sleeps = bool(given.get("enable_sleep_mode"))
-        given.setdefault("enforce_eager", not torch.cuda.is_available())
+        settings = dict(options)
+        self._sleeps = bool(settings.get("enable_sleep_mode"))
+        settings.setdefault("enforce_eager", not torch.cuda.is_available())
         self._llm = vllm.LLM(
             model=model,
             dtype=dtype,
@@ -107,7 +107,7 @@ class Engine:
             enable_prefix_caching=False,
             logprobs_mode="processed_logprobs",
             worker_extension_cls=EXTENSION,
-            **given,
+            **settings,
         )
         return {"vllm": vllm.__version__, "torch": torch.__version__}
 
@@ -152,8 +152,8 @@ class Engine:
             )
             for seed in seeds
         ]
-        asked = [{"prompt_token_ids": prompt} for prompt in prompts]
-        outputs = [item.outputs[0] for item in self._llm.generate(asked, params, use_tqdm=False)]
+        token_prompts = [{"prompt_token_ids": prompt} for prompt in prompts]
+        outputs = [item.outputs[0] for item in self._llm.generate(token_prompts, params, use_tqdm=False)]
         tokens = [list(item.token_ids) for item in outputs]
         chosen = [
             [step[token].logprob for token, step in zip(row, item.logprobs, strict=True)]

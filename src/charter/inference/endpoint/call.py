@@ -1,4 +1,4 @@
-"""What goes over the wire to an OpenAI-compatible server, and what comes back: plain values."""
+"""Requests to an OpenAI-compatible server, and its replies: plain values."""
 
 import hashlib
 import json
@@ -74,7 +74,7 @@ class CallReply:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Usage:
-    """What a server says it will bill."""
+    """Token counts that a server says it will bill."""
 
     prompt_tokens: int
     cached_tokens: int

@@ -1,4 +1,4 @@
-"""Where requests are answered: from the store, or by one of the servers. Everything here runs in one event loop.
+"""Desk that answers requests: from the store, or by one of the servers. Everything here runs in one event loop.
 
 A request goes: store -> queue -> intent on disk -> HTTP -> answer and its money on disk -> whoever waits. After a
 failure it joins the queue again, later.
@@ -207,8 +207,8 @@ class Desk:
         wanted.troubles[one_line(f"{step.cause}: {step.detail}", 200)] += 1
         if step.cause in ("busy", "timeout"):
             lane.at_once.too_much(began, now)
-        if step.cause == "busy" and (told := told_seconds(step.retry_after, utc_now())):
-            lane.close_for(told, now)
+        if step.cause == "busy" and (pause_seconds := told_seconds(step.retry_after, utc_now())):
+            lane.close_for(pause_seconds, now)
         self._health.failed(step, lane, now)
         if wanted.is_answered or wanted.running:
             return

@@ -1,4 +1,4 @@
-"""Which servers of a pool are well: one that fails again and again is left out until it answers a free question."""
+"""Health of a pool's servers: one that fails again and again is left out until it answers a free question."""
 
 import asyncio
 from collections import Counter

@@ -30,7 +30,7 @@ class Journal:
         await self._written()
 
     async def settle(self, settlement: Settlement) -> None:
-        """How a call went is on disk, with its answer."""
+        """Write the outcome of a call to disk, with its answer."""
         self._settlements.append(settlement)
         await self._written()
 

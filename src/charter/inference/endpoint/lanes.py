@@ -35,11 +35,11 @@ class Lane:
 
     @property
     def is_away(self) -> bool:
-        """Whether it could not be reached when last tried."""
+        """Return True if it could not be reached when last tried."""
         return self.failed_checks > 0
 
     def has_room(self, now: float) -> bool:
-        """Whether one more request may be sent."""
+        """Return True if one more request may be sent."""
         return not self.is_away and now >= self.closed_until and self.in_flight < int(self.at_once.limit)
 
     def close_for(self, seconds: float, now: float) -> None:
@@ -58,7 +58,7 @@ class Lane:
         self.failed_checks = 0
 
     def repeats(self, reply_id: str, body: bytes) -> bool:
-        """Whether a reply is an earlier one over again: same id, same bytes.
+        """Return True if a reply is an earlier one over again: same id, same bytes.
 
         A server that gives one id to different replies numbers them by habit; its ids are then not looked at.
         """

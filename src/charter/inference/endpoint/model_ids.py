@@ -1,4 +1,4 @@
-"""Which model answers: servers say so in every reply, and one that changes in the middle of a stage stops it."""
+"""Identity of the model that answers: servers say it in every reply, and a change in the middle of a stage stops it."""
 
 from charter.errors import DataError
 

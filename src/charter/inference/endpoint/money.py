@@ -1,4 +1,4 @@
-"""What a call costs: micro-USD from the tokens a server reports, and a bound before it is sent.
+"""Price of a call: micro-USD from the tokens a server reports, and a bound before it is sent.
 
 A price of x USD per million tokens is x micro-USD per token.
 """
@@ -38,7 +38,7 @@ class Prices:
         return round(full + completion_tokens * self.output)
 
     def most_micro_usd(self, request: CallRequest) -> int | None:
-        """What a request can cost at most: a token is at least one byte, and no token is cached."""
+        """Return the most that a request can cost: a token is at least one byte, and no token is cached."""
         if not self.is_billed:
             return 0
         if self.input is None or self.output is None:
@@ -64,6 +64,6 @@ def most_prompt_tokens(request: CallRequest) -> int:
 
 
 def guessed_tokens(request: CallRequest) -> float:
-    """What a request will probably count for in a limit of tokens per minute: providers add what may be generated."""
+    """Estimate the tokens of a request in a limit of tokens per minute: providers add what may be generated."""
     size = len(request.prompt) + sum(len(turn.content) for turn in request.turns)
     return size / CHARACTERS_PER_TOKEN + request.max_new_tokens

@@ -1,4 +1,4 @@
-"""How fast and how many at once: limits that the user gives, and one that is found by asking.
+"""Limits of rate and concurrency: those that the user gives, and one that is measured by asking.
 
 Every method takes the time, in seconds of a clock that never goes back; nothing here looks at one.
 """
@@ -56,7 +56,7 @@ class Pace:
 
 
 class AtOnce:
-    """How many requests a server is given at once: more while it answers, half when it is too much for it."""
+    """Concurrency limit of a server: more requests at once while it answers, half when it is too much for it."""
 
     def __init__(self, most: int) -> None:
         self._most = float(most)

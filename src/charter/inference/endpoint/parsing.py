@@ -38,10 +38,10 @@ class Parsed:
 
 def parse_reply(body: bytes, request: CallRequest) -> Parsed:
     """The answer in a body; an InvalidReplyError when it is not one to this request."""
-    whole = _loaded(body)
-    usage = usage_of(whole)
+    document = _loaded(body)
+    usage = usage_of(document)
     try:
-        return _parsed(whole, usage, request)
+        return _parsed(document, usage, request)
     except InvalidReplyError as error:
         error.usage = usage
         raise
@@ -72,9 +72,9 @@ def usage_in(reply: CallReply) -> Usage:
 
 
 def refusal_in_error(body: bytes) -> str | None:
-    """Why a server will not answer this one prompt, where an error's body says so: filtered, or too long."""
-    found = error_in(body)
-    code, message = found.get("code"), found.get("message", "")
+    """Return an error's reason not to answer this one prompt, if its body gives one: filtered, or too long."""
+    fault = error_in(body)
+    code, message = fault.get("code"), fault.get("message", "")
     if isinstance(code, str) and code in FILTERED:
         return one_line(f"{code}: {message}", LONGEST_REFUSAL)
     if isinstance(message, str) and TOO_LONG.search(message):
@@ -83,7 +83,7 @@ def refusal_in_error(body: bytes) -> str | None:
 
 
 def message_in_error(body: bytes) -> str:
-    """What an error's body says, in one line; the beginning of the body where it has no known layout."""
+    """Return an error's message in one line; the beginning of the body where it has no known layout."""
     message = error_in(body).get("message")
     return one_line(message if isinstance(message, str) else body.decode("utf-8", "replace"), 300)
 
@@ -91,23 +91,23 @@ def message_in_error(body: bytes) -> str:
 def error_in(body: bytes) -> Mapping[str, Any]:
     """The object `error` of a body, or the whole of a flat one; empty where there is none."""
     try:
-        whole = strict_loads(body)
+        document = strict_loads(body)
     except StrictJsonError:
         return {}
-    if not isinstance(whole, dict):
+    if not isinstance(document, dict):
         return {}
-    found = whole.get("error", whole)
-    return found if isinstance(found, dict) else {"message": found}
+    fault = document.get("error", document)
+    return fault if isinstance(fault, dict) else {"message": fault}
 
 
 def _loaded(body: bytes) -> Mapping[str, Any]:
     try:
-        whole = strict_loads(body)
+        document = strict_loads(body)
     except StrictJsonError as error:
         raise InvalidReplyError(f"the body {error}") from None
-    if not isinstance(whole, dict):
+    if not isinstance(document, dict):
         raise InvalidReplyError("the body is not an object")
-    return whole
+    return document
 
 
 def _parsed(whole: Mapping[str, Any], usage: Usage, request: CallRequest) -> Parsed:
@@ -119,9 +119,9 @@ def _parsed(whole: Mapping[str, Any], usage: Usage, request: CallRequest) -> Par
         raise InvalidReplyError("the only choice does not have index 0")
     finish = a_text(choice, "finish_reason", most=LONGEST_NAME, default="stop")
     text, refusal = _words(choice, finish, is_chat=bool(request.turns))
-    found = choice.get("logprobs")
+    logprobs = choice.get("logprobs")
     read = chat_tokens if request.turns else completion_tokens
-    tokens = read(found) if request.top_log_probabilities and found is not None else ()
+    tokens = read(logprobs) if request.top_log_probabilities and logprobs is not None else ()
     reply = CallReply(
         text=text,
         finish_reason=finish,

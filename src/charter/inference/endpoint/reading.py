@@ -1,4 +1,4 @@
-"""What an exchange means in the light of earlier ones: who answered, which replies and which names there were."""
+"""Meaning of an exchange in the light of earlier ones: who answered, which replies and which names there were."""
 
 from charter.errors import DataError
 from charter.inference.endpoint.call import CallReply, CallRequest
@@ -25,7 +25,7 @@ class Reader:
         self._models.check(request.model, reply.model, "the store of answers")
 
     def read(self, exchange: Received | Failed, request: CallRequest, lane: Lane) -> Step:
-        """What follows; an answer of another model, or an old one over again, is no answer."""
+        """Return the next step; an answer of another model, or an old one over again, is no answer."""
         key_reference = self._setting.serving.api_key
         step = step_after(
             exchange, request, Asked(name=self._setting.name, endpoint=lane.endpoint, key_reference=key_reference)

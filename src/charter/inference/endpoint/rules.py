@@ -1,4 +1,4 @@
-"""What follows from an exchange: an answer, another try, or the end of the stage. Pure.
+"""Step after an exchange: an answer, another try, or the end of the stage. Pure.
 
 What was refused before any work costs nothing (429, 503, other 4xx, no connection). Where the work may have been done,
 nobody here knows whether it is billed (500, 502, 504, a broken or late reply), and the call stays unknown.
@@ -52,7 +52,7 @@ class GiveUp:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """Who was asked, for messages."""
+    """Server and model of a request, for messages."""
 
     name: str
     """The model's name in the project."""
@@ -64,7 +64,7 @@ Step = Answered | TryAgain | GiveUp
 
 
 def step_after(exchange: Received | Failed, request: CallRequest, asked: Asked) -> Step:
-    """What one exchange means for its request."""
+    """Return the meaning of one exchange for its request."""
     if isinstance(exchange, Failed):
         cost: Cost = "unknown" if exchange.was_sent else "refused"
         return TryAgain(cause=exchange.cause, detail=exchange.detail, cost=cost)
@@ -100,22 +100,22 @@ def _refused(refusal: str) -> Parsed:
 def _no_use(received: Received, asked: Asked) -> GiveUp:
     """The error for a status that stays the same however often one asks."""
     head = f"{asked.endpoint}, which answers for {asked.name}, says {received.status}"
-    said = message_in_error(received.body)
+    reason = message_in_error(received.body)
     place = f"serving.{asked.name}"
     match received.status:
         case 401 | 403:
             key = f"the key at {asked.key_reference}" if asked.key_reference else f"that no {place}.api_key is given"
-            return GiveUp(error=DataError(f"{head} ({said}); check {key}"), stops_all=True)
+            return GiveUp(error=DataError(f"{head} ({reason}); check {key}"), stops_all=True)
         case 404 | 405:
-            text = f"{head} ({said}); check {place}.endpoint, which mostly ends in /v1, and {place}.model"
+            text = f"{head} ({reason}); check {place}.endpoint, which mostly ends in /v1, and {place}.model"
             return GiveUp(error=DataError(text), stops_all=True)
         case status if 300 <= status < 400:
             text = f"{head} and points to {one_line(received.location, 200) or 'nowhere'}; redirects are not followed, "
             text += f"as they would hand the key to another host: put the right address into {place}.endpoint"
             return GiveUp(error=DataError(text), stops_all=True)
         case 400 | 413 | 422:
-            text = f"{head} ({said}); the request is wrong for this server: a field that it does not know, say "
+            text = f"{head} ({reason}); the request is wrong for this server: a field that it does not know, say "
             text += f"({place}: prefill, log_probabilities, api)"
             return GiveUp(error=DataError(text), stops_all=False)
         case _:
-            return GiveUp(error=DataError(f"{head} ({said}), which is no answer"), stops_all=True)
+            return GiveUp(error=DataError(f"{head} ({reason}), which is no answer"), stops_all=True)

@@ -43,15 +43,15 @@ def read_key(reference: str, *, of: str) -> ApiKey:
     kind, _, where = reference.partition(":")
     if kind == "env":
         value = os.environ.get(where, "").strip()
-        found = f"the environment variable {where} is not set"
+        problem = f"the environment variable {where} is not set"
     elif kind == "file":
         path = Path(where).expanduser()
         value = path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else ""
-        found = f"the file {where} is not there, or empty"
+        problem = f"the file {where} is not there, or empty"
     else:
         raise UsageError(f"the key of {of} is not given as env:NAME or file:PATH")
     if not value:
-        raise UsageError(f"the key of {of} is to be found at {reference}, but {found}")
+        raise UsageError(f"the key of {of} is to be found at {reference}, but {problem}")
     if not (value.isascii() and value.isprintable() and " " not in value):
         raise UsageError(f"what is at {reference} cannot be a key: it has blanks, line ends or letters beyond ASCII")
     if len(value) < SHORTEST:

@@ -1,4 +1,4 @@
-"""What a pool is told."""
+"""Settings of a server pool."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

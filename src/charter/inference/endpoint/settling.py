@@ -26,12 +26,12 @@ def new_call(request: CallRequest, endpoint: str, attempt: int, prices: Prices) 
 
 
 def settlement_of(call: NewCall, step: Step, prices: Prices) -> Settlement:
-    """How a request went that was sent."""
+    """Return the settlement of a request that was sent."""
     if isinstance(step, Answered):
         reply = step.parsed.reply
         return _billed(call, usage_in(reply), prices, answer=to_stored(reply))
-    said = f"{step.cause}: {step.detail}" if isinstance(step, TryAgain) else str(step.error)
-    note = one_line(said, LONGEST_NOTE)
+    outcome = f"{step.cause}: {step.detail}" if isinstance(step, TryAgain) else str(step.error)
+    note = one_line(outcome, LONGEST_NOTE)
     if step.usage is not None:
         return _billed(call, step.usage, prices, note=note)
     if isinstance(step, TryAgain) and step.cost == "unknown":
@@ -50,7 +50,7 @@ def not_known(call: NewCall, why: str) -> Settlement:
 
 
 def price_of(usage: Usage, prices: Prices) -> int | None:
-    """What these tokens cost."""
+    """Return the price of these tokens."""
     return prices.micro_usd(
         prompt_tokens=usage.prompt_tokens,
         cached_tokens=usage.cached_tokens,

@@ -1,4 +1,4 @@
-"""What a pool has done so far."""
+"""Counts of a pool's work so far."""
 
 from collections import Counter, deque
 from collections.abc import Mapping

@@ -36,15 +36,15 @@ def strict_loads(body: bytes) -> Any:
 
 
 def is_encodable(text: str) -> bool:
-    """Whether a text has no half of a surrogate pair, which JSON can spell but UTF-8 cannot hold."""
+    """Return True if a text has no half of a surrogate pair, which JSON can spell but UTF-8 cannot hold."""
     return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    members = dict(pairs)
+    if len(members) != len(pairs):
         raise StrictJsonError("has the same key twice")
-    return found
+    return members
 
 
 def _float(text: str) -> float:

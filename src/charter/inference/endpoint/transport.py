@@ -90,9 +90,15 @@ class Transport:
                     return Failed("broken", "the reply is compressed, which was not asked for", was_sent=True)
                 if self._key:
                     content = self._key.blotted_bytes(content)
-                found = response.headers
+                response_headers = response.headers
                 line = getattr(response, "line", None)
-                return Received(response.status, content, found.get("Retry-After", ""), found.get("Location", ""), line)
+                return Received(
+                    response.status,
+                    content,
+                    response_headers.get("Retry-After", ""),
+                    response_headers.get("Location", ""),
+                    line,
+                )
         except (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError) as error:
             return Failed("connect", self._said(error), was_sent=False)
         except TimeoutError:
@@ -101,7 +107,7 @@ class Transport:
             return Failed("broken", self._said(error), was_sent=True)
 
     async def is_alive(self, url: str) -> bool:
-        """Whether a server answers a request that costs nothing: anything but an error of its own will do."""
+        """Return True if a server answers a request that costs nothing: anything but an error of its own will do."""
         import aiohttp
 
         try:

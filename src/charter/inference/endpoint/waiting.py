@@ -1,4 +1,4 @@
-"""How long to wait before asking again: what the server says, else capped exponential back-off with full jitter.
+"""Wait before the next try: as the server says, else capped exponential back-off with full jitter.
 
 Source of full jitter: Brooker 2015, "Exponential Backoff and Jitter" (AWS Architecture Blog). The draw is
 counter-based (`draws.draw_seed`), so that a rerun waits alike.
@@ -18,13 +18,13 @@ def wait_seconds(key: str, attempt: int, retry_after: str, now: float) -> float:
     """Seconds before attempt `attempt + 1` at a request; `now` in seconds since 1970, for dates."""
     longest = min(MOST_SECONDS, FIRST_SECONDS * 2.0 ** min(attempt - 1, 20))
     drawn = longest * (draw_seed(0, key, "wait", attempt) / 2**63)
-    told = told_seconds(retry_after, now)
+    retry_seconds = told_seconds(retry_after, now)
     # Those who are told the same time must not all come back at once.
-    return drawn if told is None else told + min(drawn, 0.1 * told + FIRST_SECONDS)
+    return drawn if retry_seconds is None else retry_seconds + min(drawn, 0.1 * retry_seconds + FIRST_SECONDS)
 
 
 def told_seconds(retry_after: str, now: float) -> float | None:
-    """What a Retry-After header says, as seconds from now, at most `MOST_SECONDS`; None when it says nothing.
+    """Return the seconds from now in a Retry-After header, at most `MOST_SECONDS`; None when it says nothing.
 
     >>> told_seconds("2", 0.0), told_seconds("Thu, 01 Jan 1970 00:00:05 GMT", 1.0), told_seconds("soon", 0.0)
     (2.0, 4.0, None)

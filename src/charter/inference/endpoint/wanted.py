@@ -1,4 +1,4 @@
-"""What a pool has been asked and has not answered yet."""
+"""Requests of a pool that have no answer yet."""
 
 from asyncio import Task
 from collections import Counter
@@ -65,7 +65,7 @@ class Wanted:
 
     @property
     def is_of_use(self) -> bool:
-        """Whether somebody still waits for it."""
+        """Return True if somebody still waits for it."""
         return any(not batch.is_over for batch, _ in self.owners)
 
     def answer(self, reply: CallReply) -> None:

@@ -12,7 +12,7 @@ MAX_COMPLETION_TOKENS = "max_completion_tokens"
 
 
 def path_of(request: CallRequest) -> str:
-    """Where below the endpoint's address a request goes."""
+    """Return the path of a request below the endpoint's address."""
     return "/chat/completions" if request.turns else "/completions"
 
 

@@ -141,7 +141,7 @@ class _Watch:
             row.is_ended = any(item in row.text for item in wanted.stop)
 
     def completion(self, index: int) -> Completion:
-        """What an answer has become."""
+        """Return the completion of an answer as it ended."""
         row, item = self._rows[index], self._batch[index]
         text = self._text(row.ids)
         ends = [place for stop in item.wanted.stop if (place := text.find(stop)) >= 0]
@@ -221,8 +221,8 @@ class Batcher:
         waiting = [(item, future) for item, future in self._waiting if not future.done()]
         alike = [pair for pair in waiting if pair[0].settings == waiting[0][0].settings] if waiting else []
         batch = alike[: self._most_at_once]
-        taken = {id(future) for _, future in batch}
-        self._waiting = deque(pair for pair in waiting if id(pair[1]) not in taken)
+        batched = {id(future) for _, future in batch}
+        self._waiting = deque(pair for pair in waiting if id(pair[1]) not in batched)
         return batch
 
     async def _compute(self, batch: "list[tuple[Encoded, asyncio.Future[Completion]]]") -> None:

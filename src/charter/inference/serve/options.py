@@ -1,4 +1,4 @@
-"""Where and how a model is served, as the command line hands it to the process that serves: plain values, no torch."""
+"""Place and manner of serving a model, as the command line hands it to the serving process: plain values, no torch."""
 
 import ipaddress
 import json
@@ -32,7 +32,7 @@ class ServeOptions:
 
     @staticmethod
     def from_json(text: str) -> "ServeOptions":
-        """What `to_json` gave."""
+        """Read the options from the text of `to_json`."""
         return ServeOptions(**json.loads(text))
 
 
@@ -46,7 +46,7 @@ def check_address(options: ServeOptions) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is of this machine alone.
+    """Return True if an address is of this machine alone.
 
     >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0"), is_loopback("node7")
     (True, True, False, False)

@@ -65,16 +65,16 @@ class Wanted:
 
     @property
     def is_chat(self) -> bool:
-        """Whether it is answered in the layout of a chat."""
+        """Return True if it is answered in the layout of a chat."""
         return bool(self.turns)
 
 
 def read_request(body: bytes, *, is_chat: bool, model: str) -> Wanted:
     """The checked request in a body; `model` is the only name that is served."""
     fields = _Fields(_parsed(body))
-    asked = fields.take("model", str, None)
-    if asked != model:
-        raise RequestError(f"the model {asked!r} is not served here; {model!r} is", parameter="model", status=404)
+    requested = fields.take("model", str, None)
+    if requested != model:
+        raise RequestError(f"the model {requested!r} is not served here; {model!r} is", parameter="model", status=404)
     common = {
         "temperature": fields.number("temperature", 1.0, least=0.0, most=HIGHEST_TEMPERATURE),
         "top_p": fields.number("top_p", 1.0, least=0.0, most=1.0, is_open=True),
@@ -125,12 +125,12 @@ def _completion(fields: "_Fields", common: Mapping[str, Any]) -> Wanted:
 def _parsed(body: bytes) -> dict[str, Any]:
     """Strict JSON: no NaN, no key twice, nothing but an object."""
     try:
-        found = json.loads(body, parse_constant=_refuse_constant, object_pairs_hook=_once)
+        content = json.loads(body, parse_constant=_refuse_constant, object_pairs_hook=_once)
     except (ValueError, RecursionError):
         raise RequestError("the body is not one valid JSON object") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise RequestError("the body is not a JSON object")
-    return found
+    return content
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -138,10 +138,10 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         raise ValueError("a key is given twice")
-    return found
+    return members
 
 
 def _turns(messages: list[Any]) -> tuple[Turn, ...]:
@@ -178,8 +178,8 @@ def _clean(text: str, where: str) -> str:
 
 
 def _stops(fields: "_Fields") -> tuple[str, ...]:
-    found = fields.take("stop", (str, list), [])
-    stops = [found] if isinstance(found, str) else found
+    value = fields.take("stop", (str, list), [])
+    stops = [value] if isinstance(value, str) else value
     if len(stops) > MOST_STOPS or not all(isinstance(item, str) and item for item in stops):
         raise RequestError(f"must be one text or up to {MOST_STOPS}, none of them empty", parameter="stop")
     return tuple(stops)
@@ -329,10 +329,10 @@ def _entry(text: str, value: float) -> dict[str, Any]:
 
 def _alternatives(token: ServedToken) -> dict[str, float]:
     """By text, the likeliest of those that are written alike; the chosen token always, as OpenAI has it."""
-    found: dict[str, float] = {}
+    by_text: dict[str, float] = {}
     for text, value in (*token.top, (token.text, token.log_probability)):
-        found.setdefault(text, _number(value))
-    return found
+        by_text.setdefault(text, _number(value))
+    return by_text
 
 
 def _number(value: float) -> float:

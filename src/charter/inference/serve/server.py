@@ -80,15 +80,15 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 def _guard(token: ApiKey | None) -> Any:
-    """Who may ask."""
+    """Guard the server by an API key, where there is one."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         if token is None and _host_name(request.headers.get("Host", "")) not in OWN_NAMES:
             raise RequestError(f"this server answers under {', '.join(OWN_NAMES)} only", status=403)
         if token is not None and request.path != "/health":
-            given = request.headers.get("Authorization", "")
-            if not hmac.compare_digest(given.encode(), token.header()["Authorization"].encode()):
+            authorization = request.headers.get("Authorization", "")
+            if not hmac.compare_digest(authorization.encode(), token.header()["Authorization"].encode()):
                 raise RequestError("a valid `Authorization: Bearer TOKEN` is needed", status=401)
         return await handler(request)
 
