@@ -46,7 +46,7 @@ def open_answerer(stage: StageDir, roles: Sequence[str]) -> Iterator[Answerer]:
 
 
 def batches_under_way(serving: Sequence[Serving], batch: int) -> int:
-    """How many batches are asked at once: one where everything is computed here.
+    """Return the number of batches that are asked at once: one where everything is computed here.
 
     >>> batches_under_way([], 64), batches_under_way([Serving(concurrency=256)], 64)
     (1, 8)
@@ -58,9 +58,9 @@ def batches_under_way(serving: Sequence[Serving], batch: int) -> int:
 def _named_inputs(stage: StageDir, roles: Sequence[str]) -> dict[str, JobInput]:
     named: dict[str, JobInput] = {}
     for role in roles:
-        found = stage.job.inputs.get(role, ())
-        if len(found) > 1:
-            named |= {f"{role}/{item.name}": item for item in found}
+        inputs = stage.job.inputs.get(role, ())
+        if len(inputs) > 1:
+            named |= {f"{role}/{item.name}": item for item in inputs}
         else:
             named[role] = stage.job.only(role)
     return named
@@ -98,17 +98,17 @@ def _served_models(
     where = job.ledger or stage.path / CALLS_FILE
     calls = stack.enter_context(CallStore.open(where, run=job.run, stage=job.stage, fingerprint=job.fingerprint))
     models: dict[str, ServedModel] = {}
-    for role, told in serving.items():
+    for role, settings in serving.items():
         item = named[role]
         if item.name not in models:
-            pool = EndpointPool.open(item.name, told, calls, tell=stage.alive)
+            pool = EndpointPool.open(item.name, settings, calls, tell=stage.alive)
             stack.callback(pool.close)
-            models[item.name] = ServedModel(item.name, served_name(item, told), told, pool)
+            models[item.name] = ServedModel(item.name, served_name(item, settings), settings, pool)
     return {role: models[named[role].name] for role in serving}
 
 
 def served_name(item: JobInput, serving: Serving) -> str:
-    """What the server calls a model: as `serving` says, or its catalog name, or its name in the project."""
+    """Return the server's name of a model: as `serving` says, or its catalog name, or its name in the project."""
     return serving.model or (item.model.model if item.model and item.model.model else item.name)
 
 
@@ -136,9 +136,9 @@ class Answering:
         requests: list[list[CallRequest]] = [model.requests(asks[place]) for place in places]
 
         def read(replies: Sequence[CallReply]) -> dict[int, Reply]:
-            left = iter(replies)
+            remaining = iter(replies)
             return {
-                place: model.reply(asks[place], [next(left) for _ in sent])
+                place: model.reply(asks[place], [next(remaining) for _ in sent])
                 for place, sent in zip(places, requests, strict=True)
             }
 

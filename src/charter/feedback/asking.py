@@ -40,7 +40,7 @@ class Judgement:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What the judge said of one comparison."""
+    """Verdict of the judge on one comparison."""
 
     probability_first: float
     """Normalised probability that the first answer is better: the soft label."""
@@ -54,12 +54,12 @@ class Verdict:
 
     @property
     def orders_agree(self) -> bool:
-        """Whether the questions in either order, taken together, gave the same winner."""
+        """Return True if the questions in either order, taken together, gave the same winner."""
         by_order = [
             [probability_of(item.log_odds) for item in self.judgements if item.is_swapped is swapped]
             for swapped in (False, True)
         ]
-        return len({sum(found) > len(found) / 2 for found in by_order if found}) == 1
+        return len({sum(wins) > len(wins) / 2 for wins in by_order if wins}) == 1
 
     @property
     def tokens(self) -> int:
@@ -120,7 +120,7 @@ REFUSED, NOTHING = "refused", "no valid answer"
 
 @dataclass(frozen=True, kw_only=True)
 class Manner:
-    """How a judge is asked, whatever the question."""
+    """Manner of asking a judge, whatever the question."""
 
     role: str = "judge"
     chain_of_thought: bool = False
@@ -153,16 +153,16 @@ Asking = Generator[Sequence[Ask], list[Reply], list[Odds | Invalid]]
 
 def odds_of(asked: Sequence[Asked], choices: tuple[str, str], manner: Manner) -> Asking:
     """The log-odds of each question; several attempts at those that have no valid answer."""
-    found: list[Odds | Invalid] = [Invalid(reason="not asked")] * len(asked)
+    odds: list[Odds | Invalid] = [Invalid(reason="not asked")] * len(asked)
     waiting = list(range(len(asked)))
     for attempt in range(ATTEMPTS):
         if not waiting:
             break
         answers = yield from _attempt([asked[index] for index in waiting], choices, manner, attempt)
         for index, answer in zip(waiting, answers, strict=True):
-            found[index] = replace(answer, tokens=answer.tokens + found[index].tokens)
-        waiting = [index for index in waiting if isinstance(found[index], Invalid)]
-    return found
+            odds[index] = replace(answer, tokens=answer.tokens + odds[index].tokens)
+        waiting = [index for index in waiting if isinstance(odds[index], Invalid)]
+    return odds
 
 
 def _attempt(asked: Sequence[Asked], choices: tuple[str, str], manner: Manner, attempt: int) -> Asking:
@@ -172,13 +172,13 @@ def _attempt(asked: Sequence[Asked], choices: tuple[str, str], manner: Manner, a
         return (yield from _chosen(asks, manner, attempt))
     replies = yield [_reasoning(item, manner, attempt) for item in asked]
     thoughts = [reply for reply in replies if isinstance(reply, Text)]
-    found: list[Odds | Invalid] = [Invalid(reason=REFUSED, text=thought.refusal) for thought in thoughts]
+    odds: list[Odds | Invalid] = [Invalid(reason=REFUSED, text=thought.refusal) for thought in thoughts]
     willing = [index for index, thought in enumerate(thoughts) if not thought.refusal]
     asks = [_choose(asked[index], thoughts[index], choices, manner, attempt) for index in willing]
     for index, answer in zip(willing, (yield from _chosen(asks, manner, attempt)), strict=True):
-        found[index] = answer
+        odds[index] = answer
     return [
-        replace(answer, tokens=answer.tokens + thought.tokens) for answer, thought in zip(found, thoughts, strict=True)
+        replace(answer, tokens=answer.tokens + thought.tokens) for answer, thought in zip(odds, thoughts, strict=True)
     ]
 
 

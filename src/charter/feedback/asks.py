@@ -1,4 +1,4 @@
-"""What a stage asks of its models, and what they answer: plain values, whoever computes them.
+"""Questions of a stage to its models, and their answers: plain values, whoever computes them.
 
 A stage's records are made by a generator (`drive.Making`) that yields lists of these questions and is sent the
 replies. It knows neither torch nor HTTP, so the same text is asked, and the same rules read the answer, whether the

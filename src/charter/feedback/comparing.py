@@ -39,7 +39,7 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """How a judge is asked."""
+    """Rules by which a judge is asked."""
 
     seed: int
     stage: str
@@ -56,7 +56,7 @@ class Rules:
 
     @property
     def manner(self) -> Manner:
-        """What of it does not depend on the question."""
+        """Manner of asking: the part of the rules that does not depend on the question."""
         return Manner(
             role=self.role,
             chain_of_thought=self.chain_of_thought,
@@ -92,21 +92,21 @@ class _Query:
         ]
 
     def judgement(self, odds: Sequence[Odds | Invalid]) -> Judgement | Invalid:
-        """What the answers to its questions say of the first answer of the comparison."""
+        """Judge the first answer of the comparison from the answers to its questions."""
         tokens = sum(item.tokens for item in odds)
-        found = [item for item in odds if isinstance(item, Odds)]
+        valid = [item for item in odds if isinstance(item, Odds)]
         invalid = [item for item in odds if isinstance(item, Invalid)]
         if invalid:
             return replace(invalid[0], tokens=tokens)
-        value = found[0].log_odds - (found[1].log_odds if len(found) > 1 else 0.0)
+        value = valid[0].log_odds - (valid[1].log_odds if len(valid) > 1 else 0.0)
         return Judgement(
             principle=self.principle.id,
             is_swapped=self.is_swapped,
             log_odds=-value if self.is_swapped else value,
-            how=found[0].how,
-            is_bounded=any(item.is_bounded for item in found),
-            attempts=1 + max(item.attempt for item in found),
-            model=found[0].model,
+            how=valid[0].how,
+            is_bounded=any(item.is_bounded for item in valid),
+            attempts=1 + max(item.attempt for item in valid),
+            model=valid[0].model,
             tokens=tokens,
         )
 
@@ -139,14 +139,14 @@ def comparing(items: Sequence[Comparison], rules: Rules) -> Making[list[Verdict 
         ]
         for item in items
     ]
-    asked = [[query.asked(rules) for query in row] for row in queries]
-    flat = [question for row in asked for found in row for question in found]
+    by_query = [[query.asked(rules) for query in row] for row in queries]
+    flat = [question for row in by_query for group in row for question in group]
     odds = iter((yield from odds_of(flat, CHOICES[rules.format], rules.manner)))
     return [
         _verdict(
-            [query.judgement([next(odds) for _ in found]) for query, found in zip(row, questions, strict=True)], rules
+            [query.judgement([next(odds) for _ in group]) for query, group in zip(row, questions, strict=True)], rules
         )
-        for row, questions in zip(queries, asked, strict=True)
+        for row, questions in zip(queries, by_query, strict=True)
     ]
 
 

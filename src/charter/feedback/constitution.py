@@ -60,11 +60,11 @@ class Constitution:
                 f"{count} different principles were asked for, the constitution {self.name!r} has "
                 f"{len(self.principles)}; ask for 1 to {len(self.principles)} per pair, or write more principles"
             )
-        left, drawn = list(self.principles), [self.draw(seed, *parts)]
-        left.remove(drawn[0])
+        remaining, drawn = list(self.principles), [self.draw(seed, *parts)]
+        remaining.remove(drawn[0])
         for turn in range(1, count):
-            drawn.append(_drawn(left, draw_seed(seed, "another principle", turn, *parts)))
-            left.remove(drawn[-1])
+            drawn.append(_drawn(remaining, draw_seed(seed, "another principle", turn, *parts)))
+            remaining.remove(drawn[-1])
         return tuple(drawn)
 
 
@@ -115,23 +115,23 @@ def _drawn(principles: Sequence[Principle], number: int) -> Principle:
 
 
 def _principle(index: int, item: Any, problems: list[str]) -> Principle | None:
-    found = item if isinstance(item, dict) else {}
-    missing = [name for name in ("id", *WORDINGS) if not isinstance(found.get(name), str)]
+    entry = item if isinstance(item, dict) else {}
+    missing = [name for name in ("id", *WORDINGS) if not isinstance(entry.get(name), str)]
     if missing:
         problems.append(f"principle {index + 1} lacks {', '.join(missing)}")
         return None
-    weight, tags = found.get("weight", 1.0), found.get("tags", [])
+    weight, tags = entry.get("weight", 1.0), entry.get("tags", [])
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
-        problems.append(f"principle {found['id']!r}: weight is {kind_of(weight)}, not a positive number")
+        problems.append(f"principle {entry['id']!r}: weight is {kind_of(weight)}, not a positive number")
         return None
     if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
-        problems.append(f"principle {found['id']!r}: tags must be a list of words, like [honesty, harm]")
+        problems.append(f"principle {entry['id']!r}: tags must be a list of words, like [honesty, harm]")
         return None
     return Principle(
-        id=found["id"],
-        critique=found["critique"],
-        revision=found["revision"],
-        compare=found["compare"],
+        id=entry["id"],
+        critique=entry["critique"],
+        revision=entry["revision"],
+        compare=entry["compare"],
         weight=float(weight),
         tags=tuple(tags),
     )
@@ -163,7 +163,7 @@ LARGEST_FILE = 16 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Imported:
-    """What was read of one or several files."""
+    """Principles that were read of one or several files."""
 
     principles: tuple[Mapping[str, Any], ...]
     """As they are written to the YAML."""
@@ -179,10 +179,10 @@ def import_constitution(paths: Sequence[Path]) -> Imported:
     notes: list[str] = []
     for path in paths:
         content = _content(path)
-        found = list(_entries(path, content, notes))
-        if not found:
+        entries = list(_entries(path, content, notes))
+        if not entries:
             raise DataError(f"{path} holds no principle in a layout that is known; see docs/guides/constitution.md")
-        principles += [_imported_principle(path, where, entry) for where, entry in found]
+        principles += [_imported_principle(path, where, entry) for where, entry in entries]
         sources.append({"file": path.name, "sha256": hashlib.sha256(content).hexdigest()})
     return Imported(tuple(_with_unique_ids(principles)), tuple(sources), tuple(notes))
 
@@ -237,7 +237,7 @@ def _content(path: Path) -> bytes:
 
 
 def _entries(path: Path, content: bytes, notes: list[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Where every principle stands in its file, and its fields under any of their names."""
+    """Yield the place of every principle in its file, and its fields under any of their names."""
     if path.suffix.lower() == ".csv":
         yield from _csv_entries(path, content)
         return
@@ -246,8 +246,8 @@ def _entries(path: Path, content: bytes, notes: list[str]) -> Iterator[tuple[str
     except StrictJsonError as error:
         raise DataError(f"{path} {error}; nothing was imported") from None
     if isinstance(value, dict) and isinstance(value.get("constitutions"), list):
-        left = [key for key in value if key != "constitutions"]
-        notes += [f"{path.name}: `{key}` was left out: examples of chats belong in a data set" for key in left]
+        others = [key for key in value if key != "constitutions"]
+        notes += [f"{path.name}: `{key}` was left out: examples of chats belong in a data set" for key in others]
         yield from _listed("constitutions", value["constitutions"])
     elif isinstance(value, dict):
         yield from ((key, {"key": key, **item}) for key, item in value.items() if isinstance(item, dict))
@@ -269,12 +269,12 @@ def _csv_entries(path: Path, content: bytes) -> Iterator[tuple[str, Mapping[str,
     except (csv.Error, UnicodeDecodeError) as error:
         raise DataError(f"{path} is not CSV in UTF-8: {error}; nothing was imported") from None
     for number, row in enumerate(rows, 2):
-        found: dict[str, Any] = {str(key).strip().lower(): value for key, value in row.items() if key and value}
-        if "tags" in found:
-            found["tags"] = [tag.strip() for tag in re.split(r"[;,|]", found["tags"]) if tag.strip()]
-        if "weight" in found:
-            found["weight"] = _csv_number(path, number, found["weight"])
-        yield f"line {number}", found
+        entry: dict[str, Any] = {str(key).strip().lower(): value for key, value in row.items() if key and value}
+        if "tags" in entry:
+            entry["tags"] = [tag.strip() for tag in re.split(r"[;,|]", entry["tags"]) if tag.strip()]
+        if "weight" in entry:
+            entry["weight"] = _csv_number(path, number, entry["weight"])
+        yield f"line {number}", entry
 
 
 def _csv_number(path: Path, line: int, text: str) -> float:
@@ -287,17 +287,17 @@ def _csv_number(path: Path, line: int, text: str) -> float:
 def _imported_principle(path: Path, where: str, entry: Mapping[str, Any]) -> Mapping[str, Any]:
     texts = {field: text for field in WORDINGS if (text := _text(entry, field))}
     if not texts:
-        known = ", ".join(name for field in WORDINGS for name in NAMES[field])
-        raise DataError(f"{path}: {where} has none of the texts {known}; it has {', '.join(entry) or 'nothing'}")
+        accepted = ", ".join(name for field in WORDINGS for name in NAMES[field])
+        raise DataError(f"{path}: {where} has none of the texts {accepted}; it has {', '.join(entry) or 'nothing'}")
     derived = [field for field in WORDINGS if field not in texts]
     basis = next(field for field in ("critique", "compare", "revision") if field in texts)
-    made = {field: _FRAMES[basis, field].format(texts[basis]) for field in derived}
+    framed = {field: _FRAMES[basis, field].format(texts[basis]) for field in derived}
     number = re.sub(r"\D+", "-", where).strip("-")
     return {
         "id": _slug(_text(entry, "id") or f"{path.stem}-{number}"),
         **({"tags": entry["tags"]} if isinstance(entry.get("tags"), list) and entry["tags"] else {}),
         **({"weight": entry["weight"]} if "weight" in entry else {}),
-        **{field: texts.get(field) or made[field] for field in WORDINGS},
+        **{field: texts.get(field) or framed[field] for field in WORDINGS},
         **({"derived": derived} if derived else {}),
         "source": f"{path.name} {where}",
     }
@@ -306,11 +306,11 @@ def _imported_principle(path: Path, where: str, entry: Mapping[str, Any]) -> Map
 def _text(entry: Mapping[str, Any], field: str) -> str:
     """A field under whichever name it has, without the frame of a turn; a list of one text counts as the text."""
     for name in NAMES[field]:
-        found = entry.get(name)
-        if isinstance(found, list) and len(found) == 1:
-            found = found[0]
-        if isinstance(found, str) and found.strip():
-            return _TURN.sub("", found).strip()
+        value = entry.get(name)
+        if isinstance(value, list) and len(value) == 1:
+            value = value[0]
+        if isinstance(value, str) and value.strip():
+            return _TURN.sub("", value).strip()
     return ""
 
 
@@ -319,13 +319,13 @@ def _slug(text: str) -> str:
 
 
 def _with_unique_ids(principles: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    taken: set[str] = set()
+    used_ids: set[str] = set()
     for item in principles:
-        found, number = item["id"], 2
-        while found in taken:
-            found, number = f"{item['id']}-{number}", number + 1
-        taken.add(found)
-        yield {**item, "id": found}
+        id, number = item["id"], 2
+        while id in used_ids:
+            id, number = f"{item['id']}-{number}", number + 1
+        used_ids.add(id)
+        yield {**item, "id": id}
 
 
 FIELDS = ("id", *WORDINGS, "weight", "tags", "source", "derived")
@@ -372,23 +372,23 @@ class Finding:
 def lint(raw: Mapping[str, Any]) -> list[Finding]:
     """Everything found in the values of a constitution file, in the order of its principles."""
     items: Sequence[Any] = raw["principles"]
-    found = [*_fields("file", raw, FILE_FIELDS)]
+    findings = [*_fields("file", raw, FILE_FIELDS)]
     if not items:
-        found.append(Finding("error", "file", "has no principle"))
+        findings.append(Finding("error", "file", "has no principle"))
     names = [_name(index, item) for index, item in enumerate(items)]
     for name, item in zip(names, items, strict=True):
         if isinstance(item, dict):
             for check in _CHECKS:
-                found += check(name, item)
+                findings += check(name, item)
         else:
-            found.append(Finding("error", name, "is not a mapping of `id`, `critique`, `revision` and `compare`"))
+            findings.append(Finding("error", name, "is not a mapping of `id`, `critique`, `revision` and `compare`"))
     principles = {name: item for name, item in zip(names, items, strict=True) if isinstance(item, dict)}
-    return [*found, *_ids(items), *_alike(principles), *_shares(principles), *_tags(raw.get("tags"), principles)]
+    return [*findings, *_ids(items), *_alike(principles), *_shares(principles), *_tags(raw.get("tags"), principles)]
 
 
 def _name(index: int, item: Any) -> str:
-    found = item.get("id") if isinstance(item, dict) else None
-    return f"principle {index + 1}" + (f" ({found})" if isinstance(found, str) and found else "")
+    id = item.get("id") if isinstance(item, dict) else None
+    return f"principle {index + 1}" + (f" ({id})" if isinstance(id, str) and id else "")
 
 
 def _fields(where: str, found: Mapping[str, Any], known: Sequence[str]) -> Iterator[Finding]:
@@ -404,10 +404,10 @@ def _known_fields(name: str, item: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _id(name: str, item: Mapping[str, Any]) -> Iterator[Finding]:
-    found = item.get("id")
-    if not isinstance(found, str) or not found.strip():
+    id = item.get("id")
+    if not isinstance(id, str) or not id.strip():
         yield Finding("error", name, "lacks `id`, a short name of its own that records will carry")
-    elif not _ID.fullmatch(found):
+    elif not _ID.fullmatch(id):
         yield Finding("warning", name, "the id has other characters than letters, digits, '.', '_' and '-'")
 
 
@@ -418,8 +418,10 @@ def _wording(name: str, item: Mapping[str, Any]) -> Iterator[Finding]:
             yield Finding("error", name, f"lacks `{field}`, a text")
         elif not text.strip():
             yield Finding("error", name, f"`{field}` is empty")
-        elif left := _PLACEHOLDER.search(text):
-            yield Finding("error", name, f"`{field}` still holds the placeholder {left[0]!r}; nothing fills it in")
+        elif placeholder := _PLACEHOLDER.search(text):
+            yield Finding(
+                "error", name, f"`{field}` still holds the placeholder {placeholder[0]!r}; nothing fills it in"
+            )
         elif len(text) > LONGEST_WORDING:
             message = f"`{field}` has {len(text):,} characters; over {LONGEST_WORDING:,} crowd out the answers"
             yield Finding("warning", name, message)
@@ -499,14 +501,14 @@ def _tags(declared: Any, principles: Mapping[str, Mapping[str, Any]]) -> Iterato
         for tag in (item["tags"] if isinstance(item.get("tags"), list) else ())
         if isinstance(tag, str)
     )
-    known = [tag for tag in declared if isinstance(tag, str)] if isinstance(declared, list) else None
+    allowed = [tag for tag in declared if isinstance(tag, str)] if isinstance(declared, list) else None
     for tag, count in used.items():
-        others = [other for other in used if other != tag and used[other] > count] if known is None else known
+        others = [other for other in used if other != tag and used[other] > count] if allowed is None else allowed
         near = nearest(tag, others)
-        if known is not None and tag not in known:
+        if allowed is not None and tag not in allowed:
             hint = f"; did you mean {near!r}?" if near else ""
             yield Finding("warning", "file", f"the tag {tag!r} is not in the file's list `tags`{hint}")
-        elif known is None and count == 1 and near is not None and abs(len(near) - len(tag)) <= 2:
+        elif allowed is None and count == 1 and near is not None and abs(len(near) - len(tag)) <= 2:
             yield Finding("warning", "file", f"the tag {tag!r} is used once; did you mean {near!r}?")
 
 

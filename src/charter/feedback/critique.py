@@ -71,16 +71,16 @@ class Reviser:
         job = self.job
         principles = [self.constitution.draw(job.seed, job.stage, prompt.id, number) for prompt in prompts]
         shown = [self.shown(prompt.id) for prompt in prompts]
-        asked = [
+        requests = [
             critique_turns(draft, principle, examples)
             for draft, principle, examples in zip(drafts, principles, shown, strict=True)
         ]
-        critiques = yield from self._sample("critic", asked, prompts, "critique", number)
-        asked = [
+        critiques = yield from self._sample("critic", requests, prompts, "critique", number)
+        requests = [
             revision_turns(turns, critique.text, principle)
-            for turns, critique, principle in zip(asked, critiques, principles, strict=True)
+            for turns, critique, principle in zip(requests, critiques, principles, strict=True)
         ]
-        revisions = yield from self._sample("critic", asked, prompts, "revision", number)
+        revisions = yield from self._sample("critic", requests, prompts, "revision", number)
         for draft, principle, examples, critique, revision in zip(
             drafts, principles, shown, critiques, revisions, strict=True
         ):
@@ -116,7 +116,7 @@ class Reviser:
 
 
 def critique_turns(draft: Draft, principle: Principle, examples: Sequence[Conversation] = ()) -> tuple[Turn, ...]:
-    """What the critic reads before its critique: worked ones first, a system turn before them."""
+    """Return the turns that the critic reads before its critique: worked ones first, a system turn before them."""
     turns = draft.prompt.turns
     system = sum(turn.role == "system" for turn in turns[:1])
     before = (*turns[:system], *(turn for example in examples for turn in example.turns), *turns[system:])
@@ -124,7 +124,7 @@ def critique_turns(draft: Draft, principle: Principle, examples: Sequence[Conver
 
 
 def revision_turns(turns: Sequence[Turn], critique: str, principle: Principle) -> tuple[Turn, ...]:
-    """What the critic reads before its revision."""
+    """Return the turns that the critic reads before its revision."""
     return (*turns, Turn("assistant", critique), Turn("user", principle.revision))
 
 
@@ -146,7 +146,7 @@ def _record(draft: Draft, principle: Principle, critique: str, revision: str, nu
 
 
 def _summary(totals: Mapping[str, float]) -> dict[str, float]:
-    """What is reported of the batches so far."""
+    """Return the reported figures of the batches so far."""
     return {
         "prompts": totals["prompts"],
         "empty_first_answers": totals["empty_first_answers"],

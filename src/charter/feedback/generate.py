@@ -34,7 +34,7 @@ _QUOTES = {'"': '"', "'": "'", "\u201c": "\u201d", "\u00ab": "\u00bb"}
 
 @dataclass(frozen=True)
 class Unusable:
-    """Why a reply holds no new prompt."""
+    """Reason why a reply holds no new prompt."""
 
     reason: str
 
@@ -47,7 +47,7 @@ def asked_turns(shown: Sequence[str]) -> tuple[Turn, ...]:
 
 
 def opening(shown: Sequence[str]) -> str:
-    """How the reply is begun, where that is possible: the number of the next entry."""
+    """Return the beginning of the reply, where it can be given: the number of the next entry."""
     return f"{len(shown) + 1}."
 
 
@@ -101,11 +101,11 @@ class AnswerMaker:
         numbers = range(1, self.spec.answers_per_prompt + 1)
         wanted = [(prompt, number) for prompt in prompts for number in numbers]
         replies = yield [self._ask(*item) for item in wanted]
-        made = [(*item, reply) for item, reply in zip(wanted, replies, strict=True) if isinstance(reply, Text)]
+        answers = [(*item, reply) for item, reply in zip(wanted, replies, strict=True) if isinstance(reply, Text)]
         return _batch(
-            [self._record(*item) for item in made if item[2].text],
-            [_set_aside(_id(prompt, number), EMPTY, reply) for prompt, number, reply in made if not reply.text],
-            tokens=sum(reply.tokens for _, _, reply in made),
+            [self._record(*item) for item in answers if item[2].text],
+            [_set_aside(_id(prompt, number), EMPTY, reply) for prompt, number, reply in answers if not reply.text],
+            tokens=sum(reply.tokens for _, _, reply in answers),
         )
 
     def _ask(self, prompt: Prompt, number: int) -> Sample:
@@ -145,24 +145,26 @@ class PromptMaker:
         """The new prompts of one batch; those that are unusable are drawn again, after other examples."""
         records: dict[str, dict[str, Any]] = {}
         unusable: dict[str, dict[str, Any]] = {}
-        tokens, left = 0, list(items)
+        tokens, unanswered = 0, list(items)
         for attempt in range(ATTEMPTS):
-            if not left:
+            if not unanswered:
                 break
-            shown = [self._shown(item, attempt) for item in left]
-            replies = yield [self._ask(item, given, attempt) for item, given in zip(left, shown, strict=True)]
-            for item, given, reply in zip(left, shown, replies, strict=True):
+            shown = [self._shown(item, attempt) for item in unanswered]
+            replies = yield [
+                self._ask(item, examples, attempt) for item, examples in zip(unanswered, shown, strict=True)
+            ]
+            for item, examples, reply in zip(unanswered, shown, replies, strict=True):
                 assert isinstance(reply, Text)
                 tokens += reply.tokens
-                found = new_prompt(reply.text, self._known, is_finished=reply.is_finished)
-                if isinstance(found, Unusable):
-                    unusable[item.id] = _set_aside(item.id, found.reason, reply)
+                prompt = new_prompt(reply.text, self._known, is_finished=reply.is_finished)
+                if isinstance(prompt, Unusable):
+                    unusable[item.id] = _set_aside(item.id, prompt.reason, reply)
                 else:
-                    records[item.id] = self._record(item, found, given, reply)
-            left = [item for item in left if item.id not in records]
+                    records[item.id] = self._record(item, prompt, examples, reply)
+            unanswered = [item for item in unanswered if item.id not in records]
         return _batch(
             [records[item.id] for item in items if item.id in records],
-            [unusable[item.id] for item in left],
+            [unusable[item.id] for item in unanswered],
             tokens=tokens,
         )
 
@@ -187,7 +189,7 @@ class PromptMaker:
 
 
 def _set_aside(id: str, reason: str, reply: Text) -> dict[str, Any]:
-    """What is kept of an unusable reply: enough to see why it is."""
+    """Return the stored part of an unusable reply: enough to see why it is unusable."""
     return {
         "reason": REFUSED if reply.refusal else reason,
         "id": id,
@@ -202,7 +204,7 @@ def _batch(records: Sequence[dict[str, Any]], set_aside: Sequence[dict[str, Any]
 
 
 def summary(totals: Mapping[str, float]) -> dict[str, float]:
-    """What is reported of the batches so far."""
+    """Return the reported figures of the batches so far."""
     records = max(totals["records"], 1)
     counts = {name: value for name, value in sorted(totals.items()) if name.startswith(REASON)}
     return {

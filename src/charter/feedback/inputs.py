@@ -1,4 +1,4 @@
-"""What a stage reads, by role: models, prompts and pairs, from data files or from other stages' outputs."""
+"""Inputs of a stage by role: models, prompts and pairs, from data files or from other stages' outputs."""
 
 import hashlib
 from array import array
@@ -61,10 +61,10 @@ def role_prompts(job: Job, role: str, *, limit: int | None) -> tuple[Prompt, ...
 
     It is no error: late in a pipeline that would cost more than it saves, and every result states its own count.
     """
-    found = _rows(job, role, read_prompts)
-    if limit is not None and len(found) < limit:
-        print(f"{job.stage}: {limit} {role} were asked for, {len(found)} are there; all of them are used", flush=True)
-    return with_unique_ids(found[:limit])
+    prompts = _rows(job, role, read_prompts)
+    if limit is not None and len(prompts) < limit:
+        print(f"{job.stage}: {limit} {role} were asked for, {len(prompts)} are there; all of them are used", flush=True)
+    return with_unique_ids(prompts[:limit])
 
 
 def role_pairs(job: Job, role: str) -> tuple[Pair, ...]:
@@ -79,21 +79,21 @@ def role_critiques(job: Job, role: str) -> tuple[Conversation, ...]:
 
 def with_unique_ids(rows: Sequence[_Row]) -> tuple[_Row, ...]:
     """Rows with ids made unique by a counter: every draw hangs on the id, so no two rows may share one."""
-    seen: dict[str, int] = {}
+    copies: dict[str, int] = {}
     unique: list[_Row] = []
     for row in rows:
-        seen[row.id] = seen.get(row.id, 0) + 1
-        unique.append(row if seen[row.id] == 1 else replace(row, id=f"{row.id}#{seen[row.id]}"))
+        copies[row.id] = copies.get(row.id, 0) + 1
+        unique.append(row if copies[row.id] == 1 else replace(row, id=f"{row.id}#{copies[row.id]}"))
     return tuple(unique)
 
 
 def _rows(job: Job, role: str, read: Reader[_Row]) -> list[_Row]:
-    found, skipped = stage_rows(job, role, read)
+    rows, skipped = stage_rows(job, role, read)
     for line in skipped.lines():
         print(line, flush=True)
-    if not found:
+    if not rows:
         raise DataError(f"stage {job.stage} needs `{role}`; name a data set or a stage that makes one")
-    return found
+    return rows
 
 
 HELD = 150_000
@@ -129,12 +129,12 @@ class PromptBatches:
 
     def prompts(self) -> Iterator[Prompt]:
         """One after the other."""
-        seen: Counter[str] = Counter()
+        copies: Counter[str] = Counter()
         rows = each_stage_row(self.job, self.role, each_prompt, SkippedRows()) if self.held is None else self.held
         for prompt in islice(rows, self.count):
             if prompt.id in self.repeated:
-                seen[prompt.id] += 1
-                prompt = prompt if seen[prompt.id] == 1 else replace(prompt, id=f"{prompt.id}#{seen[prompt.id]}")
+                copies[prompt.id] += 1
+                prompt = prompt if copies[prompt.id] == 1 else replace(prompt, id=f"{prompt.id}#{copies[prompt.id]}")
             yield prompt
 
 
@@ -144,13 +144,13 @@ def prompt_batches(job: Job, role: str, *, size: int, limit: int | None) -> Prom
     A shortage is no error: late in a pipeline that would cost more than it saves, and every result states its count.
     """
     skipped, words = SkippedRows(), array("Q")
-    held: list[Prompt] = []
+    pending: list[Prompt] = []
     for prompt in each_stage_row(job, role, each_prompt, skipped):
         words.append(_word(prompt.id))
         if len(words) <= HELD:
-            held.append(prompt)
+            pending.append(prompt)
     if len(words) > HELD:
-        held.clear()
+        pending.clear()
     for line in skipped.lines():
         print(line, flush=True)
     if not words:
@@ -163,7 +163,7 @@ def prompt_batches(job: Job, role: str, *, size: int, limit: int | None) -> Prom
         size=size,
         count=min(len(words), limit or len(words)),
         repeated=_repeated(job, role, words),
-        held=tuple(held) or None,
+        held=tuple(pending) or None,
     )
 
 

@@ -65,7 +65,7 @@ def sampled_items(prompts: PromptBatches) -> Iterator[Item]:
 
 
 def label_batches(job: Job, spec: LabelStage) -> LabelBatches:
-    """What a stage is to label; nothing at all, and pairs that would be the same answer twice, are refused."""
+    """Return the batches to label; an empty input, and pairs that would be the same answer twice, are refused."""
     candidates: list[Item] = []
     if job.inputs.get("candidates"):
         pairs = role_pairs(job, "candidates")
@@ -126,24 +126,26 @@ PRINCIPLE, INVALID_SHARE = "principle/", "invalid/"
 
 def label_totals(comparisons: Sequence[Comparison], verdicts: Sequence[Verdict | Invalid]) -> dict[str, float]:
     """Sums over a batch from which agreement and biases follow."""
-    found = [
+    valid_verdicts = [
         (item, verdict) for item, verdict in zip(comparisons, verdicts, strict=True) if isinstance(verdict, Verdict)
     ]
-    asked = [judgement for _, verdict in found for judgement in verdict.judgements]
-    shown_first = [-item.log_odds if item.is_swapped else item.log_odds for item in asked]
+    judgements = [judgement for _, verdict in valid_verdicts for judgement in verdict.judgements]
+    shown_first = [-item.log_odds if item.is_swapped else item.log_odds for item in judgements]
     invalid = Counter(INVALID_SHARE + verdict.reason for verdict in verdicts if isinstance(verdict, Invalid))
-    principles = Counter(PRINCIPLE + principle.id for item, _ in found for principle in item.principles)
+    principles = Counter(PRINCIPLE + principle.id for item, _ in valid_verdicts for principle in item.principles)
     return {
         "compared": len(comparisons),
-        "invalid": len(verdicts) - len(found),
-        "orders_agree": sum(verdict.orders_agree for _, verdict in found),
-        "ties": sum(verdict.probability_first == 0.5 for _, verdict in found),
-        "certainty": sum(max(verdict.probability_first, 1 - verdict.probability_first) for _, verdict in found),
-        "chosen_longer": sum(_is_chosen_longer(item, verdict) for item, verdict in found),
-        "questions": len(asked),
-        "asked_again": sum(item.attempts > 1 for item in asked),
-        "bounded": sum(item.is_bounded for item in asked),
-        "by_votes": sum(item.how == BY_VOTES for item in asked),
+        "invalid": len(verdicts) - len(valid_verdicts),
+        "orders_agree": sum(verdict.orders_agree for _, verdict in valid_verdicts),
+        "ties": sum(verdict.probability_first == 0.5 for _, verdict in valid_verdicts),
+        "certainty": sum(
+            max(verdict.probability_first, 1 - verdict.probability_first) for _, verdict in valid_verdicts
+        ),
+        "chosen_longer": sum(_is_chosen_longer(item, verdict) for item, verdict in valid_verdicts),
+        "questions": len(judgements),
+        "asked_again": sum(item.attempts > 1 for item in judgements),
+        "bounded": sum(item.is_bounded for item in judgements),
+        "by_votes": sum(item.how == BY_VOTES for item in judgements),
         "first_option_wins": sum(0.5 if value == 0 else float(value > 0) for value in shown_first),
         "first_option_log_odds": sum(shown_first),
         **principles,
@@ -159,13 +161,13 @@ def _is_chosen_longer(item: Comparison, verdict: Verdict) -> float:
 
 
 def label_summary(totals: Mapping[str, float], *, format: str, both_orders: bool) -> dict[str, float]:
-    """What is reported: certainty always; order effects where the question has an order.
+    """Return the reported figures: certainty always; order effects where the question has an order.
 
     `position_bias` is the share of questions in which option (A) won, less one half; `longer_chosen_share` is 0.5 for
     a judge that does not look at length.
     """
     records, questions = max(totals["records"], 1), max(totals["questions"], 1)
-    found = {
+    figures = {
         "identical_answers": totals["identical"],
         "empty_answers": totals["empty"],
         "invalid_judgements": totals["invalid"],
@@ -178,12 +180,12 @@ def label_summary(totals: Mapping[str, float], *, format: str, both_orders: bool
         "by_votes_share": totals["by_votes"] / questions,
     }
     if format == MULTIPLE_CHOICE:
-        found["position_bias"] = totals["first_option_wins"] / questions - 0.5
-        found["position_log_odds"] = totals["first_option_log_odds"] / questions
+        figures["position_bias"] = totals["first_option_wins"] / questions - 0.5
+        figures["position_log_odds"] = totals["first_option_log_odds"] / questions
         if both_orders:
-            found["orders_agree"] = totals["orders_agree"] / records
+            figures["orders_agree"] = totals["orders_agree"] / records
     counts = {name: value for name, value in sorted(totals.items()) if name.startswith((PRINCIPLE, INVALID_SHARE))}
-    return {**found, **counts}
+    return {**figures, **counts}
 
 
 CANDIDATE, POLICY = "candidate", "policy"
@@ -194,7 +196,7 @@ RESAMPLES = 3
 
 
 def unusable(first: str, second: str) -> str | None:
-    """Why two answers cannot be compared, or None.
+    """Return the reason why two answers cannot be compared, or None.
 
     >>> unusable("yes", "yes"), unusable("yes", " "), unusable("yes", "no")
     ('identical answers', 'empty answer', None)
@@ -306,7 +308,7 @@ def check_judge(job: Job, spec: LabelStage) -> None:
 
 
 def rules_of(job: Job, spec: LabelStage) -> Rules:
-    """How the judge of a label stage is asked."""
+    """Return the rules by which the judge of a label stage is asked."""
     return Rules(
         seed=job.seed,
         stage=job.stage,

@@ -64,8 +64,8 @@ def shortened_parts(judge: LanguageModel, question: Question, *, max_tokens: int
 
 def _ids(judge: LanguageModel, piece: str) -> list[int]:
     """Plain text as ids: a judged answer that spells out a control token does not become one."""
-    found: list[int] = judge.tokenizer(piece, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-    return found
+    ids: list[int] = judge.tokenizer(piece, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    return ids
 
 
 def log_odds(
@@ -103,14 +103,14 @@ def choice_log_probabilities(
         values = choice_values(judge, [row for row, _ in questions], ids, dtype=dtype).tolist()
         return [tuple(row) for row in values]
     order = sorted(range(len(questions)), key=lambda index: len(questions[index][0]))
-    found: list[tuple[float, ...]] = [()] * len(questions)
+    by_question: list[tuple[float, ...]] = [()] * len(questions)
     for start in range(0, len(order), QUESTIONS_AT_ONCE):
         part = order[start : start + QUESTIONS_AT_ONCE]
         rows, read = [questions[index][0] for index in part], [questions[index][1] for index in part]
         values = choice_values(judge, rows, ids, read=read, dtype=dtype).tolist()
         for index, row in zip(part, values, strict=True):
-            found[index] = tuple(row)
-    return found
+            by_question[index] = tuple(row)
+    return by_question
 
 
 class LocalModels:
@@ -141,8 +141,8 @@ class LocalModels:
             raise DataError("questions with different choices are asked one kind after the other")
         limit = question_limit(model)
         encoded = [_encoded(model, ask, limit) for ask in asks]
-        found = choice_log_probabilities(model, encoded, asks[0].choices, dtype=self._dtype)
-        return [Choice(log_probabilities=values, missing=(False,) * len(values)) for values in found]
+        by_question = choice_log_probabilities(model, encoded, asks[0].choices, dtype=self._dtype)
+        return [Choice(log_probabilities=values, missing=(False,) * len(values)) for values in by_question]
 
     def close(self) -> None:
         """Nothing is held beyond the weights."""
@@ -165,7 +165,7 @@ def _encoded(model: LanguageModel, ask: Choose, limit: int) -> tuple[list[int], 
 
 
 def _fitted(model: LanguageModel, ask: Sample) -> Sample:
-    """Where the prompt may not simply be cut at the left, its question shortened by parts."""
+    """Return a question that fits the model: its parts are shortened where its prompt may not be cut at the left."""
     if ask.max_prompt_tokens is not None:
         return ask
     room = question_limit(model) + 1 - ask.max_new_tokens
@@ -174,15 +174,17 @@ def _fitted(model: LanguageModel, ask: Sample) -> Sample:
 
 def fitted(model: LanguageModel, turns: Sequence[Turn], room: int) -> tuple[Turn, ...]:
     """A conversation of at most `room` tokens, of which the questions are shortened where it is longer."""
-    kept = [Turn(turn.role, without_control_tokens(model, turn.content)) for turn in turns]
-    too_many = len(encode_prompt(model.tokenizer, kept)) - room
-    for index, turn in enumerate(kept):
+    cleaned = [Turn(turn.role, without_control_tokens(model, turn.content)) for turn in turns]
+    too_many = len(encode_prompt(model.tokenizer, cleaned)) - room
+    for index, turn in enumerate(cleaned):
         if too_many > 0 and isinstance(turn.content, Question):
             length = sum(map(len, shortened_parts(model, turn.content, max_tokens=10**9)))
             pieces = shortened_parts(model, turn.content, max_tokens=max(length - too_many, 1))
-            kept[index] = Turn(turn.role, str(model.tokenizer.decode([token for piece in pieces for token in piece])))
-            too_many = len(encode_prompt(model.tokenizer, kept)) - room
-    return tuple(kept)
+            cleaned[index] = Turn(
+                turn.role, str(model.tokenizer.decode([token for piece in pieces for token in piece]))
+            )
+            too_many = len(encode_prompt(model.tokenizer, cleaned)) - room
+    return tuple(cleaned)
 
 
 def without_control_tokens(model: LanguageModel, text: str) -> str:

@@ -60,10 +60,10 @@ class HeldOut:
             return None
         own = [runs_of(part, self.run_words) for part in words if len(part) >= self.run_words]
         own += [runs_of(short, self.run_words) for short in (words[0], words_of(candidate.opening))]
-        found = np.concatenate(own)
-        places = np.searchsorted(self.runs, found)
+        runs = np.concatenate(own)
+        places = np.searchsorted(self.runs, runs)
         places[places == len(self.runs)] = 0
-        hits = places[self.runs[places] == found]
+        hits = places[self.runs[places] == runs]
         return int(self.rows[hits].min()) if len(hits) else None
 
 
@@ -104,14 +104,14 @@ class Digester:
         other = self.held_out.first_shared(row, words)
         if other is not None:
             return {"characters": row.characters, "reason": OVERLAP, "other": other}
-        found: dict[str, Any] = {"characters": row.characters}
+        content: dict[str, Any] = {"characters": row.characters}
         if self.spec.exact_duplicates:
-            found["exact"] = exact_key(row.parts).hex()
+            content["exact"] = exact_key(row.parts).hex()
         if self.sketcher is not None:
             parts = words if row.parts == texts else tuple(words_of(text) for text in row.parts)
             signature, bands = self.sketcher.sketch(runs_of_parts(parts))
-            found |= {"signature": signature.tobytes().hex(), "bands": bands.astype("<u8").tobytes().hex()}
-        return found
+            content |= {"signature": signature.tobytes().hex(), "bands": bands.astype("<u8").tobytes().hex()}
+        return content
 
     def _fault(self, row: Candidate) -> str | None:
         if row.empty:
@@ -145,7 +145,7 @@ class Decisions:
     characters: NDArray[np.uint32]
 
     def reason(self, row: int) -> str:
-        """Why a row is rejected, `KEPT` when it is not."""
+        """Return the reason why a row is rejected, `KEPT` when it is not."""
         return REASONS[self.reasons[row]]
 
 
@@ -161,15 +161,15 @@ def decide(
 
     `tell` is called now and then, as a sign of life.
     """
-    made = Decisions(
+    decisions = Decisions(
         np.zeros(count, np.uint8), np.zeros(count, np.uint32), np.zeros(count, np.float32), np.zeros(count, np.uint32)
     )
     exact = np.zeros((count, 2), np.uint64)
     near = _Near(count, sketcher) if sketcher is not None else None
     for row, digest in enumerate(digests):
-        made.characters[row] = digest["characters"]
-        made.reasons[row] = REASONS.index(digest.get("reason", KEPT))
-        made.others[row] = digest.get("other", 0)
+        decisions.characters[row] = digest["characters"]
+        decisions.reasons[row] = REASONS.index(digest.get("reason", KEPT))
+        decisions.others[row] = digest.get("other", 0)
         if "exact" in digest:
             exact[row] = np.frombuffer(bytes.fromhex(digest["exact"]), "<u8")
         if near is not None and "bands" in digest:
@@ -177,8 +177,8 @@ def decide(
     if near is not None:
         near.group()
     tell()
-    _Order(made, exact, near, max_rows).go(tell)
-    return made
+    _Order(decisions, exact, near, max_rows).go(tell)
+    return decisions
 
 
 class _Order:
@@ -200,8 +200,8 @@ class _Order:
         key = self._exact[row].tobytes() if self._repeated[row] else b""
         if (first := self._first.get(key)) is not None:
             self._reject(row, DUPLICATE, first, 1.0)
-        elif self._near is not None and (found := self._near.alike(row)) is not None:
-            self._reject(row, NEAR_DUPLICATE, *found)
+        elif self._near is not None and (twin := self._near.alike(row)) is not None:
+            self._reject(row, NEAR_DUPLICATE, *twin)
         elif self._max_rows is not None and self._kept >= self._max_rows:
             self._reject(row, BEYOND_MAX_ROWS, 0, 0.0)
         else:
@@ -218,14 +218,14 @@ class _Order:
 
 
 def _repeated(exact: Hashes) -> NDArray[np.bool_]:
-    """Which rows have a key that another one has; those without any key have zeros, and are none."""
+    """Return the rows whose key another row has too; rows without any key have zeros, and are none."""
     order = np.lexsort((exact[:, 1], exact[:, 0]))
     ordered = exact[order]
     same = (ordered[1:] == ordered[:-1]).all(axis=1) & ordered[1:].any(axis=1)
-    found = np.zeros(len(exact), bool)
-    found[order[1:][same]] = True
-    found[order[:-1][same]] = True
-    return found
+    repeats = np.zeros(len(exact), bool)
+    repeats[order[1:][same]] = True
+    repeats[order[:-1][same]] = True
+    return repeats
 
 
 class _Near:
@@ -266,9 +266,9 @@ class _Near:
         candidates = sorted({other for group in self._groups_of(row) for other in self._kept.get(group, ())})
         if not candidates:
             return None
-        found = similarities(self._signatures[row], self._signatures[candidates])
-        best = int(found.argmax())
-        return (candidates[best], float(found[best])) if found[best] >= self._threshold else None
+        shares = similarities(self._signatures[row], self._signatures[candidates])
+        best = int(shares.argmax())
+        return (candidates[best], float(shares[best])) if shares[best] >= self._threshold else None
 
     def keep(self, row: int) -> None:
         if self._shares[row]:
@@ -312,23 +312,23 @@ def run(stage: StageDir) -> None:
 
 def summary_of(decisions: Decisions, *, held_out: int, skipped: int) -> dict[str, float]:
     """Counts of rows by what became of them, and the lengths of those that are kept."""
-    kept = decisions.characters[decisions.reasons == REASONS.index(KEPT)]
-    found: dict[str, float] = {
+    characters = decisions.characters[decisions.reasons == REASONS.index(KEPT)]
+    figures: dict[str, float] = {
         "rows": len(decisions.reasons),
-        "records": len(kept),
-        "rejected": len(decisions.reasons) - len(kept),
+        "records": len(characters),
+        "rejected": len(decisions.reasons) - len(characters),
         "held_out_rows": held_out,
         "skipped_rows": skipped,
     }
     for number, reason in enumerate(REASONS):
         if reason != KEPT:
-            found[f"rejected_{reason}"] = int((decisions.reasons == number).sum())
-    if len(kept):
-        found["characters_mean"] = float(kept.mean())
+            figures[f"rejected_{reason}"] = int((decisions.reasons == number).sum())
+    if len(characters):
+        figures["characters_mean"] = float(characters.mean())
         for share in (50, 95, 99):
-            found[f"characters_p{share}"] = float(np.percentile(kept, share))
-        found["characters_max"] = int(kept.max())
-    return found
+            figures[f"characters_p{share}"] = float(np.percentile(characters, share))
+        figures["characters_max"] = int(characters.max())
+    return figures
 
 
 class _Work:
@@ -346,17 +346,17 @@ class _Work:
 
     @cached_property
     def sketcher(self) -> Sketcher | None:
-        """What near duplicates are told by, where they are asked for."""
+        """Return the sketcher by which near duplicates are recognised, where they are asked for."""
         return None if self.spec.near_duplicates is None else Sketcher(self.spec.near_duplicates)
 
     @cached_property
     def held_out_ids(self) -> tuple[tuple[str, str], ...]:
-        """Which data set each evaluation row is of, and its id; rows that were left out are said in the log."""
+        """Return the data set and id of each evaluation row; rows that were left out are printed in the log."""
         skipped = SkippedRows()
-        found = tuple((source, row.id) for source, row in self._rows("held_out", skipped))
+        ids = tuple((source, row.id) for source, row in self._rows("held_out", skipped))
         for line in skipped.lines():
             print(f"held_out: {line}", flush=True)
-        return found
+        return ids
 
     def rows(self) -> Iterator[tuple[str, Candidate]]:
         """The rows in order, each with the data set it comes from: `data 1` is the first one that the stage names.
@@ -403,8 +403,8 @@ class _Work:
 
     @cached_property
     def _digester(self) -> Digester:
-        found = (row for _, row in self._rows("held_out", SkippedRows()))
-        return Digester(self.spec, held_out_of(found, run_words=self.spec.overlap_words), self.sketcher)
+        rows = (row for _, row in self._rows("held_out", SkippedRows()))
+        return Digester(self.spec, held_out_of(rows, run_words=self.spec.overlap_words), self.sketcher)
 
     def _rows(self, role: str, skipped: SkippedRows) -> Iterator[tuple[str, Candidate]]:
         items: tuple[JobInput, ...] = self.stage.job.inputs.get(role, ())
@@ -432,15 +432,15 @@ def _write(path: Path, work: _Work, decisions: Decisions) -> None:
             if reason == KEPT:
                 records.write(row.line + "\n")
                 continue
-            told = {"id": row.id, "source": source, "reason": reason}
-            told |= _collision(number, reason, work, decisions, names)
-            rejected.write(json.dumps(told, ensure_ascii=False, allow_nan=False) + "\n")
+            rejection = {"id": row.id, "source": source, "reason": reason}
+            rejection |= _collision(number, reason, work, decisions, names)
+            rejected.write(json.dumps(rejection, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def _collision(
     number: int, reason: str, work: _Work, decisions: Decisions, names: Mapping[int, tuple[str, str]]
 ) -> dict[str, Any]:
-    """What a rejected row collided with, and how alike the two are."""
+    """Return the row that a rejected row collided with, and how alike the two are."""
     other = int(decisions.others[number])
     if reason == OVERLAP:
         source, id = work.held_out_ids[other]

@@ -68,16 +68,16 @@ def each_candidate(item: JobInput, skipped: SkippedRows) -> Iterator[Candidate]:
     """
     path = item.location()
     if item.data is not None and item.data.column is not None:
-        for found in each_conversation(path, item.data, skipped):
-            messages = [{"role": turn.role, "content": turn.content} for turn in found.turns]
-            line = json.dumps({"id": found.id, "messages": messages}, ensure_ascii=False, allow_nan=False)
-            yield _of_turns(found.id, line, found.turns)
+        for conversation in each_conversation(path, item.data, skipped):
+            messages = [{"role": turn.role, "content": turn.content} for turn in conversation.turns]
+            line = json.dumps({"id": conversation.id, "messages": messages}, ensure_ascii=False, allow_nan=False)
+            yield _of_turns(conversation.id, line, conversation.turns)
     else:
         yield from each_row(path, item.data, skipped, lambda row: [candidate_of(row)])
 
 
 def count_candidates(item: JobInput) -> int:
-    """How many rows there are to look at; a row that cannot be read is an error here already."""
+    """Count the rows to look at; a row that cannot be read is an error here already."""
     count = sum(1 for _ in each_candidate(item, SkippedRows()))
     if not count:
         raise DataError(f"{item.location()} holds no rows; there is nothing to prepare")
@@ -129,12 +129,12 @@ def _has_assistant(found: Any) -> bool:
 
 
 def _has_blank_text(value: dict[str, Any]) -> bool:
-    """Whether one of the texts of a row, or of its turns, is missing or blank."""
+    """Return True if one of the texts of a row, or of its turns, is missing or blank."""
     for name in _TEXT_FIELDS:
-        found = value.get(name, ...)
-        turns = found if isinstance(found, list) else [{"content": found}]
+        content = value.get(name, ...)
+        turns = content if isinstance(content, list) else [{"content": content}]
         texts = [turn.get("content") for turn in turns if isinstance(turn, dict)]
-        if found == [] or any(text is None or (isinstance(text, str) and not text.strip()) for text in texts):
+        if content == [] or any(text is None or (isinstance(text, str) and not text.strip()) for text in texts):
             return True
     return False
 
@@ -181,8 +181,8 @@ def evened(text: str) -> str:
 
 def words_of(text: str) -> Hashes:
     """The hash of every word of a text, in order."""
-    found = _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
-    return np.fromiter(map(_word_hash, found), dtype=np.uint64, count=len(found))
+    words = _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
+    return np.fromiter(map(_word_hash, words), dtype=np.uint64, count=len(words))
 
 
 def runs_of(words: Hashes, length: int, *, part: int = 0) -> Hashes:
@@ -194,9 +194,9 @@ def runs_of(words: Hashes, length: int, *, part: int = 0) -> Hashes:
     """
     if not len(words):
         return words
-    taken = min(length, len(words))
-    count = len(words) - taken + 1
-    return chained([words[place : place + count] for place in range(taken)], part=part)
+    width = min(length, len(words))
+    count = len(words) - width + 1
+    return chained([words[place : place + count] for place in range(width)], part=part)
 
 
 def chained(columns: Sequence[Hashes] | Hashes, *, part: int = 0) -> Hashes:
@@ -256,7 +256,7 @@ class Sketcher:
 
     @property
     def bands(self) -> int:
-        """How many bands there are."""
+        """Number of bands."""
         return PERMUTATIONS // self.band_rows
 
     def sketch(self, runs: Hashes) -> tuple[NDArray[np.uint8], Hashes]:
@@ -265,9 +265,9 @@ class Sketcher:
             seed=_SEED, scheme="affine32", hashfunc=int, permutations=self._permutations, num_perm=PERMUTATIONS
         )
         values.update_batch((runs >> np.uint64(32)).tolist())
-        found: NDArray[np.uint32] = values.hashvalues
-        columns = found[: self.bands * self.band_rows].reshape(self.bands, self.band_rows).T
-        return (found & _LOW_BYTE).astype(np.uint8), chained(columns.astype(np.uint64))
+        hashes: NDArray[np.uint32] = values.hashvalues
+        columns = hashes[: self.bands * self.band_rows].reshape(self.bands, self.band_rows).T
+        return (hashes & _LOW_BYTE).astype(np.uint8), chained(columns.astype(np.uint64))
 
     @cached_property
     def _library(self) -> Any:

@@ -35,7 +35,7 @@ class Rated:
 
 @dataclass(frozen=True, kw_only=True)
 class Rating:
-    """What the judge thinks of one answer."""
+    """Rating of one answer by the judge."""
 
     probabilities: tuple[float, ...]
     """Of the figures 1 to 10, normalised among them."""
@@ -70,7 +70,7 @@ def rating_text(turns: Sequence[Turn], answer: str) -> Question:
 
 def rating(items: Sequence[Rated], *, seed: int, stage: str, role: str = "judge") -> Making[list[Rating | Invalid]]:
     """The rating of each answer, or why there is none."""
-    found: list[Rating | Invalid] = [Invalid(reason="not asked")] * len(items)
+    ratings: list[Rating | Invalid] = [Invalid(reason="not asked")] * len(items)
     waiting = list(range(len(items)))
     for attempt in range(ATTEMPTS):
         if not waiting:
@@ -79,9 +79,9 @@ def rating(items: Sequence[Rated], *, seed: int, stage: str, role: str = "judge"
         replies = yield asks
         for index, reply in zip(waiting, replies, strict=True):
             read = _read(reply)
-            found[index] = replace(read, tokens=read.tokens + found[index].tokens)
-        waiting = [index for index in waiting if isinstance(found[index], Invalid)]
-    return found
+            ratings[index] = replace(read, tokens=read.tokens + ratings[index].tokens)
+        waiting = [index for index in waiting if isinstance(ratings[index], Invalid)]
+    return ratings
 
 
 def _ask(item: Rated, role: str, seed: int) -> Choose:
@@ -101,8 +101,12 @@ def _read(reply: Reply) -> Rating | Invalid:
         reason = reply.problem or NO_LOG_PROBABILITIES
         return Invalid(reason=reason, text=reply.text[:LONGEST_TEXT], tokens=reply.tokens)
     missing = reply.missing or (False,) * len(FIGURES)
-    known = [-math.inf if left_out else value for value, left_out in zip(reply.log_probabilities, missing, strict=True)]
-    return Rating(probabilities=normalised(known), is_bounded=any(missing), model=reply.model, tokens=reply.tokens)
+    log_probabilities = [
+        -math.inf if left_out else value for value, left_out in zip(reply.log_probabilities, missing, strict=True)
+    ]
+    return Rating(
+        probabilities=normalised(log_probabilities), is_bounded=any(missing), model=reply.model, tokens=reply.tokens
+    )
 
 
 def normalised(log_probabilities: Sequence[float]) -> tuple[float, ...]:

@@ -21,7 +21,7 @@ _SPACE_MARKS = str.maketrans({"Ġ": " ", "▁": " ", "Ċ": "\n"})
 
 @dataclass(frozen=True)
 class Reading:
-    """What the alternatives say of the choices."""
+    """Log-probabilities of the choices, read from the alternatives of a reply."""
 
     log_probabilities: tuple[float, ...] | None
     missing: tuple[bool, ...] = ()
@@ -48,7 +48,7 @@ def read_choices(top: Sequence[tuple[str, float]], choices: Sequence[str]) -> Re
 
 
 def is_written(token: str, choice: str) -> bool:
-    """Whether a token is a way to write a choice: with space, bracket or full stop, or small where nothing precedes.
+    """Return True if a token is a way to write a choice: with space, bracket, full stop, or small if nothing precedes.
 
     >>> [is_written(token, "A") for token in ("A", " A", "ĠA", "▁A", "(A", "A)", "a", " a", "An", "B")]
     [True, True, True, True, True, True, True, False, False, False]
@@ -78,7 +78,7 @@ _KEYS = ("answer", "choice", "rating")
 
 @dataclass(frozen=True)
 class Unreadable:
-    """Why a text is no choice."""
+    """Reason why a text is no choice."""
 
     reason: str
 
@@ -95,21 +95,21 @@ def choice_in(text: str, choices: Sequence[str], *, opened: bool = False) -> str
     """
     if opened:
         return _first(text, choices)
-    kept = text.strip()
-    if not kept:
+    stripped = text.strip()
+    if not stripped:
         return Unreadable("empty answer")
-    if len(kept) > LONGEST_ANSWER:
+    if len(stripped) > LONGEST_ANSWER:
         return Unreadable("longer than an answer")
-    if kept[0] in "{[" and kept[-1] in "}]" and kept[0] == "{":
-        return _in_json(kept, choices)
-    found = _PLAIN.fullmatch(kept)
-    if found is None or not _brackets_match(found["open"], found["close"]):
+    if stripped[0] in "{[" and stripped[-1] in "}]" and stripped[0] == "{":
+        return _in_json(stripped, choices)
+    match = _PLAIN.fullmatch(stripped)
+    if match is None or not _brackets_match(match["open"], match["close"]):
         return Unreadable(f"not one of {', '.join(choices)} alone")
-    return _named(found["choice"], choices)
+    return _named(match["choice"], choices)
 
 
 def _first(text: str, choices: Sequence[str]) -> str | Unreadable:
-    """What stands before the closing bracket."""
+    """Return the choice before the closing bracket."""
     head, bracket, _ = text.lstrip().partition(")")
     if not bracket and len(head.strip()) > max(map(len, choices)):
         return Unreadable("no choice before a closing bracket")

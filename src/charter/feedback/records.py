@@ -32,7 +32,7 @@ class Answerer(Protocol):
 
     @property
     def batches_at_once(self) -> int:
-        """How many batches may be under way; 1 where everything is computed in this process."""
+        """Number of batches that may be under way; 1 where everything is computed in this process."""
 
     def submit(self, asks: Sequence[Ask]) -> "Future[list[Reply]]":
         """The replies, in the order of the questions; already there for a model of this process.
@@ -46,8 +46,8 @@ class Answerer(Protocol):
 
 def answered(making: "Making[Made]", answerer: Answerer) -> Made:
     """One making from beginning to end."""
-    for _, made in drive([(0, making)], answerer):
-        return made
+    for _, result in drive([(0, making)], answerer):
+        return result
     raise AssertionError("a making ends with what it made")
 
 
@@ -114,7 +114,7 @@ Record = Mapping[str, Any]
 
 
 class HasId(Protocol):
-    """What is worked on: everything drawn for it hangs on its id."""
+    """Item of work, with the id on which everything drawn for it depends."""
 
     @property
     def id(self) -> str:
@@ -127,7 +127,7 @@ Any_ = TypeVar("Any_")
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """What one batch yielded."""
+    """Result of one batch."""
 
     records: Sequence[Record]
     set_aside: Sequence[Record] = ()
@@ -219,7 +219,7 @@ def _report_left_out(
 
 
 class _Work:
-    """Which batches are there, and how one is written."""
+    """Batches of the work, and the means to write one."""
 
     def __init__(self, files: BatchFiles, fingerprint: str) -> None:
         self.files = files
@@ -260,7 +260,7 @@ class _Work:
 
     @staticmethod
     def facts_of(number: int, key: str, batch: Batch) -> BatchFacts:
-        """What the file of a batch says."""
+        """Return the facts for the first line of a batch's file."""
         return BatchFacts(
             number=number,
             key=key,
@@ -284,7 +284,7 @@ def _wait_for_others(stage: StageDir, files: BatchFiles, keys: Mapping[int, str]
 
 
 def _left(files: BatchFiles, keys: Mapping[int, str]) -> int:
-    """How many batches have no file; the directory is read once, however many they are."""
+    """Count the batches that have no file; the directory is read once, however many they are."""
     there = files.names()
     return sum(1 for number, key in keys.items() if files.path_of(number, key).name not in there)
 
@@ -298,8 +298,8 @@ def _add(totals: dict[str, float], facts: BatchFacts) -> None:
 def _figures(
     totals: Mapping[str, float], summarise: Callable[[Mapping[str, float]], Mapping[str, float]]
 ) -> dict[str, float]:
-    kept = {key: totals[key] for key in ("records", "set_aside", "generated_tokens") if key in totals}
-    return {**kept, **summarise(totals)}
+    counts = {key: totals[key] for key in ("records", "set_aside", "generated_tokens") if key in totals}
+    return {**counts, **summarise(totals)}
 
 
 def _publish(stage: StageDir, files: BatchFiles, keys: Mapping[int, str], figures: Mapping[str, float]) -> None:
@@ -312,8 +312,8 @@ def _publish(stage: StageDir, files: BatchFiles, keys: Mapping[int, str], figure
             (path / SET_ASIDE).open("w", encoding="utf-8") as aside,
         ):
             for number, key in keys.items():
-                kept, left_out = files.rows(number, key)
-                records.writelines(kept)
+                rows, left_out = files.rows(number, key)
+                records.writelines(rows)
                 aside.writelines(left_out)
         if not figures.get("set_aside"):
             (path / SET_ASIDE).unlink()

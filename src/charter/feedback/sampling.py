@@ -38,11 +38,11 @@ def sampling_settings(spec: Sampling) -> SamplingSettings:
 def check_context(language_model: LanguageModel, spec: Sampling, *, role: str) -> None:
     """Refuse prompts and answers that together are longer than the model was built for."""
     limit = getattr(language_model.model.config, "max_position_embeddings", None)
-    asked = spec.max_prompt_tokens + spec.max_new_tokens
-    if limit is not None and asked > limit:
+    needed = spec.max_prompt_tokens + spec.max_new_tokens
+    if limit is not None and needed > limit:
         raise DataError(
             f"{role} takes {limit} tokens; max_prompt_tokens {spec.max_prompt_tokens} + max_new_tokens "
-            f"{spec.max_new_tokens} = {asked}: lower one of them"
+            f"{spec.max_new_tokens} = {needed}: lower one of them"
         )
 
 

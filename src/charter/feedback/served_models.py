@@ -28,7 +28,7 @@ CONTENT_FILTER = "content_filter"
 
 
 class Pool(Protocol):
-    """What is needed of `EndpointPool`."""
+    """Methods of `EndpointPool` that are needed here."""
 
     def submit(self, requests: Sequence[CallRequest]) -> "Future[list[CallReply]]":
         """The replies, in the order of the requests."""
@@ -42,7 +42,7 @@ class ServedModel:
         self._opens = serving.api == "completions" or serving.prefill
 
     def requests(self, ask: Ask) -> list[CallRequest]:
-        """What is sent for one question: one request; several for votes; none where the server cannot answer."""
+        """Return the requests of one question: one; several for votes; none where the server cannot answer."""
         if isinstance(ask, Sample):
             return [self._text_request(ask)]
         if ask.question.read_from is not None:
@@ -109,11 +109,11 @@ class ServedModel:
     def _read(self, ask: Choose, reply: CallReply) -> Choice:
         """The choice by log-probabilities of the first token."""
         first = reply.log_probabilities[0].top if reply.log_probabilities else ()
-        found = read_choices(first, ask.choices)
+        choices_read = read_choices(first, ask.choices)
         return Choice(
-            log_probabilities=found.log_probabilities,
-            missing=found.missing,
-            problem=found.problem,
+            log_probabilities=choices_read.log_probabilities,
+            missing=choices_read.missing,
+            problem=choices_read.problem,
             text=well_formed(reply.text),
             tokens=reply.completion_tokens,
             prompt_tokens=reply.prompt_tokens,
@@ -124,7 +124,7 @@ class ServedModel:
     def _counted(self, ask: Choose, replies: Sequence[CallReply]) -> Choice:
         """The choice by votes; they count when more than half of them can be read."""
         read = [choice_in(reply.text, ask.choices, opened=self._opens) for reply in replies]
-        votes = tuple(sum(choice == found for found in read) for choice in ask.choices)
+        votes = tuple(sum(choice == choice_read for choice_read in read) for choice in ask.choices)
         refusals = [refusal for reply in replies if (refusal := _refusal(reply))]
         problem = "" if sum(votes) > len(replies) / 2 else "votes that cannot be read"
         return Choice(
@@ -140,7 +140,7 @@ class ServedModel:
 
 
 def not_served(name: str) -> str:
-    """Why a format that reads every token of an answer is refused of a served model."""
+    """Return the refusal of a format that reads every token of an answer, for a served model."""
     return (
         f"model {name!r} is served, and the format yes_no_mean reads the judge's choice at every token of the answer, "
         "which no endpoint gives\n  use format: multiple_choice or yes_no, or a judge in process"
@@ -148,13 +148,13 @@ def not_served(name: str) -> str:
 
 
 def only(lead_in: str, choices: Sequence[str]) -> str:
-    """What an assistant is told whose answer cannot be begun for it.
+    """Return the instruction for an assistant whose answer cannot be begun for it.
 
     >>> only("The better answer is (", ("A", "B"))
     'The better answer is? Answer with A or B only.'
     """
-    asked = lead_in.rstrip(" (:")
-    return f"{asked}? Answer with {', '.join(choices[:-1])} or {choices[-1]} only."
+    question = lead_in.rstrip(" (:")
+    return f"{question}? Answer with {', '.join(choices[:-1])} or {choices[-1]} only."
 
 
 def well_formed(text: str) -> str:
@@ -177,5 +177,5 @@ def _plain(turns: Sequence[Turn]) -> tuple[Turn, ...]:
 
 
 def _refusal(reply: CallReply) -> str:
-    found = well_formed(reply.refusal)
-    return found or (CONTENT_FILTER if reply.finish_reason == CONTENT_FILTER else "")
+    text = well_formed(reply.refusal)
+    return text or (CONTENT_FILTER if reply.finish_reason == CONTENT_FILTER else "")

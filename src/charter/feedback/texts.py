@@ -1,4 +1,4 @@
-"""How a stage asks for text, by its sampling fields, and what its records say of the text that it got."""
+"""Requests of a stage for text, by its sampling fields, and the facts that its records keep of the texts."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +24,7 @@ def sample_of(spec: Sampling, role: str, turns: Sequence[Turn], *, seed: int) ->
 
 
 def text_facts(job: Job, role: str, *texts: Text) -> dict[str, Any]:
-    """Where a text came from: the model's fingerprint, what a server says it is, the seed, the tokens generated."""
+    """Return the origin of a text: the model's fingerprint, the server's own name, the seed, the tokens generated."""
     return {
         role: job.only(role).fingerprint,
         f"{role}_model": texts[-1].model,

@@ -1,4 +1,4 @@
-"""What a judge is asked, word for word.
+"""Questions to a judge, word for word.
 
 `multiple_choice` shows both answers, as (A) and (B), and reads log p(A) - log p(B) after "The better answer is (".
 `yes_no` shows one answer at a time and reads log p(Y) - log p(N); the comparison is the difference. It has no order,
@@ -41,12 +41,12 @@ class Question(str):
 
     @property
     def lead_in(self) -> str:
-        """How the answer begins, where an assistant is asked: the last part."""
+        """Return the beginning of the answer, where an assistant is asked: the last part."""
         return self.parts[-1].text
 
     @property
     def body(self) -> str:
-        """What comes before the lead-in."""
+        """Return the text before the lead-in."""
         return "".join(part.text for part in self.parts[:-1])
 
     def __new__(cls, *parts: Part, read_from: int | None = None) -> "Question":
@@ -58,7 +58,7 @@ class Question(str):
 
 
 def shortened(lengths: Sequence[int], roles: Sequence[str], *, max_tokens: int) -> list[int]:
-    """How many tokens of each part to keep so that the sum fits.
+    """Return the number of tokens of each part to keep so that the sum fits.
 
     Examples go first, the first of them before the others; then the conversation gives way. If the answers alone are
     too long, the longest ones are cut to one common length, so that neither answer is favoured.
@@ -91,21 +91,21 @@ def shortened(lengths: Sequence[int], roles: Sequence[str], *, max_tokens: int) 
 def _examples(lengths: Sequence[int], roles: Sequence[str], *, max_tokens: int) -> list[int]:
     """The lengths of the examples, 0 for those that there is no room for beside the whole question."""
     room = max_tokens - sum(length for length, role in zip(lengths, roles, strict=True) if role != EXAMPLE)
-    kept = [length for length, role in zip(lengths, roles, strict=True) if role == EXAMPLE]
-    for place in range(len(kept)):
-        if sum(kept) > max(room, 0):
-            kept[place] = 0
-    return kept
+    example_lengths = [length for length, role in zip(lengths, roles, strict=True) if role == EXAMPLE]
+    for place in range(len(example_lengths)):
+        if sum(example_lengths) > max(room, 0):
+            example_lengths[place] = 0
+    return example_lengths
 
 
 def _levelled(lengths: Sequence[int], *, total: int) -> list[int]:
     """Lengths cut to one level so that their sum is at most `total`; short ones stay as they are."""
-    kept = list(lengths)
-    left = total
+    fitted = list(lengths)
+    available = total
     for rank, index in enumerate(sorted(range(len(lengths)), key=lambda i: lengths[i])):
-        kept[index] = min(lengths[index], left // (len(lengths) - rank))
-        left -= kept[index]
-    return kept
+        fitted[index] = min(lengths[index], available // (len(lengths) - rank))
+        available -= fitted[index]
+    return fitted
 
 
 MULTIPLE_CHOICE, YES_NO, YES_NO_MEAN = "multiple_choice", "yes_no", "yes_no_mean"
