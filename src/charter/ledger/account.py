@@ -1,4 +1,4 @@
-"""What attempts cost, how much of it was kept, and the totals: pure, in whole micro-USD and milliseconds.
+"""Cost of attempts, the retained share of it, and the totals: pure, in whole micro-USD and milliseconds.
 
 Rounding rule: the cost of an attempt is rounded once, to the nearest micro-USD, halves to even. Everything
 else is a sum or a difference of such integers, so parts add up to their total exactly.
@@ -78,7 +78,7 @@ class Totals:
 
     @property
     def fully_priced(self) -> bool:
-        """Whether every attempt has a price (true of no attempts at all)."""
+        """Return True if every attempt has a price (true of no attempts at all)."""
         return self.priced_attempts == self.attempts
 
 
@@ -148,8 +148,8 @@ def _lost(attempt: Attempt, *, later: Sequence[Attempt]) -> int:
         return attempt.duration_milliseconds
     if attempt.kept_step is not None:
         return lost_milliseconds(attempt, kept_step=attempt.kept_step)
-    kept = attempt.last_step if attempt.outcome == "interrupted" else attempt.first_step
-    return lost_milliseconds(attempt, kept_step=kept)
+    kept_step = attempt.last_step if attempt.outcome == "interrupted" else attempt.first_step
+    return lost_milliseconds(attempt, kept_step=kept_step)
 
 
 def _accounted(attempt: Attempt, lost: int) -> Accounted:
@@ -181,10 +181,10 @@ def totals_of(accounted: Iterable[Accounted]) -> Totals:
 
 def stage_totals(accounted: Iterable[Accounted]) -> dict[str, Totals]:
     """The sums by stage, stages in the order of their first attempt."""
-    found: dict[str, Totals] = {}
+    by_stage: dict[str, Totals] = {}
     for item in accounted:
-        found[item.attempt.stage] = found.get(item.attempt.stage, Totals()) + totals_of_one(item)
-    return found
+        by_stage[item.attempt.stage] = by_stage.get(item.attempt.stage, Totals()) + totals_of_one(item)
+    return by_stage
 
 
 def totals_of_one(item: Accounted) -> Totals:

@@ -89,17 +89,17 @@ class Attempt:
 
     @property
     def is_imported(self) -> bool:
-        """Whether it was read from the log of a run that Charter did not start."""
+        """Return True if it was read from the log of a run that Charter did not start."""
         return self.clock == "imported"
 
     @property
     def seconds(self) -> float:
-        """How long the attempt has run."""
+        """Duration of the attempt."""
         return self.duration_milliseconds / 1000
 
 
 class Reached(TypedDict, total=False):
-    """What an attempt says of itself; counts are this attempt's so far. What is left out, or None, stays as it was."""
+    """Progress that an attempt reports; counts are this attempt's so far. A missing field, or None, changes nothing."""
 
     step: int | None
     kept_step: int | None

@@ -29,7 +29,7 @@ class _NotSoundError(Exception):
 
 
 def attempt_counts(place: str | Path, *, run: str) -> Counts:
-    """Return how many attempts of a run there are by stage and fingerprint, running ones included.
+    """Count the attempts of a run by stage and fingerprint, running ones included.
 
     What `Ledger.open(place, create=False).attempt_counts(run=run)` gives, with its errors; none before the first run.
     """

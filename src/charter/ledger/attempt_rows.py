@@ -41,10 +41,10 @@ def running_rows(connection: Connection, *, run: str | None) -> tuple[RowMapping
     Those of all runs are read: they are few, and only so does SQLite take the index that has nothing else.
     """
     rows = connection.execute(select(attempts).where(IS_RUNNING)).mappings().all()
-    found = sorted((row for row in rows if run is None or row["run"] == run), key=lambda row: row["attempt_id"])
-    for row in found:
+    running = sorted((row for row in rows if run is None or row["run"] == run), key=lambda row: row["attempt_id"])
+    for row in running:
         _refuse_changed(connection, row)
-    return tuple(found)
+    return tuple(running)
 
 
 def read_attempts(
@@ -68,8 +68,8 @@ def read_attempts(
         wanted = wanted.where(attempts.c.attempt_id.in_(ids))
     if newest is not None:
         wanted = wanted.limit(newest)
-    found = tuple(_attempt(connection, row) for row in connection.execute(wanted).mappings())
-    return found if newest is None else found[::-1]
+    attempts_read = tuple(_attempt(connection, row) for row in connection.execute(wanted).mappings())
+    return attempts_read if newest is None else attempts_read[::-1]
 
 
 def read_running(connection: Connection, *, run: str | None) -> tuple[Attempt, ...]:
@@ -81,11 +81,11 @@ def read_recent(connection: Connection, *, run: str | None, stage: str | None, l
     """The newest attempts, oldest first; others at the same shards are read too, for what each has lost."""
     newest = read_attempts(connection, run=run, stage=stage, newest=limit)
     shards = dict.fromkeys((attempt.run, attempt.stage, attempt.shard) for attempt in newest)
-    found: dict[int, Accounted] = {}
+    by_id: dict[int, Accounted] = {}
     for name, of_stage, shard in shards:
         same = account(read_shard(connection, run=name, stage=of_stage, shard=shard))
-        found.update((item.attempt.attempt_id, item) for item in same)
-    return tuple(found[attempt.attempt_id] for attempt in newest)
+        by_id.update((item.attempt.attempt_id, item) for item in same)
+    return tuple(by_id[attempt.attempt_id] for attempt in newest)
 
 
 def read_shard(connection: Connection, *, run: str, stage: str, shard: int | None) -> tuple[Attempt, ...]:

@@ -26,7 +26,7 @@ SLACK_SECONDS = 120.0
 
 
 class Line(Protocol):
-    """What a line says of itself."""
+    """Fields that every line of a bill has."""
 
     @property
     def started_at(self) -> float | None:
@@ -38,11 +38,11 @@ class Line(Protocol):
 
     @property
     def resource(self) -> str:
-        """What the provider calls it."""
+        """Return the provider's name of the resource."""
 
     @property
     def tags(self) -> Mapping[str, str]:
-        """What was put on it."""
+        """Return the tags that were put on the resource."""
 
 
 class Matcher:
@@ -62,12 +62,12 @@ class Matcher:
     def attempt_of(self, line: Line) -> int | None:
         """The attempt that a line is for; None when there is none, or several would do as well."""
         for tag in ATTEMPT_TAGS:
-            if (found := self._by_id.get(line.tags.get(tag, ""))) is not None:
-                return found.attempt_id
+            if (match := self._by_id.get(line.tags.get(tag, ""))) is not None:
+                return match.attempt_id
         tags = line.tags
         own = (tags.get("run", ""), tags.get("stage", ""), tags.get("attempt", ""))
-        if (found := self._by_tags.get(own)) is not None:
-            return found.attempt_id
+        if (match := self._by_tags.get(own)) is not None:
+            return match.attempt_id
         names = [value for tag in JOB_TAGS if (value := tags.get(tag))]
         for name in (*names, line.resource):
             if name in self._by_job:
@@ -137,7 +137,7 @@ class BillLine:
 
 @dataclass(frozen=True, kw_only=True)
 class BillFinding:
-    """How some lines and one attempt stand to each other."""
+    """Comparison of some lines with one attempt."""
 
     kind: Kind
     lines: tuple[int, ...]
@@ -187,12 +187,12 @@ def compare_bill(lines: Sequence[BillLine], accounted: Sequence[Accounted]) -> t
             extra.append(line)
         else:
             by_attempt.setdefault(attempt_id, []).append(line)
-    found = [_compared(item, by_attempt.get(item.attempt.attempt_id, [])) for item in accounted]
-    return (*found, *(_extra(line) for line in extra))
+    findings = [_compared(item, by_attempt.get(item.attempt.attempt_id, [])) for item in accounted]
+    return (*findings, *(_extra(line) for line in extra))
 
 
 def sums_by_kind(findings: Iterable[BillFinding]) -> dict[Kind, tuple[int, Decimal]]:
-    """How many findings of each kind, and what bill minus ledger comes to."""
+    """Return for each kind the number of findings, and the sum of bill minus ledger."""
     sums: dict[Kind, tuple[int, Decimal]] = {}
     for finding in findings:
         count, usd = sums.get(finding.kind, (0, Decimal(0)))
@@ -273,8 +273,8 @@ def _extra(line: BillLine) -> BillFinding:
 
 
 def _sum_seconds(lines: Sequence[BillLine]) -> Decimal | None:
-    known = [line.seconds for line in lines if line.seconds is not None]
-    return sum(known, Decimal(0)) if known else None
+    durations = [line.seconds for line in lines if line.seconds is not None]
+    return sum(durations, Decimal(0)) if durations else None
 
 
 def _comparable(seconds: Decimal | None, item: Accounted) -> Decimal:
@@ -386,11 +386,11 @@ def read_bill(path: Path) -> Bill:
 
 def _format(path: Path, header: Sequence[str]) -> tuple[Format, dict[str, str]]:
     lowered = {name.lower(): name for name in header}
-    for name, known in (("FOCUS", FOCUS), ("AWS CUR", CUR), ("CSV", SIMPLE)):
-        found = {part: lowered[alias.lower()] for part, aliases in known.items() for alias in reversed(aliases)
+    for name, layout in (("FOCUS", FOCUS), ("AWS CUR", CUR), ("CSV", SIMPLE)):
+        columns = {part: lowered[alias.lower()] for part, aliases in layout.items() for alias in reversed(aliases)
                  if alias.lower() in lowered}  # fmt: skip
-        if "cost" in found and ("start" in found or name == "CSV") and ("resource" in found or name != "CSV"):
-            return name, found
+        if "cost" in columns and ("start" in columns or name == "CSV") and ("resource" in columns or name != "CSV"):
+            return name, columns
     raise DataError(
         f"{path} is no bill that Charter can read: its columns are {', '.join(header[:12])}\n"
         "  it reads FOCUS (BilledCost, ChargePeriodStart, ...), AWS Cost and Usage Reports, and CSV with cost_usd, "
@@ -456,9 +456,9 @@ def _seconds(
 
 
 def _tags(where: str, row: Mapping[str, str], text: str) -> dict[str, str]:
-    found = {name: value for name, value in row.items() if name and name.startswith("x_") and value}
+    tags = {name: value for name, value in row.items() if name and name.startswith("x_") and value}
     for prefix in TAG_PREFIXES:
-        found |= {name.removeprefix(prefix): value for name, value in row.items() if name.startswith(prefix) and value}
+        tags |= {name.removeprefix(prefix): value for name, value in row.items() if name.startswith(prefix) and value}
     if text:
         try:
             content = json.loads(text)
@@ -466,11 +466,11 @@ def _tags(where: str, row: Mapping[str, str], text: str) -> dict[str, str]:
             raise DataError(f"{where}: Tags is no JSON object") from None
         if not isinstance(content, dict):
             raise DataError(f"{where}: Tags is no JSON object")
-        found |= {str(name): str(value) for name, value in content.items()}
+        tags |= {str(name): str(value) for name, value in content.items()}
     for name in ("run", "stage", "attempt", "job_id", "JobID"):
         if row.get(name):
-            found.setdefault(name, row[name])
-    return found
+            tags.setdefault(name, row[name])
+    return tags
 
 
 def _plain(text: str) -> str:

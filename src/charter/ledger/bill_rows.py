@@ -45,28 +45,28 @@ def add_bill(connection: Connection, bill: Bill, findings: Sequence[BillFinding]
     ).inserted_primary_key
     assert inserted is not None
     number = int(inserted[0])
-    kept = [_checked({"bill_id": number, "line": line.line, "content": _line_text(line)}) for line in bill.lines]
-    connection.execute(insert(bill_lines), kept)
-    found = [
+    lines = [_checked({"bill_id": number, "line": line.line, "content": _line_text(line)}) for line in bill.lines]
+    connection.execute(insert(bill_lines), lines)
+    new_findings = [
         _checked(
             {"bill_id": number, "number": index, "run": run, "kind": item.kind, "content": json.dumps(item.to_json())}
         )
         for index, item in enumerate(findings)
     ]
-    if found:
-        connection.execute(insert(bill_findings), found)
+    if new_findings:
+        connection.execute(insert(bill_findings), new_findings)
     return True
 
 
 def read_bills(connection: Connection) -> tuple[StoredBill, ...]:
     """The bills in the order they were read."""
-    found = []
+    stored_bills = []
     for row in connection.execute(select(bills).order_by(bills.c.bill_id)).mappings():
         names = ("sha256", "name", "format", "imported_at", "lines", "currency", "billed_usd")
         if row["row_check"] != row_check(tuple(row[name] for name in names)):
             where = connection.engine.url.render_as_string()
             raise damaged(where, f"the bill {row['name']!a} does not match its check")
-        found.append(
+        stored_bills.append(
             StoredBill(
                 bill_id=row["bill_id"],
                 name=row["name"],
@@ -77,22 +77,22 @@ def read_bills(connection: Connection) -> tuple[StoredBill, ...]:
                 billed_usd=Decimal(row["billed_usd"]),
             )
         )
-    return tuple(found)
+    return tuple(stored_bills)
 
 
 def billed_of_attempts(connection: Connection, *, run: str) -> dict[int, tuple[str, Decimal]]:
     """By attempt: the bill that has it last, and what it says it costs."""
     names = {bill.bill_id: bill.name for bill in read_bills(connection)}
     wanted = select(bill_findings).where(bill_findings.c.run == run)
-    found: dict[int, tuple[str, Decimal]] = {}
+    by_attempt: dict[int, tuple[str, Decimal]] = {}
     for row in connection.execute(wanted.order_by(bill_findings.c.bill_id, bill_findings.c.number)).mappings():
         values = {name: row[name] for name in ("bill_id", "number", "run", "kind", "content")}
         if row["row_check"] != row_check(tuple(values.values())):
             raise damaged(connection.engine.url.render_as_string(), "a finding of a bill does not match its check")
         content: dict[str, Any] = json.loads(row["content"])
         if content["attempt_id"] is not None and content["billed_usd"] is not None:
-            found[content["attempt_id"]] = (names[row["bill_id"]], Decimal(content["billed_usd"]))
-    return found
+            by_attempt[content["attempt_id"]] = (names[row["bill_id"]], Decimal(content["billed_usd"]))
+    return by_attempt
 
 
 def _checked(values: dict[str, Any]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class NewCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settlement:
-    """How a call went: the answer and its money, together."""
+    """Settlement of a call: the answer and its money, together."""
 
     call_id: str
     outcome: CallOutcome
@@ -78,7 +78,7 @@ class Call:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether it may or may not have been billed."""
+        """Return True if it may or may not have been billed."""
         return self.outcome in (None, "unknown")
 
 
@@ -133,12 +133,12 @@ class CallTotals:
 
     @property
     def settled_micro_usd(self) -> int:
-        """What is known to have been billed."""
+        """Amount that is known to have been billed."""
         return self.sums.settled_micro_usd
 
     @property
     def unknown_micro_usd(self) -> int:
-        """What may have been billed on top, at most."""
+        """Most that may have been billed on top."""
         return self.sums.unknown_micro_usd
 
 

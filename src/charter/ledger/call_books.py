@@ -40,18 +40,18 @@ class CallBooks:
         self.close()
 
     def usage(self, *, run: str | None = None, stage: str | None = None, checked: bool = False) -> tuple[ApiUsage, ...]:
-        """What the calls cost: all of them, those of a run, or those of one of its stages.
+        """Return the cost of the calls: of all of them, those of a run, or those of one of its stages.
 
         `checked` reads every row and compares it with its check: DataError when one has changed.
         """
         from charter.ledger import call_rows
         from charter.ledger.database import transaction
 
-        found = []
+        usages = []
         with transaction(self._database, reading=True) as connection:
             for scope in call_rows.scopes(connection, run=run, stage=stage):
                 totals = self._totals(connection, scope.number, checked=checked)
-                found += [
+                usages += [
                     ApiUsage(
                         run=scope.run,
                         stage=scope.stage,
@@ -61,7 +61,7 @@ class CallBooks:
                     )
                     for route in totals.routes
                 ]
-        return tuple(found)
+        return tuple(usages)
 
     def _totals(self, connection: "Connection", scope: int, *, checked: bool) -> CallTotals:
         from charter.ledger import call_rows

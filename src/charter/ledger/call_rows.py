@@ -45,7 +45,7 @@ TOTALS = f"""
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """Whose calls they are."""
+    """Scope of calls: the run, the stage and the store that they belong to."""
 
     number: int
     run: str
@@ -83,8 +83,8 @@ def add_intents(connection: Connection, database: Database, scope: int, calls: S
     """Write calls that are about to be sent; one that is there already stays as it is."""
     rows = []
     for call in calls:
-        told = (call.call_id, call.key, call.model, call.endpoint, call.attempt, call.at, call.most_micro_usd)
-        rows.append((scope, *told, row_check(told)))
+        intent = (call.call_id, call.key, call.model, call.endpoint, call.attempt, call.at, call.most_micro_usd)
+        rows.append((scope, *intent, row_check(intent)))
     connection.exec_driver_sql(_insertion(call_intents, database.mark), rows)
 
 
@@ -102,8 +102,8 @@ def add_settlements(
     for item in settlements:
         revision = (revisions or {}).get(item.call_id, 0)
         money = (item.prompt_tokens, item.cached_tokens, item.completion_tokens, item.micro_usd)
-        told = (item.call_id, revision, item.outcome, item.at, *money, item.note)
-        rows.append((scope, *told, row_check(told)))
+        settlement = (item.call_id, revision, item.outcome, item.at, *money, item.note)
+        rows.append((scope, *settlement, row_check(settlement)))
         if item.answer is not None:
             key = keys[item.call_id]
             answers.append((scope, key, item.call_id, item.answer, answer_hash(key, item.answer)))
@@ -121,16 +121,16 @@ def read_answers(
     connection: Connection, database: Database, scope: int, keys: Sequence[str]
 ) -> tuple[dict[str, str], list[str]]:
     """The stored answers of some questions, and the questions whose stored answer is damaged."""
-    found: dict[str, str] = {}
+    by_key: dict[str, str] = {}
     broken: list[str] = []
     for key, answer, sha256 in _by_chunks(
         connection, database, "SELECT key, answer, sha256 FROM call_answers", scope, "key", keys
     ):
         if isinstance(answer, str) and answer_hash(key, answer) == sha256:
-            found[key] = answer
+            by_key[key] = answer
         else:
             broken.append(key)
-    return found, broken
+    return by_key, broken
 
 
 def drop_answers(connection: Connection, database: Database, scope: int, keys: Sequence[str]) -> None:

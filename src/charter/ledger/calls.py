@@ -80,11 +80,11 @@ class CallStore:
         database, scope = self._database, self._scope
         if not keys:
             return {}
-        found, broken = self._do(lambda it: call_rows.read_answers(it, database, scope, keys), reading=True)
+        stored, broken = self._do(lambda it: call_rows.read_answers(it, database, scope, keys), reading=True)
         if broken:
             self._do(lambda it: call_rows.drop_answers(it, database, scope, broken))
             self.damaged_answers += len(broken)
-        return found
+        return stored
 
     def intend(self, calls: Sequence[NewCall]) -> None:
         """Record calls before they are sent."""
@@ -108,8 +108,10 @@ class CallStore:
                 call_rows.add_intents(connection, database, scope, calls)
             if settlements:
                 absent = [item.call_id for item in settlements if item.call_id not in self._keys]
-                found = call_rows.keys_of(connection, database, scope, absent) if absent else {}
-                call_rows.add_settlements(connection, database, scope, settlements, keys=ChainMap(self._keys, found))
+                stored_keys = call_rows.keys_of(connection, database, scope, absent) if absent else {}
+                call_rows.add_settlements(
+                    connection, database, scope, settlements, keys=ChainMap(self._keys, stored_keys)
+                )
 
         self._do(write)
         for item in settlements:
@@ -120,8 +122,8 @@ class CallStore:
         from charter.ledger import call_rows
 
         def read(connection: "Connection") -> tuple[Call, ...]:
-            found = call_rows.read_calls(connection, self._database, self._scope, where="s.outcome IS NULL")
-            return tuple(sorted(found, key=lambda call: (call.at, call.call_id)))
+            calls = call_rows.read_calls(connection, self._database, self._scope, where="s.outcome IS NULL")
+            return tuple(sorted(calls, key=lambda call: (call.at, call.call_id)))
 
         return self._do(read, reading=True)
 

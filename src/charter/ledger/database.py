@@ -1,4 +1,4 @@
-"""What a ledger is kept in: a SQLite file on a local disk, or a PostgreSQL server.
+"""Database of a ledger: a SQLite file on a local disk, or a PostgreSQL server.
 
 Imports SQLAlchemy: import it lazily.
 """
@@ -52,12 +52,12 @@ class Database:
 
     @property
     def is_file(self) -> bool:
-        """Whether it is a SQLite file."""
+        """Return True if it is a SQLite file."""
         return self.engine.dialect.name == "sqlite"
 
     @property
     def mark(self) -> str:
-        """How a statement marks the place of a value."""
+        """Return the mark of a value's place in a statement."""
         return "?" if self.is_file else "%s"
 
 
@@ -142,12 +142,12 @@ def _connect_server(address: str) -> Database:
         return connection
 
     def configure(connection: Any, _record: Any) -> None:
-        kept = connection.autocommit
+        autocommit = connection.autocommit
         connection.autocommit = True
         connection.execute(f"SET statement_timeout = {round(1000 * STATEMENT_SECONDS)}")
         if connection.execute("SHOW synchronous_commit").fetchone()[0] == "off":
             connection.execute("SET synchronous_commit = on")
-        connection.autocommit = kept
+        connection.autocommit = autocommit
 
     event.listen(engine, "do_connect", open_bound)
     event.listen(engine, "connect", configure)
@@ -198,12 +198,12 @@ def transaction(database: Database, *, reading: bool = False, patient: bool = Tr
 
 def repeated(database: Database, work: Callable[[Connection], Result], *, reading: bool = False) -> Result:
     """Work in one transaction, tried again when the server hangs up in the middle: for work that may be done twice."""
-    for left in reversed(range(TRIES)):
+    for tries_left in reversed(range(TRIES)):
         try:
             with transaction(database, reading=reading) as connection:
                 return work(connection)
         except LedgerUnreachableError:
-            if not left:
+            if not tries_left:
                 raise
     raise AssertionError("the last try returns or raises")
 

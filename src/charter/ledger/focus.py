@@ -127,10 +127,10 @@ def usage_sums(usage: Iterable[ApiUsage]) -> CallSums:
 
 def stage_usage(usage: Iterable[ApiUsage]) -> dict[str, CallSums]:
     """The sums by stage; they add up to `usage_sums` exactly."""
-    found: dict[str, CallSums] = {}
+    by_stage: dict[str, CallSums] = {}
     for item in usage:
-        found[item.stage] = found.get(item.stage, CallSums()) + item.route.sums
-    return found
+        by_stage[item.stage] = by_stage.get(item.stage, CallSums()) + item.route.sums
+    return by_stage
 
 
 def refuse_fewer(known: int | None, item: ApiUsage) -> None:
@@ -206,7 +206,7 @@ SUBCATEGORIES_OF_SERVICES = {STORED_ON[True]: "File Storage"}
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """Whom the rows are billed to."""
+    """Account that the rows are billed to."""
 
     identifier: str
     """The project."""
@@ -224,14 +224,14 @@ def rows_of_attempts(
     for item in accounted:
         parts = list(_months(item))
         bill, amount = (billed or {}).get(item.attempt.attempt_id, ("", None))
-        left = amount
+        remaining = amount
         for part in parts:
             row = _attempt_row(item, part, account)
-            if amount is not None and left is not None:
-                whole = max(1, item.attempt.duration_milliseconds)
-                share = left if part is parts[-1] else amount * part.milliseconds / whole
+            if amount is not None and remaining is not None:
+                duration = max(1, item.attempt.duration_milliseconds)
+                share = remaining if part is parts[-1] else amount * part.milliseconds / duration
                 share = share.quantize(MICRO)
-                left -= share
+                remaining -= share
                 row |= {"BilledCost": share, "x_BillName": bill}
             yield row
 
@@ -239,7 +239,7 @@ def rows_of_attempts(
 def rows_of_usage(usage: Iterable[ApiUsage], account: Account) -> Iterator[Row]:
     """One row per stage, server and model; in the month of the first call."""
     for item in usage:
-        found = usage_charge(item)
+        charges = usage_charge(item)
         sums = item.route.sums
         tokens = Decimal(sums.prompt_tokens + sums.completion_tokens)
         effective = Decimal(sums.settled_micro_usd).scaleb(-6)
@@ -249,7 +249,7 @@ def rows_of_usage(usage: Iterable[ApiUsage], account: Account) -> Iterator[Row]:
         )
         row |= _priced(quantity=tokens, unit="Tokens", unit_price=price, effective=effective)
         row |= {
-            "ChargeDescription": _text(found["ChargeDescription"]),
+            "ChargeDescription": _text(charges["ChargeDescription"]),
             "PricingCategory": "Standard",
             "ServiceCategory": "AI and Machine Learning",
             "ServiceSubcategory": "Generative AI",
@@ -260,10 +260,10 @@ def rows_of_usage(usage: Iterable[ApiUsage], account: Account) -> Iterator[Row]:
             "SkuId": item.route.model,
             "SkuMeter": "Tokens",
             "SkuPriceId": f"{item.route.model}@{item.host}",
-            "Tags": _text(found["Tags"]),
+            "Tags": _text(charges["Tags"]),
             "x_IsPriced": _flag(not sums.unpriced),
             "x_PriceIsAverage": "true",
-            **{name: _cell(value) for name, value in found.items() if name.startswith("x_") and name != "x_OwnTags"},
+            **{name: _cell(value) for name, value in charges.items() if name.startswith("x_") and name != "x_OwnTags"},
         }
         yield row
 
@@ -321,23 +321,25 @@ SHARED = ("milliseconds", "useful_milliseconds", "micro_usd", "tokens", "episode
 
 def _months(item: Accounted) -> Iterator[_Part]:
     """An attempt by calendar months (UTC)."""
-    started_at, whole = item.attempt.started_at, item.attempt.duration_milliseconds
+    started_at, duration = item.attempt.started_at, item.attempt.duration_milliseconds
     totals = totals_of_one(item)
     before, at, number = dict.fromkeys(SHARED, 0), 0, 0
     month = datetime.fromtimestamp(started_at, tz=UTC)
     while True:
         month = _next_month(month)
-        until = max(at, min(whole, round((month.timestamp() - started_at) * 1000)))
-        share = {name: getattr(totals, name) * until // whole if whole else getattr(totals, name) for name in SHARED}
+        until = max(at, min(duration, round((month.timestamp() - started_at) * 1000)))
+        share = {
+            name: getattr(totals, name) * until // duration if duration else getattr(totals, name) for name in SHARED
+        }
         values = {name: share[name] - before[name] for name in SHARED}
         yield _Part(started_at=started_at + at / 1000, milliseconds=until - at, number=number, values=values)
-        if until >= whole:
+        if until >= duration:
             return
         before, at, number = share, until, number + 1
 
 
 def _attempt_row(item: Accounted, part: _Part, account: Account) -> Row:
-    attempt, values, found = item.attempt, part.values, charge(item)
+    attempt, values, charges = item.attempt, part.values, charge(item)
     unit = "Machine-Hours" if attempt.accelerator == "cpu" else "Accelerator-Hours"
     quantity = (Decimal(part.milliseconds * attempt.count) / MILLISECONDS_PER_HOUR).quantize(
         NANO_HOURS, ROUND_HALF_EVEN
@@ -348,7 +350,7 @@ def _attempt_row(item: Accounted, part: _Part, account: Account) -> Row:
     row |= _priced(quantity=quantity, unit=unit, unit_price=price, effective=Decimal(values["micro_usd"]).scaleb(-6))
     sku = f"{attempt.accelerator}"
     return row | {
-        "ChargeDescription": _text(found["ChargeDescription"]),
+        "ChargeDescription": _text(charges["ChargeDescription"]),
         "PricingCategory": PRICING_CATEGORIES.get(attempt.market, "Other"),
         "ServiceCategory": "Compute",
         "ServiceSubcategory": "Virtual Machines",
@@ -359,7 +361,7 @@ def _attempt_row(item: Accounted, part: _Part, account: Account) -> Row:
         "SkuId": sku,
         "SkuMeter": unit,
         "SkuPriceId": f"{sku}@{attempt.infra}/{attempt.market}",
-        "Tags": _text(found["Tags"]),
+        "Tags": _text(charges["Tags"]),
         "x_AttemptId": attempt.attempt_id,
         "x_Part": part.number,
         "x_Run": attempt.run,
@@ -395,7 +397,7 @@ def _attempt_row(item: Accounted, part: _Part, account: Account) -> Row:
 
 
 def _frame(account: Account, *, provider: str, started_at: float, ended_at: float, owner: str | None) -> Row:
-    """What every row has: whose, when, by whom. The invoice is provisional: one per project and month."""
+    """Return the fields of every row: whose, when, by whom. The invoice is provisional: one per project and month."""
     start = datetime.fromtimestamp(started_at, tz=UTC)
     month = start.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     return {

@@ -1,4 +1,4 @@
-"""Whether a FOCUS dataset keeps the rules of the specification that a row alone can break. Pure, for any producer."""
+"""Check of a FOCUS dataset: the rules of the specification that a row alone can break. Pure, for any producer."""
 
 import csv
 import io
@@ -45,18 +45,18 @@ class Finding:
 
 
 def check_focus(columns: Iterable[str], rows: Iterable[Mapping[str, str | None]]) -> tuple[Finding, ...]:
-    """What is wrong with a dataset whose cells are texts, empty or None for null; the first 100 findings."""
+    """Check a dataset whose cells are texts, empty or None for null, and return its first 100 faults."""
     names = list(columns)
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for finding in _header(names):
-        found.append(finding)
+        findings.append(finding)
     for number, row in enumerate(rows, start=1):
         cells = {name: value for name in names if (value := row.get(name)) not in (None, "")}
         for column, message in _row(names, cells):
-            found.append(Finding(row=number, column=column, message=message))
-            if len(found) >= MOST:
-                return tuple(found)
-    return tuple(found)
+            findings.append(Finding(row=number, column=column, message=message))
+            if len(findings) >= MOST:
+                return tuple(findings)
+    return tuple(findings)
 
 
 def _header(names: list[str]) -> Iterator[Finding]:
@@ -213,10 +213,10 @@ def to_parquet(rows: Sequence[Row]) -> bytes:
 
 
 def _type(pa: Any, name: str, rows: Sequence[Row]) -> Any:
-    known = BY_NAME.get(name)
+    column = BY_NAME.get(name)
     decimal = pa.decimal128(DECIMAL_DIGITS, DECIMAL_SCALE)
-    if known is not None:
-        return {"Decimal": decimal, "DateTime": pa.timestamp("ms", tz="UTC")}.get(known.type, pa.string())
+    if column is not None:
+        return {"Decimal": decimal, "DateTime": pa.timestamp("ms", tz="UTC")}.get(column.type, pa.string())
     values = [value for row in rows if (value := row.get(name)) is not None]
     if values and all(isinstance(value, Decimal) for value in values):
         return decimal

@@ -49,7 +49,7 @@ class ImportedAttempt:
 
     @property
     def job_id(self) -> str:
-        """What the ledger calls it."""
+        """Return the ledger's id of the import."""
         return f"{PREFIX}{self.key}"
 
 
@@ -63,38 +63,38 @@ class StoredImport:
 
     @property
     def totals(self) -> Totals:
-        """What they come to."""
+        """Return the totals of the attempts."""
         return totals_of(account(self.attempts))
 
     @property
     def usd(self) -> float | None:
-        """What they cost; None without a price."""
+        """Return the cost of the attempts; None without a price."""
         totals = self.totals
         return totals.micro_usd / 1e6 if totals.priced_attempts else None
 
     @property
     def source(self) -> str:
-        """What it was read from last; the whole note where it does not say so."""
+        """Return the source that was read last; the whole note where it names none."""
         note = self.attempts[-1].note
-        found = NOTE.fullmatch(note)
-        return note if found is None else found["source"]
+        match = NOTE.fullmatch(note)
+        return note if match is None else match["source"]
 
     @property
     def format(self) -> str | None:
-        """What had written it."""
-        found = NOTE.fullmatch(self.attempts[-1].note)
-        return None if found is None else found["format"]
+        """Return the format of the log that was read."""
+        match = NOTE.fullmatch(self.attempts[-1].note)
+        return None if match is None else match["format"]
 
     @property
     def imported_at(self) -> float | None:
         """Unix seconds of the last import that changed anything; None where no attempt says so."""
-        found = [NOTE.fullmatch(item.note) for item in self.attempts]
-        times = [datetime.fromisoformat(f"{item['at']}+00:00") for item in found if item and item["at"]]
+        matches = [NOTE.fullmatch(item.note) for item in self.attempts]
+        times = [datetime.fromisoformat(f"{item['at']}+00:00") for item in matches if item and item["at"]]
         return max(times).timestamp() if times else None
 
 
 def note_of(source: str, format: str, *, at: float) -> str:
-    """How the note of an attempt says where it comes from.
+    """Return the note of an attempt that names its source.
 
     >>> note_of("outputs/sft", "trl", at=1_782_896_400.0)
     'imported from outputs/sft (trl) at 2026-07-01T09:00:00Z'
@@ -104,12 +104,12 @@ def note_of(source: str, format: str, *, at: float) -> str:
 
 def imports_of(attempts: Iterable[Attempt]) -> tuple[StoredImport, ...]:
     """Imported attempts by the import that they came with, in the order of their first one."""
-    found: dict[tuple[str, str], list[Attempt]] = defaultdict(list)
+    by_import: dict[tuple[str, str], list[Attempt]] = defaultdict(list)
     for attempt in attempts:
-        found[import_id_of(attempt.job_id or ""), attempt.stage].append(attempt)
+        by_import[import_id_of(attempt.job_id or ""), attempt.stage].append(attempt)
     return tuple(
         StoredImport(import_id=import_id, stage=stage, attempts=tuple(group))
-        for (import_id, stage), group in found.items()
+        for (import_id, stage), group in by_import.items()
     )
 
 

@@ -27,18 +27,18 @@ def read_other(connection: Connection, *, run: str | None = None) -> tuple[Other
     wanted = select(table).order_by(table.c.charge_id)
     if run is not None:
         wanted = wanted.where(table.c.run == run)
-    found = []
+    charges = []
     for row in connection.execute(wanted).mappings():
         item = OtherCharge(**{name: row[name] for name in FIELDS})
         if row_check(astuple(item)) != row["row_check"]:
             name = connection.engine.url.render_as_string()
             raise damaged(name, f"the charge for {item.resource!a} does not match its check")
-        found.append(item)
-    return tuple(found)
+        charges.append(item)
+    return tuple(charges)
 
 
 def spend_of_other(item: OtherCharge) -> Spend:
-    """What a charge comes to, on the day of its end."""
+    """Return the spend of a charge, on the day of its end."""
     day = day_of(item.ended_at)
     key = (item.run, item.stage, "", item.owner or "", item.tags, "", item.provider, item.category.lower(), "", day)
     return {key: {"other_micro_usd": item.micro_usd or 0}}

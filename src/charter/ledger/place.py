@@ -1,4 +1,4 @@
-"""Where the ledger of a run is, and whether there may be one."""
+"""Location of a run's ledger, and the test that there may be one."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ MOUNTINFO = Path("/proc/self/mountinfo")
 
 
 def is_server(where: str | Path) -> bool:
-    """Whether this is the address of a server, not a file.
+    """Return True if this is the address of a server, not a file.
 
     >>> is_server("postgresql://db.lab/charter"), is_server("run/ledger.sqlite")
     (True, False)
@@ -22,7 +22,7 @@ def is_server(where: str | Path) -> bool:
 
 
 def is_network_filesystem(directory: Path, *, mountinfo: Path = MOUNTINFO) -> bool:
-    """Whether `directory` is on a network file system; False where the system does not tell."""
+    """Return True if `directory` is on a network file system; False where the system does not tell."""
     try:
         lines = mountinfo.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -36,7 +36,7 @@ def filesystem_type(directory: Path, mountinfo_lines: list[str]) -> str:
     >>> filesystem_type(Path("/data/run"), ["1 0 0:1 / / rw - ext4 a rw", "2 0 0:2 / /data rw - nfs4 b rw"])
     'nfs4'
     """
-    best, found = -1, ""
+    best, filesystem = -1, ""
     for line in mountinfo_lines:
         before, _, after = line.partition(" - ")
         columns = before.split(" ")
@@ -44,20 +44,20 @@ def filesystem_type(directory: Path, mountinfo_lines: list[str]) -> str:
             continue
         mount = Path(columns[4].replace("\\040", " "))
         if (directory == mount or mount in directory.parents) and len(mount.parts) >= best:
-            best, found = len(mount.parts), after.split(" ")[0]
-    return found
+            best, filesystem = len(mount.parts), after.split(" ")[0]
+    return filesystem
 
 
 LEDGER_FILE = "ledger.sqlite"
 
 
 def ledger_place(run_dir: Path, server: str | None) -> str | Path:
-    """Where the ledger of a run is: on a server (`storage.ledger`), or a file in its directory."""
+    """Return the location of a run's ledger: on a server (`storage.ledger`), or a file in its directory."""
     return server or run_dir / LEDGER_FILE
 
 
 def has_ledger(place: str | Path) -> bool:
-    """Whether there may be a ledger: a server has to be asked."""
+    """Return True if there may be a ledger: a server has to be asked."""
     return is_server(place) or Path(place).exists()
 
 

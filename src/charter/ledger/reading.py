@@ -1,4 +1,4 @@
-"""What can be read from a ledger: attempts one by one, and sums that answer at once however many there are."""
+"""Reads of a ledger: attempts one by one, and sums that answer at once however many there are."""
 
 from collections.abc import Sequence
 from decimal import Decimal
@@ -58,7 +58,7 @@ class LedgerReading:
         return total_of(self.sums(run=run, stage=stage))
 
     def attempt_counts(self, *, run: str | None = None) -> dict[tuple[str, str], int]:
-        """How many attempts there are by stage and fingerprint, running ones included."""
+        """Count the attempts by stage and fingerprint, running ones included."""
         parts = self.sums(by=("stage", "fingerprint"), run=run)
         return {(part.key["stage"], part.key["fingerprint"]): part.totals.attempts for part in parts}
 
@@ -101,7 +101,7 @@ class LedgerReading:
         return totals_of(self.accounted(run=run))
 
     def usage(self, *, run: str | None = None) -> tuple[ApiUsage, ...]:
-        """What calls to servers cost, by stage, server and model."""
+        """Return the cost of calls to servers, by stage, server and model."""
         from charter.ledger import usage_rows
         from charter.ledger.database import repeated
 
@@ -115,7 +115,7 @@ class LedgerReading:
         return repeated(self._database, lambda it: other_rows.read_other(it, run=run), reading=True)
 
     def stored(self, *, run: str | None = None) -> tuple[StoredSample, ...]:
-        """How many bytes of a run each place held, and when; `stored.by_place` puts them in order."""
+        """Return the bytes of a run in each place, and when; `stored.by_place` puts them in order."""
         from charter.ledger import stored_rows
         from charter.ledger.database import repeated
 

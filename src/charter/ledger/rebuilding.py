@@ -31,11 +31,11 @@ def refuse_wrong_sums(connection: Connection) -> None:
     Days are left out: on which one a call came to be known is not kept.
     """
     by = DIMENSIONS[:-1]
-    kept = read_sums(connection, by=by)
+    stored_sums = read_sums(connection, by=by)
     true: Spend = {}
     for spend in _spend(connection):
         true = added(true, *({key[:-1]: sums} for key, sums in spend.items()))
-    wrong = [key for key in {*kept, *true} if _plain(kept.get(key, {})) != _plain(true.get(key, {}))]
+    wrong = [key for key in {*stored_sums, *true} if _plain(stored_sums.get(key, {})) != _plain(true.get(key, {}))]
     if wrong:
         where = connection.engine.url.render_as_string()
         raise damaged(where, f"its sums of run {min(wrong)[0]!a}, stage {min(wrong)[1]!a} are not those of its rows")

@@ -104,21 +104,21 @@ def _first(row: Mapping[str, Any], names: Iterable[str]) -> Any:
 
 def _amount(path: Path, line: int, value: Any) -> Decimal:
     try:
-        found = Decimal(str(value).strip().removeprefix("$"))
+        amount = Decimal(str(value).strip().removeprefix("$"))
     except InvalidOperation:
         raise DataError(f"{path}:{line}: {str(value)[:40]!r} is no amount of money") from None
-    if not found.is_finite() or not 0 <= found < MOST:
+    if not amount.is_finite() or not 0 <= amount < MOST:
         raise DataError(f"{path}:{line}: {str(value)[:40]!r} is no amount of money that a call can cost")
-    return found
+    return amount
 
 
 def _tokens(path: Path, line: int, value: Any) -> int | None:
     if value is None:
         return None
-    found = _amount(path, line, value)
-    if found != int(found):
+    amount = _amount(path, line, value)
+    if amount != int(amount):
         raise DataError(f"{path}:{line}: {str(value)[:40]!r} is no number of tokens")
-    return int(found)
+    return int(amount)
 
 
 Kind = Literal[
@@ -139,7 +139,7 @@ MEANINGS: Mapping[Kind, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """How many calls differ in one way, and by how much."""
+    """Number of calls that differ in one way, and the amount of the difference."""
 
     kind: Kind
     count: int
@@ -151,7 +151,7 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Reconciled:
-    """What was found, and what makes it right."""
+    """Differences from a usage export, and the settlements that make the ledger agree."""
 
     differences: tuple[Difference, ...]
     corrections: tuple[tuple[Call, Settlement], ...]
@@ -190,7 +190,7 @@ def reconcile(calls: Iterable[Call], rows: Sequence[BilledRow], *, price: Price,
         by_id.setdefault(row.request_id, []).append(row)
     tallies = {kind: _Tally() for kind in MEANINGS}
     corrections: list[tuple[Call, Settlement]] = []
-    exact, given, unpriced = Decimal(0), 0, 0
+    exact, rounded, unpriced = Decimal(0), 0, 0
     for call in calls:
         billed = by_id.pop(call.call_id, [])
         costs = [_cost(row, call, price) for row in billed]
@@ -200,15 +200,15 @@ def reconcile(calls: Iterable[Call], rows: Sequence[BilledRow], *, price: Price,
             continue
         cost = sum(priced, Decimal(0))
         exact += cost
-        micro_usd = int(exact.to_integral_value(ROUND_HALF_EVEN)) - given
-        given += micro_usd
+        micro_usd = int(exact.to_integral_value(ROUND_HALF_EVEN)) - rounded
+        rounded += micro_usd
         kind = _kind(call, billed, cost)
         tallies[kind].add(call, cost)
         if kind != "agrees" or (call.micro_usd or 0) != micro_usd:
             note = f"{kind}: {source}"
             corrections.append((call, _settlement(call, billed, micro_usd, at=at, note=note)))
-    for left in by_id.values():
-        for row in left:
+    for rest in by_id.values():
+        for row in rest:
             tallies["not_ours"].add(None, row.micro_usd or Decimal(0))
     return Reconciled(
         differences=tuple(_difference(kind, tally) for kind, tally in tallies.items() if tally.count),
@@ -239,8 +239,8 @@ def _kind(call: Call, billed: Sequence[BilledRow], cost: Decimal) -> Kind:
 
 def _settlement(call: Call, billed: Sequence[BilledRow], micro_usd: int, *, at: float, note: str) -> Settlement:
     def tokens(name: Literal["prompt_tokens", "cached_tokens", "completion_tokens"], known: int) -> int:
-        told = [value for row in billed if (value := getattr(row, name)) is not None]
-        return sum(told) if told else known
+        counts = [value for row in billed if (value := getattr(row, name)) is not None]
+        return sum(counts) if counts else known
 
     return Settlement(
         call_id=call.call_id,

@@ -24,7 +24,7 @@ UNSET = {"duration_milliseconds": 0, "tokens": 0, "pairs": 0, "episodes": 0, "re
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """What a heartbeat or an end says; None leaves a value as it was."""
+    """Values of a heartbeat or an end; None leaves a value as it was."""
 
     at: float
     monotonic: float | None
@@ -99,8 +99,8 @@ def settling(connection: Connection, *, run: str, stage: str, shard: int | None)
 
 
 def _ended(connection: Connection, run: str, stage: str, shard: int | None) -> list[Accounted]:
-    found = account(read_shard(connection, run=run, stage=stage, shard=shard))
-    return [item for item in found if item.attempt.outcome != "running"]
+    accounted = account(read_shard(connection, run=run, stage=stage, shard=shard))
+    return [item for item in accounted if item.attempt.outcome != "running"]
 
 
 def write_charges(connection: Connection, accounted: Sequence[Accounted]) -> None:
@@ -133,14 +133,14 @@ def remove_imported(connection: Connection, *, run: str, import_id: str) -> int:
     import at once, one finds nothing.
     """
     same = _is_imported(run) & attempts.c.job_id.startswith(f"{PREFIX}{import_id}:", autoescape=True)
-    found = connection.execute(select(attempts.c.attempt_id, attempts.c.stage).where(same).with_for_update()).all()
-    for stage in sorted({row.stage for row in found}):
-        ids = [row.attempt_id for row in found if row.stage == stage]
+    imported = connection.execute(select(attempts.c.attempt_id, attempts.c.stage).where(same).with_for_update()).all()
+    for stage in sorted({row.stage for row in imported}):
+        ids = [row.attempt_id for row in imported if row.stage == stage]
         with settling(connection, run=run, stage=stage, shard=None):
             connection.execute(delete(charges).where(charges.c.x_AttemptId.in_(ids)))
             connection.execute(delete(attempts).where(attempts.c.attempt_id.in_(ids)))
         _remove_empty_sums(connection, run=run, stage=stage)
-    return len(found)
+    return len(imported)
 
 
 def _remove_empty_sums(connection: Connection, *, run: str, stage: str) -> None:
@@ -171,8 +171,8 @@ def _write(connection: Connection, item: ImportedAttempt) -> Change:
 
 def _known(connection: Connection, item: ImportedAttempt) -> RowMapping | None:
     same = (attempts.c.run == item.run) & (attempts.c.job_id == item.job_id)
-    found = connection.execute(select(attempts.c.attempt_id).where(same)).scalar_one_or_none()
-    row = None if found is None else attempt_row(connection, found)
+    attempt_id = connection.execute(select(attempts.c.attempt_id).where(same)).scalar_one_or_none()
+    row = None if attempt_id is None else attempt_row(connection, attempt_id)
     if row is not None and row["stage"] != item.stage:
         raise UsageError(
             f"asked to import it as stage {item.stage}, but it is in the ledger as attempt {row['number']} of stage "
@@ -183,11 +183,11 @@ def _known(connection: Connection, item: ImportedAttempt) -> RowMapping | None:
 
 def _values(item: ImportedAttempt) -> dict[str, Any]:
     """The columns of an attempt that has ended."""
-    told = asdict(item)
-    del told["key"], told["content"]
-    note = f"{told['note']}; {_content(item)}".removeprefix("; ")
+    values = asdict(item)
+    del values["key"], values["content"]
+    note = f"{values['note']}; {_content(item)}".removeprefix("; ")
     return {
-        **told,
+        **values,
         "note": note,
         "job_id": item.job_id,
         "clock": "imported",
@@ -197,5 +197,5 @@ def _values(item: ImportedAttempt) -> dict[str, Any]:
 
 
 def _content(item: ImportedAttempt) -> str:
-    """How a note says what an attempt was read from; the same content at another place changes nothing."""
+    """Return the note of an attempt's origin; the same content at another place changes nothing."""
     return f"sha256 {item.content[:CONTENT_LENGTH]}"

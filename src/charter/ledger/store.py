@@ -189,7 +189,7 @@ class Ledger(LedgerReading):
         from charter.ledger import attempt_rows, rows
         from charter.ledger.database import repeated
 
-        told = {
+        reported = {
             "job_id": job_id,
             "nodes": nodes,
             "count": count,
@@ -200,7 +200,7 @@ class Ledger(LedgerReading):
             "started_at": started_at,
             "duration_milliseconds": duration_milliseconds,
             "clock": source,
-            **{name: value for name, value in told.items() if value is not None},
+            **{name: value for name, value in reported.items() if value is not None},
         }
         if duration_milliseconds < 0:
             raise UsageError(f"attempt {attempt_id} cannot have taken {duration_milliseconds} ms")

@@ -66,7 +66,7 @@ SENT = "Transfer"
 
 @dataclass(frozen=True, kw_only=True)
 class StoredSample:
-    """How many bytes of a run a place held at a moment."""
+    """Number of bytes of a run that a place held at a moment."""
 
     run: str
     place: str
@@ -89,7 +89,7 @@ class StoredSample:
 
     @property
     def sample_id(self) -> str:
-        """What tells it from every other sample, and its check: a hash of all its values."""
+        """Return the unique id of the sample, which is also its check: a hash of all its values."""
         return hashlib.sha256(repr(astuple(self)).encode("utf-8", "backslashreplace")).hexdigest()[:32]
 
     @property
@@ -100,13 +100,13 @@ class StoredSample:
 
     @property
     def is_disk(self) -> bool:
-        """Whether it is a directory."""
+        """Return True if it is a directory."""
         return "://" not in self.place
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredDay:
-    """What one place held on a UTC day on the terms of one sample."""
+    """Amount that one place held on a UTC day on the terms of one sample."""
 
     terms: StoredSample
     """Any of the samples; price and payer are the same in all."""
@@ -124,10 +124,10 @@ class StoredDay:
 
 def by_place(samples: Iterable[StoredSample]) -> dict[tuple[str, str], tuple[StoredSample, ...]]:
     """Samples by run and place."""
-    found: dict[tuple[str, str], set[StoredSample]] = defaultdict(set)
+    by_key: dict[tuple[str, str], set[StoredSample]] = defaultdict(set)
     for sample in samples:
-        found[sample.run, sample.place].add(sample)
-    return {key: tuple(sorted(found[key], key=_order)) for key in sorted(found)}
+        by_key[sample.run, sample.place].add(sample)
+    return {key: tuple(sorted(by_key[key], key=_order)) for key in sorted(by_key)}
 
 
 def steps(samples: Iterable[StoredSample]) -> list[StoredSample]:
@@ -153,30 +153,30 @@ def byte_milliseconds(samples: Iterable[StoredSample], *, since: int, until: int
 
 def days_of(samples: Iterable[StoredSample]) -> list[StoredDay]:
     """One place from its first sample to its last, by day and terms."""
-    found: dict[tuple[object, ...], StoredDay] = {}
+    days: dict[tuple[object, ...], StoredDay] = {}
     for sample, following in pairwise(steps(samples)):
         at = sample.at_milliseconds
         while at < following.at_milliseconds:
             end = min(next_day(at), following.at_milliseconds)
             key, here = (at // DAY, *_terms(sample)), sample.bytes * (end - at)
-            before = found.get(key)
-            found[key] = StoredDay(
+            before = days.get(key)
+            days[key] = StoredDay(
                 terms=sample if before is None else before.terms,
                 start_milliseconds=at if before is None else before.start_milliseconds,
                 end_milliseconds=end,
                 byte_milliseconds=here if before is None else before.byte_milliseconds + here,
             )
             at = end
-    return list(found.values())
+    return list(days.values())
 
 
 def micro_usd_of(samples: Iterable[StoredSample]) -> int:
-    """What one place has cost from its first sample to its last, as far as prices are known."""
+    """Return the cost of one place from its first sample to its last, as far as prices are known."""
     return sum(day.micro_usd for day in days_of(samples))
 
 
 def charges_by_month(samples: Iterable[StoredSample]) -> Iterator[OtherCharge]:
-    """What was stored and sent as charges: one per place, calendar month (UTC), price and payer."""
+    """Yield the charges for bytes stored and sent: one per place, calendar month (UTC), price and payer."""
     for series in by_place(samples).values():
         groups: dict[tuple[object, ...], list[StoredDay]] = defaultdict(list)
         for day in days_of(series):
@@ -223,14 +223,14 @@ def _order(sample: StoredSample) -> tuple[object, ...]:
 
 
 def _terms(sample: StoredSample) -> tuple[object, ...]:
-    """What the rows of one charge have in common."""
+    """Return the values that the rows of one charge share."""
     price = (sample.price_micro_usd_per_gb_month, sample.price_source, sample.price_as_of)
     return (sample.provider, *price, sample.owner, sample.tags)
 
 
 def _stored(group: Sequence[StoredDay]) -> OtherCharge:
-    sample, whole = group[0].terms, sum(day.byte_milliseconds for day in group)
-    quantity = (Decimal(whole) / PRICED_BYTE_MILLISECONDS).quantize(NANO, ROUND_HALF_EVEN)
+    sample, total = group[0].terms, sum(day.byte_milliseconds for day in group)
+    quantity = (Decimal(total) / PRICED_BYTE_MILLISECONDS).quantize(NANO, ROUND_HALF_EVEN)
     price = sample.price_micro_usd_per_gb_month
     return OtherCharge(
         run=sample.run,

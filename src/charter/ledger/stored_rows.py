@@ -23,13 +23,13 @@ def write_stored(connection: Connection, samples: Sequence[StoredSample]) -> Non
     """
     for (run, place), new in by_place(samples).items():
         _lock(connection, run, place)
-        known = _near(connection, run, place, at=new[0].at_milliseconds)
-        missing = {*new} - {*known}
+        neighbours = _near(connection, run, place, at=new[0].at_milliseconds)
+        missing = {*new} - {*neighbours}
         if missing:
             rows = [{"sample_id": sample.sample_id, **asdict(sample)} for sample in missing]
             connection.execute(insert(table), rows)
-            off = negative(spend_of_stored(known))
-            add_spend(connection, added(off, spend_of_stored([*known, *missing])))
+            off = negative(spend_of_stored(neighbours))
+            add_spend(connection, added(off, spend_of_stored([*neighbours, *missing])))
 
 
 def _near(connection: Connection, run: str, place: str, *, at: int) -> tuple[StoredSample, ...]:
@@ -47,8 +47,8 @@ def _near(connection: Connection, run: str, place: str, *, at: int) -> tuple[Sto
 
 def _last_before(connection: Connection, run: str, place: str, at: int) -> int | None:
     of_place = (table.c.run == run, table.c.place == place, table.c.at_milliseconds < at)
-    found = connection.execute(select(func.max(table.c.at_milliseconds)).where(*of_place)).scalar_one()
-    return None if found is None else int(found)
+    at_milliseconds = connection.execute(select(func.max(table.c.at_milliseconds)).where(*of_place)).scalar_one()
+    return None if at_milliseconds is None else int(at_milliseconds)
 
 
 def read_stored(
@@ -61,18 +61,18 @@ def read_stored(
             wanted = wanted.where(column == value)
     if since is not None:
         wanted = wanted.where(table.c.at_milliseconds >= since)
-    found = []
+    samples = []
     for row in connection.execute(wanted).mappings():
         sample = StoredSample(**{name: row[name] for name in FIELDS})
         if sample.sample_id != row["sample_id"]:
             name = connection.engine.url.render_as_string()
             raise damaged(name, f"a sample of what {sample.place!a} holds does not match its check")
-        found.append(sample)
-    return tuple(found)
+        samples.append(sample)
+    return tuple(samples)
 
 
 def spend_of_stored(samples: Iterable[StoredSample]) -> Spend:
-    """What was stored comes to by day, from the first sample of a place to its last."""
+    """Return the spend of stored bytes by day, from the first sample of a place to its last."""
     parts: list[Spend] = []
     for series in by_place(samples).values():
         for item in days_of(series):

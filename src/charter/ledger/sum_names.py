@@ -1,4 +1,4 @@
-"""What sums are kept by and of what, and the check of a row of sums; without SQLAlchemy."""
+"""Names of the sums and of their dimensions, and the check of a row of sums; without SQLAlchemy."""
 
 from collections.abc import Mapping
 from dataclasses import fields

@@ -25,21 +25,21 @@ ROWS_AT_ONCE = 500
 
 
 def spend_of_attempts(accounted: Iterable[Accounted]) -> Spend:
-    """What attempts come to, by all dimensions."""
-    found: Spend = defaultdict(lambda: defaultdict(int))
+    """Return the spend of attempts by all dimensions."""
+    spend: Spend = defaultdict(lambda: defaultdict(int))
     for item in accounted:
         it = item.attempt
         days = by_day(totals_of_one(item), started_at=it.started_at, milliseconds=it.duration_milliseconds)
         for day, part in days:
             where = (it.accelerator, it.infra, it.market, it.outcome, day)
-            sums = found[(it.run, it.stage, it.fingerprint, it.owner or "", it.tags, *where)]
+            sums = spend[(it.run, it.stage, it.fingerprint, it.owner or "", it.tags, *where)]
             for name in TOTALLED:
                 sums[name] += getattr(part, name)
-    return found
+    return spend
 
 
 def spend_of_calls(item: ApiUsage, *, day: str, sign: int = 1) -> Spend:
-    """What the calls to one server come to; `sign` -1 takes them off again."""
+    """Return the spend of the calls to one server; `sign` -1 takes them off again."""
     key = (item.run, item.stage, item.fingerprint, item.owner or "", item.tags, "", item.host, "api", "", day)
     sums = item.route.sums
     return {key: {name: sign * getattr(sums, name.removeprefix("calls_")) for name in CALL_SUMS}}
@@ -47,12 +47,12 @@ def spend_of_calls(item: ApiUsage, *, day: str, sign: int = 1) -> Spend:
 
 def added(*parts: Mapping[Key, Mapping[str, int]]) -> Spend:
     """Spend put together."""
-    found: Spend = defaultdict(lambda: defaultdict(int))
+    spend: Spend = defaultdict(lambda: defaultdict(int))
     for part in parts:
         for key, sums in part.items():
             for name, value in sums.items():
-                found[key][name] += value
-    return found
+                spend[key][name] += value
+    return spend
 
 
 def negative(spend: Spend) -> Spend:
@@ -116,21 +116,21 @@ def _ended_sums(
     columns = [spend_sums.c[name] for name in by]
     wanted = select(*columns, *(func.sum(spend_sums.c[name]) for name in (*SUMMED, "sum_check"))).group_by(*columns)
     wanted = wanted.where(*_conditions(equal, since, until))
-    found: Spend = {}
+    spend: Spend = {}
     for row in connection.execute(wanted):
         values = [int(value or 0) for value in row[len(by) :]]
         sums = dict(zip(SUMMED, values, strict=False))
         if check_of_sums(sums) != values[-1]:
             raise damaged(connection.engine.url.render_as_string(), "the sums by day do not match their check")
         if any(sums.values()):  # what was taken off again leaves a row of zeros, which says nothing
-            found[tuple(row[: len(by)])] = sums
-    return found
+            spend[tuple(row[: len(by)])] = sums
+    return spend
 
 
 def _conditions(equal: Mapping[str, str], since: str | None, until: str | None) -> list[ColumnElement[bool]]:
-    found: list[ColumnElement[bool]] = [spend_sums.c[name] == value for name, value in equal.items()]
+    conditions: list[ColumnElement[bool]] = [spend_sums.c[name] == value for name, value in equal.items()]
     if since is not None:
-        found.append(spend_sums.c.day >= since)
+        conditions.append(spend_sums.c.day >= since)
     if until is not None:
-        found.append(spend_sums.c.day <= until)
-    return found
+        conditions.append(spend_sums.c.day <= until)
+    return conditions

@@ -29,7 +29,7 @@ TAG = "tag:"
 
 @dataclass(frozen=True, kw_only=True)
 class Sums:
-    """What some attempts, calls and other charges come to."""
+    """Sums of some attempts, calls and other charges."""
 
     key: Mapping[str, str] = field(default_factory=dict)
     """The value of each dimension that was asked for; empty where it is not known."""
@@ -73,7 +73,7 @@ class Sums:
 
     @property
     def is_priced(self) -> bool:
-        """Whether anything of it has a price."""
+        """Return True if any part of it has a price."""
         return bool(self.totals.priced_attempts or self.most_micro_usd)
 
 
@@ -85,21 +85,21 @@ def asked_dimensions(by: Sequence[str]) -> tuple[str, ...]:
     """
     for name in by:
         if name not in DIMENSIONS and not name.startswith(TAG):
-            known = ", ".join(DIMENSIONS)
-            raise UsageError(f"the ledger keeps no sums by {name!r}; it keeps them by {known}, and tag:NAME")
+            available = ", ".join(DIMENSIONS)
+            raise UsageError(f"the ledger keeps no sums by {name!r}; it keeps them by {available}, and tag:NAME")
     return tuple(dict.fromkeys("tags" if name.startswith(TAG) else name for name in by))
 
 
 def grouped(by: Sequence[str], spend: Mapping[tuple[str, ...], Mapping[str, int]]) -> tuple[Sums, ...]:
     """Sums by what was asked, sorted; `spend` is by `asked_dimensions`."""
     base = asked_dimensions(by)
-    found: dict[tuple[str, ...], dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    by_value: dict[tuple[str, ...], dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for key, sums in spend.items():
         values = dict(zip(base, key, strict=True))
-        target = found[tuple(_value(name, values) for name in by)]
+        target = by_value[tuple(_value(name, values) for name in by)]
         for name, value in sums.items():
             target[name] += value
-    return tuple(_sums(dict(zip(by, key, strict=True)), found[key]) for key in sorted(found))
+    return tuple(_sums(dict(zip(by, key, strict=True)), by_value[key]) for key in sorted(by_value))
 
 
 def total_of(parts: Iterable[Sums]) -> Sums:

@@ -34,19 +34,19 @@ def write_usage(connection: Connection, usage: Sequence[ApiUsage]) -> None:
         )
         same = [table.c[name] == value for name, value in key.items()]
         row = connection.execute(select(table).where(*same).with_for_update()).mappings().one_or_none()
-        known = None if row is None else _usage(connection, row)
-        if known == item:
+        stored_usage = None if row is None else _usage(connection, row)
+        if stored_usage == item:
             continue
-        refuse_fewer(None if known is None else known.route.sums.requests, item)
+        refuse_fewer(None if stored_usage is None else stored_usage.route.sums.requests, item)
         day = day_of(item.route.last_at)
-        off = spend_of_calls(known, day=day, sign=-1) if known is not None else {}
+        off = spend_of_calls(stored_usage, day=day, sign=-1) if stored_usage is not None else {}
         add_spend(connection, added(off, spend_of_calls(item, day=day)))
         connection.execute(delete(table).where(*same))
         connection.execute(insert(table).values({**usage_charge(item), "row_check": _check_of(item)}))
 
 
 def read_usage(connection: Connection, *, run: str | None) -> tuple[ApiUsage, ...]:
-    """What calls cost, stages and servers in the order of their first call."""
+    """Read the cost of calls, stages and servers in the order of their first call."""
     wanted = select(table).order_by(table.c.x_FirstAt, table.c.x_StageId, table.c.x_Endpoint, table.c.x_Model)
     if run is not None:
         wanted = wanted.where(table.c.x_Run == run)
@@ -54,7 +54,7 @@ def read_usage(connection: Connection, *, run: str | None) -> tuple[ApiUsage, ..
 
 
 def _usage(connection: Connection, row: RowMapping) -> ApiUsage:
-    found = ApiUsage(
+    usage = ApiUsage(
         run=row["x_Run"],
         stage=row["x_StageId"],
         fingerprint=row["x_Fingerprint"],
@@ -69,10 +69,10 @@ def _usage(connection: Connection, row: RowMapping) -> ApiUsage:
         owner=row["x_Owner"],
         tags=row["x_OwnTags"] or NO_TAGS,
     )
-    if _check_of(found) != row["row_check"]:
+    if _check_of(usage) != row["row_check"]:
         name = connection.engine.url.render_as_string()
-        raise damaged(name, f"the cost of calls of stage {found.stage!a} does not match its check")
-    return found
+        raise damaged(name, f"the cost of calls of stage {usage.stage!a} does not match its check")
+    return usage
 
 
 def _check_of(item: ApiUsage) -> int:

@@ -1,4 +1,4 @@
-"""Whether a SQLite write-ahead log has lost transactions that were committed.
+"""Check of a SQLite write-ahead log for lost transactions that were committed.
 
 SQLite reads the log up to the first frame whose checksum is wrong and silently forgets the rest: right for a
 transaction that a power cut tore, wrong for a byte that changed in the middle. Here the rest is looked at: where
@@ -30,7 +30,7 @@ class _Frame:
 
 
 def has_lost_commits(database: Path) -> bool:
-    """Whether the log beside `database` holds committed transactions that SQLite would not read."""
+    """Return True if the log beside `database` holds committed transactions that SQLite would not read."""
     path = database.with_name(f"{database.name}-wal")
     before = None
     for _ in range(READS):
@@ -49,7 +49,7 @@ def has_lost_commits(database: Path) -> bool:
 
 
 def lost_commits(log: bytes) -> bool:
-    """Whether whole transactions lie behind the first broken frame of a log.
+    """Return True if whole transactions lie behind the first broken frame of a log.
 
     >>> lost_commits(b""), lost_commits(bytes(5000))
     (False, True)
