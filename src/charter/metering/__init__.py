@@ -1,1 +1,1 @@
-"""What the processes of a stage use of their machines, and what those draw: samples, their files, their sums."""
+"""Use of machines by a stage's processes, and the power drawn: samples, their files, their sums."""

@@ -1,4 +1,4 @@
-"""What the operating system knows of a job's processes and of their node, since the look before (psutil)."""
+"""Counters of the operating system for a job's processes and their node, since the look before (psutil)."""
 
 import contextlib
 import os
@@ -55,7 +55,7 @@ class HostMeter:
         self._network = _network(self._psutil)
 
     def look(self, pids: Iterable[int]) -> HostSample:
-        """What these processes (given with all their descendants) and the node used since the last look."""
+        """Measure the use of these processes (given with all their descendants) and of the node since the last look."""
         now, started = self._clock(), self._at
         used, resident = self._processes(pids)
         new = [(total, self._used.get(key) or self._first(key[0], total)) for key, total in used.items()]
@@ -81,7 +81,7 @@ class HostMeter:
         return sample
 
     def _first(self, pid: int, total: Used) -> Used:
-        """What a process had used when the interval began: nothing where it came since, else what it has by now."""
+        """Return a process's use at the start of the interval: nothing where it came since, else what it has by now."""
         return total if pid in self._there else Used(cpu_seconds=0.0, read_bytes=0, written_bytes=0)
 
     def _processes(self, pids: Iterable[int]) -> tuple[dict[tuple[int, float], Used], int]:
@@ -134,14 +134,14 @@ def with_descendants(pids: Iterable[int], *, without: int | None = None) -> tupl
     children: dict[int, list[int]] = {}
     for process in psutil.process_iter(["ppid"]):
         children.setdefault(process.info["ppid"], []).append(process.pid)
-    found: list[int] = []
+    descendants: list[int] = []
     waiting = list(pids)
     while waiting:
         pid = waiting.pop()
-        if pid != without and pid not in found:
-            found.append(pid)
+        if pid != without and pid not in descendants:
+            descendants.append(pid)
             waiting += children.get(pid, ())
-    return tuple(sorted(found))
+    return tuple(sorted(descendants))
 
 
 def _psutil() -> Any:
@@ -175,5 +175,5 @@ def _share(before: tuple[float, float], after: tuple[float, float]) -> float:
 def _network(psutil: Any) -> tuple[int, int]:
     """Bytes received and sent over all interfaces but loopback."""
     counters = psutil.net_io_counters(pernic=True)
-    found = [item for name, item in counters.items() if name != "lo"]
-    return sum(item.bytes_recv for item in found), sum(item.bytes_sent for item in found)
+    interfaces = [item for name, item in counters.items() if name != "lo"]
+    return sum(item.bytes_recv for item in interfaces), sum(item.bytes_sent for item in interfaces)

@@ -37,7 +37,7 @@ class NvmlMeter:
         self._xids = _XidEvents(nvml, handles)
 
     def look(self, seconds: float, pids: Collection[int]) -> tuple[GpuSample, ...] | None:
-        """What each did in the `seconds` since the last look."""
+        """Measure each GPU over the `seconds` since the last look."""
         xids = self._xids.take()
         return tuple(device.look(seconds, pids, xids) for device in self._devices)
 
@@ -153,16 +153,16 @@ class _SmActivity:
         nvml = self._nvml
         try:
             after = self._sample()
-            asked = nvml.c_nvmlGpmMetricsGet_t()
-            asked.version, asked.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, 1
-            asked.sample1, asked.sample2 = self._before, after
-            asked.metrics[0].metricId = nvml.NVML_GPM_METRIC_SM_UTIL
-            nvml.nvmlGpmMetricsGet(asked)
+            request = nvml.c_nvmlGpmMetricsGet_t()
+            request.version, request.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, 1
+            request.sample1, request.sample2 = self._before, after
+            request.metrics[0].metricId = nvml.NVML_GPM_METRIC_SM_UTIL
+            nvml.nvmlGpmMetricsGet(request)
         except nvml.NVMLError:
             return None
         nvml.nvmlGpmSampleFree(self._before)
         self._before = after
-        metric = asked.metrics[0]
+        metric = request.metrics[0]
         return float(metric.value) / 100 if metric.nvmlReturn == nvml.NVML_SUCCESS else None
 
     def _sample(self) -> Any:
@@ -184,12 +184,12 @@ class _XidEvents:
 
     def take(self) -> list[tuple[str, int]]:
         """UUID and number of every error since the last call."""
-        found: list[tuple[str, int]] = []
+        events: list[tuple[str, int]] = []
         with contextlib.suppress(self._nvml.NVMLError):
             while self._set is not None:
                 event = self._nvml.nvmlEventSetWait_v2(self._set, 0)
-                found.append((self._nvml.nvmlDeviceGetUUID(event.device), int(event.eventData)))
-        return found
+                events.append((self._nvml.nvmlDeviceGetUUID(event.device), int(event.eventData)))
+        return events
 
     def close(self) -> None:
         with contextlib.suppress(self._nvml.NVMLError):

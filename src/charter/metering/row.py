@@ -86,9 +86,9 @@ def meter_path(stage_dir: Path, node: str) -> Path:
 
 def append_row(stage_dir: Path, row: MeterRow) -> None:
     """Add a sample to the file of its node."""
-    given = {name: value for name, value in asdict(row).items() if value is not None}
-    given["gpus"] = None if row.gpus is None else [_without_none(gpu) for gpu in row.gpus]
-    durable.append_line(meter_path(stage_dir, row.node), given)
+    values = {name: value for name, value in asdict(row).items() if value is not None}
+    values["gpus"] = None if row.gpus is None else [_without_none(gpu) for gpu in row.gpus]
+    durable.append_line(meter_path(stage_dir, row.node), values)
 
 
 def meter_rows(stage_dir: Path, *, since: float = float("-inf"), until: float = float("inf")) -> tuple[MeterRow, ...]:
@@ -97,8 +97,8 @@ def meter_rows(stage_dir: Path, *, since: float = float("-inf"), until: float = 
     An attempt's samples are those between its start and its end. Lines that cannot be read, say one that a kill tore,
     are left out: a sample more or less decides nothing.
     """
-    found = (row for path in sorted(stage_dir.glob(METER_GLOB)) for row in _rows(path))
-    return tuple(sorted((row for row in found if since <= row.time <= until), key=lambda row: (row.time, row.node)))
+    rows = (row for path in sorted(stage_dir.glob(METER_GLOB)) for row in _rows(path))
+    return tuple(sorted((row for row in rows if since <= row.time <= until), key=lambda row: (row.time, row.node)))
 
 
 def row_of(line: bytes | str) -> MeterRow | None:
@@ -106,9 +106,9 @@ def row_of(line: bytes | str) -> MeterRow | None:
     try:
         content: Any = json.loads(line)
         gpus = content.get("gpus")
-        known = _known(MeterRow, content)
-        known["gpus"] = None if gpus is None else tuple(_gpu(item) for item in gpus)
-        return MeterRow(**known)
+        values = _known(MeterRow, content)
+        values["gpus"] = None if gpus is None else tuple(_gpu(item) for item in gpus)
+        return MeterRow(**values)
     except (ValueError, TypeError, AttributeError):
         return None
 
@@ -121,12 +121,12 @@ def _rows(path: Path) -> Iterator[MeterRow]:
 
 
 def _gpu(item: Mapping[str, Any]) -> GpuSample:
-    known = _known(GpuSample, item)
-    return GpuSample(**{**known, "xids": tuple(known.get("xids", ()))})
+    values = _known(GpuSample, item)
+    return GpuSample(**{**values, "xids": tuple(values.get("xids", ()))})
 
 
 def _known(cls: type, content: Mapping[str, Any]) -> dict[str, Any]:
-    """What this version knows of a line that a later one may have written."""
+    """Return the fields that this version understands, of a line that a later one may have written."""
     names = {item.name for item in fields(cls)}
     return {name: value for name, value in content.items() if name in names}
 

@@ -100,7 +100,7 @@ class LocalMeters:
         self._due = time.monotonic()
 
     def seconds_to_next(self, most: float) -> float:
-        """How long may be waited before the next look."""
+        """Return the seconds that may be waited before the next look."""
         if self._every_seconds <= 0:
             return most
         return min(most, max(0.0, self._due - time.monotonic()))

@@ -35,7 +35,7 @@ class NodeMeter:
         self._host, self._rapl = HostMeter(), RaplMeter()
 
     def look(self, pids: Sequence[int]) -> MeterRow:
-        """What happened since the last look."""
+        """Measure the interval since the last look."""
         host = self._host.look(pids)
         return MeterRow(
             node=self._node,
@@ -74,15 +74,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--gpus", default=None, help="as CUDA_VISIBLE_DEVICES; empty for none, all unless given")
     parser.add_argument("--below", type=int, default=None, help="meter what is below this process, not itself")
     parser.add_argument("--pid", type=int, action="append", default=[], help="meter this process and what is below it")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     os.nice(NICENESS)
 
     def processes() -> Sequence[int]:
-        roots = [*given.pid, *([] if given.below is None else [given.below])]
-        return [pid for pid in with_descendants(roots, without=os.getpid()) if pid != given.below]
+        roots = [*options.pid, *([] if options.below is None else [options.below])]
+        return [pid for pid in with_descendants(roots, without=os.getpid()) if pid != options.below]
 
-    meter = NodeMeter(node=given.node, gpus=open_gpu_meter(given.gpus))
-    sample_until_over(given.stage_dir, meter, processes, every_seconds=given.every, over=sys.stdin.fileno())
+    meter = NodeMeter(node=options.node, gpus=open_gpu_meter(options.gpus))
+    sample_until_over(options.stage_dir, meter, processes, every_seconds=options.every, over=sys.stdin.fileno())
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ NOT_METERED = "nothing was metered"
 
 @dataclass(frozen=True, kw_only=True)
 class MeterSummary:
-    """What samples say of a stage, an attempt or a window. None means unknown, and the note says why; 0 means none."""
+    """Summary of a stage, an attempt or a window. None means unknown, and the note says why; 0 means none."""
 
     samples: int
     nodes: tuple[str, ...]
@@ -69,17 +69,17 @@ def summarise(rows: Iterable[MeterRow], *, idle_below: float = IDLE_BELOW) -> Me
     process of the job lived. Unknown activity with a process counts as busy: nobody is told to give back what cannot
     be seen.
     """
-    taken = tuple(rows)
-    samples = [(row, gpu) for row in taken for gpu in row.gpus or ()]
+    all_rows = tuple(rows)
+    samples = [(row, gpu) for row in all_rows for gpu in row.gpus or ()]
     weighed = [(gpu.activity, row.interval_seconds) for row, gpu in samples if gpu.activity is not None]
-    energy, sources = _energy(taken)
+    energy, sources = _energy(all_rows)
     powers = [(gpu.power_watts, row.interval_seconds) for row, gpu in samples if gpu.power_watts is not None]
     return MeterSummary(
-        samples=len(taken),
-        nodes=tuple(sorted({row.node for row in taken})),
-        seconds=sum(row.interval_seconds for row in taken),
-        no_process_seconds=sum(row.interval_seconds for row in taken if row.processes == 0),
-        gpu_note=_note(taken),
+        samples=len(all_rows),
+        nodes=tuple(sorted({row.node for row in all_rows})),
+        seconds=sum(row.interval_seconds for row in all_rows),
+        no_process_seconds=sum(row.interval_seconds for row in all_rows if row.processes == 0),
+        gpu_note=_note(all_rows),
         gpu_names=tuple(sorted({gpu.name for _, gpu in samples})),
         gpus=len({(row.node, gpu.uuid) for row, gpu in samples}),
         gpu_seconds=sum(row.interval_seconds for row, _ in samples) if samples else None,
@@ -90,14 +90,14 @@ def summarise(rows: Iterable[MeterRow], *, idle_below: float = IDLE_BELOW) -> Me
         gpu_power_watts=_mean(powers),
         uncorrected_ecc_errors=_new_errors(samples),
         xids=tuple(xid for _, gpu in samples for xid in gpu.xids),
-        cpu_seconds=sum(row.cpu_seconds for row in taken),
-        node_cpus=max((row.node_cpus for row in taken), default=0),
-        resident_peak_bytes=max((row.resident_bytes for row in taken), default=0),
-        node_memory_bytes=min((row.node_memory_bytes for row in taken), default=0),
-        read_bytes=sum(row.read_bytes for row in taken),
-        written_bytes=sum(row.written_bytes for row in taken),
-        received_bytes=sum(row.node_received_bytes for row in taken),
-        sent_bytes=sum(row.node_sent_bytes for row in taken),
+        cpu_seconds=sum(row.cpu_seconds for row in all_rows),
+        node_cpus=max((row.node_cpus for row in all_rows), default=0),
+        resident_peak_bytes=max((row.resident_bytes for row in all_rows), default=0),
+        node_memory_bytes=min((row.node_memory_bytes for row in all_rows), default=0),
+        read_bytes=sum(row.read_bytes for row in all_rows),
+        written_bytes=sum(row.written_bytes for row in all_rows),
+        received_bytes=sum(row.node_received_bytes for row in all_rows),
+        sent_bytes=sum(row.node_sent_bytes for row in all_rows),
         energy_joules=energy,
         energy_sources=sources,
     )
@@ -131,18 +131,18 @@ def _taken_bytes(gpu: GpuSample) -> int | None:
 
 
 def _new_errors(samples: Sequence[tuple[MeterRow, GpuSample]]) -> int:
-    told: dict[tuple[str, str], list[int]] = {}
+    by_gpu: dict[tuple[str, str], list[int]] = {}
     for row, gpu in samples:
         if gpu.uncorrected_ecc_errors is not None:
-            told.setdefault((row.node, gpu.uuid), []).append(gpu.uncorrected_ecc_errors)
-    return sum(max(0, counts[-1] - counts[0]) for counts in told.values())
+            by_gpu.setdefault((row.node, gpu.uuid), []).append(gpu.uncorrected_ecc_errors)
+    return sum(max(0, counts[-1] - counts[0]) for counts in by_gpu.values())
 
 
 def _energy(rows: Sequence[MeterRow]) -> tuple[float | None, tuple[str, ...]]:
     """Joules in all, with every source that gave some of them; None where none did."""
     parts = [(gpu.energy_joules, gpu.energy_source) for row in rows for gpu in row.gpus or ()]
     parts += [(row.cpu_energy_joules, "rapl") for row in rows]
-    known = [(joules, source) for joules, source in parts if joules is not None]
-    if not known:
+    measured = [(joules, source) for joules, source in parts if joules is not None]
+    if not measured:
         return None, ()
-    return sum(joules for joules, _ in known), tuple(sorted({source or "unknown" for _, source in known}))
+    return sum(joules for joules, _ in measured), tuple(sorted({source or "unknown" for _, source in measured}))
