@@ -22,7 +22,7 @@ class Input:
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """What is known of a run, or of a stage in it, beside its metrics."""
+    """Facts of a run, or of a stage in it, beside its metrics."""
 
     key: str
     """Ours, and never another one's: under it a run is found again whose own number was lost."""

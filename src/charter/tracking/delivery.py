@@ -23,7 +23,7 @@ PIPELINE = ""
 
 @dataclass(kw_only=True)
 class Told:
-    """What a tracker has been told of the pipeline or of one stage."""
+    """Rows and files that a tracker has received, of the pipeline or of one stage."""
 
     id: str | None = None
     facts: str = ""
@@ -94,19 +94,19 @@ class Delivery:
         self._set_state(directory.name, standing)
 
     def _open(self, key: str, facts: RunFacts, *, parent: str | None) -> None:
-        told = self._told.setdefault(key, Told())
+        delivered = self._told.setdefault(key, Told())
         if key not in self._opened:
-            told.id = self._destination.open_run(facts, parent=parent, known=told.id)
-            lost_from = self._destination.rows_lost_from(told.id, told=told.rows, sure=told.sure)
+            delivered.id = self._destination.open_run(facts, parent=parent, known=delivered.id)
+            lost_from = self._destination.rows_lost_from(delivered.id, told=delivered.rows, sure=delivered.sure)
             if lost_from is not None:
-                told = self._go_back(key, lost_from)
+                delivered = self._go_back(key, lost_from)
             self._opened.add(key)
             self._save()
-        if told.facts != (now := digest(asdict(facts))):
-            assert told.id is not None
-            self._destination.describe(told.id, facts)
-            told.facts = now
-            self._save(changed=told)
+        if delivered.facts != (now := digest(asdict(facts))):
+            assert delivered.id is not None
+            self._destination.describe(delivered.id, facts)
+            delivered.facts = now
+            self._save(changed=delivered)
 
     def _go_back(self, key: str, rows: int) -> Told:
         """Tell again what died with the process that was to send it."""
@@ -117,43 +117,43 @@ class Delivery:
 
     def _log(self, key: str) -> bool:
         """Tell one batch; False when there is no more."""
-        told = self._told[key]
-        start = Place(rows=told.rows, at_bytes=told.at_bytes)
+        delivered = self._told[key]
+        start = Place(rows=delivered.rows, at_bytes=delivered.at_bytes)
         rows, end = read_rows(journal_path(self._run_dir, key), start, most=ROWS_PER_BATCH)
         if not rows:
             return False
-        assert told.id is not None
-        self._destination.log(told.id, rows)
-        told.rows, told.at_bytes = end.rows, end.at_bytes
-        self._save(changed=told)
+        assert delivered.id is not None
+        self._destination.log(delivered.id, rows)
+        delivered.rows, delivered.at_bytes = end.rows, end.at_bytes
+        self._save(changed=delivered)
         return True
 
     def _attach(self, key: str, name: str, path: Path) -> None:
-        told = self._told[key]
-        found = self._hash(path)
-        if told.files.get(name) == found:
+        delivered = self._told[key]
+        digest = self._hash(path)
+        if delivered.files.get(name) == digest:
             return
-        assert told.id is not None
-        self._destination.attach(told.id, name, path)
-        told.files[name] = found
-        self._save(changed=told)
+        assert delivered.id is not None
+        self._destination.attach(delivered.id, name, path)
+        delivered.files[name] = digest
+        self._save(changed=delivered)
 
     def _hash(self, path: Path) -> str:
         """The SHA-256 of a file, which is read again only when it has changed."""
         facts = path.stat()
-        known = self._hashes.get(path)
-        if known is None or known[:2] != (facts.st_size, facts.st_mtime_ns):
-            known = self._hashes[path] = (facts.st_size, facts.st_mtime_ns, sha256_file(path))
-        return known[2]
+        cached = self._hashes.get(path)
+        if cached is None or cached[:2] != (facts.st_size, facts.st_mtime_ns):
+            cached = self._hashes[path] = (facts.st_size, facts.st_mtime_ns, sha256_file(path))
+        return cached[2]
 
     def _set_state(self, key: str, standing: Standing) -> None:
-        told = self._told[key]
-        if told.state == standing.state:
+        delivered = self._told[key]
+        if delivered.state == standing.state:
             return
-        assert told.id is not None
-        self._destination.set_state(told.id, standing.state, ended_at=standing.ended_at)
-        told.state = standing.state
-        told.sure = told.rows if standing.state != "running" else told.sure
+        assert delivered.id is not None
+        self._destination.set_state(delivered.id, standing.state, ended_at=standing.ended_at)
+        delivered.state = standing.state
+        delivered.sure = delivered.rows if standing.state != "running" else delivered.sure
         self._save()
 
     def _save(self, *, changed: Told | None = None) -> None:
@@ -163,15 +163,15 @@ class Delivery:
         """
         if changed is not None and changed.state != "running":
             changed.state = ""
-        content = {key: asdict(told) for key, told in self._told.items()}
+        content = {key: asdict(delivered) for key, delivered in self._told.items()}
         durable.write_json(delivered_path(self._run_dir, self._tracker), content)
 
 
 def read_told(run_dir: Path, tracker: str) -> dict[str, Told]:
-    """What a tracker has been told; empty where it was told nothing yet."""
+    """Read the deliveries to a tracker; empty where nothing was delivered yet."""
     path = delivered_path(run_dir, tracker)
     content: Mapping[str, Mapping[str, Any]] = durable.read_json(path) if path.exists() else {}
-    return {key: Told(**told) for key, told in content.items()}
+    return {key: Told(**entry) for key, entry in content.items()}
 
 
 def waiting_rows(run_dir: Path, told: Mapping[str, Told]) -> int:

@@ -88,16 +88,16 @@ class Senders:
 
 
 def health_of(run_dir: Path, tracker: str) -> dict[str, Any]:
-    """How the delivery to a tracker went last; empty where nobody has tried."""
+    """Read the health of the latest delivery to a tracker; empty where nobody has tried."""
     try:
-        found: dict[str, Any] = durable.read_json(health_path(run_dir, tracker))
+        health: dict[str, Any] = durable.read_json(health_path(run_dir, tracker))
     except DataError:
         return {}
-    return found
+    return health
 
 
 def is_failing(run_dir: Path, tracker: str) -> bool:
-    """Whether the last try to tell a tracker something went wrong."""
+    """Return True if the latest delivery to a tracker went wrong."""
     return bool(health_of(run_dir, tracker).get("failures", 0))
 
 
@@ -140,15 +140,15 @@ class Follower:
         self._meters.close()
 
     def _look(self) -> None:
-        """What goes wrong here is said in the log, and hurts nobody else."""
+        """Collect new rows; an error here is logged, and hurts nobody else."""
         try:
             self._progress.look()
             self._meters.look(self._progress.running())
             self._endpoint.show(self._progress)
             if self._collects:
                 # Stages of earlier runs may have rows that nobody collected, so the first look is at all of them.
-                found = self._progress.stages if self._behind else self._progress.recent()
-                self._collector.collect(tuple(found))
+                stages = self._progress.stages if self._behind else self._progress.recent()
+                self._collector.collect(tuple(stages))
                 self._behind = False
                 self._senders.keep_alive()
         except Exception as error:
@@ -159,15 +159,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Follow until standard input says that the run has ended."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    followed = read_followed(given.run_dir)
+    followed = read_followed(options.run_dir)
     if followed is None:
         return
-    with TrackingLock(given.run_dir, wait_seconds=LOCK_SECONDS):
-        Follower(given.run_dir, followed).run(Orders(sys.stdin.fileno(), end=b"end"))
+    with TrackingLock(options.run_dir, wait_seconds=LOCK_SECONDS):
+        Follower(options.run_dir, followed).run(Orders(sys.stdin.fileno(), end=b"end"))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ REMEMBERED_STEPS = 20_000
 
 @dataclass(kw_only=True)
 class Source:
-    """How far one file of a stage has been collected."""
+    """Position up to which one file of a stage has been collected."""
 
     end_bytes: int = 0
     digest: str = ""
@@ -50,7 +50,7 @@ class Journal:
         self._recover()
 
     def source(self, name: str) -> Source:
-        """How far a source has been collected."""
+        """Return the position up to which a source has been collected."""
         return self.sources.setdefault(name, Source())
 
     def append(self, source: str, end_bytes: int, line: bytes, values: Mapping[str, float], **row: Any) -> None:
@@ -61,11 +61,11 @@ class Journal:
 
     def skip(self, source: str, end_bytes: int, line: bytes) -> None:
         """Go past a line that gives no row."""
-        found = self.source(source)
-        found.end_bytes, found.digest = end_bytes, digest_of(line)
+        collected = self.source(source)
+        collected.end_bytes, collected.digest = end_bytes, digest_of(line)
 
     def knows(self, source: str, step: int, values: Mapping[str, float]) -> bool:
-        """Whether a step is there with this result, so that doing it again has told nothing new."""
+        """Return True if a step is there with this result, so that doing it again has told nothing new."""
         results = self.source(source).results
         if step in results:
             return results[step] == result_digest(values)
@@ -85,16 +85,16 @@ class Journal:
         """Cut a line that a kill tore, and read how far every source is."""
         if not self._path.exists():
             return
-        whole = 0
+        intact_bytes = 0
         with self._path.open("rb") as file:
             for line in file:
                 entry = _entry(line)
                 if entry is None:
                     break
-                whole += len(line)
+                intact_bytes += len(line)
                 self._take(entry)
-        if whole < self._path.stat().st_size:
-            durable.truncate(self._path, whole)
+        if intact_bytes < self._path.stat().st_size:
+            durable.truncate(self._path, intact_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +124,7 @@ def read_rows(path: Path, start: Place, *, most: int) -> tuple[tuple[Row, ...], 
 
 
 def count_rows(path: Path) -> int:
-    """How many whole rows a journal has."""
+    """Count the complete rows of a journal."""
     try:
         with path.open("rb") as file:
             return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
@@ -144,7 +144,7 @@ def result_digest(values: Mapping[str, float]) -> str:
 
 
 def depends_on_clock(name: str) -> bool:
-    """Whether a figure is another one each time the same step is done.
+    """Return True if a figure is another one each time the same step is done.
 
     >>> [depends_on_clock(name) for name in ("loss", "tokens_per_second", "seconds_save", "peak_bytes")]
     [False, True, True, True]
@@ -189,7 +189,7 @@ def lines_after(path: Path, source: Source) -> Iterator[tuple[int, bytes]]:
 
 
 def _is_as_left(file: Any, source: Source) -> bool:
-    """Whether the last line that was collected still stands where it stood."""
+    """Return True if the last line that was collected still stands where it stood."""
     if not source.end_bytes:
         return True
     size = file.seek(0, 2)
@@ -212,12 +212,12 @@ def tracking_dir(run_dir: Path) -> Path:
 
 
 def facts_path(run_dir: Path) -> Path:
-    """What the run is, for those who tell trackers of it."""
+    """Return the path of the run's facts, for those who tell trackers of it."""
     return tracking_dir(run_dir) / FACTS
 
 
 def live_path(run_dir: Path) -> Path:
-    """What only the supervisor knows while a run lasts: what was spent."""
+    """Return the path of the supervisor's live facts while a run lasts: the amount spent."""
     return tracking_dir(run_dir) / LIVE
 
 
@@ -227,17 +227,17 @@ def journal_path(run_dir: Path, stage_dir_name: str) -> Path:
 
 
 def delivered_path(run_dir: Path, tracker: str) -> Path:
-    """What one tracker has been told."""
+    """Return the path of the deliveries to one tracker."""
     return tracking_dir(run_dir) / f"{tracker}.json"
 
 
 def health_path(run_dir: Path, tracker: str) -> Path:
-    """How the delivery to one tracker goes; nothing depends on it."""
+    """Return the path of the health of the delivery to one tracker; nothing depends on it."""
     return tracking_dir(run_dir) / f"{tracker}.health.json"
 
 
 def log_path(run_dir: Path, tracker: str) -> Path:
-    """What a tracker's library prints."""
+    """Return the path of the log of a tracker's library."""
     return tracking_dir(run_dir) / f"{tracker}.log"
 
 
@@ -276,10 +276,10 @@ class Collector:
 
     def _changed(self, path: Path) -> bool:
         try:
-            found = path.stat()
+            status = path.stat()
         except FileNotFoundError:
             return False
-        now = (found.st_size, found.st_mtime_ns)
+        now = (status.st_size, status.st_mtime_ns)
         changed = self._seen.get(path) != now
         self._seen[path] = now
         return changed

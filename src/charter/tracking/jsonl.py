@@ -25,7 +25,7 @@ class Point:
 
 
 def metrics_file(stage_dir: Path) -> Path:
-    """Where the curves of a stage are: its own, or those of an imported run where it has none."""
+    """Return the path of a stage's curves: its own, or those of an imported run where it has none."""
     own, imported = stage_dir / METRICS, stage_dir / IMPORTED_METRICS
     return imported if imported.exists() and not own.exists() else own
 

@@ -38,8 +38,8 @@ def open_destination(run_dir: Path, followed: Followed, tracker: str, secrets: S
 
 def settings_of(followed: Followed, tracker: str) -> MlflowSettings | WandbSettings | TensorboardSettings:
     """The settings of one tracker, as they were written down when the run started."""
-    given: Mapping[str, Any] = followed.trackers[tracker]
+    values: Mapping[str, Any] = followed.trackers[tracker]
     try:
-        return PLAIN[tracker](**{name: value for name, value in given.items() if name != "drain_seconds"})
+        return PLAIN[tracker](**{name: value for name, value in values.items() if name != "drain_seconds"})
     except (KeyError, TypeError) as error:
         raise DataError(f"the settings of {tracker} are not of this version of Charter: {error}") from None

@@ -1,4 +1,4 @@
-"""How a run and its stages are, folded from `events.jsonl`; and how far, from `progress.json`."""
+"""State of a run and its stages, folded from `events.jsonl`; and their progress, from `progress.json`."""
 
 import json
 import time
@@ -26,7 +26,7 @@ STOPS: Mapping[str, State] = {"interrupted": "interrupted", "budget": "interrupt
 
 @dataclass(kw_only=True)
 class Standing:
-    """How a run or a stage is."""
+    """State of a run or a stage."""
 
     state: TrackerState = "running"
     started_at: float | None = None
@@ -47,7 +47,7 @@ class Standing:
         self.interruptions += state == "interrupted"
 
     def tags(self) -> dict[str, str]:
-        """What trackers are told of it as tags."""
+        """Return the tags that trackers get of it."""
         return {"charter.attempts": str(self.attempts), "charter.interruptions": str(self.interruptions)}
 
 

@@ -1,4 +1,4 @@
-"""What trackers are told of a run and its stages beside numbers, read from the run's files."""
+"""Facts of a run and its stages for trackers, beside numbers, read from the run's files."""
 
 import hashlib
 import json
@@ -47,7 +47,7 @@ def write_followed(run_dir: Path, followed: Followed) -> None:
 
 
 def read_followed(run_dir: Path) -> Followed | None:
-    """Who is followed in a run directory; None where nobody ever was."""
+    """Read the followed run of a directory; None where nobody ever was followed."""
     if not facts_path(run_dir).exists():
         return None
     content = durable.read_json(facts_path(run_dir))
@@ -58,7 +58,7 @@ def read_followed(run_dir: Path) -> Followed | None:
 
 
 def run_facts(followed: Followed, *, started_at: float | None) -> RunFacts:
-    """What trackers are told of the pipeline."""
+    """Return the facts of the pipeline for trackers."""
     tags = {"charter.run": followed.name, "charter.level": "pipeline", **_prefixed(followed.tags or {})}
     if followed.owner:
         tags["charter.owner"] = followed.owner
@@ -66,7 +66,7 @@ def run_facts(followed: Followed, *, started_at: float | None) -> RunFacts:
 
 
 def stage_facts(followed: Followed, stage_dir: Path, *, started_at: float | None) -> RunFacts | None:
-    """What trackers are told of a stage; None while its job is not written."""
+    """Return the facts of a stage for trackers; None while its job is not written."""
     try:
         job = durable.read_json(stage_dir / JOB_FILE)
     except DataError:

@@ -12,12 +12,12 @@ SHORTEST = 4
 
 
 def is_reference(text: str) -> bool:
-    """Whether a text says where something is: `env:NAME` or `file:PATH`."""
+    """Return True if a text is a reference: `env:NAME` or `file:PATH`."""
     return text.startswith(("env:", "file:")) and "://" not in text
 
 
 def read_secret(reference: str, *, of: str) -> str:
-    """What a reference names; `of` says in messages what it is for."""
+    """Read the secret that a reference names; `of` says in messages what it is for."""
     kind, _, where = reference.partition(":")
     if kind == "env":
         value, missing = os.environ.get(where, ""), f"the environment variable {where} is not set"

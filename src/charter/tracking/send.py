@@ -88,7 +88,7 @@ def deliver_once(run_dir: Path, tracker: str, followed: Followed) -> bool:
 
 
 class Orders:
-    """What standard input has said: a word that means "finish", or nothing more at all."""
+    """Orders from standard input: a word that means "finish", or its end."""
 
     def __init__(self, descriptor: int, *, end: bytes = DRAIN) -> None:
         self._descriptor, self._end = descriptor, end
@@ -105,9 +105,9 @@ class Orders:
             return
         ready, _, _ = select.select([self._descriptor], [], [], seconds)
         if ready:
-            said = os.read(self._descriptor, 4096)
-            self.draining |= self._end in said
-            self.leave = not said
+            received = os.read(self._descriptor, 4096)
+            self.draining |= self._end in received
+            self.leave = not received
 
 
 class Drained(Orders):
@@ -132,13 +132,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--tracker", required=True)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    followed = read_followed(given.run_dir)
-    if followed is None or given.tracker not in followed.trackers:
-        raise UsageError(f"{given.run_dir} has no tracker called {given.tracker}")
-    with TrackingLock(given.run_dir, of=given.tracker, wait_seconds=LOCK_SECONDS):
-        done = Sender(given.run_dir, given.tracker, followed, Orders(sys.stdin.fileno())).run()
+    followed = read_followed(options.run_dir)
+    if followed is None or options.tracker not in followed.trackers:
+        raise UsageError(f"{options.run_dir} has no tracker called {options.tracker}")
+    with TrackingLock(options.run_dir, of=options.tracker, wait_seconds=LOCK_SECONDS):
+        done = Sender(options.run_dir, options.tracker, followed, Orders(sys.stdin.fileno())).run()
     sys.stdout.flush()
     # Not sys.exit: handlers of the libraries would wait for servers that do not answer.
     os._exit(0 if done else 1)

@@ -1,4 +1,4 @@
-"""How far every tracker of a run has been told, from the files of the run."""
+"""Delivery status of every tracker of a run, from the files of the run."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ class TrackerStatus:
 
     @property
     def is_up_to_date(self) -> bool:
-        """Whether the tracker has been told everything that is there."""
+        """Return True if the tracker has received everything that is there."""
         return self.waiting_rows == 0 and self.is_closed
 
 
@@ -39,18 +39,20 @@ def status_of_trackers(run_dir: Path) -> tuple[TrackerStatus, ...]:
     progress = RunProgress(run_dir=run_dir)
     progress.look()
     wanted = {PIPELINE: progress.run, **{path.name: standing for path, standing in progress.stages.items()}}
-    found = []
+    statuses = []
     for tracker in followed.trackers:
-        told, health = read_told(run_dir, tracker), health_of(run_dir, tracker)
-        found.append(
+        deliveries, health = read_told(run_dir, tracker), health_of(run_dir, tracker)
+        statuses.append(
             TrackerStatus(
                 tracker=tracker,
-                told_rows=sum(item.rows for item in told.values()),
-                waiting_rows=waiting_rows(run_dir, told),
-                is_closed=all(key in told and told[key].state == standing.state for key, standing in wanted.items()),
+                told_rows=sum(item.rows for item in deliveries.values()),
+                waiting_rows=waiting_rows(run_dir, deliveries),
+                is_closed=all(
+                    key in deliveries and deliveries[key].state == standing.state for key, standing in wanted.items()
+                ),
                 failures=int(health.get("failures", 0)),
                 message=health.get("message"),
-                run=told[PIPELINE].id if PIPELINE in told else None,
+                run=deliveries[PIPELINE].id if PIPELINE in deliveries else None,
             )
         )
-    return tuple(found)
+    return tuple(statuses)

@@ -52,9 +52,9 @@ class MlflowDestination:
         if known is not None:
             return known
         experiment = self._experiment_id()
-        found = self._client.search_runs([experiment], f"tags.`{KEY_TAG}` = '{facts.key}'", max_results=1)
-        if found:
-            return str(found[0].info.run_id)
+        runs = self._client.search_runs([experiment], f"tags.`{KEY_TAG}` = '{facts.key}'", max_results=1)
+        if runs:
+            return str(runs[0].info.run_id)
         tags = {KEY_TAG: facts.key, "mlflow.user": _user(), "mlflow.source.name": "charter"}
         if parent is not None:
             tags["mlflow.parentRunId"] = parent
@@ -68,8 +68,8 @@ class MlflowDestination:
         tags = {**facts.tags, **({"mlflow.note.content": facts.note} if facts.note else {})}
         for some in _chunks(list(tags.items()), TAGS_PER_CALL):
             self._client.log_batch(run, tags=[_tag(name, value) for name, value in some])
-        known = self._client.get_run(run).data.params
-        new = [(name, value) for name, value in facts.parameters.items() if name not in known]
+        sent_before = self._client.get_run(run).data.params
+        new = [(name, value) for name, value in facts.parameters.items() if name not in sent_before]
         for some in _chunks(new, PARAMETERS_PER_CALL):
             self._client.log_batch(run, params=[_parameter(name, value) for name, value in some])
         if facts.inputs:
@@ -109,11 +109,11 @@ class MlflowDestination:
 
     def _experiment_id(self) -> str:
         if self._experiment is None:
-            found = self._client.get_experiment_by_name(self._experiment_name)
-            if found is None:
+            experiment = self._client.get_experiment_by_name(self._experiment_name)
+            if experiment is None:
                 self._experiment = self._client.create_experiment(self._experiment_name, self._artifacts)
             else:
-                self._experiment = found.experiment_id
+                self._experiment = experiment.experiment_id
         return str(self._experiment)
 
 
@@ -143,10 +143,10 @@ def open_mlflow(settings: MlflowSettings, *, run_name: str, root: Path, director
 
 
 def _uri(settings: MlflowSettings, *, root: Path, directory: Path, secrets: Secrets) -> str:
-    given = settings.uri or os.environ.get("MLFLOW_TRACKING_URI")
-    if given is None:
+    setting = settings.uri or os.environ.get("MLFLOW_TRACKING_URI")
+    if setting is None:
         return f"sqlite:///{(directory / 'mlflow.db').resolve()}"
-    uri = secrets.read(given, of="the address of MLflow") if is_reference(given) else given
+    uri = secrets.read(setting, of="the address of MLflow") if is_reference(setting) else setting
     if uri.startswith("postgresql://"):
         # psycopg 3, which the extra brings; SQLAlchemy's default driver differs between its versions.
         uri = uri.replace("postgresql://", "postgresql+psycopg://", 1)

@@ -30,7 +30,7 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class StageView:
-    """What is known of one stage now."""
+    """Latest figures of one stage."""
 
     name: str
     standing: Standing
@@ -44,8 +44,8 @@ def figures(run: str, standing: Standing, stages: tuple[StageView, ...], *, cost
     progress = [(stage.name, stage.progress) for stage in stages]
     metrics = [
         ((run, name, metric), float(value))
-        for name, found in progress
-        for metric, value in (found.get("metrics") or {}).items()
+        for name, state in progress
+        for metric, value in (state.get("metrics") or {}).items()
         if isinstance(value, int | float)
     ]
     machines = [(stage.name, row) for stage in stages for row in stage.machines if stage.standing.state == "running"]
@@ -71,13 +71,13 @@ def figures(run: str, standing: Standing, stages: tuple[StageView, ...], *, cost
             "charter_stage_step",
             "Finished steps.",
             by_stage,
-            [((run, name), found.get("step")) for name, found in progress],
+            [((run, name), state.get("step")) for name, state in progress],
         ),
         _gauge(
             "charter_stage_target_step",
             "Steps that make the stage done.",
             by_stage,
-            [((run, name), found.get("target_step")) for name, found in progress],
+            [((run, name), state.get("target_step")) for name, state in progress],
         ),
         _gauge(
             "charter_stage_metric",
@@ -169,7 +169,7 @@ class Endpoint:
         self._figures = figures(self._run, progress.run, stages, cost_usd=_cost_usd(self._run_dir))
 
     def collect(self) -> Iterator[Any]:
-        """What `prometheus_client` asks for at each scrape."""
+        """Yield the metric families that `prometheus_client` asks for at each scrape."""
         from prometheus_client.core import GaugeMetricFamily
 
         for figure in self._figures:
@@ -197,13 +197,13 @@ def last_rows(stage_dir: Path) -> Iterator[MeterRow]:
 
 
 def _gauge(name: str, text: str, labels: tuple[str, ...], values: Sequence[tuple[tuple[str, ...], Any]]) -> Figure:
-    known = tuple((found, float(value)) for found, value in values if value is not None)
-    return Figure(name=name, help=text, labels=labels, values=known)
+    samples = tuple((label_values, float(value)) for label_values, value in values if value is not None)
+    return Figure(name=name, help=text, labels=labels, values=samples)
 
 
 def _cost_usd(run_dir: Path) -> float | None:
     try:
-        found = durable.read_json(live_path(run_dir)).get("cost_usd")
+        cost = durable.read_json(live_path(run_dir)).get("cost_usd")
     except DataError:
         return None
-    return None if found is None else float(found)
+    return None if cost is None else float(cost)

@@ -70,8 +70,8 @@ class WandbDestination:
             return None
         lost_from: int | None = None
         if self._settings.mode == "online":
-            kept = told if told == sure else int(self._open(run).starting_step)
-            lost_from = kept if kept < told else None
+            arrived = told if told == sure else int(self._open(run).starting_step)
+            lost_from = arrived if arrived < told else None
         elif self._note_path(run).exists():
             lost_from = min(told, int(durable.read_json(self._note_path(run))["rows"]))
         self._rows[run] = told if lost_from is None else lost_from
@@ -97,7 +97,7 @@ class WandbDestination:
             durable.remove_file(self._note_path(run))
 
     def close(self) -> None:
-        """What is still open stays so on the server; what has not arrived is told again later."""
+        """Close the run; open parts stay so on the server, and rows that have not arrived are sent again later."""
 
     def _open(self, run: str) -> Any:
         if run in self._runs:
