@@ -1,4 +1,4 @@
-"""How long a checkpoint takes to be written or read; `estimate/node/storage.py` has its size."""
+"""Seconds to write or read a checkpoint; `estimate/node/storage.py` has its size."""
 
 
 def transfer_seconds(

@@ -11,7 +11,7 @@ LARGEST_EXPONENT = 700.0
 
 @dataclass(frozen=True, kw_only=True)
 class Interruptions:
-    """What interrupts a job and what an interruption costs, all in seconds."""
+    """Causes of interruptions of a job and their costs, all in seconds."""
 
     mean_between_failures_seconds: float
     """Of the whole job, while it runs or restarts."""

@@ -1,4 +1,4 @@
-"""How often a job of many nodes is interrupted."""
+"""Interruption rate of a job of many nodes."""
 
 import math
 from dataclasses import dataclass
@@ -150,7 +150,7 @@ def waiting_share(*, num_nodes: int, failures_per_node_day: float, repair_days: 
 
 @dataclass(frozen=True, kw_only=True)
 class SpareWorth:
-    """What a number of spare nodes saves and costs in a month of 720 hours."""
+    """Savings and costs of a number of spare nodes in a month of 720 hours."""
 
     spares: int
     hours_saved: float
@@ -166,7 +166,7 @@ class SpareWorth:
 
 
 def spare_worth(*, num_nodes: int, failures_per_node_day: float, repair_days: float, spares: int) -> SpareWorth:
-    """What `spares` save and cost: hours waiting with none less hours waiting with them, against their rent.
+    """Return the worth of `spares`: hours waiting with none less hours waiting with them, against their rent.
 
     `repair_days` is the time until a failed node is replaced: a repair on own machines, minutes in a cloud.
 

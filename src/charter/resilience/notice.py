@@ -1,4 +1,4 @@
-"""What a warning before a preemption is worth: AWS gives 120 s, GCP 30 s (their docs), Azure 30 s (from memory)."""
+"""Value of a warning before a preemption: AWS gives 120 s, GCP 30 s (their docs), Azure 30 s (from memory)."""
 
 NOTICE_SUCCESS = 0.9
 """Share of preemptions whose notice is seen in time; AWS calls it best effort. Judgement."""

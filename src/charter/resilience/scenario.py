@@ -162,18 +162,18 @@ class SweepPoint:
 
 def sweep(scenario: Scenario, interval_seconds: float, *, runs: int, seed: int) -> tuple[SweepPoint, ...]:
     """Useful share over intervals from an eighth to eight times the given one, on the same random numbers."""
-    found: list[SweepPoint] = []
+    points: list[SweepPoint] = []
     for factor in SWEEP_FACTORS:
         interval = max(factor * interval_seconds, scenario.persist_seconds, 1e-3)
         if interval > max(scenario.useful_seconds, interval_seconds) or any(
-            point.interval_seconds == interval for point in found
+            point.interval_seconds == interval for point in points
         ):
             continue
         form = scenario.closed_form(interval)
         hopeless = form.useful_share < LEAST_SHARE or form.interruptions > MOST_INTERRUPTIONS
         ettr = None if hopeless else simulate(scenario.job(interval), runs=runs, seed=seed).ettr
-        found.append(SweepPoint(interval_seconds=interval, ettr=ettr, closed_form=form.useful_share))
-    return tuple(found)
+        points.append(SweepPoint(interval_seconds=interval, ettr=ettr, closed_form=form.useful_share))
+    return tuple(points)
 
 
 LEAST_SHARE = 0.01

@@ -32,7 +32,7 @@ class Outcome:
 
     @property
     def runs(self) -> int:
-        """How many runs there are."""
+        """Number of runs."""
         return int(self.wall_seconds.size)
 
     @property
@@ -69,8 +69,8 @@ class Outcome:
 
     def quantiles(self, seconds: Seconds) -> dict[str, float]:
         """p50, p90 and p99 of one of the columns."""
-        found = np.quantile(seconds, QUANTILES)
-        return {f"p{round(100 * level)}": float(value) for level, value in zip(QUANTILES, found, strict=True)}
+        levels = np.quantile(seconds, QUANTILES)
+        return {f"p{round(100 * level)}": float(value) for level, value in zip(QUANTILES, levels, strict=True)}
 
     def buckets(self) -> dict[str, float]:
         """Mean seconds by bucket; they add up to the mean wall time."""
@@ -127,7 +127,7 @@ class SparePool:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What is simulated; every time in seconds."""
+    """Simulated job; every time in seconds."""
 
     useful_seconds: float
     interval_seconds: float
@@ -203,8 +203,10 @@ class _Simulation:
         restart = 0.0
         for interruption in range(1, MAX_INTERRUPTIONS + 1):
             life = self._job.failures.draw(self._failing, self._runs)[active]
-            left = self._left[active]
-            ended = self._period(active, np.minimum(life, left), preempted=left < life, restart=restart)
+            remaining_life = self._left[active]
+            ended = self._period(
+                active, np.minimum(life, remaining_life), preempted=remaining_life < life, restart=restart
+            )
             active = active[~ended]
             if active.size == 0:
                 return self._outcome()
@@ -239,20 +241,23 @@ class _Simulation:
         total["now"][runs] += restart + remaining + saves
 
     def _interrupt(self, runs: Index, working: Seconds, remaining: Seconds, preempted: NDArray[np.bool_]) -> None:
-        """What became durable of the work of a period, and what is lost."""
+        """Add the work of a period that became durable, and the work that is lost."""
         job, total = self._job, self._total
         segment = job.interval_seconds + job.save_seconds
         durable = np.maximum(np.floor((working - job.persist_seconds) / segment), 0.0)
-        kept, saved = durable * job.interval_seconds, durable * job.save_seconds
+        durable_compute, saved = durable * job.interval_seconds, durable * job.save_seconds
         if job.notice_success > 0:
             early = self._noticing.random(self._runs)[runs] < job.notice_success
             early &= preempted & (working > job.save_seconds)
-            whole, rest = np.divmod(working - job.save_seconds, segment)
-            computed = np.minimum(whole * job.interval_seconds + np.minimum(rest, job.interval_seconds), remaining)
-            kept, saved = np.where(early, computed, kept), np.where(early, working - computed, saved)
-        total["done"][runs] += kept
+            segments, rest = np.divmod(working - job.save_seconds, segment)
+            computed = np.minimum(segments * job.interval_seconds + np.minimum(rest, job.interval_seconds), remaining)
+            durable_compute, saved = (
+                np.where(early, computed, durable_compute),
+                np.where(early, working - computed, saved),
+            )
+        total["done"][runs] += durable_compute
         total["saves"][runs] += saved
-        total["lost"][runs] += working - kept - saved
+        total["lost"][runs] += working - durable_compute - saved
         self._count[runs] += 1
 
     def _come_back(self, runs: Index, preempted: NDArray[np.bool_]) -> None:
@@ -286,10 +291,10 @@ class _Simulation:
         """Wait for the spot pool, if there is one, and note how long it has machines."""
         if self._windows is None:
             return
-        wait, left = self._windows.next_up(self._total["now"][runs], runs)
+        wait, remaining_life = self._windows.next_up(self._total["now"][runs], runs)
         self._total["wait"][runs] += wait
         self._total["now"][runs] += wait
-        self._left[runs] = left
+        self._left[runs] = remaining_life
 
     def _outcome(self) -> Outcome:
         total = self._total

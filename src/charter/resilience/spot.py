@@ -209,15 +209,15 @@ class _ReplayedWindows:
     def next_up(self, now: Seconds, runs: Index) -> tuple[Seconds, Seconds]:
         """See `Windows`; a window that reaches the end of the record goes on into its repetition."""
         moment = (now + self._offset[runs]) % self._length
-        found = np.searchsorted(self._ends, moment, side="right")
-        wrapped = found == self._ends.size
-        found[wrapped] = 0
-        start = self._starts[found] + np.where(wrapped, self._length, 0.0)
-        end = self._ends[found] + np.where(wrapped, self._length, 0.0)
+        window = np.searchsorted(self._ends, moment, side="right")
+        wrapped = window == self._ends.size
+        window[wrapped] = 0
+        start = self._starts[window] + np.where(wrapped, self._length, 0.0)
+        end = self._ends[window] + np.where(wrapped, self._length, 0.0)
         begin = np.maximum(moment, start)
-        joins = (self._ends[found] >= self._length) & (self._starts[0] <= 0.0)
-        left = end - begin + np.where(joins, self._ends[0], 0.0)
-        return begin - moment, np.full_like(left, np.inf) if self._always else left
+        joins = (self._ends[window] >= self._length) & (self._starts[0] <= 0.0)
+        remaining = end - begin + np.where(joins, self._ends[0], 0.0)
+        return begin - moment, np.full_like(remaining, np.inf) if self._always else remaining
 
 
 LEVELS = (0.1, 0.5, 0.9)
@@ -280,10 +280,10 @@ def spot_waits(up_seconds: float, *, mean_up_seconds: float, availability: float
     windows = up_seconds / mean_up_seconds
     if windows <= 0 or mean_outage <= 0:
         return SpotWaits(p10=0.0, p50=0.0, p90=0.0)
-    known = min(windows, MOST_WINDOWS)
-    found = _in_outages(round(STEPS_PER_E * math.log(known)), round(availability, 3))
-    spread = math.sqrt(windows / known)
-    curve = tuple(mean_outage * max(0.0, windows + (outages - known) * spread) for outages in found)
+    capped = min(windows, MOST_WINDOWS)
+    outage_waits = _in_outages(round(STEPS_PER_E * math.log(capped)), round(availability, 3))
+    spread = math.sqrt(windows / capped)
+    curve = tuple(mean_outage * max(0.0, windows + (outages - capped) * spread) for outages in outage_waits)
     p10, p50, p90 = (curve[row] for row in _ROWS)
     return SpotWaits(p10=p10, p50=p50, p90=p90, curve=curve)
 
@@ -355,7 +355,7 @@ class Trace:
         return self.gap_seconds * len(self.available)
 
     def periods(self, nodes: int = 1) -> Periods:
-        """When at least `nodes` machines were there at once, for a gang of that size.
+        """Return the periods in which at least `nodes` machines were there at once, for a gang of that size.
 
         Raises `UsageError` when that never was.
         """
@@ -376,7 +376,7 @@ class Trace:
 
 @dataclass(frozen=True, kw_only=True)
 class TraceStatistics:
-    """What a trace says about a gang: how much of the time, for how long, and how long it waits."""
+    """Statistics of a trace for a gang: its share of the time, its duration, and the wait for it."""
 
     availability: float
     preemptions: int
@@ -414,12 +414,12 @@ def trace_statistics(trace: Trace, nodes: int = 1) -> TraceStatistics:
 def read_trace(path: Path) -> Trace:
     """The trace in a JSON file; a `UsageError` says what is wrong with it."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"trace {path}: {error.strerror}; shipped traces: {', '.join(shipped())}") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"trace {path}: not JSON ({error})") from None
-    return trace_of(found, name=path.stem)
+    return trace_of(content, name=path.stem)
 
 
 def trace_of(found: object, *, name: str) -> Trace:
