@@ -79,7 +79,7 @@ class SaveMode:
             self.chosen = "async"
 
     def next(self) -> Mode:
-        """How the next checkpoint is written."""
+        """Return the mode in which the next checkpoint is written."""
         self._settle_last()
         if self.chosen is None and len(self.sync_seconds) >= TRIALS and len(self.async_seconds) >= TRIALS:
             self.chosen = choose(self.sync_seconds, self.async_seconds)
@@ -110,10 +110,10 @@ class SaveMode:
 
     def describe(self) -> str:
         """The choice and what it rests on, in one line."""
-        waits, beside = (statistics.median(found) for found in (self.sync_seconds, self.async_seconds))
+        waits, in_background = (statistics.median(seconds) for seconds in (self.sync_seconds, self.async_seconds))
         return (
             f"checkpoints are written {'in the background' if self.chosen == 'async' else 'while training waits'}: "
-            f"one costs {waits:.3g} s of training when it waits, {beside:.3g} s in the background"
+            f"one costs {waits:.3g} s of training when it waits, {in_background:.3g} s in the background"
         )
 
     def _settle_last(self) -> None:
@@ -153,7 +153,7 @@ class Background:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the work still goes on."""
+        """Return True while the background write is running."""
         return self._thread.is_alive()
 
     def wait(self) -> BaseException | None:
@@ -178,7 +178,7 @@ class HostBuffers:
 
     def copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The same tensors with copies of their local parts; complete when this returns."""
-        self._held = {name: held for name, held in self._held.items() if name in tensors}
+        self._held = {name: buffer for name, buffer in self._held.items() if name in tensors}
         copies = {name: self._copy(name, tensor) for name, tensor in tensors.items()}
         if any(_local(tensor).is_cuda for tensor in tensors.values()):
             torch.cuda.synchronize()
@@ -186,14 +186,14 @@ class HostBuffers:
 
     def _copy(self, name: str, tensor: Tensor) -> Tensor:
         local = _local(tensor)
-        held = self._held.get(name)
-        if held is None or held.shape != local.shape or held.dtype != local.dtype:
-            held = torch.empty(local.shape, dtype=local.dtype, pin_memory=local.is_cuda)
-            self._held[name] = held
-        held.copy_(local, non_blocking=local.is_cuda)
+        buffer = self._held.get(name)
+        if buffer is None or buffer.shape != local.shape or buffer.dtype != local.dtype:
+            buffer = torch.empty(local.shape, dtype=local.dtype, pin_memory=local.is_cuda)
+            self._held[name] = buffer
+        buffer.copy_(local, non_blocking=local.is_cuda)
         if isinstance(tensor, DTensor):
-            return DTensor(held, tensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
-        return held
+            return DTensor(buffer, tensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
+        return buffer
 
 
 def _local(tensor: Tensor) -> Tensor:
@@ -224,13 +224,13 @@ class Together:
         return [value for value, _ in outcomes]
 
     def first(self, work: Callable[[], _Result]) -> _Result:
-        """What rank 0 alone does, and its result in every process."""
+        """Run work in rank 0 alone, and return its result in every process."""
         return self.each(lambda: work() if self.ranks.is_first else None)[0]  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Content:
-    """What a checkpoint will hold, as far as this process writes it."""
+    """Content of a checkpoint, as far as this process writes it."""
 
     tensors: Mapping[str, Tensor]
     values: Mapping[str, Any]
@@ -266,12 +266,12 @@ class Checkpointer:
         """
         self.finish()
         self._together.first(self.stage.sweep)
-        found = self._newest_undamaged()
-        if found is not None:
-            self._load(found)
-        self._last = found
-        self._together.first(lambda: self.stage.cut_metrics(found.step if found else 0))
-        return found
+        newest = self._newest_undamaged()
+        if newest is not None:
+            self._load(newest)
+        self._last = newest
+        self._together.first(lambda: self.stage.cut_metrics(newest.step if newest else 0))
+        return newest
 
     def set_aside_after(self, step: int) -> None:
         """Rename every checkpoint of more than `step` finished steps, so that it is not taken again."""
@@ -330,16 +330,16 @@ class Checkpointer:
 
     def metrics(self) -> dict[str, float]:
         """Seconds that saves took since the last call, and whether the last was in the background."""
-        found, self._metrics = self._metrics, {}
-        return found
+        metrics, self._metrics = self._metrics, {}
+        return metrics
 
     def _content(self, metric: float | None, *, copied: bool) -> _Content:
         tensors = own_tensors(tensors_of(self.state), self.ranks)
         buffers = dict(self.state.buffers) if self.ranks.is_first else {}
         if copied:
-            held = self._buffers.copy({**tensors, **{f"buffers/{name}": value for name, value in buffers.items()}})
-            tensors = {name: held[name] for name in tensors}
-            buffers = {name: held[f"buffers/{name}"] for name in buffers}
+            copies = self._buffers.copy({**tensors, **{f"buffers/{name}": value for name, value in buffers.items()}})
+            tensors = {name: copies[name] for name in tensors}
+            buffers = {name: copies[f"buffers/{name}"] for name in buffers}
         return _Content(tensors=tensors, values=values_of(self.state), buffers=buffers, metric=metric)
 
     def _publish(self, position: Position, content: _Content) -> None:
@@ -384,8 +384,8 @@ class Checkpointer:
         positions: list[Position] = self.ranks.from_first(self._files.positions())
         for position in reversed(positions):
             look = partial(damage, share=self.ranks.rank, shares=self.ranks.world_size)
-            found = self._together.each(partial(look, self._files.path_of(position)))
-            wrong = next((item for item in found if item is not None), None)
+            faults = self._together.each(partial(look, self._files.path_of(position)))
+            wrong = next((item for item in faults if item is not None), None)
             if wrong is None:
                 return position
             self._together.first(partial(self._files.set_damaged_aside, position, wrong))

@@ -61,8 +61,8 @@ def answer_log_probabilities(
     ids_BT, _, is_answer_BT = (item.to(device) for item in pad_right(rows, lengths, padding=padding))
     place_N = is_answer_BT.flatten().nonzero().squeeze(1)
     with precision(dtype, device):
-        found: TokenFigures = call(input_ids=ids_BT, at_N=place_N - 1, target_N=ids_BT.flatten()[place_N])
-    each_N = found.log_probability_N
+        figures: TokenFigures = call(input_ids=ids_BT, at_N=place_N - 1, target_N=ids_BT.flatten()[place_N])
+    each_N = figures.log_probability_N
     return each_N.new_zeros(ids_BT.numel()).index_copy(0, place_N, each_N).view(ids_BT.shape).sum(1)
 
 
@@ -105,7 +105,7 @@ def pairs_loss(
             .unbind(1)
         )
     probability_B = torch.tensor([pair.chosen_probability for pair in pairs], device=device)
-    found = dpo_loss(
+    loss = dpo_loss(
         chosen_B,
         rejected_B,
         reference_chosen_B,
@@ -114,7 +114,7 @@ def pairs_loss(
         beta=spec.beta,
         label_smoothing=spec.label_smoothing,
     )
-    return summed_loss(found, probability_B, pairs)
+    return summed_loss(loss, probability_B, pairs)
 
 
 def run(stage: StageDir) -> None:

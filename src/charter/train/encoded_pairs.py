@@ -16,7 +16,7 @@ Ids = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class EncodedPair:
-    """What a preference model reads of a pair, first the chosen answer, then the other."""
+    """Token ids that a preference model reads of a pair, first the chosen answer, then the other."""
 
     ids: tuple[Ids, Ids]
     answer_tokens: tuple[int, int]
@@ -42,10 +42,10 @@ class EncodedPairs(Sequence[EncodedPair]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[row] for row in range(len(self))[index]]
-        found = self._found[index]
-        if found is None:
-            found = self._found[index] = encode_pair(self._model, self._pairs[index])
-        return found
+        encoded = self._found[index]
+        if encoded is None:
+            encoded = self._found[index] = encode_pair(self._model, self._pairs[index])
+        return encoded
 
     def __iter__(self) -> Iterator[EncodedPair]:
         return (self[row] for row in range(len(self)))

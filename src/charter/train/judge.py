@@ -64,7 +64,7 @@ class _Counted:
     logits: int = 0
 
     def __call__(self, **inputs: Any) -> Any:
-        """What the model says."""
+        """Call the model."""
         self.tokens += int(inputs["attention_mask"].sum())
         self.logits += len(inputs["input_ids"]) * int(inputs["logits_to_keep"])
         return self.call(**inputs)

@@ -45,12 +45,14 @@ class JudgeReward:
             Rated(id=f"{step}/{number}", turns=tuple(turns), answer=answer)
             for number, (turns, answer) in enumerate(conversations)
         ]
-        found = answered(rating(items, seed=self.setup.job.seed, stage=self.setup.job.stage, role=ROLE), self.answerer)
-        reasons = Counter(item.reason for item in found if isinstance(item, Invalid))
+        ratings = answered(
+            rating(items, seed=self.setup.job.seed, stage=self.setup.job.stage, role=ROLE), self.answerer
+        )
+        reasons = Counter(item.reason for item in ratings if isinstance(item, Invalid))
         if reasons:
-            told = ", ".join(f"{count} x {reason}" for reason, count in sorted(reasons.items()))
+            why = ", ".join(f"{count} x {reason}" for reason, count in sorted(reasons.items()))
             raise StageError(
-                f"the judge gave no rating for {reasons.total()} of {len(found)} answers of rollout {step} ({told})\n"
+                f"the judge gave no rating for {reasons.total()} of {len(ratings)} answers of rollout {step} ({why})\n"
                 "  a judge that gives log-probabilities of its tokens is needed; rollouts before this one are kept"
             )
-        return torch.tensor([item.reward for item in found if not isinstance(item, Invalid)])
+        return torch.tensor([item.reward for item in ratings if not isinstance(item, Invalid)])

@@ -77,7 +77,7 @@ class DivergenceGuard:
     skipped: int = 0
 
     def allows(self, step: int, loss: float, gradient_norm: float) -> bool:
-        """Whether the update of `step` (from 0) may be applied; raises when the stage has to stop or to go back."""
+        """Return True if the update of `step` (from 0) may be applied; raise when the stage has to stop or go back."""
         wrong = self._what_is_wrong(loss, gradient_norm)
         if wrong is None:
             self.steps += 1
@@ -107,11 +107,11 @@ class DivergenceGuard:
         return step + sum(item.skip_steps for item in self.roll_backs if item.resume_from <= step)
 
     def seen_at(self, step: int) -> int:
-        """How many roll-backs changed the data of the first `step` steps."""
+        """Count the roll-backs that changed the data of the first `step` steps."""
         return sum(1 for item in self.roll_backs if item.resume_from < step)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resume needs."""
+        """Return the state that a resume needs."""
         return {"mean": self.mean, "steps": self.steps, "skipped": self.skipped}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -156,7 +156,7 @@ class StepReport:
 
 
 class Task(Protocol):
-    """What a kind of stage gives to the loop."""
+    """Training task of one stage kind: its state, step and checks, as the training loop calls them."""
 
     unit: str
     """What a step is called: step, rollout."""
@@ -182,7 +182,7 @@ class Task(Protocol):
         """Do the part after `at`; the report with the last part of a step."""
 
     def must_save(self, at: Position) -> bool:
-        """Whether what was just done may not be done again, whatever the checkpoint interval says."""
+        """Return True if the work just done may not be done again, whatever the checkpoint interval says."""
 
 
 @dataclass
@@ -236,7 +236,7 @@ class Loop:
         return at
 
     def _agreed(self, at: Position) -> tuple[bool, bool]:
-        """Whether to stop, and whether a checkpoint is due; every process gets the same answer."""
+        """Return the common decisions to stop and to save a checkpoint; every process gets the same answer."""
         wishes = self.setup.ranks.gather((self.setup.stage.should_stop(), self._is_due(at)))
         return any(stop for stop, _ in wishes), wishes[0][1]
 
@@ -275,18 +275,18 @@ class Loop:
 
     def _resume(self) -> Position:
         self.task.guard.roll_backs = read_roll_backs(self.setup.stage.path)
-        found = self.checkpoints.load_latest()
-        while found is not None and self._guard.seen != self.task.guard.seen_at(_begun(found)):
-            before = found
+        position = self.checkpoints.load_latest()
+        while position is not None and self._guard.seen != self.task.guard.seen_at(_begun(position)):
+            before = position
             if self.task.guard.roll_backs:
                 self.checkpoints.set_aside_after(self.task.guard.roll_backs[-1].resume_from)
-                found = self.checkpoints.load_latest()
-            if found == before:
+                position = self.checkpoints.load_latest()
+            if position == before:
                 raise DataError(
                     f"the checkpoint at step {before.step} does not belong to the roll-backs in {ROLL_BACKS}: one of "
                     "the two was changed from outside; move the stage's directory away to start it anew"
                 )
-        return found or Position(0, 0)
+        return position or Position(0, 0)
 
     def _roll_back(self, roll_back: RollBack) -> Position:
         """Make the decision durable, then go on from the newest checkpoint before it."""
@@ -294,13 +294,13 @@ class Loop:
         if self.setup.ranks.is_first:
             write_roll_backs(self.setup.stage.path, (*self.task.guard.roll_backs, roll_back))
         self.setup.ranks.wait()
-        found = self._resume()
-        if found == Position(0, 0):
+        position = self._resume()
+        if position == Position(0, 0):
             raise BeginAgainError(
                 f"step {roll_back.diverged_at + 1} diverged; going back to step {roll_back.resume_from}, before which "
                 "there is no checkpoint: the next attempt starts from the beginning"
             )
-        return found
+        return position
 
 
 @dataclass
@@ -317,7 +317,7 @@ class _Unreported:
             self.work[name] = self.work.get(name, 0) + count
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resume needs."""
+        """Return the state that a resume needs."""
         return {"work": dict(self.work)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -335,7 +335,7 @@ class _GuardState:
         self.seen = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resume needs."""
+        """Return the state that a resume needs."""
         return {**self._guard.state_dict(), "seen": self.seen}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

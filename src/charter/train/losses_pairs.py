@@ -52,7 +52,7 @@ def preference_loss(
 
 @dataclass(frozen=True)
 class DpoLoss:
-    """What DPO says of some pairs; the rewards carry no gradient."""
+    """Loss of DPO on some pairs, and its measures; the rewards carry no gradient."""
 
     loss_B: Tensor
     chosen_reward_B: Tensor

@@ -1,4 +1,4 @@
-"""What a running stage measures of itself: seconds by phase, tokens and operations per second, bytes.
+"""Measurements that a running stage makes of itself: seconds by phase, tokens and operations per second, bytes.
 
 Its figures depend on the clock, so they go to metrics.jsonl and never into outputs. docs/guides/metering.md says what
 each of them means and where it stops being true.
@@ -92,11 +92,11 @@ class PhaseClock:
             return {}
         self._turn()
         self._marks.settle()
-        found: dict[str, float] = {}
+        by_owner: dict[str, float] = {}
         for owner, start, stop in zip(self._owners[1:], self._slices[:-1], self._slices[1:], strict=True):
-            found[owner] = found.get(owner, 0.0) + self._marks.seconds(start, stop)  # type: ignore[arg-type]
+            by_owner[owner] = by_owner.get(owner, 0.0) + self._marks.seconds(start, stop)  # type: ignore[arg-type]
         self._slices, self._owners = self._slices[-1:], self._owners[-1:]
-        return found
+        return by_owner
 
     def _turn(self) -> None:
         """The slice that ends now belongs to the phase that was open."""
@@ -224,8 +224,8 @@ class Reader:
     def _per_token(self, tokens: float, sequences: float, head_share: float) -> tuple[float, float, float, float]:
         length = max(tokens / max(sequences, 1.0), 1.0)
         share = 0.0 if self.scalar_head else head_share
-        found = forward_flops_per_token(self.architecture, length, head_share=share)
-        return found.total, found.head, found.mixing, found.scores
+        flops = forward_flops_per_token(self.architecture, length, head_share=share)
+        return flops.total, flops.head, flops.mixing, flops.scores
 
 
 LOGITS = "logits"
@@ -340,25 +340,25 @@ class Meter:
         """Figures since the last call, by name; what is not known is left out."""
         seconds = self._clock.read()
         elapsed = sum(seconds.values())
-        found = {f"seconds_{name}": seconds.get(name, 0.0) for name in (*PHASES, OTHER)}
+        metrics = {f"seconds_{name}": seconds.get(name, 0.0) for name in (*PHASES, OTHER)}
         if elapsed > 0:
-            found["tokens_per_second"] = self._tokens / elapsed
+            metrics["tokens_per_second"] = self._tokens / elapsed
             if self.work is not None:
-                found |= self._rates(elapsed)
-        found |= self._bytes()
+                metrics |= self._rates(elapsed)
+        metrics |= self._bytes()
         if self._steps:
-            found |= self._beside_plan((elapsed - seconds.get("save", 0.0)) / self._steps, found)
+            metrics |= self._beside_plan((elapsed - seconds.get("save", 0.0)) / self._steps, metrics)
         self._steps, self._tokens, self._done = 0, 0, Operations()
-        return found
+        return metrics
 
     def _rates(self, elapsed: float) -> dict[str, float]:
         rate = self._done.model / elapsed / self.processes
-        found = {"model_flops_per_second": rate}
+        rates = {"model_flops_per_second": rate}
         if self._done.repeated:
-            found["repeated_flops_per_second"] = self._done.repeated / elapsed / self.processes
+            rates["repeated_flops_per_second"] = self._done.repeated / elapsed / self.processes
         if self._peak_rate:
-            found["mfu"] = rate / self._peak_rate
-        return found
+            rates["mfu"] = rate / self._peak_rate
+        return rates
 
     def _bytes(self) -> dict[str, float]:
         if self._device.type == "cuda":
@@ -366,27 +366,29 @@ class Meter:
             self._peak_bytes = torch.cuda.max_memory_allocated(self._device)
         else:
             now = self.state_bytes()
-        found = {"allocated_bytes": float(now)} if now else {}
-        return found | ({"peak_bytes": float(self._peak_bytes)} if self._peak_bytes else {})
+        figures = {"allocated_bytes": float(now)} if now else {}
+        return figures | ({"peak_bytes": float(self._peak_bytes)} if self._peak_bytes else {})
 
     def state_bytes(self) -> int:
         """Bytes of weights, gradients that exist and optimizer state of what is watched."""
-        held = [tensor for module in self._modules for tensor in (*weights_of(module), *gradients_of(module))]
-        return storage_bytes([*held, *(tensor for optimizer in self._optimizers for tensor in moments_of(optimizer))])
+        tensors = [tensor for module in self._modules for tensor in (*weights_of(module), *gradients_of(module))]
+        return storage_bytes(
+            [*tensors, *(tensor for optimizer in self._optimizers for tensor in moments_of(optimizer))]
+        )
 
     def _beside_plan(self, seconds_per_step: float, found: Mapping[str, float]) -> dict[str, float]:
         planned = self._planned
         if planned is None:
             return {}
-        beside = {
+        ratios = {
             "planned_seconds_per_step": planned.seconds_per_step,
             "planned_peak_bytes": planned.peak_bytes,
         }
         if planned.seconds_per_step > 0:
-            beside["actual_over_planned_seconds"] = seconds_per_step / planned.seconds_per_step
+            ratios["actual_over_planned_seconds"] = seconds_per_step / planned.seconds_per_step
         if planned.peak_bytes > 0 and "peak_bytes" in found:
-            beside["actual_over_planned_bytes"] = found["peak_bytes"] / planned.peak_bytes
-        return beside
+            ratios["actual_over_planned_bytes"] = found["peak_bytes"] / planned.peak_bytes
+        return ratios
 
     @contextmanager
     def _watched(self, name: str) -> Iterator[None]:
@@ -394,9 +396,11 @@ class Meter:
         with ExitStack() as stack:
             stack.enter_context(self._clock.phase(name))
             if self._live is None:
-                known = [tensor for module in self._modules for tensor in (*weights_of(module), *gradients_of(module))]
-                known += [tensor for optimizer in self._optimizers for tensor in moments_of(optimizer)]
-                self._live = LiveBytes(known)
+                tensors = [
+                    tensor for module in self._modules for tensor in (*weights_of(module), *gradients_of(module))
+                ]
+                tensors += [tensor for optimizer in self._optimizers for tensor in moments_of(optimizer)]
+                self._live = LiveBytes(tensors)
             if not self._live.is_open:
                 stack.enter_context(self._live)
             yield

@@ -83,8 +83,8 @@ def _fresh_model(job: Job, item: JobInput, attention: str) -> LanguageModel:
             f"model {item.name!r} is an architecture without a tokenizer; add `tokenizer: {{train_on: [...]}}`"
         )
     wanted = tuple(item for item in job.inputs.get("tokenizer", ()) if item.name in model.tokenizer.train_on)
-    asked = replace(job, inputs={"tokenizer": wanted})
-    texts = [turn.content for item in stage_rows(asked, "tokenizer", each_text)[0] for turn in item.turns]
+    tokenizer_job = replace(job, inputs={"tokenizer": wanted})
+    texts = [turn.content for item in stage_rows(tokenizer_job, "tokenizer", each_text)[0] for turn in item.turns]
     if not texts:
         raise DataError(
             f"model {item.name!r}: none of {', '.join(model.tokenizer.train_on)} has text for the tokenizer"

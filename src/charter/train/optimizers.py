@@ -115,7 +115,7 @@ class GradientScaler:
         return loss * self.factor if self._is_on else loss
 
     def overflowed(self, norm: float) -> bool:
-        """Whether this update must be left out, from the norm of unscaled gradients; adapts the scale.
+        """Return True if this update must be left out, from the norm of unscaled gradients; adapts the scale.
 
         What overflows at the smallest scale is no overflow of the scale's making, and the guard's to judge.
         """
@@ -134,7 +134,7 @@ class GradientScaler:
         return False
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resume needs."""
+        """Return the state that a resume needs."""
         return {"factor": self.factor, "good_updates": self._good_updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ FLASH, FLEX, EAGER = "flash_attention_2", "flex_attention", "eager"
 
 
 def pack(lengths: Sequence[int], seq_len: int) -> tuple[tuple[int, ...], ...]:
-    """Which conversations share a row of `seq_len` tokens: best fit, longest first; each is in exactly one row.
+    """Assign conversations to rows of `seq_len` tokens: best fit, longest first; each is in exactly one row.
 
     A conversation goes to the fullest row that has room. With `n` conversations the sort takes O(n log n) and each
     placement a binary search over the different free lengths; the order depends on the lengths alone.
@@ -45,11 +45,11 @@ def pack(lengths: Sequence[int], seq_len: int) -> tuple[tuple[int, ...], ...]:
             if not with_room[free]:
                 free_lengths.pop(place)
         rows[row].append(item)
-        left = free - lengths[item]
-        if left:
-            if not with_room.setdefault(left, []):
-                insort(free_lengths, left)
-            with_room[left].append(row)
+        room = free - lengths[item]
+        if room:
+            if not with_room.setdefault(room, []):
+                insort(free_lengths, room)
+            with_room[room].append(row)
     return tuple(tuple(row) for row in rows)
 
 
@@ -72,8 +72,8 @@ class PackedBatch:
         """
         kept_BT = self.segments_BT > 0
         begins_N = self.positions_BT[kept_BT] == 0
-        found = (self.ids_BT[kept_BT], self.counted_BT[kept_BT], self.positions_BT[kept_BT], begins_N.cumsum(0))
-        return PackedBatch(*(values_N[None] for values_N in found))
+        columns = (self.ids_BT[kept_BT], self.counted_BT[kept_BT], self.positions_BT[kept_BT], begins_N.cumsum(0))
+        return PackedBatch(*(values_N[None] for values_N in columns))
 
     @property
     def tokens(self) -> int:
@@ -103,7 +103,7 @@ def packed_batch(rows: Sequence[Sequence[Encoded]], *, padding: int) -> PackedBa
 
 
 def attention_mask(segments_BT: Tensor) -> Tensor:
-    """What each token may look at, shape (B, 1, T, T): tokens of its own conversation, up to itself."""
+    """Return the attention mask, shape (B, 1, T, T): a token sees those of its own conversation, up to itself."""
     width = segments_BT.shape[1]
     causal_TT = torch.ones(width, width, dtype=torch.bool, device=segments_BT.device).tril()
     same_BTT = segments_BT[:, :, None] == segments_BT[:, None, :]

@@ -34,7 +34,7 @@ from charter.train.work import count_ppo
 
 @dataclass
 class RolloutProgress:
-    """What the finished epochs over the rollout in progress have measured, and whether the rest are left out."""
+    """Measures of the finished epochs over the rollout in progress, and whether the rest are left out."""
 
     STATE: ClassVar[tuple[str, ...]] = ("sums", "stopped")
 
@@ -51,7 +51,7 @@ class RolloutProgress:
         self.sums, self.stopped = {}, False
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resume needs."""
+        """Return the state that a resume needs."""
         return {"sums": dict(self.sums), "stopped": self.stopped}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -147,8 +147,8 @@ class PpoTask:
             for number, parts in enumerate(self.sampler.micro_batches(step, epoch)):
                 place = Place(step, epoch, number)
                 coefficient = self.controller.coefficient
-                found = self.update.minibatch(rollout, parts, place, self.guard, kl_coefficient=coefficient)
-                self.progress.add(found)
+                measures = self.update.minibatch(rollout, parts, place, self.guard, kl_coefficient=coefficient)
+                self.progress.add(measures)
         moved = self.progress.sums["update_kl"] - before.get("update_kl", 0.0)
         count = self.progress.sums["minibatches"] - before.get("minibatches", 0.0)
         self.progress.stopped = stops_update(moved / count, self.spec.stop_update_kl)
@@ -237,7 +237,7 @@ def _models(setup: Setup, spec: PpoStage, policy: TrainedModel) -> Models:
 
 
 def _critic(setup: Setup, spec: PpoStage) -> ScalarModel:
-    """Where the value model starts: the preference model, or the policy with a head that says 0 everywhere."""
+    """Return the initial value model: the preference model, or the policy with a head that says 0 everywhere."""
     attention = setup.layout.attention
     if spec.reward_from == "preference_model":
         return load_preference_model(setup.job.only("reward").location(), attention=attention).scalar.eval()

@@ -46,7 +46,7 @@ def grpo_advantages(score_B: Tensor, mask_BR: Tensor, *, samples: int) -> Tensor
 
 
 def degenerate_groups(score_B: Tensor, *, samples: int) -> Summed:
-    """How many prompts teach nothing, because all their answers have the same score.
+    """Count the prompts that teach nothing, because all their answers have the same score.
 
     >>> degenerate_groups(torch.tensor([1.0, 1.0, 1.0, 2.0]), samples=2).mean.item()
     0.5
@@ -96,7 +96,7 @@ VARIANCE_FLOOR = 1e-8
 def answer_scores(
     score_B: Tensor, ended_B: Tensor, *, reward_clip: float | None = None, missing_end_penalty: float | None = None
 ) -> Tensor:
-    """What an answer earns: its score held within +-`reward_clip`, less the penalty where it has no end token.
+    """Return the reward of each answer: its score clipped to +-`reward_clip`, less the penalty if it has no end token.
 
     The penalty comes after the clip, so that it costs the same at every score.
     Sources: reward clipping: Huang et al. 2022 ("The 37 implementation details of PPO"), Atari detail 6; penalty:
@@ -201,10 +201,10 @@ def whiten(values: Tensor, mask: Tensor, *, total: Callable[[Tensor], Tensor] | 
     [-1.0, 1.0]
     """
     total = total or (lambda sums: sums)
-    kept = torch.where(mask, values, torch.zeros((), device=mask.device)).double()
-    value_sum, count = total(torch.stack([kept.sum(), mask.sum().double()]))
+    counted = torch.where(mask, values, torch.zeros((), device=mask.device)).double()
+    value_sum, count = total(torch.stack([counted.sum(), mask.sum().double()]))
     mean = value_sum / count.clamp_min(1)
-    centred = (kept - mean) * mask
+    centred = (counted - mean) * mask
     variance = total((centred**2).sum()) / count.clamp_min(1)
     whitened: Tensor = centred * torch.rsqrt(variance.clamp_min(VARIANCE_FLOOR))
     return whitened.to(values.dtype)
@@ -241,7 +241,7 @@ class KlController:
         self.coefficient *= 1 + error * answers / self.horizon
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resume needs."""
+        """Return the state that a resume needs."""
         return {"coefficient": self.coefficient}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -325,7 +325,7 @@ def clipped_value_loss(
 def clipped_values(
     value_BR: Tensor, old_value_BR: Tensor, return_BR: Tensor, mask_BR: Tensor, *, value_clip: float
 ) -> Summed:
-    """How many values lost their gradient because they moved by more than `value_clip`: the held one's error is larger.
+    """Count values that lost their gradient as they moved by more than `value_clip`: the clipped one's error is larger.
 
     >>> old, mask = torch.zeros(1, 2), torch.ones(1, 2).bool()
     >>> clipped_values(torch.tensor([[2.0, 2.0]]), old, torch.tensor([[2.0, -1.0]]), mask, value_clip=0.5).mean.item()
@@ -375,7 +375,7 @@ def entropy_bonus(entropy_BR: Tensor, mask_BR: Tensor, *, aggregation: LossAggre
 
 
 def update_kl(log_probability_BR: Tensor, old_BR: Tensor, mask_BR: Tensor) -> Summed:
-    """How far updates have moved a policy from the one that sampled, per token: KL(old | new) by k3, no gradient.
+    """Return the divergence of a policy from the one that sampled, per token: KL(old | new) by k3, no gradient.
 
     k3 = r - 1 - log r with r = p / p_old, since the tokens were drawn from the old policy.
     Source: Schulman 2020, "Approximating KL divergence"; Huang et al. 2022, detail 12.
@@ -390,7 +390,7 @@ def update_kl(log_probability_BR: Tensor, old_BR: Tensor, mask_BR: Tensor) -> Su
 
 
 def stops_update(kl_nats_per_token: float, limit: float | None) -> bool:
-    """Whether the epochs over a rollout end here, because the policy is further than `limit` from the one that sampled.
+    """Return True if the epochs over a rollout end here: the policy is further than `limit` from the one that sampled.
 
     `kl_nats_per_token` is the mean of `update_kl` over all processes, so that all decide alike. A value that is not
     a number ends them too.
@@ -418,7 +418,7 @@ def mismatch_weights(old_BR: Tensor, generator_BR: Tensor, mask_BR: Tensor, *, m
 
 
 def mismatch_kl(old_BR: Tensor, generator_BR: Tensor, mask_BR: Tensor) -> Summed:
-    """How far the generator is from the trainer, per token: KL(generator | trainer) by k3; 0 in exact arithmetic.
+    """Return the divergence of generator and trainer, per token: KL(generator | trainer) by k3; 0 in exact arithmetic.
 
     >>> same = torch.zeros(1, 3)
     >>> mismatch_kl(same, same, torch.ones(1, 3).bool()).mean.item()

@@ -116,15 +116,15 @@ def answer_log_probabilities(
     row_N, token_N = mask_BR.nonzero().unbind(1)
     column_N = sequences.prompt_tokens_B[row_N] + token_N
     with precision(dtype, read_BT.device):
-        found: TokenFigures = call(
+        figures: TokenFigures = call(
             input_ids=read_BT,
             at_N=row_N * read_BT.shape[1] + column_N - 1,
             target_N=sequences.ids_BT[row_N, column_N],
             temperature=temperature or 1.0,
         )
-    entropy_N = found.entropy_N if entropy_gradient else found.entropy_N.detach()
+    entropy_N = figures.entropy_N if entropy_gradient else figures.entropy_N.detach()
     place_N = row_N * mask_BR.shape[1] + token_N
-    return _spread(found.log_probability_N, place_N, mask_BR), _spread(entropy_N, place_N, mask_BR)
+    return _spread(figures.log_probability_N, place_N, mask_BR), _spread(entropy_N, place_N, mask_BR)
 
 
 def _spread(value_N: Tensor, place_N: Tensor, mask_BR: Tensor) -> Tensor:
@@ -169,7 +169,7 @@ class Rollout:
 
     @property
     def mask_BR(self) -> Tensor:
-        """Which answer tokens are real."""
+        """Mask of the real answer tokens."""
         return self.sequences.answer_mask_BR
 
     def sums(self, *, kl_estimator: KlEstimator) -> dict[str, float]:
@@ -179,7 +179,7 @@ class Rollout:
         that the reward is charged for; `answer_entropy` is -log p, whose mean estimates the entropy of whole answers.
         """
         mask, old, reference = self.mask_BR, self.log_probability_BR, self.reference_BR
-        found = {
+        sums = {
             "kl": ((old - reference) * mask).double().sum(),
             "kl_penalty": (kl_penalty(old, reference, estimator=kl_estimator) * mask).double().sum(),
             "answer_entropy": -(old * mask).double().sum(),
@@ -188,7 +188,7 @@ class Rollout:
             "ended_share": self.ended_B.sum().double(),
             "tokens": self.sequences.mask_BT.sum().double(),
         }
-        return dict(zip(found, torch.stack(list(found.values())).tolist(), strict=True))
+        return dict(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True))
 
     def to_buffers(self, ranks: Ranks) -> dict[str, Tensor]:
         """All processes' rollouts as one, rank after rank: what a checkpoint holds. The answers' width is the same."""
@@ -249,7 +249,7 @@ class Sampler:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the same rollout can be sampled again bit for bit; if not, it is stored as soon as it is there."""
+        """Return True if a rollout can be sampled again bit for bit; if not, it is stored as soon as it is there."""
         rates_exactly = self.judge is None or self.judge.is_exact
         return self.generator is not None and self.generator.is_exact and rates_exactly
 
@@ -270,7 +270,7 @@ class Sampler:
             return self._rollout(step, answers, score_B.to(self.setup.device), kl_coefficient=kl_coefficient)
 
     def _scores(self, step: int, conversations: Sequence[tuple[Sequence[Turn], str]]) -> Tensor:
-        """What the reward model, or the judge, thinks of this process's answers."""
+        """Score this process's answers by the reward model, or by the judge."""
         if self.judge is not None:
             return self.judge.score(step, conversations)
         assert self.models.reward is not None
@@ -285,16 +285,16 @@ class Sampler:
             return generator.sample(prompts, seeds=seeds, settings=settings, version=step)
         weights = self.models.trained.full_state_dict()
         everyone = ranks.gather((prompts, seeds))[:: ranks.world_size // ranks.data_size]
-        found: Answers | None = None
+        answers: Answers | None = None
         if generator is not None:
-            whole = published_weights(self.models.trained.module, weights, self.spec.adapter)
-            generator.update_weights(whole.items(), version=step)
-            asked = [prompt for own, _ in everyone for prompt in own]
+            full_weights = published_weights(self.models.trained.module, weights, self.spec.adapter)
+            generator.update_weights(full_weights.items(), version=step)
+            all_prompts = [prompt for own, _ in everyone for prompt in own]
             all_seeds = [seed for _, own in everyone for seed in own]
-            found = generator.sample(asked, seeds=all_seeds, settings=settings, version=step)
-        found = ranks.from_first(found)
-        assert found is not None
-        return found.share(ranks.data_rank, len(prompts), ranks.device)
+            answers = generator.sample(all_prompts, seeds=all_seeds, settings=settings, version=step)
+        answers = ranks.from_first(answers)
+        assert answers is not None
+        return answers.share(ranks.data_rank, len(prompts), ranks.device)
 
     def micro_batches(self, step: int, epoch: int) -> list[list[Tensor]]:
         """The answers of this process in the order of an epoch: minibatches, each as its micro-batches."""
@@ -558,9 +558,9 @@ class Update:
         for index, rows in enumerate(parts):
             self.setup.stage.alive()
             with self.policy.accumulating() if index < len(parts) - 1 else contextlib.nullcontext():
-                found = self.mix.loss(rows).loss_sum
-                self.scaler.scale(weight * found).backward()  # type: ignore[no-untyped-call]
-            loss += found.item()
+                mix_loss = self.mix.loss(rows).loss_sum
+                self.scaler.scale(weight * mix_loss).backward()  # type: ignore[no-untyped-call]
+            loss += mix_loss.item()
         return {"ptx_loss": ranks.total({"loss": loss})["loss"] / terms}
 
     def _clear(self) -> None:
@@ -571,7 +571,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Place:
-    """Which minibatch of a stage: its rollout, the epoch over it, its number in the epoch."""
+    """Position of a minibatch in a stage: its rollout, the epoch over it, its number in the epoch."""
 
     step: int
     epoch: int
@@ -579,11 +579,11 @@ class Place:
 
     @property
     def is_first(self) -> bool:
-        """Whether the policy is still the one that sampled."""
+        """Return True if the policy is still the one that sampled."""
         return self.epoch == 0 and self.minibatch == 0
 
     def number_of(self, spec: PpoStage) -> int:
-        """How many minibatches came before in the whole stage.
+        """Return the number of minibatches before this one, counted from the start of the stage.
 
         >>> Place(1, 0, 1).number_of(PpoStage(policy="p", reward="r", prompts=(), episodes=128, rollout_batch=64))
         3
@@ -594,7 +594,7 @@ class Place:
 
 def _numbers(measured: Mapping[str, Summed]) -> dict[str, float]:
     """Totals and counts as plain numbers, fetched from the device at once."""
-    flat = [item for found in measured.values() for item in (found.total, found.count)]
+    flat = [item for summed in measured.values() for item in (summed.total, summed.count)]
     values = torch.stack([item.detach().double() for item in flat]).tolist()
     names = [name for key in measured for name in (key, key + COUNT)]
     return dict(zip(names, values, strict=True))
@@ -602,9 +602,9 @@ def _numbers(measured: Mapping[str, Summed]) -> dict[str, float]:
 
 def _with_ratio(means: Mapping[str, float]) -> dict[str, float]:
     """The means with mean and variance of the ratio instead of its moments."""
-    kept = {name: value for name, value in means.items() if name not in (RATIO, RATIO_SQUARE)}
+    reported = {name: value for name, value in means.items() if name not in (RATIO, RATIO_SQUARE)}
     beyond, squared = means[RATIO], means[RATIO_SQUARE]
-    return {**kept, "ratio_mean": 1 + beyond, "ratio_variance": squared - beyond**2}
+    return {**reported, "ratio_mean": 1 + beyond, "ratio_variance": squared - beyond**2}
 
 
 def _add(sums: dict[str, float], more: Mapping[str, float]) -> None:

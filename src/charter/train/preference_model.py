@@ -101,14 +101,14 @@ def score_statistics(
 ) -> tuple[float, float]:
     """Mean and deviation of the raw scores over all answers of the training pairs; `tell` is called at every batch."""
     model.scalar.eval()
-    found = []
+    parts = []
     for start in range(0, len(pairs), SCORING_BATCH // 2):
         part = pairs[start : start + SCORING_BATCH // 2]
         rows = [ids for pair in part for ids in pair.ids]
         lengths = [count for pair in part for count in pair.answer_tokens]
-        found.append(score_rows(model, rows, lengths, dtype=dtype, groups=groups))
+        parts.append(score_rows(model, rows, lengths, dtype=dtype, groups=groups))
         tell()
-    scores = torch.cat(found).double()
+    scores = torch.cat(parts).double()
     return scores.mean().item(), max(scores.std(unbiased=False).item(), 1e-6)
 
 

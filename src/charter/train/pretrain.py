@@ -34,11 +34,11 @@ def language_loss(
     """
     ids_BT, counted_BT = ids_BT.to(device), counted_BT.to(device)
     with precision(dtype, device):
-        found = token_losses(call, ids_BT, counted_BT, mask_BT=mask, position_BT=position_BT)
+        figures = token_losses(call, ids_BT, counted_BT, mask_BT=mask, position_BT=position_BT)
     read = ids_BT.numel() if tokens is None else tokens
-    sums = {"entropy": found.entropy_N.sum(), "token_accuracy": found.is_likeliest_N.sum()}
-    count = len(found.entropy_N)
-    return BatchLoss(found.loss_sum, float(count), sums, {"tokens": read}, logits=count)
+    sums = {"entropy": figures.entropy_N.sum(), "token_accuracy": figures.is_likeliest_N.sum()}
+    count = len(figures.entropy_N)
+    return BatchLoss(figures.loss_sum, float(count), sums, {"tokens": read}, logits=count)
 
 
 def run(stage: StageDir) -> None:

@@ -19,7 +19,7 @@ class ScheduleSettings(Protocol):
 
     @property
     def min_learning_rate_ratio(self) -> float:
-        """Where the decay ends, as a share of the peak."""
+        """Final learning rate of the decay, as a share of the peak."""
 
 
 def learning_rate_factor(step: int, total_steps: int, settings: ScheduleSettings) -> float:
@@ -56,12 +56,12 @@ def batch_rows(step: int, *, rows: int, batch: int, seed: int) -> list[int]:
     >>> sorted(batch_rows(0, rows=4, batch=2, seed=1) + batch_rows(1, rows=4, batch=2, seed=1))
     [0, 1, 2, 3]
     """
-    found: list[int] = []
+    indices: list[int] = []
     position, end = step * batch, (step + 1) * batch
     while position < end:
         epoch, first = divmod(position, rows)
         last = min(rows, first + end - position)
         order = draw_seed(seed, "epoch", epoch)
-        found += [permuted(place, rows, seed=order) for place in range(first, last)]
+        indices += [permuted(place, rows, seed=order) for place in range(first, last)]
         position += last - first
-    return found
+    return indices

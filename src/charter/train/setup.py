@@ -1,4 +1,4 @@
-"""What every training stage begins with: device, processes, layout, meter."""
+"""Setup of every training stage: device, processes, layout, meter."""
 
 import os
 import sys
@@ -33,12 +33,12 @@ class Setup:
 
     @property
     def job(self) -> Job:
-        """What was asked for."""
+        """Job of the stage."""
         return self.stage.job
 
     @property
     def device(self) -> torch.device:
-        """Where this process computes."""
+        """Device on which this process computes."""
         return self.ranks.device
 
     def seed(self, *parts: str | int) -> int:
@@ -47,18 +47,18 @@ class Setup:
 
     def rows(self, role: str, read: Reader[Made]) -> list[Made]:
         """All rows of a role; those left out are told and counted."""
-        found, skipped = stage_rows(self.job, role, read)
+        values, skipped = stage_rows(self.job, role, read)
         self.count_skipped(skipped)
         for line in skipped.lines() if self.ranks.is_first else ():
             print(line, file=sys.stderr)
-        return found
+        return values
 
     def count_skipped(self, skipped: SkippedRows) -> None:
         """Have the metrics count rows that a reader has skipped, and has told."""
         self.skipped.count += skipped.count
 
     def own_parts(self) -> tuple[int, ...]:
-        """What tells the draws of one process from another's; nothing where there is one."""
+        """Return the parts of a seed that are this process's own; empty where there is one process."""
         return (self.ranks.data_rank,) if self.ranks.data_size > 1 else ()
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint of a training stage holds: everything that training changes and nothing can be derived from."""
+"""Content of a training stage's checkpoint: everything that training changes and nothing can be derived from."""
 
 import json
 import warnings
@@ -27,7 +27,7 @@ class Stateful(Protocol):
     """A component whose state is plain JSON values."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resume needs."""
+        """Return the state that a resume needs."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where a checkpoint stopped."""
@@ -55,15 +55,15 @@ WRITING_THREADS = 2
 
 
 def own_tensors(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
-    """What this process writes: its shards, and its part of the tensors that every process holds whole."""
+    """Return the tensors that this process writes: its shards, and its part of those that all processes hold."""
     loads = [0] * ranks.world_size
     mine: dict[str, Tensor] = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
-    whole = {name: tensor for name, tensor in tensors.items() if name not in mine}
-    for name in sorted(whole, key=lambda name: (-whole[name].nbytes, name)):
+    shared = {name: tensor for name, tensor in tensors.items() if name not in mine}
+    for name in sorted(shared, key=lambda name: (-shared[name].nbytes, name)):
         writer = min(range(ranks.world_size), key=loads.__getitem__)
-        loads[writer] += whole[name].nbytes + 1
+        loads[writer] += shared[name].nbytes + 1
         if writer == ranks.rank:
-            mine[name] = whole[name]
+            mine[name] = shared[name]
     return mine
 
 
@@ -148,15 +148,15 @@ _HOW_NOT_WHAT = frozenset({"params", "foreach", "fused", "capturable", "differen
 
 def tensors_of(state: TrainState) -> dict[str, Tensor]:
     """Every tensor that training changes, as it is held here (a shard, where it is sharded), without copying."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for module_name, module in state.modules.items():
         optimizer = state.optimizers.get(module_name)
         for name, tensor in _module_tensors(module, optimizer):
-            found[f"modules/{module_name}/{name}"] = tensor
+            tensors[f"modules/{module_name}/{name}"] = tensor
         for name, key, value in _optimizer_entries(module, optimizer):
             if isinstance(value, Tensor):
-                found[f"optimizers/{module_name}/{name}/{key}"] = value.detach()
-    return found
+                tensors[f"optimizers/{module_name}/{name}/{key}"] = value.detach()
+    return tensors
 
 
 def values_of(state: TrainState) -> dict[str, Any]:
@@ -184,8 +184,8 @@ def prepare_optimizers(state: TrainState, saved: set[str]) -> None:
         names = {id(parameter): name for name, parameter in _parameters(state.modules[module_name])}
         prefix = f"optimizers/{module_name}/"
         wanted = {name[len(prefix) :].rpartition("/")[0] for name in saved if name.startswith(prefix)}
-        held = {names[id(parameter)] for parameter in optimizer.state if optimizer.state[parameter]}
-        if wanted - held:
+        initialised = {names[id(parameter)] for parameter in optimizer.state if optimizer.state[parameter]}
+        if wanted - initialised:
             _idle_step(optimizer)
         for parameter in [item for item in optimizer.state if names[id(item)] not in wanted]:
             del optimizer.state[parameter]
@@ -216,9 +216,9 @@ def _same_names(what: str, saved: set[str], here: set[str]) -> None:
     missing, unexpected = sorted(here - saved), sorted(saved - here)
     if missing or unexpected:
         parts = [f"{word} {', '.join(names[:5])}" for word, names in (("lacks", missing), ("has also", unexpected))]
-        told = "; ".join(part for part, names in zip(parts, (missing, unexpected), strict=True) if names)
+        faults = "; ".join(part for part, names in zip(parts, (missing, unexpected), strict=True) if names)
         raise DataError(
-            f"the checkpoint does not fit this stage: of its {what} it {told}\n  it was written by another version"
+            f"the checkpoint does not fit this stage: of its {what} it {faults}\n  it was written by another version"
         )
 
 
@@ -230,9 +230,9 @@ def _module_tensors(module: nn.Module, optimizer: torch.optim.Optimizer | None) 
     for name, parameter in parameters:
         if trained is None or id(parameter) in trained:
             yield name, parameter.detach()
-    kept = {_plain_name(name) for name in _unwrapped(module).state_dict(keep_vars=True)}
+    saved_names = {_plain_name(name) for name in _unwrapped(module).state_dict(keep_vars=True)}
     for name, buffer in _unwrapped(module).named_buffers():
-        if _plain_name(name) in kept:
+        if _plain_name(name) in saved_names:
             yield _plain_name(name), buffer.detach()
 
 

@@ -39,7 +39,7 @@ class TrainingSettings(ScheduleSettings, Protocol):
 
 @dataclass
 class BatchLoss:
-    """What one micro-batch contributes: a summed loss, its number of terms, sums to report, and the work done."""
+    """Contribution of one micro-batch: a summed loss, its number of terms, sums to report, and the work done."""
 
     loss_sum: Tensor
     terms: float
@@ -53,12 +53,12 @@ class BatchLoss:
 
     def fetch(self) -> tuple[float, dict[str, float], dict[str, float]]:
         """The loss, the sums and the extremes as plain numbers, fetched from the device at once."""
-        known = {name: value for name, value in self.sums.items() if not isinstance(value, Tensor)}
-        asked = {name: value for name, value in self.sums.items() if isinstance(value, Tensor)}
-        tensors = [self.loss_sum, *asked.values(), *self.extremes.values()]
+        numbers = {name: value for name, value in self.sums.items() if not isinstance(value, Tensor)}
+        on_device = {name: value for name, value in self.sums.items() if isinstance(value, Tensor)}
+        tensors = [self.loss_sum, *on_device.values(), *self.extremes.values()]
         loss, *values = torch.stack([item.detach().double() for item in tensors]).tolist()
-        extremes = dict(zip(self.extremes, values[len(asked) :], strict=True))
-        return loss, {**known, **dict(zip(asked, values[: len(asked)], strict=True))}, extremes
+        extremes = dict(zip(self.extremes, values[len(on_device) :], strict=True))
+        return loss, {**numbers, **dict(zip(on_device, values[: len(on_device)], strict=True))}, extremes
 
 
 @dataclass
@@ -137,10 +137,10 @@ class SupervisedTask:
     def _extremes(self, own: Mapping[str, float]) -> dict[str, float]:
         """The least or the largest over all processes."""
         everyone = self.setup.ranks.gather(own) if own else []
-        found: dict[str, float] = {}
+        extremes: dict[str, float] = {}
         for part in everyone:
-            keep_extremes(found, part)
-        return found
+            keep_extremes(extremes, part)
+        return extremes
 
     def _accumulate(self, step: int) -> tuple[dict[str, float], dict[str, float], dict[str, int]]:
         """Forward and backward of every micro-batch: sums, extremes and work; gradients of sums."""
@@ -155,11 +155,11 @@ class SupervisedTask:
             with contextlib.nullcontext() if last else self.parallel.accumulating(), seeded(seed):
                 result = self.loss_of(rows, step)
                 self.scaler.scale(result.loss_sum).backward()  # type: ignore[no-untyped-call]
-            loss, found, ends = result.fetch()
+            loss, own_sums, ends = result.fetch()
             sums["terms"] += result.terms
             sums["loss_sum"] += loss
             sums[LOGITS] += result.logits
-            for name, value in found.items():
+            for name, value in own_sums.items():
                 sums[name] = sums.get(name, 0.0) + value
             keep_extremes(extremes, ends)
             for name, count in result.counters.items():

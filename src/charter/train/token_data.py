@@ -1,4 +1,4 @@
-"""What stages train on, as tokens: conversations row by row, or plain texts end to end. B rows, T tokens of a row."""
+"""Tokens that stages train on: conversations row by row, or plain texts end to end. B rows, T tokens of a row."""
 
 import hashlib
 import itertools
@@ -58,8 +58,8 @@ class TokenRows:
 
     def lengths(self) -> list[int]:
         """Tokens of each row."""
-        found: list[int] = np.diff(self.offsets).tolist()
-        return found
+        lengths: list[int] = np.diff(self.offsets).tolist()
+        return lengths
 
 
 def cached_tokens(
@@ -83,10 +83,10 @@ def cached_tokens(
     while key is None:
         stage.beat(START)
         key = ranks.from_first(None)
-    found = _open(_path(stage, key))
-    for line in found.skipped.lines() if ranks.is_first else ():
+    tokens = _open(_path(stage, key))
+    for line in tokens.skipped.lines() if ranks.is_first else ():
         print(line, file=sys.stderr)
-    return found
+    return tokens
 
 
 def _path(stage: StageDir, key: str) -> Path:
@@ -106,17 +106,17 @@ def _key(items: Iterable[JobInput], tokenizer: Any, how: Mapping[str, str | int]
 
 
 def _content(item: JobInput) -> list[Any]:
-    """What stands for the rows of an input: of a data set its fingerprint, of a stage's records their hash."""
-    found = item.fingerprint if item.source == "data" else sha256_file(item.location())
-    return [found, item.data]
+    """Return the identity of an input's rows: of a data set its fingerprint, of a stage's records their hash."""
+    identity = item.fingerprint if item.source == "data" else sha256_file(item.location())
+    return [identity, item.data]
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
     """SHA-256 over all files that the tokenizer saves: vocabulary, merges, special tokens, chat template."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
-        found = [(name, sha256_file(Path(folder) / name)) for name in files_under(Path(folder))]
-    return hashlib.sha256(repr(found).encode()).hexdigest()
+        hashes = [(name, sha256_file(Path(folder) / name)) for name in files_under(Path(folder))]
+    return hashlib.sha256(repr(hashes).encode()).hexdigest()
 
 
 def _build(stage: StageDir, ranks: Ranks, path: Path, key: str, make: Chunks, *, wide: bool) -> None:
@@ -157,7 +157,7 @@ def _build(stage: StageDir, ranks: Ranks, path: Path, key: str, make: Chunks, *,
 
 
 def _damage(path: Path, key: str) -> str | None:
-    """What is wrong with a cache, in words; None when every byte is as it was written."""
+    """Return the damage of a cache in words; None when every byte is as it was written."""
     try:
         manifest = read_sealed(path / MANIFEST)
     except DataError as error:
@@ -227,10 +227,12 @@ def text_stream(stage: StageDir, tokenizer: Any, *, seq_len: int, ranks: Ranks, 
         for chunk in _chunks(each_stage_row(stage.job, role, each_text, skipped)):
             yield _encoded_texts(tokenizer, chunk)
 
-    found = cached_tokens(stage, ranks, role=role, tokenizer=tokenizer, how={"rows": "texts"}, make=make)
-    stream = TokenStream(found, seq_len)
+    tokens = cached_tokens(stage, ranks, role=role, tokenizer=tokenizer, how={"rows": "texts"}, make=make)
+    stream = TokenStream(tokens, seq_len)
     if not len(stream):
-        raise DataError(f"the data has {len(found.ids)} tokens, fewer than one row of seq_len {seq_len}; lower seq_len")
+        raise DataError(
+            f"the data has {len(tokens.ids)} tokens, fewer than one row of seq_len {seq_len}; lower seq_len"
+        )
     return stream
 
 
@@ -243,10 +245,10 @@ def conversation_rows(stage: StageDir, tokenizer: Any, *, seq_len: int, ranks: R
             yield [row for row in encoded if any(row.is_answer)]
 
     how: dict[str, str | int] = {"rows": "conversations", "max_tokens": seq_len}
-    found = cached_tokens(stage, ranks, role=role, tokenizer=tokenizer, how=how, make=make)
-    if not len(found):
+    tokens = cached_tokens(stage, ranks, role=role, tokenizer=tokenizer, how=how, make=make)
+    if not len(tokens):
         raise DataError("no conversation with an assistant turn in the stage's data; the loss would count nothing")
-    return found
+    return tokens
 
 
 def _encoded_texts(tokenizer: Any, conversations: Sequence[Conversation]) -> list[Encoded]:

@@ -1,4 +1,4 @@
-"""How the counters of each kind of stage become operations: which models it reads and which it trains."""
+"""Operations of each kind of stage from its counters: the models it reads and those it trains."""
 
 from typing import Any
 
