@@ -45,7 +45,7 @@ def add_adapter(module: nn.Module, adapter: Adapter, *, seed: int, dtype: torch.
 
 
 def has_adapter(module: nn.Module) -> bool:
-    """Whether adapter matrices are in a module."""
+    """Return True if adapter matrices are in a module."""
     return any(".lora_A." in name for name, _ in module.named_parameters())
 
 
@@ -60,7 +60,7 @@ def check_layout(module: nn.Module, layout: EngineLayout) -> None:
 
 def merged_weights(weights: Mapping[str, Tensor], adapter: Adapter) -> dict[str, Tensor]:
     """Plain weights: each adapted matrix with `alpha / rank * B A` added, under the name it has without adapter."""
-    found: dict[str, Tensor] = {}
+    merged: dict[str, Tensor] = {}
     for name, value in weights.items():
         if ".lora_" in name or ".quant_map" in name or ".absmax" in name:
             continue
@@ -68,14 +68,14 @@ def merged_weights(weights: Mapping[str, Tensor], adapter: Adapter) -> dict[str,
         stem = base.removesuffix(".weight")
         first, second = (weights.get(f"{stem}.lora_{which}.{NAME}.weight") for which in "AB")
         if first is None or second is None:
-            found[base] = value
+            merged[base] = value
             continue
-        found[base] = (value.float() + product(first, second, adapter)).to(value.dtype)
-    return found
+        merged[base] = (value.float() + product(first, second, adapter)).to(value.dtype)
+    return merged
 
 
 def product(first: Tensor, second: Tensor, adapter: Adapter) -> Tensor:
-    """What an adapter adds to a matrix: `alpha / rank * B A` in fp32, of shape (outputs, inputs).
+    """Return the update that an adapter adds to a matrix: `alpha / rank * B A` in fp32, of shape (outputs, inputs).
 
     `first` is A of shape (rank, inputs), `second` is B of shape (outputs, rank) (Hu et al. 2021, section 4.1).
     """
@@ -93,13 +93,13 @@ def published_weights(
 
 def _whole_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights with every quantised matrix as the numbers that it stands for; one at a time on its device."""
-    found = dict(weights)
+    plain_weights = dict(weights)
     for name, layer in module.named_modules():
         if type(layer).__name__ in QUANTISED:
-            for key in [key for key in found if key.startswith(f"{name}.") and key != f"{name}.bias"]:
-                del found[key]
-            found[f"{name}.weight"] = _plain_linear(layer).weight.detach().cpu()
-    return found
+            for key in [key for key in plain_weights if key.startswith(f"{name}.") and key != f"{name}.bias"]:
+                del plain_weights[key]
+            plain_weights[f"{name}.weight"] = _plain_linear(layer).weight.detach().cpu()
+    return plain_weights
 
 
 def adapter_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

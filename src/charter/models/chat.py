@@ -20,8 +20,8 @@ def _messages(turns: Sequence[Turn]) -> list[dict[str, str]]:
 
 
 def _ids(tokenizer: Any, text: str) -> list[int]:
-    found: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return found
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
 
 
 def _template(tokenizer: Any, turns: Sequence[Turn], *, generation: bool) -> str:
@@ -50,23 +50,23 @@ def encode_conversations(tokenizer: Any, conversations: Sequence[Sequence[Turn]]
         [_texts(tokenizer, turns[:index], turn.content) for index, turn in enumerate(turns) if turn.role == "assistant"]
         for turns in conversations
     ]
-    found = iter(encode_texts(tokenizer, [text for row in pieces for pair in row for text in pair]))
-    return [_joined([(next(found), next(found)) for _ in row], max_tokens) for row in pieces]
+    ids = iter(encode_texts(tokenizer, [text for row in pieces for pair in row for text in pair]))
+    return [_joined([(next(ids), next(ids)) for _ in row], max_tokens) for row in pieces]
 
 
 def encode_texts(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     """The ids of many texts, each as if it were alone."""
     if not texts:
         return []
-    found: list[list[int]] = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-    return found
+    ids: list[list[int]] = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+    return ids
 
 
 def _texts(tokenizer: Any, turns: Sequence[Turn], answer: str) -> tuple[str, str]:
-    """What stands before an answer, and the answer with the template's end of turn."""
+    """Return the text before an answer, and the answer with the template's end of turn."""
     prefix = _template(tokenizer, turns, generation=True)
-    whole = _template(tokenizer, (*turns, Turn("assistant", answer)), generation=False)
-    return prefix, whole[len(prefix) :] if whole.startswith(prefix) else answer + str(tokenizer.eos_token)
+    conversation = _template(tokenizer, (*turns, Turn("assistant", answer)), generation=False)
+    return prefix, conversation[len(prefix) :] if conversation.startswith(prefix) else answer + str(tokenizer.eos_token)
 
 
 def _joined(pieces: Sequence[tuple[list[int], list[int]]], max_tokens: int) -> Encoded:

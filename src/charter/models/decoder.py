@@ -1,4 +1,4 @@
-"""What parallelism has to know of a model: its layers, and weights with more than one name."""
+"""Structure of a model for parallelism: its layers, and weights with more than one name."""
 
 from typing import Any
 
@@ -12,13 +12,13 @@ def decoder_layers(module: nn.Module) -> list[nn.Module]:
     kinds: set[str] = set()
     for item in module.modules():
         kinds |= set(getattr(item, "_no_split_modules", None) or ())
-    found = [item for item in module.modules() if kinds & {base.__name__ for base in type(item).__mro__}]
-    if not found:
+    layers = [item for item in module.modules() if kinds & {base.__name__ for base in type(item).__mro__}]
+    if not layers:
         raise StageError(
             f"{type(module).__name__} does not say what its layers are (_no_split_modules); sharding and "
             "recomputation need a class that does: run it with zero 0 and recompute none"
         )
-    return found
+    return layers
 
 
 def tied_weights(module: nn.Module) -> list[list[str]]:
@@ -42,9 +42,9 @@ def hugging_face_models(module: nn.Module) -> dict[str, Any]:
     """The outermost Hugging Face models in a module, by name ("" where it is one itself)."""
     from transformers import PreTrainedModel
 
-    found: dict[str, Any] = {}
+    models: dict[str, Any] = {}
     for name, item in module.named_modules():
-        inside = any(name.startswith(f"{outer}.") or outer == "" for outer in found)
+        inside = any(name.startswith(f"{outer}.") or outer == "" for outer in models)
         if isinstance(item, PreTrainedModel) and not inside:
-            found[name] = item
-    return found
+            models[name] = item
+    return models

@@ -1,4 +1,4 @@
-"""How a stage is laid out over its processes, as its record froze it; the names are the planner's."""
+"""Layout of a stage over its processes, as its record froze it; the names are the planner's."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -46,8 +46,8 @@ class LanguageModel:
         """
         path.mkdir(parents=True, exist_ok=True)
         twice = self.model.all_tied_weights_keys
-        given = None if weights is None else {name: value for name, value in weights.items() if name not in twice}
-        self.model.save_pretrained(str(path), state_dict=given, safe_serialization=True)
+        unique = None if weights is None else {name: value for name, value in weights.items() if name not in twice}
+        self.model.save_pretrained(str(path), state_dict=unique, safe_serialization=True)
         self.tokenizer.save_pretrained(str(path))
 
 
@@ -92,8 +92,8 @@ def check_model_directory(path: Path) -> None:
     if not path.is_dir():
         raise DataError(f"{path}: no such model directory; give the directory that holds config.json")
     if not (path / "config.json").exists():
-        found = ", ".join(sorted(item.name for item in path.iterdir())[:8]) or "nothing"
-        raise DataError(f"{path}: no config.json here (found {found}); give a Hugging Face model directory")
+        listing = ", ".join(sorted(item.name for item in path.iterdir())[:8]) or "nothing"
+        raise DataError(f"{path}: no config.json here (found {listing}); give a Hugging Face model directory")
     try:
         json.loads((path / "config.json").read_text(encoding="utf-8"))
     except ValueError as error:

@@ -57,11 +57,11 @@ def token_batches(lengths: Sequence[int], *, budget_tokens: int) -> list[slice]:
     >>> token_batches([4, 4, 2, 9, 1], budget_tokens=8)
     [slice(0, 2, None), slice(2, 3, None), slice(3, 4, None), slice(4, 5, None)]
     """
-    found: list[slice] = []
+    groups: list[slice] = []
     start, longest = 0, 0
     for index, length in enumerate(lengths):
         longest = max(longest, length)
         if index > start and (index + 1 - start) * longest > budget_tokens:
-            found.append(slice(start, index))
+            groups.append(slice(start, index))
             start, longest = index, length
-    return [*found, slice(start, len(lengths))] if lengths else []
+    return [*groups, slice(start, len(lengths))] if lengths else []

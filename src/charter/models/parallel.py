@@ -1,4 +1,4 @@
-"""How a model is spread over the processes of a stage, by the layout that its record froze."""
+"""Spread of a model over the processes of a stage, by the layout that its record froze."""
 
 import contextlib
 import logging
@@ -48,23 +48,23 @@ def data_mesh(layout: EngineLayout, ranks: Ranks) -> tuple[DeviceMesh, DeviceMes
     if layout.data % replicas:
         raise StageError(f"{layout.data} data-parallel processes cannot be split into {replicas} replicas")
     sizes = {"replicate": replicas, "shard": layout.data // replicas, "tensor": layout.tensor}
-    kept = {name: size for name, size in sizes.items() if size > 1 or name == "shard"}
-    whole = init_device_mesh(ranks.device.type, tuple(kept.values()), mesh_dim_names=tuple(kept))
-    names = tuple(name for name in kept if name != "tensor")
-    return (whole[names] if len(names) < len(kept) else whole), (whole["tensor"] if layout.tensor > 1 else None)
+    used = {name: size for name, size in sizes.items() if size > 1 or name == "shard"}
+    mesh = init_device_mesh(ranks.device.type, tuple(used.values()), mesh_dim_names=tuple(used))
+    names = tuple(name for name in used if name != "tensor")
+    return (mesh[names] if len(names) < len(used) else mesh), (mesh["tensor"] if layout.tensor > 1 else None)
 
 
 def split_tensors(module: nn.Module, layout: EngineLayout, ranks: Ranks) -> DeviceMesh:
     """Split the matrices of `module` over neighbouring ranks where the layout asks for it; the mesh that is left."""
-    left, tensor = data_mesh(layout, ranks)
+    data_axes, tensor = data_mesh(layout, ranks)
     if tensor is None:
-        return left
+        return data_axes
     ties = tied_weights(module)
     for prefix, model in hugging_face_models(module).items():
         parallelize_module(model, tensor, _styles(model, layout.tensor, is_tied=bool(ties)))
         _check_ties(module, ties, prefix)
     tie(module, ties)
-    return left
+    return data_axes
 
 
 def _styles(model: Any, size: int, *, is_tied: bool) -> dict[str, ParallelStyle]:
@@ -161,7 +161,7 @@ log = logging.getLogger(__name__)
 
 
 def is_needless(layout: EngineLayout, device: torch.device) -> bool:
-    """Whether offloading was asked for where everything is in the host's memory anyway; said in the log."""
+    """Return True if offloading was asked for where everything is in the host's memory anyway; the log says so."""
     needless = layout.offload != "none" and device.type == "cpu"
     if needless:
         log.warning("offload=%s changes nothing on a CPU: all is in the host's memory already", layout.offload)
@@ -186,7 +186,7 @@ def offload_policy(layout: EngineLayout, device: torch.device) -> OffloadPolicy:
 
 
 def parameters_device(layout: EngineLayout, device: torch.device) -> torch.device:
-    """Where sharded parameters stay between passes."""
+    """Return the device on which sharded parameters stay between passes."""
     return torch.device("cpu") if layout.offload == "all" else device
 
 
@@ -215,7 +215,7 @@ def shard(module: nn.Module, layout: EngineLayout, mesh: DeviceMesh, ranks: Rank
 
 
 def frees_layers(layout: EngineLayout) -> bool:
-    """Whether a layer's parameters are freed again after its forward pass."""
+    """Return True if a layer's parameters are freed again after its forward pass."""
     return layout.zero >= SHARDED_BY_FORWARD
 
 
@@ -308,7 +308,7 @@ def parallelize(
 
 
 def _compiled(module: nn.Module, layout: EngineLayout, trained: bool) -> nn.Module:
-    """What training calls: compiled where asked for; `module` itself, which rollouts call, is not."""
+    """Return the module that training calls: compiled where asked for; `module` itself, which rollouts call, is not."""
     if not (layout.compile and trained):
         return module
     compiled: nn.Module = torch.compile(module, dynamic=True)  # type: ignore[assignment]

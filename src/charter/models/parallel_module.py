@@ -16,7 +16,7 @@ SMALLEST_NORM = 1e-6
 
 
 def own_part(value: Tensor) -> Tensor:
-    """What this process holds of a tensor."""
+    """Return this process's part of a tensor."""
     return value.to_local() if isinstance(value, DTensor) else value
 
 
@@ -86,7 +86,7 @@ class Parallel:
         self._is_first = is_first
 
     def trained_parameters(self) -> list[nn.Parameter]:
-        """What an optimizer updates."""
+        """Return the parameters that an optimizer updates."""
         return [item for item in self.module.parameters() if item.requires_grad]
 
     @contextlib.contextmanager
@@ -111,12 +111,12 @@ class Parallel:
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """Whole tensors with the model class's own names, on the host of rank 0; nothing elsewhere."""
-        found: dict[str, Tensor] = {}
+        weights: dict[str, Tensor] = {}
         for name, value in self.module.state_dict().items():
-            whole = value.full_tensor() if isinstance(value, DTensor) else value
+            full_tensor = value.full_tensor() if isinstance(value, DTensor) else value
             if self._is_first:
-                found[plain_name(name)] = whole.detach().to("cpu", copy=True)
-        return found
+                weights[plain_name(name)] = full_tensor.detach().to("cpu", copy=True)
+        return weights
 
     def warm(self, run: Callable[[], Tensor]) -> None:
         """Do once what the first backward pass would do, so that a resumed step adds up as any other; no change."""

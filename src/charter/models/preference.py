@@ -43,8 +43,8 @@ class ScalarModel(nn.Module):
 
         With `at_N`, the values at these positions alone, counted through all of B x T, each named once.
         """
-        asked = contextlib.nullcontext() if at_N is None else asked_positions(self.body, at_N)
-        with asked:
+        positions = contextlib.nullcontext() if at_N is None else asked_positions(self.body, at_N)
+        with positions:
             hidden: Tensor = self.body(
                 input_ids=ids_BT, attention_mask=mask_BT, position_ids=position_ids_BT, use_cache=False
             ).last_hidden_state
@@ -55,7 +55,7 @@ class ScalarModel(nn.Module):
 
 
 def pooled_positions(answer_mask_BT: Tensor, *, pooling: str) -> Tensor:
-    """Which positions make a sequence's score: the answer's last token (`last`), or all of the answer (`mean`).
+    """Return the positions of a sequence's score: the answer's last token (`last`), or all of the answer (`mean`).
 
     >>> pooled_positions(torch.tensor([[False, True, True, False]]), pooling="last").tolist()
     [[False, False, True, False]]
@@ -112,10 +112,10 @@ class PreferenceModel:
 
     def _language_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The causal model's weights: the body's, and the output embeddings that no preference changes."""
-        whole = self.language_model.model
-        prefix = f"{whole.base_model_prefix}."
+        model = self.language_model.model
+        prefix = f"{model.base_model_prefix}."
         body = {f"{prefix}{name[5:]}": value for name, value in weights.items() if name.startswith("body.")}
-        rest = {name: value for name, value in whole.state_dict().items() if not name.startswith(prefix)}
+        rest = {name: value for name, value in model.state_dict().items() if not name.startswith(prefix)}
         return {**rest, **body}
 
 

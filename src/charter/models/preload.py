@@ -1,4 +1,4 @@
-"""What loading any model imports, imported at once: a process that is forked afterwards need not do it again.
+"""Imports of any model's loading, done at once: a process that is forked afterwards need not repeat them.
 
 The transformers package imports its parts at their first use, which takes longer than loading a small model.
 """

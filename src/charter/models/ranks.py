@@ -52,7 +52,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process publishes, reports and logs."""
+        """Return True if this process publishes, reports and logs."""
         return self.rank == 0
 
     def share(self, rows: Sequence[Any]) -> list[Any]:
@@ -76,24 +76,24 @@ class Ranks:
         return dict(zip(names, self.sum(values).tolist(), strict=True))
 
     def any(self, wanted: bool) -> bool:
-        """Whether any process wants something: all get the same answer."""
+        """Return True, in every process, if any process wants something."""
         return any(self.gather(wanted))
 
     def gather(self, value: Any) -> list[Any]:
         """Every process's value, by rank; values are small and picklable."""
         if self.world_size == 1:
             return [value]
-        found: list[Any] = [None] * self.world_size
-        dist.all_gather_object(found, value, group=self.host_group)
-        return found
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self.host_group)
+        return values
 
     def from_first(self, value: Any) -> Any:
         """Rank 0's value, at every process."""
         if self.world_size == 1:
             return value
-        held = [value if self.is_first else None]
-        dist.broadcast_object_list(held, src=0, group=self.host_group)
-        return held[0]
+        box = [value if self.is_first else None]
+        dist.broadcast_object_list(box, src=0, group=self.host_group)
+        return box[0]
 
     def wait(self) -> None:
         """Go on when every process has come here."""
@@ -102,7 +102,7 @@ class Ranks:
 
 
 def world_of_process() -> int:
-    """How many processes the stage has."""
+    """Return the number of processes of the stage."""
     return int(os.environ.get(WORLD_SIZE, "1"))
 
 
@@ -151,13 +151,13 @@ def _store(stage_dir: Path, rank: int, world: int) -> Any:
         temporary.write_text(json.dumps({"port": store.port, "address": address, "host": host_id()}), encoding="utf-8")
         temporary.replace(place)
         return store
-    found = _meeting(place)
-    host = LOOPBACK if found["host"] == host_id() else found["address"]
-    return TCPStore(host, int(found["port"]), world, is_master=False, timeout=timeout)
+    meeting = _meeting(place)
+    host = LOOPBACK if meeting["host"] == host_id() else meeting["address"]
+    return TCPStore(host, int(meeting["port"]), world, is_master=False, timeout=timeout)
 
 
 def _meeting(place: Path) -> dict[str, Any]:
-    """Where rank 0 has opened its port, waited for."""
+    """Wait for rank 0 to open its port, and read its address."""
     deadline = time.monotonic() + MEETING_SECONDS
     while not place.exists():
         if time.monotonic() > deadline:

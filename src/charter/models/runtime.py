@@ -1,4 +1,4 @@
-"""How torch computes in this process: threads, determinism, device, precision."""
+"""Settings of torch in this process: threads, determinism, device, precision."""
 
 import contextlib
 import ctypes

@@ -39,7 +39,7 @@ def empty_parameters() -> Iterator[None]:
 
 
 def is_empty(module: nn.Module) -> bool:
-    """Whether any parameter has no memory yet."""
+    """Return True if any parameter has no memory yet."""
     return any(item.is_meta for item in module.parameters())
 
 
@@ -70,12 +70,12 @@ def _read_into(module: nn.Module, directory: Path, ties: list[list[str]]) -> Non
         missing: list[str] = []
         read: set[str] = set()
         for name, parameter in module.named_parameters():
-            found = next((item for item in also.get(name, [name]) if item in files), None)
-            if found is None:
+            source = next((item for item in also.get(name, [name]) if item in files), None)
+            if source is None:
                 missing.append(name)
                 continue
-            read |= {found, *also.get(name, [])}
-            _copy_part(parameter, files[found].get_slice(found), where=f"{directory}: {found}")
+            read |= {source, *also.get(name, [])}
+            _copy_part(parameter, files[source].get_slice(source), where=f"{directory}: {source}")
         wrong = sorted(missing) + sorted(set(files) - read)
         if wrong:
             raise DataError(f"{directory}: weights do not match config.json: {', '.join(wrong[:5])}")
@@ -90,13 +90,13 @@ def _open(directory: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     else:
         names = [SINGLE]
-    found: dict[str, Any] = {}
+    readers: dict[str, Any] = {}
     for name in names:
         if not (directory / name).exists():
             raise DataError(f"{directory / name}: no such file; reading parts of weights needs safetensors files")
         file = stack.enter_context(safe_open(str(directory / name), framework="pt"))
-        found |= dict.fromkeys(file.keys(), file)
-    return found
+        readers |= dict.fromkeys(file.keys(), file)
+    return readers
 
 
 @torch.no_grad()

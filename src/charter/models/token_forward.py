@@ -22,7 +22,7 @@ CPU_KEPT, CUDA_KEPT = 2**26, 2**30
 
 
 class TokenFigures(NamedTuple):
-    """What is known of each asked token."""
+    """Figures of each token that was asked for."""
 
     log_probability_N: Tensor
     """Differentiable."""
@@ -128,7 +128,7 @@ class _SummedLoss(torch.autograd.Function):
     def forward(
         ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, target_N: Tensor, weight_N: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        kept = _Kept(hidden_NH)
+        rows = _Kept(hidden_NH)
         hidden, weight = _matmul_inputs(hidden_NH, weight_VH)
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         if hidden.dtype == torch.float16 and (needs_hidden or needs_weight):
@@ -139,7 +139,7 @@ class _SummedLoss(torch.autograd.Function):
         gradient_VH = torch.zeros_like(weight_VH, dtype=torch.float32) if needs_weight else None
         for part in _chunks(hidden, weight):
             target_C = target_N[part]
-            probability_CV = kept.fill(part, _log_softmax(hidden[part], weight, 1.0), target_C)
+            probability_CV = rows.fill(part, _log_softmax(hidden[part], weight, 1.0), target_C)
             if not (needs_hidden or needs_weight):
                 continue
             by_logits_CV = _less_one_at(probability_CV, target_C)
@@ -148,9 +148,9 @@ class _SummedLoss(torch.autograd.Function):
             _add_gradients(by_logits_CV.to(by), by_hidden[part], by_weight, gradient_NH, gradient_VH, part)
         ctx.save_for_backward(gradient_NH, gradient_VH)
         ctx.dtypes = hidden_NH.dtype, weight_VH.dtype
-        ctx.mark_non_differentiable(kept.log_probability_N, kept.entropy_N, kept.is_likeliest_N)
-        losses_N = kept.log_probability_N if weight_N is None else kept.log_probability_N * weight_N
-        return -losses_N.sum(), kept.log_probability_N, kept.entropy_N, kept.is_likeliest_N
+        ctx.mark_non_differentiable(rows.log_probability_N, rows.entropy_N, rows.is_likeliest_N)
+        losses_N = rows.log_probability_N if weight_N is None else rows.log_probability_N * weight_N
+        return -losses_N.sum(), rows.log_probability_N, rows.entropy_N, rows.is_likeliest_N
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
@@ -167,7 +167,7 @@ class _TokenFigures(torch.autograd.Function):
     def forward(
         ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, target_N: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        kept = _Kept(hidden_NH)
+        rows = _Kept(hidden_NH)
         hidden, weight = _matmul_inputs(hidden_NH, weight_VH)
         size = (hidden.shape[0], weight.shape[0])
         limit = CUDA_KEPT if hidden.is_cuda else CPU_KEPT
@@ -175,12 +175,12 @@ class _TokenFigures(torch.autograd.Function):
         probability_NV = hidden.new_empty(size, dtype=torch.float32) if keep else None
         for part in _chunks(hidden, weight):
             out = None if probability_NV is None else probability_NV[part]
-            kept.fill(part, _log_softmax(hidden[part], weight, temperature), target_N[part], out)
-        ctx.save_for_backward(hidden, weight, target_N, kept.entropy_N, probability_NV)
+            rows.fill(part, _log_softmax(hidden[part], weight, temperature), target_N[part], out)
+        ctx.save_for_backward(hidden, weight, target_N, rows.entropy_N, probability_NV)
         ctx.temperature, ctx.dtypes = temperature, (hidden_NH.dtype, weight_VH.dtype)
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(kept.is_likeliest_N)
-        return kept.log_probability_N, kept.entropy_N, kept.is_likeliest_N
+        ctx.mark_non_differentiable(rows.is_likeliest_N)
+        return rows.log_probability_N, rows.entropy_N, rows.is_likeliest_N
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -342,12 +342,12 @@ class TokenForward:
         if not _is_plain(head):
             return _of_logits(head(hidden_NH[None])[0], target_N, summed, temperature)
         weight_VH: Tensor = head.get_parameter("weight")
-        found: TokenFigures | LossFigures = _of_hidden(hidden_NH, weight_VH, target_N, summed, temperature)
-        return found
+        result: TokenFigures | LossFigures = _of_hidden(hidden_NH, weight_VH, target_N, summed, temperature)
+        return result
 
 
 def _is_plain(head: nn.Module) -> bool:
-    """Whether the head is a product with one whole, local weight and nothing else (no adapter, no shard, no hook)."""
+    """Return True if the head is a product with one complete, local weight and nothing else (adapter, shard, hook)."""
     if type(head) is not nn.Linear or head._forward_hooks or head._forward_pre_hooks:
         return False
     return getattr(head, "bias", None) is None and type(head.weight) in (nn.Parameter, Tensor)
@@ -363,11 +363,11 @@ def _of_hidden(
 
 
 def _of_logits(logits_NV: Tensor, target_N: Tensor, summed: bool, temperature: float) -> TokenFigures | LossFigures:
-    found = figures_of_logits(logits_NV, target_N, temperature=temperature)
+    figures = figures_of_logits(logits_NV, target_N, temperature=temperature)
     if not summed:
-        return found
-    detached = (found.log_probability_N.detach(), found.entropy_N.detach(), found.is_likeliest_N)
-    return LossFigures(-found.log_probability_N.sum(), *detached)
+        return figures
+    detached = (figures.log_probability_N.detach(), figures.entropy_N.detach(), figures.is_likeliest_N)
+    return LossFigures(-figures.log_probability_N.sum(), *detached)
 
 
 def token_losses(
@@ -387,5 +387,5 @@ def token_losses(
     after_N = counted_BT.flatten().nonzero().squeeze(1)
     inputs = {"input_ids": ids_BT, "attention_mask": mask_BT, "position_ids": position_BT}
     target_N = ids_BT.flatten().index_select(0, after_N)
-    found: LossFigures = call(**inputs, at_N=after_N - 1, target_N=target_N, summed=True)
-    return found
+    losses: LossFigures = call(**inputs, at_N=after_N - 1, target_N=target_N, summed=True)
+    return losses
