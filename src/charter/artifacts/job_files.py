@@ -56,13 +56,13 @@ class NodeRecord:
 
     @property
     def seconds(self) -> float | None:
-        """How long it lasted; None while it does."""
+        """Return its duration; None while it lasts."""
         return None if self.ended_at is None else max(0.0, self.ended_at - self.started_at)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Control:
-    """What the supervisor asks of a job's agents."""
+    """Requests of the supervisor to a job's agents."""
 
     stop: bool = False
     """At the next safe point."""
@@ -89,17 +89,17 @@ class JobFiles:
 
     @property
     def log(self) -> Path:
-        """Where the engine writes what the agents print."""
+        """Return the path of the agents' log, which the engine writes."""
         return self.directory / "log.txt"
 
     @property
     def submission(self) -> Path:
-        """What was submitted."""
+        """Return the path of the submission's record."""
         return self.directory / "submission.json"
 
     @property
     def control(self) -> Path:
-        """What is asked of the agents."""
+        """Return the path of the requests to the agents."""
         return self.directory / "control.json"
 
     def node(self, restart: int, place: int) -> Path:
@@ -128,13 +128,13 @@ class JobFiles:
         durable.write_hint(self.node(record.restart, record.place), asdict(record))
 
     def read_node(self, restart: int, place: int) -> NodeRecord | None:
-        """How a start on a node stands; None where there is none yet."""
+        """Read the record of a start on a node; None where there is none yet."""
         return _node(self.node(restart, place))
 
     def nodes(self) -> Iterator[NodeRecord]:
         """All starts on all nodes, in the order of restarts and places."""
-        found = [record for path in self.directory.glob("node-*.json") if (record := _node(path)) is not None]
-        yield from sorted(found, key=lambda record: (record.restart, record.place))
+        records = [record for path in self.directory.glob("node-*.json") if (record := _node(path)) is not None]
+        yield from sorted(records, key=lambda record: (record.restart, record.place))
 
     def nodes_again(self, known: Mapping[int, NodeRecord]) -> Iterator[NodeRecord]:
         """The latest start in every place; what has ended is not read again."""
@@ -162,7 +162,7 @@ class JobFiles:
         durable.write_hint(self.control, asdict(control))
 
     def asked(self) -> Control:
-        """What the supervisor asks."""
+        """Read the supervisor's requests."""
         content = _read(self.control)
         return Control(**content) if content else Control()
 
@@ -171,7 +171,7 @@ class JobFiles:
         durable.write_json(self.directory / "shards.json", {"shards": list(shards), "of": of})
 
     def shards(self) -> tuple[tuple[int, ...], int]:
-        """Which shards its tasks make, and of how many."""
+        """Return the shards that its tasks make, and the number of all shards."""
         content = durable.read_json(self.directory / "shards.json")
         return tuple(content["shards"]), int(content["of"])
 
@@ -236,7 +236,7 @@ def write_submission(files: JobFiles, submission: Submission) -> None:
 
 
 def read_submission(files: JobFiles) -> Submission | None:
-    """What is remembered of a submission; None where there is none that can be read."""
+    """Read the record of a submission; None where there is none that can be read."""
     try:
         content = durable.read_json(files.submission)
         return Submission(**{**content, "shards": tuple(content["shards"])})

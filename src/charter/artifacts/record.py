@@ -146,7 +146,7 @@ def changed_output(stage_dir: Path, record: Record) -> str | None:
 
     Reads no file and writes none. A file that was never verified here is only looked for.
     """
-    seen = _seen(stage_dir)
+    verified = _seen(stage_dir)
     for relative in sorted(record.outputs):
         if (refused := wrong_name(relative)) is not None:
             return f"the record names a file that is refused: {refused}"
@@ -154,10 +154,10 @@ def changed_output(stage_dir: Path, record: Record) -> str | None:
         if not path.is_file():
             return f"file {relative} is missing"
         size = path.stat().st_size
-        if seen.get(relative) == DAMAGED:
+        if verified.get(relative) == DAMAGED:
             return f"file {relative} was not as recorded when it was last read"
-        if relative in seen and seen[relative][0] != size:
-            return f"file {relative} has {size:,} bytes, {seen[relative][0]:,} when it was verified"
+        if relative in verified and verified[relative][0] != size:
+            return f"file {relative} has {size:,} bytes, {verified[relative][0]:,} when it was verified"
     return None if record.outputs else "the record lists no outputs"
 
 

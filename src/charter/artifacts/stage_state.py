@@ -35,7 +35,7 @@ VERIFIED = "outputs verified"
 
 
 class Phase(StrEnum):
-    """What a stage is in now."""
+    """Phase of a stage."""
 
     PENDING = "pending"
     QUEUED = "queued"
