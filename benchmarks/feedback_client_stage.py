@@ -15,7 +15,7 @@ from charter.artifacts.batch_files import finished_batches
 from charter.artifacts.job import Job, write_job
 from charter.artifacts.stage_dir import StageDir
 from charter.data.dataset import Turn
-from charter.feedback.records import Batch, make_records
+from charter.feedback.records import BatchResult, make_records
 from charter.inference.endpoint.call import CallRequest
 from charter.inference.endpoint.pool import EndpointPool
 from charter.ledger.calls import CallStore
@@ -73,7 +73,7 @@ def make(items):
         {"id": item.id, "text": reply.text, "log_probability": reply.log_probabilities[0].log_probability}
         for item, reply in zip(items, replies, strict=True)
     ]
-    return Batch(records=rows, tokens=len(rows))
+    return BatchResult(records=rows, tokens=len(rows))
 
 
 def main() -> None:

@@ -70,7 +70,7 @@ def speeds() -> dict[str, dict[str, float]]:
     """Job-hours per CPU second of three jobs."""
     from charter.resilience.expected_time import daly_interval_seconds
     from charter.resilience.failures import LLAMA3_H100, META_RSC1_A100, mean_between_failures_seconds
-    from charter.resilience.simulate import Job, simulate
+    from charter.resilience.simulate import SimulatedJob, simulate
     from charter.resilience.spot import Exponential, heavy_tailed_market
 
     jobs = {}
@@ -79,7 +79,7 @@ def speeds() -> dict[str, dict[str, float]]:
         ("rsc1_131072_gpus", 16_384, META_RSC1_A100, 2.0),
     ):
         mean = mean_between_failures_seconds(num_nodes=nodes, failures_per_node_day=rate.per_node_day)
-        jobs[name] = Job(
+        jobs[name] = SimulatedJob(
             useful_seconds=50 * DAY,
             interval_seconds=daly_interval_seconds(save_seconds=save, mean_between_failures_seconds=mean),
             save_seconds=save,

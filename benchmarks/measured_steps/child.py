@@ -16,7 +16,7 @@ from charter.models.parallel import Parallel, parallelize
 from charter.models.runtime import configure
 from charter.spec.stage import PreferenceModelStage, SftStage
 from charter.train.encoded_pairs import EncodedPairs
-from charter.train.loop import Task
+from charter.train.loop import TrainingTask
 from charter.train.meter import Meter
 from charter.train.optimizers import make_optimizer
 from charter.train.preference_model import pair_loss
@@ -48,7 +48,7 @@ def clock() -> float:
     return time.perf_counter()
 
 
-def timed_steps(task: Task, memory: PeakMemory, *, steps: int, warmup: int) -> list[float]:
+def timed_steps(task: TrainingTask, memory: PeakMemory, *, steps: int, warmup: int) -> list[float]:
     """Seconds of each step after the warm-up, from whose end on memory is watched anew."""
     seconds = []
     for step in range(warmup + steps):

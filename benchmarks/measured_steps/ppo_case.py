@@ -22,7 +22,7 @@ from charter.train.meter import Meter
 from charter.train.models import frozen_model
 from charter.train.optimizers import make_optimizer
 from charter.train.ppo import PpoTask
-from charter.train.ppo_step import Models, Sampler, Update
+from charter.train.ppo_step import PpoModels, Sampler, Update
 from charter.train.setup import Setup
 
 from .child import BATCHES_OF_DATA, clock, timed_steps
@@ -129,7 +129,7 @@ def _task(case: Case, spec: PpoStage, setup: Setup) -> PpoTask:
     reference = frozen_model(setup, language_model(case, device).model, dtype)
     for module in (trained.module, value.module, reward.scalar):
         module.eval()
-    models = Models(policy, trained, reference, reward, value)
+    models = PpoModels(policy, trained, reference, reward, value)
     policy_optimizer, value_optimizer = (
         make_optimizer([(item.trained_parameters(), spec.learning_rate)], spec) for item in (trained, value)
     )

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 
 from charter.data.dataset import Turn
 from charter.models.adapters import add_adapter
-from charter.models.engine_layout import EngineLayout
+from charter.models.engine_layout import StageLayout
 from charter.models.language_model import LanguageModel
 from charter.models.preference import PreferenceModel, ScalarModel
 from charter.models.ranks import Ranks
@@ -116,7 +116,7 @@ def setup_of(spec: Any, device: torch.device, meter: Meter, *, micro_batch: int 
     """A stage's setup without a directory: what its steps need, and no checkpoints, heartbeat or metrics."""
     job = SimpleNamespace(seed=1, stage="measured", spec=spec)
     stage: Any = SimpleNamespace(job=job, alive=lambda: None)
-    layout = EngineLayout(micro_batch=micro_batch, recompute="full" if recompute else "none")
+    layout = StageLayout(micro_batch=micro_batch, recompute="full" if recompute else "none")
     return Setup(stage=stage, ranks=Ranks(device=device), layout=layout, meter=meter)
 
 

@@ -2,7 +2,7 @@
 
 from concurrent.futures import Future
 
-from charter.feedback.asks import Choice, Choose, Text
+from charter.feedback.asks import ChoiceReply, Choose, Text
 
 
 class Scripted:
@@ -12,7 +12,7 @@ class Scripted:
 
     def __init__(self, choose=None, write=None):
         self.lists = []
-        self._choose = choose or (lambda ask: Choice(log_probabilities=(-0.1, -2.0), missing=(False, False)))
+        self._choose = choose or (lambda ask: ChoiceReply(log_probabilities=(-0.1, -2.0), missing=(False, False)))
         self._write = write or (lambda ask: Text(text="Because.", tokens=3))
 
     def submit(self, asks):

@@ -12,7 +12,7 @@ from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
 from charter.data.dataset import Prompt, read_prompts
 from charter.feedback.asks import Ask, Reply
-from charter.feedback.records import Batch, in_batches, make_records
+from charter.feedback.records import BatchResult, in_batches, make_records
 
 
 class Nobody:
@@ -35,11 +35,11 @@ def run(stage: StageDir) -> None:
     prompts = read_prompts(source.location(), source.data)
     batches = in_batches(prompts, stage.job.spec.rollout_batch)  # type: ignore[attr-defined]
 
-    def make(items: Sequence[Prompt]) -> Generator[Sequence[Ask], list[Reply], Batch]:
+    def make(items: Sequence[Prompt]) -> Generator[Sequence[Ask], list[Reply], BatchResult]:
         time.sleep(float(os.environ.get("COUNTING_SECONDS_PER_STEP", "0")))
         faults.boundary(stage.job.stage, "make", rank_of_process(), "before")
         yield []
-        return Batch(
+        return BatchResult(
             records=[{"id": item.id, "hash": hashlib.sha256(str(item).encode()).hexdigest()} for item in items]
         )
 

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 from charter.cli.main import app
 from charter.cli.simulate_view import bar
 from charter.errors import InfeasibleError, UsageError
-from charter.resilience.simulate import Job, simulate
+from charter.resilience.simulate import SimulatedJob, simulate
 from charter.resilience.spot import Exponential
 
 run = CliRunner(env={"COLUMNS": "140"}).invoke
@@ -110,10 +110,12 @@ def test_wrong_questions_are_told_what_is_wrong(args, error, words):
 
 
 def test_histogram_counts_every_run_and_a_constant_has_one_bin():
-    job = Job(useful_seconds=1e5, interval_seconds=900, save_seconds=10, failures=Exponential(mean_seconds=9000))
+    job = SimulatedJob(
+        useful_seconds=1e5, interval_seconds=900, save_seconds=10, failures=Exponential(mean_seconds=9000)
+    )
     found = simulate(job, runs=300, seed=1)
     bins = found.histogram()
     assert sum(count for _, _, count in bins) == 300
     assert all(left[1] == right[0] for left, right in pairwise(bins))
-    assert len(simulate(Job(useful_seconds=10, interval_seconds=5, save_seconds=1), runs=3).histogram()) == 1
+    assert len(simulate(SimulatedJob(useful_seconds=10, interval_seconds=5, save_seconds=1), runs=3).histogram()) == 1
     assert bar(1.0, 5) == "█████"

@@ -9,7 +9,7 @@ import pytest
 
 from charter.resilience.expected_time import Interruptions, daly_interval_seconds, expected_time
 from charter.resilience.failures import LLAMA3_H100, META_RSC1_A100, mean_between_failures_seconds
-from charter.resilience.simulate import Job, simulate
+from charter.resilience.simulate import SimulatedJob, simulate
 from charter.resilience.spot import Exponential
 
 HOUR, DAY = 3600.0, 86400.0
@@ -30,7 +30,7 @@ def test_blocking_rows(work, save, restart, mean, wait, tau, wall, billed, ettr,
     interruptions = Interruptions(
         mean_between_failures_seconds=mean * HOUR, restart_seconds=restart, capacity_wait_seconds=wait * HOUR
     )
-    job = Job(
+    job = SimulatedJob(
         useful_seconds=work * HOUR,
         interval_seconds=tau * 60,
         save_seconds=save,
@@ -66,7 +66,7 @@ ASYNC = [
 def test_asynchronous_rows_are_bracketed_and_have_an_exact_form(
     stall, persist, detection, restart, tau, ettr, low, high
 ):
-    job = Job(
+    job = SimulatedJob(
         useful_seconds=200 * HOUR,
         interval_seconds=tau * 60,
         save_seconds=stall,
@@ -98,7 +98,7 @@ def test_llama3_trained_more_than_90_percent_of_the_time():
     # restart of 8 min are our inputs; the paper gives "over 90 % effective training time".
     mean = mean_between_failures_seconds(num_nodes=2048, failures_per_node_day=LLAMA3_H100.per_node_day)
     save, work = 10.0, 0.92 * 54 * DAY
-    job = Job(
+    job = SimulatedJob(
         useful_seconds=work,
         interval_seconds=daly_interval_seconds(save_seconds=save, mean_between_failures_seconds=mean),
         save_seconds=save,
@@ -116,7 +116,7 @@ def test_metas_projection_of_the_mean_time_to_failure(gpus, hours):
     # Kokolis et al. 2024: RSC-1's rate projects to 1.8 h at 16,384 GPUs and 0.23 h at 131,072.
     mean = mean_between_failures_seconds(num_nodes=gpus // 8, failures_per_node_day=META_RSC1_A100.per_node_day)
     assert mean / HOUR == pytest.approx(hours, rel=0.03)
-    job = Job(
+    job = SimulatedJob(
         useful_seconds=200 * mean,
         interval_seconds=120,
         save_seconds=1,

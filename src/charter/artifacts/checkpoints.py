@@ -71,7 +71,7 @@ class Held:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Retention:
+class CheckpointRetention:
     """Kept checkpoints: the newest `keep_last`, every `keep_every`-th step, the best, those pinned or gone back to."""
 
     keep_last: int
@@ -249,10 +249,10 @@ class Checkpoints:
         )
 
 
-def retention_of(job: Job) -> Retention:
+def retention_of(job: Job) -> CheckpointRetention:
     """Return the retention of checkpoints that a job asks for."""
     guard = getattr(job.spec, "guard", None)
-    return Retention(
+    return CheckpointRetention(
         keep_last=job.keep_last,
         keep_every=job.keep_every,
         keep_best=job.keep_best,

@@ -23,7 +23,7 @@ TERM = "CHARTER_TERM"
 
 
 @dataclass(frozen=True, order=True)
-class Term:
+class LeaseTerm:
     """One start of a job."""
 
     submission: int
@@ -35,11 +35,11 @@ class Term:
         return f"{self.submission}.{self.restart}"
 
 
-NO_TERM = Term(0, 0)
+NO_TERM = LeaseTerm(0, 0)
 """Of a directory that no engine has worked in."""
 
 
-def read_term(text: object) -> Term:
+def read_term(text: object) -> LeaseTerm:
     """The term that a text names; `NO_TERM` for anything else.
 
     >>> read_term("7.1") > read_term("7.0") > read_term(None)
@@ -47,12 +47,12 @@ def read_term(text: object) -> Term:
     """
     submission, _, restart = str(text).partition(".")
     try:
-        return Term(int(submission), int(restart))
+        return LeaseTerm(int(submission), int(restart))
     except ValueError:
         return NO_TERM
 
 
-def term_of_process() -> Term | None:
+def term_of_process() -> LeaseTerm | None:
     """The term of the start that this process belongs to; None where no engine started it."""
     term = os.environ.get(TERM)
     return None if term is None else read_term(term)
@@ -111,7 +111,7 @@ _held: dict[Path, Fence] = {}
 """By directory: what this process holds. A process works in one stage; the supervisor holds the run."""
 
 
-def next_content(directory: Path, holder: Mapping[str, Any], *, term: Term | None = None) -> dict[str, Any]:
+def next_content(directory: Path, holder: Mapping[str, Any], *, term: LeaseTerm | None = None) -> dict[str, Any]:
     """Return the content that the next holder of a directory writes into the fence file.
 
     An earlier start of an engine's job is refused. Whoever is started without an engine counts as a new submission.
@@ -123,7 +123,7 @@ def next_content(directory: Path, holder: Mapping[str, Any], *, term: Term | Non
             f"{directory} belongs to start {last} of its stage by now; this is the earlier start {own}, which ends"
         )
     if own is None and last != NO_TERM:
-        own = Term(last.submission + 1, 0)
+        own = LeaseTerm(last.submission + 1, 0)
     named = {} if own is None else {"term": str(own)}
     return {"token": content.get("token", 0) + 1, "group": os.environ.get(GROUP), **named, **holder}
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from charter.artifacts import durable, fence
-from charter.artifacts.fence import Term, term_of_process
+from charter.artifacts.fence import LeaseTerm, term_of_process
 from charter.artifacts.group import member_path
 from charter.errors import DataError, UsageError
 
@@ -117,7 +117,7 @@ def open_term(directory: Path, submission: int, *, group: str) -> None:
     Processes of `group` may publish, and every start of this submission may take the directory.
     """
     with fence.locked(directory):
-        content = fence.next_content(directory, asdict(this_process()), term=Term(submission, -1))
+        content = fence.next_content(directory, asdict(this_process()), term=LeaseTerm(submission, -1))
         durable.write_json(directory / fence.FENCE, {**content, "group": group})
 
 
@@ -265,14 +265,14 @@ class Membership:
             self._file.unlink()
 
 
-class Share:
+class ShareLease:
     """The hold of a process that makes its share of records apart: it publishes while its own submission counts."""
 
     def __init__(self, stage_dir: Path) -> None:
         self._fence = fence.join(stage_dir)
         self._fence.check()
 
-    def __enter__(self) -> "Share":
+    def __enter__(self) -> "ShareLease":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:

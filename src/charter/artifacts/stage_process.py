@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from charter.artifacts import durable, faults
 from charter.artifacts.file_facts import is_disk_full
 from charter.artifacts.group import START, WORLD_SIZE, failure_name, log_name, rank_of_process, works_apart
-from charter.artifacts.lease import Lease, Membership, Share
+from charter.artifacts.lease import Lease, Membership, ShareLease
 from charter.artifacts.stage_dir import StageDir
 from charter.errors import CharterError, DataError, ExitCode, InterruptedRunError, MissingExtraError, StageError
 
@@ -104,7 +104,7 @@ class _StopRequest:
 
 def _hold(path: Path, rank: int) -> contextlib.AbstractContextManager[object]:
     if works_apart():
-        return Share(path)
+        return ShareLease(path)
     if rank:
         return Membership(path, rank)
     return Lease(path, lock_name="lease.lock", what="the stage directory")

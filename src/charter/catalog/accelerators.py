@@ -17,7 +17,7 @@ from functools import cache
 from types import MappingProxyType
 
 from charter.catalog.aliases import ACCELERATOR_ALIASES, SPELLINGS, closest, plain
-from charter.catalog.rows import Provenance, Row, read_table
+from charter.catalog.rows import Provenance, TableRow, read_table
 from charter.errors import UsageError
 from charter.units import GB, MIB, TERA
 
@@ -163,7 +163,7 @@ def _by_plain_name() -> Mapping[str, Accelerator]:
     return {plain(item.name): item for item in catalog()}
 
 
-def _reported(row: Row) -> tuple[str, tuple[float, Provenance]]:
+def _reported(row: TableRow) -> tuple[str, tuple[float, Provenance]]:
     return row.text("accelerator"), (row.positive("reported_mib") * MIB, row.provenance())
 
 
@@ -184,7 +184,7 @@ def matmul_ceilings() -> tuple[MatmulCeiling, ...]:
     return read_table("matmul_ceilings.csv", _ceiling)
 
 
-def _ceiling(row: Row) -> MatmulCeiling:
+def _ceiling(row: TableRow) -> MatmulCeiling:
     measured, theoretical = row.positive("measured_tflops"), row.positive("theoretical_tflops")
     if measured > theoretical:
         raise row.problem("measured_tflops", f"{measured} is above the theoretical {theoretical}")
@@ -221,7 +221,7 @@ def _ceilings_of(name: str, ceilings: tuple[MatmulCeiling, ...]) -> Mapping[str,
 
 
 def _accelerator(
-    row: Row, reported: Mapping[str, tuple[float, Provenance]], ceilings: tuple[MatmulCeiling, ...]
+    row: TableRow, reported: Mapping[str, tuple[float, Provenance]], ceilings: tuple[MatmulCeiling, ...]
 ) -> Accelerator:
     name = row.text("accelerator")
     packed = DEVICES_PER_PACKAGE.get(name, 1)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cache
 
-from charter.catalog.rows import Provenance, Row, read_table
+from charter.catalog.rows import Provenance, TableRow, read_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ def published_costs() -> tuple[PublishedCost, ...]:
     return read_table("published_costs.csv", _published_cost)
 
 
-def _storage_price(row: Row) -> StoragePrice:
+def _storage_price(row: TableRow) -> StoragePrice:
     usd = row.number_or_none("price_usd")
     if usd is None:
         raise row.problem("price_usd", "is empty; free is written as 0")
@@ -95,7 +95,7 @@ def _storage_price(row: Row) -> StoragePrice:
     )
 
 
-def _onprem_assumption(row: Row) -> OnPremAssumption:
+def _onprem_assumption(row: TableRow) -> OnPremAssumption:
     return OnPremAssumption(
         parameter=row.text("parameter"),
         cheap=row.positive("cheap"),
@@ -106,7 +106,7 @@ def _onprem_assumption(row: Row) -> OnPremAssumption:
     )
 
 
-def _published_cost(row: Row) -> PublishedCost:
+def _published_cost(row: TableRow) -> PublishedCost:
     return PublishedCost(
         run=row.text("run"),
         parameters_billions=row.optional_text("params_b"),

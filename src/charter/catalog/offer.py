@@ -10,7 +10,7 @@ from datetime import date
 from enum import StrEnum
 
 from charter.catalog.accelerators import get
-from charter.catalog.rows import Provenance, Row, read_rows
+from charter.catalog.rows import Provenance, TableRow, read_rows
 from charter.units import GB, GIB
 
 BITS_PER_BYTE = 8
@@ -142,7 +142,7 @@ def read_offers(text: str, file: str) -> tuple[Offer, ...]:
     return read_rows(text, file, offer_of_row)
 
 
-def offer_of_row(row: Row) -> Offer:
+def offer_of_row(row: TableRow) -> Offer:
     """The offer of a row in the layout of `prices.csv`."""
     count = int(row.positive("count"))
     prices = {market: row.positive_or_none(column) for market, column in PRICE_COLUMNS.items()}
@@ -191,7 +191,7 @@ def arithmetic_holds(usd_per_hour: float, count: float, usd_per_accelerator_hour
     return abs(expected - usd_per_accelerator_hour) <= 0.001 * expected + 0.0001
 
 
-def _check_prices(row: Row, count: int, prices: dict[Market, float | None], spot_min: float | None) -> None:
+def _check_prices(row: TableRow, count: int, prices: dict[Market, float | None], spot_min: float | None) -> None:
     per_accelerator = row.positive_or_none("ondemand_usd_per_acc_h")
     on_demand, spot = prices[Market.ON_DEMAND], prices[Market.SPOT]
     if all(price is None for price in prices.values()):

@@ -10,7 +10,7 @@ from typing import Any
 from charter.catalog.accelerators import get
 from charter.catalog.facts import StoragePrice, storage_prices
 from charter.catalog.offer import ALL_REGIONS, Market, Offer, as_of_key, earliest_day, offer_of_row, read_offers
-from charter.catalog.price_row import Finding, Severity
+from charter.catalog.price_row import PriceFinding, Severity
 from charter.catalog.rows import read_table
 
 STALE_DAYS = 60
@@ -29,7 +29,7 @@ class PriceBook:
     source: str
     as_of: str
     """The newest date in the book; each row has its own."""
-    issues: tuple[Finding, ...] = ()
+    issues: tuple[PriceFinding, ...] = ()
     """What had to be left out or doubted when rows were added."""
 
     @staticmethod
@@ -85,7 +85,9 @@ class PriceBook:
         added = tuple(more)
         out = {offer: reason for offer in added if today is not None and (reason := _outside(offer, today))}
         issues = tuple(
-            Finding(rule="contract-dates", severity=Severity.WARNING, row=0, message=reason, offer=" ".join(offer.key))
+            PriceFinding(
+                rule="contract-dates", severity=Severity.WARNING, row=0, message=reason, offer=" ".join(offer.key)
+            )
             for offer, reason in out.items()
         )
         completed = tuple(_completed(offer, self.rows) for offer in added if offer not in out)

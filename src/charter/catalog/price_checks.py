@@ -23,7 +23,7 @@ from statistics import median
 from charter.catalog.accelerators import get
 from charter.catalog.offer import PART_ONLY, Offer, arithmetic_holds, earliest_day, names_estimate
 from charter.catalog.price_book import STALE_DAYS
-from charter.catalog.price_row import Finding, PriceRow, Severity, memory_problem
+from charter.catalog.price_row import PriceFinding, PriceRow, Severity, memory_problem
 
 GAP = 1.6
 """Ratio between neighbours of the sorted prices of one machine above which they are two prices, not one that varies by
@@ -54,7 +54,7 @@ def reference_of(offers: Sequence[Offer]) -> Reference:
     return {key: round(median(values), 6) for key, values in prices.items()}
 
 
-def outliers(rows: Sequence[PriceRow], reference: Reference) -> list[Finding]:
+def outliers(rows: Sequence[PriceRow], reference: Reference) -> list[PriceFinding]:
     """A finding for each row on the wrong side of a gap among the prices of its machine.
 
     Counting rows does not tell which side is wrong (the defect that was seen stands in 16 of 29 rows). In order:
@@ -68,7 +68,7 @@ def outliers(rows: Sequence[PriceRow], reference: Reference) -> list[Finding]:
     return [finding for group in machines.values() for finding in _of_machine(group, reference)]
 
 
-def far_from_known(rows: Sequence[PriceRow], reference: Reference) -> list[Finding]:
+def far_from_known(rows: Sequence[PriceRow], reference: Reference) -> list[PriceFinding]:
     """A warning for each on-demand price far from what the same cloud is known to ask for the accelerator.
 
     It sees a wrong price that stands in every zone, where `outliers` has nothing to compare it with.
@@ -87,7 +87,7 @@ def far_from_known(rows: Sequence[PriceRow], reference: Reference) -> list[Findi
     return findings
 
 
-def _of_machine(group: Sequence[PriceRow], reference: Reference) -> list[Finding]:
+def _of_machine(group: Sequence[PriceRow], reference: Reference) -> list[PriceFinding]:
     priced = sorted(group, key=_each)
     ratios = [_each(upper) / _each(lower) for lower, upper in pairwise(priced)]
     if not ratios or max(ratios) < GAP:
@@ -134,7 +134,9 @@ MAXIMUM_USD_PER_ACCELERATOR_HOUR = 30.0
 Judgement."""
 
 
-def check_rows(rows: Sequence[PriceRow], *, reference: Reference, today: date | None = None) -> tuple[Finding, ...]:
+def check_rows(
+    rows: Sequence[PriceRow], *, reference: Reference, today: date | None = None
+) -> tuple[PriceFinding, ...]:
     """Everything that the rules say about a price list, in the order of its lines.
 
     `reference` holds known prices per accelerator-hour; with `today`, old rows and ended contracts are told too.
@@ -147,7 +149,7 @@ def check_rows(rows: Sequence[PriceRow], *, reference: Reference, today: date | 
     return tuple(sorted(problems, key=lambda finding: finding.row))
 
 
-def _identity(row: PriceRow) -> Iterable[Finding]:
+def _identity(row: PriceRow) -> Iterable[PriceFinding]:
     for name, value in (("cloud", row.cloud), ("region", row.region), ("accelerator", row.accelerator)):
         if not value:
             yield row.finding("missing-cell", Severity.ERROR, f"{name} is empty; every row needs it")
@@ -159,7 +161,7 @@ def _identity(row: PriceRow) -> Iterable[Finding]:
         yield row.finding("unknown-accelerator", Severity.ERROR, message)
 
 
-def _missing_prices(row: PriceRow) -> Iterable[Finding]:
+def _missing_prices(row: PriceRow) -> Iterable[PriceFinding]:
     zero = [str(market) for market, price in row.prices.items() if price == 0]
     if zero:
         yield row.finding("zero-price", Severity.ERROR, f"{', '.join(zero)} is 0; an unknown price is an empty cell")
@@ -169,7 +171,7 @@ def _missing_prices(row: PriceRow) -> Iterable[Finding]:
         yield row.finding("no-on-demand-price", Severity.NOTE, "no on-demand price: not offered on demand, not free")
 
 
-def _spot(row: PriceRow) -> Iterable[Finding]:
+def _spot(row: PriceRow) -> Iterable[PriceFinding]:
     if row.on_demand and row.spot is not None and row.spot > row.on_demand:
         message = f"spot {row.spot:g} is above on-demand {row.on_demand:g}"
         yield row.finding("spot-above-on-demand", Severity.ERROR, message)
@@ -181,14 +183,14 @@ def _spot(row: PriceRow) -> Iterable[Finding]:
         yield row.finding("spot-min-above-median", Severity.ERROR, message)
 
 
-def _reserved(row: PriceRow) -> Iterable[Finding]:
+def _reserved(row: PriceRow) -> Iterable[PriceFinding]:
     for name, price in (("1-year", row.reserved_1y), ("3-year", row.reserved_3y)):
         if row.on_demand and price is not None and price > row.on_demand:
             message = f"the {name} price {price:g} is above on-demand {row.on_demand:g}"
             yield row.finding("reserved-above-on-demand", Severity.WARNING, message)
 
 
-def _plausible(row: PriceRow) -> Iterable[Finding]:
+def _plausible(row: PriceRow) -> Iterable[PriceFinding]:
     if not row.known or row.count <= 0:
         return
     bandwidth = get(row.accelerator).memory_bytes_per_second
@@ -203,7 +205,7 @@ def _plausible(row: PriceRow) -> Iterable[Finding]:
             yield row.finding("implausible-price", Severity.WARNING, message)
 
 
-def _count(row: PriceRow) -> Iterable[Finding]:
+def _count(row: PriceRow) -> Iterable[PriceFinding]:
     if row.count <= 0 or row.count != int(row.count):
         yield row.finding("impossible-count", Severity.ERROR, f"{row.count:g} accelerators: must be a whole number")
         return
@@ -220,13 +222,13 @@ def _count(row: PriceRow) -> Iterable[Finding]:
         yield row.finding("impossible-count", Severity.WARNING, f"{row.count:g} accelerators is an unusual number")
 
 
-def _memory(row: PriceRow) -> Iterable[Finding]:
+def _memory(row: PriceRow) -> Iterable[PriceFinding]:
     problem = memory_problem(row)
     if problem:
         yield row.finding("memory-mismatch", Severity.ERROR, problem)
 
 
-def _provenance(row: PriceRow) -> Iterable[Finding]:
+def _provenance(row: PriceRow) -> Iterable[PriceFinding]:
     if names_estimate(f"{row.note} {row.confidence}"):
         message = "the source calls this price an estimate; it stays marked as one"
         yield row.finding("estimated-price", Severity.WARNING, message)
@@ -235,7 +237,7 @@ def _provenance(row: PriceRow) -> Iterable[Finding]:
         yield row.finding("part-of-a-machine", Severity.NOTE, message)
 
 
-def _arithmetic(row: PriceRow) -> Iterable[Finding]:
+def _arithmetic(row: PriceRow) -> Iterable[PriceFinding]:
     printed = row.usd_per_accelerator_hour
     if not row.on_demand or printed is None or row.count <= 0:
         return
@@ -244,7 +246,7 @@ def _arithmetic(row: PriceRow) -> Iterable[Finding]:
         yield row.finding("arithmetic", Severity.ERROR, message)
 
 
-_RULES: tuple[Callable[[PriceRow], Iterable[Finding]], ...] = (
+_RULES: tuple[Callable[[PriceRow], Iterable[PriceFinding]], ...] = (
     _identity,
     _missing_prices,
     _spot,
@@ -257,7 +259,7 @@ _RULES: tuple[Callable[[PriceRow], Iterable[Finding]], ...] = (
 )
 
 
-def _twice(rows: Sequence[PriceRow]) -> list[Finding]:
+def _twice(rows: Sequence[PriceRow]) -> list[PriceFinding]:
     """Rows that give one offer of one date a second, different price."""
     first: dict[tuple[object, ...], PriceRow] = {}
     findings = []
@@ -271,7 +273,7 @@ def _twice(rows: Sequence[PriceRow]) -> list[Finding]:
     return findings
 
 
-def _age(row: PriceRow, today: date) -> Iterable[Finding]:
+def _age(row: PriceRow, today: date) -> Iterable[PriceFinding]:
     ends = earliest_day(row.valid_until)
     if row.is_contract:
         if ends is not None and ends < today:

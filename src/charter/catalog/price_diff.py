@@ -35,7 +35,7 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class PriceBookDifference:
     """Two books side by side."""
 
     changed: tuple[Change, ...]
@@ -45,7 +45,7 @@ class Difference:
     only_in_new: tuple[Offer, ...]
 
 
-def difference(old: PriceBook, new: PriceBook) -> Difference:
+def difference(old: PriceBook, new: PriceBook) -> PriceBookDifference:
     """Compare the latest offers of two books, market by market.
 
     >>> difference(PriceBook.bundled(), PriceBook.bundled()).changed
@@ -61,7 +61,7 @@ def difference(old: PriceBook, new: PriceBook) -> Difference:
         if (first[key].usd_per_hour(market), second[key].usd_per_hour(market)) != (None, None)
     ]
     changed = tuple(change for change in changes if not _same(change))
-    return Difference(
+    return PriceBookDifference(
         changed=tuple(sorted(changed, key=lambda change: (change.old.accelerator, change.old.key, change.market))),
         unchanged=len(changes) - len(changed),
         only_in_old=tuple(offer for key, offer in first.items() if key not in second),

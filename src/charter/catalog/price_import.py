@@ -15,8 +15,8 @@ from charter.catalog.offer import ALL_REGIONS, CONTRACT, PART_ONLY, Market
 from charter.catalog.price_book import CONTRACT_INSTANCE, PriceBook
 from charter.catalog.price_checks import check_rows, reference_of
 from charter.catalog.price_row import (
-    Finding,
     Import,
+    PriceFinding,
     PriceRow,
     Reading,
     Severity,
@@ -25,7 +25,7 @@ from charter.catalog.price_row import (
     read_lines,
     resolve,
 )
-from charter.catalog.rows import Row
+from charter.catalog.rows import TableRow
 from charter.errors import UsageError
 
 _FIELD = {
@@ -36,14 +36,14 @@ _FIELD = {
 }
 
 
-def read_contract(lines: Sequence[Row], about: Import) -> Reading:
+def read_contract(lines: Sequence[TableRow], about: Import) -> Reading:
     """Rows of a contract file; every problem of every line is a finding."""
-    findings: list[Finding] = []
+    findings: list[PriceFinding] = []
     rows = tuple(_contract_row(line, about, findings) for line in lines)
     return Reading(rows=rows, findings=tuple(findings))
 
 
-def _contract_row(line: Row, about: Import, findings: list[Finding]) -> PriceRow:
+def _contract_row(line: TableRow, about: Import, findings: list[PriceFinding]) -> PriceRow:
     cloud, instance = line.optional_text("cloud") or about.cloud, line.optional_text("instance_type")
     name, in_catalog, count = _hardware(line, cloud, instance, about, findings)
     market = _market(line, findings)
@@ -72,7 +72,9 @@ def _contract_row(line: Row, about: Import, findings: list[Finding]) -> PriceRow
     )
 
 
-def _hardware(line: Row, cloud: str, instance: str, about: Import, findings: list[Finding]) -> tuple[str, bool, float]:
+def _hardware(
+    line: TableRow, cloud: str, instance: str, about: Import, findings: list[PriceFinding]
+) -> tuple[str, bool, float]:
     """Accelerator, whether it is known, and how many a machine has."""
     text, _, suffix = line.optional_text("accelerator").partition(":")
     written = number(line, "count", findings)
@@ -96,7 +98,7 @@ def _hardware(line: Row, cloud: str, instance: str, about: Import, findings: lis
     return name, in_catalog, float(get(name).devices_per_node) if in_catalog else 1.0
 
 
-def _market(line: Row, findings: list[Finding]) -> Market:
+def _market(line: TableRow, findings: list[PriceFinding]) -> Market:
     text = line.optional_text("market").casefold().replace("-", "_") or Market.ON_DEMAND.value
     try:
         return Market(text)
@@ -106,7 +108,7 @@ def _market(line: Row, findings: list[Finding]) -> Market:
         return Market.ON_DEMAND
 
 
-def _dates(line: Row, findings: list[Finding]) -> None:
+def _dates(line: TableRow, findings: list[PriceFinding]) -> None:
     days = []
     for column in ("valid_from", "valid_until"):
         text = line.optional_text(column)
@@ -120,18 +122,18 @@ def _dates(line: Row, findings: list[Finding]) -> None:
         _problem(line, "contract-dates", f"valid_from {days[0]} is after valid_until {days[1]}", findings)
 
 
-def _problem(line: Row, rule: str, message: str, findings: list[Finding]) -> None:
-    findings.append(Finding(rule=rule, severity=Severity.ERROR, row=line.number, message=message))
+def _problem(line: TableRow, rule: str, message: str, findings: list[PriceFinding]) -> None:
+    findings.append(PriceFinding(rule=rule, severity=Severity.ERROR, row=line.number, message=message))
 
 
-def read_own(lines: Sequence[Row], about: Import) -> Reading:
+def read_own(lines: Sequence[TableRow], about: Import) -> Reading:
     """Rows of a `prices.csv`, one per offer; date, source and confidence are the file's own."""
-    findings: list[Finding] = []
+    findings: list[PriceFinding] = []
     rows = tuple(_own_row(line, findings) for line in lines)
     return Reading(rows=rows, findings=tuple(findings))
 
 
-def _own_row(line: Row, findings: list[Finding]) -> PriceRow:
+def _own_row(line: TableRow, findings: list[PriceFinding]) -> PriceRow:
     name, in_catalog = resolve(line.optional_text("accelerator"))
     confidence = line.optional_text("confidence")
     values = {field: number(line, column, findings) for field, column in _NUMBERS.items()}
@@ -186,11 +188,11 @@ def tpu_slice(name: str) -> tuple[str, int] | None:
     return f"TPU-{generation}", max(1, size // cores_per_chip)
 
 
-def read_skypilot(lines: Sequence[Row], about: Import) -> Reading:
+def read_skypilot(lines: Sequence[TableRow], about: Import) -> Reading:
     """Rows of a SkyPilot catalog, one per zone; the cloud is named apart, since the file does not say it."""
     if not about.cloud:
         raise UsageError(f"{about.file}: a SkyPilot catalog does not name its cloud; add --cloud aws (gcp, azure, ...)")
-    findings: list[Finding] = []
+    findings: list[PriceFinding] = []
     hosts = {
         (line.optional_text("InstanceType"), _zone(line)): line
         for line in lines
@@ -208,7 +210,7 @@ def read_skypilot(lines: Sequence[Row], about: Import) -> Reading:
     return Reading(rows=tuple(rows), findings=tuple(findings), left_out={k: n for k, n in left_out.items() if n})
 
 
-def _skypilot_row(line: Row, about: Import, findings: list[Finding]) -> PriceRow:
+def _skypilot_row(line: TableRow, about: Import, findings: list[PriceFinding]) -> PriceRow:
     printed, instance = line.optional_text("AcceleratorName"), line.optional_text("InstanceType")
     memory = re.search(r"SizeInMiB\W+(\d+(?:\.\d+)?)", line.optional_text("GpuInfo"))
     memory_mib = float(memory[1]) if memory else None
@@ -248,7 +250,7 @@ def _hint(cloud: str, instance_type: str) -> str:
     return f"{instance_type} pcie" if is_pcie else instance_type
 
 
-def _zone(line: Row) -> str:
+def _zone(line: TableRow) -> str:
     return line.optional_text("AvailabilityZone") or line.optional_text("Region")
 
 
@@ -264,7 +266,7 @@ _GCP_HOSTS = {
 """GCP's accelerator-optimised machine by accelerator and count. Source: Google Cloud, GPU machine types."""
 
 
-def _host_type(line: Row) -> str:
+def _host_type(line: TableRow) -> str:
     try:
         count = int(float(line.optional_text("AcceleratorCount") or 0))
     except ValueError:
@@ -272,7 +274,7 @@ def _host_type(line: Row) -> str:
     return _GCP_HOSTS.get(line.optional_text("AcceleratorName"), {}).get(count, "")
 
 
-def _with_host(row: PriceRow, host: Row | None, findings: list[Finding]) -> PriceRow:
+def _with_host(row: PriceRow, host: TableRow | None, findings: list[PriceFinding]) -> PriceRow:
     """The accelerators with their host's price, if it is there; otherwise marked as a part of a machine."""
     if row.instance_type:
         return row
@@ -307,14 +309,14 @@ CLOUD_NAMES = {"lambdalabs": "lambda", "datacrunch": "verda", "vastai": "vast"}
 """gpuhunt's provider names where the snapshot has others."""
 
 
-def read_gpuhunt(lines: Sequence[Row], about: Import) -> Reading:
+def read_gpuhunt(lines: Sequence[TableRow], about: Import) -> Reading:
     """Rows of a gpuhunt catalog; the spot line of an instance is joined to its on-demand line.
 
     Its `gpu_memory` says GB and means GiB (an H100 has 80).
     """
     if not about.cloud:
         raise UsageError(f"{about.file}: a gpuhunt catalog does not name its provider; add --cloud aws (gcp, ...)")
-    findings: list[Finding] = []
+    findings: list[PriceFinding] = []
     without, joined = 0, dict[tuple[object, ...], PriceRow]()
     for line in lines:
         if not line.optional_text("gpu_name"):
@@ -335,7 +337,7 @@ def read_gpuhunt(lines: Sequence[Row], about: Import) -> Reading:
     return Reading(rows=tuple(joined.values()), findings=tuple(findings), left_out=left_out)
 
 
-def _gpuhunt_row(line: Row, about: Import, findings: list[Finding]) -> tuple[PriceRow, Market]:
+def _gpuhunt_row(line: TableRow, about: Import, findings: list[PriceFinding]) -> tuple[PriceRow, Market]:
     printed, instance = line.optional_text("gpu_name"), line.optional_text("instance_name")
     memory_gib = number(line, "gpu_memory", findings)
     memory_mib = memory_gib * MIB_PER_GIB if memory_gib else None
@@ -349,7 +351,7 @@ def _gpuhunt_row(line: Row, about: Import, findings: list[Finding]) -> tuple[Pri
     spot_text = line.optional_text("spot").casefold()
     if spot_text not in ("true", "false"):
         message = f"column spot: {spot_text!r} is neither True nor False"
-        findings.append(Finding(rule="not-a-flag", severity=Severity.ERROR, row=line.number, message=message))
+        findings.append(PriceFinding(rule="not-a-flag", severity=Severity.ERROR, row=line.number, message=message))
     is_spot = spot_text == "true"
     row = PriceRow(
         number=line.number,
@@ -388,7 +390,7 @@ _NEEDED_COLUMNS: Mapping[PriceFormat, tuple[str, ...]] = {
     PriceFormat.CONTRACT: ("cloud",),
 }
 _CONTRACT_PRICES = {"usd_per_hour", "usd_per_accelerator_hour"}
-_READERS: Mapping[PriceFormat, Callable[[Sequence[Row], Import], Reading]] = {
+_READERS: Mapping[PriceFormat, Callable[[Sequence[TableRow], Import], Reading]] = {
     PriceFormat.CHARTER: read_own,
     PriceFormat.SKYPILOT: read_skypilot,
     PriceFormat.GPUHUNT: read_gpuhunt,
@@ -402,12 +404,12 @@ class Checked:
 
     format: PriceFormat
     rows: tuple[PriceRow, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[PriceFinding, ...]
     left_out: Mapping[str, int]
     """Lines that are no offers of accelerators, by reason."""
 
     @property
-    def errors(self) -> tuple[Finding, ...]:
+    def errors(self) -> tuple[PriceFinding, ...]:
         """Findings that forbid the use of a row."""
         return tuple(finding for finding in self.findings if finding.is_error)
 

@@ -9,7 +9,7 @@ from io import StringIO
 
 from charter.catalog.accelerators import get
 from charter.catalog.offer import Market
-from charter.catalog.rows import Row
+from charter.catalog.rows import TableRow
 from charter.errors import UsageError
 from charter.units import MIB
 
@@ -23,7 +23,7 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class PriceFinding:
     """One thing that a rule says about one row of prices."""
 
     rule: str
@@ -105,12 +105,12 @@ class PriceRow:
         """Return True if there is a spot price that is not simply the on-demand price."""
         return self.spot is not None and self.spot != self.on_demand
 
-    def finding(self, rule: str, severity: Severity, message: str) -> Finding:
+    def finding(self, rule: str, severity: Severity, message: str) -> PriceFinding:
         """A finding about this row."""
-        return Finding(rule=rule, severity=severity, row=self.number, message=message, offer=self.label)
+        return PriceFinding(rule=rule, severity=severity, row=self.number, message=message, offer=self.label)
 
 
-def read_lines(text: str, file: str) -> tuple[tuple[str, ...], tuple[Row, ...], tuple[Finding, ...]]:
+def read_lines(text: str, file: str) -> tuple[tuple[str, ...], tuple[TableRow, ...], tuple[PriceFinding, ...]]:
     """Header, lines and findings of a CSV text; a line with more or fewer cells than the header is a finding.
 
     >>> read_lines("a,b\\n1,2\\n3\\n", "x.csv")[2][0].row
@@ -123,13 +123,15 @@ def read_lines(text: str, file: str) -> tuple[tuple[str, ...], tuple[Row, ...], 
     for cells in reader:
         if None in cells or None in cells.values():
             message = f"has not as many cells as the header ({len(header)})"
-            findings.append(Finding(rule="ragged-row", severity=Severity.ERROR, row=reader.line_num, message=message))
+            findings.append(
+                PriceFinding(rule="ragged-row", severity=Severity.ERROR, row=reader.line_num, message=message)
+            )
         else:
-            rows.append(Row(file=file, number=reader.line_num, cells=cells))
+            rows.append(TableRow(file=file, number=reader.line_num, cells=cells))
     return header, tuple(rows), tuple(findings)
 
 
-def number(row: Row, column: str, findings: list[Finding]) -> float | None:
+def number(row: TableRow, column: str, findings: list[PriceFinding]) -> float | None:
     """A number that is not negative, None for an empty cell; anything else becomes a finding and None."""
     raw = row.optional_text(column)
     if not raw:
@@ -141,7 +143,7 @@ def number(row: Row, column: str, findings: list[Finding]) -> float | None:
     if 0 <= value < float("inf"):
         return value
     message = f"column {column}: {raw!r} is not a number of zero or more"
-    findings.append(Finding(rule="not-a-number", severity=Severity.ERROR, row=row.number, message=message))
+    findings.append(PriceFinding(rule="not-a-number", severity=Severity.ERROR, row=row.number, message=message))
     return None
 
 
@@ -196,7 +198,7 @@ def memory_problem(row: PriceRow) -> str:
     return message
 
 
-def lines_of(findings: Iterable[Finding]) -> frozenset[int]:
+def lines_of(findings: Iterable[PriceFinding]) -> frozenset[int]:
     """Lines that an error stands on."""
     return frozenset(finding.row for finding in findings if finding.is_error)
 
@@ -229,5 +231,5 @@ class Reading:
     """The rows of a file, what was wrong with them, and the lines that are no offers."""
 
     rows: tuple[PriceRow, ...]
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[PriceFinding, ...] = ()
     left_out: Mapping[str, int] = field(default_factory=dict)

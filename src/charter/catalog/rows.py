@@ -34,7 +34,7 @@ class Provenance:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class TableRow:
     """One line of a table, with its place for error messages."""
 
     file: str
@@ -85,7 +85,7 @@ class Row:
         return Provenance(source=self.text(source_column), as_of=self.text("as_of"), confidence=self.text("confidence"))
 
 
-def read_rows(text: str, file: str, make: Callable[[Row], Made]) -> tuple[Made, ...]:
+def read_rows(text: str, file: str, make: Callable[[TableRow], Made]) -> tuple[Made, ...]:
     """Every line of a CSV text made into a value; the first line that cannot be stops with its place.
 
     >>> read_rows("name,size\\na,1\\n", "x.csv", lambda row: row.positive("size"))
@@ -96,10 +96,10 @@ def read_rows(text: str, file: str, make: Callable[[Row], Made]) -> tuple[Made, 
     for number, cells in enumerate(lines, start=2):
         if None in cells or None in cells.values():
             raise CatalogError(f"{file}, row {number}: has not as many columns as the header")
-        rows.append(make(Row(file=file, number=number, cells=cells)))
+        rows.append(make(TableRow(file=file, number=number, cells=cells)))
     return tuple(rows)
 
 
-def read_table(file: str, make: Callable[[Row], Made]) -> tuple[Made, ...]:
+def read_table(file: str, make: Callable[[TableRow], Made]) -> tuple[Made, ...]:
     """A bundled table."""
     return read_rows((DATA / file).read_text(encoding="utf-8"), file, make)

@@ -10,7 +10,7 @@ from charter.cli.common import DirOption, JsonOption, ListByDefault, print_json,
 
 if TYPE_CHECKING:
     from charter.catalog.price_book import PriceBook
-    from charter.catalog.price_diff import Change, Difference
+    from charter.catalog.price_diff import Change, PriceBookDifference
     from charter.catalog.price_import import Checked
 
 
@@ -73,7 +73,7 @@ def _change_json(change: "Change") -> dict[str, Any]:
     }
 
 
-def _print(found: "Difference", old: str, new: str) -> None:
+def _print(found: "PriceBookDifference", old: str, new: str) -> None:
     from charter.cli.common import console, plain_table
 
     texts = ("cloud", "instance", "region", "market")

@@ -7,7 +7,7 @@ from typing import Any
 from charter.catalog.facts import StoragePrice
 from charter.catalog.offer import Market, Offer
 from charter.catalog.price_book import STALE_DAYS, PriceBook
-from charter.catalog.price_row import Finding
+from charter.catalog.price_row import PriceFinding
 from charter.cli.common import console, plain_table, short_confidence
 
 SHOWN_ROWS = 4
@@ -55,7 +55,7 @@ def storage_json(price: StoragePrice) -> dict[str, Any]:
     }
 
 
-def finding_json(finding: Finding) -> dict[str, Any]:
+def finding_json(finding: PriceFinding) -> dict[str, Any]:
     """A finding with its place."""
     return {
         "rule": finding.rule,
@@ -130,9 +130,9 @@ def print_storage(found: Sequence[StoragePrice]) -> None:
     )
 
 
-def finding_lines(findings: Sequence[Finding]) -> list[str]:
+def finding_lines(findings: Sequence[PriceFinding]) -> list[str]:
     """Findings by rule, the first few lines of each in full."""
-    by_rule: dict[tuple[str, str], list[Finding]] = {}
+    by_rule: dict[tuple[str, str], list[PriceFinding]] = {}
     for finding in findings:
         by_rule.setdefault((finding.severity.value, finding.rule), []).append(finding)
     lines = []

@@ -17,7 +17,7 @@ from charter.resilience.failures import BY_NAME, PUBLISHED, SPOT_NOTICE, NodeFai
 from charter.resilience.failures import detection as delay
 from charter.resilience.notice import notice_success
 from charter.resilience.scenario import Scenario, SpotPool
-from charter.resilience.simulate import BUCKETS, Outcome
+from charter.resilience.simulate import BUCKETS, SimulationOutcome
 from charter.resilience.spot import SPOT_SOURCE, find_trace, first_wait_seconds, heavy_tailed_market, trace_statistics
 from charter.units import SECONDS_PER_HOUR, format_seconds, format_usd, parse_seconds
 
@@ -191,7 +191,9 @@ def bar(share: float, width: int = BAR) -> str:
     return "█" * (eighths // 8) + BLOCKS[eighths % 8].strip()
 
 
-def answer_json(asked: "Asked", found: Outcome, points: "Sequence[SweepPoint]", *, seed: int) -> dict[str, object]:
+def answer_json(
+    asked: "Asked", found: SimulationOutcome, points: "Sequence[SweepPoint]", *, seed: int
+) -> dict[str, object]:
     """Everything that is printed, in seconds; null for what has no number."""
     scenario = asked.scenario
     form = scenario.closed_form(asked.interval_seconds)
@@ -227,7 +229,9 @@ def answer_json(asked: "Asked", found: Outcome, points: "Sequence[SweepPoint]", 
     }
 
 
-def write_page(asked: "Asked", found: Outcome, points: "Sequence[SweepPoint]", *, seed: int, path: Path) -> None:
+def write_page(
+    asked: "Asked", found: SimulationOutcome, points: "Sequence[SweepPoint]", *, seed: int, path: Path
+) -> None:
     """The same as one HTML page."""
     page = simulation_page(
         title=asked.title,
@@ -241,7 +245,7 @@ def write_page(asked: "Asked", found: Outcome, points: "Sequence[SweepPoint]", *
     write_asked("--html", path, page)
 
 
-def print_answer(asked: "Asked", found: Outcome, points: "Sequence[SweepPoint]", *, seed: int) -> None:
+def print_answer(asked: "Asked", found: SimulationOutcome, points: "Sequence[SweepPoint]", *, seed: int) -> None:
     """Tables and bars."""
     out = console()
     form = asked.scenario.closed_form(asked.interval_seconds)
@@ -259,7 +263,7 @@ def print_answer(asked: "Asked", found: Outcome, points: "Sequence[SweepPoint]",
     _print_sweep(out, points, asked.interval_seconds)
 
 
-def _print_figures(out: "Console", asked: "Asked", found: Outcome, form: "ExpectedTime") -> None:
+def _print_figures(out: "Console", asked: "Asked", found: SimulationOutcome, form: "ExpectedTime") -> None:
     table = plain_table(*((name, "left" if not name else "right") for name in ("", *COLUMNS)))
     for name, expected, seconds in (
         ("wall time", form.wall_seconds, found.wall_seconds),
@@ -290,7 +294,7 @@ def _bar_width(out: "Console") -> int:
     return max(8, min(BAR, out.width - FIGURES_WIDTH))
 
 
-def _print_buckets(out: "Console", found: Outcome, form: "ExpectedTime") -> None:
+def _print_buckets(out: "Console", found: SimulationOutcome, form: "ExpectedTime") -> None:
     out.print("\nWhere the time goes")
     table = plain_table(
         ("", "left"), ("closed form", "right"), ("simulated", "right"), ("share", "right"), ("", "left")
@@ -302,7 +306,7 @@ def _print_buckets(out: "Console", found: Outcome, form: "ExpectedTime") -> None
     out.print(table)
 
 
-def _print_histogram(out: "Console", found: Outcome) -> None:
+def _print_histogram(out: "Console", found: SimulationOutcome) -> None:
     bins = found.histogram()
     if len(bins) == 1:
         return
@@ -328,7 +332,7 @@ def _print_sweep(out: "Console", points: "Sequence[SweepPoint]", chosen: float) 
     out.print(table)
 
 
-def _usd(asked: "Asked", found: Outcome) -> dict[str, float] | None:
+def _usd(asked: "Asked", found: SimulationOutcome) -> dict[str, float] | None:
     price = asked.usd_per_accelerator_hour
     if price is None:
         return None

@@ -10,7 +10,7 @@ from charter.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prices:
+class MarketPrices:
     """Usd per accelerator-hour of one accelerator by market."""
 
     committed: float
@@ -54,13 +54,13 @@ def committed_base(demand: Sequence[float], *, break_even_utilisation: float) ->
     return float(hours[needed - 1]) if needed <= hours.size else 0.0
 
 
-def layers(firm: Sequence[float], prices: Prices, *, preemptible: Sequence[float] = ()) -> Layers:
+def layers(firm: Sequence[float], prices: MarketPrices, *, preemptible: Sequence[float] = ()) -> Layers:
     """Cost a demand curve with the best commitment under it: firm work above it on demand, the rest on spot.
 
     `firm` and `preemptible` are accelerators in use per hour. Preemptible work (labels, evaluation, sweeps) is bought
     on spot where that is cheaper than on demand after its rework. It is not used to fill idle commitments.
 
-    >>> found = layers([8, 8, 8, 16], Prices(committed=2.314, on_demand=3.673))
+    >>> found = layers([8, 8, 8, 16], MarketPrices(committed=2.314, on_demand=3.673))
     >>> found.committed_accelerators, round(found.total_usd, 2)
     (8.0, 103.43)
     """

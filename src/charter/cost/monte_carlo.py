@@ -226,7 +226,7 @@ LEAST_SHARE = 0.0005
 
 
 @dataclass(frozen=True, kw_only=True)
-class Amount:
+class CostTerm:
     """One addend of the cost: a median, uncertain factors, and usd per month of the project's length."""
 
     stage: str
@@ -238,7 +238,7 @@ class Amount:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Driver:
+class CauseShare:
     """A cause and its share of the variance of the logarithm of the total."""
 
     cause: str
@@ -250,18 +250,18 @@ class Driver:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spread:
+class CostDistribution:
     """Quantiles of cost and finish over all draws, with the causes in order of their weight."""
 
     usd: Interval
     seconds: Interval
-    causes: tuple[Driver, ...]
+    causes: tuple[CauseShare, ...]
     """Of the cost, largest first; shares are first-order and need not add up to one."""
     seed: int
     draws: int
 
     @property
-    def drivers(self) -> tuple[Driver, ...]:
+    def drivers(self) -> tuple[CauseShare, ...]:
         """The three that matter most."""
         return self.causes[:NUM_DRIVERS]
 
@@ -278,7 +278,7 @@ class Spread:
 
 
 def simulate(
-    amounts: Sequence[Amount],
+    amounts: Sequence[CostTerm],
     durations: Sequence[Duration],
     *,
     capacity: Mapping[str, float] = NOTHING,
@@ -287,7 +287,7 @@ def simulate(
     contingency: float = 0.0,
     actual_usd: Mapping[str, float] | None = None,
     actual_seconds: Mapping[str, float] | None = None,
-) -> Spread:
+) -> CostDistribution:
     """Draw cost and finish `draws` times; a stage in `actual_usd` costs what it did cost, without spread.
 
     `durations` in an order in which every stage comes after its inputs, `capacity` of what they hold. A finished stage
@@ -307,7 +307,7 @@ def simulate(
         if item.stage not in spent_usd
     ]
     total = math.fsum(spent_usd.values()) + sum(drawn, start=np.zeros(draws)) * (1 + contingency)
-    return Spread(
+    return CostDistribution(
         usd=quantiles(total),
         seconds=quantiles(finish),
         causes=_shares(total, noise),
@@ -316,14 +316,15 @@ def simulate(
     )
 
 
-def _shares(total: Draws, noise: Noise) -> tuple[Driver, ...]:
+def _shares(total: Draws, noise: Noise) -> tuple[CauseShare, ...]:
     if not (total > 0).all():
         return ()
     logs = np.log(total)
     if logs.std() == 0:
         return ()
     causes = [
-        Driver(cause=cause, share=float(np.corrcoef(values, logs)[0, 1] ** 2)) for cause, values in noise.causes.items()
+        CauseShare(cause=cause, share=float(np.corrcoef(values, logs)[0, 1] ** 2))
+        for cause, values in noise.causes.items()
     ]
     shares = [item for item in causes if item.share >= LEAST_SHARE]
     return tuple(sorted(shares, key=lambda item: (-item.share, item.cause)))

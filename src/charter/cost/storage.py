@@ -52,7 +52,7 @@ def storage_usd(held: Sequence[StoredBytes], tier: StorageTier) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class StageBytes:
     """Bytes that one stage keeps: full checkpoints while it runs, weights and records also afterwards."""
 
     full_bytes: float

@@ -235,7 +235,7 @@ _SHARD_NUMBER = re.compile(r"[-_]?\d+(-of-\d+)?")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataFiles:
+class DatasetFiles:
     """The files of a data set in the order they are read, all in one format."""
 
     format: Format
@@ -257,10 +257,10 @@ def is_there(path: Path) -> bool:
     return path.exists() or (_is_pattern(path) and any(item.exists() for item in _matches(path)))
 
 
-def find_files(path: Path, written: str = "auto") -> DataFiles:
+def find_files(path: Path, written: str = "auto") -> DatasetFiles:
     """The files that `path` names; `written` is the data set's `format`, of which `auto` asks the files."""
     if path.is_file():
-        return DataFiles(format=_format(path, written), root=path.parent, files=(path,), single=True)
+        return DatasetFiles(format=_format(path, written), root=path.parent, files=(path,), single=True)
     if path.is_dir():
         return _of_directory(path, written)
     if not _is_pattern(path):
@@ -273,7 +273,7 @@ def find_files(path: Path, written: str = "auto") -> DataFiles:
     formats = {_format(file, written) for file in files}
     if len(formats) > 1:
         raise DataError(f"{path} names files of several formats ({', '.join(sorted(formats))}); name one kind")
-    return DataFiles(format=formats.pop(), root=path.parent, files=files)
+    return DatasetFiles(format=formats.pop(), root=path.parent, files=files)
 
 
 def _format(file: Path, written: str) -> Format:
@@ -287,16 +287,16 @@ def _format(file: Path, written: str) -> Format:
     return by_name if declared == "hf" and by_name == "parquet" else declared
 
 
-def _of_directory(path: Path, written: str) -> DataFiles:
+def _of_directory(path: Path, written: str) -> DatasetFiles:
     if written in ("auto", "hf") and (saved := _saved_dataset(path)) is not None:
-        return DataFiles(format="hf", root=saved, files=_arrow_files(saved))
+        return DatasetFiles(format="hf", root=saved, files=_arrow_files(saved))
     visible = [file for file in sorted(path.rglob("*")) if file.is_file() and not _is_hidden(file.relative_to(path))]
     kinds: tuple[Format, ...] = ("parquet", "webdataset")
     for kind in kinds:
         files = [file for file in visible if _format(file, "auto") == kind]
         if files and (written in ("auto", kind) or (written == "hf" and kind == "parquet")):
             _refuse_several_splits(path, files)
-            return DataFiles(format=kind, root=path, files=tuple(files))
+            return DatasetFiles(format=kind, root=path, files=tuple(files))
     if written in ("auto", "jsonl"):
         raise DataError(
             f"{path} is a directory; name one JSONL file in it, or give a directory of Parquet files or tar shards, "

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from charter.evaluate import statistics
-from charter.evaluate.statistics import Floats, Interval
+from charter.evaluate.statistics import ConfidenceInterval, Floats
 
 SHARE = "share"
 DECIMALS = 6
@@ -138,7 +138,7 @@ def figure_of(
     key: str,
     label: str,
     value: float,
-    interval: Interval,
+    interval: ConfidenceInterval,
     n: int,
     unit: str,
     method: str,

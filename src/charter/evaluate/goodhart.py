@@ -23,7 +23,7 @@ from charter.models.language_model import LanguageModel
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class GoodhartPoint:
     """Measurements at one checkpoint, a value per prompt."""
 
     name: str
@@ -32,7 +32,7 @@ class Point:
     quality: tuple[float, ...]
 
 
-def curve_table(points: Sequence[Point]) -> Floats:
+def curve_table(points: Sequence[GoodhartPoint]) -> Floats:
     """[prompts, 3 x points]: KL of every point, then reward, then quality."""
     columns = [getattr(point, name) for name in ("kl", "reward", "quality") for point in points]
     return np.stack([np.asarray(column, dtype=np.float64) for column in columns], 1)
@@ -56,7 +56,7 @@ def rank_correlation(means: Floats) -> Floats:
     return _correlation(_ranks(reward), _ranks(quality))
 
 
-def parting_point(points: Sequence[Point]) -> tuple[str, str] | None:
+def parting_point(points: Sequence[GoodhartPoint]) -> tuple[str, str] | None:
     """The first two neighbours by KL between which the reward rises and the quality falls; None where none do."""
     at = sorted(points, key=lambda point: sum(point.kl) / len(point.kl))
     for before, after in pairwise(at):
@@ -116,16 +116,18 @@ def goodhart(bench: Bench) -> list[Figure]:
     return figures
 
 
-def _points(bench: Bench) -> tuple[list[Point], int]:
+def _points(bench: Bench) -> tuple[list[GoodhartPoint], int]:
     """The start and every kept checkpoint; and how many verdicts are missing."""
     start, count, ties = bench.answers("against"), len(bench.prompts), 0
-    points = [Point(name=START, kl=(0.0,) * count, reward=tuple(bench.rewards("against")), quality=(0.5,) * count)]
+    points = [
+        GoodhartPoint(name=START, kl=(0.0,) * count, reward=tuple(bench.rewards("against")), quality=(0.5,) * count)
+    ]
     for name, model in _policies(bench):
         answers = bench.answers_of(model, name)
         quality, missing = _quality(bench, answers, start)
         ties += missing
         points.append(
-            Point(
+            GoodhartPoint(
                 name=name,
                 kl=tuple(divergences(model, bench.model("against"), answers, bench.spec)),
                 reward=tuple(bench.rewards_of(answers)),
@@ -169,7 +171,7 @@ def _by_whom(bench: Bench) -> str:
     return "by the judge's probability" if bench.has("judge") else "by the independent check, lengths not equal"
 
 
-def _figures(point: Point) -> Sequence[Figure]:
+def _figures(point: GoodhartPoint) -> Sequence[Figure]:
     """The curve: reward and quality at a point, each at its KL."""
     name, at = point.name.replace(" ", "_"), sum(point.kl) / len(point.kl)
     figures = [

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from charter.evaluate.bench import Bench
 from charter.evaluate.figures import SHARE, Figure, difference, figure_of, mean, proportion
-from charter.evaluate.judging import ONE_HALF, Contest, Judged, first_option_share, invalid_note, verdict_wins
+from charter.evaluate.judging import ONE_HALF, Contest, JudgedItem, first_option_share, invalid_note, verdict_wins
 from charter.evaluate.statistics import length_controlled
 from charter.feedback.wording import MULTIPLE_CHOICE
 
@@ -27,7 +27,7 @@ def _contests(bench: Bench, role: str) -> list[Contest]:
     return [Contest(id=prompt.id, turns=prompt.turns, first=mine, second=theirs) for prompt, mine, theirs in rows]
 
 
-def _wins(bench: Bench, role: str, judged: Sequence[Judged]) -> list[Figure]:
+def _wins(bench: Bench, role: str, judged: Sequence[JudgedItem]) -> list[Figure]:
     name, note = role.title(), invalid_note(len(bench.prompts), len(judged))
     mean_label = f"Judge's mean probability for the {role}"
     preferences = [item.verdict.probability_first for item in judged]
@@ -65,7 +65,7 @@ def _wins(bench: Bench, role: str, judged: Sequence[Judged]) -> list[Figure]:
     return [*figures, at_equal, weight]
 
 
-def _policy_less_control(bench: Bench, policy: Sequence[Judged], control: Sequence[Judged]) -> list[Figure]:
+def _policy_less_control(bench: Bench, policy: Sequence[JudgedItem], control: Sequence[JudgedItem]) -> list[Figure]:
     """On the prompts on which both have a verdict."""
     wins = [dict(zip((item.place for item in part), verdict_wins(part), strict=True)) for part in (policy, control)]
     both = [place for place in wins[0] if place in wins[1]]
@@ -76,7 +76,7 @@ def _policy_less_control(bench: Bench, policy: Sequence[Judged], control: Sequen
     return [difference(f"{KEY}.difference", label, mine, theirs, seed=seed)]
 
 
-def _biases(bench: Bench, judged: Sequence[Judged]) -> list[Figure]:
+def _biases(bench: Bench, judged: Sequence[JudgedItem]) -> list[Figure]:
     """Return the effect of the order of the answers; nothing in formats without an order."""
     if bench.spec.judge_format != MULTIPLE_CHOICE:
         return []

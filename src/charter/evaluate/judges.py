@@ -10,7 +10,7 @@ from charter.evaluate import statistics
 from charter.evaluate.accuracy import HELD_OUT, shorter_wins
 from charter.evaluate.bench import Bench
 from charter.evaluate.figures import Figure, difference, figure_of, mean, proportion, resampled
-from charter.evaluate.judging import ONE_HALF, Contest, Judged, first_option_share, invalid_note, verdict_wins
+from charter.evaluate.judging import ONE_HALF, Contest, JudgedItem, first_option_share, invalid_note, verdict_wins
 from charter.feedback.asking import LARGEST_LOG_ODDS, probability_of
 from charter.feedback.inputs import role_pairs
 from charter.feedback.wording import MULTIPLE_CHOICE
@@ -59,7 +59,7 @@ def contests_of(pairs: Sequence[Pair]) -> list[Contest]:
     return [Contest(id=pair.id, turns=pair.prompt, first=pair.chosen, second=pair.rejected) for pair in pairs]
 
 
-def _judge(bench: Bench, judged: Sequence[Judged]) -> list[Figure]:
+def _judge(bench: Bench, judged: Sequence[JudgedItem]) -> list[Figure]:
     """The figures of the judge itself."""
     wins, shorter = verdict_wins(judged), shorter_wins([bench.pairs[item.place] for item in judged])
     seed = bench.seed("judge_agreement")
@@ -82,14 +82,14 @@ def _judge(bench: Bench, judged: Sequence[Judged]) -> list[Figure]:
     return figures
 
 
-def _with_humans(key: str, label: str, judged: Sequence[Judged], bench: Bench) -> Figure:
+def _with_humans(key: str, label: str, judged: Sequence[JudgedItem], bench: Bench) -> Figure:
     parts = (HELD_OUT, invalid_note(len(bench.pairs), len(judged)))
     return proportion(
         f"judge_agreement.{key}", label, verdict_wins(judged), note="; ".join(part for part in parts if part)
     )
 
 
-def _by_principle(judged: Sequence[Judged]) -> list[Figure]:
+def _by_principle(judged: Sequence[JudgedItem]) -> list[Figure]:
     """Agreement with humans under each principle that was drawn often enough, where more than one was drawn."""
     drawn = Counter(item.principle for item in judged)
     names = sorted(name for name, count in drawn.items() if count >= MIN_OF_PRINCIPLE)
@@ -100,7 +100,9 @@ def _by_principle(judged: Sequence[Judged]) -> list[Figure]:
     ]
 
 
-def _between(bench: Bench, name: str, mine: Sequence[Judged], other: str, theirs: Sequence[Judged]) -> list[Figure]:
+def _between(
+    bench: Bench, name: str, mine: Sequence[JudgedItem], other: str, theirs: Sequence[JudgedItem]
+) -> list[Figure]:
     """Agreement of two judges on the pairs on which both have a verdict.
 
     Which answer counts as the first one is drawn by the pair's id: were it always the chosen one, two good judges

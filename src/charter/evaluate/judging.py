@@ -12,7 +12,7 @@ from charter.data.dataset import Turn
 from charter.errors import DataError, InterruptedRunError
 from charter.evaluate.statistics import win_of
 from charter.feedback.answering import open_answerer
-from charter.feedback.asking import Asked, Manner, Odds, odds_of, probability_of
+from charter.feedback.asking import Manner, Odds, SeededQuestion, odds_of, probability_of
 from charter.feedback.comparing import Comparison, Invalid, Rules, Verdict, comparing
 from charter.feedback.constitution import Constitution
 from charter.feedback.records import Answerer, Making, drive, in_batches
@@ -37,7 +37,7 @@ class Contest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
+class JudgedItem:
     """A valid verdict, and which contest it is about."""
 
     place: int
@@ -70,7 +70,7 @@ class Judging:
         roles = [role for role in (JUDGE, ALSO) if self._stage.job.inputs.get(role)]
         return self._open.enter_context(open_answerer(self._stage, roles))
 
-    def verdicts(self, contests: Sequence[Contest], *, role: str = JUDGE) -> list[Judged]:
+    def verdicts(self, contests: Sequence[Contest], *, role: str = JUDGE) -> list[JudgedItem]:
         """The valid verdicts in both orders, each contest under a principle drawn by its id."""
         job = self._stage.job
         rules = Rules(seed=job.seed, stage=job.stage, role=role, format=self._spec.judge_format)
@@ -81,7 +81,7 @@ class Judging:
         ]
         verdicts = self._ask(items, lambda part: comparing(part, rules))
         judged = [
-            Judged(place=place, principle=principle.id, verdict=verdict)
+            JudgedItem(place=place, principle=principle.id, verdict=verdict)
             for place, (verdict, principle) in enumerate(zip(verdicts, principles, strict=True))
             if isinstance(verdict, Verdict)
         ]
@@ -97,7 +97,7 @@ class Judging:
         """
         job = self._stage.job
         requests = [
-            Asked(question=question, seed=draw_seed(job.seed, job.stage, id, purpose, order))
+            SeededQuestion(question=question, seed=draw_seed(job.seed, job.stage, id, purpose, order))
             for both, id in zip(questions, ids, strict=True)
             for order, question in enumerate(both)
         ]
@@ -133,7 +133,7 @@ def _require_some(stage: str, role: str, valid: int, found: Sequence[object]) ->
         )
 
 
-def verdict_wins(judged: Sequence[Judged]) -> list[float]:
+def verdict_wins(judged: Sequence[JudgedItem]) -> list[float]:
     """1 where the first answer won, 0 where the second did, 1/2 where neither."""
     return [win_of(item.verdict.probability_first, 0.5) for item in judged]
 

@@ -21,7 +21,7 @@ from charter.errors import CharterError, DataError, MissingExtraError
 from charter.evaluate.bench import Bench
 from charter.evaluate.figures import SHARE, Figure, figure_of, mean, proportion
 from charter.evaluate.likelihood import Continuation, likelihoods
-from charter.evaluate.statistics import Z_95, Interval
+from charter.evaluate.statistics import Z_95, ConfidenceInterval
 from charter.feedback.records import in_batches
 from charter.inference.generate import SamplingSettings, answer_texts, generate
 from charter.models.language_model import LanguageModel
@@ -37,10 +37,10 @@ STOP_TAIL_TOKENS = 32
 def charter_lm(model: LanguageModel, *, batch: int, seed: int) -> Any:
     """A model as the harness takes one: what is below, on top of the harness's own base class."""
     base = import_module("lm_eval.api.model").TemplateLM
-    return type("CharterLM", (Adapter, base), {})(model, batch=batch, seed=seed)
+    return type("CharterLM", (HarnessModel, base), {})(model, batch=batch, seed=seed)
 
 
-class Adapter:
+class HarnessModel:
     """Language model of the harness; tokens are read as Hugging Face models read them."""
 
     def __init__(self, model: LanguageModel, *, batch: int, seed: int) -> None:
@@ -281,6 +281,10 @@ def figure_of_metric(key: str, label: str, value: float, rows: Sequence[Any], er
     if isinstance(error, int | float) and math.isfinite(error) and math.isfinite(value) and len(rows) > 1:
         half, method = Z_95 * float(error), "normal, the harness's standard error"
         unit = SHARE if value - half >= 0 and value + half <= 1 else ""
-        return [figure_of(key, label, value, Interval(low=value - half, high=value + half), len(rows), unit, method)]
+        return [
+            figure_of(
+                key, label, value, ConfidenceInterval(low=value - half, high=value + half), len(rows), unit, method
+            )
+        ]
     print(f"{key}: {value} on {len(rows)} rows has no interval and is left out", flush=True)
     return []

@@ -14,7 +14,7 @@ from charter.evaluate import statistics
 from charter.evaluate.bench import Bench
 from charter.evaluate.figures import Figure, figure_of, mean, proportion, ratio
 from charter.evaluate.likelihood import Continuation, likelihoods
-from charter.evaluate.statistics import Interval, of_mean
+from charter.evaluate.statistics import ConfidenceInterval, of_mean
 from charter.feedback.records import in_batches
 from charter.inference.score import first_token_ids, next_token_log_probabilities
 from charter.models.chat import encode_answer, encode_prompt
@@ -26,7 +26,7 @@ OPENING = "("
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answered:
+class AnsweredQuestion:
     """One question, answered in every way."""
 
     letter: int
@@ -53,7 +53,7 @@ def multiple_choice(bench: Bench) -> list[Figure]:
     return figures
 
 
-def answer_all(model: LanguageModel, questions: Sequence[ChoiceQuestion], *, batch: int) -> list[Answered]:
+def answer_all(model: LanguageModel, questions: Sequence[ChoiceQuestion], *, batch: int) -> list[AnsweredQuestion]:
     """Every question in every way."""
     letters = _letter_probabilities(model, questions, batch)
     limit = int(model.model.config.max_position_embeddings)
@@ -65,7 +65,7 @@ def answer_all(model: LanguageModel, questions: Sequence[ChoiceQuestion], *, bat
         per_byte = [value / len(choice.encode()) for value, choice in zip(totals, item.choices, strict=True)]
         letter = _best(probabilities)
         answered.append(
-            Answered(
+            AnsweredQuestion(
                 letter=letter,
                 letter_confidence=probabilities[letter],
                 answer=_best(totals),
@@ -117,7 +117,7 @@ def _continuation(model: LanguageModel, item: ChoiceQuestion, choice: str, limit
     return Continuation(tuple(prompt_ids), tuple(choice_ids))
 
 
-def _figures(role: str, questions: Sequence[ChoiceQuestion], answered: Sequence[Answered]) -> list[Figure]:
+def _figures(role: str, questions: Sequence[ChoiceQuestion], answered: Sequence[AnsweredQuestion]) -> list[Figure]:
     key, name = f"multiple_choice.{role}", role.title()
     pairs = list(zip(questions, answered, strict=True))
     letter = [float(reply.letter == item.answer) for item, reply in pairs]
@@ -139,7 +139,7 @@ def _figures(role: str, questions: Sequence[ChoiceQuestion], answered: Sequence[
     return figures
 
 
-def _calibration_error(key: str, name: str, answered: Sequence[Answered], right: Sequence[float]) -> Figure:
+def _calibration_error(key: str, name: str, answered: Sequence[AnsweredQuestion], right: Sequence[float]) -> Figure:
     """Return the calibration error: the distance between the letters' probabilities and the share that is right."""
     confidences = [reply.letter_confidence for reply in answered]
     terms = statistics.gap_terms(confidences, right, lowest=0.0)
@@ -149,7 +149,7 @@ def _calibration_error(key: str, name: str, answered: Sequence[Answered], right:
         f"{key}.ece",
         f"Calibration error of the {name.lower()}, by letter",
         sum(terms) / len(terms),
-        Interval(low=max(gap.low, 0.0), high=gap.high),
+        ConfidenceInterval(low=max(gap.low, 0.0), high=gap.high),
         len(terms),
         "probability",
         f"normal, s/sqrt(n), {statistics.BINS} bins with their signs held",

@@ -11,7 +11,7 @@ import numpy as np
 from charter.evaluate import statistics
 from charter.evaluate.bench import Bench
 from charter.evaluate.figures import Figure, figure_of, mean, proportion
-from charter.evaluate.statistics import Interval, of_mean, sigmoid
+from charter.evaluate.statistics import ConfidenceInterval, of_mean, sigmoid
 
 PROBABILITY, HELD_OUT = "probability", "held-out human pairs"
 
@@ -52,7 +52,7 @@ def _error(key: str, name: str, confidences: Sequence[float], right: Sequence[fl
         f"{key}.ece",
         f"Calibration error of {name}",
         sum(terms) / len(terms),
-        Interval(low=max(gap.low, 0.0), high=gap.high),
+        ConfidenceInterval(low=max(gap.low, 0.0), high=gap.high),
         len(terms),
         PROBABILITY,
         f"normal, s/sqrt(n), {statistics.BINS} bins with their signs held",

@@ -8,7 +8,7 @@ import torch
 from charter.data.dataset import Prompt
 from charter.evaluate.likelihood import rows_per_forward
 from charter.feedback.records import in_batches
-from charter.feedback.sampling import Sampled, check_context, sample
+from charter.feedback.sampling import SampledAnswers, check_context, sample
 from charter.inference.generate import Answers
 from charter.models.language_model import LanguageModel
 from charter.spec.stage import EvalStage
@@ -21,7 +21,7 @@ class RoleAnswers:
     texts: tuple[str, ...]
     tokens: tuple[tuple[int, ...], ...]
     """Without the end token."""
-    batches: tuple[Sampled, ...]
+    batches: tuple[SampledAnswers, ...]
 
 
 def answer_prompts(

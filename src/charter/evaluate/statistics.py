@@ -22,14 +22,14 @@ _AT_ONCE = 2**22
 
 
 @dataclass(frozen=True, kw_only=True)
-class Interval:
+class ConfidenceInterval:
     """The ends of a 95 % interval."""
 
     low: float
     high: float
 
 
-def wilson(successes: float, n: int) -> Interval:
+def wilson(successes: float, n: int) -> ConfidenceInterval:
     """Score interval of a proportion.
 
     centre = (k + z^2/2) / (n + z^2), half width = z/(n + z^2) sqrt(k(n-k)/n + z^2/4), z = 1.96. A tie counts as half
@@ -44,10 +44,10 @@ def wilson(successes: float, n: int) -> Interval:
     centre = (successes + z2 / 2) / (n + z2)
     half = Z_95 / (n + z2) * math.sqrt(max(successes * (n - successes) / n, 0.0) + z2 / 4)
     low, high, share = centre - half, centre + half, successes / n
-    return Interval(low=max(min(low, share), 0.0), high=min(max(high, share), 1.0))  # rounding at 0 and n
+    return ConfidenceInterval(low=max(min(low, share), 0.0), high=min(max(high, share), 1.0))  # rounding at 0 and n
 
 
-def of_mean(values: Sequence[float]) -> Interval:
+def of_mean(values: Sequence[float]) -> ConfidenceInterval:
     """Normal interval of a mean: mean +- 1.96 s/sqrt(n), with s the sample deviation.
 
     Too narrow below about 30 rows, and for heavy tails.
@@ -58,7 +58,7 @@ def of_mean(values: Sequence[float]) -> Interval:
     return of_ratio(values, [1.0] * len(values))
 
 
-def of_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Interval:
+def of_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> ConfidenceInterval:
     """Interval of sum(y)/sum(x) over independent rows, by the linearised variance of a ratio.
 
     var = n/(n-1) sum((y_i - R x_i)^2) / sum(x)^2. Source: Cochran 1977, section 2.11. Nats per token over texts is
@@ -69,10 +69,10 @@ def of_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Inte
     y, x = np.asarray(numerators, dtype=np.float64), np.asarray(denominators, dtype=np.float64)
     ratio = float(y.sum() / x.sum())
     half = Z_95 * math.sqrt(n / (n - 1) * float(((y - ratio * x) ** 2).sum())) / float(x.sum())
-    return Interval(low=ratio - half, high=ratio + half)
+    return ConfidenceInterval(low=ratio - half, high=ratio + half)
 
 
-def paired_bootstrap(differences: Sequence[float], *, seed: int) -> Interval:
+def paired_bootstrap(differences: Sequence[float], *, seed: int) -> ConfidenceInterval:
     """Percentile interval of the mean of paired differences: 4,000 resamples of the rows.
 
     Resample r, position i takes row floor(n u) with u from Philox counted by `seed`, so the interval is a function of
@@ -84,7 +84,7 @@ def paired_bootstrap(differences: Sequence[float], *, seed: int) -> Interval:
     raw = np.random.Philox(key=seed).random_raw(RESAMPLES * n)
     rows = ((raw >> np.uint64(11)) * _TO_UNIT * n).astype(np.int64).reshape(RESAMPLES, n)
     means = np.sort(values[rows].mean(1))
-    return Interval(low=float(means[RESAMPLES // 40]), high=float(means[RESAMPLES - 1 - RESAMPLES // 40]))
+    return ConfidenceInterval(low=float(means[RESAMPLES // 40]), high=float(means[RESAMPLES - 1 - RESAMPLES // 40]))
 
 
 def resampled_means(rows: Floats, *, seed: int) -> Floats:
@@ -108,7 +108,9 @@ def resampled_means(rows: Floats, *, seed: int) -> Floats:
     return np.concatenate(blocks)
 
 
-def bootstrapped(statistic: Callable[[Floats], Floats], rows: Floats, *, seed: int) -> tuple[float, Interval] | None:
+def bootstrapped(
+    statistic: Callable[[Floats], Floats], rows: Floats, *, seed: int
+) -> tuple[float, ConfidenceInterval] | None:
     """A statistic of the column means of `rows` with its percentile interval; None where it has no value.
 
     `statistic` takes means [..., columns] and gives [...]. Resamples in which it has none (NaN: a kappa of judges who
@@ -123,7 +125,9 @@ def bootstrapped(statistic: Callable[[Floats], Floats], rows: Floats, *, seed: i
     if not len(values):
         return None
     cut = len(values) // 40
-    return value, Interval(low=min(float(values[cut]), value), high=max(float(values[len(values) - 1 - cut]), value))
+    return value, ConfidenceInterval(
+        low=min(float(values[cut]), value), high=max(float(values[len(values) - 1 - cut]), value)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,11 +219,11 @@ class Weights:
     covariance: Floats
     """The sandwich H^-1 G H^-1, which holds for soft targets too. Source: Huber 1967; White 1982."""
 
-    def interval(self, column: int) -> Interval:
+    def interval(self, column: int) -> ConfidenceInterval:
         """95 % interval of one weight."""
         half = Z_95 * float(np.sqrt(self.covariance[column, column]))
         value = float(self.values[column])
-        return Interval(low=value - half, high=value + half)
+        return ConfidenceInterval(low=value - half, high=value + half)
 
 
 def fit(columns: Floats, targets: Floats) -> Weights:
@@ -344,7 +348,7 @@ def log_losses(margins: Sequence[float], targets: Sequence[float]) -> list[float
     return losses
 
 
-def slope(margins: Sequence[float], targets: Sequence[float]) -> tuple[float, Interval]:
+def slope(margins: Sequence[float], targets: Sequence[float]) -> tuple[float, ConfidenceInterval]:
     """The factor on the margins that fits the targets best: 1 is calibrated, less is too sure of itself.
 
     It is one over the temperature of Guo et al. 2017, section 4.2; unlike that it may be 0 or less, where a model
@@ -354,7 +358,7 @@ def slope(margins: Sequence[float], targets: Sequence[float]) -> tuple[float, In
     scale = float(np.sqrt((columns**2).mean())) or 1.0
     fitted = fit(columns / scale, np.asarray(targets, dtype=np.float64))
     ends = fitted.interval(0)
-    return float(fitted.values[0]) / scale, Interval(low=ends.low / scale, high=ends.high / scale)
+    return float(fitted.values[0]) / scale, ConfidenceInterval(low=ends.low / scale, high=ends.high / scale)
 
 
 def _membership(confidences: Sequence[float], lowest: float) -> list[int]:
@@ -365,7 +369,7 @@ BAND_95 = math.sqrt(-math.log(0.05 / 2) / 2)
 """1.358: the 95 % point of Kolmogorov's distribution, by its first term (Smirnov 1948)."""
 
 
-def ks_distance(mine: Sequence[float], theirs: Sequence[float]) -> tuple[float, Interval]:
+def ks_distance(mine: Sequence[float], theirs: Sequence[float]) -> tuple[float, ConfidenceInterval]:
     """The largest difference of the two empirical distribution functions, with its 95 % band.
 
     The band is +- 1.358 sqrt((n + m)/(n m)): it lies above 0 exactly where the two-sided test rejects at 5 %. Rows of
@@ -381,7 +385,7 @@ def ks_distance(mine: Sequence[float], theirs: Sequence[float]) -> tuple[float, 
     shares = np.searchsorted(a, places, side="right") / n - np.searchsorted(b, places, side="right") / m
     distance = float(np.abs(shares).max())
     half = BAND_95 * math.sqrt((n + m) / (n * m))
-    return distance, Interval(low=max(distance - half, 0.0), high=min(distance + half, 1.0))
+    return distance, ConfidenceInterval(low=max(distance - half, 0.0), high=min(distance + half, 1.0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -389,10 +393,10 @@ class LengthControl:
     """The win rate at equal length, and the weight of length; each with its interval."""
 
     win_rate: float
-    interval: Interval
+    interval: ConfidenceInterval
     weight: float
     """Log-odds by which a much longer answer is preferred; negative where the shorter one is."""
-    weight_interval: Interval
+    weight_interval: ConfidenceInterval
 
 
 def length_controlled(
@@ -413,7 +417,7 @@ def length_controlled(
     middle, low, high = sigmoid(np.array([fitted.values[0], ends.low, ends.high])).tolist()
     return LengthControl(
         win_rate=middle,
-        interval=Interval(low=low, high=high),
+        interval=ConfidenceInterval(low=low, high=high),
         weight=float(fitted.values[1]),
         weight_interval=fitted.interval(1),
     )

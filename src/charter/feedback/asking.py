@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from charter.artifacts.draws import draw_seed
 from charter.data.dataset import Turn
-from charter.feedback.asks import Ask, Choice, Choose, Reply, Sample, Text
+from charter.feedback.asks import Ask, ChoiceReply, Choose, Reply, Sample, Text
 from charter.feedback.wording import AFTER_REASONING, REASON_FIRST, REASONING_PREFILL, Part, Question
 
 BY_LOG_PROBABILITIES, BY_VOTES = "log_probabilities", "votes"
@@ -129,7 +129,7 @@ class Manner:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class SeededQuestion:
     """One question, and the seed that all draws for it hang on."""
 
     question: Question
@@ -151,7 +151,7 @@ class Odds:
 Asking = Generator[Sequence[Ask], list[Reply], list[Odds | Invalid]]
 
 
-def odds_of(asked: Sequence[Asked], choices: tuple[str, str], manner: Manner) -> Asking:
+def odds_of(asked: Sequence[SeededQuestion], choices: tuple[str, str], manner: Manner) -> Asking:
     """The log-odds of each question; several attempts at those that have no valid answer."""
     odds: list[Odds | Invalid] = [Invalid(reason="not asked")] * len(asked)
     waiting = list(range(len(asked)))
@@ -165,7 +165,7 @@ def odds_of(asked: Sequence[Asked], choices: tuple[str, str], manner: Manner) ->
     return odds
 
 
-def _attempt(asked: Sequence[Asked], choices: tuple[str, str], manner: Manner, attempt: int) -> Asking:
+def _attempt(asked: Sequence[SeededQuestion], choices: tuple[str, str], manner: Manner, attempt: int) -> Asking:
     """Every question once, after a chain of thought where one is wanted; no choice is asked of a judge that refused."""
     if not manner.chain_of_thought:
         asks = [_choose(item, None, choices, manner, attempt) for item in asked]
@@ -186,17 +186,17 @@ def _chosen(asks: Sequence[Choose], manner: Manner, attempt: int) -> Asking:
     """The choices by log-probabilities; by votes where there are none."""
     if not asks:
         return []
-    answers = [reply for reply in (yield asks) if isinstance(reply, Choice)]
+    answers = [reply for reply in (yield asks) if isinstance(reply, ChoiceReply)]
     silent = [index for index, answer in enumerate(answers) if answer.log_probabilities is None and not answer.refusal]
     if silent and manner.votes:
         votes = yield [replace(asks[index], votes=manner.votes) for index in silent]
         for index, reply in zip(silent, votes, strict=True):
-            if isinstance(reply, Choice):
+            if isinstance(reply, ChoiceReply):
                 answers[index] = replace(reply, tokens=reply.tokens + answers[index].tokens)
     return [_read(answer, attempt) for answer in answers]
 
 
-def _reasoning(item: Asked, manner: Manner, attempt: int) -> Sample:
+def _reasoning(item: SeededQuestion, manner: Manner, attempt: int) -> Sample:
     """Ask for reasons before the choice (Bai et al. 2022, section 4.1)."""
     return Sample(
         role=manner.role,
@@ -209,11 +209,13 @@ def _reasoning(item: Asked, manner: Manner, attempt: int) -> Sample:
     )
 
 
-def _reasoning_turn(item: Asked) -> Turn:
+def _reasoning_turn(item: SeededQuestion) -> Turn:
     return Turn("user", Question(*item.question.parts[:-1], Part(REASON_FIRST)))
 
 
-def _choose(item: Asked, thought: Text | None, choices: tuple[str, str], manner: Manner, attempt: int) -> Choose:
+def _choose(
+    item: SeededQuestion, thought: Text | None, choices: tuple[str, str], manner: Manner, attempt: int
+) -> Choose:
     """Ask for the choice, after the chain of thought where there is one."""
     question, turns = item.question, tuple[Turn, ...]()
     if thought is not None:
@@ -223,7 +225,7 @@ def _choose(item: Asked, thought: Text | None, choices: tuple[str, str], manner:
     return Choose(role=manner.role, question=question, choices=choices, turns=turns, seed=seed)
 
 
-def _read(answer: Choice, attempt: int) -> Odds | Invalid:
+def _read(answer: ChoiceReply, attempt: int) -> Odds | Invalid:
     if answer.refusal:
         return Invalid(reason=REFUSED, text=answer.refusal[:LONGEST_TEXT], tokens=answer.tokens)
     if answer.votes:

@@ -67,7 +67,7 @@ class Text:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class ChoiceReply:
     """The reply to `Choose`."""
 
     log_probabilities: tuple[float, ...] | None
@@ -86,4 +86,4 @@ class Choice:
     refusal: str = ""
 
 
-Reply = Text | Choice
+Reply = Text | ChoiceReply

@@ -10,7 +10,7 @@ from itertools import islice
 
 from charter.artifacts.draws import draw_seed, permuted
 from charter.data.dataset import Pair, Turn
-from charter.feedback.asking import Asked, Invalid, Judgement, Manner, Odds, Verdict, odds_of, verdict_of
+from charter.feedback.asking import Invalid, Judgement, Manner, Odds, SeededQuestion, Verdict, odds_of, verdict_of
 from charter.feedback.constitution import Principle
 from charter.feedback.records import Making
 from charter.feedback.wording import (
@@ -73,7 +73,7 @@ class _Query:
     principle: Principle
     is_swapped: bool
 
-    def asked(self, rules: Rules) -> list[Asked]:
+    def asked(self, rules: Rules) -> list[SeededQuestion]:
         """One question that shows both answers, or one about each of them."""
         order = "swapped" if self.is_swapped else "straight"
         seed = draw_seed(rules.seed, rules.stage, self.item.id, "judge", self.principle.id, order)
@@ -82,9 +82,9 @@ class _Query:
         if rules.format == MULTIPLE_CHOICE:
             question = multiple_choice_text(self.item.turns, *shown, compare)
             examples = (Part(text, EXAMPLE) for text in demonstrations(rules, self.item, self.principle))
-            return [Asked(question=Question(*examples, *question.parts), seed=seed)]
+            return [SeededQuestion(question=Question(*examples, *question.parts), seed=seed)]
         return [
-            Asked(
+            SeededQuestion(
                 question=one_answer_text(rules.format, self.item.turns, answer, compare),
                 seed=draw_seed(seed, "answer", number),
             )

@@ -162,7 +162,7 @@ LARGEST_FILE = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportedConstitution:
     """Principles that were read of one or several files."""
 
     principles: tuple[Mapping[str, Any], ...]
@@ -172,7 +172,7 @@ class Imported:
     """What was left out, in words."""
 
 
-def import_constitution(paths: Sequence[Path]) -> Imported:
+def import_constitution(paths: Sequence[Path]) -> ImportedConstitution:
     """The principles of all files, in order; ids are made unique."""
     principles: list[Mapping[str, Any]] = []
     sources: list[Mapping[str, str]] = []
@@ -184,10 +184,10 @@ def import_constitution(paths: Sequence[Path]) -> Imported:
             raise DataError(f"{path} holds no principle in a layout that is known; see docs/guides/constitution.md")
         principles += [_imported_principle(path, where, entry) for where, entry in entries]
         sources.append({"file": path.name, "sha256": hashlib.sha256(content).hexdigest()})
-    return Imported(tuple(_with_unique_ids(principles)), tuple(sources), tuple(notes))
+    return ImportedConstitution(tuple(_with_unique_ids(principles)), tuple(sources), tuple(notes))
 
 
-def constitution_text(imported: Imported, *, name: str) -> str:
+def constitution_text(imported: ImportedConstitution, *, name: str) -> str:
     """The YAML of a constitution; every text is quoted, so that it reads as text everywhere.
 
     What would be refused when it is read is refused here, before anything is written.
@@ -200,18 +200,18 @@ def constitution_text(imported: Imported, *, name: str) -> str:
         "principles": [dict(item) for item in imported.principles],
     }
     constitution_of(document, origin=", ".join(item["file"] for item in imported.sources))
-    return yaml.dump(_quoted(document), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+    return yaml.dump(_quoted(document), Dumper=_ConstitutionDumper, sort_keys=False, allow_unicode=True, width=110)
 
 
 class _Quoted(str):
     """A text that is written in double quotes."""
 
 
-class _Dumper(yaml.SafeDumper):
+class _ConstitutionDumper(yaml.SafeDumper):
     """Writes texts so that YAML 1.1 and 1.2 read them alike."""
 
 
-_Dumper.add_representer(
+_ConstitutionDumper.add_representer(
     _Quoted, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style='"')
 )
 
@@ -358,7 +358,7 @@ Level = Literal["error", "warning"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class ConstitutionFinding:
     """One thing wrong (`error`: it cannot be used) or doubtful (`warning`)."""
 
     level: Level
@@ -369,19 +369,21 @@ class Finding:
         return f"{self.level}: {self.where}: {self.message}"
 
 
-def lint(raw: Mapping[str, Any]) -> list[Finding]:
+def lint(raw: Mapping[str, Any]) -> list[ConstitutionFinding]:
     """Everything found in the values of a constitution file, in the order of its principles."""
     items: Sequence[Any] = raw["principles"]
     findings = [*_fields("file", raw, FILE_FIELDS)]
     if not items:
-        findings.append(Finding("error", "file", "has no principle"))
+        findings.append(ConstitutionFinding("error", "file", "has no principle"))
     names = [_name(index, item) for index, item in enumerate(items)]
     for name, item in zip(names, items, strict=True):
         if isinstance(item, dict):
             for check in _CHECKS:
                 findings += check(name, item)
         else:
-            findings.append(Finding("error", name, "is not a mapping of `id`, `critique`, `revision` and `compare`"))
+            findings.append(
+                ConstitutionFinding("error", name, "is not a mapping of `id`, `critique`, `revision` and `compare`")
+            )
     principles = {name: item for name, item in zip(names, items, strict=True) if isinstance(item, dict)}
     return [*findings, *_ids(items), *_alike(principles), *_shares(principles), *_tags(raw.get("tags"), principles)]
 
@@ -391,66 +393,68 @@ def _name(index: int, item: Any) -> str:
     return f"principle {index + 1}" + (f" ({id})" if isinstance(id, str) and id else "")
 
 
-def _fields(where: str, found: Mapping[str, Any], known: Sequence[str]) -> Iterator[Finding]:
+def _fields(where: str, found: Mapping[str, Any], known: Sequence[str]) -> Iterator[ConstitutionFinding]:
     for key in found:
         if key not in known:
             near = nearest(key, known)
             hint = f"; did you mean {near!r}?" if near else ""
-            yield Finding("warning", where, f"the field {key!r} is not read{hint}")
+            yield ConstitutionFinding("warning", where, f"the field {key!r} is not read{hint}")
 
 
-def _known_fields(name: str, item: Mapping[str, Any]) -> Iterator[Finding]:
+def _known_fields(name: str, item: Mapping[str, Any]) -> Iterator[ConstitutionFinding]:
     return _fields(name, item, FIELDS)
 
 
-def _id(name: str, item: Mapping[str, Any]) -> Iterator[Finding]:
+def _id(name: str, item: Mapping[str, Any]) -> Iterator[ConstitutionFinding]:
     id = item.get("id")
     if not isinstance(id, str) or not id.strip():
-        yield Finding("error", name, "lacks `id`, a short name of its own that records will carry")
+        yield ConstitutionFinding("error", name, "lacks `id`, a short name of its own that records will carry")
     elif not _ID.fullmatch(id):
-        yield Finding("warning", name, "the id has other characters than letters, digits, '.', '_' and '-'")
+        yield ConstitutionFinding("warning", name, "the id has other characters than letters, digits, '.', '_' and '-'")
 
 
-def _wording(name: str, item: Mapping[str, Any]) -> Iterator[Finding]:
+def _wording(name: str, item: Mapping[str, Any]) -> Iterator[ConstitutionFinding]:
     for field in WORDINGS:
         text = item.get(field)
         if not isinstance(text, str):
-            yield Finding("error", name, f"lacks `{field}`, a text")
+            yield ConstitutionFinding("error", name, f"lacks `{field}`, a text")
         elif not text.strip():
-            yield Finding("error", name, f"`{field}` is empty")
+            yield ConstitutionFinding("error", name, f"`{field}` is empty")
         elif placeholder := _PLACEHOLDER.search(text):
-            yield Finding(
+            yield ConstitutionFinding(
                 "error", name, f"`{field}` still holds the placeholder {placeholder[0]!r}; nothing fills it in"
             )
         elif len(text) > LONGEST_WORDING:
             message = f"`{field}` has {len(text):,} characters; over {LONGEST_WORDING:,} crowd out the answers"
-            yield Finding("warning", name, message)
+            yield ConstitutionFinding("warning", name, message)
     if derived := item.get("derived"):
         words = ", ".join(map(str, derived)) if isinstance(derived, list) else str(derived)
         message = f"{words} was made from the other wording on import; read it, then drop `derived`"
-        yield Finding("warning", name, message)
+        yield ConstitutionFinding("warning", name, message)
 
 
-def _weight(name: str, item: Mapping[str, Any]) -> Iterator[Finding]:
+def _weight(name: str, item: Mapping[str, Any]) -> Iterator[ConstitutionFinding]:
     weight = item.get("weight", 1.0)
     if _number(weight) is None:
-        yield Finding("error", name, f"the weight {str(weight)[:20]!r} is not a positive number; leave it out for 1.0")
+        yield ConstitutionFinding(
+            "error", name, f"the weight {str(weight)[:20]!r} is not a positive number; leave it out for 1.0"
+        )
 
 
-def _tag_list(name: str, item: Mapping[str, Any]) -> Iterator[Finding]:
+def _tag_list(name: str, item: Mapping[str, Any]) -> Iterator[ConstitutionFinding]:
     tags = item.get("tags", [])
     if not isinstance(tags, list) or not all(isinstance(tag, str) and tag.strip() for tag in tags):
-        yield Finding("error", name, "`tags` must be a list of words, like [honesty, harm]")
+        yield ConstitutionFinding("error", name, "`tags` must be a list of words, like [honesty, harm]")
 
 
-def _criterion(name: str, item: Mapping[str, Any]) -> Iterator[Finding]:
+def _criterion(name: str, item: Mapping[str, Any]) -> Iterator[ConstitutionFinding]:
     text = item.get("compare")
     if isinstance(text, str) and text.strip() and not (_words(text) - _NO_CRITERION):
         message = "`compare` names no criterion, so that it asks for taste; say better in which respect"
-        yield Finding("warning", name, message)
+        yield ConstitutionFinding("warning", name, message)
 
 
-_CHECKS: Sequence[Callable[[str, Mapping[str, Any]], Iterator[Finding]]] = (
+_CHECKS: Sequence[Callable[[str, Mapping[str, Any]], Iterator[ConstitutionFinding]]] = (
     _known_fields,
     _id,
     _wording,
@@ -460,14 +464,14 @@ _CHECKS: Sequence[Callable[[str, Mapping[str, Any]], Iterator[Finding]]] = (
 )
 
 
-def _ids(items: Sequence[Any]) -> Iterator[Finding]:
+def _ids(items: Sequence[Any]) -> Iterator[ConstitutionFinding]:
     counts = Counter(item["id"] for item in items if isinstance(item, dict) and isinstance(item.get("id"), str))
     for name, count in counts.items():
         if count > 1:
-            yield Finding("error", "file", f"the id {name!r} is used {count} times")
+            yield ConstitutionFinding("error", "file", f"the id {name!r} is used {count} times")
 
 
-def _alike(principles: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
+def _alike(principles: Mapping[str, Mapping[str, Any]]) -> Iterator[ConstitutionFinding]:
     """Principles that say the same, which doubles their weight in silence."""
     texts = {name: [str(item.get(field, "")).strip() for field in WORDINGS] for name, item in principles.items()}
     words = {name: _words(" ".join(text)) for name, text in texts.items()}
@@ -475,25 +479,29 @@ def _alike(principles: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
         same = [field for field, a, b in zip(WORDINGS, texts[one], texts[two], strict=True) if a and a == b]
         common, either = len(words[one] & words[two]), len(words[one] | words[two])
         if len(same) == len(WORDINGS):
-            yield Finding("error", two, f"says the same as {one}; keep one and give it the weight of both")
+            yield ConstitutionFinding("error", two, f"says the same as {one}; keep one and give it the weight of both")
         elif "compare" in same:
-            yield Finding("warning", two, f"`compare` is that of {one}, so that both label alike")
+            yield ConstitutionFinding("warning", two, f"`compare` is that of {one}, so that both label alike")
         elif either and common / either >= NEARLY_THE_SAME:
-            yield Finding("warning", two, f"is nearly the same as {one}: {common} of {either} words in common")
+            yield ConstitutionFinding(
+                "warning", two, f"is nearly the same as {one}: {common} of {either} words in common"
+            )
 
 
-def _shares(principles: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
+def _shares(principles: Mapping[str, Mapping[str, Any]]) -> Iterator[ConstitutionFinding]:
     weights = {name: weight for name, item in principles.items() if (weight := _number(item.get("weight", 1.0)))}
     total = sum(weights.values())
     for name, weight in weights.items():
         share = weight / total
         if len(weights) > 2 and share > LARGEST_SHARE:
-            yield Finding("warning", name, f"its weight makes it {share:.0%} of all draws")
+            yield ConstitutionFinding("warning", name, f"its weight makes it {share:.0%} of all draws")
         elif share < SMALLEST_SHARE:
-            yield Finding("warning", name, f"its weight makes it {share:.3%} of all draws, so hardly ever drawn")
+            yield ConstitutionFinding(
+                "warning", name, f"its weight makes it {share:.3%} of all draws, so hardly ever drawn"
+            )
 
 
-def _tags(declared: Any, principles: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
+def _tags(declared: Any, principles: Mapping[str, Mapping[str, Any]]) -> Iterator[ConstitutionFinding]:
     """Tags that the file's own list `tags` lacks; without such a list, tags that look like slips of the pen."""
     used = Counter(
         tag
@@ -507,9 +515,9 @@ def _tags(declared: Any, principles: Mapping[str, Mapping[str, Any]]) -> Iterato
         near = nearest(tag, others)
         if allowed is not None and tag not in allowed:
             hint = f"; did you mean {near!r}?" if near else ""
-            yield Finding("warning", "file", f"the tag {tag!r} is not in the file's list `tags`{hint}")
+            yield ConstitutionFinding("warning", "file", f"the tag {tag!r} is not in the file's list `tags`{hint}")
         elif allowed is None and count == 1 and near is not None and abs(len(near) - len(tag)) <= 2:
-            yield Finding("warning", "file", f"the tag {tag!r} is used once; did you mean {near!r}?")
+            yield ConstitutionFinding("warning", "file", f"the tag {tag!r} is used once; did you mean {near!r}?")
 
 
 def _number(weight: Any) -> float | None:

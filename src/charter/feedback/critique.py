@@ -18,7 +18,7 @@ from charter.feedback.answering import open_answerer
 from charter.feedback.asks import Ask, Reply, Text
 from charter.feedback.constitution import Constitution, Principle
 from charter.feedback.inputs import prompt_batches, role_constitution, role_critiques
-from charter.feedback.records import Batch, Making, make_records
+from charter.feedback.records import BatchResult, Making, make_records
 from charter.feedback.texts import sample_of, text_facts
 from charter.feedback.wording import wording_fingerprint
 from charter.spec.stage import CritiqueStage
@@ -45,14 +45,14 @@ class Reviser:
     constitution: Constitution
     demonstrations: Sequence[Conversation] = ()
 
-    def make(self, prompts: Sequence[Prompt]) -> Making[Batch]:
+    def make(self, prompts: Sequence[Prompt]) -> Making[BatchResult]:
         """All rounds of one batch."""
         answers = yield from self._sample("policy", [prompt.turns for prompt in prompts], prompts, "answer", 0)
         drafts = [Draft(prompt, answer.text) for prompt, answer in zip(prompts, answers, strict=True)]
         tokens = sum(answer.tokens for answer in answers)
         for number in range(1, self.spec.revisions + 1):
             tokens += yield from self._round(drafts, prompts, number)
-        return Batch(
+        return BatchResult(
             records=[record for draft in drafts for record in draft.kept],
             set_aside=[record for draft in drafts for record in draft.set_aside],
             totals={

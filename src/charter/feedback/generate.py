@@ -20,7 +20,7 @@ from charter.feedback.answering import open_answerer
 from charter.feedback.asking import LONGEST_TEXT
 from charter.feedback.asks import Sample, Text
 from charter.feedback.inputs import prompt_batches, role_prompts
-from charter.feedback.records import Batch, Making, in_batches, make_records
+from charter.feedback.records import BatchResult, Making, in_batches, make_records
 from charter.feedback.texts import sample_of, text_facts
 from charter.spec.stage import GenerateStage
 
@@ -96,7 +96,7 @@ class AnswerMaker:
     job: Job
     spec: GenerateStage
 
-    def make(self, prompts: Sequence[Prompt]) -> Making[Batch]:
+    def make(self, prompts: Sequence[Prompt]) -> Making[BatchResult]:
         """Every answer to the prompts of one batch, those to one prompt side by side."""
         numbers = range(1, self.spec.answers_per_prompt + 1)
         wanted = [(prompt, number) for prompt in prompts for number in numbers]
@@ -141,7 +141,7 @@ class PromptMaker:
         self._job, self._spec, self._given = job, spec, given
         self._known = frozenset(comparable(prompt.turns[-1].content) for prompt in given)
 
-    def make(self, items: Sequence[PromptItem]) -> Making[Batch]:
+    def make(self, items: Sequence[PromptItem]) -> Making[BatchResult]:
         """The new prompts of one batch; those that are unusable are drawn again, after other examples."""
         records: dict[str, dict[str, Any]] = {}
         unusable: dict[str, dict[str, Any]] = {}
@@ -197,10 +197,10 @@ def _set_aside(id: str, reason: str, reply: Text) -> dict[str, Any]:
     }
 
 
-def _batch(records: Sequence[dict[str, Any]], set_aside: Sequence[dict[str, Any]], *, tokens: int) -> Batch:
+def _batch(records: Sequence[dict[str, Any]], set_aside: Sequence[dict[str, Any]], *, tokens: int) -> BatchResult:
     reasons = Counter(REASON + str(row["reason"]) for row in set_aside)
     totals = {"finished": sum(bool(row["finished"]) for row in records), **reasons}
-    return Batch(records=records, set_aside=set_aside, totals=totals, tokens=tokens)
+    return BatchResult(records=records, set_aside=set_aside, totals=totals, tokens=tokens)
 
 
 def summary(totals: Mapping[str, float]) -> dict[str, float]:

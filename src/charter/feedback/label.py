@@ -24,7 +24,7 @@ from charter.feedback.comparing import Comparison, Rules, comparing
 from charter.feedback.constitution import Constitution
 from charter.feedback.inputs import PromptBatches, prompt_batches, role_constitution, role_pairs
 from charter.feedback.reading import NONE_GIVEN
-from charter.feedback.records import Batch, Making, Record, in_batches, make_records
+from charter.feedback.records import BatchResult, Making, Record, in_batches, make_records
 from charter.feedback.served_models import not_served
 from charter.feedback.texts import sample_of
 from charter.feedback.wording import MULTIPLE_CHOICE, YES_NO_MEAN, template_fingerprint
@@ -215,7 +215,7 @@ class Labeller:
     constitution: Constitution
     rules: Rules
 
-    def make(self, items: Sequence[Item]) -> Making[Batch]:
+    def make(self, items: Sequence[Item]) -> Making[BatchResult]:
         """Labels of one batch."""
         if items[0].answers is None:
             source = POLICY
@@ -244,7 +244,7 @@ class Labeller:
         judged = [
             (item, verdict) for item, verdict in zip(comparisons, verdicts, strict=True) if isinstance(verdict, Verdict)
         ]
-        return Batch(
+        return BatchResult(
             records=[label_record(self.job, self.spec, item, verdict, source) for item, verdict in judged],
             set_aside=set_aside,
             totals=label_totals(comparisons, verdicts)

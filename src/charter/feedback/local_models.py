@@ -14,7 +14,7 @@ from torch import Tensor
 
 from charter.data.dataset import Turn
 from charter.errors import DataError
-from charter.feedback.asks import Ask, Choice, Choose, Reply, Sample, Text
+from charter.feedback.asks import Ask, ChoiceReply, Choose, Reply, Sample, Text
 from charter.feedback.sampling import sample_texts
 from charter.feedback.wording import CONVERSATION, Part, Question, shortened
 from charter.inference.score import (
@@ -134,7 +134,7 @@ class LocalModels:
         done.set_result([replies[index] for index in range(len(asks))])
         return done
 
-    def _choices(self, model: LanguageModel, asks: Sequence[Choose]) -> list[Choice]:
+    def _choices(self, model: LanguageModel, asks: Sequence[Choose]) -> list[ChoiceReply]:
         if not asks:
             return []
         if len({ask.choices for ask in asks}) > 1:
@@ -142,7 +142,7 @@ class LocalModels:
         limit = question_limit(model)
         encoded = [_encoded(model, ask, limit) for ask in asks]
         by_question = choice_log_probabilities(model, encoded, asks[0].choices, dtype=self._dtype)
-        return [Choice(log_probabilities=values, missing=(False,) * len(values)) for values in by_question]
+        return [ChoiceReply(log_probabilities=values, missing=(False,) * len(values)) for values in by_question]
 
     def close(self) -> None:
         """Nothing is held beyond the weights."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from charter.artifacts.draws import draw_seed
 from charter.data.dataset import Turn
 from charter.feedback.asking import ATTEMPTS, LONGEST_TEXT, REFUSED, Invalid
-from charter.feedback.asks import Choice, Choose, Reply
+from charter.feedback.asks import ChoiceReply, Choose, Reply
 from charter.feedback.records import Making
 from charter.feedback.wording import ANSWER, CONVERSATION, Part, Question, conversation_text, quoted
 
@@ -94,7 +94,7 @@ def _seed(seed: int, stage: str, item: Rated, attempt: int) -> int:
 
 
 def _read(reply: Reply) -> Rating | Invalid:
-    assert isinstance(reply, Choice), "choices are answered by a Choice"
+    assert isinstance(reply, ChoiceReply), "choices are answered by a Choice"
     if reply.refusal:
         return Invalid(reason=REFUSED, text=reply.refusal[:LONGEST_TEXT], tokens=reply.tokens)
     if reply.log_probabilities is None:

@@ -20,7 +20,7 @@ _SPACE_MARKS = str.maketrans({"Ġ": " ", "▁": " ", "Ċ": "\n"})
 
 
 @dataclass(frozen=True)
-class Reading:
+class ChoiceReading:
     """Log-probabilities of the choices, read from the alternatives of a reply."""
 
     log_probabilities: tuple[float, ...] | None
@@ -28,7 +28,7 @@ class Reading:
     problem: str = ""
 
 
-def read_choices(top: Sequence[tuple[str, float]], choices: Sequence[str]) -> Reading:
+def read_choices(top: Sequence[tuple[str, float]], choices: Sequence[str]) -> ChoiceReading:
     """The log-probability of each choice, summed over the tokens that write it.
 
     >>> found = read_choices([("A", math.log(0.5)), (" A", math.log(0.25)), ("B", math.log(0.125))], ("A", "B"))
@@ -36,15 +36,15 @@ def read_choices(top: Sequence[tuple[str, float]], choices: Sequence[str]) -> Re
     ([0.75, 0.125], (False, False))
     """
     if not top:
-        return Reading(None, problem=NONE_GIVEN)
+        return ChoiceReading(None, problem=NONE_GIVEN)
     if any(math.isnan(value) or value > LEAST_REST for _, value in top):
-        return Reading(None, problem="log-probabilities that are none")
+        return ChoiceReading(None, problem="log-probabilities that are none")
     masses = [sum(math.exp(value) for token, value in top if is_written(token, choice)) for choice in choices]
     missing = tuple(mass == 0 for mass in masses)
     if all(missing):
-        return Reading(None, problem="none of the choices among the alternatives")
+        return ChoiceReading(None, problem="none of the choices among the alternatives")
     bound = _bound(top)
-    return Reading(tuple(bound if mass == 0 else math.log(mass) for mass in masses), missing)
+    return ChoiceReading(tuple(bound if mass == 0 else math.log(mass) for mass in masses), missing)
 
 
 def is_written(token: str, choice: str) -> bool:

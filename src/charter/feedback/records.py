@@ -126,7 +126,7 @@ Any_ = TypeVar("Any_")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
+class BatchResult:
     """Result of one batch."""
 
     records: Sequence[Record]
@@ -150,7 +150,7 @@ def in_batches(items: Sequence[Any_], size: int) -> list[Sequence[Any_]]:
 def make_records(
     stage: StageDir,
     batches: Iterable[Sequence[Item]],
-    make: Callable[[Sequence[Item]], Making[Batch]],
+    make: Callable[[Sequence[Item]], Making[BatchResult]],
     answerer: Answerer,
     *,
     summarise: Callable[[Mapping[str, float]], Mapping[str, float]],
@@ -169,7 +169,7 @@ def make_records(
     if alone_here:
         stage.sweep()
         files.sweep()
-    work = _Work(files, stage.job.fingerprint)
+    work = _BatchWork(files, stage.job.fingerprint)
     keys, totals = work.look(batches, of=(rank, ranks) if apart else None)
     if alone_here:
         reported = stage.cut_metrics(len(work.finished))
@@ -205,7 +205,7 @@ def make_records(
 
 def _report_left_out(
     stage: StageDir,
-    work: "_Work",
+    work: "_BatchWork",
     target: int,
     reported: int,
     summarise: Callable[[Mapping[str, float]], Mapping[str, float]],
@@ -218,7 +218,7 @@ def _report_left_out(
             stage.report(step, target, UNIT, summarise(totals), {"records": facts.records, "tokens": facts.tokens})
 
 
-class _Work:
+class _BatchWork:
     """Batches of the work, and the means to write one."""
 
     def __init__(self, files: BatchFiles, fingerprint: str) -> None:
@@ -247,7 +247,7 @@ class _Work:
                 _add(totals, facts)
         return keys, totals
 
-    def write(self, number: int, key: str, batch: Batch) -> None:
+    def write(self, number: int, key: str, batch: BatchResult) -> None:
         self.files.write(
             number,
             key,
@@ -259,7 +259,7 @@ class _Work:
         self.finished.add(number)
 
     @staticmethod
-    def facts_of(number: int, key: str, batch: Batch) -> BatchFacts:
+    def facts_of(number: int, key: str, batch: BatchResult) -> BatchFacts:
         """Return the facts for the first line of a batch's file."""
         return BatchFacts(
             number=number,

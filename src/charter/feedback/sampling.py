@@ -13,7 +13,7 @@ from charter.spec.stage import Sampling
 
 
 @dataclass(frozen=True)
-class Sampled:
+class SampledAnswers:
     """Answers to one batch of conversations."""
 
     texts: tuple[str, ...]
@@ -48,7 +48,7 @@ def check_context(language_model: LanguageModel, spec: Sampling, *, role: str) -
 
 def sample(
     language_model: LanguageModel, conversations: Sequence[Sequence[Turn]], *, seeds: Sequence[int], spec: Sampling
-) -> Sampled:
+) -> SampledAnswers:
     """One answer per conversation; prompts are cut at the left to `max_prompt_tokens`.
 
     The batch is padded to its longest prompt, so its shape is a function of the batch alone and a replay of the
@@ -58,7 +58,7 @@ def sample(
         encode_prompt(language_model.tokenizer, turns, max_tokens=spec.max_prompt_tokens) for turns in conversations
     ]
     answers = generate(language_model, prompts, seeds=seeds, settings=sampling_settings(spec))
-    return Sampled(tuple(answer_texts(language_model, answers)), answers)
+    return SampledAnswers(tuple(answer_texts(language_model, answers)), answers)
 
 
 def sample_texts(language_model: LanguageModel, asks: Sequence[Sample]) -> list[Text]:

@@ -12,7 +12,7 @@ from typing import Protocol
 from charter.artifacts.draws import draw_seed
 from charter.data.dataset import Turn
 from charter.errors import DataError
-from charter.feedback.asks import Ask, Choice, Choose, Reply, Sample, Text
+from charter.feedback.asks import Ask, ChoiceReply, Choose, Reply, Sample, Text
 from charter.feedback.reading import NONE_GIVEN, TOP, choice_in, read_choices
 from charter.feedback.wording import conversation_text
 from charter.inference.endpoint.call import CallReply, CallRequest
@@ -27,7 +27,7 @@ LARGEST_SEED = 2**31
 CONTENT_FILTER = "content_filter"
 
 
-class Pool(Protocol):
+class AnsweringPool(Protocol):
     """Methods of `EndpointPool` that are needed here."""
 
     def submit(self, requests: Sequence[CallRequest]) -> "Future[list[CallReply]]":
@@ -37,7 +37,7 @@ class Pool(Protocol):
 class ServedModel:
     """One served model: `requests` says what is sent for a question, `reply` reads what came back."""
 
-    def __init__(self, declared: str, name: str, serving: Serving, pool: Pool) -> None:
+    def __init__(self, declared: str, name: str, serving: Serving, pool: AnsweringPool) -> None:
         self._declared, self._name, self._serving, self.pool = declared, name, serving, pool
         self._opens = serving.api == "completions" or serving.prefill
 
@@ -56,7 +56,7 @@ class ServedModel:
         if isinstance(ask, Sample):
             return self._text(ask, replies[0])
         if not replies:
-            return Choice(log_probabilities=None, problem=NONE_GIVEN)
+            return ChoiceReply(log_probabilities=None, problem=NONE_GIVEN)
         return self._counted(ask, replies) if ask.votes else self._read(ask, replies[0])
 
     def _text_request(self, ask: Sample) -> CallRequest:
@@ -106,11 +106,11 @@ class ServedModel:
             refusal=refusal,
         )
 
-    def _read(self, ask: Choose, reply: CallReply) -> Choice:
+    def _read(self, ask: Choose, reply: CallReply) -> ChoiceReply:
         """The choice by log-probabilities of the first token."""
         first = reply.log_probabilities[0].top if reply.log_probabilities else ()
         choices_read = read_choices(first, ask.choices)
-        return Choice(
+        return ChoiceReply(
             log_probabilities=choices_read.log_probabilities,
             missing=choices_read.missing,
             problem=choices_read.problem,
@@ -121,13 +121,13 @@ class ServedModel:
             refusal=_refusal(reply),
         )
 
-    def _counted(self, ask: Choose, replies: Sequence[CallReply]) -> Choice:
+    def _counted(self, ask: Choose, replies: Sequence[CallReply]) -> ChoiceReply:
         """The choice by votes; they count when more than half of them can be read."""
         read = [choice_in(reply.text, ask.choices, opened=self._opens) for reply in replies]
         votes = tuple(sum(choice == choice_read for choice_read in read) for choice in ask.choices)
         refusals = [refusal for reply in replies if (refusal := _refusal(reply))]
         problem = "" if sum(votes) > len(replies) / 2 else "votes that cannot be read"
-        return Choice(
+        return ChoiceReply(
             log_probabilities=None,
             votes=() if problem else votes,
             problem=problem,

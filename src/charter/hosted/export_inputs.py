@@ -12,7 +12,7 @@ from charter.artifacts.stage_process import stage_main
 from charter.hosted.data_files import DATA, write_data
 from charter.hosted.files import link_tree
 from charter.hosted.stage_models import stage_models
-from charter.models.engine_layout import EngineLayout
+from charter.models.engine_layout import StageLayout
 from charter.models.ranks import Ranks
 from charter.train.meter import Meter
 from charter.train.setup import Setup
@@ -23,7 +23,7 @@ EXPORTED, MODELS, FACTS = "exported", "inputs", "inputs.json"
 def run(stage: StageDir) -> None:
     """Write `data/` and `inputs/ROLE` as the configuration names them, and how many rows and steps they are."""
     meter = Meter(stage.path, device=torch.device("cpu"))
-    setup = Setup(stage=stage, ranks=Ranks(), layout=EngineLayout(), meter=meter)
+    setup = Setup(stage=stage, ranks=Ranks(), layout=StageLayout(), meter=meter)
     models = stage_models(stage.job, stage.path)
     exported = stage.path / EXPORTED
     durable.make_dir(exported)

@@ -37,7 +37,7 @@ from charter.hosted.weights import check_language_model
 from charter.hosted.workplace import LOG, WORK, discard, empty, take_over, take_over_left
 from charter.launch.handing_over import handover_of
 from charter.launch.hosted_engine import ENGINE, interpreter_of, package_of
-from charter.models.engine_layout import EngineLayout
+from charter.models.engine_layout import StageLayout
 from charter.models.ranks import Ranks
 from charter.spec.stage import PreferenceModelStage
 from charter.train.meter import Meter
@@ -52,7 +52,7 @@ def run(stage: StageDir) -> None:
     """Have the engine train to the target step, and publish what it made."""
     torch.set_num_threads(int(stage.job.frozen.get("threads", 1)))
     meter = Meter(stage.path, device=torch.device("cpu"), processes=int(stage.job.frozen.get("world_size", 1)))
-    setup = Setup(stage=stage, ranks=Ranks(), layout=EngineLayout(), meter=meter)
+    setup = Setup(stage=stage, ranks=Ranks(), layout=StageLayout(), meter=meter)
     HostedStage(stage, setup, adapter_of(stage.job)).run()
 
 

@@ -68,7 +68,7 @@ def next_token_log_probabilities(
     return (chosen_BWC * is_read_BW[:, :, None]).sum(1) / counts_B1
 
 
-class Reads(Protocol):
+class AnswerEncoding(Protocol):
     """Settings by which a preference model reads an answer."""
 
     @property
@@ -77,7 +77,9 @@ class Reads(Protocol):
     def settings(self) -> dict[str, Any]: ...
 
 
-def encode_scored(model: Reads, turns: Sequence[Turn], answer: str, *, max_tokens: int) -> tuple[list[int], int]:
+def encode_scored(
+    model: AnswerEncoding, turns: Sequence[Turn], answer: str, *, max_tokens: int
+) -> tuple[list[int], int]:
     """The ids that a preference model reads for an answer, and how many of them are the answer.
 
     The answer keeps at most 3/4 of the tokens; the context is cut at the left to what is left.
@@ -181,7 +183,7 @@ PASS_TOKENS = 16384
 
 
 @dataclass(frozen=True)
-class Family:
+class PrefixFamily:
     """Rows with a common beginning."""
 
     rows: tuple[int, ...]
@@ -219,23 +221,23 @@ def last_token_log_probabilities(
     return found_BC
 
 
-def families_of(rows: Sequence[Sequence[int]]) -> list[Family]:
+def families_of(rows: Sequence[Sequence[int]]) -> list[PrefixFamily]:
     """Rows put together by their common beginnings; a row's last token is never shared.
 
     >>> beginning = list(range(100, 120))
     >>> families_of([[*beginning, 1], [7, 8], [*beginning, 2, 3]])
-    [Family(rows=(1,), shared=0), Family(rows=(0, 2), shared=20)]
+    [PrefixFamily(rows=(1,), shared=0), PrefixFamily(rows=(0, 2), shared=20)]
     """
-    families: list[Family] = []
+    families: list[PrefixFamily] = []
     for row in sorted(range(len(rows)), key=lambda index: (list(rows[index]), index)):
         last = families[-1] if families else None
         if last is not None and len(last.rows) < LARGEST_FAMILY:
             together = [rows[index] for index in last.rows] + [rows[row]]
             shared = min(_common(together[0], together[-1]), last.shared or len(together[0]), *map(_sharable, together))
             if shared >= max(LEAST_SHARED_TOKENS, LEAST_SHARED_PART * max(map(len, together))):
-                families[-1] = Family((*last.rows, row), shared)
+                families[-1] = PrefixFamily((*last.rows, row), shared)
                 continue
-        families.append(Family((row,), 0))
+        families.append(PrefixFamily((row,), 0))
     return families
 
 
@@ -251,7 +253,7 @@ def _common(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 def _read(
-    language_model: LanguageModel, rows: Sequence[Sequence[int]], families: Sequence[Family], *, dtype: str
+    language_model: LanguageModel, rows: Sequence[Sequence[int]], families: Sequence[PrefixFamily], *, dtype: str
 ) -> Tensor:
     """Log-probabilities after the last token of every row, in the families' order, [N, V]."""
     device = next(language_model.model.parameters()).device
@@ -268,7 +270,7 @@ def _read(
 
 
 def _packed(
-    rows: Sequence[Sequence[int]], families: Sequence[Family], *, padding: int
+    rows: Sequence[Sequence[int]], families: Sequence[PrefixFamily], *, padding: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Ids, positions, the number of each token's ending (0: common; -1: padding), and where each row ends."""
     packed: list[list[int]] = []

@@ -33,7 +33,7 @@ MESSAGE_LIMIT_BYTES = 1 << 30
 _LOG_TAIL_BYTES = 2000
 
 
-class EngineProcess:
+class VllmProcess:
     """Sends a request, waits for its answer at most so long; whatever goes wrong ends the program with a StageError.
 
     A message is a length of 4 bytes (big-endian) and as much JSON.
@@ -232,7 +232,7 @@ class VllmGenerator:
         self._scratch = tempfile.TemporaryDirectory(prefix="charter-vllm-", dir=_scratch_root())
         policy.model.config.save_pretrained(self._scratch.name)
         directory.mkdir(parents=True, exist_ok=True)
-        self._process = EngineProcess(
+        self._process = VllmProcess(
             "vLLM",
             (command or vllm_command)(),
             environment=worker_environment(os.environ),

@@ -81,7 +81,7 @@ def _tensors(files: list[str]) -> Iterator[tuple[str, Any]]:
                 yield name, stored.get_tensor(name)
 
 
-class Engine:
+class VllmEngine:
     """vLLM's offline engine, one method per request."""
 
     def __init__(self) -> None:
@@ -194,7 +194,7 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(2, 1)
-    serve(source, sink, Engine())
+    serve(source, sink, VllmEngine())
     sys.stderr.flush()
     os._exit(0)
 

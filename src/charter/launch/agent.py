@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from charter.artifacts import faults
-from charter.artifacts.fence import TERM, Term
+from charter.artifacts.fence import TERM, LeaseTerm
 from charter.artifacts.group import APART, NODE_ADDRESS, rank_environment
 from charter.artifacts.job_files import JobFiles, NodeRecord
 from charter.artifacts.lease import host_id
@@ -34,7 +34,7 @@ from charter.launch.agent_watch import (
 from charter.launch.job import RESTART
 from charter.launch.node_address import LOOPBACK, MeetingPlace, free_port, meeting_place, route_address
 from charter.launch.node_processes import NodeProcesses, Torchrun
-from charter.metering.sampler import Sampler
+from charter.metering.sampler import MeterSampler
 
 NODE_RANK, SHARD = "CHARTER_NODE_RANK", "CHARTER_SHARD"
 ENGINE_JOB = "CHARTER_ENGINE_JOB"
@@ -82,7 +82,7 @@ def run(task: Task, environment: Mapping[str, str], stop: StopRequest) -> int:
 def _processes(task: Task, files: JobFiles, record: NodeRecord, chosen: Chosen) -> NodeProcesses:
     """This node's processes, not started yet, each with its place in the environment."""
     common = {
-        TERM: str(Term(task.job, record.restart)),
+        TERM: str(LeaseTerm(task.job, record.restart)),
         faults.ATTEMPT: str(task.attempt + record.restart),
         NODE_ADDRESS: record.address,
     }
@@ -115,11 +115,11 @@ def _master(task: Task, files: JobFiles, record: NodeRecord, chosen: Chosen) -> 
     return meeting_place(files, record, first=chosen.first)
 
 
-def _metered(task: Task) -> Sampler:
+def _metered(task: Task) -> MeterSampler:
     """Meters the node beside the stage; tasks of arrays are too many and too short for it."""
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
     every = 0.0 if task.apart else task.meter_seconds
-    return Sampler(task.stage_dir, below=os.getpid(), every_seconds=every, gpus=gpus)
+    return MeterSampler(task.stage_dir, below=os.getpid(), every_seconds=every, gpus=gpus)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from charter.launch.hosted_engine import ENGINE, hosted_values
-from charter.models.engine_layout import EngineLayout
+from charter.models.engine_layout import StageLayout
 from charter.plan.hardware.machine import usable_cores
 from charter.spec.project import Project
 from charter.spec.stage import MAKES_RECORDS, TRAINS, Stage, is_hosted
@@ -19,7 +19,7 @@ _AVX2 = {"avx2", "fma"}
 
 
 LAYOUT_DEFAULTS: Mapping[str, str | int] = MappingProxyType(
-    {name: value if isinstance(value, str) else int(value) for name, value in asdict(EngineLayout()).items()}
+    {name: value if isinstance(value, str) else int(value) for name, value in asdict(StageLayout()).items()}
 )
 """The layout of a stage that says nothing: one process, nothing sharded, thrown away or moved."""
 CPU = "cpu"
@@ -68,7 +68,7 @@ def processes_of(frozen: Mapping[str, str | int]) -> int:
 
 
 def asked_layout(project: Project, stage: Stage, *, gpus: int | None = None) -> dict[str, str | int]:
-    """The part of a stage's layout that the file says, by the names of `EngineLayout`; processes are always said."""
+    """The part of a stage's layout that the file says, by the names of `StageLayout`; processes are always said."""
     asked: dict[str, str | int] = {"world_size": stage_processes(project, stage, gpus=gpus)}
     if stage.resources is None:
         return asked

@@ -32,7 +32,7 @@ TOGETHER = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class FocusFinding:
     """One broken rule."""
 
     row: int
@@ -44,33 +44,35 @@ class Finding:
         return f"{'header' if not self.row else f'row {self.row}'}: {self.column}: {self.message}"
 
 
-def check_focus(columns: Iterable[str], rows: Iterable[Mapping[str, str | None]]) -> tuple[Finding, ...]:
+def check_focus(columns: Iterable[str], rows: Iterable[Mapping[str, str | None]]) -> tuple[FocusFinding, ...]:
     """Check a dataset whose cells are texts, empty or None for null, and return its first 100 faults."""
     names = list(columns)
-    findings: list[Finding] = []
+    findings: list[FocusFinding] = []
     for finding in _header(names):
         findings.append(finding)
     for number, row in enumerate(rows, start=1):
         cells = {name: value for name in names if (value := row.get(name)) not in (None, "")}
         for column, message in _row(names, cells):
-            findings.append(Finding(row=number, column=column, message=message))
+            findings.append(FocusFinding(row=number, column=column, message=message))
             if len(findings) >= MOST:
                 return tuple(findings)
     return tuple(findings)
 
 
-def _header(names: list[str]) -> Iterator[Finding]:
+def _header(names: list[str]) -> Iterator[FocusFinding]:
     for name in MANDATORY:
         if name not in names:
-            yield Finding(row=0, column=name, message="is mandatory and not there")
+            yield FocusFinding(row=0, column=name, message="is mandatory and not there")
     for name in names:
         if names.count(name) > 1:
-            yield Finding(row=0, column=name, message="is there more than once")
+            yield FocusFinding(row=0, column=name, message="is there more than once")
         if name not in BY_NAME and not name.startswith("x_"):
-            yield Finding(row=0, column=name, message="is no column that Charter knows of FOCUS 1.2, and has no x_")
+            yield FocusFinding(
+                row=0, column=name, message="is no column that Charter knows of FOCUS 1.2, and has no x_"
+            )
     own = [name.startswith("x_") for name in names]
     if own != sorted(own):
-        yield Finding(row=0, column=names[own.index(True)], message="own columns stand after those of FOCUS")
+        yield FocusFinding(row=0, column=names[own.index(True)], message="own columns stand after those of FOCUS")
 
 
 def _row(names: list[str], cells: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:

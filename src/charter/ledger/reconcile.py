@@ -138,7 +138,7 @@ MEANINGS: Mapping[Kind, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class CallDifference:
     """Number of calls that differ in one way, and the amount of the difference."""
 
     kind: Kind
@@ -153,7 +153,7 @@ class Difference:
 class Reconciled:
     """Differences from a usage export, and the settlements that make the ledger agree."""
 
-    differences: tuple[Difference, ...]
+    differences: tuple[CallDifference, ...]
     corrections: tuple[tuple[Call, Settlement], ...]
     """Calls with the settlement that is to count from now on."""
     unpriced: int
@@ -254,8 +254,8 @@ def _settlement(call: Call, billed: Sequence[BilledRow], micro_usd: int, *, at: 
     )
 
 
-def _difference(kind: Kind, tally: _Tally) -> Difference:
-    return Difference(
+def _difference(kind: Kind, tally: _Tally) -> CallDifference:
+    return CallDifference(
         kind=kind,
         count=tally.count,
         settled_before_micro_usd=tally.settled,

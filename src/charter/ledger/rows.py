@@ -23,7 +23,7 @@ UNSET = {"duration_milliseconds": 0, "tokens": 0, "pairs": 0, "episodes": 0, "re
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class AttemptProgress:
     """Values of a heartbeat or an end; None leaves a value as it was."""
 
     at: float
@@ -48,7 +48,7 @@ def insert_attempt(connection: Connection, values: Mapping[str, Any]) -> int:
     return int(inserted[0])
 
 
-def write_progress(connection: Connection, row: RowMapping, progress: Progress) -> int:
+def write_progress(connection: Connection, row: RowMapping, progress: AttemptProgress) -> int:
     """Bring a running attempt up to date; returns its duration in milliseconds."""
     milliseconds, clock = elapsed(
         started_at=row["started_at"],

@@ -122,7 +122,7 @@ class Ledger(LedgerReading):
         from charter.ledger import attempt_rows, rows
         from charter.ledger.database import repeated
 
-        progress = rows.Progress(at=at, monotonic=monotonic, told=reached)
+        progress = rows.AttemptProgress(at=at, monotonic=monotonic, told=reached)
         repeated(self._database, lambda it: rows.write_progress(it, attempt_rows.running_row(it, attempt_id), progress))
 
     def end(
@@ -141,7 +141,7 @@ class Ledger(LedgerReading):
 
         if outcome == "running":
             raise UsageError("an attempt cannot end as running; give done, failed, interrupted or killed")
-        progress = rows.Progress(at=at, monotonic=monotonic, told=reached)
+        progress = rows.AttemptProgress(at=at, monotonic=monotonic, told=reached)
         with transaction(self._database) as connection:
             row = attempt_rows.running_row(connection, attempt_id)
             milliseconds = rows.write_progress(connection, row, progress)

@@ -23,7 +23,7 @@ STOP_SECONDS = 5.0
 LOG = "meter.log"
 
 
-class Sampler:
+class MeterSampler:
     """Writes `meter-<node>.jsonl` into a stage's directory, from `start` to `stop` or to the end of this process.
 
     The node agent of an engine writes `with Sampler(stage_dir, below=os.getpid(), every_seconds=...):` around its
@@ -80,7 +80,7 @@ class Sampler:
             process.kill()
             process.wait()
 
-    def __enter__(self) -> "Sampler":
+    def __enter__(self) -> "MeterSampler":
         self.start()
         return self
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from charter.errors import MissingExtraError, StageError
 from charter.models.decoder import hugging_face_models
-from charter.models.engine_layout import EngineLayout
+from charter.models.engine_layout import StageLayout
 from charter.models.runtime import seeded
 from charter.spec.layout import WHOLE_BITS, Adapter
 
@@ -49,7 +49,7 @@ def has_adapter(module: nn.Module) -> bool:
     return any(".lora_A." in name for name, _ in module.named_parameters())
 
 
-def check_layout(module: nn.Module, layout: EngineLayout) -> None:
+def check_layout(module: nn.Module, layout: StageLayout) -> None:
     """Refuse layouts that cannot split what an adapter put into a module."""
     kinds = {type(item).__name__ for item in module.modules()}
     if layout.tensor > 1 and has_adapter(module):

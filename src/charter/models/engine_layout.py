@@ -7,7 +7,7 @@ DEFAULT_ATTENTION = "sdpa"
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineLayout:
+class StageLayout:
     """Parallel degrees and memory knobs of one stage; `world_size = data * tensor`."""
 
     world_size: int = 1
@@ -36,16 +36,16 @@ class EngineLayout:
     def micro_batches(self, rows: int) -> list[tuple[int, int]]:
         """`(start, stop)` of each micro-batch of a share of `rows` rows.
 
-        >>> EngineLayout(micro_batch=4).micro_batches(10)
+        >>> StageLayout(micro_batch=4).micro_batches(10)
         [(0, 4), (4, 8), (8, 10)]
         """
         size = self.micro_batch or max(rows, 1)
         return [(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
-def engine_layout(frozen: Mapping[str, str | int]) -> EngineLayout:
+def engine_layout(frozen: Mapping[str, str | int]) -> StageLayout:
     """The layout in a stage's frozen values; what is not there has its default."""
-    return EngineLayout(
+    return StageLayout(
         world_size=int(frozen.get("world_size", 1)),
         zero=int(frozen.get("zero", 0)),
         replicas=int(frozen.get("replicas", 1)),

@@ -32,7 +32,7 @@ from torch.utils.checkpoint import checkpoint
 from charter.errors import StageError
 from charter.models.adapters import check_layout
 from charter.models.decoder import decoder_layers, hugging_face_models, tie, tied_weights
-from charter.models.engine_layout import EngineLayout
+from charter.models.engine_layout import StageLayout
 from charter.models.parallel_module import DdpParallel, Parallel
 from charter.models.ranks import Ranks
 from charter.models.sharded_load import fill_weights, is_empty
@@ -42,7 +42,7 @@ HEADS_DIMENSION = 2
 EMBEDDING = "embedding_rowwise"
 
 
-def data_mesh(layout: EngineLayout, ranks: Ranks) -> tuple[DeviceMesh, DeviceMesh | None]:
+def data_mesh(layout: StageLayout, ranks: Ranks) -> tuple[DeviceMesh, DeviceMesh | None]:
     """The mesh to shard over, and the one to split tensors over; neighbouring ranks split tensors."""
     replicas = layout.data if layout.zero == 0 else layout.replicas
     if layout.data % replicas:
@@ -54,7 +54,7 @@ def data_mesh(layout: EngineLayout, ranks: Ranks) -> tuple[DeviceMesh, DeviceMes
     return (mesh[names] if len(names) < len(used) else mesh), (mesh["tensor"] if layout.tensor > 1 else None)
 
 
-def split_tensors(module: nn.Module, layout: EngineLayout, ranks: Ranks) -> DeviceMesh:
+def split_tensors(module: nn.Module, layout: StageLayout, ranks: Ranks) -> DeviceMesh:
     """Split the matrices of `module` over neighbouring ranks where the layout asks for it; the mesh that is left."""
     data_axes, tensor = data_mesh(layout, ranks)
     if tensor is None:
@@ -160,7 +160,7 @@ def _register_unfused() -> None:
 log = logging.getLogger(__name__)
 
 
-def is_needless(layout: EngineLayout, device: torch.device) -> bool:
+def is_needless(layout: StageLayout, device: torch.device) -> bool:
     """Return True if offloading was asked for where everything is in the host's memory anyway; the log says so."""
     needless = layout.offload != "none" and device.type == "cpu"
     if needless:
@@ -168,7 +168,7 @@ def is_needless(layout: EngineLayout, device: torch.device) -> bool:
     return needless
 
 
-def check_offload(layout: EngineLayout, device: torch.device) -> None:
+def check_offload(layout: StageLayout, device: torch.device) -> None:
     """Refuse offloading that this layout cannot do; where all is on the host anyway, say so in the log."""
     if layout.offload == "none" or is_needless(layout, device):
         return
@@ -178,14 +178,14 @@ def check_offload(layout: EngineLayout, device: torch.device) -> None:
         raise StageError("offload all moves the parts of a sharded model to the host; use it with zero 3, or use none")
 
 
-def offload_policy(layout: EngineLayout, device: torch.device) -> OffloadPolicy:
+def offload_policy(layout: StageLayout, device: torch.device) -> OffloadPolicy:
     """`all`: parameters, gradients and optimizer state on the host, parameters copied over for each pass."""
     if layout.offload == "all" and device.type != "cpu":
         return CPUOffloadPolicy()
     return OffloadPolicy()
 
 
-def parameters_device(layout: EngineLayout, device: torch.device) -> torch.device:
+def parameters_device(layout: StageLayout, device: torch.device) -> torch.device:
     """Return the device on which sharded parameters stay between passes."""
     return torch.device("cpu") if layout.offload == "all" else device
 
@@ -196,7 +196,7 @@ SHARDED_BY_FORWARD = 3
 """The ZeRO stage that frees gathered parameters after each layer's forward pass."""
 
 
-def shard(module: nn.Module, layout: EngineLayout, mesh: DeviceMesh, ranks: Ranks, *, dtype: torch.dtype) -> None:
+def shard(module: nn.Module, layout: StageLayout, mesh: DeviceMesh, ranks: Ranks, *, dtype: torch.dtype) -> None:
     """Shard every decoder layer, and what is around them, over `mesh` (one dimension, or two for hybrid sharding).
 
     On an accelerator layers compute in `dtype` from parameters in fp32, and gradients are added up in fp32. On a CPU
@@ -214,7 +214,7 @@ def shard(module: nn.Module, layout: EngineLayout, mesh: DeviceMesh, ranks: Rank
         register_fsdp_forward_method(module, "generate")
 
 
-def frees_layers(layout: EngineLayout) -> bool:
+def frees_layers(layout: StageLayout) -> bool:
     """Return True if a layer's parameters are freed again after its forward pass."""
     return layout.zero >= SHARDED_BY_FORWARD
 
@@ -271,7 +271,7 @@ COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 def parallelize(
     module: nn.Module,
-    layout: EngineLayout,
+    layout: StageLayout,
     ranks: Ranks,
     *,
     dtype: str,
@@ -307,7 +307,7 @@ def parallelize(
     return FsdpParallel(module, frees=frees_layers(layout), is_first=ranks.is_first)
 
 
-def _compiled(module: nn.Module, layout: EngineLayout, trained: bool) -> nn.Module:
+def _compiled(module: nn.Module, layout: StageLayout, trained: bool) -> nn.Module:
     """Return the module that training calls: compiled where asked for; `module` itself, which rollouts call, is not."""
     if not (layout.compile and trained):
         return module

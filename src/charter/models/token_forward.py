@@ -96,7 +96,7 @@ def _log_softmax(hidden_CH: Tensor, weight_VH: Tensor, temperature: float) -> Te
     return torch.log_softmax(logits_CV, -1, out=logits_CV)
 
 
-class _Kept:
+class _PositionFigures:
     """The figures of all positions, filled chunk by chunk."""
 
     def __init__(self, hidden_NH: Tensor) -> None:
@@ -128,7 +128,7 @@ class _SummedLoss(torch.autograd.Function):
     def forward(
         ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, target_N: Tensor, weight_N: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        rows = _Kept(hidden_NH)
+        rows = _PositionFigures(hidden_NH)
         hidden, weight = _matmul_inputs(hidden_NH, weight_VH)
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         if hidden.dtype == torch.float16 and (needs_hidden or needs_weight):
@@ -167,7 +167,7 @@ class _TokenFigures(torch.autograd.Function):
     def forward(
         ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, target_N: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        rows = _Kept(hidden_NH)
+        rows = _PositionFigures(hidden_NH)
         hidden, weight = _matmul_inputs(hidden_NH, weight_VH)
         size = (hidden.shape[0], weight.shape[0])
         limit = CUDA_KEPT if hidden.is_cuda else CPU_KEPT

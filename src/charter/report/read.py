@@ -15,7 +15,7 @@ from charter.ledger import Accounted, ApiUsage, CallBooks, Ledger
 from charter.ledger.call_books import CALLS_FILE
 from charter.ledger.focus import refuse_fewer
 from charter.ledger.store import LEDGER_FILE, has_ledger, ledger_place
-from charter.tracking.jsonl import Point, metrics_file, read_metrics
+from charter.tracking.jsonl import MetricPoint, metrics_file, read_metrics
 
 if TYPE_CHECKING:
     from charter.spec.project import Project
@@ -36,7 +36,7 @@ class StageFiles:
     failure: Json | None = None
     results: Json | None = None
     """`outputs/results.json` of an evaluation."""
-    metrics: tuple[Point, ...] = ()
+    metrics: tuple[MetricPoint, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from charter.report.document import document
 from charter.report.markup import Markup, esc, join, section, table
 from charter.resilience.expected_time import ExpectedTime
 from charter.resilience.scenario import SweepPoint
-from charter.resilience.simulate import Outcome
+from charter.resilience.simulate import SimulationOutcome
 from charter.units import format_seconds
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 720, 240, 12, 26
@@ -27,7 +27,7 @@ def simulation_page(
     *,
     title: str,
     notes: Iterable[str],
-    found: Outcome,
+    found: SimulationOutcome,
     expected: ExpectedTime,
     points: Sequence[SweepPoint],
     interval_seconds: float,
@@ -50,7 +50,7 @@ def simulation_page(
     return document(title=f"{title} - Charter simulation", body=join(body), data="{}")
 
 
-def _figures(found: Outcome, expected: ExpectedTime) -> Markup:
+def _figures(found: SimulationOutcome, expected: ExpectedTime) -> Markup:
     rows = [
         (name, format_seconds(form), format_seconds(float(np.mean(seconds))), *map(format_seconds, levels.values()))
         for name, form, seconds in (
@@ -67,7 +67,7 @@ def _figures(found: Outcome, expected: ExpectedTime) -> Markup:
     return table(("", "closed form", "simulated", "p50", "p90", "p99"), rows, numeric=range(1, 6))
 
 
-def _buckets(found: Outcome, expected: ExpectedTime) -> Markup:
+def _buckets(found: SimulationOutcome, expected: ExpectedTime) -> Markup:
     rows = [
         (
             WORDS[name],
@@ -80,7 +80,7 @@ def _buckets(found: Outcome, expected: ExpectedTime) -> Markup:
     return table(("", "closed form", "simulated", "share"), rows, numeric=(1, 2, 3))
 
 
-def _histogram(found: Outcome) -> Markup:
+def _histogram(found: SimulationOutcome) -> Markup:
     bins = found.histogram(bins=36)
     most = max(count for _, _, count in bins)
     step = (WIDTH - 2 * LEFT) / len(bins)

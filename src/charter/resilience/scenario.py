@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from charter.resilience.expected_time import ExpectedTime, Interruptions, best_interval_seconds, expected_time
 from charter.resilience.failures import waiting_share
-from charter.resilience.simulate import MAX_INTERRUPTIONS, Job, SparePool, simulate
+from charter.resilience.simulate import MAX_INTERRUPTIONS, SimulatedJob, SparePool, simulate
 from charter.resilience.spot import Durations, Exponential, Periods, Pool, SpotMarket, Weibull
 
 SWEEP_FACTORS = (0.125, 0.25, 0.5, 0.71, 1.0, 1.41, 2.0, 4.0, 8.0)
@@ -111,12 +111,12 @@ class Scenario:
         first = 0.0 if self.spot is None else self.spot.first_wait_seconds
         return replace(spent, wait_seconds=spent.wait_seconds + first)
 
-    def job(self, interval_seconds: float) -> Job:
+    def job(self, interval_seconds: float) -> SimulatedJob:
         """The same for the simulator."""
         spares = None
         if self.spares is not None:
             spares = SparePool(spares=self.spares, repair=Exponential(mean_seconds=self.repair_days * DAY))
-        return Job(
+        return SimulatedJob(
             useful_seconds=self.useful_seconds,
             interval_seconds=interval_seconds,
             save_seconds=self.save_seconds,

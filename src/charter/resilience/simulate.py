@@ -18,7 +18,7 @@ QUANTILES = (0.5, 0.9, 0.99)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Outcome:
+class SimulationOutcome:
     """Seconds of every run, by what they were spent on; the buckets of a run add up to its wall time."""
 
     wall_seconds: Seconds
@@ -126,7 +126,7 @@ class SparePool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class SimulatedJob:
     """Simulated job; every time in seconds."""
 
     useful_seconds: float
@@ -160,7 +160,7 @@ class Job:
             )
 
 
-def simulate(job: Job, *, runs: int = 1000, seed: int = 0) -> Outcome:
+def simulate(job: SimulatedJob, *, runs: int = 1000, seed: int = 0) -> SimulationOutcome:
     """Run the job `runs` times; the same seed gives the same bytes.
 
     Draws come from counter-based Philox streams, one vector for all runs per interruption: the k-th failure of run r
@@ -168,7 +168,7 @@ def simulate(job: Job, *, runs: int = 1000, seed: int = 0) -> Outcome:
     `InfeasibleError` for a job that makes no progress.
 
     >>> from charter.resilience.spot import Exponential
-    >>> job = Job(useful_seconds=864000, interval_seconds=654, save_seconds=20, restart_seconds=600,
+    >>> job = SimulatedJob(useful_seconds=864000, interval_seconds=654, save_seconds=20, restart_seconds=600,
     ...           failures=Exponential(mean_seconds=11124))
     >>> found = simulate(job, runs=500, seed=1)
     >>> round(found.mean_wall_seconds / 3600), round(found.ettr, 2)
@@ -182,7 +182,7 @@ def simulate(job: Job, *, runs: int = 1000, seed: int = 0) -> Outcome:
 class _Simulation:
     """The clocks and buckets of all runs."""
 
-    def __init__(self, job: Job, runs: int, seed: int) -> None:
+    def __init__(self, job: SimulatedJob, runs: int, seed: int) -> None:
         self._job = job
         self._runs = runs
         sources = np.random.SeedSequence(seed).spawn(STREAMS)
@@ -196,7 +196,7 @@ class _Simulation:
         self._count: NDArray[np.int64] = np.zeros(runs, dtype=np.int64)
         self._left = np.full(runs, np.inf)
 
-    def run(self) -> Outcome:
+    def run(self) -> SimulationOutcome:
         """Advance every run, one period between interruptions at a time, until all are done."""
         active: Index = np.arange(self._runs)
         self._acquire(active)
@@ -296,9 +296,9 @@ class _Simulation:
         self._total["now"][runs] += wait
         self._left[runs] = remaining_life
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> SimulationOutcome:
         total = self._total
-        return Outcome(
+        return SimulationOutcome(
             wall_seconds=total["now"],
             useful_seconds=total["done"],
             save_seconds=total["saves"],

@@ -11,7 +11,7 @@ from charter.artifacts import durable
 from charter.artifacts.file_facts import sha256_file
 from charter.artifacts.fingerprint import canonical, fingerprint
 from charter.artifacts.job import JobInput
-from charter.data.formats import DataFiles, find_files, is_there
+from charter.data.formats import DatasetFiles, find_files, is_there
 from charter.errors import DataError, Problem
 from charter.run.paths import constitution_path
 from charter.spec.project import DataSpec, ModelSpec, Project
@@ -133,7 +133,7 @@ class Inputs:
         content = {item.relative_to(path.parent).as_posix(): self._hashes.sha256(item) for item in kept}
         return fingerprint({"schema": "charter.files/1", "files": content})
 
-    def _content(self, found: DataFiles) -> dict[str, Any]:
+    def _content(self, found: DatasetFiles) -> dict[str, Any]:
         """What a data set holds: the hash of its one file, or names and hashes in the order of reading; the format.
 
         Of one JSONL file the hash is all, as it was before there were other formats.

@@ -21,7 +21,12 @@ def project_yaml(project: Project) -> str:
     """The explicit YAML text of a project; what is not given (None, an empty list) is left out."""
     blocks = [
         yaml.dump(
-            {key: value}, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=110, allow_unicode=True
+            {key: value},
+            Dumper=_ProjectDumper,
+            sort_keys=False,
+            default_flow_style=False,
+            width=110,
+            allow_unicode=True,
         )
         for key, value in plain(project).items()
     ]
@@ -61,22 +66,22 @@ def _ordered_names(value: Any) -> list[str]:
     return [*first, *(name for name in names if name not in first and name not in common), *common]
 
 
-class _Dumper(yaml.SafeDumper):
+class _ProjectDumper(yaml.SafeDumper):
     """Quotes what our reader would take for something else than text, and lists names in one line."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
-def _text(dumper: _Dumper, text: str) -> yaml.Node:
+def _text(dumper: _ProjectDumper, text: str) -> yaml.Node:
     style = '"' if scalar(text) != text else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-def _list(dumper: _Dumper, items: list[Any]) -> yaml.Node:
+def _list(dumper: _ProjectDumper, items: list[Any]) -> yaml.Node:
     flow = all(isinstance(item, str | int | float) for item in items)
     return dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=flow)
 
 
-_Dumper.add_representer(str, _text)
-_Dumper.add_representer(list, _list)
+_ProjectDumper.add_representer(str, _text)
+_ProjectDumper.add_representer(list, _list)

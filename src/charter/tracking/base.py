@@ -37,7 +37,7 @@ class RunFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class MetricRow:
     """Values of one step, at one place of the journal of a stage."""
 
     number: int
@@ -70,7 +70,7 @@ class Destination(Protocol):
         """Tell parameters, tags, inputs and note."""
         ...
 
-    def log(self, run: str, rows: Sequence[Row]) -> None:
+    def log(self, run: str, rows: Sequence[MetricRow]) -> None:
         """Tell rows, in the order of their numbers."""
         ...
 

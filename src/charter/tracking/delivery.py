@@ -12,7 +12,7 @@ from typing import Any
 from charter.artifacts import durable
 from charter.artifacts.file_facts import sha256_file
 from charter.tracking.base import Destination, RunFacts
-from charter.tracking.journal import Place, count_rows, delivered_path, journal_path, read_rows
+from charter.tracking.journal import JournalPosition, count_rows, delivered_path, journal_path, read_rows
 from charter.tracking.progress import RunProgress, Standing
 from charter.tracking.run_facts import Followed, attachments, digest, plan_of, run_facts, stage_facts
 
@@ -110,7 +110,7 @@ class Delivery:
 
     def _go_back(self, key: str, rows: int) -> Told:
         """Tell again what died with the process that was to send it."""
-        _, place = read_rows(journal_path(self._run_dir, key), Place(), most=rows)
+        _, place = read_rows(journal_path(self._run_dir, key), JournalPosition(), most=rows)
         before = self._told[key]
         self._told[key] = Told(id=before.id, rows=place.rows, at_bytes=place.at_bytes, sure=min(rows, before.sure))
         return self._told[key]
@@ -118,7 +118,7 @@ class Delivery:
     def _log(self, key: str) -> bool:
         """Tell one batch; False when there is no more."""
         delivered = self._told[key]
-        start = Place(rows=delivered.rows, at_bytes=delivered.at_bytes)
+        start = JournalPosition(rows=delivered.rows, at_bytes=delivered.at_bytes)
         rows, end = read_rows(journal_path(self._run_dir, key), start, most=ROWS_PER_BATCH)
         if not rows:
             return False

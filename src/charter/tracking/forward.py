@@ -114,7 +114,7 @@ LOCK_SECONDS = 30.0
 """How long the follower of a run before this one may take to leave."""
 
 
-class Follower:
+class RunFollower:
     """One run, followed until it ends."""
 
     def __init__(self, run_dir: Path, followed: Followed) -> None:
@@ -167,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if followed is None:
         return
     with TrackingLock(options.run_dir, wait_seconds=LOCK_SECONDS):
-        Follower(options.run_dir, followed).run(Orders(sys.stdin.fileno(), end=b"end"))
+        RunFollower(options.run_dir, followed).run(Orders(sys.stdin.fileno(), end=b"end"))
 
 
 if __name__ == "__main__":

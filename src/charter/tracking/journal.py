@@ -20,14 +20,14 @@ from charter.artifacts import durable
 from charter.artifacts.stage_dir import METRICS
 from charter.errors import UsageError
 from charter.metering.row import METER_GLOB, MeterRow, row_of
-from charter.tracking.base import Row
+from charter.tracking.base import MetricRow
 
 REMEMBERED_STEPS = 20_000
 """Steps whose results are compared when they come again; farther back, the same result is taken for granted."""
 
 
 @dataclass(kw_only=True)
-class Source:
+class SourcePosition:
     """Position up to which one file of a stage has been collected."""
 
     end_bytes: int = 0
@@ -45,13 +45,13 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.rows = 0
-        self.sources: dict[str, Source] = {}
+        self.sources: dict[str, SourcePosition] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
         self._recover()
 
-    def source(self, name: str) -> Source:
+    def source(self, name: str) -> SourcePosition:
         """Return the position up to which a source has been collected."""
-        return self.sources.setdefault(name, Source())
+        return self.sources.setdefault(name, SourcePosition())
 
     def append(self, source: str, end_bytes: int, line: bytes, values: Mapping[str, float], **row: Any) -> None:
         """Add the row that a line of a source gave; `end_bytes` is where the line ends there."""
@@ -98,16 +98,16 @@ class Journal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class JournalPosition:
     """A place in a journal: so many rows lie before it."""
 
     rows: int = 0
     at_bytes: int = 0
 
 
-def read_rows(path: Path, start: Place, *, most: int) -> tuple[tuple[Row, ...], Place]:
+def read_rows(path: Path, start: JournalPosition, *, most: int) -> tuple[tuple[MetricRow, ...], JournalPosition]:
     """At most so many whole rows from a place on, and the place behind them."""
-    rows: list[Row] = []
+    rows: list[MetricRow] = []
     end = start
     try:
         with path.open("rb") as file:
@@ -117,7 +117,7 @@ def read_rows(path: Path, start: Place, *, most: int) -> tuple[tuple[Row, ...], 
                 if entry is None or len(rows) == most:
                     break
                 rows.append(_row(end.rows, entry))
-                end = Place(rows=end.rows + 1, at_bytes=end.at_bytes + len(line))
+                end = JournalPosition(rows=end.rows + 1, at_bytes=end.at_bytes + len(line))
     except FileNotFoundError:
         pass
     return tuple(rows), end
@@ -162,8 +162,8 @@ def _entry(line: bytes) -> dict[str, Any] | None:
     return entry if isinstance(entry, dict) and "values" in entry else None
 
 
-def _row(number: int, entry: Mapping[str, Any]) -> Row:
-    return Row(
+def _row(number: int, entry: Mapping[str, Any]) -> MetricRow:
+    return MetricRow(
         number=number,
         step=entry["step"],
         time=entry["time"],
@@ -173,7 +173,7 @@ def _row(number: int, entry: Mapping[str, Any]) -> Row:
     )
 
 
-def lines_after(path: Path, source: Source) -> Iterator[tuple[int, bytes]]:
+def lines_after(path: Path, source: SourcePosition) -> Iterator[tuple[int, bytes]]:
     """Whole new lines of a source, each with its end; from the beginning when the file was cut since."""
     try:
         with path.open("rb") as file:
@@ -188,7 +188,7 @@ def lines_after(path: Path, source: Source) -> Iterator[tuple[int, bytes]]:
         return
 
 
-def _is_as_left(file: Any, source: Source) -> bool:
+def _is_as_left(file: Any, source: SourcePosition) -> bool:
     """Return True if the last line that was collected still stands where it stood."""
     if not source.end_bytes:
         return True

@@ -15,7 +15,7 @@ METRICS, IMPORTED_METRICS = "metrics.jsonl", "imported.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class MetricPoint:
     """The metrics of one step."""
 
     step: int
@@ -30,7 +30,7 @@ def metrics_file(stage_dir: Path) -> Path:
     return imported if imported.exists() and not own.exists() else own
 
 
-def read_metrics(path: Path) -> tuple[Point, ...]:
+def read_metrics(path: Path) -> tuple[MetricPoint, ...]:
     """The metrics of one stage in the order of steps; empty when there is no file.
 
     Steps that were done again after a kill count once, as they were done last. A torn last line (a kill while
@@ -40,7 +40,7 @@ def read_metrics(path: Path) -> tuple[Point, ...]:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
         return ()
-    points: dict[int, Point] = {}
+    points: dict[int, MetricPoint] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -53,12 +53,12 @@ def read_metrics(path: Path) -> tuple[Point, ...]:
     return tuple(points[step] for step in sorted(points))
 
 
-def series(points: tuple[Point, ...], name: str) -> Iterator[tuple[int, float]]:
+def series(points: tuple[MetricPoint, ...], name: str) -> Iterator[tuple[int, float]]:
     """Step and value of one metric, where it was logged."""
     return ((point.step, point.values[name]) for point in points if name in point.values)
 
 
-def _point(line: bytes) -> Point | None:
+def _point(line: bytes) -> MetricPoint | None:
     try:
         content: Any = json.loads(line)
     except ValueError:
@@ -70,4 +70,4 @@ def _point(line: bytes) -> Point | None:
         for name, value in content.items()
         if name not in (STEP, TIME) and isinstance(value, int | float) and math.isfinite(value)
     }
-    return Point(step=content[STEP], time=content.get(TIME), values=values)
+    return MetricPoint(step=content[STEP], time=content.get(TIME), values=values)

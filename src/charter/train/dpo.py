@@ -29,7 +29,7 @@ ANSWER_SHARE = 3 / 4
 
 
 @dataclass(frozen=True)
-class EncodedPair:
+class EncodedDpoPair:
     """The tokens of a pair: one prompt, two answers, and how probable it is that the first is the better one."""
 
     prompt: tuple[int, ...]
@@ -38,7 +38,7 @@ class EncodedPair:
     chosen_probability: float
 
 
-def encode_pair(tokenizer: Any, pair: Pair, *, max_tokens: int) -> EncodedPair:
+def encode_pair(tokenizer: Any, pair: Pair, *, max_tokens: int) -> EncodedDpoPair:
     """A pair as tokens; both answers follow the very same prompt, so what is cut of it is cut for both."""
     longest = max(1, int(max_tokens * ANSWER_SHARE))
     chosen, rejected = (
@@ -46,11 +46,11 @@ def encode_pair(tokenizer: Any, pair: Pair, *, max_tokens: int) -> EncodedPair:
     )
     room = max(1, max_tokens - max(len(chosen), len(rejected)))
     prompt = encode_prompt(tokenizer, pair.prompt, max_tokens=room)
-    return EncodedPair(tuple(prompt), tuple(chosen), tuple(rejected), pair.chosen_probability)
+    return EncodedDpoPair(tuple(prompt), tuple(chosen), tuple(rejected), pair.chosen_probability)
 
 
 def answer_log_probabilities(
-    call: Callable[..., Any], pairs: Sequence[EncodedPair], *, padding: int, dtype: str, device: torch.device
+    call: Callable[..., Any], pairs: Sequence[EncodedDpoPair], *, padding: int, dtype: str, device: torch.device
 ) -> Tensor:
     """log p(answer | prompt) of both answers of each pair, [B], by `call`, a causal language model; differentiable.
 
@@ -66,7 +66,7 @@ def answer_log_probabilities(
     return each_N.new_zeros(ids_BT.numel()).index_copy(0, place_N, each_N).view(ids_BT.shape).sum(1)
 
 
-def summed_loss(found: DpoLoss, probability_B: Tensor, pairs: Sequence[EncodedPair]) -> BatchLoss:
+def summed_loss(found: DpoLoss, probability_B: Tensor, pairs: Sequence[EncodedDpoPair]) -> BatchLoss:
     """The loss of a micro-batch as a sum over its pairs, with what is reported of them."""
     answers = sum(len(pair.chosen) + len(pair.rejected) for pair in pairs)
     counters = {"pairs": len(pairs), "tokens": answers + 2 * sum(len(pair.prompt) for pair in pairs)}
@@ -84,7 +84,7 @@ def summed_loss(found: DpoLoss, probability_B: Tensor, pairs: Sequence[EncodedPa
 def pairs_loss(
     policy: Callable[..., Any],
     reference: Callable[..., Any],
-    pairs: Sequence[EncodedPair],
+    pairs: Sequence[EncodedDpoPair],
     spec: DpoStage,
     *,
     padding: int,

@@ -155,7 +155,7 @@ class StepReport:
     score: float
 
 
-class Task(Protocol):
+class TrainingTask(Protocol):
     """Training task of one stage kind: its state, step and checks, as the training loop calls them."""
 
     unit: str
@@ -190,7 +190,7 @@ class Loop:
     """Runs a task to its target, from the newest checkpoint on the path taken."""
 
     setup: Setup
-    task: Task
+    task: TrainingTask
 
     def __post_init__(self) -> None:
         self._unreported = self.task.state.plain["unreported"] = _Unreported()

@@ -24,7 +24,7 @@ from charter.train.meter import LOGITS, MINIBATCHES
 from charter.train.models import TrainedModel, frozen_model, trained_model
 from charter.train.optimizers import make_optimizer, set_learning_rate
 from charter.train.ppo_math import KlController, stops_update
-from charter.train.ppo_step import Models, Place, Rollout, Sampler, Update
+from charter.train.ppo_step import MinibatchPosition, PpoModels, Rollout, Sampler, Update
 from charter.train.pretraining_mix import pretraining_mix
 from charter.train.schedule import learning_rate_factor
 from charter.train.setup import Setup, set_up
@@ -65,7 +65,7 @@ class PpoTask:
 
     setup: Setup
     spec: PpoStage
-    models: Models
+    models: PpoModels
     sampler: Sampler
     update: Update
     warm_up: Callable[[], None] = lambda: None
@@ -145,7 +145,7 @@ class PpoTask:
         with self.setup.meter.phase("update"):
             before = dict(self.progress.sums)
             for number, parts in enumerate(self.sampler.micro_batches(step, epoch)):
-                place = Place(step, epoch, number)
+                place = MinibatchPosition(step, epoch, number)
                 coefficient = self.controller.coefficient
                 measures = self.update.minibatch(rollout, parts, place, self.guard, kl_coefficient=coefficient)
                 self.progress.add(measures)
@@ -221,7 +221,7 @@ def run(stage: StageDir) -> None:
     publish_model(setup, policy.parallel, policy.save, target_step=task.target_step)
 
 
-def _models(setup: Setup, spec: PpoStage, policy: TrainedModel) -> Models:
+def _models(setup: Setup, spec: PpoStage, policy: TrainedModel) -> PpoModels:
     """The reference starts as the policy, the value model as the preference model, or with a judge as the policy."""
     job, layout, ranks = setup.job, setup.layout, setup.ranks
     reward: PreferenceModel | None = None
@@ -233,7 +233,7 @@ def _models(setup: Setup, spec: PpoStage, policy: TrainedModel) -> Models:
         value = parallelize(_critic(setup, spec), layout, ranks, dtype=spec.dtype)
     start = load_language_model(job.only("policy").location(), attention=layout.attention)
     reference = frozen_model(setup, start.model, spec.dtype)
-    return Models(policy.model, policy.parallel, reference, reward, value)
+    return PpoModels(policy.model, policy.parallel, reference, reward, value)
 
 
 def _critic(setup: Setup, spec: PpoStage) -> ScalarModel:

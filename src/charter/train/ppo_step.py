@@ -222,7 +222,7 @@ def _gathered(value: Tensor, ranks: Ranks) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Models:
+class PpoModels:
     """The models of PPO as one process holds them."""
 
     policy: LanguageModel
@@ -241,7 +241,7 @@ class Sampler:
 
     setup: Setup
     spec: PpoStage
-    models: Models
+    models: PpoModels
     generator: Generator | None
     """None where rank 0 samples for this process."""
     prompts: tuple[Prompt, ...]
@@ -434,7 +434,13 @@ class Update:
         self.scaler = GradientScaler(self.spec.dtype, self.setup.device)
 
     def minibatch(
-        self, rollout: Rollout, parts: Sequence[Tensor], at: "Place", guard: DivergenceGuard, *, kl_coefficient: float
+        self,
+        rollout: Rollout,
+        parts: Sequence[Tensor],
+        at: "MinibatchPosition",
+        guard: DivergenceGuard,
+        *,
+        kl_coefficient: float,
     ) -> dict[str, float]:
         """Accumulate over the micro-batches, then update; what was measured, the same in every process.
 
@@ -466,7 +472,14 @@ class Update:
         return {**means, **norms, **ptx, "minibatches": 1.0}
 
     def _policy_part(
-        self, rollout: Rollout, rows: Tensor, at: "Place", kl_coefficient: float, *, learns: bool, waits: bool
+        self,
+        rollout: Rollout,
+        rows: Tensor,
+        at: "MinibatchPosition",
+        kl_coefficient: float,
+        *,
+        learns: bool,
+        waits: bool,
     ) -> dict[str, Summed]:
         """Loss and gradient of the policy on some answers, and what is measured of it."""
         spec, mask, old = self.spec, rollout.mask_BR[rows], rollout.log_probability_BR[rows]
@@ -533,7 +546,7 @@ class Update:
         return {"value_loss": loss, "value_clip_fraction": clipped_values(values, old, returns, mask, value_clip=clip)}
 
     def _gradients(
-        self, totals: dict[str, float], at: "Place", *, learns: bool
+        self, totals: dict[str, float], at: "MinibatchPosition", *, learns: bool
     ) -> tuple[dict[str, float], dict[str, float]]:
         """Turn sums into means, add the pretraining mix, clip; the norms before clipping."""
         size, norms, ptx = self.setup.ranks.data_size, {}, {}
@@ -548,7 +561,7 @@ class Update:
             norms["value_gradient_norm"] = self.value.clip(self.spec.gradient_clip).item()
         return norms, ptx
 
-    def _pretraining_mix(self, at: "Place") -> dict[str, float]:
+    def _pretraining_mix(self, at: "MinibatchPosition") -> dict[str, float]:
         """PPO-ptx: the gradient of the mean language-modelling loss, weighted (Ouyang et al. 2022, eq. 2)."""
         if self.mix is None:
             return {}
@@ -570,7 +583,7 @@ class Update:
 
 
 @dataclass(frozen=True)
-class Place:
+class MinibatchPosition:
     """Position of a minibatch in a stage: its rollout, the epoch over it, its number in the epoch."""
 
     step: int
@@ -585,7 +598,8 @@ class Place:
     def number_of(self, spec: PpoStage) -> int:
         """Return the number of minibatches before this one, counted from the start of the stage.
 
-        >>> Place(1, 0, 1).number_of(PpoStage(policy="p", reward="r", prompts=(), episodes=128, rollout_batch=64))
+        >>> spec = PpoStage(policy="p", reward="r", prompts=(), episodes=128, rollout_batch=64)
+        >>> MinibatchPosition(1, 0, 1).number_of(spec)
         3
         """
         each = spec.rollout_batch // spec.minibatch

@@ -12,7 +12,7 @@ from charter.artifacts.job import Job
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_rows import Reader, stage_rows
 from charter.data.rows import SkippedRows
-from charter.models.engine_layout import EngineLayout, engine_layout
+from charter.models.engine_layout import StageLayout, engine_layout
 from charter.models.ranks import Ranks, join
 from charter.models.runtime import configure
 from charter.train.meter import Meter, peak_of
@@ -26,7 +26,7 @@ class Setup:
 
     stage: StageDir
     ranks: Ranks
-    layout: EngineLayout
+    layout: StageLayout
     meter: Meter
     skipped: SkippedRows = field(default_factory=SkippedRows)
     """Bad rows of all the data that the stage has read."""

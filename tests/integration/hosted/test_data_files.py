@@ -10,7 +10,7 @@ from test_faults import COMMON, SFT, stage_of
 
 from charter.errors import DataError, UsageError
 from charter.hosted.data_files import write_data
-from charter.models.engine_layout import EngineLayout
+from charter.models.engine_layout import StageLayout
 from charter.models.ranks import Ranks
 from charter.models.tokenizer import load_tokenizer
 from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, PretrainStage
@@ -34,7 +34,7 @@ def written(path, inputs, spec, *, data=None, tokenizer=None):
         read = {**stage.job.inputs, "data": (item,), "prompts": (item,), "reward": (reward,)}
         stage.job = replace(stage.job, inputs=read)
     meter = Meter(path, device=torch.device("cpu"))
-    setup = Setup(stage=stage, ranks=Ranks(), layout=EngineLayout(), meter=meter)
+    setup = Setup(stage=stage, ranks=Ranks(), layout=StageLayout(), meter=meter)
     tokenizer = tokenizer or load_tokenizer(inputs / "base" / "model")
     found = write_data(stage, setup, tokenizer, path / "files")
     (role,) = found.paths

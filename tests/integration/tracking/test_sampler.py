@@ -8,7 +8,7 @@ import time
 from scheduler_contract import alive
 
 from charter.metering.host import HostMeter, RaplMeter, with_descendants
-from charter.metering.sampler import Sampler
+from charter.metering.sampler import MeterSampler
 from charter.tracking import meter_rows, summarise
 
 BUSY = "import time; end = time.process_time() + {cpu}\nwhile time.process_time() < end: pass\ninput()"
@@ -92,7 +92,7 @@ def test_energy_of_processors_where_the_kernel_tells_it(tmp_path):
 
 def test_a_sampler_in_a_process_of_its_own(tmp_path):
     holder = start(HOLDER)  # whose only child is metered: this process may have children of other tests
-    with Sampler(tmp_path, every_seconds=0.2, below=holder.pid, node="n1", gpus=""):
+    with MeterSampler(tmp_path, every_seconds=0.2, below=holder.pid, node="n1", gpus=""):
         while not any(row.processes for row in meter_rows(tmp_path)):
             time.sleep(0.05)
         holder.stdin.write(b"\n")
@@ -119,6 +119,6 @@ def test_a_sampler_leaves_with_its_starter(tmp_path):
 
 
 def test_an_interval_of_nothing_samples_nothing(tmp_path):
-    with Sampler(tmp_path, every_seconds=0.0):
+    with MeterSampler(tmp_path, every_seconds=0.0):
         pass
     assert list(tmp_path.iterdir()) == []

@@ -103,5 +103,5 @@ SINK = 1
 if __name__ == "__main__":
     FAULT = sys.argv.pop(1)
     SINK = os.dup(1)
-    vllm_worker.Engine = lambda: FakeEngine(FAULT)
+    vllm_worker.VllmEngine = lambda: FakeEngine(FAULT)
     vllm_worker.main()

@@ -19,7 +19,7 @@ from charter.models.adapters import (
     published_weights,
     save_adapter,
 )
-from charter.models.engine_layout import EngineLayout
+from charter.models.engine_layout import StageLayout
 from charter.models.parallel import parallelize
 from charter.models.preference import ScalarModel
 from charter.models.ranks import Ranks
@@ -121,7 +121,7 @@ def test_adapters_train_the_same_when_sharded():
     add_adapter(module, adapter(), seed=3)
     learn(module)
     expected = merged_weights(module.state_dict(), adapter())
-    for layout in (EngineLayout(world_size=2), EngineLayout(world_size=2, zero=3)):
+    for layout in (StageLayout(world_size=2), StageLayout(world_size=2, zero=3)):
         found = in_group(sharded, 2, layout)[0]
         assert found.keys() == expected.keys()
         assert all(abs(found[name] - expected[name].numpy()).max() < ROUNDING for name in expected)
@@ -131,8 +131,8 @@ def test_layouts_that_cannot_split_an_adapter_are_refused():
     module = tiny.language_model().model
     add_adapter(module, adapter(4), seed=3)
     with pytest.raises(StageError, match="cannot be sharded; use zero 0"):
-        parallelize(module, EngineLayout(world_size=2, zero=3), Ranks(), dtype="fp32")
+        parallelize(module, StageLayout(world_size=2, zero=3), Ranks(), dtype="fp32")
     with pytest.raises(StageError, match="tensor 1"):
-        parallelize(module, EngineLayout(world_size=2, tensor=2), Ranks(), dtype="fp32")
+        parallelize(module, StageLayout(world_size=2, tensor=2), Ranks(), dtype="fp32")
     with pytest.raises(StageError, match="16, 8 or 4"):
         add_adapter(tiny.language_model().model, Adapter(rank=4, base_bits=5), seed=3)

@@ -109,7 +109,7 @@ def test_rewards_are_told_as_sums_over_pairs():
         chosen_reward_B=torch.tensor([1.0, 0.0, 2.0]),
         rejected_reward_B=torch.tensor([0.5, 1.0, -1.0]),
     )
-    pairs = [dpo.EncodedPair((1, 2, 3), (4,) * count, (5, 6), 0.5) for count in (1, 2, 4)]
+    pairs = [dpo.EncodedDpoPair((1, 2, 3), (4,) * count, (5, 6), 0.5) for count in (1, 2, 4)]
     found = dpo.summed_loss(losses, torch.tensor([0.9, 0.2, 0.3]), pairs)
     # margins 0.5, -1 and 3; labels say chosen, rejected, rejected: two are right
     assert found.loss_sum.item() == 1.75

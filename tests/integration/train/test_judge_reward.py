@@ -11,7 +11,7 @@ from engine_bench import farthest, metrics, run_in_two, stage, weights
 
 from charter.artifacts.checkpoints import Position
 from charter.errors import DataError, StageError
-from charter.feedback.asks import Choice
+from charter.feedback.asks import ChoiceReply
 from charter.feedback.rating import FIGURES
 from charter.models.ranks import Ranks
 from charter.train import ppo
@@ -67,7 +67,7 @@ class Figures:
 
 
 def surely(figure):
-    return Choice(log_probabilities=tuple(0.0 if name == figure else -50.0 for name in FIGURES))
+    return ChoiceReply(log_probabilities=tuple(0.0 if name == figure else -50.0 for name in FIGURES))
 
 
 def judge_of(task, of):
@@ -142,7 +142,7 @@ def test_ratings_of_an_endpoint_are_kept_with_the_rollout_at_once(task):
 
 def test_a_rollout_that_cannot_be_rated_stops_the_stage(task):
     found = task()
-    silent = Choice(log_probabilities=None, problem="no log-probabilities given")
+    silent = ChoiceReply(log_probabilities=None, problem="no log-probabilities given")
     found.sampler = judge_of(found, lambda ask: silent)
     with pytest.raises(StageError, match="no rating for 8 of 8 answers of rollout 0") as told:
         whole_step(found)

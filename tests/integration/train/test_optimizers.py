@@ -12,7 +12,7 @@ import tiny
 from group import in_group
 
 from charter.errors import StageError
-from charter.models.engine_layout import EngineLayout
+from charter.models.engine_layout import StageLayout
 from charter.models.parallel import parallelize
 from charter.train.optimizers import GradientScaler, make_optimizer, set_learning_rate
 
@@ -88,7 +88,7 @@ def test_nothing_to_train_is_refused():
 
 def sharded_state(ranks):
     module = tiny.language_model().model
-    parallel = parallelize(module, EngineLayout(world_size=2, zero=3), ranks, dtype="fp32")
+    parallel = parallelize(module, StageLayout(world_size=2, zero=3), ranks, dtype="fp32")
     optimizer = make_optimizer([(parallel.trained_parameters(), 1e-3)], Settings())
     made = {name: type(value) for name, value in optimizer.state[parallel.trained_parameters()[0]].items()}
     step(optimizer, parallel.trained_parameters())

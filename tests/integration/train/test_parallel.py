@@ -14,7 +14,7 @@ from charter.inference.generate import (
     SamplingSettings,
     generate,
 )
-from charter.models.engine_layout import EngineLayout
+from charter.models.engine_layout import StageLayout
 from charter.models.language_model import (
     LanguageModel,
     new_language_model,
@@ -30,16 +30,16 @@ PROMPTS = [[5, 6, 7, 8], [9, 10, 11], [12, 13], [14, 15, 16]]
 IDS = torch.arange(4 * 12).view(4, 12) % 400
 
 LAYOUTS = {
-    "ddp": EngineLayout(world_size=2),
-    "ddp-micro": EngineLayout(world_size=2, micro_batch=1),
-    "fsdp-kept": EngineLayout(world_size=2, zero=2),
-    "fsdp": EngineLayout(world_size=2, zero=3),
-    "fsdp-micro": EngineLayout(world_size=2, zero=3, micro_batch=1),
-    "fsdp-recompute": EngineLayout(world_size=2, zero=3, recompute="full", offload="all"),
-    "hsdp": EngineLayout(world_size=4, zero=3, replicas=2),
-    "tensor": EngineLayout(world_size=2, tensor=2),
-    "tensor-data": EngineLayout(world_size=4, tensor=2),
-    "tensor-fsdp": EngineLayout(world_size=4, tensor=2, zero=3),
+    "ddp": StageLayout(world_size=2),
+    "ddp-micro": StageLayout(world_size=2, micro_batch=1),
+    "fsdp-kept": StageLayout(world_size=2, zero=2),
+    "fsdp": StageLayout(world_size=2, zero=3),
+    "fsdp-micro": StageLayout(world_size=2, zero=3, micro_batch=1),
+    "fsdp-recompute": StageLayout(world_size=2, zero=3, recompute="full", offload="all"),
+    "hsdp": StageLayout(world_size=4, zero=3, replicas=2),
+    "tensor": StageLayout(world_size=2, tensor=2),
+    "tensor-data": StageLayout(world_size=4, tensor=2),
+    "tensor-fsdp": StageLayout(world_size=4, tensor=2, zero=3),
 }
 
 
@@ -117,7 +117,7 @@ def together():
 
 @pytest.fixture(scope="module")
 def alone():
-    return {tied: step_of(Ranks(), EngineLayout(), tied) for tied in (True, False)}
+    return {tied: step_of(Ranks(), StageLayout(), tied) for tied in (True, False)}
 
 
 def largest_difference(found, expected):

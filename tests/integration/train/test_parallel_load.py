@@ -13,7 +13,7 @@ from group import in_group
 
 from charter.errors import DataError, StageError
 from charter.models.decoder import tied_weights
-from charter.models.engine_layout import EngineLayout
+from charter.models.engine_layout import StageLayout
 from charter.models.language_model import (
     empty_language_model,
     load_language_model,
@@ -23,8 +23,8 @@ from charter.models.parallel import parallelize
 from charter.models.ranks import Ranks
 
 LAYOUTS = {
-    (2, 1): [EngineLayout(world_size=2), EngineLayout(world_size=2, zero=3)],
-    (4, 2): [EngineLayout(world_size=4, tensor=2, zero=3)],
+    (2, 1): [StageLayout(world_size=2), StageLayout(world_size=2, zero=3)],
+    (4, 2): [StageLayout(world_size=4, tensor=2, zero=3)],
 }
 
 
@@ -76,7 +76,7 @@ def test_a_model_filled_after_sharding_equals_one_loaded_whole(world, tensor, tm
 
 
 def fill(path):
-    parallelize(empty_language_model(path).model, EngineLayout(), Ranks(), dtype="fp32", weights=path)
+    parallelize(empty_language_model(path).model, StageLayout(), Ranks(), dtype="fp32", weights=path)
 
 
 def test_a_partial_load_is_refused(tmp_path):
@@ -102,7 +102,7 @@ def test_missing_files_and_a_missing_directory_are_named(tmp_path):
         fill(path)
     whole = saved(tmp_path / "whole")
     with pytest.raises(DataError, match="no directory"):
-        parallelize(empty_language_model(whole).model, EngineLayout(), Ranks(), dtype="fp32")
+        parallelize(empty_language_model(whole).model, StageLayout(), Ranks(), dtype="fp32")
 
 
 def test_scaled_rotary_frequencies_are_computed_again(tmp_path):
@@ -111,7 +111,7 @@ def test_scaled_rotary_frequencies_are_computed_again(tmp_path):
     config["rope_parameters"] = {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}
     (path / "config.json").write_text(json.dumps(config))
     empty = empty_language_model(path).model
-    parallelize(empty, EngineLayout(), Ranks(), dtype="fp32", weights=path)
+    parallelize(empty, StageLayout(), Ranks(), dtype="fp32", weights=path)
     whole = load_language_model(path).model
     frequencies = whole.model.rotary_emb.inv_freq
     assert torch.equal(empty.model.rotary_emb.inv_freq, frequencies)
@@ -122,7 +122,7 @@ def test_scaled_rotary_frequencies_are_computed_again(tmp_path):
 def test_heads_that_cannot_be_split_are_refused():
     def split(ranks):
         try:
-            parallelize(tiny.language_model().model, EngineLayout(world_size=4, tensor=4), ranks, dtype="fp32")
+            parallelize(tiny.language_model().model, StageLayout(world_size=4, tensor=4), ranks, dtype="fp32")
         except StageError as error:
             return str(error)
 

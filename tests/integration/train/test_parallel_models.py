@@ -10,7 +10,7 @@ from group import in_group
 
 from charter.errors import StageError
 from charter.inference.score import score_rows
-from charter.models.engine_layout import EngineLayout
+from charter.models.engine_layout import StageLayout
 from charter.models.parallel import (
     check_offload,
     parallelize,
@@ -22,9 +22,9 @@ from charter.models.token_forward import token_losses
 IDS = torch.arange(4 * 12).view(4, 12) % 400
 MASK = torch.ones_like(IDS)
 LAYOUTS = [
-    EngineLayout(world_size=2),
-    EngineLayout(world_size=2, zero=3, recompute="full"),
-    EngineLayout(world_size=2, tensor=2),
+    StageLayout(world_size=2),
+    StageLayout(world_size=2, zero=3, recompute="full"),
+    StageLayout(world_size=2, tensor=2),
 ]
 
 
@@ -72,7 +72,7 @@ def gradients(ranks, layout):
 
 @pytest.fixture(scope="module")
 def alone():
-    return gradients(Ranks(), EngineLayout())
+    return gradients(Ranks(), StageLayout())
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["ddp", "fsdp", "tensor"])
@@ -90,7 +90,7 @@ def test_a_compiled_model_trains_what_an_eager_one_does():
     eager = torch.nn.Linear(8, 8)
     compiled = torch.nn.Linear(8, 8)
     compiled.load_state_dict(eager.state_dict())
-    parallel = parallelize(compiled, EngineLayout(compile=True), Ranks(), dtype="fp32")
+    parallel = parallelize(compiled, StageLayout(compile=True), Ranks(), dtype="fp32")
     assert parallel.call is not parallel.module
     for call in (eager, parallel.call):
         call(torch.ones(4, 8)).square().sum().backward()
@@ -100,9 +100,9 @@ def test_a_compiled_model_trains_what_an_eager_one_does():
 
 def test_offloading_that_a_layout_cannot_do_is_refused():
     cuda = torch.device("cuda")
-    check_offload(EngineLayout(world_size=2, zero=3, offload="all"), cuda)
-    check_offload(EngineLayout(offload="optimizer"), torch.device("cpu"))
+    check_offload(StageLayout(world_size=2, zero=3, offload="all"), cuda)
+    check_offload(StageLayout(offload="optimizer"), torch.device("cpu"))
     with pytest.raises(StageError, match="zero 3"):
-        check_offload(EngineLayout(offload="all"), cuda)
+        check_offload(StageLayout(offload="all"), cuda)
     with pytest.raises(StageError, match="offload all"):
-        check_offload(EngineLayout(world_size=2, zero=3, offload="optimizer"), cuda)
+        check_offload(StageLayout(world_size=2, zero=3, offload="optimizer"), cuda)

@@ -7,7 +7,7 @@ pytestmark = pytest.mark.torch
 
 from group import in_group
 
-from charter.models.engine_layout import EngineLayout
+from charter.models.engine_layout import StageLayout
 from charter.models.parallel import parallelize
 
 STEPS, RESUMED_AT = 4, 2
@@ -48,7 +48,7 @@ def train(ranks, layout, module, optimizer, first, last, *, warms):
 
 
 def weights_after(ranks, world, warms, resumed):
-    layout = EngineLayout(world_size=world)
+    layout = StageLayout(world_size=world)
     module = Stack()
     optimizer = torch.optim.SGD(module.parameters(), lr=1.0, momentum=0.9)
     if not resumed:

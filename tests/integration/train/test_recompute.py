@@ -8,7 +8,7 @@ pytestmark = pytest.mark.torch
 import tiny
 
 from charter.errors import DataError, MissingExtraError, StageError
-from charter.models.engine_layout import EngineLayout
+from charter.models.engine_layout import StageLayout
 from charter.models.language_model import (
     new_language_model,
     set_dropout,
@@ -35,7 +35,7 @@ def gradients(how, *, attention="sdpa", training=True):
     """Gradients of a model with dropout, and the bytes kept for them."""
     module = model(attention).model
     set_dropout(module, 0.2)
-    parallel = parallelize(module, EngineLayout(recompute=how), Ranks(), dtype="fp32")
+    parallel = parallelize(module, StageLayout(recompute=how), Ranks(), dtype="fp32")
     module.train(training)
     kept = []
     own = {item.untyped_storage().data_ptr() for item in module.parameters()}
@@ -91,7 +91,7 @@ def test_a_frozen_copy_computes_the_bits_of_what_it_was_copied_from(dtype):
     trained, frozen = ScalarModel(model()), ScalarModel(model())
     for scalar in (trained, frozen):
         torch.nn.init.ones_(scalar.head.weight)
-    parallelize(frozen, EngineLayout(), Ranks(), dtype=dtype, trained=False)
+    parallelize(frozen, StageLayout(), Ranks(), dtype=dtype, trained=False)
     with torch.no_grad(), precision(dtype, CPU):
         assert torch.equal(trained(IDS), frozen(IDS))
     assert frozen.body.layers[0].mlp.up_proj.weight.dtype == precision_type(dtype)
@@ -106,7 +106,7 @@ def precision_type(dtype):
 
 def test_tied_embeddings_are_not_cast():
     module = model().model
-    parallelize(module, EngineLayout(), Ranks(), dtype="bf16", trained=False)
+    parallelize(module, StageLayout(), Ranks(), dtype="bf16", trained=False)
     assert module.lm_head.weight is module.model.embed_tokens.weight
     assert module.lm_head.weight.dtype == torch.float32
 

@@ -3,7 +3,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from charter.artifacts.checkpoints import Held, Position, Retention, position_of
+from charter.artifacts.checkpoints import CheckpointRetention, Held, Position, position_of
 
 
 def held(*steps, verified=True, **metrics):
@@ -11,41 +11,47 @@ def held(*steps, verified=True, **metrics):
 
 
 def test_the_last_ones_stay():
-    assert Retention(keep_last=2).removable(held(1, 2, 3, 4)) == [Position(1), Position(2)]
-    assert Retention(keep_last=1).removable(held(1, 2, 3, 4)) == [Position(1), Position(2), Position(3)]
-    assert Retention(keep_last=4).removable(held(1, 2, 3, 4)) == []
+    assert CheckpointRetention(keep_last=2).removable(held(1, 2, 3, 4)) == [Position(1), Position(2)]
+    assert CheckpointRetention(keep_last=1).removable(held(1, 2, 3, 4)) == [Position(1), Position(2), Position(3)]
+    assert CheckpointRetention(keep_last=4).removable(held(1, 2, 3, 4)) == []
 
 
 def test_parts_of_a_step_come_after_it_and_are_not_on_the_grid():
     positions = [Position(4), Position(4, 1), Position(4, 2), Position(5)]
-    found = Retention(keep_last=1, keep_every=4).removable([Held(position=p, verified=True) for p in positions])
+    found = CheckpointRetention(keep_last=1, keep_every=4).removable(
+        [Held(position=p, verified=True) for p in positions]
+    )
     assert found == [Position(4, 1), Position(4, 2)]
 
 
 def test_nothing_goes_while_the_newest_is_not_verified():
-    assert Retention(keep_last=1).removable([*held(1, 2, 3), *held(4, verified=False)]) == []
+    assert CheckpointRetention(keep_last=1).removable([*held(1, 2, 3), *held(4, verified=False)]) == []
 
 
 def test_one_verified_one_is_kept_even_where_none_is_asked_for():
-    assert Retention(keep_last=0).removable(held(1, 2)) == [Position(1)]
+    assert CheckpointRetention(keep_last=0).removable(held(1, 2)) == [Position(1)]
 
 
 def test_only_verified_ones_count():
-    assert Retention(keep_last=2).removable([*held(1), *held(2, 3, verified=False), *held(4)]) == []
-    assert Retention(keep_last=2).removable([*held(1, 2), *held(3, verified=False), *held(4)]) == [Position(1)]
+    assert CheckpointRetention(keep_last=2).removable([*held(1), *held(2, 3, verified=False), *held(4)]) == []
+    assert CheckpointRetention(keep_last=2).removable([*held(1, 2), *held(3, verified=False), *held(4)]) == [
+        Position(1)
+    ]
 
 
 def test_the_best_stays_the_newest_of_equals_and_those_without_a_metric_are_no_candidates():
-    found = Retention(keep_last=1, keep_best=True).removable(held(1, 2, 3, 4, 5, at_2=0.5, at_3=0.5, at_4=-9.0))
+    found = CheckpointRetention(keep_last=1, keep_best=True).removable(
+        held(1, 2, 3, 4, 5, at_2=0.5, at_3=0.5, at_4=-9.0)
+    )
     assert found == [Position(1), Position(2), Position(4)]
-    assert Retention(keep_last=1, keep_best=False).removable(held(1, 2, at_1=9.0)) == [Position(1)]
-    assert Retention(keep_last=1, keep_best=True).removable(held(1, 2)) == [Position(1)]
+    assert CheckpointRetention(keep_last=1, keep_best=False).removable(held(1, 2, at_1=9.0)) == [Position(1)]
+    assert CheckpointRetention(keep_last=1, keep_best=True).removable(held(1, 2)) == [Position(1)]
 
 
 def test_there_is_always_one_to_go_back_to():
     """Simulated saves: from any step after the newest, a checkpoint lies at most twice the distance back."""
     for every, back in ((1, 2), (1, 5), (10, 25), (100, 100), (100, 150)):
-        retention, there = Retention(keep_last=1, go_back_steps=back), []
+        retention, there = CheckpointRetention(keep_last=1, go_back_steps=back), []
         for newest in range(every, 12 * every + 10 * back, every):
             there.append(newest)
             gone = {item.step for item in retention.removable(held(*there))}
@@ -54,12 +60,12 @@ def test_there_is_always_one_to_go_back_to():
             early = [step for step in there if step <= newest - back]
             assert early or there[0] == every, "none is early enough, and none was removed that is"
             assert not early or max(early) >= newest - 2 * back - 2 * every
-    assert Retention(keep_last=1, go_back_steps=None).removable(held(1, 2, 3)) == [Position(1), Position(2)]
+    assert CheckpointRetention(keep_last=1, go_back_steps=None).removable(held(1, 2, 3)) == [Position(1), Position(2)]
 
 
 def test_what_is_pinned_stays():
     pinned = Held(position=Position(1), verified=False, pinned=True)
-    assert Retention(keep_last=1).removable([pinned, *held(2, 3)]) == [Position(2)]
+    assert CheckpointRetention(keep_last=1).removable([pinned, *held(2, 3)]) == [Position(2)]
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 2), st.booleans(), st.booleans()), max_size=12),
@@ -67,7 +73,7 @@ def test_what_is_pinned_stays():
 @settings(deadline=None)
 def test_enough_verified_ones_are_always_left(found, keep_last, keep_every):
     there = {Position(s, p): Held(position=Position(s, p), verified=v, pinned=pin) for s, p, v, pin in found}
-    gone = Retention(keep_last=keep_last, keep_every=keep_every).removable(there.values())
+    gone = CheckpointRetention(keep_last=keep_last, keep_every=keep_every).removable(there.values())
     left = [item for position, item in there.items() if position not in gone]
     before, after = (sum(item.verified for item in items) for items in (there.values(), left))
     assert after >= min(before, max(1, keep_last))

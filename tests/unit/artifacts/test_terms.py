@@ -12,9 +12,9 @@ import pytest
 from filelock import FileLock, Timeout
 
 from charter.artifacts import durable, fence
-from charter.artifacts.fence import NO_TERM, TERM, Term, read_term
+from charter.artifacts.fence import NO_TERM, TERM, LeaseTerm, read_term
 from charter.artifacts.group import GROUP
-from charter.artifacts.lease import Lease, Share, open_term, read_holder
+from charter.artifacts.lease import Lease, ShareLease, open_term, read_holder
 from charter.errors import InterruptedRunError, UsageError
 
 WRITES = """
@@ -127,7 +127,7 @@ def test_a_task_of_an_array_publishes_while_its_submission_counts(tmp_path, monk
     open_term(tmp_path, 1, group="first")
     monkeypatch.setenv(GROUP, "first")
     monkeypatch.setenv(TERM, "1.0")
-    with Share(tmp_path):
+    with ShareLease(tmp_path):
         durable.write_file(tmp_path / "batch", "1")
         (tmp_path / fence.FENCE).write_text(json.dumps({"token": 2, "term": "2.-1", "group": "second"}))
         with pytest.raises(InterruptedRunError):
@@ -136,6 +136,6 @@ def test_a_task_of_an_array_publishes_while_its_submission_counts(tmp_path, monk
 
 
 def test_a_term_is_read_or_is_none():
-    assert read_term(str(Term(7, -1))) == Term(7, -1) < Term(7, 0) < Term(7, 1) < Term(8, -1)
+    assert read_term(str(LeaseTerm(7, -1))) == LeaseTerm(7, -1) < LeaseTerm(7, 0) < LeaseTerm(7, 1) < LeaseTerm(8, -1)
     for text in (None, "", "x", "1.", ".1", "1"):
         assert read_term(text) == NO_TERM

@@ -7,7 +7,7 @@ from charter.cost.job import managed_multiplier
 from charter.cost.storage import (
     GCP_EGRESS,
     S3_STANDARD,
-    Kept,
+    StageBytes,
     StorageTier,
     internet_egress,
     transfer_usd,
@@ -67,17 +67,17 @@ def test_retention_of_the_worked_13b_example():
     # Reference on cost, 4.4: 182 GB every 30 minutes for 14 hours; 3 full + 7 weights-only of 26 GB, two months: $33.
     # The example keeps all of it for two months; here the full ones go when the run ends, which saves most of it.
     assert weights_only_count(28, every=4) == 7
-    everything = Kept(full_bytes=0, weights_only_bytes=0, result_bytes=(3 * 182 + 7 * 26) * GB, days=0)
+    everything = StageBytes(full_bytes=0, weights_only_bytes=0, result_bytes=(3 * 182 + 7 * 26) * GB, days=0)
     usd = everything.usd(2 * MONTH_SECONDS, while_running=S3_STANDARD, afterwards=S3_STANDARD)
     assert usd == pytest.approx(33, abs=0.6)
-    policy = Kept(full_bytes=3 * 182 * GB, weights_only_bytes=7 * 26 * GB, result_bytes=0, days=2 * 730 / 24)
+    policy = StageBytes(full_bytes=3 * 182 * GB, weights_only_bytes=7 * 26 * GB, result_bytes=0, days=2 * 730 / 24)
     assert policy.usd(14 * 3600, while_running=S3_STANDARD, afterwards=S3_STANDARD) == pytest.approx(8.6, abs=0.1)
 
 
 def test_results_for_a_week_in_cold_storage_are_billed_for_its_minimum():
     cold = StorageTier(name="Glacier Instant", usd_per_gb_month=0.004, minimum_days=90)
     kept = [
-        Kept(full_bytes=0, weights_only_bytes=0, result_bytes=100 * GB, days=days).usd(
+        StageBytes(full_bytes=0, weights_only_bytes=0, result_bytes=100 * GB, days=days).usd(
             0, while_running=S3_STANDARD, afterwards=cold
         )
         for days in (7, 90, 180)
@@ -94,7 +94,7 @@ def test_results_for_a_week_in_cold_storage_are_billed_for_its_minimum():
 )
 def test_equal_tiers_with_another_name_cost_the_same(full, weights, results, days, seconds):
     twin = StorageTier(name="twin", usd_per_gb_month=S3_STANDARD.usd_per_gb_month)
-    kept = Kept(full_bytes=full, weights_only_bytes=weights, result_bytes=results, days=days)
+    kept = StageBytes(full_bytes=full, weights_only_bytes=weights, result_bytes=results, days=days)
     together = kept.usd(seconds, while_running=S3_STANDARD, afterwards=S3_STANDARD)
     assert kept.usd(seconds, while_running=S3_STANDARD, afterwards=twin) == pytest.approx(together, rel=1e-9, abs=1e-9)
     by_hand = (full + weights / 2 + results) / GB * seconds + (weights + results) / GB * days * SECONDS_PER_DAY

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charter.cost.commitment import Prices, committed_base, layers
+from charter.cost.commitment import MarketPrices, committed_base, layers
 from charter.cost.job import commitment_break_even_utilisation
 from charter.errors import UsageError
 
@@ -23,7 +23,7 @@ def test_an_accelerator_used_above_the_break_even_share_is_committed(committed, 
 
 @given(demand=DEMAND, committed=st.floats(0.1, 3.6))
 def test_no_other_commitment_is_cheaper(demand, committed):
-    best = layers(demand, Prices(committed=committed, on_demand=ON_DEMAND)).total_usd
+    best = layers(demand, MarketPrices(committed=committed, on_demand=ON_DEMAND)).total_usd
     for base in range(max(demand) + 2):
         usd = base * len(demand) * committed + sum(max(0, hour - base) for hour in demand) * ON_DEMAND
         assert best <= usd + 1e-6
@@ -31,7 +31,7 @@ def test_no_other_commitment_is_cheaper(demand, committed):
 
 @given(demand=DEMAND, flexible=DEMAND, spot=st.floats(0.1, 5), rework=st.floats(1, 2))
 def test_every_accelerator_hour_is_bought_once(demand, flexible, spot, rework):
-    prices = Prices(committed=ONE_YEAR, on_demand=ON_DEMAND, spot=spot, spot_rework=rework)
+    prices = MarketPrices(committed=ONE_YEAR, on_demand=ON_DEMAND, spot=spot, spot_rework=rework)
     found = layers(demand, prices, preemptible=flexible)
     on_spot = spot * rework < ON_DEMAND
     hours = found.committed_used_usd / ONE_YEAR + found.on_demand_usd / ON_DEMAND
@@ -40,7 +40,7 @@ def test_every_accelerator_hour_is_bought_once(demand, flexible, spot, rework):
 
 
 def test_an_unused_commitment_is_a_line_of_its_own():
-    found = layers([8, 8, 8, 0], Prices(committed=ONE_YEAR, on_demand=ON_DEMAND))
+    found = layers([8, 8, 8, 0], MarketPrices(committed=ONE_YEAR, on_demand=ON_DEMAND))
     assert found.committed_accelerators == 8
     assert found.committed_unused_usd == pytest.approx(8 * ONE_YEAR)
     assert found.total_usd == pytest.approx(32 * ONE_YEAR)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from charter.cost.monte_carlo import Amount, Duration, simulate
+from charter.cost.monte_carlo import CostTerm, Duration, simulate
 from charter.cost.uncertainty import Factor, Idle, Lognormal, LogUniform, Noise, ThreePoint, Uniform
 from charter.errors import UsageError
 
@@ -28,7 +28,7 @@ def run_factors(low_usd=None, high_usd=None):
 
 
 def one_run(**prices):
-    return simulate([Amount(stage="run", usd=1000.0, factors=run_factors(**prices))], [], draws=40_000, seed=1)
+    return simulate([CostTerm(stage="run", usd=1000.0, factors=run_factors(**prices))], [], draws=40_000, seed=1)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_three_drivers_are_named():
 
 def test_the_same_seed_gives_the_same_figures_and_another_does_not():
     assert one_run() == one_run()
-    amounts = [Amount(stage="run", usd=1.0, factors=run_factors())]
+    amounts = [CostTerm(stage="run", usd=1.0, factors=run_factors())]
     assert simulate(amounts, [], seed=1).usd != simulate(amounts, [], seed=2).usd
 
 
@@ -73,9 +73,10 @@ def spread(amounts):
 
 
 def test_a_shared_cause_keeps_its_width_and_separate_causes_average_out():
-    shared = [Amount(stage=name, usd=1.0, factors=(SPEED,)) for name in "abcd"]
+    shared = [CostTerm(stage=name, usd=1.0, factors=(SPEED,)) for name in "abcd"]
     apart = [
-        Amount(stage=name, usd=1.0, factors=(Factor(cause=name, distribution=Lognormal(sigma=0.3)),)) for name in "abcd"
+        CostTerm(stage=name, usd=1.0, factors=(Factor(cause=name, distribution=Lognormal(sigma=0.3)),))
+        for name in "abcd"
     ]
     assert spread(shared) == pytest.approx(spread(shared[:1]))
     assert spread(apart) == pytest.approx(spread(shared) / 2, rel=0.1)
@@ -88,7 +89,7 @@ def test_a_shared_cause_keeps_its_width_and_separate_causes_average_out():
 )
 @settings(max_examples=25, deadline=None)
 def test_a_finished_stage_costs_what_it_did_cost(usd, actual, contingency):
-    amounts = [Amount(stage=str(index), usd=value, factors=(SPEED,)) for index, value in enumerate(usd)]
+    amounts = [CostTerm(stage=str(index), usd=value, factors=(SPEED,)) for index, value in enumerate(usd)]
     before = simulate(amounts, [], draws=200, contingency=contingency).usd
     after = simulate(amounts, [], draws=200, contingency=contingency, actual_usd={"0": actual}).usd
     rest = simulate(amounts[1:], [], draws=200, contingency=contingency).usd
@@ -98,7 +99,7 @@ def test_a_finished_stage_costs_what_it_did_cost(usd, actual, contingency):
 
 
 def test_a_project_that_is_finished_has_no_spread():
-    amounts = [Amount(stage="a", usd=10.0, factors=(SPEED,))]
+    amounts = [CostTerm(stage="a", usd=10.0, factors=(SPEED,))]
     durations = [Duration(stage="a", seconds=100.0, factors=(SPEED,))]
     found = simulate(amounts, durations, actual_usd={"a": 12.5}, actual_seconds={"a": 90.0})
     assert (found.usd.p10, found.usd.p90) == (12.5, 12.5)
@@ -119,7 +120,7 @@ def test_stages_side_by_side_finish_with_the_slowest_and_one_after_another_with_
 
 def test_what_is_paid_by_the_month_grows_with_the_finish():
     durations = [Duration(stage="a", seconds=1000.0, factors=(SPEED,))]
-    found = simulate([Amount(stage="", usd_per_second=2.0)], durations)
+    found = simulate([CostTerm(stage="", usd_per_second=2.0)], durations)
     assert found.usd.p90 == pytest.approx(2.0 * found.seconds.p90)
 
 

@@ -16,7 +16,7 @@ from charter.inference.endpoint.model_ids import ModelIds
 from charter.inference.endpoint.money import Prices, most_prompt_tokens
 from charter.inference.endpoint.order import Sweep
 from charter.inference.endpoint.pacing import Allowance, AtOnce
-from charter.inference.endpoint.rules import Answered, Asked, GiveUp, TryAgain, step_after
+from charter.inference.endpoint.rules import Answered, GiveUp, RequestTarget, TryAgain, step_after
 from charter.inference.endpoint.secrets import read_key
 from charter.inference.endpoint.stored import from_stored
 from charter.inference.endpoint.transport import Failed, Received
@@ -24,7 +24,7 @@ from charter.inference.endpoint.waiting import FIRST_SECONDS, MOST_SECONDS, told
 from charter.inference.endpoint.wire import body_of, path_of
 
 REQUEST = CallRequest(declared="m", model="m", prompt="hello", max_new_tokens=10)
-ASKED = Asked(name="judge", endpoint="http://judge/v1", key_reference="env:JUDGE_KEY")
+ASKED = RequestTarget(name="judge", endpoint="http://judge/v1", key_reference="env:JUDGE_KEY")
 
 
 # ---- what follows from a reply

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.evaluate import goodhart, statistics
-from charter.evaluate.goodhart import Point
+from charter.evaluate.goodhart import GoodhartPoint
 from charter.evaluate.pm_calibration import calibration_figures
 from charter.evaluate.statistics import bootstrapped, length_controlled, paired_bootstrap, resampled_means
 
@@ -154,7 +154,7 @@ def curve(rewards, qualities, n=40):
     noise = draws(n, 31) - 0.5
     noise = (noise - noise.mean()).tolist()
     return [
-        Point(
+        GoodhartPoint(
             name=f"step {index}",
             kl=tuple(index + 0.1 * value for value in noise),
             reward=tuple(reward + value for value in noise),

@@ -7,7 +7,7 @@ from scripted_answers import Scripted
 
 from charter.data.dataset import Pair, Turn
 from charter.feedback.asking import ATTEMPTS, BY_VOTES, probability_of
-from charter.feedback.asks import Choice, Choose, Sample, Text
+from charter.feedback.asks import ChoiceReply, Choose, Sample, Text
 from charter.feedback.comparing import Comparison, Invalid, Rules, Verdict, comparing
 from charter.feedback.constitution import Principle
 from charter.feedback.records import answered
@@ -30,11 +30,11 @@ def asked(answerer, items=None, **rules):
 
 
 def by_odds(odds):
-    return Scripted(lambda ask: Choice(log_probabilities=(odds(ask), 0.0), missing=(False, False)))
+    return Scripted(lambda ask: ChoiceReply(log_probabilities=(odds(ask), 0.0), missing=(False, False)))
 
 
 def silent(problem="no log-probabilities given", **more):
-    return Choice(log_probabilities=None, problem=problem, **more)
+    return ChoiceReply(log_probabilities=None, problem=problem, **more)
 
 
 def test_no_items_ask_nothing():
@@ -155,7 +155,7 @@ def test_an_invalid_answer_is_asked_again_with_another_seed_and_the_others_are_n
     def choose(ask):
         is_first_straight = "(A) Tea" in ask.question and not seen.count(ask.question)
         seen.append(ask.question)
-        return silent("none of the choices") if is_first_straight else Choice(log_probabilities=(1.0, 0.0))
+        return silent("none of the choices") if is_first_straight else ChoiceReply(log_probabilities=(1.0, 0.0))
 
     answerer = Scripted(choose)
     (verdict,) = asked(answerer)
@@ -165,7 +165,7 @@ def test_an_invalid_answer_is_asked_again_with_another_seed_and_the_others_are_n
 
 
 def test_a_new_attempt_reasons_anew():
-    answers = iter([silent("none of the choices")] * 2 + [Choice(log_probabilities=(1.0, 0.0))] * 2)
+    answers = iter([silent("none of the choices")] * 2 + [ChoiceReply(log_probabilities=(1.0, 0.0))] * 2)
     answerer = Scripted(lambda ask: next(answers))
     asked(answerer, chain_of_thought=True)
     first, again = answerer.lists[0], answerer.lists[2]
@@ -177,7 +177,7 @@ def test_a_new_attempt_reasons_anew():
     [
         (silent("none of the choices"), "none of the choices"),
         (silent("", refusal="content_filter"), "refused"),
-        (Choice(log_probabilities=(0.0, -1.0), refusal="I will not"), "refused"),
+        (ChoiceReply(log_probabilities=(0.0, -1.0), refusal="I will not"), "refused"),
     ],
 )
 def test_what_stays_invalid_is_invalid_after_a_bounded_number_of_attempts(answer, reason):
@@ -190,7 +190,9 @@ def test_what_stays_invalid_is_invalid_after_a_bounded_number_of_attempts(answer
 
 def test_one_order_without_an_answer_makes_the_pair_invalid():
     """The other order alone would bring the effect of the position back."""
-    answerer = Scripted(lambda ask: silent() if "(A) No." in ask.question else Choice(log_probabilities=(5.0, 0.0)))
+    answerer = Scripted(
+        lambda ask: silent() if "(A) No." in ask.question else ChoiceReply(log_probabilities=(5.0, 0.0))
+    )
     bad, good = asked(answerer, [comparison(), comparison(id="two", second="Rain.")])
     assert isinstance(bad, Invalid)
     assert isinstance(good, Verdict)
@@ -198,7 +200,7 @@ def test_one_order_without_an_answer_makes_the_pair_invalid():
 
 def test_votes_stand_in_where_no_log_probabilities_are_given_and_are_marked():
     def choose(ask):
-        return Choice(log_probabilities=None, votes=(3, 1), tokens=4) if ask.votes else silent(tokens=1)
+        return ChoiceReply(log_probabilities=None, votes=(3, 1), tokens=4) if ask.votes else silent(tokens=1)
 
     answerer = Scripted(choose)
     (verdict,) = asked(answerer, votes=4, both_orders=False)
@@ -210,7 +212,7 @@ def test_votes_stand_in_where_no_log_probabilities_are_given_and_are_marked():
 
 
 def test_unanimous_votes_are_not_certainty():
-    choose = lambda ask: Choice(log_probabilities=None, votes=(4, 0)) if ask.votes else silent()  # noqa: E731
+    choose = lambda ask: ChoiceReply(log_probabilities=None, votes=(4, 0)) if ask.votes else silent()  # noqa: E731
     (verdict,) = asked(Scripted(choose), votes=4, both_orders=False)
     assert verdict.probability_first == pytest.approx(4.5 / 5)
 
@@ -222,7 +224,7 @@ def test_a_refused_question_is_not_put_to_the_vote():
 
 
 def test_a_bounded_choice_is_marked():
-    (verdict,) = asked(Scripted(lambda ask: Choice(log_probabilities=(-0.1, -9.0), missing=(False, True))))
+    (verdict,) = asked(Scripted(lambda ask: ChoiceReply(log_probabilities=(-0.1, -9.0), missing=(False, True))))
     assert all(item.is_bounded for item in verdict.judgements)
 
 
@@ -236,7 +238,7 @@ def test_yes_no_asks_of_each_answer_and_compares_the_log_odds():
 def test_the_tokens_of_every_question_count_in_a_format_with_two():
     """Valid or not: what was generated for both answers was paid for."""
     tokens = lambda ask: 5 if "Tea is fine" in str(ask.question) else 7  # noqa: E731
-    valid = Scripted(lambda ask: Choice(log_probabilities=(1.0, 0.0), tokens=tokens(ask)))
+    valid = Scripted(lambda ask: ChoiceReply(log_probabilities=(1.0, 0.0), tokens=tokens(ask)))
     (verdict,) = asked(valid, format="yes_no")
     assert verdict.tokens == 12
     (refused,) = asked(Scripted(lambda ask: silent(refusal="no", tokens=tokens(ask))), format="yes_no")

@@ -4,7 +4,7 @@ import pytest
 
 from charter.data.dataset import Turn
 from charter.feedback.asking import Invalid
-from charter.feedback.asks import Choice
+from charter.feedback.asks import ChoiceReply
 from charter.feedback.rating import FIGURES, Rated, Rating, rating, rating_text
 
 TURNS = (Turn("user", "How do I bake bread?"),)
@@ -16,7 +16,7 @@ def items(count=1):
 
 def shares(*values):
     """A reply with these probabilities of the figures 1 to 10."""
-    return Choice(log_probabilities=tuple(math.log(value) if value else -math.inf for value in values))
+    return ChoiceReply(log_probabilities=tuple(math.log(value) if value else -math.inf for value in values))
 
 
 def driven(making, *rounds):
@@ -55,7 +55,10 @@ def test_equal_answers_are_one_question_with_ten_choices():
 
 
 def test_a_question_without_an_answer_is_asked_again_three_times_in_all_and_then_has_no_rating():
-    silent, refused = Choice(log_probabilities=None, tokens=2), Choice(log_probabilities=None, refusal="no", tokens=1)
+    silent, refused = (
+        ChoiceReply(log_probabilities=None, tokens=2),
+        ChoiceReply(log_probabilities=None, refusal="no", tokens=1),
+    )
     rounds = [[silent, shares(*[0.1] * 10), refused], [silent, refused], [silent, shares(*[0.1] * 10)]]
     found, asked = driven(rating(items(3), seed=1, stage="ppo"), *rounds)
     assert [len(asks) for asks in asked] == [3, 2, 2]
@@ -69,7 +72,9 @@ def test_a_question_without_an_answer_is_asked_again_three_times_in_all_and_then
 def test_figures_that_a_server_leaves_out_count_as_impossible_and_are_told():
     bound = math.log(0.01)
     values = tuple(math.log(0.5) if figure in ("3", "9") else bound for figure in FIGURES)
-    reply = Choice(log_probabilities=values, missing=tuple(figure not in ("3", "9") for figure in FIGURES), model="m")
+    reply = ChoiceReply(
+        log_probabilities=values, missing=tuple(figure not in ("3", "9") for figure in FIGURES), model="m"
+    )
     found, _ = driven(rating(items(), seed=1, stage="ppo"), [reply])
     assert found[0].expected == pytest.approx(6.0)
     assert found[0].is_bounded

@@ -9,7 +9,7 @@ from charter.artifacts.job import Job, write_job
 from charter.artifacts.stage_dir import StageDir
 from charter.errors import DataError
 from charter.feedback import records
-from charter.feedback.records import Batch, in_batches, make_records
+from charter.feedback.records import BatchResult, in_batches, make_records
 from charter.spec.stage import CritiqueStage
 
 
@@ -55,7 +55,7 @@ def make(items):
     """Asks once for each item, and writes what was answered."""
     numbers = [item.number for item in items]
     replies = yield numbers
-    return Batch(
+    return BatchResult(
         records=[{"id": n, "text": text} for n, text in zip(numbers, replies, strict=True) if n % 4],
         set_aside=[{"id": n, "reason": "fourth"} for n in numbers if n % 4 == 0],
         totals={"weight": sum(numbers) / 10},
@@ -208,7 +208,7 @@ def test_processes_share_the_batches_and_the_first_publishes(tmp_path, undisturb
 def test_sums_have_the_same_bits_whichever_batch_came_last(tmp_path):
     def make_tenths(items):
         made = yield from make(items)
-        return Batch(records=made.records, totals={"weight": (items[0].number + 3) / 30})
+        return BatchResult(records=made.records, totals={"weight": (items[0].number + 3) / 30})
 
     def publish(path, **more):
         make_records(stage_at(path), in_batches(ITEMS[:9], 3), make_tenths, Echo(), summarise=dict, **more)
@@ -268,7 +268,7 @@ def test_an_answerer_that_fails_ends_the_stage_with_its_error(tmp_path):
 
 def nothing(items):
     yield []
-    return Batch(records=[], set_aside=[{"id": item.id, "reason": "empty"} for item in items])
+    return BatchResult(records=[], set_aside=[{"id": item.id, "reason": "empty"} for item in items])
 
 
 def test_nothing_usable_is_an_error_that_says_so(tmp_path):

@@ -2,7 +2,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from charter.models.engine_layout import EngineLayout, engine_layout
+from charter.models.engine_layout import StageLayout, engine_layout
 from charter.run.planned import frozen_layout, planned_layouts
 from charter.spec.layout import Layout, Recompute, ZeroStage
 from charter.spec.project import Project, Resources
@@ -53,7 +53,7 @@ def layouts(monkeypatch, stage=SFT, layout=PLANNED, **place):
 
 
 def test_the_engine_reads_back_the_layout_that_was_planned():
-    assert engine_layout(frozen_layout(PLANNED, SFT)) == EngineLayout(
+    assert engine_layout(frozen_layout(PLANNED, SFT)) == StageLayout(
         world_size=8, zero=3, replicas=2, tensor=2, micro_batch=8, recompute="full", offload="optimizer"
     )
     assert frozen_layout(Layout(micro_batch=1), SFT) == {"micro_batch": 1}

@@ -27,7 +27,7 @@ from charter.report.overview import overview
 from charter.report.read import read_run
 from charter.run.status import status_of
 from charter.spec.load import load_project
-from charter.tracking.destinations.prometheus import StageView, figures
+from charter.tracking.destinations.prometheus import StageMetrics, figures
 from charter.tracking.progress import RunProgress
 
 NOBODY = 65534
@@ -181,7 +181,7 @@ def by_trackers(case):
     progress = RunProgress(run_dir=case.run)
     progress.look()
     views = tuple(
-        StageView(name=path.name.rpartition("-")[0], standing=standing, progress={}, machines=())
+        StageMetrics(name=path.name.rpartition("-")[0], standing=standing, progress={}, machines=())
         for path, standing in progress.stages.items()
     )
     gauge = next(

@@ -8,7 +8,7 @@ from charter.errors import UsageError
 from charter.resilience.expected_time import Interruptions, best_interval_seconds, expected_time
 from charter.resilience.failures import PUBLISHED, best_spares, detection, spare_nodes, spare_worth, waiting_share
 from charter.resilience.notice import notice_success
-from charter.resilience.simulate import Job, SparePool, simulate
+from charter.resilience.simulate import SimulatedJob, SparePool, simulate
 from charter.resilience.spot import Exponential
 
 
@@ -114,7 +114,7 @@ def test_more_spares_never_wait_longer_and_the_best_number_is_within_the_quantil
 @pytest.mark.parametrize("spares", [0, 1, 3])
 def test_waiting_share_is_that_of_the_simulation(spares):
     # 20 nodes, one failure in 10 h, 25 h in repair: mu = 2.5.
-    job = Job(
+    job = SimulatedJob(
         useful_seconds=8e6,
         interval_seconds=3600,
         save_seconds=1,

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from charter.errors import InfeasibleError, UsageError
 from charter.resilience.expected_time import Interruptions, daly_interval_seconds, expected_time
-from charter.resilience.simulate import Job, SparePool, simulate
+from charter.resilience.simulate import SimulatedJob, SparePool, simulate
 from charter.resilience.spot import Exponential, Fixed, LogNormal, Periods, SpotMarket, Weibull, heavy_tailed_market
 
 HOUR = 3600.0
-JOB = Job(
+JOB = SimulatedJob(
     useful_seconds=48 * HOUR,
     interval_seconds=1800,
     save_seconds=60,
@@ -22,7 +22,7 @@ JOB = Job(
 
 times = st.floats(0, 3000)
 jobs = st.builds(
-    Job,
+    SimulatedJob,
     useful_seconds=st.floats(0, 2e5),
     interval_seconds=st.floats(300, 7200),
     save_seconds=st.floats(0, 300),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import spot_traces
 from charter.errors import UsageError
-from charter.resilience.simulate import Job, simulate
+from charter.resilience.simulate import SimulatedJob, simulate
 from charter.resilience.spot import (
     DATA,
     Exponential,
@@ -73,20 +73,22 @@ def test_replay_agrees_with_walking_the_ticks(counts, now, seed):
 
 def test_always_available_is_never_preempted():
     trace = Trace(name="t", gap_seconds=10, available=(1, 1))
-    job = Job(useful_seconds=1000, interval_seconds=100, save_seconds=1, spot=trace.periods())
+    job = SimulatedJob(useful_seconds=1000, interval_seconds=100, save_seconds=1, spot=trace.periods())
     assert simulate(job, runs=4).interruptions.sum() == 0
 
 
 def test_gang_needs_all_its_machines():
     trace = find_trace("synthetic-gang-16")
-    job = Job(
+    job = SimulatedJob(
         useful_seconds=40_000,
         interval_seconds=900,
         save_seconds=30,
         restart_seconds=300,
         failures=Exponential(mean_seconds=1e9),
     )
-    few, all_ = (simulate(Job(**{**vars(job), "spot": trace.periods(nodes)}), runs=100, seed=1) for nodes in (4, 16))
+    few, all_ = (
+        simulate(SimulatedJob(**{**vars(job), "spot": trace.periods(nodes)}), runs=100, seed=1) for nodes in (4, 16)
+    )
     assert few.mean_wall_seconds < all_.mean_wall_seconds
 
 

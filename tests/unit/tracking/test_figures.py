@@ -6,7 +6,7 @@ from meter_samples import GPU, ROW, with_gpus
 
 from charter.artifacts import durable
 from charter.metering.row import append_row
-from charter.tracking.destinations.prometheus import StageView, figures, last_rows
+from charter.tracking.destinations.prometheus import StageMetrics, figures, last_rows
 from charter.tracking.journal import card_path
 from charter.tracking.progress import Standing
 from charter.tracking.run_facts import Followed, attachments, flat, stage_facts
@@ -21,7 +21,7 @@ def gauges(*stages, cost_usd=None):
 def test_a_running_stage():
     progress = {"step": 3, "target_step": 9, "metrics": {"loss": 0.5, "note": "x"}}
     found = gauges(
-        StageView(name="sft", standing=Standing(attempts=2), progress=progress, machines=(ROW,)), cost_usd=1.5
+        StageMetrics(name="sft", standing=Standing(attempts=2), progress=progress, machines=(ROW,)), cost_usd=1.5
     )
     assert found["charter_run_cost_usd"] == {("r",): 1.5}
     assert found["charter_stage_step"] == {("r", "sft"): 3.0}
@@ -31,17 +31,17 @@ def test_a_running_stage():
 
 
 def test_what_is_unknown_has_no_value():
-    found = gauges(StageView(name="sft", standing=Standing(), machines=(ROW,)))
+    found = gauges(StageMetrics(name="sft", standing=Standing(), machines=(ROW,)))
     for name in ("charter_run_cost_usd", "charter_stage_step", "charter_gpu_activity_ratio", "charter_gpu_power_watts"):
         assert found[name] == {}
     machine = with_gpus(replace(GPU, sm_activity=None, utilisation=None))
-    found = gauges(StageView(name="sft", standing=Standing(), machines=(machine,)))
+    found = gauges(StageMetrics(name="sft", standing=Standing(), machines=(machine,)))
     assert found["charter_gpu_activity_ratio"] == {}
     assert found["charter_gpu_power_watts"] == {("r", "sft", "n1", "0", "H100"): 500.0}
 
 
 def test_machines_of_a_stage_that_has_ended_are_not_shown():
-    found = gauges(StageView(name="sft", standing=Standing(state="finished"), machines=(ROW,)))
+    found = gauges(StageMetrics(name="sft", standing=Standing(state="finished"), machines=(ROW,)))
     assert found["charter_node_processes"] == {}
 
 

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charter.tracking.journal import Collector, Journal, Place, count_rows, depends_on_clock, journal_path, read_rows
+from charter.tracking.journal import (
+    Collector,
+    Journal,
+    JournalPosition,
+    count_rows,
+    depends_on_clock,
+    journal_path,
+    read_rows,
+)
 from charter.tracking.jsonl import read_metrics
 
 
@@ -28,7 +36,7 @@ def write(stage, *steps, salt=0.0, mode="w", time=100.0):
 
 
 def rows(stage):
-    found, _ = read_rows(journal_path(run_of(stage), stage.name), Place(), most=10_000)
+    found, _ = read_rows(journal_path(run_of(stage), stage.name), JournalPosition(), most=10_000)
     return [(row.step, row.values["loss"], row.again) for row in found]
 
 
@@ -95,7 +103,7 @@ def test_what_is_no_number_and_broken_lines_are_left_out(stage):
         '{"step": 1, "time": 1.0, "loss": NaN, "note": "x"}\nnonsense\n{"step": 2, "time": 2.0, "loss": 0.5}\n'
     )
     Collector(run_of(stage)).collect([stage])
-    found, _ = read_rows(journal_path(run_of(stage), stage.name), Place(), most=10)
+    found, _ = read_rows(journal_path(run_of(stage), stage.name), JournalPosition(), most=10)
     assert [(row.step, row.values) for row in found] == [(1, {}), (2, {"loss": 0.5})]
 
 
@@ -103,12 +111,12 @@ def test_rows_are_read_from_any_place(stage):
     write(stage, *range(10))
     Collector(run_of(stage)).collect([stage])
     path = journal_path(run_of(stage), stage.name)
-    first, place = read_rows(path, Place(), most=4)
+    first, place = read_rows(path, JournalPosition(), most=4)
     assert (len(first), place.rows) == (4, 4)
     second, end = read_rows(path, place, most=100)
     assert [row.number for row in (*first, *second)] == list(range(10))
     assert (end.rows, end.at_bytes, count_rows(path)) == (10, path.stat().st_size, 10)
-    assert read_rows(path.with_name("none"), Place(), most=1) == ((), Place())
+    assert read_rows(path.with_name("none"), JournalPosition(), most=1) == ((), JournalPosition())
 
 
 ACTIONS = st.lists(

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from charter.spec.tracking import WandbSettings
-from charter.tracking.base import Row, RunFacts
+from charter.tracking.base import MetricRow, RunFacts
 from charter.tracking.destinations.wandb import WandbDestination
 
 FACTS = RunFacts(key="k-sft-01", name="sft", parameters={"steps": "9"}, tags={"charter.kind": "sft", "team": "safety"})
@@ -60,7 +60,8 @@ class Library:
 
 def rows(first, last):
     return [
-        Row(number=number, step=number + 1, time=1.0, values={"loss": float(number)}) for number in range(first, last)
+        MetricRow(number=number, step=number + 1, time=1.0, values={"loss": float(number)})
+        for number in range(first, last)
     ]
 
 

@@ -23,7 +23,7 @@ from charter.artifacts.job import JOB_FILE
 from charter.artifacts.record import OUTPUTS, RECORD_FILE, read_record
 from charter.artifacts.safe_path import wrong_name
 from charter.artifacts.store.opening import open_place
-from charter.artifacts.store.place import NO_TAGS, Kept, Place, PlaceError, Tags
+from charter.artifacts.store.place import NO_TAGS, Place, PlaceError, StoredObject, Tags
 from charter.artifacts.whole_dir import MANIFEST, checked_text, sealed_text
 from charter.errors import DataError
 
@@ -96,7 +96,7 @@ class Objects:
         self.place.upload(object_key(fact.sha256), path, fact, tags=tags)
         self.sent_bytes += fact.bytes
 
-    def listed(self) -> Iterator[Kept]:
+    def listed(self) -> Iterator[StoredObject]:
         """Yield the objects of a listing."""
         yield from self.place.listed(f"{OBJECTS}/")
 
@@ -195,7 +195,7 @@ class Copies:
         facts = {fact.sha256: fact for fact in copy.files.values()}
         return [wrong for _, fact in sorted(facts.items()) if (wrong := self.objects.damage(fact)) is not None]
 
-    def lists(self) -> list[Kept]:
+    def lists(self) -> list[StoredObject]:
         """The files of the lists and of their summaries that a listing shows."""
         return self._place.listed(f"{self._top}/")
 

@@ -10,12 +10,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 from charter.artifacts import durable
-from charter.artifacts.checkpoints import PINNED, STATE, Held, Position, Retention, damage, position_of, positions_in
+from charter.artifacts.checkpoints import (
+    PINNED,
+    STATE,
+    CheckpointRetention,
+    Held,
+    Position,
+    damage,
+    position_of,
+    positions_in,
+)
 from charter.artifacts.file_facts import FileFact, facts_of, files_under
 from charter.artifacts.record import OUTPUTS, RECORD_FILE, damaged_output, read_record
 from charter.artifacts.safe_path import below
 from charter.artifacts.store.copy import COPIES, OBJECTS, SIDECARS, SUMMARY, Copies, Copy
-from charter.artifacts.store.place import BUCKET, Kept, Place, PlaceError
+from charter.artifacts.store.place import BUCKET, Place, PlaceError, StoredObject
 from charter.artifacts.whole_dir import MANIFEST, checked_text, publish_dir, sealed_text
 from charter.errors import DataError
 
@@ -28,8 +37,8 @@ GRACE_SECONDS = 24 * 3600.0
 class Collected:
     """Objects removed and doomed by one collection."""
 
-    removed: tuple[Kept, ...]
-    doomed: tuple[Kept, ...]
+    removed: tuple[StoredObject, ...]
+    doomed: tuple[StoredObject, ...]
     """Written down, and removed by a call that comes `GRACE_SECONDS` later."""
 
 
@@ -63,7 +72,7 @@ def named_objects(place: Place) -> set[str]:
     return named
 
 
-def prunable(copies: Copies, group: str, retention: Retention) -> list[Copy]:
+def prunable(copies: Copies, group: str, retention: CheckpointRetention) -> list[Copy]:
     """The checkpoints of a stage that retention does not keep in the place, oldest first.
 
     The newest are read whole until enough are found to be good; without these nothing may go.
@@ -113,7 +122,7 @@ def _metric(copies: Copies, copy: Copy) -> float | None:
     return None if value is None else float(value)
 
 
-def abandoned_uploads(place: Place, *, grace_seconds: float = GRACE_SECONDS) -> list[Kept]:
+def abandoned_uploads(place: Place, *, grace_seconds: float = GRACE_SECONDS) -> list[StoredObject]:
     """List the remains of crashed uploads that are old enough that nobody is still at work on them."""
     now = place.now()
     try:
@@ -333,7 +342,7 @@ class HeldByLists:
 
     def __init__(self, copies: Copies) -> None:
         self._copies = copies
-        self._known: dict[Kept, Named] = {}
+        self._known: dict[StoredObject, Named] = {}
 
     def bytes(self) -> int:
         """Of the lists, and of the objects that they name. One listing, and the lists that are new."""
@@ -342,7 +351,7 @@ class HeldByLists:
         objects = {sha256: size for named in self._known.values() for sha256, size in named.items()}
         return sum(item.bytes for item in lists) + sum(objects.values())
 
-    def _named(self, item: Kept) -> Named:
+    def _named(self, item: StoredObject) -> Named:
         group, _, file = item.key.removeprefix(f"{COPIES}/").partition("/")[2].partition("/")
         if file == SUMMARY:
             return {}

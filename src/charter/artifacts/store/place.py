@@ -25,7 +25,7 @@ class PlaceError(DataError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class StoredObject:
     """One thing that a place lists."""
 
     key: str
@@ -59,7 +59,7 @@ class Place(Protocol):
     def size(self, key: str) -> int | None:
         """Return the number of bytes of a key; None when there is nothing."""
 
-    def listed(self, prefix: str) -> list[Kept]:
+    def listed(self, prefix: str) -> list[StoredObject]:
         """List the objects below a prefix. It may lag behind: no conclusion is drawn from what it lacks."""
 
     def remove(self, key: str) -> None:
@@ -68,10 +68,10 @@ class Place(Protocol):
     def now(self) -> float:
         """The place's own clock, seconds since 1970."""
 
-    def unfinished(self) -> list[Kept]:
+    def unfinished(self) -> list[StoredObject]:
         """List the remains of uploads that crashed; they cost room and nobody sees them."""
 
-    def abandon(self, left: Kept) -> None:
+    def abandon(self, left: StoredObject) -> None:
         """Remove what one crashed upload has left."""
 
 
@@ -122,7 +122,7 @@ class LocalPlace:
             path = below(self._root, key)
             return path.stat().st_size if path.is_file() else None
 
-    def listed(self, prefix: str) -> list[Kept]:
+    def listed(self, prefix: str) -> list[StoredObject]:
         """See `Place`."""
         return [item for item in self._files(prefix) if durable.TEMPORARY not in item.key]
 
@@ -144,11 +144,11 @@ class LocalPlace:
             finally:
                 probe.unlink()
 
-    def unfinished(self) -> list[Kept]:
+    def unfinished(self) -> list[StoredObject]:
         """See `Place`."""
         return [item for item in self._files("") if durable.TEMPORARY in item.key]
 
-    def abandon(self, left: Kept) -> None:
+    def abandon(self, left: StoredObject) -> None:
         """See `Place`."""
         (self._root / left.key).unlink(missing_ok=True)
 
@@ -157,12 +157,12 @@ class LocalPlace:
         durable.make_dir(path.parent)
         return path
 
-    def _files(self, prefix: str) -> list[Kept]:
+    def _files(self, prefix: str) -> list[StoredObject]:
         top = self._root / prefix
         with _said(self.where):
             paths = sorted(path for path in top.rglob("*") if path.is_file() and not path.is_symlink())
             return [
-                Kept(
+                StoredObject(
                     key=path.relative_to(self._root).as_posix(),
                     bytes=path.stat().st_size,
                     written_at=path.stat().st_mtime,

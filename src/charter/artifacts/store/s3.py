@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 from charter.artifacts import faults
 from charter.artifacts.file_facts import FileFact, check_chunks
 from charter.artifacts.safe_path import wrong_name
-from charter.artifacts.store.place import BUCKET, NO_TAGS, READ_BYTES, Kept, PlaceError, Tags
+from charter.artifacts.store.place import BUCKET, NO_TAGS, READ_BYTES, PlaceError, StoredObject, Tags
 from charter.errors import DataError, MissingExtraError, UsageError
 
 PIP_COMMAND = 'pip install "charter-plan[store]"'
@@ -222,7 +222,7 @@ class S3Place:
         except FileNotFoundError:
             return None
 
-    def listed(self, prefix: str) -> list[Kept]:
+    def listed(self, prefix: str) -> list[StoredObject]:
         """See `Place`."""
         query = {"Bucket": self._bucket, "Prefix": self._path + prefix}
         objects, more = [], True
@@ -231,7 +231,7 @@ class S3Place:
                 answer = self._files.call_s3("list_objects_v2", **query)
             for item in answer.get("Contents", ()):
                 key, written_at = item["Key"].removeprefix(self._path), item["LastModified"].timestamp()
-                objects.append(Kept(key=key, bytes=int(item["Size"]), written_at=written_at))
+                objects.append(StoredObject(key=key, bytes=int(item["Size"]), written_at=written_at))
             query["ContinuationToken"] = answer.get("NextContinuationToken", "")
             more = bool(answer.get("IsTruncated"))
         return objects
@@ -250,17 +250,17 @@ class S3Place:
             self._files.pipe_file(self._at(_CLOCK), str(time.time()).encode())
         return self._facts(_CLOCK).written_at
 
-    def unfinished(self) -> list[Kept]:
+    def unfinished(self) -> list[StoredObject]:
         """See `Place`: parts of uploads that were neither completed nor aborted; their size is not told."""
         with self._asked():
             uploads = self._files.list_multipart_uploads(self._bucket)
         return [
-            Kept(key=f"{item['Key']}#{item['UploadId']}", bytes=0, written_at=item["Initiated"].timestamp())
+            StoredObject(key=f"{item['Key']}#{item['UploadId']}", bytes=0, written_at=item["Initiated"].timestamp())
             for item in uploads
             if item["Key"].startswith(self._path)
         ]
 
-    def abandon(self, left: Kept) -> None:
+    def abandon(self, left: StoredObject) -> None:
         """See `Place`."""
         key, _, upload = left.key.rpartition("#")
         with self._asked():

@@ -12,38 +12,38 @@ from charter.errors import StageError
 from charter.inference.endpoint import settling
 from charter.inference.endpoint.call import Usage
 from charter.inference.endpoint.health import Health
-from charter.inference.endpoint.journal import Journal
+from charter.inference.endpoint.journal import CallJournal
 from charter.inference.endpoint.lanes import Lane, lane_for
 from charter.inference.endpoint.money import guessed_tokens, prices_of
 from charter.inference.endpoint.order import PREFIX_CHARACTERS, Sweep, sort_text
-from charter.inference.endpoint.pacing import Pace
+from charter.inference.endpoint.pacing import RateLimits
 from charter.inference.endpoint.parsing import usage_in
-from charter.inference.endpoint.reading import Reader
+from charter.inference.endpoint.reading import ExchangeReader
 from charter.inference.endpoint.rules import Answered, GiveUp, Step, TryAgain
-from charter.inference.endpoint.setting import Setting
+from charter.inference.endpoint.setting import ServerSetting
 from charter.inference.endpoint.shapes import one_line
 from charter.inference.endpoint.stats import Counts
 from charter.inference.endpoint.stored import from_stored
 from charter.inference.endpoint.transport import Received, Transport
 from charter.inference.endpoint.waiting import told_seconds, utc_now, wait_seconds
-from charter.inference.endpoint.wanted import Batch, Wanted
+from charter.inference.endpoint.wanted import Batch, PendingQuestion
 from charter.inference.endpoint.wire import body_of, path_of
 
 
 class Desk:
     """Answers batches of requests."""
 
-    def __init__(self, setting: Setting, journal: Journal, transport: Transport) -> None:
+    def __init__(self, setting: ServerSetting, journal: CallJournal, transport: Transport) -> None:
         self.setting = setting
         self.counts = Counts()
         self.lanes = [Lane(endpoint, setting.serving.concurrency) for endpoint in setting.endpoints]
-        self.open: dict[str, Wanted] = {}
+        self.open: dict[str, PendingQuestion] = {}
         """Questions that somebody waits for, by key."""
         self._journal, self._transport = journal, transport
         self._prices = prices_of(setting.serving)
-        self._queue: Sweep[Wanted] = Sweep()
-        self._reader = Reader(setting)
-        self._pace = Pace(setting.serving.requests_per_minute, setting.serving.tokens_per_minute)
+        self._queue: Sweep[PendingQuestion] = Sweep()
+        self._reader = ExchangeReader(setting)
+        self._pace = RateLimits(setting.serving.requests_per_minute, setting.serving.tokens_per_minute)
         self._in_flight = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -64,10 +64,10 @@ class Desk:
         if self._error is not None:
             batch.fail(self._error)
             return
-        new: dict[str, Wanted] = {}
+        new: dict[str, PendingQuestion] = {}
         for index, request in enumerate(batch.requests):
             if request.key not in self.open:
-                self.open[request.key] = new[request.key] = Wanted(request)
+                self.open[request.key] = new[request.key] = PendingQuestion(request)
             self.open[request.key].owners.append((batch, index))
         self._spawn(self._look_up(new))
 
@@ -87,12 +87,12 @@ class Desk:
         while self._tasks:
             await asyncio.wait(list(self._tasks))
 
-    def ask_again(self, wanted: Wanted, lane: Lane) -> None:
+    def ask_again(self, wanted: PendingQuestion, lane: Lane) -> None:
         """Send a question that is under way a second time."""
         self.counts.hedges += 1
         self._send(wanted, lane)
 
-    async def _look_up(self, new: dict[str, Wanted]) -> None:
+    async def _look_up(self, new: dict[str, PendingQuestion]) -> None:
         """Answer from the store what can be; the rest waits to be sent."""
         for key, text in (await self._journal.answers(list(new))).items():
             reply = from_stored(text)
@@ -101,7 +101,7 @@ class Desk:
             self._end(new.pop(key)).answer(reply)
         self._wait(*new.values())
 
-    def _wait(self, *asked: Wanted) -> None:
+    def _wait(self, *asked: PendingQuestion) -> None:
         """Join the queue, all before the first is sent: neighbours share prefixes."""
         if self._error is None:
             for wanted in asked:
@@ -133,7 +133,7 @@ class Desk:
             self._timer.cancel()
         self._timer = self._loop.call_later(seconds, self._pump)
 
-    def _send(self, wanted: Wanted, lane: Lane) -> None:
+    def _send(self, wanted: PendingQuestion, lane: Lane) -> None:
         wanted.attempts += 1
         self._in_flight += 1
         lane.in_flight += 1
@@ -142,7 +142,7 @@ class Desk:
         self._pace.sent(guessed_tokens(wanted.request))
         self._spawn(self._ask(wanted, lane, wanted.attempts))
 
-    async def _ask(self, wanted: Wanted, lane: Lane, attempt: int) -> None:
+    async def _ask(self, wanted: PendingQuestion, lane: Lane, attempt: int) -> None:
         """One HTTP request from its intent to what follows from it."""
         call = settling.new_call(wanted.request, lane.endpoint, attempt, self._prices)
         task = asyncio.current_task()
@@ -173,7 +173,7 @@ class Desk:
         if is_first or not isinstance(step, Answered):
             self._follow(step, wanted, lane, began)
 
-    def _take_note(self, step: Answered, wanted: Wanted, lane: Lane, took: float) -> None:
+    def _take_note(self, step: Answered, wanted: PendingQuestion, lane: Lane, took: float) -> None:
         wanted.is_answered = True
         reply = step.parsed.reply
         lane.at_once.answered()
@@ -187,7 +187,7 @@ class Desk:
     def _count_bill(self, usage: Usage) -> None:
         self.counts.billed(usage, settling.price_of(usage, self._prices))
 
-    def _follow(self, step: Step, wanted: Wanted, lane: Lane, began: float) -> None:
+    def _follow(self, step: Step, wanted: PendingQuestion, lane: Lane, began: float) -> None:
         """Once it is on disk how a request went: answer, ask again, or end."""
         if isinstance(step, Answered):
             self.setting.tell()
@@ -200,7 +200,7 @@ class Desk:
         else:
             self._try_again(step, wanted, lane, began)
 
-    def _try_again(self, step: TryAgain, wanted: Wanted, lane: Lane, began: float) -> None:
+    def _try_again(self, step: TryAgain, wanted: PendingQuestion, lane: Lane, began: float) -> None:
         now = self._loop.time()
         if step.usage is not None:
             self._count_bill(step.usage)
@@ -219,7 +219,7 @@ class Desk:
         wait = wait_seconds(wanted.request.key, wanted.attempts, step.retry_after, utc_now())
         self._loop.call_later(wait, self._wait, wanted)
 
-    def _no_answer(self, wanted: Wanted, lane: Lane) -> StageError:
+    def _no_answer(self, wanted: PendingQuestion, lane: Lane) -> StageError:
         tried = ", ".join(f"{count} x {what}" for what, count in wanted.troubles.most_common())
         name = self.setting.name
         return StageError(
@@ -227,7 +227,7 @@ class Desk:
             f"raise serving.{name}.max_attempts, and run again: what was answered is kept"
         )
 
-    def _end(self, wanted: Wanted) -> Wanted:
+    def _end(self, wanted: PendingQuestion) -> PendingQuestion:
         if self.open.get(wanted.request.key) is wanted:
             del self.open[wanted.request.key]
         return wanted

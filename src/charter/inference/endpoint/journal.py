@@ -13,7 +13,7 @@ GATHER_SECONDS = 0.005
 """Waiting for others to join costs no throughput, as other requests are in flight; a flush takes about as long."""
 
 
-class Journal:
+class CallJournal:
     """The store of calls, as the event loop uses it."""
 
     def __init__(self, calls: CallStore) -> None:

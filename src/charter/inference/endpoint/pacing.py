@@ -35,7 +35,7 @@ class Allowance:
         self._level -= amount
 
 
-class Pace:
+class RateLimits:
     """The limits per minute of one provider: of requests and of tokens."""
 
     def __init__(self, requests_per_minute: float | None, tokens_per_minute: float | None) -> None:

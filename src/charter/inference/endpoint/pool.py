@@ -14,9 +14,9 @@ from charter.errors import MissingExtraError, UsageError
 from charter.inference.endpoint.call import CallReply, CallRequest
 from charter.inference.endpoint.desk import Desk
 from charter.inference.endpoint.hedging import hedge
-from charter.inference.endpoint.journal import Journal
+from charter.inference.endpoint.journal import CallJournal
 from charter.inference.endpoint.secrets import read_key
-from charter.inference.endpoint.setting import Setting
+from charter.inference.endpoint.setting import ServerSetting
 from charter.inference.endpoint.stats import Counts, PoolStats
 from charter.inference.endpoint.transport import Transport
 from charter.inference.endpoint.wanted import Batch
@@ -32,7 +32,7 @@ TELL_SECONDS = 1.0
 class EndpointPool:
     """Asks the servers of one model. Threads may share a pool."""
 
-    def __init__(self, setting: Setting, calls: CallStore) -> None:
+    def __init__(self, setting: ServerSetting, calls: CallStore) -> None:
         """Use `EndpointPool.open`."""
         serving = setting.serving
         self._key = read_key(serving.api_key, of=setting.name) if serving.api_key else None
@@ -64,7 +64,7 @@ class EndpointPool:
         except ImportError:
             raise MissingExtraError("asking a server needs aiohttp: pip install 'charter-plan[run]'") from None
         endpoints = tuple(dict.fromkeys((serving.endpoint, *serving.also_endpoints)))
-        pool = cls(Setting(name=name, serving=serving, endpoints=endpoints, tell=tell), calls)
+        pool = cls(ServerSetting(name=name, serving=serving, endpoints=endpoints, tell=tell), calls)
         pool._thread.start()
         pool._ready.wait()
         if pool._failure is not None:
@@ -140,7 +140,7 @@ class EndpointPool:
     async def _serve(self) -> None:
         """The life of the thread."""
         serving = self._setting.serving
-        journal = Journal(self._calls)
+        journal = CallJournal(self._calls)
         transport = Transport(self._key, timeout_seconds=serving.request_timeout)
         self._end = asyncio.Event()
         self._desk = Desk(self._told_seldom(), journal, transport)
@@ -156,7 +156,7 @@ class EndpointPool:
         await transport.close()
         await self._loop.shutdown_default_executor()
 
-    def _told_seldom(self) -> Setting:
+    def _told_seldom(self) -> ServerSetting:
         """The setting, with signs of life at most once a second."""
         last = float("-inf")
 

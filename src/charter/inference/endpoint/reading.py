@@ -5,16 +5,16 @@ from charter.inference.endpoint.call import CallReply, CallRequest
 from charter.inference.endpoint.lanes import Lane
 from charter.inference.endpoint.model_ids import ModelIds
 from charter.inference.endpoint.parsing import message_in_error, usage_in
-from charter.inference.endpoint.rules import Answered, Asked, GiveUp, Step, TryAgain, step_after
-from charter.inference.endpoint.setting import Setting
+from charter.inference.endpoint.rules import Answered, GiveUp, RequestTarget, Step, TryAgain, step_after
+from charter.inference.endpoint.setting import ServerSetting
 from charter.inference.endpoint.transport import Failed, Received
 from charter.inference.endpoint.wire import MAX_COMPLETION_TOKENS, MAX_TOKENS
 
 
-class Reader:
+class ExchangeReader:
     """Reads the exchanges of one pool."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: ServerSetting) -> None:
         self.limit_name = MAX_TOKENS
         """What the servers call the limit of generated tokens, as far as is known."""
         self._setting = setting
@@ -28,7 +28,9 @@ class Reader:
         """Return the next step; an answer of another model, or an old one over again, is no answer."""
         key_reference = self._setting.serving.api_key
         step = step_after(
-            exchange, request, Asked(name=self._setting.name, endpoint=lane.endpoint, key_reference=key_reference)
+            exchange,
+            request,
+            RequestTarget(name=self._setting.name, endpoint=lane.endpoint, key_reference=key_reference),
         )
         if isinstance(exchange, Failed):
             return step

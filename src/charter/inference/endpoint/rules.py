@@ -51,7 +51,7 @@ class GiveUp:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class RequestTarget:
     """Server and model of a request, for messages."""
 
     name: str
@@ -63,7 +63,7 @@ class Asked:
 Step = Answered | TryAgain | GiveUp
 
 
-def step_after(exchange: Received | Failed, request: CallRequest, asked: Asked) -> Step:
+def step_after(exchange: Received | Failed, request: CallRequest, asked: RequestTarget) -> Step:
     """Return the meaning of one exchange for its request."""
     if isinstance(exchange, Failed):
         cost: Cost = "unknown" if exchange.was_sent else "refused"
@@ -97,7 +97,7 @@ def _refused(refusal: str) -> Parsed:
     return Parsed(reply=reply, id="")
 
 
-def _no_use(received: Received, asked: Asked) -> GiveUp:
+def _no_use(received: Received, asked: RequestTarget) -> GiveUp:
     """The error for a status that stays the same however often one asks."""
     head = f"{asked.endpoint}, which answers for {asked.name}, says {received.status}"
     reason = message_in_error(received.body)

@@ -7,7 +7,7 @@ from charter.spec.project import Serving
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class ServerSetting:
     """One served model of a project."""
 
     name: str

@@ -48,7 +48,7 @@ class Batch:
         self._when_over(self)
 
 
-class Wanted:
+class PendingQuestion:
     """One question, whoever waits for it: equal requests are asked once."""
 
     __slots__ = ("attempts", "is_answered", "owners", "request", "running", "troubles")

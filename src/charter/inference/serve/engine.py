@@ -21,7 +21,7 @@ from charter.models.language_model import LanguageModel
 
 
 @dataclass(frozen=True, kw_only=True)
-class Encoded:
+class EncodedRequest:
     """A request with its prompt as tokens, and everything that decides the draw."""
 
     wanted: Wanted
@@ -30,7 +30,7 @@ class Encoded:
     seed: int
 
 
-class ServedModel:
+class ServableModel:
     """A language model and how it is asked; not for several threads at once."""
 
     def __init__(self, language_model: LanguageModel, *, name: str, dtype: str = "fp32") -> None:
@@ -39,7 +39,7 @@ class ServedModel:
         limit = getattr(language_model.model.config, "max_position_embeddings", None)
         self.context_tokens = int(limit) if limit is not None else 2**31
 
-    def encode(self, wanted: Wanted) -> Encoded:
+    def encode(self, wanted: Wanted) -> EncodedRequest:
         """The request as tokens; refused where it does not fit the model's context."""
         ids, room = self._ids(wanted), self.context_tokens
         limit = room - len(ids) if wanted.max_new_tokens is None else wanted.max_new_tokens
@@ -52,7 +52,7 @@ class ServedModel:
         if wanted.min_new_tokens > limit:
             raise RequestError(f"is above max_tokens, {limit}", parameter="min_tokens")
         settings = SamplingSettings(limit, wanted.min_new_tokens, wanted.temperature, wanted.top_p, self._dtype)
-        return Encoded(wanted=wanted, ids=tuple(ids), settings=settings, seed=_seed(wanted, ids))
+        return EncodedRequest(wanted=wanted, ids=tuple(ids), settings=settings, seed=_seed(wanted, ids))
 
     def _ids(self, wanted: Wanted) -> list[int]:
         tokenizer = self._model.tokenizer
@@ -61,7 +61,7 @@ class ServedModel:
             ids = ids + tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
-    def answer(self, batch: Sequence[Encoded], *, tell: Callable[[], None] = lambda: None) -> list[Completion]:
+    def answer(self, batch: Sequence[EncodedRequest], *, tell: Callable[[], None] = lambda: None) -> list[Completion]:
         """The answers to requests of equal settings; `tell` is called at every token and may stop it by raising."""
         watch = _Watch(self._model, batch)
         generate(
@@ -95,7 +95,7 @@ class _Row:
 class _Watch:
     """Takes down every token of a batch with its log-probabilities, and ends answers at their stop sequences."""
 
-    def __init__(self, language_model: LanguageModel, batch: Sequence[Encoded]) -> None:
+    def __init__(self, language_model: LanguageModel, batch: Sequence[EncodedRequest]) -> None:
         self._model, self._batch = language_model, batch
         self._rows = [_Row() for _ in batch]
         wanted = [item.wanted.top_log_probabilities for item in batch]
@@ -171,9 +171,9 @@ class _NotWanted(Exception):
 class Batcher:
     """The queue before one model. `ask` is for one event loop; `start` and `close` once each."""
 
-    def __init__(self, model: ServedModel, *, batch: int, waiting: int) -> None:
+    def __init__(self, model: ServableModel, *, batch: int, waiting: int) -> None:
         self._model, self._most_at_once, self._most_waiting = model, batch, waiting
-        self._waiting: deque[tuple[Encoded, asyncio.Future[Completion]]] = deque()
+        self._waiting: deque[tuple[EncodedRequest, asyncio.Future[Completion]]] = deque()
         self._arrived = asyncio.Event()
         self._is_stopping = threading.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
@@ -194,7 +194,7 @@ class Batcher:
         self._waiting.clear()
         await asyncio.to_thread(self._thread.shutdown)
 
-    async def ask(self, item: Encoded) -> Completion:
+    async def ask(self, item: EncodedRequest) -> Completion:
         """The answer to one request."""
         if self._is_stopping.is_set():
             raise RequestError("the server is stopping", status=503)
@@ -216,7 +216,7 @@ class Batcher:
             if batch:
                 await self._compute(batch)
 
-    def _next_batch(self) -> "list[tuple[Encoded, asyncio.Future[Completion]]]":
+    def _next_batch(self) -> "list[tuple[EncodedRequest, asyncio.Future[Completion]]]":
         """The first that waits, and others that are drawn in the same way; who has gone away is left out."""
         waiting = [(item, future) for item, future in self._waiting if not future.done()]
         alike = [pair for pair in waiting if pair[0].settings == waiting[0][0].settings] if waiting else []
@@ -225,7 +225,7 @@ class Batcher:
         self._waiting = deque(pair for pair in waiting if id(pair[1]) not in batched)
         return batch
 
-    async def _compute(self, batch: "list[tuple[Encoded, asyncio.Future[Completion]]]") -> None:
+    async def _compute(self, batch: "list[tuple[EncodedRequest, asyncio.Future[Completion]]]") -> None:
         items, tell = [item for item, _ in batch], self._check_stop(batch)
         try:
             answers = await asyncio.get_running_loop().run_in_executor(
@@ -245,7 +245,7 @@ class Batcher:
             if not future.done():
                 future.set_result(answer)
 
-    def _check_stop(self, batch: "list[tuple[Encoded, asyncio.Future[Completion]]]") -> Callable[[], None]:
+    def _check_stop(self, batch: "list[tuple[EncodedRequest, asyncio.Future[Completion]]]") -> Callable[[], None]:
         """Ends a batch when the server stops, or when nobody waits for it any more."""
 
         def check() -> None:

@@ -20,7 +20,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from charter.errors import CharterError, DataError, UsageError
 from charter.inference.endpoint.secrets import ApiKey, read_key
-from charter.inference.serve.engine import Batcher, ServedModel
+from charter.inference.serve.engine import Batcher, ServableModel
 from charter.inference.serve.options import ServeOptions, check_address
 from charter.inference.serve.protocol import (
     RequestError,
@@ -40,7 +40,7 @@ OWN_NAMES = ("127.0.0.1", "localhost", "[::1]")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def make_app(model: ServedModel, batcher: Batcher, *, token: ApiKey | None = None) -> web.Application:
+def make_app(model: ServableModel, batcher: Batcher, *, token: ApiKey | None = None) -> web.Application:
     """The application; with a token every request but `/health` must carry it."""
     app = web.Application(client_max_size=LARGEST_BODY_BYTES, middlewares=[_errors, _guard(token)])
 
@@ -124,10 +124,10 @@ def serve(options: ServeOptions) -> None:
     disable_progress_bar()
     language_model = load_language_model(directory)
     language_model.model.to(device).eval()
-    asyncio.run(_serve(ServedModel(language_model, name=options.name or directory.resolve().name), options))
+    asyncio.run(_serve(ServableModel(language_model, name=options.name or directory.resolve().name), options))
 
 
-async def _serve(model: ServedModel, options: ServeOptions) -> None:
+async def _serve(model: ServableModel, options: ServeOptions) -> None:
     batcher, stop = Batcher(model, batch=options.batch, waiting=options.waiting), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from charter.cost.buckets import BUCKETS
-from charter.cost.monte_carlo import Spread
+from charter.cost.monte_carlo import CostDistribution
 from charter.plan.stages.stage_plan import MicroUsd
 
 DISK, STORAGE, TRANSFER, MANAGED, API = "disk", "object storage", "transfer", "managed service", "endpoints"
@@ -56,7 +56,7 @@ class ProjectCost:
     lines: tuple[CostLine, ...]
     unpriced: tuple[str, ...]
     """Stages, models or services without a price: they are missing from every sum, not free."""
-    spread: Spread
+    spread: CostDistribution
     """Quantiles over random draws; narrower than the sum of the lines' quantiles, in which everything errs at once."""
     units: tuple[UnitCost, ...]
     energy_kwh: float | None

@@ -5,7 +5,7 @@ from math import log
 
 from charter.catalog.price_book import Market, PriceBook
 from charter.cost.money import usd
-from charter.cost.monte_carlo import Amount
+from charter.cost.monte_carlo import CostTerm
 from charter.cost.uncertainty import Factor, Lognormal, LogUniform
 from charter.estimate.terms import Z90
 from charter.plan.finish import time_factors, waste_factors
@@ -25,10 +25,10 @@ OWN_BUCKETS = (API, DISK, LABELS, STORAGE, TRANSFER)
 
 def amounts(
     stages: Sequence[StagePlan], lines: Sequence[CostLine], project: Project, per_second: float, book: PriceBook
-) -> tuple[Amount, ...]:
+) -> tuple[CostTerm, ...]:
     """Every addend of the cost; `per_second` is what fixed services and staff cost."""
     made = [
-        Amount(
+        CostTerm(
             stage=stage.name,
             usd=usd(stage.compute_usd.p50) * (1 + project.costs.rework) * (1 + premium_share(stage, project.costs)),
             factors=(*_machine_factors(stage, project, book), *waste_factors(project.costs)),
@@ -37,11 +37,11 @@ def amounts(
         if stage.compute_usd is not None
     ]
     made += [
-        Amount(stage=line.stage, usd=usd(line.usd.p50), factors=(_price_of_line(line),))
+        CostTerm(stage=line.stage, usd=usd(line.usd.p50), factors=(_price_of_line(line),))
         for line in lines
         if line.bucket in OWN_BUCKETS and line.usd.p50
     ]
-    return (*made, Amount(stage="", usd_per_second=per_second)) if per_second else tuple(made)
+    return (*made, CostTerm(stage="", usd_per_second=per_second)) if per_second else tuple(made)
 
 
 def _machine_factors(stage: StagePlan, project: Project, book: PriceBook) -> tuple[Factor, ...]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from charter.catalog.facts import StoragePrice
 from charter.catalog.price_book import PriceBook
-from charter.cost.storage import Kept, StorageTier, weights_only_count
+from charter.cost.storage import StageBytes, StorageTier, weights_only_count
 from charter.cost.uncertainty import exactly
 from charter.estimate.node.storage import weights_bytes
 from charter.estimate.terms import Breakdown, Interval, Term
@@ -31,7 +31,7 @@ class StageStorage:
     """Bytes of one stage, and the classes of storage that hold them while it runs and afterwards."""
 
     stored: Breakdown
-    kept: Kept
+    kept: StageBytes
     while_running: StorageTier
     afterwards: StorageTier
 
@@ -65,7 +65,7 @@ def stage_storage(work: Workload, option: Option, project: Project, book: PriceB
     full = sum(term.value for term in terms if term.part == "checkpoints")
     return StageStorage(
         stored=Breakdown(terms=(*terms, weights_only) if weights_only.value else terms),
-        kept=Kept(
+        kept=StageBytes(
             full_bytes=full,
             weights_only_bytes=weights_only.value,
             result_bytes=sum(term.value for term in terms) - full,

@@ -10,7 +10,7 @@ from typing import Any
 from charter.artifacts.stage_state import TrackerState
 from charter.errors import MissingExtraError
 from charter.spec.tracking import MlflowSettings
-from charter.tracking.base import Input, Row, RunFacts
+from charter.tracking.base import Input, MetricRow, RunFacts
 from charter.tracking.secret_texts import Secrets, is_reference
 
 KEY_TAG = "charter.key"
@@ -75,7 +75,7 @@ class MlflowDestination:
         if facts.inputs:
             self._client.log_inputs(run, datasets=[_dataset(item) for item in facts.inputs])
 
-    def log(self, run: str, rows: Sequence[Row]) -> None:
+    def log(self, run: str, rows: Sequence[MetricRow]) -> None:
         """Metrics, as many per call as the server takes."""
         from mlflow.entities import Metric
 

@@ -19,7 +19,7 @@ TAIL_BYTES = 65536
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figure:
+class Gauge:
     """One gauge: a name, what it is, and its values by labels."""
 
     name: str
@@ -29,7 +29,7 @@ class Figure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageView:
+class StageMetrics:
     """Latest figures of one stage."""
 
     name: str
@@ -39,7 +39,7 @@ class StageView:
     """The last sample of every node."""
 
 
-def figures(run: str, standing: Standing, stages: tuple[StageView, ...], *, cost_usd: float | None) -> list[Figure]:
+def figures(run: str, standing: Standing, stages: tuple[StageMetrics, ...], *, cost_usd: float | None) -> list[Gauge]:
     """All gauges of a run; what is unknown has no value rather than zero. Pure."""
     progress = [(stage.name, stage.progress) for stage in stages]
     metrics = [
@@ -129,7 +129,7 @@ class Endpoint:
 
     def __init__(self, run_dir: Path, run: str) -> None:
         self._run_dir, self._run = run_dir, run
-        self._figures: list[Figure] = []
+        self._figures: list[Gauge] = []
         self._server: Any = None
 
     @classmethod
@@ -158,7 +158,7 @@ class Endpoint:
         if self._server is None:
             return
         stages = tuple(
-            StageView(
+            StageMetrics(
                 name=path.name.rpartition("-")[0],
                 standing=standing,
                 progress=read_progress(path),
@@ -196,9 +196,9 @@ def last_rows(stage_dir: Path) -> Iterator[MeterRow]:
         yield from rows[-1:]
 
 
-def _gauge(name: str, text: str, labels: tuple[str, ...], values: Sequence[tuple[tuple[str, ...], Any]]) -> Figure:
+def _gauge(name: str, text: str, labels: tuple[str, ...], values: Sequence[tuple[tuple[str, ...], Any]]) -> Gauge:
     samples = tuple((label_values, float(value)) for label_values, value in values if value is not None)
-    return Figure(name=name, help=text, labels=labels, values=samples)
+    return Gauge(name=name, help=text, labels=labels, values=samples)
 
 
 def _cost_usd(run_dir: Path) -> float | None:

@@ -16,7 +16,7 @@ from typing import Any
 from charter.artifacts import durable
 from charter.artifacts.stage_state import TrackerState
 from charter.errors import MissingExtraError
-from charter.tracking.base import Row, RunFacts
+from charter.tracking.base import MetricRow, RunFacts
 
 EVENTS, STATE = "events.out.tfevents.0.charter", "charter.json"
 MACHINE = "machine"
@@ -48,7 +48,7 @@ class TensorboardDestination:
         if events:
             _append(self._directory / run, events)
 
-    def log(self, run: str, rows: Sequence[Row]) -> None:
+    def log(self, run: str, rows: Sequence[MetricRow]) -> None:
         """Scalars; those of machines beside, since their steps are others."""
         _append_rows(self._directory / run, [row for row in rows if not row.machine])
         _append_rows(self._directory / run / MACHINE, [row for row in rows if row.machine])
@@ -77,7 +77,7 @@ def _append(directory: Path, events: Sequence[Any]) -> None:
     _write(directory, events, _state(directory))
 
 
-def _append_rows(directory: Path, rows: Sequence[Row]) -> None:
+def _append_rows(directory: Path, rows: Sequence[MetricRow]) -> None:
     """Add rows to the file of a directory; those that it has are left out."""
     state = _state(directory)
     new = [row for row in rows if row.number > state["rows"]]
@@ -103,7 +103,7 @@ def _write(directory: Path, events: Sequence[Any], state: Mapping[str, Any]) -> 
     durable.write_json(directory / STATE, {**state, "bytes": path.stat().st_size})
 
 
-def _row_events(row: Row) -> list[Any]:
+def _row_events(row: MetricRow) -> list[Any]:
     event_pb2, summary_pb2, _ = _library()
     values = [summary_pb2.Summary.Value(tag=name, simple_value=value) for name, value in row.values.items()]
     event = event_pb2.Event(wall_time=row.time, step=row.step, summary=summary_pb2.Summary(value=values))

@@ -17,7 +17,7 @@ from charter.artifacts import durable
 from charter.artifacts.stage_state import TrackerState
 from charter.errors import MissingExtraError
 from charter.spec.tracking import WandbSettings
-from charter.tracking.base import Row, RunFacts
+from charter.tracking.base import MetricRow, RunFacts
 from charter.tracking.secret_texts import Secrets
 
 INIT_SECONDS, FINISH_SECONDS = 20, 20
@@ -51,7 +51,7 @@ class WandbDestination:
         config = {**facts.parameters, "charter": {"tags": dict(facts.tags), "inputs": inputs}}
         self._open(run).config.update(config, allow_val_change=True)
 
-    def log(self, run: str, rows: Sequence[Row]) -> None:
+    def log(self, run: str, rows: Sequence[MetricRow]) -> None:
         """One row of history each."""
         opened = self._open(run)
         for row in rows:

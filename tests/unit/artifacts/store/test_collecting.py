@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from charter.artifacts.checkpoints import Retention
+from charter.artifacts.checkpoints import CheckpointRetention
 from charter.artifacts.store import maintenance
 from charter.artifacts.store.maintenance import collect, named_objects, prunable
 from charter.errors import DataError
@@ -85,7 +85,7 @@ def test_copies_are_pruned_only_behind_verified_ones(make_stage, save, replicato
     for step in (1, 2, 3, 4):
         save(stage_dir, step)
         list(replicator(stage_dir).copy_new())
-    keep_two = Retention(keep_last=2)
+    keep_two = CheckpointRetention(keep_last=2)
     assert [item.name for item in prunable(copies, stage_dir.name, keep_two)] == ["step-00000001", "step-00000002"]
     fact = copies.read(stage_dir.name, "step-00000003").files["state/step-00000003/w.bin"]
     place.put(f"objects/{fact.sha256[:2]}/{fact.sha256}", b"x" * fact.bytes)
