@@ -36,7 +36,7 @@ def test_what_is_there_is_listed_oldest_first(stage):
     assert listed(stage.path.with_name("nobody")) == []
 
 
-def test_a_pinned_one_survives_every_save_and_goes_after_it_is_unpinned(stage):
+def test_pinned_checkpoint_survives_saves_until_unpinned(stage):
     assert pin(stage.path, Position(2)).name == "step-00000002"
     assert [item.pinned for item in listed(stage.path)] == [True, False]
     assert os.listdir(stage.path / "state" / "step-00000002").count("pinned") == 1

@@ -25,7 +25,7 @@ def verified(path):
     ),
     st.integers(1, 3),
 )
-def test_no_sequence_of_saves_kills_and_removals_leaves_fewer_than_one(make_stage, monkeypatch, actions, keep_last):
+def test_saves_kills_and_removals_always_leave_a_checkpoint(make_stage, monkeypatch, actions, keep_last):
     path = make_stage(keep_last=keep_last)
     for old in (path / "state").glob("*"):
         durable.discard_dir(old)

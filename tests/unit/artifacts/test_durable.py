@@ -16,7 +16,7 @@ def leftovers(directory: Path) -> list[str]:
     return [path.name for path in directory.iterdir() if path.name.startswith((".tmp-", ".gc-"))]
 
 
-def test_a_replaced_file_holds_the_new_content_and_leaves_nothing_beside_it(tmp_path):
+def test_replaced_file_has_new_content_and_no_leftovers(tmp_path):
     durable.write_file(tmp_path / "a.txt", "old")
     durable.write_file(tmp_path / "a.txt", "new")
     assert (tmp_path / "a.txt").read_text() == "new"

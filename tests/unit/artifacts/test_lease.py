@@ -143,9 +143,7 @@ def test_an_orphan_is_ended_with_all_its_processes(tmp_path, holder):
     assert {path.name for path in tmp_path.iterdir()} == {"lease.json", "run.lock", ".fence", ".fence.lock"}
 
 
-def test_a_process_beside_rank_0_ends_itself_when_rank_0_is_gone_but_not_when_it_has_left(
-    tmp_path, holder, monkeypatch
-):
+def test_peer_of_rank_0_ends_when_it_dies_not_when_it_leaves(tmp_path, holder, monkeypatch):
     monkeypatch.setattr("charter.artifacts.lease.LOOK_EVERY_SECONDS", 0.01)
     died = threading.Event()
     with Membership(tmp_path, 1, die=died.set) as member:

@@ -39,7 +39,7 @@ def test_only_verified_ones_count():
     ]
 
 
-def test_the_best_stays_the_newest_of_equals_and_those_without_a_metric_are_no_candidates():
+def test_best_is_newest_of_equals_and_needs_a_metric():
     found = CheckpointRetention(keep_last=1, keep_best=True).removable(
         held(1, 2, 3, 4, 5, at_2=0.5, at_3=0.5, at_4=-9.0)
     )

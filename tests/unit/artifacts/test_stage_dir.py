@@ -162,7 +162,7 @@ def test_damaged_outputs_are_found_by_name(make_stage, thorough):
     assert damaged_output(stage.path, read_record(stage.path), thorough=thorough) == "file records.jsonl is missing"
 
 
-def test_a_changed_file_with_old_size_and_time_is_found_by_a_thorough_look(make_stage):
+def test_thorough_check_sees_change_with_old_size_and_time(make_stage):
     stage = StageDir(make_stage())
     publish(stage)
     path = stage.outputs / "records.jsonl"

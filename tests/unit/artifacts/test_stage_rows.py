@@ -41,7 +41,7 @@ def job(tmp_path):
     return make
 
 
-def test_rows_of_all_data_sets_come_in_their_order_and_bad_ones_are_counted_together(job):
+def test_rows_of_data_sets_keep_order_and_bad_ones_are_counted(job):
     rows, skipped = stage_rows(job(a="skip", b="skip"), "prompts", read_prompts)
     assert [row.id for row in rows] == ["a0", "a2", "b0", "b2"]
     assert (skipped.count, len(skipped.reasons)) == (2, 2)

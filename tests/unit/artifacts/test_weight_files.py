@@ -127,7 +127,7 @@ def test_an_index_that_leads_elsewhere_is_refused(model, index):
 
 
 @pytest.mark.parametrize("start", [b"", *(b"\x80" + bytes([protocol]) for protocol in (2, 3, 4, 5))])
-def test_a_hostile_pickle_in_a_checkpoint_is_refused_by_its_hash_and_never_opened(make_stage, tmp_path, start):
+def test_hostile_pickle_is_refused_by_its_hash_and_never_opened(make_stage, tmp_path, start):
     """Written by hand: calls `os.mkdir` when it is read."""
     stage_dir = make_stage()
     StageDir(stage_dir).save_checkpoint(1, lambda out: (out / ".metadata").write_bytes(b"good") and None)

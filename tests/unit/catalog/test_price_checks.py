@@ -52,7 +52,7 @@ def h100_zones() -> list[PriceRow]:
     return zones
 
 
-def test_a_reservation_listed_as_on_demand_is_found_in_all_16_of_29_zones():
+def test_reservation_listed_as_on_demand_is_reported_in_16_zones():
     findings = check_rows(h100_zones(), reference={})
     by_rule = {rule: {f.row for f in findings if f.rule == rule} for rule in {f.rule for f in findings}}
     assert by_rule["on-demand-outlier"] == set(range(2, 18))
@@ -60,7 +60,7 @@ def test_a_reservation_listed_as_on_demand_is_found_in_all_16_of_29_zones():
     assert "$9.80-12.70 in the 13 other rows" in next(f.message for f in findings if f.rule == "on-demand-outlier")
 
 
-def test_without_spot_the_known_price_of_the_cloud_tells_the_wrong_side():
+def test_without_spot_the_usual_cloud_price_shows_the_wrong_side():
     zones = [row(number=2 + i, on_demand=8 * each) for i, each in enumerate((4.2, 4.2, 4.2, 10.0, 11.0))]
     assert {f.row for f in outliers(zones, {("aws", "H100-SXM-80GB"): 10.5})} == {2, 3, 4}
     assert {f.row for f in outliers(zones, {("aws", "H100-SXM-80GB"): 4.0})} == {5, 6}
@@ -103,7 +103,7 @@ def test_spot_equal_to_on_demand_is_read_as_no_spot_offer(accelerator, price):
 
 
 @pytest.mark.parametrize(("accelerator", "count", "price"), [("B200", 8, 0.08), ("A100", 1, 0.01), ("H100", 8, 2.35)])
-def test_floor_bids_and_prices_per_accelerator_taken_for_a_machine_are_implausible(accelerator, count, price):
+def test_floor_bids_and_mistaken_unit_prices_are_implausible(accelerator, count, price):
     assert found(row(accelerator, count, on_demand=price)) == {"implausible-price": Severity.ERROR}
 
 

@@ -240,7 +240,7 @@ def test_a_layout_that_the_header_contradicts_is_refused():
         read(AWS, aws_line("a", "18"), cloud="aws", layout=PriceFormat.GPUHUNT)
 
 
-def test_a_second_import_replaces_the_same_offers_and_keeps_the_others():
+def test_second_import_replaces_same_offers_and_keeps_others():
     old = [PriceRow(number=2, cloud="aws", instance_type=name, accelerator="L4", known=True, count=1, region="r",
                     on_demand=1.0) for name in ("a", "b")]  # fmt: skip
     new = [PriceRow(number=2, cloud="aws", instance_type="a", accelerator="L4", known=True, count=1, region="r",

@@ -63,7 +63,7 @@ def test_the_cheapest_whole_machine_is_taken():
     assert all(value.offer is None or value.offer.whole_machine for value in _all(Market.SPOT))
 
 
-def test_an_accelerator_that_nobody_offers_has_no_price_and_not_a_zero():
+def test_accelerator_without_offers_has_no_price_instead_of_zero():
     (gaudi,) = values([get("Gaudi3")], PriceBook.bundled(), Market.ON_DEMAND)
     assert gaudi.usd_per_accelerator_hour is None
     assert gaudi.usd_per_pflop_hour is gaudi.usd_per_measured_pflop_hour is None

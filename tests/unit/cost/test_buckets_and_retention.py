@@ -41,7 +41,7 @@ def test_the_buckets_make_the_formula_of_billed_hours(useful, checkpoint, lost, 
 
 
 @given(idle=st.floats(0.01, 0.9), more=st.floats(1.01, 1.1))
-def test_more_idle_time_never_makes_useful_time_dearer_or_the_bill_smaller(idle, more):
+def test_idle_time_never_raises_useful_cost_or_lowers_the_bill(idle, more):
     less, higher = (
         compute_buckets(useful=80, checkpoint=5, billed=100, idle_share=share)
         for share in (idle, min(idle * more, 0.95))
@@ -74,7 +74,7 @@ def test_retention_of_the_worked_13b_example():
     assert policy.usd(14 * 3600, while_running=S3_STANDARD, afterwards=S3_STANDARD) == pytest.approx(8.6, abs=0.1)
 
 
-def test_results_for_a_week_in_cold_storage_are_billed_for_its_minimum():
+def test_week_in_cold_storage_is_billed_for_the_minimum():
     cold = StorageTier(name="Glacier Instant", usd_per_gb_month=0.004, minimum_days=90)
     kept = [
         StageBytes(full_bytes=0, weights_only_bytes=0, result_bytes=100 * GB, days=days).usd(

@@ -77,7 +77,7 @@ def test_micro_usd_survives_the_round_trip(micro):
 
 
 @given(total=st.integers(0, 10**12), weights=st.lists(st.floats(0, 1e6), min_size=1, max_size=20))
-def test_shares_add_up_and_miss_their_exact_value_by_less_than_one_unit(total, weights):
+def test_shares_add_up_and_are_within_one_unit_of_exact(total, weights):
     if sum(weights) <= 0:
         with pytest.raises(UsageError):
             split_micro_usd(total, weights)

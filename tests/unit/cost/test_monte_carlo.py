@@ -107,7 +107,7 @@ def test_a_project_that_is_finished_has_no_spread():
     assert found.drivers == ()
 
 
-def test_stages_side_by_side_finish_with_the_slowest_and_one_after_another_with_their_sum():
+def test_parallel_stages_take_the_maximum_serial_ones_the_sum():
     durations = [
         Duration(stage="a", seconds=10.0),
         Duration(stage="b", seconds=30.0, not_before_seconds=5.0),

@@ -251,7 +251,7 @@ def test_absent_servers_are_asked_ever_more_seldom():
     assert max(waits) == 30
 
 
-def test_an_old_reply_over_again_is_noticed_but_not_of_servers_that_reuse_ids():
+def test_repeated_reply_is_noticed_unless_servers_reuse_ids():
     (lane,) = lanes(1)
     assert not lane.repeats("a", b"1")
     assert lane.repeats("a", b"1")

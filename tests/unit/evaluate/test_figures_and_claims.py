@@ -25,7 +25,7 @@ def test_figures_are_rounded_to_six_decimals():
     assert str(difference("k", "l", [1.0, 0.0], [1.0, 0.0], seed=1).low) == "0.0"
 
 
-def test_the_main_claim_may_be_made_when_the_interval_is_above_zero():
+def test_main_claim_is_allowed_when_interval_is_above_zero():
     claims = claims_of([DIFFERENCE], judge_learnt_from_humans=True)
     assert any("at equal length" in claim and "20.0 %" in claim for claim in claims.may)
     assert not any("at equal length" in claim for claim in claims.may_not)
@@ -59,7 +59,7 @@ def test_what_no_run_may_claim_is_always_said():
 
 
 @pytest.mark.parametrize(("baseline", "words"), [("words", "a bag of words"), ("shorter", "the shorter-answer rule")])
-def test_a_preference_model_no_better_than_a_baseline_is_said_to_be_so(baseline, words):
+def test_preference_model_at_baseline_level_is_reported_as_such(baseline, words):
     found = figure(f"pm_accuracy.reward_over_{baseline}", 0.01, -0.05, 0.07, n=208)
     claims = claims_of([found], judge_learnt_from_humans=True)
     assert any(f"better than {words}" in claim for claim in claims.may_not)
@@ -67,7 +67,7 @@ def test_a_preference_model_no_better_than_a_baseline_is_said_to_be_so(baseline,
     assert any(f"better than {words}" in claim for claim in claims.may)
 
 
-def test_a_drifted_judge_sets_off_the_alarm_by_flipped_verdicts_or_by_shifted_log_odds():
+def test_judge_drift_is_flagged_by_verdicts_or_log_odds():
     steady = figure("probes.same_verdict", 1.0, 0.98, 1.0)
     flipped = figure("probes.same_verdict", 0.85, 0.8, 0.9)
     near, far = figure("probes.ks", 0.1, 0.0, 0.2), figure("probes.ks", 0.4, 0.3, 0.5)

@@ -140,7 +140,7 @@ def test_figures_of_a_model_that_is_too_sure_of_itself():
     assert all(0.5 <= point.at <= 1 for point in points)
 
 
-def test_equal_samples_have_no_distance_and_shifted_ones_set_off_the_alarm():
+def test_equal_samples_have_no_distance_and_shifted_ones_alarm():
     before = (4 * draws(100, 1)).tolist()
     assert statistics.ks_distance(before, before)[1].low == 0
     distance, band = statistics.ks_distance([value + 1 for value in before], before)

@@ -104,7 +104,7 @@ def test_a_judge_that_will_not_reason_is_not_asked_to_choose():
     assert all(isinstance(ask, Sample) for ask in answerer.asks)
 
 
-def test_demonstrations_are_drawn_for_each_pair_and_say_the_letter_of_their_better_answer():
+def test_demonstrations_are_drawn_per_pair_with_their_letter():
     pairs = tuple(Pair(f"d{n}", (Turn("user", f"q{n}"),), f"good{n}", f"bad{n}") for n in range(9))
     answerer = Scripted()
     items = [comparison(id=f"item{n}") for n in range(8)]
@@ -149,7 +149,7 @@ def test_draws_hang_on_the_id_alone():
     assert together.lists[0][2:] == alone.lists[0]
 
 
-def test_an_invalid_answer_is_asked_again_with_another_seed_and_the_others_are_not():
+def test_only_invalid_answers_are_asked_again_with_another_seed():
     seen = []
 
     def choose(ask):
@@ -180,7 +180,7 @@ def test_a_new_attempt_reasons_anew():
         (ChoiceReply(log_probabilities=(0.0, -1.0), refusal="I will not"), "refused"),
     ],
 )
-def test_what_stays_invalid_is_invalid_after_a_bounded_number_of_attempts(answer, reason):
+def test_invalid_answer_stays_invalid_after_bounded_attempts(answer, reason):
     answerer = Scripted(lambda ask: answer)
     (found,) = asked(answerer)
     assert isinstance(found, Invalid)
@@ -198,7 +198,7 @@ def test_one_order_without_an_answer_makes_the_pair_invalid():
     assert isinstance(good, Verdict)
 
 
-def test_votes_stand_in_where_no_log_probabilities_are_given_and_are_marked():
+def test_votes_replace_missing_log_probabilities_and_are_marked():
     def choose(ask):
         return ChoiceReply(log_probabilities=None, votes=(3, 1), tokens=4) if ask.votes else silent(tokens=1)
 
@@ -245,7 +245,7 @@ def test_the_tokens_of_every_question_count_in_a_format_with_two():
     assert (refused.reason, refused.tokens) == ("refused", 12 * ATTEMPTS)
 
 
-def test_the_answers_that_are_asked_about_one_by_one_have_draws_of_their_own():
+def test_answers_judged_one_by_one_have_own_draws():
     answerer = Scripted()
     asked(answerer, format="yes_no", chain_of_thought=True)
     seeds = [ask.seed for ask in answerer.asks if isinstance(ask, Sample)]

@@ -60,7 +60,7 @@ def test_a_missing_file_is_named(tmp_path):
         load_constitution(tmp_path / "none.yaml")
 
 
-def test_many_draws_give_different_principles_and_begin_with_the_single_draw():
+def test_many_draws_differ_and_begin_with_the_single_draw():
     for row in range(40):
         drawn = THREE.draw_many(3, 7, "label", row)
         assert {item.id for item in drawn} == {"a", "b", "c"}

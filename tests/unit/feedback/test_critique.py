@@ -48,7 +48,7 @@ def by_purpose(ask):
     return Text(text=f"{purpose} {ask.seed}", tokens=2, model="m-1")
 
 
-def test_every_round_criticises_the_last_answer_under_a_principle_of_its_own():
+def test_each_round_criticises_last_answer_under_own_principle():
     answerer = Scripted(write=by_purpose)
     batch = revised(answerer, revisions=3)
     assert [ask.role for ask in answerer.asks] == ["policy"] + ["critic"] * 6
@@ -101,7 +101,7 @@ def test_principles_vary_over_prompts_and_rounds():
     assert any(drawn[f"p{n}", 1] != drawn[f"p{n}", 2] for n in range(12))
 
 
-def test_worked_critiques_come_first_the_same_ones_in_every_round_others_for_another_prompt():
+def test_worked_critiques_come_first_and_depend_on_the_prompt():
     prompts = [Prompt(f"p{n}", (Turn("system", "Be brief."), Turn("user", "Hi"))) for n in range(6)]
     answerer = Scripted(write=by_purpose)
     batch = revised(answerer, prompts, [example(n) for n in range(8)], revisions=2, few_shot=2)

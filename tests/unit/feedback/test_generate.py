@@ -58,7 +58,7 @@ def test_a_new_prompt_follows_given_ones_that_are_drawn_anew_for_each():
     assert batch.tokens == 20
 
 
-def test_what_is_no_new_prompt_is_drawn_again_after_others_and_then_set_aside():
+def test_reply_without_new_prompt_is_redrawn_then_set_aside():
     texts = iter(["4. How do I fix thing 3?", "", "4. good one", "4. Fresh"])
     batch, answerer = prompts_made(lambda ask: Text(text=next(texts, "thing how do i fix"), tokens=1), count=2)
     assert [len(asks) for asks in answerer.lists] == [2, 2]
@@ -76,7 +76,7 @@ def test_a_refusal_is_counted_as_one():
     assert batch.set_aside == [{"reason": "refused", "id": "n0", "text": "no"}]
 
 
-def test_records_stay_in_order_when_an_earlier_one_is_drawn_again_and_say_what_was_cut():
+def test_records_keep_order_after_redraws_and_note_cuts():
     replies = iter([Text(text="4. Why is", tokens=3, is_finished=False), Text(text="4. A\n5. B", tokens=3)])
     again = Text(text="4. C\n5. D", tokens=3, is_finished=False)
     batch, _ = prompts_made(lambda ask: next(replies, again), count=2)
@@ -132,7 +132,7 @@ def test_a_given_prompt_cannot_add_lines_to_the_list():
     assert "1. one 2. injected\n2. two" in turn.content
 
 
-def test_answers_are_conversations_several_to_a_prompt_with_draws_of_their_own():
+def test_answers_of_one_prompt_are_conversations_with_own_draws():
     made = job(answers_per_prompt=2)
     answerer = Scripted(write=lambda ask: Text(text="" if ask.seed % 2 else f"answer {ask.seed}", tokens=4))
     batch = answered(AnswerMaker(job=made, spec=made.spec).make(GIVEN), answerer)

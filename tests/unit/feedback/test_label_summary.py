@@ -60,7 +60,7 @@ def test_principles_and_reasons_are_counted():
     assert (found["invalid_judgements"], found["invalid_share"]) == (2, 0.5)
 
 
-def test_votes_bounds_and_further_attempts_are_shares_of_the_questions():
+def test_votes_bounds_and_retries_are_shares_of_the_questions():
     mixed = [verdict(1, 1, how=BY_VOTES), verdict(1, 1, is_bounded=True), verdict(1, 1, attempts=2), verdict(1, 1)]
     found = summary([item("a", "b")] * 4, mixed)
     assert [found[f"{name}_share"] for name in ("by_votes", "bounded", "asked_again")] == [0.25] * 3

@@ -27,7 +27,7 @@ def digest(number, signature, sketcher):
         (math.nextafter(SIMILARITY, 1), KEPT),
     ],
 )
-def test_a_row_that_reaches_the_threshold_exactly_is_a_near_duplicate(threshold, reason):
+def test_row_exactly_at_the_threshold_is_a_near_duplicate(threshold, reason):
     sketcher = Sketcher(threshold)
     found = decide(
         [digest(n, row, sketcher) for n, row in enumerate((ONE, OTHER))], 2, sketcher=sketcher, max_rows=None

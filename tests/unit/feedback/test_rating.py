@@ -54,7 +54,7 @@ def test_equal_answers_are_one_question_with_ten_choices():
     assert "Answer 1." in asked[0][1].question
 
 
-def test_a_question_without_an_answer_is_asked_again_three_times_in_all_and_then_has_no_rating():
+def test_unanswered_question_is_asked_three_times_then_unrated():
     silent, refused = (
         ChoiceReply(log_probabilities=None, tokens=2),
         ChoiceReply(log_probabilities=None, refusal="no", tokens=1),

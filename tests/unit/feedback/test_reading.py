@@ -34,7 +34,7 @@ def test_variants_are_summed():
     assert found.missing == (False, False)
 
 
-def test_a_missing_choice_gets_the_least_of_the_alternatives_and_is_marked():
+def test_missing_choice_gets_least_alternative_and_is_marked():
     found = read_choices(top(A=0.6, The=0.05, I=0.02), AB)
     assert found.missing == (False, True)
     assert found.log_probabilities[1] == pytest.approx(math.log(0.02))

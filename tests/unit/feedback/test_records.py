@@ -223,9 +223,7 @@ def test_sums_have_the_same_bits_whichever_batch_came_last(tmp_path):
 
 
 @pytest.mark.parametrize("stops", [False, True])
-def test_the_first_process_publishes_nothing_before_the_batches_of_the_others_are_there(
-    tmp_path, undisturbed, monkeypatch, stops
-):
+def test_first_process_publishes_after_all_batches_are_there(tmp_path, undisturbed, monkeypatch, stops):
     path, looks = tmp_path / "waits", []
     monkeypatch.setattr(records, "WAIT_FOR_OTHERS_SECONDS", 0)
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -130,7 +130,7 @@ def test_votes_count_when_more_than_half_can_be_read():
     assert (choice.votes, choice.problem) == ((), "votes that cannot be read")
 
 
-def test_a_reply_without_the_log_probabilities_asked_for_is_told_apart():
+def test_reply_without_requested_log_probabilities_is_recognised():
     choice, _ = ask(CHAT, choose(), lambda request: reply("A", ()))
     assert (choice.log_probabilities, choice.problem) == (None, "no log-probabilities given")
 
@@ -148,7 +148,7 @@ def test_a_format_that_no_endpoint_can_answer_is_refused_with_what_would_work():
         ask(CHAT, choose(question=question, choices=("Y", "N")))
 
 
-def test_replies_of_several_servers_come_back_in_the_order_of_the_questions():
+def test_replies_of_several_servers_keep_the_order_of_questions():
     pools = {name: ScriptedPool(lambda request: reply(f"by {request.model}", ())) for name in ("policy", "critic")}
     answering = Answering(None, {name: ServedModel(name, name, CHAT, pool) for name, pool in pools.items()})
     asks = [sample(role=role) for role in ("critic", "policy", "policy", "critic")]

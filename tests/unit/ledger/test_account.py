@@ -33,7 +33,7 @@ def attempt(**changes: object) -> Attempt:
     return Attempt(**(values | changes))  # type: ignore[arg-type]
 
 
-def test_eight_units_for_one_hour_at_two_and_a_half_dollars_cost_twenty_dollars():
+def test_eight_units_for_an_hour_at_2_50_usd_cost_20_usd():
     (item,) = account([attempt()])
     assert item.cost_micro_usd == 20_000_000
     assert item.lost_micro_usd == 0
@@ -61,7 +61,7 @@ def test_a_killed_attempt_lost_what_the_next_one_did_again():
     assert second.lost_milliseconds == 0
 
 
-def test_a_killed_attempt_without_a_successor_is_kept_up_to_its_last_checkpoint():
+def test_killed_last_attempt_counts_up_to_its_last_checkpoint():
     assert account([attempt(outcome="killed", kept_step=50)])[0].lost_milliseconds == 1_800_000
     assert account([attempt(outcome="killed")])[0].lost_milliseconds == 3_600_000
 
@@ -76,7 +76,7 @@ def test_an_interrupted_attempt_stopped_at_a_checkpoint_and_lost_nothing():
     assert first.lost_milliseconds == 0
 
 
-def test_unfinished_work_under_a_given_up_fingerprint_is_lost_but_finished_work_is_not():
+def test_abandoned_fingerprint_loses_only_unfinished_work():
     old = attempt(outcome="interrupted", fingerprint="old")
     finished = attempt(attempt_id=2, number=2, fingerprint="older", outcome="done")
     new = attempt(attempt_id=3, number=3, fingerprint="new")

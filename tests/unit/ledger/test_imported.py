@@ -72,7 +72,7 @@ def test_what_is_not_said_again_stays(ledger):
     ledger.check_sums()
 
 
-def test_one_run_is_not_counted_under_two_stages_and_then_nothing_is_written(ledger):
+def test_run_counted_under_two_stages_is_refused_without_a_write(ledger):
     ledger.record_imported([KILLED])
     with pytest.raises(UsageError, match="stage pretrain, but it is in the ledger as attempt 1 of stage sft"):
         ledger.record_imported([replace(DONE, stage="pretrain"), replace(KILLED, stage="pretrain")])

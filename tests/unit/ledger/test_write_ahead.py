@@ -38,7 +38,7 @@ def last_transaction(log):
     return commits[-2] + FRAME_BYTES
 
 
-def test_a_whole_log_and_one_cut_anywhere_have_lost_nothing_that_was_committed(log, database):
+def test_complete_or_cut_log_has_lost_no_commits(log, database):
     assert len(log) > 10 * FRAME_BYTES
     assert not has_lost_commits(database)
     for end in range(0, len(log), 97):

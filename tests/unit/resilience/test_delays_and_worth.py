@@ -36,7 +36,7 @@ def test_notice_helps_only_when_a_save_fits():
     assert notice_success(save_seconds=121, notice_seconds=120) == 0
 
 
-def test_notice_lowers_the_expected_time_to_first_order_by_what_it_saves():
+def test_notice_lowers_expected_time_by_its_first_order_saving():
     job = Interruptions(mean_between_failures_seconds=40_000, restart_seconds=300)
     fixed = {"save_seconds": 20, "interval_seconds": 1200}
     blind = expected_time(1e6, **fixed, interruptions=job)
@@ -105,7 +105,7 @@ def test_first_spares_pay_on_a_large_job_and_none_on_a_small_one():
 
 
 @given(nodes=st.integers(1, 1000), spares=st.integers(0, 40))
-def test_more_spares_never_wait_longer_and_the_best_number_is_within_the_quantile(nodes, spares):
+def test_spares_never_lengthen_waits_and_best_is_within_quantile(nodes, spares):
     share = waiting_share(num_nodes=nodes, spares=spares, **FLEET)
     assert 0 <= waiting_share(num_nodes=nodes, spares=spares + 1, **FLEET) <= share < 1
     assert best_spares(num_nodes=nodes, **FLEET) <= spare_nodes(num_nodes=nodes, **FLEET)

@@ -64,7 +64,7 @@ def test_waits_from_histories_are_those_of_the_simulation(up, availability, work
     assert found.mean_wall_seconds == pytest.approx(form.wall_seconds, rel=0.10)
 
 
-def test_waits_grow_with_the_job_and_vanish_with_a_pool_that_is_always_there():
+def test_waits_grow_with_the_job_and_vanish_with_a_constant_pool():
     waits = [spot_waits(hours * HOUR, mean_up_seconds=2.75 * HOUR, availability=0.65) for hours in (1, 10, 100, 1000)]
     assert [wait.p50 for wait in waits] == sorted(wait.p50 for wait in waits)
     assert all(wait.p10 <= wait.p50 <= wait.p90 for wait in waits)

@@ -80,7 +80,7 @@ def test_without_failures_only_saves_are_added():
     assert found.interruptions.sum() == 0
 
 
-def test_without_failures_the_closed_form_is_exact_with_asynchronous_saves_too():
+def test_closed_form_is_exact_without_failures_and_async_saves():
     never = Interruptions(mean_between_failures_seconds=math.inf)
     job = replace(JOB, save_seconds=5, persist_seconds=300, failures=Exponential(mean_seconds=math.inf))
     form = expected_time(48 * HOUR, save_seconds=5, persist_seconds=300, interval_seconds=1800, interruptions=never)
@@ -113,7 +113,7 @@ def test_clustered_failures_cost_less_than_spread_ones_of_the_same_mean():
     assert ages.mean() == pytest.approx(100, rel=0.02)
 
 
-def test_exponential_spot_pool_obeys_the_closed_form_with_its_mean_outage():
+def test_exponential_spot_pool_obeys_closed_form_of_mean_outage():
     market = SpotMarket(up=Exponential(mean_seconds=4 * HOUR), down=Exponential(mean_seconds=HOUR))
     job = replace(JOB, failures=Exponential(mean_seconds=math.inf), spot=market)
     found = simulate(job, runs=2500, seed=9)

@@ -443,7 +443,7 @@ def test_when_no_row_can_be_read_skipping_does_not_hide_it(tmp_path):
         read_texts(path, spec(on_bad_row="skip"))
 
 
-def test_a_second_data_set_without_rows_is_named_though_the_first_had_bad_ones(tmp_path):
+def test_second_data_set_without_rows_is_named_after_bad_rows(tmp_path):
     skipped = SkippedRows()
     read_prompts(broken(tmp_path, "jsonl"), spec(on_bad_row="skip"), skipped)
     (tmp_path / "empty.jsonl").write_text("")

@@ -169,7 +169,7 @@ def with_reward_model(**pipeline):
     return Project(name="x", models=MODELS | SCORES, data=DATA, pipeline=pipeline)
 
 
-def test_a_model_marked_as_a_reward_model_is_a_reward_or_the_start_of_one_and_nothing_else():
+def test_reward_model_may_only_be_a_reward_or_start_one():
     ppo = PpoStage(policy="base", reward="rm", prompts=("prompts",), episodes=64)
     assert messages(with_reward_model(p=ppo, pm=PreferenceModelStage(init="rm", data=("pairs",)))) == []
     found = messages(with_reward_model(p=PpoStage(policy="rm", reward="rm", prompts=("prompts",), episodes=64)))

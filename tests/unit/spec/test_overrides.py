@@ -67,7 +67,7 @@ def test_the_last_one_wins(load):
     assert load("seed=1", "seed=2").seed == 2
 
 
-def test_the_command_line_is_stronger_than_the_environment_and_that_than_the_file(load):
+def test_command_line_overrides_environment_which_overrides_file(load):
     env = {"CHARTER_NAME": "from-env", "CHARTER_SEED": "1"}
     project = load("seed=2", env=env)
     assert (project.name, project.seed) == ("from-env", 2)

@@ -206,7 +206,7 @@ def test_a_file_that_was_written_again_is_kept_again(run_dir):
 
 
 @pytest.mark.parametrize("what", ["row", "file"])
-def test_what_comes_after_the_end_of_a_stage_was_told_is_followed_by_its_end(run_dir, what):
+def test_rows_after_a_reported_end_are_followed_by_the_end_again(run_dir, what):
     """The follower collects the last rows when it looks next; a tracker may have closed the run, and opens it again."""
     stage = run_dir / "stages" / "sft-0123abcd"
     tracker = Scripted()

@@ -52,7 +52,7 @@ def test_skipped_updates_are_counted_bounded_and_keep_the_mean():
         guard.allows(3, NAN, 1.0)
 
 
-def test_going_back_skips_data_from_there_and_the_path_is_a_function_of_the_step():
+def test_roll_back_skips_data_and_path_is_a_function_of_the_step():
     guard = DivergenceGuard(Guard(on_divergence="roll_back", roll_back_steps=10, skip_steps=30))
     with pytest.raises(RollBackError) as asked:
         guard.allows(25, NAN, 1.0)

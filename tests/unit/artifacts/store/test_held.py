@@ -24,7 +24,7 @@ def test_an_object_that_two_checkpoints_name_is_held_and_sent_once(make_stage, s
     assert copies.objects.sent_bytes == sent, "what is there is not sent again"
 
 
-def test_what_is_forgotten_is_not_held_and_what_another_process_has_copied_is(make_stage, save, replicator, copies):
+def test_forgotten_copies_do_not_count_and_foreign_copies_do(make_stage, save, replicator, copies):
     stage_dir, held = make_stage(), HeldByLists(copies)
     save(stage_dir, 2)
     list(replicator(stage_dir).copy_new(all_checkpoints=True))
@@ -61,7 +61,7 @@ def test_a_damaged_list_names_nothing_that_could_be_counted(make_stage, save, re
     assert HeldByLists(copies).bytes() == lying_there(place, "copies/")
 
 
-def test_a_directory_counts_files_once_and_nothing_that_lies_elsewhere(tmp_path):
+def test_directory_counts_files_once_and_nothing_from_elsewhere(tmp_path):
     run, beside = tmp_path / "run", tmp_path / "beside"
     (run / "stages" / "a").mkdir(parents=True)
     (run / "copies").mkdir()

@@ -123,7 +123,7 @@ def test_batches_are_copied_in_groups_and_come_back(make_stage, replicator, rest
     assert [damage(path) for path in batch_paths(stage_dir)] == [None] * 71
 
 
-def test_every_third_checkpoint_is_copied_though_retention_keeps_two(make_stage, save, replicator, copies):
+def test_every_third_checkpoint_is_copied_while_two_are_retained(make_stage, save, replicator, copies):
     stage_dir = make_stage()
     one = replicator(stage_dir, every=3)
     for step in range(1, 9):
@@ -163,7 +163,7 @@ def test_what_is_newer_here_is_not_overwritten(make_stage, save, replicator, res
     assert StageDir(stage_dir).latest_checkpoint().step == 4
 
 
-def test_copies_of_a_stage_with_another_fingerprint_are_not_brought_back(make_stage, save, replicator, copies):
+def test_copies_with_another_fingerprint_are_not_restored(make_stage, save, replicator, copies):
     stage_dir = make_stage()
     save(stage_dir, 2)
     list(replicator(stage_dir).copy_new())
@@ -172,9 +172,7 @@ def test_copies_of_a_stage_with_another_fingerprint_are_not_brought_back(make_st
     assert not stage_dir.exists()
 
 
-def test_a_damaged_checkpoint_here_is_kept_aside_and_what_belongs_to_the_copy_comes_with_it(
-    make_stage, save, replicator, restore
-):
+def test_damaged_checkpoint_is_set_aside_and_restored_from_copy(make_stage, save, replicator, restore):
     stage_dir = make_stage()
     (stage_dir / "metrics.jsonl").write_text('{"step": 2}\n')
     save(stage_dir, 2)
