@@ -31,7 +31,7 @@ def test_names_are_those_that_dvc_gives(data):
     )
 
 
-def test_the_version_of_a_directory_hangs_on_names_and_contents_alone(data):
+def test_version_of_directory_depends_on_names_and_contents(data):
     first = version_of(data / "data")
     assert (first.bytes, set(first.files)) == (6, {"a", "sub/b"})
     os.utime(data / "data" / "a", (0, 0))

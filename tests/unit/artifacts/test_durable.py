@@ -23,7 +23,7 @@ def test_replaced_file_has_new_content_and_no_leftovers(tmp_path):
     assert os.listdir(tmp_path) == ["a.txt"]
 
 
-def test_a_published_directory_has_the_sha256_of_every_file_in_its_manifest(tmp_path):
+def test_manifest_of_published_directory_has_every_sha256(tmp_path):
     def write(out: Path) -> None:
         (out / "sub").mkdir()
         (out / "sub" / "w.bin").write_bytes(b"weights")
@@ -174,7 +174,7 @@ def test_json_that_is_not_json_is_named(tmp_path):
         durable.read_json(tmp_path / "record.json")
 
 
-def test_what_failed_is_told_although_another_process_removes_the_same_directory(tmp_path, monkeypatch):
+def test_failure_is_raised_during_removal_by_another_process(tmp_path, monkeypatch):
     """The processes of a stage that lost a peer clean up the same directory at once."""
     left = tmp_path / ".tmp-step"
     left.mkdir()

@@ -51,7 +51,7 @@ def test_nothing_appears_below_a_directory_that_was_lost(tmp_path):
     durable.write_file(tmp_path / "deep.json", "of nobody's lease")
 
 
-def test_a_directory_that_is_lost_while_a_process_waits_for_its_lock_is_not_written(tmp_path, monkeypatch):
+def test_directory_lost_while_waiting_for_lock_is_not_written(tmp_path, monkeypatch):
     locked = fence.locked
 
     @contextlib.contextmanager

@@ -109,7 +109,7 @@ def test_a_submission_locks_earlier_starts_out_before_any_of_its_own(tmp_path, e
     assert "taken over by pid" in earlier.stdout.readline()
 
 
-def test_a_process_without_an_engine_respects_a_living_holder_and_comes_after_a_dead_one(tmp_path, earlier):
+def test_process_without_engine_waits_for_living_holders_only(tmp_path, earlier):
     with pytest.raises(UsageError, match="in use"):
         take(tmp_path)
     earlier.kill()

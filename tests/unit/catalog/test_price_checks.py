@@ -107,7 +107,7 @@ def test_floor_bids_and_mistaken_unit_prices_are_implausible(accelerator, count,
     assert found(row(accelerator, count, on_demand=price)) == {"implausible-price": Severity.ERROR}
 
 
-def test_an_instance_price_taken_for_that_of_one_accelerator_is_doubted():
+def test_instance_price_taken_as_accelerator_price_is_doubted():
     assert found(row(count=1, on_demand=55.04)) == {"implausible-price": Severity.WARNING}
 
 

@@ -102,7 +102,7 @@ def test_gcp_accelerators_are_added_to_their_host():
     assert checked.left_out == {HOSTS_ADDED: 1}
 
 
-def test_a_defect_of_the_accelerators_is_found_although_the_host_hides_it():
+def test_defect_of_accelerators_is_reported_despite_host_price():
     checked = read(
         GCP,
         "a3-highgpu-8g,208.0,1872.0,,,,us-east4,us-east4-a,30.0,3.0",

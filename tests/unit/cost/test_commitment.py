@@ -46,7 +46,7 @@ def test_an_unused_commitment_is_a_line_of_its_own():
     assert found.total_usd == pytest.approx(32 * ONE_YEAR)
 
 
-def test_a_three_year_commitment_beats_spot_and_a_one_year_commitment_nearly_ties_with_it():
+def test_three_year_commitment_beats_spot_one_year_nearly_ties():
     # Reference on cost, conclusion 3: at 7 to 20 % of spot rework.
     for rework in (1.07, 1.20):
         assert SPOT * rework > THREE_YEARS

@@ -55,7 +55,7 @@ def test_few_steps_of_another_stage_change_the_pace_only_as_far_as_they_go():
     assert left(begun, stage("b"))["b"].seconds.p50 == pytest.approx(100 * (0.5 * 1.0 + 0.5 * 0.5) / 0.5)
 
 
-def test_a_stage_that_has_not_begun_takes_the_pace_of_its_kind_before_that_of_all():
+def test_unstarted_stage_takes_pace_of_its_kind_then_that_of_all():
     slow = stage("a", done=True, kept_seconds=200.0)
     quick = stage("b", kind="ppo", done=True, kept_seconds=50.0)
     found = left(slow, quick, stage("c"), stage("d", kind="ppo"), stage("e", kind="eval"))

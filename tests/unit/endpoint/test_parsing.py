@@ -215,7 +215,7 @@ def test_these_are_no_answers():
         [],
     ],
 )
-def test_log_probabilities_side_by_side_have_one_length_and_the_right_types(logprobs):
+def test_parallel_log_probabilities_have_one_length_and_type(logprobs):
     with pytest.raises(InvalidReplyError):
         parse_reply(encoded(changed(TEXT_REPLY, ("choices", 0, "logprobs"), logprobs)), TEXT)
 

@@ -33,7 +33,7 @@ def test_mean_interval_by_hand():
     assert found.high - 0.5 == pytest.approx(1.959964 * math.sqrt(1 / 3) / 2, rel=1e-6)
 
 
-def test_ratio_weighs_rows_by_their_denominator_and_is_exact_for_a_constant_ratio():
+def test_ratio_weighs_rows_by_denominator_exact_if_constant():
     found = of_ratio([2.0, 4.0, 10.0], [1.0, 2.0, 5.0])
     assert (found.low, found.high) == (2.0, 2.0)
     skewed = of_ratio([1.0, 30.0], [1.0, 10.0])

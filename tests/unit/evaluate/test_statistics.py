@@ -54,7 +54,7 @@ def test_kappa_does_not_care_who_is_first(rows):
     assert np.isnan(one) or -1 <= one <= 1
 
 
-def test_length_control_finds_the_planted_win_rate_behind_a_length_bias():
+def test_length_control_recovers_planted_win_rate_despite_bias():
     n = 4000
     mine, theirs = (50 + 60 * draws(n, 3)).astype(int), (20 + 60 * draws(n, 7)).astype(int)
     scaled = np.tanh((mine - theirs) / (mine - theirs).std())

@@ -77,13 +77,13 @@ def test_a_label_is_clamped():
     assert verdict.log_odds == (9.0, 9.0)
 
 
-def test_a_clamp_does_not_turn_every_label_of_a_judge_with_a_position_bias_into_a_tie():
+def test_clamp_with_position_bias_leaves_labels_that_are_no_ties():
     (verdict,) = asked(by_odds(lambda ask: 4.0 if "(A) Tea" in ask.question else 3.0), clamp=0.4)
     assert verdict.probability_first == pytest.approx((probability_of(4.0) + probability_of(-3.0)) / 2)
     assert verdict.probability_first != 0.5
 
 
-def test_a_chain_of_thought_comes_before_the_choice_and_stands_in_its_conversation():
+def test_chain_of_thought_precedes_choice_in_its_conversation():
     answerer = Scripted(write=lambda ask: Text(text=f"{REASONING_PREFILL} tea.", tokens=7))
     (verdict,) = asked(answerer, chain_of_thought=True, reasoning_tokens=33)
     reasons, choices = answerer.lists

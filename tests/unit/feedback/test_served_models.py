@@ -88,7 +88,7 @@ def test_text_goes_as_a_chat_or_as_plain_text_up_to_the_next_turn():
 
 
 @pytest.mark.parametrize(("answer", "text"), [(" and so on", "So: and so on"), ("So: and", "So: and")])
-def test_a_prefill_is_in_the_text_once_whether_the_server_repeats_it_or_not(answer, text):
+def test_prefill_is_in_the_text_once_if_server_repeats_it_or_not(answer, text):
     assert ask(LED_IN, sample(prefill="So:"), lambda request: reply(answer, ()))[0].text == text
 
 
@@ -113,7 +113,7 @@ def test_half_characters_do_not_reach_a_file():
     assert well_formed("\ud83d\ude00") == "\U0001f600"
 
 
-def test_a_server_known_to_give_no_log_probabilities_is_asked_for_votes_only():
+def test_server_without_log_probabilities_gets_only_votes():
     choice, requests = ask(WITHOUT, choose())
     assert (choice.log_probabilities, choice.problem, requests) == (None, "no log-probabilities given", [])
     texts = iter(["A", "(B)", "A.", "neither", "A"])
@@ -142,7 +142,7 @@ def test_the_first_generated_token_is_what_is_read():
     assert choice.log_probabilities[0] - choice.log_probabilities[1] == pytest.approx(math.log(9))
 
 
-def test_a_format_that_no_endpoint_can_answer_is_refused_with_what_would_work():
+def test_format_that_no_endpoint_answers_is_refused_with_remedy():
     question = yes_no_mean_text((Turn("user", "Hi"),), "x", "Good?")
     with pytest.raises(DataError, match=r"(?s)yes_no_mean.*no endpoint gives.*yes_no, or a judge in process"):
         ask(CHAT, choose(question=question, choices=("Y", "N")))

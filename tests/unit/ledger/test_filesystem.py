@@ -20,7 +20,7 @@ def test_the_longest_mount_point_decides(directory, expected):
     assert filesystem_type(Path(directory), MOUNTS) == expected
 
 
-def test_a_network_file_system_is_known_and_a_system_without_mountinfo_is_local(tmp_path):
+def test_network_file_system_is_detected_no_mountinfo_is_local(tmp_path):
     mountinfo = tmp_path / "mountinfo"
     mountinfo.write_text("1 0 0:1 / / rw - nfs4 server:/ rw\n")
     assert is_network_filesystem(Path("/anything"), mountinfo=mountinfo)

@@ -94,7 +94,7 @@ CALLS = st.lists(
 
 
 @given(CALLS)
-def test_afterwards_the_sum_is_that_of_the_log_and_a_second_time_changes_nothing(drawn):
+def test_reconciled_sum_is_the_logs_and_repeats_change_nothing(drawn):
     calls = [
         call(f"{index:03}", outcome, {"answered": cost, "refused": 0}.get(outcome))
         for index, (outcome, cost, _) in enumerate(drawn)

@@ -72,7 +72,7 @@ def test_interval_with_notice_is_near_the_best_of_a_scan():
         notice_success=st.floats(0, 1),
     ),
 )
-def test_buckets_are_never_negative_and_bill_plus_wait_is_the_wall(work, save, interval, persist, job):
+def test_buckets_are_not_negative_bill_plus_wait_is_wall_time(work, save, interval, persist, job):
     spent = expected_time(
         work, save_seconds=save, interval_seconds=interval, persist_seconds=persist, interruptions=job
     )

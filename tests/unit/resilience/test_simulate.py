@@ -104,7 +104,7 @@ def test_daly_is_at_the_minimum_of_a_sweep_of_intervals():
     assert math.exp(grid[np.argmin(cubic(grid))]) == pytest.approx(1, abs=0.05)
 
 
-def test_clustered_failures_cost_less_than_spread_ones_of_the_same_mean():
+def test_clustered_failures_cost_less_than_spread_of_same_mean():
     # Shape below 1: more failures right after a restart, when little work is open, and longer quiet stretches.
     spread = simulate(JOB, runs=800, seed=4)
     clustered = simulate(replace(JOB, failures=Weibull(mean_seconds=4 * HOUR, shape=0.7)), runs=800, seed=4)

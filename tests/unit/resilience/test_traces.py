@@ -21,7 +21,7 @@ from charter.resilience.spot import (
 
 
 @pytest.mark.parametrize("target", spot_traces.TARGETS, ids=lambda target: target.name)
-def test_shipped_traces_are_what_the_script_makes_and_resemble_public_ones(target):
+def test_shipped_traces_match_the_script_and_resemble_public(target):
     assert (DATA / f"{target.name}.json").read_text() == spot_traces.text(target)
     found = trace_statistics(find_trace(target.name), target.machines)
     # Public traces: availability 0.12 to 0.94, mean up 0.7 to 10.5 h, medians 0.2 to 2.6 h, always below the mean.

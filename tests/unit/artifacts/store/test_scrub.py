@@ -68,7 +68,7 @@ def test_a_list_that_is_damaged_is_told(kept, copies, place):
     assert outcomes(copies, kept) == [(".", "lost")]
 
 
-def test_a_checkpoint_that_retention_removed_here_is_checked_there_only(kept, copies, place):
+def test_checkpoint_removed_by_retention_is_checked_there_only(kept, copies, place):
     shutil.rmtree(kept / "state" / "step-00000002")
     assert outcomes(copies, kept) == []
     spoil_there(copies, place, kept, "step-00000002", CHECKPOINT_FILE)
