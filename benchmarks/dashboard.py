@@ -64,7 +64,7 @@ def fill_ledger(case: ProjectCase) -> int:
     """Write the attempts in bulk, and what follows from them as the ledger itself does; returns the rows."""
     from sqlalchemy import func, insert, select
 
-    from charter.ledger.rebuilding import rebuild
+    from charter.ledger.rebuilding import rebuild_sums
     from charter.ledger.schema import attempts, charges
 
     case.attempt("sft", seconds=1.0)
@@ -74,7 +74,7 @@ def fill_ledger(case: ProjectCase) -> int:
         for start in range(0, ATTEMPTS - 1, 20_000):
             numbers = range(start, min(start + 20_000, ATTEMPTS - 1))
             connection.execute(insert(attempts), [_attempt(first, number) for number in numbers])
-        rebuild(connection)
+        rebuild_sums(connection)
         rows = sum(connection.scalar(select(func.count()).select_from(table)) or 0 for table in (attempts, charges))
     database.engine.dispose()
     return rows

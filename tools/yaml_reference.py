@@ -32,6 +32,7 @@ WHERE: Mapping[str, str] = {
     "Budget": "`budget`",
     "Storage": "`storage`",
     "Serving": "An entry of `serving`",
+    "ServerPool": "`serving.NAME.pool`, and entries of `pipeline.NAME.resources.pools`",
     "Costs": "`costs`",
     "HumanLabels": "`costs.human_labels`",
     "Staff": "`costs.staff`",

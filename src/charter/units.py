@@ -57,6 +57,21 @@ def parse_bytes(value: object) -> int:
     return _whole(_number(match[1]) * _BYTE_UNITS[match[2].lower()], "a size in whole bytes")
 
 
+def parse_bytes_per_second(value: object) -> float:
+    """Bytes per second of `"25Gbit/s"` (networks), `"3 GB/s"` or a plain number of bytes per second.
+
+    >>> parse_bytes_per_second("25Gbit/s"), parse_bytes_per_second("3GB/s"), parse_bytes_per_second("100 gbps")
+    (3125000000.0, 3000000000.0, 12500000000.0)
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value) or value <= 0:
+            raise ValueError(f"{value!r} is not the speed of a network; write it like 25Gbit/s")
+        return float(value)
+    match = _match(rf"{_NUMBER}\s*([kKmMgGtT])(bit/s|bps|B/s)", value, "the speed of a network", "25Gbit/s or 3GB/s")
+    unit = 1 if match[3] == "B/s" else 8
+    return _number(match[1]) * 1000.0 ** (1 + "kmgt".index(match[2].lower())) / unit
+
+
 def parse_seconds(value: object) -> float:
     """Seconds of `"14d"`, `"2h30m"`, `"90s"` or a plain number of seconds.
 

@@ -48,6 +48,11 @@ class JobInput:
         return Path(self.path) / ("model" if product == MODEL else "records.jsonl")
 
 
+def served_name(item: JobInput, serving: Serving) -> str:
+    """Return what a server calls a model: as `serving` says, or its catalog name, or its name in the project."""
+    return serving.model or (item.model.model if item.model and item.model.model else item.name)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """Everything a stage process needs.

@@ -14,6 +14,8 @@ from charter.catalog.rows import Provenance, TableRow, read_rows
 from charter.units import GB, GIB
 
 BITS_PER_BYTE = 8
+PER_ACCELERATOR = re.compile(r"\bper (chip|GPU)$")
+"""In an instance type: a price of one accelerator, by which machines of any size are billed."""
 PART_ONLY = "(GPU part only)"
 """In an instance type: the price covers the accelerators, the host is billed apart."""
 CONTRACT = "contract"
@@ -62,6 +64,15 @@ class Offer:
     def whole_machine(self) -> bool:
         """False where the price covers the accelerators only and the host is billed apart."""
         return PART_ONLY not in self.instance_type
+
+    @property
+    def scales(self) -> bool:
+        """Return True if the price is that of one accelerator of a machine, and not of a machine with one.
+
+        >>> Offer.__dict__["scales"].fget(type("Row", (), {"instance_type": "tpu-v5p per chip"}))
+        True
+        """
+        return PER_ACCELERATOR.search(self.instance_type) is not None
 
     @property
     def is_contract(self) -> bool:

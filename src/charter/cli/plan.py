@@ -374,9 +374,12 @@ def _show(made: "Plan", *, as_json: bool, explain: str | None, more: dict[str, o
             from charter.report.alternatives_table import alternatives_table
 
             plan_console().print(alternatives_table(made))
-        from charter.report.engine_lines import engine_lines
+        from charter.plan.any_engine import with_other_engines
+        from charter.report.engine_lines import engine_line, engine_lines
 
         for line in engine_lines(made):
+            plan_console().print(line, markup=False, highlight=False)
+        if not any(stage.other_engines for stage in made.stages) and (line := engine_line(with_other_engines(made))):
             plan_console().print(line, markup=False, highlight=False)
         return
     stage = made.stage(explain)

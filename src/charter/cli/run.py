@@ -29,6 +29,10 @@ AnywayOption = Annotated[
     bool, typer.Option("--anyway", help="Start although a stage does not fit by the plan (else exit code 3).")
 ]
 
+ReplanOption = Annotated[
+    bool, typer.Option("--replan", help="Plan anew, though nothing that the run's plan follows from has changed.")
+]
+
 
 def run(
     project: Annotated[
@@ -50,6 +54,7 @@ def run(
     reshard: ReshardOption = False,
     on: OnOption = None,
     anyway: AnywayOption = False,
+    replan: ReplanOption = False,
 ) -> None:
     """Run or resume a project, here or on an engine; skips what is done."""
     from charter.run.runner import RunOptions
@@ -58,7 +63,7 @@ def run(
     if template is not None:
         _write_template(template, where)
     loaded, root = open_project(where, set_)
-    options = RunOptions(only=tuple(only or ()), reshard=reshard, engine=on, anyway=anyway)
+    options = RunOptions(only=tuple(only or ()), reshard=reshard, engine=on, anyway=anyway, replan=replan)
     if dry_run:
         _show_work(loaded, root, options)
         return
@@ -73,6 +78,7 @@ def resume(
     reshard: ReshardOption = False,
     on: OnOption = None,
     anyway: AnywayOption = False,
+    replan: ReplanOption = False,
 ) -> None:
     """Continue an interrupted run from its last complete checkpoints (as `charter run` does)."""
     from charter.run.runner import RunOptions
@@ -81,7 +87,9 @@ def resume(
     loaded, root = open_project(directory)
     if verify:
         status_of(loaded, root, thorough=True)
-    run_and_show(loaded, root, RunOptions(reshard=reshard, engine=on, anyway=anyway), json_events=json_events)
+    run_and_show(
+        loaded, root, RunOptions(reshard=reshard, engine=on, anyway=anyway, replan=replan), json_events=json_events
+    )
 
 
 def run_and_show(project: "Project", root: Path, options: "RunOptions", *, json_events: bool) -> None:
@@ -114,8 +122,7 @@ def _show_work(project: "Project", root: Path, options: "RunOptions") -> None:
     }
     for name, verdict in work.verdicts.items():
         print(f"{name:<16} {running.get(name, 'stays'):<10} {verdict.why}")
-    check_work(work, options)
-    plan_work(work, options)
+    check_work(plan_work(work, options), options)
 
 
 def _confirm(project: "Project", *, yes: bool) -> None:

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from charter.cli.common import DirOption, SetOption, open_project
-from charter.cli.run import AnywayOption
+from charter.cli.common import DirOption, JsonOption, SetOption, open_project, print_json
+from charter.cli.run import AnywayOption, ReplanOption
 
 
 def submit(
@@ -25,18 +25,28 @@ def submit(
     print_: Annotated[
         bool, typer.Option("--print", help="Show what would be sent for each stage; needs no engine.")
     ] = False,
+    json_: JsonOption = False,
     set_: SetOption = None,
     anyway: AnywayOption = False,
+    replan: ReplanOption = False,
 ) -> None:
     """Send the supervisor of a run to an engine, which runs the stages from there."""
     from charter.run.submit import preview, submit_supervisor
 
     project, root = open_project(directory, set_)
     if print_:
-        typer.echo(preview(project, root, on, stages or ()), nl=False)
+        shown = preview(project, root, on, stages or (), replan=replan, anyway=anyway)
+        if json_:
+            print_json(shown.to_json())
+            return
+        if shown.problem:
+            typer.echo(f"no plan ({shown.problem}): charter.yaml alone says what is asked for", err=True)
+        typer.echo(shown.texts, nl=False)
         return
     path = directory.resolve()
-    engine, number = submit_supervisor(project, root, on, stages or (), path=path, overrides=set_ or (), anyway=anyway)
+    engine, number = submit_supervisor(
+        project, root, on, stages or (), path=path, overrides=set_ or (), anyway=anyway, replan=replan
+    )
     own = root / "run" / "supervisor"
     log = f"; its own log is in {own}" if own.is_dir() else ""
     typer.echo(f"submitted to {engine}: {number}\n`charter status` and `charter logs STAGE` show how it goes{log}")

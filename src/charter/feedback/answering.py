@@ -1,15 +1,19 @@
 """Opens whoever answers the questions of a stage: each role's model in this process, or behind its endpoint."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from charter.artifacts.job import JobInput
+from charter.artifacts.job import JobInput, served_name
+from charter.artifacts.server_files import KEY_FILE, SERVERS, await_servers
 from charter.artifacts.stage_dir import StageDir
+from charter.errors import DataError, StageError
 from charter.feedback.asks import Ask, Reply
 from charter.feedback.records import Answerer
 from charter.feedback.served_models import ServedModel
@@ -51,8 +55,12 @@ def batches_under_way(serving: Sequence[Serving], batch: int) -> int:
     >>> batches_under_way([], 64), batches_under_way([Serving(concurrency=256)], 64)
     (1, 8)
     """
-    places = max((item.concurrency * (1 + len(item.also_endpoints)) for item in serving), default=0)
+    places = max((item.concurrency * _servers(item) for item in serving), default=0)
     return max(1, BATCHES_PER_FILL * ceil(places / batch))
+
+
+def _servers(serving: Serving) -> int:
+    return serving.pool.replicas if serving.pool is not None else 1 + len(serving.also_endpoints)
 
 
 def _named_inputs(stage: StageDir, roles: Sequence[str]) -> dict[str, JobInput]:
@@ -71,7 +79,7 @@ def _local_models(stage: StageDir, named: Mapping[str, JobInput]) -> "LocalModel
         return None
     from charter.feedback.local_models import LocalModels
     from charter.feedback.sampling import check_context
-    from charter.models.language_model import LanguageModel, load_language_model
+    from charter.models.language_model import LanguageModel, answering_dtype, load_language_model
     from charter.models.runtime import configure
 
     device = configure(stage.job.frozen)
@@ -79,7 +87,7 @@ def _local_models(stage: StageDir, named: Mapping[str, JobInput]) -> "LocalModel
     for role, item in named.items():
         where = item.location()
         if where not in loaded:
-            loaded[where] = load_language_model(where)
+            loaded[where] = load_language_model(where, dtype=answering_dtype(device))
             loaded[where].model.to(device).eval()
         if isinstance(stage.job.spec, Sampling) and item.role not in JUDGE_ROLES:
             check_context(loaded[where], stage.job.spec, role=role)
@@ -101,15 +109,31 @@ def _served_models(
     for role, settings in serving.items():
         item = named[role]
         if item.name not in models:
+            settings = with_addresses(item.name, settings, stage) if settings.pool is not None else settings
             pool = EndpointPool.open(item.name, settings, calls, tell=stage.alive)
             stack.callback(pool.close)
             models[item.name] = ServedModel(item.name, served_name(item, settings), settings, pool)
     return {role: models[named[role].name] for role in serving}
 
 
-def served_name(item: JobInput, serving: Serving) -> str:
-    """Return the server's name of a model: as `serving` says, or its catalog name, or its name in the project."""
-    return serving.model or (item.model.model if item.model and item.model.model else item.name)
+def with_addresses(name: str, serving: Serving, stage: StageDir) -> Serving:
+    """Return how a model is served, with the addresses of the servers that were started for this stage.
+
+    Waits until one of them answers. Raises StageError where none comes up, DataError outside of a job that has them.
+    """
+    assert serving.pool is not None
+    directory = os.environ.get(SERVERS)
+    if directory is None:
+        raise DataError(f"the servers of {name!r} are started by `charter run`, and this process was not")
+    servers = await_servers(
+        Path(directory), name, serving.pool.replicas, alive=stage.alive, should_stop=stage.should_stop
+    )
+    if not servers:
+        raise StageError(f"the stage was stopped before the servers of {name!r} were there")
+    first, *others = (server.url for server in servers)
+    concurrency = serving.pool.max_num_seqs or serving.concurrency
+    key = f"file:{Path(directory) / KEY_FILE}"
+    return replace(serving, endpoint=first, also_endpoints=tuple(others), api_key=key, concurrency=concurrency)
 
 
 class Answering:

@@ -30,9 +30,9 @@ _Row = TypeVar("_Row", Prompt, Pair, Conversation)
 
 def load_role(job: Job, role: str, device: "torch.device") -> "LanguageModel":
     """The language model of a role, on the device."""
-    from charter.models.language_model import load_language_model
+    from charter.models.language_model import answering_dtype, load_language_model
 
-    loaded = load_language_model(job.only(role).location())
+    loaded = load_language_model(job.only(role).location(), dtype=answering_dtype(device))
     loaded.model.to(device).eval()
     return loaded
 

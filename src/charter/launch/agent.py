@@ -14,15 +14,20 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import NoReturn
 
-from charter.artifacts import faults
+from charter.artifacts import durable, faults
 from charter.artifacts.fence import TERM, LeaseTerm
 from charter.artifacts.group import APART, NODE_ADDRESS, rank_environment
-from charter.artifacts.job_files import JobFiles, NodeRecord
+from charter.artifacts.job import JOB_FILE
+from charter.artifacts.job_files import JobFiles, NodeRecord, StoppedBy
 from charter.artifacts.lease import host_id
+from charter.artifacts.server_files import SERVERS, SERVERS_DIR
+from charter.errors import ExitCode
 from charter.launch.agent_watch import (
+    ASK_SECONDS,
     CHECKS_FAILED_EXIT,
     Chosen,
     NodeWatch,
@@ -34,9 +39,13 @@ from charter.launch.agent_watch import (
 from charter.launch.job import RESTART
 from charter.launch.node_address import LOOPBACK, MeetingPlace, free_port, meeting_place, route_address
 from charter.launch.node_processes import NodeProcesses, Torchrun
+from charter.launch.servers import Keeper, pools_of
 from charter.metering.sampler import MeterSampler
+from charter.models.engine_layout import StageLayout
 
 NODE_RANK, SHARD = "CHARTER_NODE_RANK", "CHARTER_SHARD"
+NO_RANK = -1
+"""Of a node that has servers of a stage and no process of the stage itself."""
 ENGINE_JOB = "CHARTER_ENGINE_JOB"
 """The engine's own number of the job, where its environment says it; for people who read the files."""
 
@@ -74,12 +83,74 @@ def run(task: Task, environment: Mapping[str, str], stop: StopRequest) -> int:
         code = CHECKS_FAILED_EXIT if chosen.cannot_start else 0
         files.tell(replace(record, ended_at=time.time(), exit_code=code, stopped_by="checks", note=chosen.why))
         return code
-    processes = _processes(task, files, record, chosen)
-    with _metered(task):
-        return NodeWatch(task, files, processes, stop).run()
+    if (differs := layout_differs(task)) is not None:
+        return _refuse(files, record, differs)
+    servers = files.directory / f"{SERVERS_DIR}-{record.restart}"
+    keeper = _keeper(task, servers, place)
+    try:
+        with _metered(task):
+            if keeper is not None and place:
+                return serve_others(task, files, record)
+            return NodeWatch(task, files, _processes(task, files, record, chosen, servers), stop).run()
+    finally:
+        if keeper is not None:
+            keeper.end()
 
 
-def _processes(task: Task, files: JobFiles, record: NodeRecord, chosen: Chosen) -> NodeProcesses:
+def layout_differs(task: Task) -> str | None:
+    """Return how the job that the stage froze differs from the layout that this start was submitted with."""
+    if not task.layout:
+        return None
+    frozen = {**asdict(StageLayout()), **durable.read_json(task.stage_dir / JOB_FILE).get("frozen", {})}
+    for word in task.layout.split(","):
+        name, _, value = word.partition("=")
+        own = frozen.get(name)
+        if own is not None and str(int(own) if isinstance(own, bool) else own) != value:
+            return f"the stage was frozen with {name} {own}, and this job was submitted with {name} {value}"
+    return None
+
+
+def _refuse(files: JobFiles, record: NodeRecord, why: str) -> int:
+    print(why, file=sys.stderr, flush=True)
+    files.tell(replace(record, ended_at=time.time(), exit_code=int(ExitCode.USAGE), note=why))
+    return int(ExitCode.USAGE)
+
+
+def _keeper(task: Task, directory: Path, place: int) -> Keeper | None:
+    if not task.pools:
+        return None
+    durable.make_dir(directory)
+    return Keeper(
+        pools_of(task.pools),
+        directory=directory,
+        logs=task.stage_dir,
+        node=place,
+        nodes=task.nodes,
+        accelerators=task.accelerators,
+    )
+
+
+def serve_others(task: Task, files: JobFiles, record: NodeRecord) -> int:
+    """Keep this node's servers until the stage has ended on the first node; nothing of the stage runs here."""
+    record = replace(record, first_rank=NO_RANK, processes=0)
+    files.tell(record)
+    by: StoppedBy = ""
+    while True:
+        first = files.read_node(record.restart, 0)
+        if first is not None and first.ended_at is not None:
+            break
+        if files.failed(record.restart).exists():
+            by = "peer"
+            break
+        if files.asked().kill:
+            by = "supervisor"
+            break
+        time.sleep(ASK_SECONDS)
+    files.tell(replace(record, ended_at=time.time(), exit_code=0, stopped_by=by))
+    return 0
+
+
+def _processes(task: Task, files: JobFiles, record: NodeRecord, chosen: Chosen, servers: Path) -> NodeProcesses:
     """This node's processes, not started yet, each with its place in the environment."""
     common = {
         TERM: str(LeaseTerm(task.job, record.restart)),
@@ -87,7 +158,10 @@ def _processes(task: Task, files: JobFiles, record: NodeRecord, chosen: Chosen) 
         NODE_ADDRESS: record.address,
     }
     torchrun = None
-    if task.apart:
+    if task.pools:
+        common[SERVERS] = str(servers)
+        first, world, ranks, group = 0, 1, [0], f"{task.token}-{record.restart}"
+    elif task.apart:
         shards, world = files.shards()
         first, group = shards[record.place], task.token
         ranks, common[APART] = [first], "1"

@@ -42,6 +42,12 @@ class Task:
     slow_ratio: float = 2.0
     expected: int = 0
     """Nodes that were asked for, spares included; 0 for those that take part."""
+    pools: str = ""
+    """Pools of servers that all nodes start beside the stage, which is then one process on the first of them."""
+    accelerators: int = 0
+    """Of this node, that the servers share."""
+    layout: str = ""
+    """How the stage is spread over its processes: what the plan said, and the stage's job has to say too."""
     with_parent: bool = False
     """End when whoever started the agent has ended."""
 
@@ -80,6 +86,9 @@ def parse(argv: Sequence[str]) -> Task:
     parser.add_argument("--check-disk-bytes", type=int)
     parser.add_argument("--slow-ratio", type=float, default=Task.slow_ratio)
     parser.add_argument("--expected", type=int, default=Task.expected)
+    parser.add_argument("--pools", default=Task.pools)
+    parser.add_argument("--accelerators", type=int, default=Task.accelerators)
+    parser.add_argument("--layout", default=Task.layout)
     parser.add_argument("--with-parent", action="store_true")
     return Task(**vars(parser.parse_args(argv)))
 

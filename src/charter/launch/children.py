@@ -1,16 +1,20 @@
 """The plain engine: every stage process is a child of the supervisor, started anew."""
 
 import os
+import secrets
 import signal
 import subprocess
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from charter.artifacts import faults
+from charter.artifacts import durable, faults
 from charter.artifacts.group import log_name
+from charter.artifacts.server_files import SERVERS, SERVERS_DIR
 from charter.launch.commands import stage_command
 from charter.launch.engine import StageStart
 from charter.launch.group import GroupHandle, rank_environments
+from charter.launch.servers import Keeper
 
 
 def inherited_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -19,20 +23,33 @@ def inherited_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {**own, **environment, faults.SUPERVISOR_PID: str(os.getpid())}
 
 
+def with_servers(request: StageStart) -> tuple[StageStart, Keeper | None]:
+    """Start the pools of a stage on this machine; return what the stage is started with, and who keeps them."""
+    if not request.pools:
+        return request, None
+    directory = request.stage_dir / SERVERS_DIR / secrets.token_hex(4)
+    durable.make_dir(directory)
+    keeper = Keeper(request.pools, directory=directory, logs=request.stage_dir, accelerators=request.accelerators)
+    return replace(request, environment={**request.environment, SERVERS: str(directory)}), keeper
+
+
 class ProcessEngine:
     """Every stage process is started anew: `python -m charter.train.sft --stage-dir D`."""
 
     def __init__(self, *, environment: Mapping[str, str]) -> None:
         self._environment = inherited_environment(environment)
         self._started: list[ChildHandle] = []
+        self._keepers: list[Keeper] = []
 
     def start(self, request: StageStart) -> GroupHandle:
         """Start the processes of a stage, each with its output in a log of its own."""
+        request, keeper = with_servers(request)
         members = [
             self._child(request, rank, environment) for rank, environment in enumerate(rank_environments(request))
         ]
         self._started += members
-        return GroupHandle(members)
+        self._keepers += [] if keeper is None else [keeper]
+        return GroupHandle(members, at_end=keeper.end if keeper else lambda: None)
 
     @property
     def elsewhere(self) -> bool:
@@ -62,6 +79,8 @@ class ProcessEngine:
             handle.send(signal.SIGKILL)
         for handle in self._started:
             handle.wait()
+        for keeper in self._keepers:
+            keeper.end()
 
     def _child(self, request: StageStart, rank: int, environment: Mapping[str, str]) -> "ChildHandle":
         with (request.stage_dir / log_name(rank)).open("ab") as log:

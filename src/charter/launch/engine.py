@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from charter.launch.machine import NodeFacts
+from charter.launch.servers import PoolSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,10 @@ class StageStart:
     environment: Mapping[str, str] = field(default_factory=dict)
     processes: int = 1
     """Processes of the stage; they share its directory, and rank 0 publishes."""
+    pools: tuple[PoolSpec, ...] = ()
+    """Servers that are started beside it, and end with it."""
+    accelerators: int = 0
+    """Of each node, that the servers share; 0 on processors."""
 
 
 @dataclass(frozen=True, kw_only=True)

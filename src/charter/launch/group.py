@@ -28,8 +28,15 @@ def rank_environments(request: StageStart) -> Iterator[dict[str, str]]:
 class GroupHandle:
     """All processes of a stage; when one fails, the others are ended."""
 
-    def __init__(self, members: Sequence[ProcessHandle], *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        members: Sequence[ProcessHandle],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        at_end: Callable[[], None] = lambda: None,
+    ) -> None:
         self._members = tuple(members)
+        self._at_end: Callable[[], None] | None = at_end
         self._clock = clock
         self._codes: list[int | None] = [None] * len(self._members)
         self._cause: tuple[int, int] | None = None
@@ -89,6 +96,9 @@ class GroupHandle:
         if None in self._codes:
             self._end_the_rest()
             return None
+        if self._at_end is not None:
+            self._at_end()
+            self._at_end = None
         if self._cause is not None:
             return self._cause[1]
         return next((code for code in self._codes if code), 0)

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from charter.errors import StageError
-from charter.launch.children import ProcessEngine, inherited_environment
+from charter.launch.children import ProcessEngine, inherited_environment, with_servers
 from charter.launch.engine import Engine, StageStart
 from charter.launch.group import GroupHandle, rank_environments
+from charter.launch.servers import Keeper
 
 LAUNCH_VARIABLE = "CHARTER_LAUNCH"
 """`process` starts every stage as a process of its own instead of forking the preloaded server."""
@@ -52,13 +53,17 @@ class ForkServerEngine:
         self._ids = itertools.count(1)
         self._handles: dict[int, ForkHandle] = {}
         self._buffer = b""
+        self._keepers: list[Keeper] = []
         self._server: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._connected()
 
     def start(self, request: StageStart) -> GroupHandle:
         """Ask the server for forks; they start when it has finished its imports."""
-        return GroupHandle([self._fork(request, environment) for environment in rank_environments(request)])
+        request, keeper = with_servers(request)
+        self._keepers += [] if keeper is None else [keeper]
+        members = [self._fork(request, environment) for environment in rank_environments(request)]
+        return GroupHandle(members, at_end=keeper.end if keeper else lambda: None)
 
     @property
     def elsewhere(self) -> bool:
@@ -132,6 +137,9 @@ class ForkServerEngine:
             self._server.kill()
             self._server.wait()
             self._server = None
+        for keeper in self._keepers:
+            keeper.end()
+        self._keepers.clear()
 
     def _connected(self) -> socket.socket:
         if self._connection is None:

@@ -10,6 +10,7 @@ from charter.spec.project import Project
 LOCAL = "local"
 SUBPROCESS = "subprocess"
 """This machine too, with stages as jobs."""
+HERE = (LOCAL, SUBPROCESS)
 RUNS: Mapping[str, str] = MappingProxyType(
     {
         "slurm": "a Slurm cluster",

@@ -8,6 +8,7 @@ from charter.launch.engine import StageStart
 from charter.launch.job import SENT, StageJob
 from charter.launch.job import SUPERVISOR as SUPERVISOR
 from charter.launch.machine import CPU, asked_accelerators, stage_processes
+from charter.launch.servers import PoolSpec
 from charter.launch.submission import Asked, job_name, stage_job
 from charter.spec.project import Project
 from charter.spec.stage import MAKES_RECORDS
@@ -17,14 +18,21 @@ TOKEN = "00000000"
 
 
 def preview_job(
-    project: Project, stage: str, stage_dir: Path, *, engine: str, module: str, processes: int | None = None
+    project: Project,
+    stage: str,
+    stage_dir: Path,
+    *,
+    engine: str,
+    module: str,
+    processes: int | None = None,
+    pools: tuple[PoolSpec, ...] = (),
 ) -> StageJob:
     """The first job of a stage; of accelerators the nodes are taken to have what the file asks for."""
     spec = project.pipeline[stage]
     kind, count = asked_accelerators(project, spec)
     world = processes or stage_processes(project, spec, gpus=0 if kind in ("", CPU) else count)
     shards = tuple(range(world)) if spec.kind in MAKES_RECORDS and world > 1 else ()
-    request = StageStart(stage=stage, module=module, stage_dir=stage_dir, attempt=1, processes=world)
+    request = StageStart(stage=stage, module=module, stage_dir=stage_dir, attempt=1, processes=world, pools=pools)
     return stage_job(project, request, Asked(number=1, token=TOKEN, shards=shards), engine=engine)
 
 

@@ -13,7 +13,8 @@ from charter.launch.agent_watch import Task, command_of
 from charter.launch.engine import StageStart
 from charter.launch.job import StageJob, safe_name
 from charter.launch.local import stage_environment
-from charter.launch.machine import CPU, asked_accelerators, stage_nodes, stage_threads
+from charter.launch.machine import CPU, asked_accelerators, asked_layout, stage_nodes, stage_threads
+from charter.launch.servers import pools_text
 from charter.launch.tags import tags_of
 from charter.spec.project import Project
 from charter.spec.stage import TRAINS, Stage
@@ -37,10 +38,10 @@ class Asked:
 def stage_job(project: Project, request: StageStart, asked: Asked, *, engine: str) -> StageJob:
     """One attempt at a stage as a job; the same for the same arguments."""
     stage, launch = project.pipeline[request.stage], project.launch
-    nodes = stage_nodes(project, stage) if stage.kind in TRAINS else 1
+    nodes = stage_nodes(project, stage) if stage.kind in TRAINS or request.pools else 1
     per_node = _per_node(request, nodes) if stage.kind in TRAINS else 1
     threads = stage_threads(project, stage, processes=request.processes)
-    kind, accelerators = _accelerators(project, stage)
+    kind, accelerators = _accelerators(project, stage, has_pools=bool(request.pools))
     files = JobFiles(request.stage_dir, asked.number)
     spares = launch.node_checks.spares if stage.kind in TRAINS and nodes > 1 else 0
     checks = launch.node_checks.enabled and not asked.shards and stage.kind in TRAINS
@@ -60,6 +61,9 @@ def stage_job(project: Project, request: StageStart, asked: Asked, *, engine: st
         check_disk_bytes=launch.node_checks.disk_bytes if checks else None,
         slow_ratio=launch.node_checks.slow_rank_ratio,
         expected=nodes + spares if spares else 0,
+        pools=pools_text(request.pools) if request.pools else "",
+        accelerators=accelerators if request.pools else 0,
+        layout=layout_text(project, stage, request, accelerators) if stage.kind in TRAINS else "",
         with_parent=engine == "subprocess",
     )
     return StageJob(
@@ -79,7 +83,7 @@ def stage_job(project: Project, request: StageStart, asked: Asked, *, engine: st
         shards=max(1, len(asked.shards)),
         accelerator=kind,
         accelerators_per_node=accelerators,
-        cpus_per_node=threads * per_node,
+        cpus_per_node=_cores(project, stage, request, threads * per_node),
         memory_bytes_per_node=project.resources.memory,
         time_limit_seconds=launch.time_limit,
         stop_before_seconds=launch.stop_before,
@@ -145,12 +149,28 @@ def _per_node(request: StageStart, nodes: int) -> int:
     return request.processes // nodes
 
 
-def _accelerators(project: Project, stage: Stage) -> tuple[str, int]:
-    """Type and number per node; a stage that does not train has one process, which uses one."""
+def layout_text(project: Project, stage: Stage, request: StageStart, accelerators: int) -> str:
+    """Return the layout of a stage as words of a command.
+
+    The agents compare it with what the stage froze, so that a job cannot run another layout than it was submitted with.
+    """
+    layout = {**asked_layout(project, stage, gpus=accelerators), "world_size": request.processes}
+    return ",".join(f"{name}={value}" for name, value in sorted(layout.items()))
+
+
+def _accelerators(project: Project, stage: Stage, *, has_pools: bool) -> tuple[str, int]:
+    """Type and number per node; a stage that neither trains nor has pools has one process, which uses one."""
     kind, count = asked_accelerators(project, stage)
     if kind in ("", CPU):
         return "", 0
-    return kind, count if stage.kind in TRAINS else 1
+    return kind, count if stage.kind in TRAINS or has_pools else 1
+
+
+def _cores(project: Project, stage: Stage, request: StageStart, own: int) -> int:
+    """Cores of a node: those of the stage's processes, and of servers where these compute on processors."""
+    if not request.pools or asked_accelerators(project, stage)[0] not in ("", CPU):
+        return own
+    return own + sum(pool.threads * pool.replicas for pool in request.pools)
 
 
 def _wants_spot(project: Project, stage: Stage) -> bool:

@@ -101,7 +101,14 @@ def check_model_directory(path: Path) -> None:
     check_weight_files(path)
 
 
-def load_language_model(path: Path, *, attention: str = DEFAULT_ATTENTION) -> LanguageModel:
+def answering_dtype(device: torch.device) -> torch.dtype:
+    """Return the number format of a model that only answers: 16 bits on an accelerator, as its memory is planned."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def load_language_model(
+    path: Path, *, attention: str = DEFAULT_ATTENTION, dtype: torch.dtype = torch.float32
+) -> LanguageModel:
     """Load weights and tokenizer; a partial load (missing or unexpected weights) is refused."""
     from transformers import AutoModelForCausalLM
 
@@ -113,7 +120,7 @@ def load_language_model(path: Path, *, attention: str = DEFAULT_ATTENTION) -> La
             local_files_only=True,
             use_safetensors=True,
             trust_remote_code=False,
-            dtype=torch.float32,
+            dtype=dtype,
             attn_implementation=attention,
             output_loading_info=True,
         )

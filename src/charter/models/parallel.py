@@ -255,13 +255,18 @@ class FsdpParallel(Parallel):
 
     @contextlib.contextmanager
     def accumulating(self) -> Iterator[None]:
-        """Backward passes that are not the last of their step: gradients add up in this process alone."""
+        """Backward passes that are not the last of their step: each process adds up its own part of the gradients.
+
+        Gradients are scattered in every pass. Kept whole until the last one they would take the bytes of all
+        parameters in fp32 in every process, at any number of processes. What is shared between the copies of hybrid
+        sharding is added up once, in the last pass.
+        """
         root = self._parts[0]
-        root.set_requires_gradient_sync(False)
+        root.set_requires_all_reduce(False)
         try:
             yield
         finally:
-            root.set_requires_gradient_sync(True)
+            root.set_requires_all_reduce(True)
 
 
 __all__ = ["Parallel", "parallelize"]

@@ -1,7 +1,7 @@
 """From a project to the candidates of every stage: its work, the places, and everything that fits there."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from charter.catalog.price_book import PriceBook
 from charter.data.dataset import DataFacts
@@ -16,6 +16,7 @@ from charter.plan.options.purchase import purchases
 from charter.plan.options.question import Question
 from charter.plan.physics.knowledge import Knowledge
 from charter.plan.search import search
+from charter.plan.serving.answering_search import own_roles
 from charter.plan.stages.node_needs import checkpoint_bytes
 from charter.plan.stages.transfer import Freight, bucket, freights
 from charter.plan.work.corpus import Library, bytes_per_token
@@ -88,6 +89,9 @@ def _candidates(name: str, project: Project, models: Models, library: Library, f
     where, refused = (
         places(project, stage, facts.machine, facts.prices) if rented else ((control_place(facts.machine),), ())
     )
+    if own_roles(stage, work) and (stage.resources is None or stage.resources.num_nodes is None):
+        # An evaluation is one process with a judge beside it: of several nodes it uses one.
+        where = tuple(replace(place, nodes=(1,)) for place in where)
     question = Question(
         stage=stage,
         work=work,

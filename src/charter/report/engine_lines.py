@@ -3,7 +3,11 @@
 from collections.abc import Iterator
 
 from charter.plan.plan import Plan
-from charter.units import GIB, format_seconds
+from charter.spec.stage import NATIVE
+from charter.units import GIB, format_seconds, format_usd
+
+WORTH_SAYING = 0.9
+"""Share of the native engine's work time, from which on another engine is named: estimates differ by as much."""
 
 
 def engine_lines(plan: Plan) -> Iterator[str]:
@@ -19,3 +23,26 @@ def engine_lines(plan: Plan) -> Iterator[str]:
                 f"  {other.engine}: {other.layout}, {format_seconds(other.seconds)} ({other.ratio - 1:+.0%}), "
                 f"{other.peak_bytes / GIB:.1f} GiB"
             )
+
+
+def engine_line(plan: Plan) -> str:
+    """Return one line on what the quickest other engine of each native stage would save; empty where nothing is."""
+    saved, names = 0.0, []
+    for stage in plan.stages:
+        quickest = next(iter(stage.other_engines), None)
+        if stage.option.engine != NATIVE or quickest is None or quickest.ratio > WORTH_SAYING:
+            continue
+        share = 1 - quickest.ratio
+        saved += share * (stage.usd.p50 / 1e6 if stage.usd is not None else 0.0)
+        names.append(f"{quickest.engine} for {stage.name} -{share:.0%}")
+    if not names:
+        return ""
+    money = (
+        f"would save about {format_usd(saved)} of {format_usd((plan.usd.p50 if plan.usd else 0) / 1e6)}: "
+        if saved
+        else ""
+    )
+    return (
+        f"Other engines {money}{', '.join(names)} of the work, on the same accelerators, without resuming to the bit; "
+        "--any-engine shows them, `charter export` hands a stage over."
+    )

@@ -150,6 +150,12 @@ class Pipeline:
         return self.stages[name]
 
 
+def with_project(pipeline: Pipeline, project: Project) -> Pipeline:
+    """Return the pipeline of a project that differs in how and where it runs alone: every fingerprint is the same."""
+    stages = {name: replace(stage, spec=project.pipeline[name]) for name, stage in pipeline.stages.items()}
+    return replace(pipeline, project=project, stages=stages)
+
+
 def build_pipeline(project: Project, root: Path, *, keep_hashes: bool = True) -> Pipeline:
     """Resolve every input and compute every fingerprint.
 
@@ -183,17 +189,31 @@ def job_of(stage: PlannedStage, project: Project, frozen: Mapping[str, str | int
         keep_last=project.storage.keep_last,
         keep_every=project.storage.keep_every,
         keep_best=project.storage.keep_best,
-        serving=_serving(stage, project),
+        serving=serving_of(stage, project),
         engines={name: found for name, found in project.engines.items() if name == stage.spec.engine},
         ledger=project.storage.ledger,
         identity=stage.identity,
     )
 
 
-def _serving(stage: PlannedStage, project: Project) -> dict[str, Serving]:
-    """Where the models that a stage asks are served; those it trains or samples from as weights have no entry."""
+def serving_of(stage: PlannedStage, project: Project) -> dict[str, Serving]:
+    """Where the models that a stage asks are served; those it trains or samples from as weights have no entry.
+
+    A pool of the stage's own resources is what the plan, or the file, wants for this stage; what the file says of the
+    model beside that (its kind of interface, its limits) holds for it too.
+    """
     named = {item.name for items in stage.inputs.values() for item in items}
-    return {name: found for name, found in project.serving.items() if name in named and found.is_used}
+    found = {name: serving for name, serving in project.serving.items() if name in named and serving.is_used}
+    for name, pool in ((stage.spec.resources.pools if stage.spec.resources else None) or {}).items():
+        if name in named and (name not in found or found[name].pool is not None):
+            said = project.serving.get(name, OWN_SERVERS)
+            found[name] = replace(said, pool=pool, endpoint=None, mode="endpoint")
+    return found
+
+
+OWN_SERVERS = Serving(api="completions", billed=False)
+"""How a pool is asked of which the file says nothing: with the text that a model in the stage's own process would get,
+since which template a server would apply is its own affair."""
 
 
 def _plan(

@@ -13,9 +13,10 @@ from charter.launch.machine import (
     stage_device,
     stage_nodes,
 )
+from charter.spec.execution import shared_rows
 from charter.spec.graph import inputs_of
 from charter.spec.project import Project
-from charter.spec.stage import TRAINS, Optimization, PpoStage, Stage
+from charter.spec.stage import TRAINS, PpoStage, Stage
 
 ONE_ONLY = {
     "pipeline": "zero: 3 or tensor spread a model that is too large for one accelerator",
@@ -115,7 +116,7 @@ def check_accelerators(project: Project, stage: Stage, where: str) -> Iterator[P
 
 def _batches(name: str, stage: Stage, data: int) -> Iterator[Problem]:
     """Every data rank takes the same number of rows of a batch; the answers to one prompt stay together."""
-    for field, together in _shared_fields(stage).items():
+    for field, together in shared_rows(stage).items():
         rows, unit = int(getattr(stage, field)), data * together
         if rows % unit:
             below, above = rows // unit * unit, -(-rows // unit) * unit
@@ -127,14 +128,6 @@ def _batches(name: str, stage: Stage, data: int) -> Iterator[Problem]:
                 message=f"{rows} rows cannot be shared evenly by {data} processes{groups}",
                 hint=f"{field}: {works}; or a number of processes that divides {fewer}",
             )
-
-
-def _shared_fields(stage: Stage) -> dict[str, int]:
-    """The fields that count rows which the data ranks share, and how many of those rows go together."""
-    if isinstance(stage, PpoStage):
-        mix = {"ptx_batch": 1} if stage.ptx_weight else {}
-        return {"rollout_batch": stage.samples_per_prompt, "minibatch": 1, **mix}
-    return {"global_batch": 1} if isinstance(stage, Optimization) else {}
 
 
 def _divisors(number: int) -> list[int]:

@@ -1,73 +1,84 @@
 """The plan of a run: made before its first stage starts, kept in `plan.json`."""
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from charter import __version__
 from charter.artifacts import durable
+from charter.artifacts.checkpoints import Position
 from charter.artifacts.planned_step import PlannedStep, write_planned_step
+from charter.artifacts.stage_state import checkpoint_position
 from charter.calibration.pace import Pace, joined, seconds_per_step
+from charter.errors import DataError
 from charter.estimate.terms import Term
-from charter.launch.hosted_engine import HOSTED_DEGREES
-from charter.launch.machine import LAYOUT_DEFAULTS, asked_layout
+from charter.launch.machine import stage_processes
+from charter.launch.opening import HERE
 from charter.plan.hardware.place import LOCAL
 from charter.plan.physics.knowledge import shipped
 from charter.plan.plan import InfeasiblePlanError, Plan
 from charter.plan.probe import full_steps
 from charter.plan.project_plan import plan_project
 from charter.plan.stages.stage_plan import StagePlan
-from charter.run.graph import PlannedStage, build_pipeline
+from charter.run.graph import Pipeline, PlannedStage, build_pipeline
 from charter.run.paths import run_dir
 from charter.run.staleness import assess
-from charter.spec.layout import Layout
+from charter.spec.execution import Execution, execution_from_json, resolved
 from charter.spec.project import Project
-from charter.spec.stage import TRAINS, Stage, is_hosted
+from charter.spec.stage import TRAINS, Stage
 from charter.tracking.jsonl import read_metrics
 
-
-def frozen_layout(layout: Layout, stage: Stage) -> dict[str, str | int]:
-    """A planned layout by the names that a stage's job freezes, without what is as by default.
-
-    The planner counts the sequences of a micro-batch, the engine rows. Sequence parallelism is not run: it changes
-    where numbers lie, not which.
-
-    >>> from charter.spec.layout import ZeroStage
-    >>> from charter.spec.stage import SftStage
-    >>> frozen_layout(Layout(data=4, zero=ZeroStage.PARAMETERS, micro_batch=8), SftStage(init="b", data=("d",)))
-    {'world_size': 4, 'zero': 3, 'micro_batch': 8}
-    """
-    offload = "all" if layout.offload_parameters else "optimizer" if layout.offload_optimizer else "none"
-    found: dict[str, str | int] = {
-        "world_size": layout.num_accelerators,
-        "zero": int(layout.zero),
-        "replicas": layout.replicas,
-        "tensor": layout.tensor,
-        "micro_batch": max(1, layout.micro_batch // stage.SEQUENCES_PER_ROW),
-        "recompute": layout.recompute.value,
-        "offload": offload,
-    }
-    own = {name: int(getattr(layout, name)) for name in HOSTED_DEGREES} if is_hosted(stage) else {}
-    return {
-        **{name: value for name, value in found.items() if value != LAYOUT_DEFAULTS[name]},
-        **{name: value for name, value in own.items() if value != HOSTED_DEGREES[name]},
-    }
+EXECUTION_FILE = "execution.json"
+"""In a stage's directory: what it was started as. Its layout holds until the stage is done."""
 
 
-def planned_layouts(plan: Plan, project: Project) -> Mapping[str, Mapping[str, str | int]]:
-    """What the plan decides of the layouts of stages on this machine's accelerators, by stage; the file comes first.
+def executions_for(planned: Mapping[str, Execution], project: Project, engine: str) -> dict[str, Execution]:
+    """Return what the plan decides of the stages that an engine runs, by name.
 
-    On processors a plan depends on measured speeds and the result on the layout, so that only the file decides there.
+    On processors a plan depends on measured speeds and the result on the layout, so that the file alone decides there.
+    On this machine its own accelerators are used, as many as the file says.
     """
     found = {}
-    for name, stage in project.pipeline.items():
-        planned = plan.stage(name)
-        if planned is None or stage.kind not in TRAINS or planned.option.place.is_cpu:
+    for name, execution in planned.items():
+        stage = project.pipeline.get(name)
+        if stage is None or not execution.accelerator:
             continue
-        layout, asked = planned.option.layout, asked_layout(project, stage)
-        if planned.option.place.infra == LOCAL and layout.num_accelerators == asked["world_size"]:
-            found[name] = {key: value for key, value in frozen_layout(layout, stage).items() if key not in asked}
+        if engine in HERE:
+            is_here = execution.infra == LOCAL and stage.kind in TRAINS
+            if not is_here or execution.accelerators != stage_processes(project, stage):
+                continue
+        found[name] = execution
     return found
+
+
+def resolved_project(
+    pipeline: Pipeline, planned: "PlanNow", engine: str, *, reshard: bool = False
+) -> tuple[Project, dict[str, Execution]]:
+    """Return the project with what will run in the resources of its stages, and what will run by stage.
+
+    A stage with a checkpoint goes on as what it was started as, whatever is planned today; one that was started without
+    a plan goes on by the file.
+    """
+    chosen = executions_for(planned.executions, pipeline.project, engine)
+    for name, stage in pipeline.stages.items():
+        if reshard or checkpoint_position(stage.directory) == Position(0):
+            continue
+        started = read_execution(stage.directory)
+        if started is None:
+            chosen.pop(name, None)
+        else:
+            chosen[name] = started
+    return resolved(pipeline.project, chosen), chosen
+
+
+def read_execution(stage_dir: Path) -> Execution | None:
+    """Return what a stage was started as; None where that is not on disk."""
+    try:
+        return execution_from_json(durable.read_json(stage_dir / EXECUTION_FILE))
+    except (DataError, KeyError, TypeError, AttributeError):
+        return None
 
 
 NOT_TENSORS = "overhead"
@@ -131,9 +142,14 @@ class PlanNow:
     """The planner's answer before a run starts: a plan, or the reason why there is none."""
 
     plan: Plan | None = None
+    """None also where the plan that the run has kept still holds."""
     problem: str = ""
     overflow: InfeasiblePlanError | None = None
     """Where the reason is that a stage needs more memory than there is."""
+    executions: Mapping[str, Execution] = field(default_factory=dict)
+    """What would run by the plan, of every stage that it places."""
+    key: str = ""
+    """Of all that the plan follows from."""
 
 
 def plan_now(project: Project, root: Path) -> PlanNow:
@@ -141,7 +157,9 @@ def plan_now(project: Project, root: Path) -> PlanNow:
     try:
         from charter.plan.project_plan import plan_project
 
-        return PlanNow(plan=plan_project(project, root))
+        plan = plan_project(project, root)
+        made = {stage.name: stage.execution for stage in plan.stages if stage.execution is not None}
+        return PlanNow(plan=plan, executions=made)
     except Exception as error:
         # Only bytes that do not fit say that the run must fail. All other errors leave the run as it is: data that
         # cannot be read is reported by the run itself, a missing price or place says nothing about memory, and
@@ -151,11 +169,38 @@ def plan_now(project: Project, root: Path) -> PlanNow:
         return PlanNow(problem=f"{type(error).__name__}: {error}", overflow=overflow)
 
 
-def keep_plan(plan: Plan, root: Path, stages: Iterable[PlannedStage] = ()) -> str:
+def plan_of_run(pipeline: Pipeline, *, replan: bool = False) -> PlanNow:
+    """Return the plan that the run has kept, as long as nothing that it follows from has changed; else plan now.
+
+    So a price that moved overnight changes nothing about a run that has begun, and a layout that somebody has changed
+    in `plan.json` is what runs.
+    """
+    key = plan_key(pipeline)
+    if not replan:
+        try:
+            kept = durable.read_json(run_dir(pipeline.root) / PLAN_FILE)
+            if kept.get("key") == key:
+                read = {item["name"]: item["execution"] for item in kept["stages"]}
+                made = {name: execution_from_json(item) for name, item in read.items() if item is not None}
+                return PlanNow(executions=made, key=key)
+        except (DataError, AttributeError, KeyError, TypeError):
+            pass  # no plan that can be read: a new one is made
+    return replace(plan_now(pipeline.project, pipeline.root), key=key)
+
+
+def plan_key(pipeline: Pipeline) -> str:
+    """Return a hash of what a plan follows from: the file, the data behind it, and this version of Charter."""
+    marks = [stage.asked_fingerprint for stage in pipeline.stages.values()]
+    return hashlib.sha256(repr((__version__, pipeline.project, marks)).encode()).hexdigest()[:16]
+
+
+def keep_plan(planned: PlanNow, root: Path, stages: Iterable[PlannedStage] = ()) -> str:
     """Write the plan into the run, and its figures for a step beside each stage; returns what went wrong."""
+    if planned.plan is None:
+        return planned.problem
     try:
-        durable.write_json(run_dir(root) / PLAN_FILE, plan.to_json())
-        write_planned_steps(plan, stages)
+        durable.write_json(run_dir(root) / PLAN_FILE, {**planned.plan.to_json(), "key": planned.key})
+        write_planned_steps(planned.plan, stages)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""

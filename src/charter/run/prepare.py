@@ -47,13 +47,12 @@ def prepare(
     here: Frozen,
     *,
     reshard: bool,
-    planned: Frozen | None = None,
     elsewhere: bool = False,
 ) -> Prepared:
     """Write the job of a stage; the values that its bits depend on stay as frozen at its first start.
 
-    `planned` is the part of the layout that the plan decides where the file does not. What still runs of an earlier
-    start is ended; not where it is a job of an engine (`elsewhere`), whose successor locks it out.
+    What still runs of an earlier start is ended; not where it is a job of an engine (`elsewhere`), whose successor
+    locks it out.
     """
     directory = stage.directory
     durable.make_dir(directory)
@@ -63,7 +62,7 @@ def prepare(
     sweep_start(directory)
     notes += _set_damage_aside(directory)
     started = checkpoint_position(directory)
-    frozen = _frozen(stage, project, {**(planned or {}), **here}, started=started != Position(0), reshard=reshard)
+    frozen = _frozen(stage, project, here, started=started != Position(0), reshard=reshard)
     write_job(directory, job_of(stage, project, frozen))
     announce(directory)
     return Prepared(first_step=started.step, frozen=frozen, notes=tuple(notes))

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from charter.artifacts.job_files import JobFiles, Submission, numbers, read_submission
@@ -22,7 +22,7 @@ from charter.launch.job import RESTART, SENT
 from charter.launch.job_engine import JobEngine
 from charter.launch.local import local_engine, stage_environment
 from charter.launch.machine import frozen_values
-from charter.launch.opening import LOCAL, RUNS, SUBPROCESS, engine_name, open_scheduler
+from charter.launch.opening import HERE, RUNS, engine_name, open_scheduler
 from charter.ledger import Ledger
 from charter.ledger.store import ledger_place
 from charter.plan.hardware.place import may_run_here
@@ -33,15 +33,16 @@ from charter.run.budget import record_calls
 from charter.run.copies import Replicas
 from charter.run.events import Events, Listener
 from charter.run.followers import Followers
-from charter.run.graph import Pipeline, PlannedStage, build_pipeline
+from charter.run.graph import Pipeline, PlannedStage, build_pipeline, with_project
 from charter.run.paths import run_dir
-from charter.run.planned import PlanNow, keep_plan, plan_now, planned_layouts
+from charter.run.planned import PlanNow, keep_plan, plan_of_run, resolved_project
 from charter.run.preflight import LEDGER_PACKAGES, check_before_start, check_packages
 from charter.run.prepare import drift, drift_error
 from charter.run.served import loads_weights
 from charter.run.staleness import assess
 from charter.run.storage_meter import StorageMeter
 from charter.run.supervisor import NOTICE_FILE, StopSignals, Supervisor
+from charter.spec.execution import Execution
 from charter.spec.project import Project
 
 
@@ -181,6 +182,8 @@ class RunOptions:
     """How long a stage may take to reach a safe point before it is killed."""
     anyway: bool = False
     """Start although a stage does not fit by the plan."""
+    replan: bool = False
+    """Plan anew, although nothing that the run's own plan follows from has changed."""
     engine: str | None = None
     """Where stages run (`charter.launch.opening`); as the file says when None."""
 
@@ -205,8 +208,18 @@ def find_work(project: Project, root: Path, options: RunOptions) -> Work:
     return Work(pipeline=pipeline, verdicts=verdicts, todo=todo)
 
 
-def check_work(work: Work, options: RunOptions, engine: Engine | None = None) -> None:
-    """Raise, with all problems at once, when what has to run cannot run on this machine, or on an engine's nodes."""
+def check_work(ready: "PlannedWork", options: RunOptions, engine: Engine | None = None) -> None:
+    """Raise, with all problems at once, when what has to run cannot run on this machine, or on an engine's nodes.
+
+    What does not fit by its plan is refused as well, unless `anyway`.
+    """
+    work = ready.work
+    _check_setting(work, options, engine)
+    if ready.planned.overflow is not None:
+        refuse_overflow(ready.planned.overflow, work, options)
+
+
+def _check_setting(work: Work, options: RunOptions, engine: Engine | None) -> None:
     facts = {stage.name: engine.facts_of(stage.name) if engine else None for stage in work.todo}
     check_before_start(work.pipeline, work.todo, modules=options.modules, facts_of=facts.get)
     if not work.todo:
@@ -223,23 +236,36 @@ def check_work(work: Work, options: RunOptions, engine: Engine | None = None) ->
             raise drift_error(stage, changed)
 
 
-def plan_work(work: Work, options: RunOptions) -> PlanNow:
-    """Plan what is to be run; raises the plan's own error when a stage of it cannot fit, unless `anyway`."""
+@dataclass(frozen=True, kw_only=True)
+class PlannedWork:
+    """What a run would do, as it was planned."""
+
+    work: Work
+    """Of the project with what will run in the resources of its stages."""
+    planned: PlanNow = field(default_factory=PlanNow)
+    executions: Mapping[str, Execution] = field(default_factory=dict)
+    """What will run, of the stages for which the plan decides it."""
+
+
+def plan_work(work: Work, options: RunOptions) -> PlannedWork:
+    """Plan what is to be run, and let the plan say what runs."""
     if not work.todo or not options.keep_plan:
-        return PlanNow()
-    project = work.pipeline.project
-    planned = plan_now(project, work.pipeline.root)
-    if planned.overflow is not None:
-        refuse_overflow(planned.overflow, work, options)
-    return planned
+        return PlannedWork(work=work)
+    planned = plan_of_run(work.pipeline, replan=options.replan)
+    engine = engine_name(work.pipeline.project, options.engine)
+    project, chosen = resolved_project(work.pipeline, planned, engine, reshard=options.reshard)
+    if chosen:
+        pipeline = with_project(work.pipeline, project)
+        work = replace(work, pipeline=pipeline, todo=tuple(pipeline.stages[stage.name] for stage in work.todo))
+    return PlannedWork(work=work, planned=planned, executions=chosen)
 
 
 def refuse_overflow(overflow: InfeasiblePlanError, work: Work, options: RunOptions) -> None:
     """Raise the plan's error when it is about a stage that would start, on the machines that it was planned for."""
     project = work.pipeline.project
-    is_sent = engine_name(project, options.engine) not in (LOCAL, SUBPROCESS)
+    is_sent = engine_name(project, options.engine) not in HERE
     # The plan knows the memory of the file's machines only, not of those that `--on` names in their place.
-    is_elsewhere = may_run_here(project) if is_sent else engine_name(project, None) not in (LOCAL, SUBPROCESS)
+    is_elsewhere = may_run_here(project) if is_sent else engine_name(project, None) not in HERE
     is_todo = any(stage.name == overflow.stage for stage in work.todo)
     # Steps in a checkpoint prove that the stage fits, whatever the estimate says: a run that was started (with
     # `--anyway`, or before its plan was asked) goes on without being told again. A stage that has begun and made
@@ -262,13 +288,13 @@ def run_project(
         take_run(where, stop_wanted=lambda: signals.wanted) as lease,
     ):
         signals.forget_notice()
-        work = find_work(project, root, options)
+        ready = plan_work(find_work(project, root, options), options)
+        work, project = ready.work, ready.work.pipeline.project
         jobs = open_engine(
             project, engine_name(project, options.engine), where, environment={}, hurry=lambda: signals.wanted
         )
         with contextlib.closing(jobs) if jobs else contextlib.nullcontext():
-            check_work(work, options, jobs)
-            planned = plan_work(work, options)
+            check_work(ready, options, jobs)
             with Followers(
                 project, root, work=bool(work.todo), metered_here=jobs is None, hurry=lambda: signals.wanted
             ) as followers:
@@ -277,21 +303,21 @@ def run_project(
                 followers.tell = events.emit
                 _tell_start(work, events)
                 if work.todo:
-                    _run(work, options, planned, events, signals, lease, jobs, meter)
+                    _run(ready, options, events, signals, lease, jobs, meter)
                 events.emit("run_done", run=project.name)
     return work
 
 
 def _run(
-    work: Work,
+    ready: PlannedWork,
     options: RunOptions,
-    planned: PlanNow,
     events: Events,
     signals: StopSignals,
     lease: Lease,
     jobs: JobEngine | None,
     meter: StorageMeter,
 ) -> None:
+    work = ready.work
     project, where = work.pipeline.project, run_dir(work.pipeline.root)
 
     def tick() -> None:
@@ -326,7 +352,8 @@ def _run(
             )
             try:
                 if options.keep_plan:
-                    supervisor.layouts = _planned_layouts(work, planned, events)
+                    _keep_plan(ready, events)
+                    supervisor.executions = ready.executions
                 supervisor.run(work.todo, done=_done(work), signals=signals, tick=tick)
             except CharterError as error:
                 events.emit("run_stopped", run=project.name, label=error.label, message=str(error))
@@ -349,12 +376,9 @@ def _local(work: Work, options: RunOptions) -> Engine:
     )
 
 
-def _planned_layouts(work: Work, planned: PlanNow, events: Events) -> Mapping[str, Mapping[str, str | int]]:
-    problem = planned.problem or (keep_plan(planned.plan, work.pipeline.root, work.todo) if planned.plan else "")
-    if planned.plan is None or problem:
+def _keep_plan(ready: PlannedWork, events: Events) -> None:
+    if problem := keep_plan(ready.planned, ready.work.pipeline.root, ready.work.todo):
         events.emit("plan_failed", message=problem)
-        return {}
-    return planned_layouts(planned.plan, work.pipeline.project)
 
 
 def _tell_start(work: Work, events: Events) -> None:

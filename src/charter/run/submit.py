@@ -1,24 +1,84 @@
 """Shows what a run would send to an engine, and sends the supervisor itself."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from charter.errors import UsageError
 from charter.launch.commands import module_of
+from charter.launch.job import StageJob
+from charter.launch.machine import asked_layout
 from charter.launch.opening import RENDERED, RUNS, engine_name, open_scheduler
-from charter.launch.preview import preview_job
+from charter.launch.preview import SUPERVISOR, TOKEN, preview_job, supervisor_job
 from charter.launch.rendered import SERVICES, printed, texts_for
 from charter.launch.sent_supervisor import send_supervisor
-from charter.run.graph import build_pipeline
-from charter.run.planned import plan_now
-from charter.run.runner import RunOptions, find_work, refuse_overflow
+from charter.run.graph import build_pipeline, with_project
+from charter.run.planned import keep_plan, plan_of_run, resolved_project
+from charter.run.pools import stage_pools
+from charter.run.runner import RunOptions, find_work, plan_work, refuse_overflow
+from charter.spec.execution import CLIENT, TRAINER, Execution
 from charter.spec.project import Project
+from charter.spec.stage import TRAINS
 
 
-def preview(project: Project, root: Path, asked: str | None, stages: Sequence[str]) -> str:
-    """The texts of all stages, or of these; needs no engine and changes nothing."""
-    name = _engine(project, asked)
-    _check_stages(project, stages)
+@dataclass(frozen=True, kw_only=True)
+class Preview:
+    """What would be sent to an engine, by the plan."""
+
+    texts: str
+    """Scripts and manifests as the engine gets them."""
+    jobs: tuple[Mapping[str, Any], ...]
+    """One entry per stage and role, and one for the supervisor."""
+    problem: str = ""
+    """Why there is no plan, so that the file alone decides; empty where there is one."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `charter submit --print --json` prints."""
+        return {"jobs": list(self.jobs), "problem": self.problem}
+
+
+def preview(
+    project: Project,
+    root: Path,
+    asked: str | None,
+    stages: Sequence[str],
+    *,
+    replan: bool = False,
+    anyway: bool = False,
+) -> Preview:
+    """Return what would be sent for all stages, or for these; needs no engine and changes nothing.
+
+    Raises the plan's own error when a stage cannot fit, unless `anyway`.
+    """
+    name = engine_of(project, asked)
+    check_stages(project, stages)
+    pipeline = build_pipeline(project, root, keep_hashes=False)
+    planned = plan_of_run(pipeline, replan=replan)
+    if planned.overflow is not None and not anyway and planned.overflow.stage in (stages or pipeline.stages):
+        raise planned.overflow
+    project, executions = resolved_project(pipeline, planned, name)
+    pipeline = with_project(pipeline, project)
+    jobs = {
+        stage: preview_job(
+            project,
+            stage,
+            pipeline.stages[stage].directory,
+            engine=name,
+            module=module_of(project.pipeline[stage]),
+            pools=stage_pools(project, pipeline.stages[stage]),
+        )
+        for stage in stages or pipeline.stages
+    }
+    entries = [
+        entry for stage, job in jobs.items() for entry in _entries(project, stage, job, executions.get(stage), name)
+    ]
+    own = supervisor_job(project, root, root=root, engine=name, only=stages, token=TOKEN)
+    entries.append(_entry(own, None, SUPERVISOR, name, market="owned"))
+    return Preview(texts=_texts(project, name, stages, jobs), jobs=tuple(entries), problem=planned.problem)
+
+
+def _texts(project: Project, name: str, stages: Sequence[str], jobs: Mapping[str, StageJob]) -> str:
     if name == "skypilot":
         from charter.launch.skypilot.task import render_pipeline
 
@@ -27,15 +87,50 @@ def preview(project: Project, root: Path, asked: str | None, stages: Sequence[st
         return printed(texts_for(project, name))
     scheduler = open_scheduler(project, name)
     try:
-        pipeline = build_pipeline(project, root)
-        texts = {}
-        for stage in stages or pipeline.stages:
-            planned = pipeline.stages[stage]
-            module = module_of(planned.spec)
-            texts[stage] = scheduler.render(preview_job(project, stage, planned.directory, engine=name, module=module))
-        return printed(texts)
+        return printed({stage: scheduler.render(job) for stage, job in jobs.items()})
     finally:
         scheduler.close()
+
+
+def _entries(
+    project: Project, stage: str, job: StageJob, execution: Execution | None, launcher: str
+) -> Iterator[dict[str, Any]]:
+    """One entry for each role of a stage; all roles of a stage are one job, whose command starts them."""
+    if execution is None:
+        role = TRAINER if job.kind in TRAINS else CLIENT
+        layout = asked_layout(project, project.pipeline[stage], gpus=job.accelerators_per_node)
+        market = "spot" if job.use_spot else "owned"
+        yield {**_entry(job, stage, role, launcher, market=market), "layout": layout}
+        return
+    for name, held in execution.roles.items():
+        entry = _entry(job, stage, name, launcher, market=execution.market)
+        yield {
+            **entry,
+            "nodes": held.nodes,
+            "accelerator": held.accelerator,
+            "accelerators_per_node": held.accelerators_per_node,
+            "ranks": held.layout.ranks,
+            "layout": asdict(held.layout),
+            "shares": held.shares or None,
+        }
+
+
+def _entry(job: StageJob, stage: str | None, role: str, launcher: str, *, market: str) -> dict[str, Any]:
+    return {
+        "stage": stage,
+        "role": role,
+        "job": job.name,
+        "launcher": launcher,
+        "nodes": job.nodes,
+        "accelerator": job.accelerator,
+        "accelerators_per_node": job.accelerators_per_node,
+        "market": market,
+        "ranks": job.nodes * job.processes_per_node * job.shards,
+        "layout": {},
+        "command": list(job.command),
+        "reuses": None,
+        "shares": None,
+    }
 
 
 def submit_supervisor(
@@ -47,27 +142,29 @@ def submit_supervisor(
     path: Path | None = None,
     overrides: Sequence[str] = (),
     anyway: bool = False,
+    replan: bool = False,
 ) -> tuple[str, str]:
     """Send the supervisor to an engine, which runs the stages from there; its name and the number of its job.
 
     It reads the project from `path` (a directory, or another file than its charter.yaml), with the same `overrides`.
     Raises the plan's own error when a stage cannot fit, unless `anyway`.
     """
-    name = _engine(project, asked)
-    _check_stages(project, stages)
-    if name not in RENDERED or name == "skypilot":
-        overflow = plan_now(project, root).overflow
-        if overflow is not None:
-            options = RunOptions(only=tuple(stages), engine=asked, anyway=anyway)
-            refuse_overflow(overflow, find_work(project, root, options), options)
+    name = engine_of(project, asked)
+    check_stages(project, stages)
+    if name in RENDERED and name != "skypilot":
+        raise UsageError(
+            f"Charter does not submit to {RENDERED[name]} itself: `charter submit --on {name} --print` makes the texts"
+        )
+    options = RunOptions(only=tuple(stages), engine=asked, anyway=anyway, replan=replan)
+    ready = plan_work(find_work(project, root, options), options)
+    if ready.planned.overflow is not None:
+        refuse_overflow(ready.planned.overflow, ready.work, options)
+    keep_plan(ready.planned, root.resolve())
+    project = ready.work.pipeline.project
     if name == "skypilot":
         from charter.launch.skypilot.task import submit
 
         return name, submit(project, root, stages)
-    if name in RENDERED:
-        raise UsageError(
-            f"Charter does not submit to {RENDERED[name]} itself: `charter submit --on {name} --print` makes the texts"
-        )
     scheduler = open_scheduler(project, name)
     try:
         return name, send_supervisor(
@@ -77,7 +174,8 @@ def submit_supervisor(
         scheduler.close()
 
 
-def _engine(project: Project, asked: str | None) -> str:
+def engine_of(project: Project, asked: str | None) -> str:
+    """Return the engine that something is submitted to; a UsageError where that is this machine."""
     name = engine_name(project, asked)
     if name not in (*RUNS, *RENDERED):
         raise UsageError(
@@ -87,7 +185,8 @@ def _engine(project: Project, asked: str | None) -> str:
     return name
 
 
-def _check_stages(project: Project, stages: Sequence[str]) -> None:
+def check_stages(project: Project, stages: Sequence[str]) -> None:
+    """Raise where a stage is named that is not in the file."""
     for stage in stages:
         if stage not in project.pipeline:
             raise UsageError(f"no stage is called {stage!r}; the stages are {', '.join(project.pipeline)}")

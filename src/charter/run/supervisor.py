@@ -7,6 +7,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+from charter.artifacts import durable
 from charter.artifacts.job_files import JobFiles, numbers, read_submission
 from charter.artifacts.stage_state import VERIFIED
 from charter.errors import BudgetError, CharterError, ExitCode, InterruptedRunError
@@ -34,8 +35,11 @@ from charter.run.events import Events
 from charter.run.graph import Pipeline, PlannedStage
 from charter.run.hang_watch import LEAST_SECONDS, START_SECONDS, HangWatch, oom_kills
 from charter.run.idle import IdleClock, IdleWatch
+from charter.run.planned import EXECUTION_FILE
+from charter.run.pools import accelerators_of_node, stage_pools
 from charter.run.prepare import Prepared, prepare, prepared_before
 from charter.run.restart import Ending, decide
+from charter.spec.execution import Execution
 from charter.spec.project import Project
 from charter.spec.stage import TRAINS
 
@@ -109,7 +113,7 @@ def start_attempt(
     module: str,
     number: int,
     reshard: bool,
-    planned: Mapping[str, str | int] | None,
+    execution: Execution | None,
 ) -> tuple[RunningAttempt, tuple[str, ...]] | None:
     """Start one attempt, or go on with one that is under way; returns it, and what is worth telling.
 
@@ -117,10 +121,17 @@ def start_attempt(
     found unfinished. Its record is read last, when no job of the stage is under way any more.
     """
     here = frozen_values(project, stage.spec, engine.facts_of(stage.name))
+    pools = stage_pools(project, stage)
 
     def request(prepared: Prepared) -> StageStart:
         return StageStart(
-            stage=stage.name, module=module, stage_dir=stage.directory, attempt=number, processes=prepared.processes
+            stage=stage.name,
+            module=module,
+            stage_dir=stage.directory,
+            attempt=number,
+            processes=prepared.processes,
+            pools=pools,
+            accelerators=accelerators_of_node(project, stage) if pools else 0,
         )
 
     prepared = prepared_before(stage, project, here, reshard=reshard) if engine.elsewhere else None
@@ -130,7 +141,9 @@ def start_attempt(
             end_dropped(ledger, stage, run=project.name)
         if is_finished(stage):
             return None
-        prepared = prepare(stage, project, here, reshard=reshard, planned=planned, elsewhere=engine.elsewhere)
+        prepared = prepare(stage, project, here, reshard=reshard, elsewhere=engine.elsewhere)
+        if execution is not None:
+            durable.write_json(stage.directory / EXECUTION_FILE, execution.to_json())
     ledger_id = None
     if not engine.elsewhere:
         ledger_id = begin_attempt(ledger, project, stage, first_step=prepared.first_step, frozen=prepared.frozen)
@@ -230,8 +243,8 @@ class Supervisor:
         self._budget = BudgetWatch(pipeline, events)
         self._idle = IdleWatch(pipeline.project.idle, events)
         self._done: set[str] = set()
-        self.layouts: Mapping[str, Mapping[str, str | int]] = {}
-        """By stage: what the plan decides of its layout where the file does not."""
+        self.executions: Mapping[str, Execution] = {}
+        """By stage: what runs, where the plan decides it."""
 
     def run(
         self, todo: Sequence[PlannedStage], *, done: set[str], signals: StopSignals, tick: Callable[[], None]
@@ -301,7 +314,7 @@ class Supervisor:
             module=module_of(stage.spec, self._modules),
             number=len(self._endings.get(stage.name, ())) + 1,
             reshard=self._reshard,
-            planned=self.layouts.get(stage.name),
+            execution=self.executions.get(stage.name),
         )
         if begun is None:
             self._done.add(stage.name)

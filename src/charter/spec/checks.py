@@ -159,6 +159,9 @@ def _check_serving(project: Project) -> Iterator[Problem]:
         path = f"serving.{name}"
         if name not in project.models and name not in project.pipeline:
             yield Problem(message=f"no model or stage is called {name!r}", path=path)
+        if serving.endpoint is not None and serving.pool is not None:
+            hint = "leave endpoint out where Charter starts the servers, or pool where they run elsewhere"
+            yield Problem(message="gives an endpoint and a pool", path=path, hint=hint)
         if serving.endpoint is not None:
             yield from _check_address(serving.endpoint, f"{path}.endpoint")
         for index, address in enumerate(serving.also_endpoints):

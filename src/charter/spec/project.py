@@ -6,9 +6,9 @@ from typing import ClassVar, Literal
 
 from charter.spec.architecture import Architecture
 from charter.spec.launching import Launch
-from charter.spec.quantity import Bytes, Count, Names, Seconds, Usd, UsdPerHour, added
+from charter.spec.quantity import Bytes, BytesPerSecond, Count, Names, Seconds, Usd, UsdPerHour, added
 from charter.spec.sections import Alerts, Budget, Costs, EngineEnvironment, IdlePolicy, Metering, RiskSettings
-from charter.spec.stage import AnyStage, Engine
+from charter.spec.stage import AnyStage, Engine, ServerPool
 from charter.spec.tracking import TrackerEntry, TrackerName
 
 FORBID_EXTRA: dict[str, str] = {"extra": "forbid"}
@@ -114,6 +114,9 @@ class Resources:
     billing_granule: Seconds | None = None
     """Machines are billed in whole multiples of it (`1h`); by the second where it is not given."""
     max_hourly_cost: UsdPerHour | None = None
+    network: BytesPerSecond | None = None
+    """Speed of one machine's network to the others, all its cards together: `25Gbit/s`. What the offer, or the usual
+    machine of the accelerator, has unless given."""
     price: UsdPerHour | None = None
     """Price of one accelerator (or, on a local machine, of the machine) per hour; replaces the catalog's."""
     cpus: int | None = None
@@ -153,6 +156,8 @@ class Serving:
 
     endpoint: str | None = None
     """OpenAI-compatible address of a server that answers for the model."""
+    pool: ServerPool | None = None
+    """Servers that Charter starts for every stage that asks the model, in place of an endpoint."""
     also_endpoints: Names = ()
     """Further addresses that serve the same model at the same price."""
     model: str | None = None
@@ -188,8 +193,8 @@ class Serving:
 
     @property
     def is_used(self) -> bool:
-        """Return True if a run asks the endpoint: it is given, and not merely compared with or set aside."""
-        return self.endpoint is not None and self.mode != "own"
+        """Return True if a run asks servers: they are given or started, and not merely compared with or left aside."""
+        return (self.endpoint is not None or self.pool is not None) and self.mode != "own"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,6 +36,7 @@ def _number_or_text(example: str) -> dict[str, Any]:
 
 
 Bytes = Annotated[int, Reads(units.parse_bytes, _number_or_text("80GB"))]
+BytesPerSecond = Annotated[float, Reads(units.parse_bytes_per_second, _number_or_text("25Gbit/s"))]
 Seconds = Annotated[float, Reads(units.parse_seconds, _number_or_text("14d"))]
 Usd = Annotated[float, Reads(units.parse_usd, _number_or_text("$25_000"))]
 UsdPerHour = Annotated[float, Reads(units.parse_usd_per_hour, _number_or_text("$3.50/h"))]

@@ -96,6 +96,26 @@ Engine = Literal["native", "megatron", "deepspeed", "fsdp", "accelerate", "trl",
 
 
 @dataclass(frozen=True, kw_only=True)
+class ServerPool:
+    """Servers of one model that Charter starts for the time of a stage, and ends with it."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    engine: Literal["vllm", "charter"] = "vllm"
+    """`charter` is the small server of `charter serve`."""
+    replicas: Count = 1
+    """Servers over all nodes; each answers for the whole model."""
+    tensor: Count = 1
+    """Accelerators of one server."""
+    max_num_seqs: Count | None = None
+    """Sequences that a server decodes together."""
+    max_tokens: Count | None = None
+    """Longest prompt and answer together; the model's own limit unless given."""
+    memory_share: float | None = None
+    """Share of an accelerator's memory that a server takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class StageResources:
     """Resources of one stage; they override the project's `resources`."""
 
@@ -131,6 +151,8 @@ class StageResources:
     """Attention implementation of the model classes; `sdpa` unless given."""
     compile: bool | None = None
     """`torch.compile` of the training forward pass."""
+    pools: Mapping[str, ServerPool] | None = None
+    """Pools of servers that answer for models of this stage, by the name of the model or stage."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from engine_workplace import PROJECT, EngineWorkplace
 from charter.launch.job_engine import JobEngine
 from charter.launch.subprocess_scheduler import KEEPER, STATE_VARIABLE, SubprocessScheduler
 from charter.run import runner
-from charter.run.runner import RunOptions, Work, run_project
+from charter.run.runner import PlannedWork, RunOptions, run_project
 from charter.spec.load import load_project
 
 A, B = ({**PROJECT["pipeline"][name], "steps": steps} for name, steps in (("a", 3), ("b", 1)))
@@ -66,9 +66,9 @@ def ends_after_the_first_look(let_it_end: Callable[[], None], monkeypatch: pytes
     looked: list[str] = []
     check = runner.check_work
 
-    def check_and_let_it_end(found: Work, *rest: Any) -> None:
-        check(found, *rest)
-        looked.extend(stage.name for stage in found.todo)
+    def check_and_let_it_end(ready: PlannedWork, *rest: Any) -> None:
+        check(ready, *rest)
+        looked.extend(stage.name for stage in ready.work.todo)
         let_it_end()
 
     monkeypatch.setattr(runner, "check_work", check_and_let_it_end)

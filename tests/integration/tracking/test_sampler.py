@@ -107,8 +107,8 @@ def test_a_sampler_in_a_process_of_its_own(tmp_path):
 
 def test_a_sampler_leaves_with_its_starter(tmp_path):
     code = (
-        "import os, sys; from pathlib import Path; from charter.metering.sampler import Sampler\n"
-        f"s = Sampler(Path({str(tmp_path)!r}), every_seconds=0.1, below=os.getpid(), gpus='')\n"
+        "import os, sys; from pathlib import Path; from charter.metering.sampler import MeterSampler\n"
+        f"s = MeterSampler(Path({str(tmp_path)!r}), every_seconds=0.1, below=os.getpid(), gpus='')\n"
         "s.start(); print(s._process.pid, flush=True); input(); os._exit(1)"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)

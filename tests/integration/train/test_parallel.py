@@ -27,7 +27,7 @@ ROUNDING = 1e-6
 """fp32: sums in another order."""
 SETTINGS = SamplingSettings(max_new_tokens=4, min_new_tokens=4)
 PROMPTS = [[5, 6, 7, 8], [9, 10, 11], [12, 13], [14, 15, 16]]
-IDS = torch.arange(4 * 12).view(4, 12) % 400
+IDS = torch.arange(8 * 12).view(8, 12) % 400
 
 LAYOUTS = {
     "ddp": StageLayout(world_size=2),
@@ -37,6 +37,7 @@ LAYOUTS = {
     "fsdp-micro": StageLayout(world_size=2, zero=3, micro_batch=1),
     "fsdp-recompute": StageLayout(world_size=2, zero=3, recompute="full", offload="all"),
     "hsdp": StageLayout(world_size=4, zero=3, replicas=2),
+    "hsdp-micro": StageLayout(world_size=4, zero=3, replicas=2, micro_batch=1),
     "tensor": StageLayout(world_size=2, tensor=2),
     "tensor-data": StageLayout(world_size=4, tensor=2),
     "tensor-fsdp": StageLayout(world_size=4, tensor=2, zero=3),
@@ -57,6 +58,17 @@ def whole(tensor):
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().numpy().copy()
 
 
+def bytes_of_whole_gradients(parallel):
+    """Bytes of gradients that a sharded model keeps unsharded between two passes."""
+    states = [part._get_fsdp_state() for part in getattr(parallel, "_parts", ())]
+    groups = [group for state in states for group in state._fsdp_param_groups]
+    waiting = []
+    for item in (item for group in groups for item in group.fsdp_params):
+        own = getattr(item, "_unsharded_param", None)
+        waiting += [item.unsharded_accumulated_grad, None if own is None else own.grad]
+    return sum(0 if gradient is None else gradient.nbytes for gradient in waiting)
+
+
 def step_of(ranks, layout, tied):
     """One step of a layout, with what must not depend on it."""
     language_model = model(tied=tied)
@@ -66,12 +78,13 @@ def step_of(ranks, layout, tied):
     parallel.module.eval()
     parallel.warm(lambda: loss_of(parallel.call, own))
     assert all(item.grad is None for item in parallel.module.parameters())
-    losses = []
+    losses, kept = [], []
     for part in parts[:-1]:
         with parallel.accumulating():
             loss = loss_of(parallel.call, part)
             loss.backward()
         losses.append(loss.item())
+        kept.append(bytes_of_whole_gradients(parallel))
     loss = loss_of(parallel.call, parts[-1])
     loss.backward()
     parallel.scale_gradients(1 / len(parts))
@@ -96,6 +109,7 @@ def step_of(ranks, layout, tied):
         "after": after,
         "answers": answers.tolist(),
         "weights": weights,
+        "whole_gradients": kept,
     }
 
 
@@ -139,6 +153,7 @@ def test_a_layout_computes_what_one_process_does(name, tied, alone, together):
         assert item["before"] == pytest.approx(expected["before"], abs=ROUNDING)
         assert item["after"] == pytest.approx(expected["after"], abs=ROUNDING), "weights out of date after an update"
         assert item["answers"] == expected["answers"]
+        assert not any(item["whole_gradients"]), "a process keeps its own part of the gradients alone"
     assert largest_difference(found[0]["weights"], expected["weights"]) < ROUNDING
     assert all(item["weights"] == {} for item in found[1:])
 

@@ -168,10 +168,10 @@ def test_after_sleep_the_weights_must_be_sent_again(tmp_path):
 def test_the_program_dies_with_its_parent(tmp_path):
     script = (
         "import sys, os; sys.path[:0] = [sys.argv[1]]; from pathlib import Path\n"
-        "from charter.inference.vllm_generator import EngineProcess\n"
+        "from charter.inference.vllm_generator import VllmProcess\n"
         "from charter.inference.vllm_generator import worker_environment\n"
         "command = [sys.executable, sys.argv[2], 'none', str(os.getpid())]\n"
-        "p = EngineProcess('vLLM', command, environment=worker_environment(os.environ), log=Path(sys.argv[3]))\n"
+        "p = VllmProcess('vLLM', command, environment=worker_environment(os.environ), log=Path(sys.argv[3]))\n"
         "print(p.pid, flush=True); sys.stdin.read()\n"
     )
     parent = subprocess.Popen(

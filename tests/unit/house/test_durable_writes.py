@@ -53,6 +53,7 @@ ALLOWED = {
     "tracking/destinations/tensorboard.py": "an event file that readers tail; the length that counts is kept beside it",
     "launch/local.py": LOG,
     "launch/node_processes.py": LOG,
+    "launch/servers.py": LOG,
     "launch/subprocess_keeper.py": LOG,
     "launch/subprocess_scheduler.py": LOG,
     "launch/ray/node_task.py": LOG,

@@ -50,6 +50,7 @@ def test_a_stage_of_two_nodes_is_one_job_of_an_agent_on_each():
         processes=8,
         meter_seconds=10.0,
         check_disk_bytes=2 * 1024**3,
+        layout="world_size=16",
     )
     assert job.log == HERE / "jobs" / "0002" / "log.txt"
     assert job.name == "charter-harmless-8b-sft-0a1b2c3d"

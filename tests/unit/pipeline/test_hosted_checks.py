@@ -15,10 +15,8 @@ from charter.launch.hosted_engine import engines_at, interpreter_of, stage_versi
 from charter.launch.machine import frozen_values, processes_of
 from charter.run.doctor import needed_extras
 from charter.run.graph import build_pipeline, job_of
-from charter.run.planned import frozen_layout
 from charter.run.preflight import check_before_start, check_hosted, check_hosted_packages
 from charter.run.prepare import drift, prepare
-from charter.spec.layout import Layout
 from charter.spec.load import load_project
 from charter.spec.sections import EngineEnvironment
 from charter.spec.stage import DpoStage
@@ -248,15 +246,6 @@ def test_one_module_runs_every_stage_of_another_engine(tmp_path):
     assert module_of(spec) == HOSTED_MODULE
     assert module_of(replace(spec, engine="native"), {"sft": "mine"}) == "mine"
     assert preloaded_modules([HOSTED_MODULE]) == [HOSTED_MODULE, "charter.models.preload"]
-
-
-def test_what_only_other_engines_have_is_part_of_their_planned_layout(tmp_path):
-    spec = pipeline_of(tmp_path).stages["sft"].spec
-    layout = Layout(data=2, tensor=2, pipeline=4, sequence_parallel=True, interleave=2)
-    assert frozen_layout(layout, spec)["pipeline"] == 4
-    assert frozen_layout(layout, spec)["sequence_parallel"] == 1
-    assert "context" not in frozen_layout(layout, spec)
-    assert "pipeline" not in frozen_layout(layout, replace(spec, engine="native"))
 
 
 def test_the_run_refuses_it_as_a_mistake_of_the_file(tmp_path):

@@ -10,7 +10,7 @@ from charter.artifacts.stage_state import Phase
 from charter.cli.main import app
 from charter.errors import DataError, InfeasibleError
 from charter.run.planned import plan_now
-from charter.run.runner import RunOptions, find_work, plan_work, refuse_overflow
+from charter.run.runner import RunOptions, check_work, find_work, plan_work, refuse_overflow
 from charter.run.submit import submit_supervisor
 from charter.spec.load import load_project
 
@@ -57,19 +57,22 @@ def test_a_dry_run_anyway_is_not_refused(root):
 
 def test_a_stage_with_steps_in_a_checkpoint_is_not_refused(work):
     begun = replace(work.verdicts["pretrain"], phase=Phase.INTERRUPTED, step=3)
-    assert plan_work(replace(work, verdicts={"pretrain": begun}), RunOptions()).overflow is not None
+    check_work(plan_work(replace(work, verdicts={"pretrain": begun}), RunOptions()), RunOptions())
     with pytest.raises(InfeasibleError, match="does not fit"):
-        plan_work(replace(work, verdicts={"pretrain": replace(begun, step=0)}), RunOptions())
+        check_work(plan_work(replace(work, verdicts={"pretrain": replace(begun, step=0)}), RunOptions()), RunOptions())
 
 
 def test_a_stage_that_is_done_is_not_refused(work):
-    assert plan_work(replace(work, todo=()), RunOptions()).overflow is None
+    assert plan_work(replace(work, todo=()), RunOptions()).planned.overflow is None
     overflow = plan_now(work.pipeline.project, work.pipeline.root).overflow
     refuse_overflow(overflow, replace(work, todo=()), RunOptions())
 
 
 def test_stages_sent_to_another_machine_are_not_refused(work):
-    assert plan_work(work, RunOptions(engine="slurm")).overflow is not None
+    options = RunOptions(engine="slurm")
+    ready = plan_work(work, options)
+    assert ready.planned.overflow is not None
+    refuse_overflow(ready.planned.overflow, ready.work, options)
 
 
 def test_a_plan_that_fails_otherwise_refuses_nothing(work, monkeypatch):
@@ -77,7 +80,7 @@ def test_a_plan_that_fails_otherwise_refuses_nothing(work, monkeypatch):
         raise DataError("text.jsonl: not text")
 
     monkeypatch.setattr("charter.plan.project_plan.plan_project", unreadable)
-    planned = plan_work(work, RunOptions())
+    planned = plan_work(work, RunOptions()).planned
     assert (planned.plan, planned.problem, planned.overflow) == (None, "DataError: text.jsonl: not text", None)
 
 
@@ -86,7 +89,7 @@ def test_no_place_on_offer_is_no_overflow(work, monkeypatch):
         raise InfeasibleError("no place offers what resources ask for")
 
     monkeypatch.setattr("charter.plan.project_plan.plan_project", nowhere)
-    assert plan_work(work, RunOptions()).problem.startswith("InfeasibleError")
+    assert plan_work(work, RunOptions()).planned.problem.startswith("InfeasibleError")
 
 
 def test_a_supervisor_sent_anyway_runs_anyway(root, monkeypatch):

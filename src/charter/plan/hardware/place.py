@@ -9,8 +9,8 @@ from charter.spec.project import Project
 LOCAL, ON_PREM = "local", "on_prem"
 ANY = "any"
 CAPACITY_BLOCK = "capacity_block"
-NODES_OF_A_REPLICA = 2
-"""Nodes over which a model that answers may be spread; more than two wait for the network too long (judgement)."""
+NODES_OF_A_REPLICA = 4
+"""Nodes over which a model that answers may be spread, and only where fewer cannot hold it (judgement)."""
 
 
 @dataclass(frozen=True, kw_only=True)

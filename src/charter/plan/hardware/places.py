@@ -76,7 +76,7 @@ def _place(
         made: Place | Refused = Place(
             infra=site.infra,
             region=site.region,
-            accelerator=accelerator,
+            accelerator=at_machine(accelerator, per_node, resources.network),
             per_node=per_node,
             instance="own node",
             price=site.price or _owned(name),
@@ -134,11 +134,14 @@ def _local(
 def _rented(
     site: Site, accelerator: Accelerator, per_node: int, resources: Resources, book: PriceBook
 ) -> Place | Refused:
-    matching = [
+    offers = [
         offer
         for offer in book.offers(accelerator.name, cloud=site.infra, region=site.region)
-        if offer.count == per_node and offer.whole_machine and _in_regions(offer, resources)
+        if offer.whole_machine and _in_regions(offer, resources)
     ]
+    matching = [offer for offer in offers if offer.count == per_node and not offer.scales]
+    if not matching and per_node == accelerator.devices_per_node:
+        matching = [offer for offer in offers if offer.scales]
     best = {market: _lowest(matching, market) for market in Market}
     anchor = best[Market.ON_DEMAND] or best[Market.SPOT] or best[Market.RESERVED_1Y] or best[Market.RESERVED_3Y]
     if anchor is None:
@@ -150,24 +153,52 @@ def _rented(
         return Place(
             infra=site.infra,
             region=site.region,
-            accelerator=accelerator,
+            accelerator=at_machine(accelerator, per_node, resources.network),
             per_node=per_node,
             instance="by contract",
             price=site.price,
         )
-    network = anchor.network_bytes_per_second or accelerator.scaleout_bytes_per_second_per_node
+    network = resources.network or anchor.network_bytes_per_second
     reserved = [best[market] for market in (Market.RESERVED_1Y, Market.RESERVED_3Y)]
     years = zip(reserved, (Market.RESERVED_1Y, Market.RESERVED_3Y), strict=True)
     spot = best[Market.SPOT]
     return Place(
         infra=site.infra,
         region=anchor.region,
-        accelerator=replace(accelerator, scaleout_bytes_per_second_per_node=network),
+        accelerator=at_machine(accelerator, per_node, network),
         per_node=per_node,
         instance=anchor.instance_type,
         price=site.price or _market_price(best[Market.ON_DEMAND], Market.ON_DEMAND),
         spot=None if site.price or spot is None else _market_price(spot, Market.SPOT),
         reserved=() if site.price else tuple(_market_price(offer, market) for offer, market in years if offer),
+    )
+
+
+SMALL_MACHINE_BYTES_PER_SECOND = 6.25e9
+"""50 Gbit/s: of a machine with fewer accelerators than the usual one, where neither the offer nor the file says more.
+Judgement, November 2026: clouds give such machines 25 to 100 Gbit/s and a share of the host's cards."""
+
+
+def at_machine(accelerator: Accelerator, per_node: int, network_bytes_per_second: float | None) -> Accelerator:
+    """Return the accelerator as it is in a machine with so many of them: its fast link ends with the machine.
+
+    Links that join racks stay as they are. The network is that of the machine, all cards together.
+
+    >>> one = at_machine(accelerators.get("H100"), 1, None)
+    >>> one.devices_per_node, one.scaleup_domain, one.scaleout_bytes_per_second_per_node
+    (1, 1, 6250000000.0)
+    """
+    usual, domain = accelerator.devices_per_node, accelerator.scaleup_domain
+    if domain <= usual:
+        domain = per_node if domain == usual > 1 else min(domain, per_node)
+    network = network_bytes_per_second or accelerator.scaleout_bytes_per_second_per_node
+    if network_bytes_per_second is None and network is not None and per_node < usual:
+        network = min(network * per_node / usual, SMALL_MACHINE_BYTES_PER_SECOND)
+    return replace(
+        accelerator,
+        devices_per_node=per_node,
+        scaleup_domain=max(1, domain),
+        scaleout_bytes_per_second_per_node=network,
     )
 
 

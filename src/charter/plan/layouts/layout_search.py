@@ -19,6 +19,8 @@ from charter.plan.options.tied import tied_limit
 from charter.plan.physics.engine_knowledge import engine_knowledge
 from charter.plan.physics.fit_many import Devices, Fit, fit_of, least_bytes, waiting_bytes
 from charter.plan.work.phase import Workload
+from charter.spec.execution import shared_rows
+from charter.spec.stage import NATIVE
 
 CHUNK = 1 << 16
 """Layouts that are computed together: the intermediate columns of so many stay below 200 MB."""
@@ -99,7 +101,16 @@ def asked(question: Question, site: Site) -> Asked:
         longest=round(phase.longest_tokens),
         fixed=question.fixed,
         together=question.work.together,
+        shares=_shares(question),
     )
+
+
+def _shares(question: Question) -> tuple[tuple[int, int], ...]:
+    """Rows that the native engine's data ranks share evenly; other engines say it by `exact_batch`."""
+    if question.engine != NATIVE:
+        return ()
+    stage = question.stage
+    return tuple((int(getattr(stage, name)), together) for name, together in shared_rows(stage).items())
 
 
 def _evaluate(task: Task, batch: Sequence[tuple[Site, Space]], limit: float) -> Iterator[Searched]:

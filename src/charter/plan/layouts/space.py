@@ -79,6 +79,8 @@ class Asked:
     fixed: StageResources | None
     together: bool
     """Several roles share the accelerators (PPO, DPO): data and tensor parallelism only."""
+    shares: tuple[tuple[int, int], ...] = ()
+    """Rows that all data ranks share evenly, each with how many of them stay together; empty: any split will do."""
 
     def fixes(self, name: str) -> int | str | bool | None:
         """What the stage prescribes for an axis, if anything."""
@@ -139,6 +141,8 @@ def families(asked: Asked) -> Iterator[Family]:
                 continue
             data = asked.num_accelerators // (tensor * context * pipeline)
             if data * asked.unit > asked.batch or (asked.engine.exact_batch and asked.batch % (data * asked.unit)):
+                continue
+            if any(rows % (data * together) for rows, together in asked.shares):
                 continue
             base = Family(data=data, tensor=tensor, pipeline=pipeline, context=context, zero=ZeroStage.NONE)
             for interleave, expert in product(_chunks(asked, pipeline), _expert_degrees(asked, data * context)):

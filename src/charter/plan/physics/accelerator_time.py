@@ -3,6 +3,7 @@
 The phases of a stage follow each other (a synchronous loop); nothing overlaps between them.
 """
 
+from collections.abc import Container
 from dataclasses import replace
 from functools import lru_cache
 from math import ceil
@@ -75,13 +76,17 @@ def answering_terms(
     batches: dict[str, float],
     accelerator: Accelerator,
     knowledge: Knowledge,
+    alone: Container[str] = (),
 ) -> tuple[Term, ...]:
-    """Terms of a stage that only answers: replicas take whole batches in turn, one model after another."""
+    """Terms of a stage that only answers: replicas take whole batches in turn, one model after another.
+
+    Roles that are `alone` compute in the stage's own process, as one replica.
+    """
     terms: list[Term] = []
     for phase in work.phases:
         if phase.role in work.remote:
             continue
-        role, turns = work.role(phase.role), ceil(phase.steps / replicas)
+        role, turns = work.role(phase.role), ceil(phase.steps / (1 if phase.role in alone else replicas))
         if phase.work == "generate":
             together = max(1, int(batches[phase.name]))
             terms += _decoding(role, phase, turns, phase.batch, together, tensor, 1, accelerator, knowledge)

@@ -72,7 +72,6 @@ NATIVE = EngineSpace(
     precision=FSDP_MIXED,
     zero=(NONE, PARAMETERS),
     tensor=True,
-    sequence_parallel=True,
     hybrid=True,
     offload_optimizer=(PARAMETERS,),
     offload_parameters=(PARAMETERS,),

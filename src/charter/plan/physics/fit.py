@@ -1,7 +1,8 @@
 """Peak bytes per accelerator of a stage under a layout, as named terms.
 
 A stage that trains keeps every role in memory (PPO, DPO) or has only one; its peak is the larger of training and
-generating. A stage that only answers loads its models one after another; its peak is the largest of them.
+generating. A stage that only answers has all the models that it asks at hand, each in servers or a copy of its own; an
+evaluation takes one after another.
 """
 
 from collections.abc import Mapping
@@ -136,8 +137,13 @@ def answering_peak(
     accelerator: Accelerator,
     knowledge: Knowledge,
     weights: str = "bf16",
+    together: bool = False,
 ) -> Peak:
-    """Peak of a stage that only answers: the fullest of its phases; `batches` are sequences per replica by phase."""
+    """Peak of a stage that only answers; `batches` are sequences per replica by phase.
+
+    The fullest of its phases where its models are loaded one after another; the sum over the models, each in its
+    fullest phase, where all are there `together`.
+    """
     moments = [
         Peak(
             moment=phase.name,
@@ -159,7 +165,16 @@ def answering_peak(
         for phase in work.phases
         if phase.role not in work.remote
     ]
-    return max(moments, key=lambda peak: peak.total_bytes, default=NOTHING_LOADED)
+    if not together:
+        return max(moments, key=lambda peak: peak.total_bytes, default=NOTHING_LOADED)
+    fullest: dict[str, Peak] = {}
+    for moment in moments:
+        model = work.role(moment.parts[0][0]).model
+        fullest[model] = max(fullest.get(model, moment), moment, key=lambda peak: peak.total_bytes)
+    if len(fullest) < 2:
+        return next(iter(fullest.values()), NOTHING_LOADED)
+    parts = tuple(part for peak in fullest.values() for part in peak.parts)
+    return Peak(moment=" beside ".join(peak.moment for peak in fullest.values()), parts=parts)
 
 
 NOTHING_LOADED = Peak(moment="nothing is loaded")

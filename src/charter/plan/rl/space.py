@@ -48,7 +48,7 @@ def trainer_layouts(
                 accumulation=ceil(share / micro),
                 recompute=mode,
                 offload_optimizer=offload,
-                sequence_parallel=tensor > 1,
+                sequence_parallel=tensor > 1 and space.sequence_parallel,
             )
             if fixed is None or _as_asked(layout, fixed):
                 yield layout

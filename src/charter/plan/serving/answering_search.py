@@ -11,7 +11,13 @@ from charter.plan.options.why_not import does_not_fit
 from charter.plan.physics import accelerator_time
 from charter.plan.physics.fit import Peak, answering_peak
 from charter.plan.serving.endpoint_option import endpoint_terms, ways_to_serve, with_endpoints
+from charter.plan.work.phase import Workload
+from charter.spec.execution import shares_accelerators
 from charter.spec.layout import Layout
+from charter.spec.stage import Stage
+
+LEAST_OF_A_WIDE_NODE = 4
+"""Accelerators of a machine, from which on a model that answers may be spread over several."""
 
 
 def answering_options(question: Question, place: Place, num_nodes: int) -> tuple[tuple[Option, ...], Missed]:
@@ -34,6 +40,10 @@ def _served(question: Question, place: Place, num_nodes: int) -> tuple[tuple[Opt
     Over two nodes only where one cannot hold it: every layer then waits for the network.
     """
     work, known = question.work, question.knowledge
+    alone = own_roles(question.stage, work)
+    if alone and num_nodes > 1:
+        label = f"{num_nodes} x {place.hardware}"
+        return (), Missed(rejected=(Rejected(option=label, reason="an evaluation runs on one node"),))
     capacity = known.usable_bytes(place.accelerator)
     best: Option | None = None
     smallest: tuple[Peak, int] | None = None
@@ -45,12 +55,16 @@ def _served(question: Question, place: Place, num_nodes: int) -> tuple[tuple[Opt
         while peak.total_bytes > capacity and max(batches.values()) > 1:
             batches = {name: max(1.0, batch / 2) for name, batch in batches.items()}
             peak = _peak(question, place, tensor, batches)
+        asks = len(alone) < len({phase.role for phase in work.phases} - set(work.remote))
+        if alone and asks and replicas < 2:
+            break  # the judge's servers and the evaluation's own process need accelerators each
         if peak.total_bytes <= capacity:
             terms = accelerator_time.answering_terms(
                 work,
                 tensor=tensor,
-                replicas=replicas,
+                replicas=replicas - 1 if alone and asks else replicas,
                 batches=batches,
+                alone=alone,
                 accelerator=place.accelerator,
                 knowledge=known,
             )
@@ -70,11 +84,24 @@ def _served(question: Question, place: Place, num_nodes: int) -> tuple[tuple[Opt
     return found, Missed(rejected=(Rejected(option=option, reason=reason),), peaks=((smallest[0], capacity),))
 
 
+def own_roles(stage: Stage, work: Workload) -> tuple[str, ...]:
+    """Return the roles whose weights the stage's own process needs, so that no server can answer for them."""
+    if shares_accelerators(stage):
+        return ()
+    asked = dict.fromkeys(phase.role for phase in work.phases)
+    return tuple(role for role in asked if role not in work.remote and not role.startswith("judge"))
+
+
 def _across(question: Question, place: Place, num_nodes: int) -> int:
     """The widest tensor parallelism of a model that no node can hold."""
+    if place.per_node < LEAST_OF_A_WIDE_NODE:
+        return 0  # between machines of one or two accelerators every layer would wait for a slow network
     heads = [role.architecture.num_heads for role in question.work.roles]
-    whole = all(count % (place.per_node * NODES_OF_A_REPLICA) == 0 for count in heads)
-    return place.per_node * NODES_OF_A_REPLICA if whole and num_nodes % NODES_OF_A_REPLICA == 0 else 0
+    widths = [nodes for nodes in (2, NODES_OF_A_REPLICA) if num_nodes % nodes == 0]
+    return max(
+        (place.per_node * nodes for nodes in widths if all(count % (place.per_node * nodes) == 0 for count in heads)),
+        default=0,
+    )
 
 
 def _peak(question: Question, place: Place, tensor: int, batches: dict[str, float]) -> Peak:
@@ -88,5 +115,6 @@ def _peak(question: Question, place: Place, tensor: int, batches: dict[str, floa
             batches=batches,
             accelerator=place.accelerator,
             knowledge=question.knowledge,
+            together=shares_accelerators(question.stage),
         ),
     )

@@ -4,6 +4,7 @@ from charter.catalog.price_book import PriceBook
 from charter.estimate.shapes.parameters import count_parameters
 from charter.estimate.terms import Term
 from charter.plan.assumption import Assumption
+from charter.plan.execution import execution_of
 from charter.plan.options.option import Option, Rejected
 from charter.plan.options.stage_risk import stage_risk
 from charter.plan.physics.knowledge import Knowledge, time_group
@@ -51,6 +52,7 @@ def stage_plan(
         node=node_needs(work, option, storage.stored, dtype=getattr(stage, "dtype", "bf16"), knowledge=knowledge),
         peak_range=peak_range(stage, option, knowledge),
         time_source=time_source(stage, option, work, knowledge),
+        execution=execution_of(stage, option, work),
         done=work_done(work),
         endpoint_usd=NOTHING_PAID if option.endpoint_usd is None else money(option.endpoint_usd),
         risk=stage_risk(option, project.risk),

@@ -14,6 +14,7 @@ from charter.plan.stages.interval_source import PeakRange
 from charter.plan.stages.node_needs import NodeNeeds
 from charter.plan.stages.work_done import NOTHING_DONE, WorkDone
 from charter.plan.work.phase import Counters
+from charter.spec.execution import Execution
 
 QUANTILES = ("p10", "p50", "p90")
 AT_ONCE = Interval(p10=0.0, p50=0.0, p90=0.0)
@@ -91,6 +92,8 @@ class StagePlan:
     """From the start of the project until its capacity is to be had."""
     endpoint_usd: MicroUsd = NOTHING_PAID
     """What endpoints charge, where `serving` has their price."""
+    execution: Execution | None = None
+    """What runs; None in plans that were put together for a question of their own."""
     done: WorkDone = NOTHING_DONE
     """Model operations, and tokens that an endpoint is asked for."""
 
@@ -136,6 +139,7 @@ class StagePlan:
                 "as_of": option.price.as_of,
             },
             "layout": layout_json(option),
+            "execution": None if self.execution is None else self.execution.to_json(),
             "placement": option.placement or None,
             "groups": [group.to_json() for group in option.groups],
             "idle_share": round(option.idle_share, 4),

@@ -1,0 +1,191 @@
+"""What a launcher really gets is what was planned: templates, recipes and examples, by each launcher's own words.
+
+Commands of the launchers are replaced on PATH by scripts that keep what they are given; a small parser for each reads
+that, knowing nothing of how it was written.
+"""
+
+import json
+import re
+import shlex
+import shutil
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import yaml
+
+from charter.launch.commands import module_of
+from charter.launch.kubernetes.scheduler import KubernetesScheduler
+from charter.launch.preview import preview_job
+from charter.launch.ray.request import request_of
+from charter.launch.slurm.scheduler import SlurmScheduler
+from charter.run.graph import build_pipeline, with_project
+from charter.run.planned import plan_of_run, resolved_project
+from charter.run.pools import stage_pools
+from charter.spec.load import load_project
+from charter.templates.shipped import find_template, write_template
+
+ROOT = Path(__file__).resolve().parents[2]
+TEMPLATES = ("cai-8b", "cai-70b", "rlaif-8b")
+RECIPES = tuple(sorted(path.name for path in (ROOT / "recipes").iterdir() if path.is_dir()))
+NOT_FITTING = "ppo-72b.yaml"
+"""An example of what its nodes cannot hold: `submit` refuses it, as `plan` does."""
+EXAMPLES = tuple(sorted({path.name for path in (ROOT / "docs" / "examples").glob("*.yaml")} - {NOT_FITTING}))
+SHIM = """#!/bin/sh
+for word in "$@"; do printf '%s\\n' "$word" >> {log}.words; done
+cat > {log}
+echo {answer}
+"""
+
+
+def project_at(name, root):
+    if name in TEMPLATES:
+        write_template(find_template(name), root)
+    elif name in RECIPES:
+        shutil.copytree(ROOT / "recipes" / name, root, ignore=shutil.ignore_patterns("run"))
+    else:
+        root.mkdir()
+        shutil.copy(ROOT / "docs" / "examples" / name, root / "charter.yaml")
+        for path in (ROOT / "docs" / "examples").glob("*"):
+            if path.suffix != ".yaml":
+                shutil.copy(path, root)
+    return load_project(root / "charter.yaml")
+
+
+@pytest.fixture(scope="module", params=[*TEMPLATES, *RECIPES, *EXAMPLES])
+def planned(request, tmp_path_factory):
+    root = tmp_path_factory.mktemp("planned") / "project"
+    project = project_at(request.param, root)
+    pipeline = build_pipeline(project, root, keep_hashes=False)
+    found = plan_of_run(pipeline)
+    assert found.plan is not None, found.problem
+    return pipeline, found
+
+
+def jobs(planned, launcher):
+    """Stage, its job, its entry in the JSON of the plan."""
+    pipeline, found = planned
+    project, _ = resolved_project(pipeline, found, launcher)
+    pipeline = with_project(pipeline, project)
+    entries = {stage["name"]: stage for stage in found.plan.to_json()["stages"]}
+    for name, stage in pipeline.stages.items():
+        if not entries[name]["count"]:
+            continue
+        module = module_of(stage.spec)
+        pools = stage_pools(project, stage)
+        yield entries[name], preview_job(project, name, stage.directory, engine=launcher, module=module, pools=pools)
+
+
+def asked_of(command):
+    """What an agent's command says: the ranks of a node and the layout, or the servers."""
+    options = dict(pairwise(command))
+    layout = dict(word.split("=") for word in options.get("--layout", "").split(",") if word)
+    return {
+        "processes": int(options.get("--processes", 1)),
+        "nodes": int(options.get("--nodes", 1)),
+        "layout": layout,
+        "pools": {item["model"]: item for item in json.loads(options.get("--pools", "[]"))},
+    }
+
+
+def differences(stage, got):
+    """Fields of the plan that the launcher was not given."""
+    made = stage["execution"]
+    wrong = []
+
+    def same(what, planned, found):
+        if planned != found:
+            wrong.append(f"{stage['name']}.{what}: planned {planned}, given {found}")
+
+    same("nodes", made["nodes"], got["nodes"])
+    same("agents", made["nodes"], got["command"]["nodes"])
+    same("accelerators_per_node", made["accelerators_per_node"], got["per_node"])
+    same("accelerator", made["accelerator"].split("-")[0].lower(), got["kind"].split("-")[0].lower())
+    same("count", stage["count"], got["nodes"] * got["per_node"])
+    if got["spot"] is not None:
+        same("market", made["market"] == "spot", got["spot"])
+    trainer = made["roles"].get("trainer")
+    if trainer is not None and set(made["roles"]) == {"trainer"}:
+        layout, given = trainer["layout"], got["command"]["layout"]
+        ranks = layout["data"] * layout["tensor"] * layout["pipeline"] * layout["context"]
+        same("ranks", ranks, int(given["world_size"]))
+        same("processes", ranks, got["nodes"] * got["command"]["processes"])
+        for name in ("tensor", "zero", "replicas", "micro_batch"):
+            same(name, layout[name], int(given[name]))
+        for name in ("recompute", "offload"):
+            same(name, layout[name], given[name])
+    for name, role in made["roles"].items():
+        if role["use"] == "serve" and role["models"]:
+            pool = got["command"]["pools"].get(role["models"][0], {})
+            same(f"{name}.replicas", role["layout"]["data"], pool.get("replicas"))
+            same(f"{name}.tensor", role["layout"]["tensor"], pool.get("tensor"))
+            same(f"{name}.max_num_seqs", role["layout"]["micro_batch"], pool.get("max_num_seqs"))
+            same(f"{name}.memory_share", round(role["memory_share"], 4), pool.get("memory_share"))
+    return wrong
+
+
+def shim(directory, command, answer):
+    directory.mkdir(exist_ok=True)
+    path, log = directory / command, directory / f"{command}.log"
+    path.write_text(SHIM.format(log=log, answer=answer))
+    path.chmod(0o755)
+    return log
+
+
+def by_slurm(job, directory, project):
+    log = shim(directory, "sbatch", "17")
+    environ = {"PATH": f"{directory}:/usr/bin:/bin"}
+    SlurmScheduler(project.launch.slurm, environ=environ).submit(job)
+    script = log.read_text()
+    says = dict(re.findall(r"^#SBATCH --([a-z-]+)=(.*)$", script, re.MULTILINE))
+    _, kind, each = says["gres"].split(":")
+    (line,) = [line for line in script.splitlines() if "charter.launch.agent" in line]
+    command = asked_of(shlex.split(line))
+    return {"nodes": int(says["nodes"]), "per_node": int(each), "kind": kind, "spot": None, "command": command}
+
+
+def by_kubernetes(job, directory, project):
+    log = shim(directory, "kubectl", "{}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{directory}:/usr/bin:/bin")
+        settings = replace(
+            project.launch.kubernetes, image="registry.lab/charter:1", volume_claim="runs", mount_path="/"
+        )
+        KubernetesScheduler(settings).submit(job)
+    item = next(item for item in yaml.safe_load_all(log.read_text()) if "Job" in item["kind"])
+    spec = item["spec"] if "template" in item["spec"] else item["spec"]["replicatedJobs"][0]["template"]["spec"]
+    pod = spec["template"]["spec"]
+    container = pod["containers"][0]
+    limits = container["resources"]["limits"]
+    terms = json.dumps(pod.get("affinity", {}))
+    return {
+        "nodes": int(spec.get("completions") or spec.get("parallelism") or 1),
+        "per_node": int(limits["nvidia.com/gpu"]),
+        "kind": re.search(r"(?:NVIDIA-)?([ABHL]\d+)", terms).group(1),
+        "spot": '"spot"' in terms.lower() or "cloud.google.com/gke-spot" in json.dumps(pod),
+        "command": asked_of([*container.get("command", ()), *container.get("args", ())]),
+    }
+
+
+def by_ray(job, directory, project):
+    asked = request_of(job, project.launch.ray)
+    (kind,) = [name.partition(":")[2] for name in asked["resources_per_task"] if name.startswith("accelerator_type")]
+    return {
+        "nodes": asked["tasks"]["nodes"],
+        "per_node": int(asked["resources_per_task"]["GPU"]),
+        "kind": kind,
+        "spot": not asked["label_selector"],
+        "command": asked_of(asked["entrypoint"]),
+    }
+
+
+@pytest.mark.parametrize("given", [by_slurm, by_kubernetes, by_ray])
+def test_the_launcher_gets_what_was_planned(planned, given, tmp_path):
+    launcher = given.__name__.removeprefix("by_")
+    wrong = [
+        difference
+        for stage, job in jobs(planned, launcher)
+        for difference in differences(stage, given(job, tmp_path / stage["name"], planned[0].project))
+    ]
+    assert not wrong, "\n".join(wrong)

@@ -1,0 +1,32 @@
+"""One line of a plan names the quickest other engine where the native one trains, and what it would save."""
+
+from dataclasses import replace
+
+from planner_case import H100, one
+
+from charter.plan.any_engine import with_other_engines
+from charter.report.engine_lines import engine_line
+from charter.spec.stage import SftStage
+
+SFT = SftStage(init="base", data=("chat",))
+
+
+def test_a_native_stage_says_what_another_engine_would_save():
+    plan = with_other_engines(one(SFT, H100))
+    (stage,) = plan.stages
+    quickest = stage.other_engines[0]
+    line = engine_line(plan)
+    assert f"{quickest.engine} for stage -{1 - quickest.ratio:.0%}" in line
+    assert line.startswith("Other engines would save about $")
+
+
+def test_another_engine_is_compared_with_nothing():
+    plan = with_other_engines(one(replace(SFT, engine="megatron"), H100))
+    assert engine_line(plan) == ""
+
+
+def test_nothing_is_said_on_processors_or_of_little():
+    plan = with_other_engines(one(SFT, H100))
+    (stage,) = plan.stages
+    alike = tuple(replace(item, ratio=0.97) for item in stage.other_engines)
+    assert engine_line(replace(plan, stages=(replace(stage, other_engines=alike),))) == ""
