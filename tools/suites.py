@@ -85,7 +85,11 @@ KILLS = "tests/integration/kills"
 GROUPS: dict[str, tuple[Suite, ...]] = {
     "test": (
         Suite(name="fast", arguments=(*FAST, *_doctests(), *BY_TEST), budget_seconds=200),
-        Suite(name="integration", arguments=("tests/integration", f"--ignore={KILLS}", *BY_FILE), budget_seconds=600),
+        Suite(
+            name="integration",
+            arguments=("tests/integration", f"--ignore={KILLS}", "-m", "not thorough", *BY_FILE),
+            budget_seconds=500,
+        ),
         Suite(name="kills", arguments=(KILLS, *BY_FILE), budget_seconds=300),
     ),
     "system": (
@@ -114,6 +118,7 @@ GROUPS: dict[str, tuple[Suite, ...]] = {
     ),
     "chaos": (
         Suite(name="kills", arguments=(KILLS,), budget_seconds=7200),
+        Suite(name="integration", arguments=("tests/integration", "-m", "thorough", *BY_FILE), budget_seconds=600),
         Suite(name="random kills", arguments=("tests/chaos",), budget_seconds=900),
         Suite(
             name="properties",

@@ -74,6 +74,7 @@ def test_mail_is_sent_once_with_a_login_and_after_a_refusal(book, tmp_path, monk
     assert b"hunter2" not in written(tmp_path)
 
 
+@pytest.mark.thorough
 def test_a_wrong_password_is_said_without_it(book, tmp_path, monkeypatch):
     monkeypatch.setenv("MAIL_PASSWORD", "not-this-one")
     with mail_server(password="hunter2hunter2") as server:

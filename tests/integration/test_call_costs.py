@@ -13,6 +13,7 @@ def paying(work):
     return work
 
 
+@pytest.mark.thorough
 def test_a_stage_directory_that_is_removed_keeps_what_it_cost(paying):
     import shutil
 

@@ -41,7 +41,12 @@ def work(path, log, **environment):
     return done.returncode
 
 
-@pytest.mark.parametrize("how", ["before", "after", "enospc"])
+THOROUGH = pytest.mark.thorough
+
+
+@pytest.mark.parametrize(
+    "how", ["before", pytest.param("after", marks=THOROUGH), pytest.param("enospc", marks=THOROUGH)]
+)
 def test_every_crash_leaves_the_bill_in_its_interval_and_the_next_run_asks_only_what_is_open(tmp_path, how):
     for number in range(1, ACTIONS + 1):
         path, log = tmp_path / f"{number}.sqlite", tmp_path / f"{number}.log"

@@ -3,6 +3,7 @@
 import pytest
 
 pytest.importorskip("sqlalchemy")
+pytestmark = pytest.mark.thorough
 
 from call_kills import *  # noqa: F403
 

@@ -73,6 +73,7 @@ def test_a_probe_measures_stores_the_pace_and_touches_nothing_else(project, tmp_
     assert all("measured pace" in json.dumps(stage["breakdown"]) for stage in again["stages"])
 
 
+@pytest.mark.thorough
 @pytest.mark.torch
 def test_what_fails_is_told_and_the_rest_is_measured(project):
     content = yaml.safe_load((project / "charter.yaml").read_text())

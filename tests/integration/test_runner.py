@@ -168,6 +168,7 @@ def test_every_crash_point_of_a_stage_recovers_to_the_same_bits(work, undisturbe
             assert left == [], (actions[number - 1], when)
 
 
+@pytest.mark.thorough
 def test_a_disk_that_fills_at_any_point_loses_nothing(work, undisturbed):
     for number in (3, 8, 12, 16, 20, 24):
         full = work.run("--only", "b", CHARTER_LAUNCH="process", CHARTER_FAULT_AT=f"{number}:enospc")

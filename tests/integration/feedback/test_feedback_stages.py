@@ -306,6 +306,7 @@ def start(stage, module, **environment):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("kill", ["outputs:3:after"])
 def test_sigkill_at_a_boundary_changes_no_byte_of_the_critiques(workshop, kill):
@@ -328,6 +329,7 @@ def test_sigkill_at_a_boundary_changes_no_byte_of_the_labels(workshop, kill):
     assert published(killed) == published(undisturbed)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("kill", ["checkpoint:2:before"])
 def test_sigkill_at_a_boundary_changes_no_byte_of_what_is_generated(workshop, kill):

@@ -32,6 +32,7 @@ def trained(project: Path, engine: str, launcher: str) -> dict[str, str]:
     return next(stage["outputs"] for stage in stages if stage["name"] == "pretrain")
 
 
+@pytest.mark.thorough
 def test_two_nodes_under_torchrun_train_the_bits_of_this_machine(tmp_path, monkeypatch):
     monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "state"))
     here = trained(tmp_path / "here", "local", "direct")

@@ -113,6 +113,7 @@ def in_process(tmp_path_factory, judge_dir):
     return verdicts(root)
 
 
+@pytest.mark.thorough
 def test_a_pool_gives_the_labels_of_the_judge_in_process(tmp_path, judge_dir, in_process):
     root = project_at(tmp_path / "pool", judge_dir, POOL)
     finish(start(root))

@@ -18,6 +18,7 @@ def flip(path):
     path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
 
 
+@pytest.mark.thorough
 def test_verify_reads_everything_and_scrub_repairs_it(done):
     assert done.charter("ckpt", "verify").code == 0
     assert done.charter("ckpt", "ls", "--json").code == 0

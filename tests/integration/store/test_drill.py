@@ -29,6 +29,7 @@ def test_a_finished_run_is_copied_and_comes_back_without_computing(work, undistu
     assert work.charter("cost", "report").code == 0
 
 
+@pytest.mark.thorough
 def test_a_machine_lost_in_the_middle_costs_only_what_was_not_copied(work, undisturbed, second, tmp_path):
     held = HeldRun(work, tmp_path / "gates")
     held.start("b")

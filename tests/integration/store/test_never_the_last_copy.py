@@ -97,6 +97,7 @@ event = st.tuples(st.sampled_from(ACTS), st.integers(0, 3), st.sampled_from([Non
 START = [(act, 0, None) for act in ("save", "copy", "save", "copy")]
 
 
+@pytest.mark.thorough
 @given(st.lists(event, min_size=6, max_size=20))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_newest_whole_checkpoint_of_each_place_stays(tmp_path, events):

@@ -155,6 +155,7 @@ def test_who_may_write_nothing_is_not_told_of_tags(front, told, s3):
     assert told == []
 
 
+@pytest.mark.thorough
 def test_a_run_tags_its_copies_and_says_what_it_had_to_change(work, s3):
     tags = "goal: 'a#b', " + ", ".join(f"t{number}: x" for number in range(6))
     where = "storage: {artifacts: 's3://results/charter'}"

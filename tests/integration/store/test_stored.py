@@ -69,6 +69,7 @@ def test_a_killed_run_that_goes_on_is_one_series_without_an_overlap(work, place)
     assert len({item.place for item in after}) == 1
 
 
+@pytest.mark.thorough
 def test_a_backup_that_copies_nothing_writes_nothing_and_a_clean_up_is_sampled(work, place):
     assert work.run().code == 0
     work.charter("ckpt", "backup")

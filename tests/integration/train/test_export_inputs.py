@@ -58,6 +58,7 @@ def test_rows_models_and_steps_are_those_of_the_stage(root):
     assert left_in(root) == []
 
 
+@pytest.mark.thorough
 def test_steps_follow_from_the_rows_that_were_written(root):
     """96 conversations in batches of 8, twice; the planner counts rows, the export has them."""
     words = ("--set", "pipeline.sft.steps=null", "--set", "pipeline.sft.epochs=2")
