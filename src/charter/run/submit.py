@@ -73,7 +73,7 @@ def preview(
     entries = [
         entry for stage, job in jobs.items() for entry in _entries(project, stage, job, executions.get(stage), name)
     ]
-    own = supervisor_job(project, root, root=root, engine=name, only=stages, token=TOKEN)
+    own = supervisor_job(project, root, root=root, engine=name, only=stages, anyway=anyway, token=TOKEN)
     entries.append(_entry(own, None, SUPERVISOR, name, market="owned"))
     return Preview(texts=_texts(project, name, stages, jobs), jobs=tuple(entries), problem=planned.problem)
 

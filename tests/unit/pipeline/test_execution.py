@@ -182,4 +182,4 @@ def test_what_cannot_fit_is_not_even_printed(root):
     file.write_text(file.read_text().replace('"H100:8", max_nodes: 4', '"A10G:1", max_nodes: 1'))
     with pytest.raises(InfeasibleError):
         jobs(root)
-    assert jobs(root, anyway=True)
+    assert jobs(root, anyway=True)[(None, "supervisor")]["command"][-1] == "--anyway"
