@@ -199,11 +199,11 @@ def test_another_number_of_processes_is_refused_without_reshard(make_group):
 
 @pytest.fixture
 def memory_group():
-    """A control group (v1) of 480 MiB, of which the rest of a run takes a third; skipped where none can be made."""
+    """A control group (v1) of 720 MiB, of which the supervisor takes half; skipped without the right."""
     place = MEMORY_CGROUP / f"charter-test-{os.getpid()}"
     try:
         place.mkdir()
-        (place / "memory.limit_in_bytes").write_text(str(480 * 2**20))
+        (place / "memory.limit_in_bytes").write_text(str(720 * 2**20))
     except OSError as error:
         pytest.skip(f"no memory control group of our own: {error}")
     yield place
@@ -216,7 +216,8 @@ def test_a_process_that_the_kernel_kills_for_memory_is_told_as_that(make_group, 
     work = make_group()
     enter = f"open({str(memory_group / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))"
     run = Path(__file__).parent / "counting_run.py"
-    code = f"import os, runpy, sys; {enter}; sys.argv = [{str(run)!r}, {str(work.root)!r}]; runpy.run_path({str(run)!r}, run_name='__main__')"  # noqa: E501
+    ballast = "ballast = bytearray(b'x') * 360 * 2**20"  # makes it larger than the process that eats memory
+    code = f"import os, runpy, sys; {enter}; {ballast}; sys.argv = [{str(run)!r}, {str(work.root)!r}]; runpy.run_path({str(run)!r}, run_name='__main__')"  # noqa: E501
     environment = {**os.environ, "PYTHONPATH": str(run.parent), "COUNTING_MODULE": "group_stage"}
     done = subprocess.run(
         [sys.executable, "-c", code],

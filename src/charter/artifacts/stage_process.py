@@ -34,6 +34,9 @@ _GLOO = ("Connection closed by peer", "Connection reset by peer", "Broken pipe",
 RUN_EXTRA = frozenset({"torch", "transformers", "tokenizers", "safetensors"})
 PIP_COMMAND = 'pip install "charter-plan[run]"'
 _PR_SET_PDEATHSIG = 1
+_OOM_ADJUSTMENT = Path("/proc/self/oom_score_adj")
+_OOM_RAISE, _OOM_MOST = 500, 1000
+"""Half of the memory that the kernel counts for; 1,000 is the most it takes (proc(5))."""
 
 
 def stage_main(run: Callable[[StageDir], None], argv: Sequence[str] | None = None) -> NoReturn:
@@ -64,6 +67,7 @@ def run_stage(load: Callable[[], Callable[[StageDir], None]], path: Path) -> int
     """
     rank, stop = rank_of_process(), _StopRequest()
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+    offer_to_out_of_memory_killer()
     try:
         (path / failure_name(rank)).unlink(missing_ok=True)
         with _hold(path, rank):
@@ -82,6 +86,16 @@ def die_with_parent(parent_pid: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def offer_to_out_of_memory_killer(adjustment: Path = _OOM_ADJUSTMENT) -> None:
+    """Have the kernel end this process before its supervisor where memory runs out (Linux).
+
+    A stage that dies is restarted from its checkpoint by the supervisor, and the record says why; a supervisor that
+    dies takes all its stages with it and explains nothing. By itself the kernel ends whichever is larger.
+    """
+    with contextlib.suppress(OSError, ValueError):  # no Linux, or a file system of processes that cannot be written
+        adjustment.write_text(str(min(int(adjustment.read_text()) + _OOM_RAISE, _OOM_MOST)))
 
 
 class _StopRequest:
