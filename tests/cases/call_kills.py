@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 
+import forks
+
 from charter.ledger.calls import CallStore
 
 WRITER = """
@@ -62,7 +64,7 @@ def test_the_bill_lies_in_its_interval_after_any_kill(where, tmp_path):
 
 def killed_writer(where, log, *, seed, after_lines):
     """Run a writer until it has said so many lines, SIGKILL it; returns the calls whose settling it reported."""
-    process = subprocess.Popen(
+    process = forks.Process(
         [sys.executable, "-c", WRITER, str(where), str(seed), str(log)], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 
+import forks
+
 ADDRESS = re.compile(r"Dashboard: (https?)://(\S+):(\d+)/\?token=(\S+)")
 
 SECONDS = 300
@@ -19,7 +21,7 @@ class Server:
 
     def __init__(self, *arguments, **environment):
         command = [sys.executable, "-m", "charter.cli.main", "ui", *map(str, arguments), "--port", "0"]
-        self.process = subprocess.Popen(
+        self.process = forks.Process(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}
         )
         self.line = self.process.stdout.readline()

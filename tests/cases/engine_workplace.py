@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import forks
 import yaml
 
 from charter.artifacts.job_files import JobFiles, NodeRecord, numbers
@@ -86,7 +87,7 @@ class EngineWorkplace:
     def start(self, *arguments: str, module: str = "held_stage") -> "subprocess.Popen[str]":
         """Start a supervisor."""
         own = {"PYTHONPATH": PYTHONPATH, "COUNTING_MODULE": module}
-        process = subprocess.Popen(
+        process = forks.Process(
             [sys.executable, str(STAGES / "counting_run.py"), str(self.root), "--on", self.on, *arguments],
             stdout=(self.root / "out.txt").open("w"),
             stderr=(self.root / "err.txt").open("w"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import forks
 import pytest
 from power_cut import is_power_cut, wait_until_all_ended
 
@@ -20,6 +21,7 @@ sys.path.append(str(HERE))
 PYTHONPATH = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
 CHARTER_YAML = """\
 name: count
+metering: {every: 0}
 models:
   base:
     architecture: {hidden_size: 8, num_layers: 1, num_heads: 1, intermediate_size: 8, vocab_size: 300}
@@ -62,7 +64,7 @@ class Workplace:
         return is_running(pid)
 
     def start(self, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
-        process = subprocess.Popen(
+        process = forks.Process(
             [sys.executable, str(HERE / "counting_run.py"), str(self.root), *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -85,7 +87,7 @@ class Workplace:
 
     def charter(self, *arguments: str, **environment: str) -> Finished:
         command = [sys.executable, "-m", "charter.cli.main", *arguments, "-C", str(self.root)]
-        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
+        done = forks.run(command, capture_output=True, text=True, env={**os.environ, **environment})
         if is_power_cut(environment):
             wait_until_all_ended(self.root)
         return Finished(done.returncode, done.stdout, done.stderr)

@@ -6,6 +6,7 @@ import pty
 import subprocess
 import sys
 
+import forks
 import pytest
 
 PREPARED = """\
@@ -119,7 +120,7 @@ def test_it_shows_records_of_what_the_stage_reads_and_asks(prepared, typed, code
     assert "last come after" in waiting.err
     command = [sys.executable, "-m", "charter.cli.main", "approve", "again", "--samples", "3", "-C", str(prepared.root)]
     theirs, ours = pty.openpty()
-    process = subprocess.Popen(command, stdin=ours, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = forks.Process(command, stdin=ours, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     os.write(theirs, typed)
     shown, error = process.communicate(timeout=300)
     os.close(ours)

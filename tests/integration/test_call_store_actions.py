@@ -2,10 +2,10 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import forks
 import pytest
 
 pytest.importorskip("sqlalchemy")
@@ -32,7 +32,7 @@ ACTIONS = 8
 
 
 def work(path, log, **environment):
-    done = subprocess.run(
+    done = forks.run(
         [sys.executable, "-c", PROGRAM, str(path), str(log)],
         env={**os.environ, **environment},
         capture_output=True,

@@ -2,9 +2,9 @@
 
 import json
 import os
-import subprocess
 import sys
 
+import forks
 import pytest
 from exported_rows import PAIRS
 from typer.testing import CliRunner
@@ -34,7 +34,7 @@ def project(tmp_path_factory):
     (root / "charter.yaml").write_text(PROJECT)
     (root / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PAIRS))
     command = [sys.executable, "-m", "charter.cli.main", "run", str(root), "--only", "clean", "--yes"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = forks.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return root
 

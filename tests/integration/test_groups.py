@@ -5,10 +5,10 @@ import json
 import os
 import signal
 import sqlite3
-import subprocess
 import sys
 from pathlib import Path
 
+import forks
 import pytest
 
 from charter.artifacts.group import read_sign
@@ -219,7 +219,7 @@ def test_a_process_that_the_kernel_kills_for_memory_is_told_as_that(make_group, 
     ballast = "ballast = bytearray(b'x') * 360 * 2**20"  # makes it larger than the process that eats memory
     code = f"import os, runpy, sys; {enter}; {ballast}; sys.argv = [{str(run)!r}, {str(work.root)!r}]; runpy.run_path({str(run)!r}, run_name='__main__')"  # noqa: E501
     environment = {**os.environ, "PYTHONPATH": str(run.parent), "COUNTING_MODULE": "group_stage"}
-    done = subprocess.run(
+    done = forks.run(
         [sys.executable, "-c", code],
         env={**environment, "GROUP_FAIL": "a:3:1:eat"},
         capture_output=True,

@@ -3,10 +3,10 @@
 import os
 import random
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 
+import forks
 import pytest
 
 pytest.importorskip("sqlalchemy")
@@ -49,7 +49,7 @@ def written(directory, how):
     """Files of calls, closed in order, or left with their log by a kill."""
     directory.mkdir()
     path = directory / "calls.sqlite"
-    subprocess.run([sys.executable, "-c", WRITER, str(path), how, str(BATCHES)], check=how == "close", timeout=60)
+    forks.run([sys.executable, "-c", WRITER, str(path), how, str(BATCHES)], check=how == "close", timeout=60)
     return path
 
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 
+import forks
 import pytest
 
 pytest.importorskip("sqlalchemy")
@@ -31,7 +32,7 @@ for index in range(done, 10_000):
 
 def kill_while_writing(path, *, after_lines: int) -> list[str]:
     """Start a writer, SIGKILL it once it has acknowledged so many lines, and return all it acknowledged."""
-    process = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
+    process = forks.Process([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     lines = [process.stdout.readline() for _ in range(after_lines)]
     process.send_signal(signal.SIGKILL)

@@ -1,9 +1,10 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
+
+import forks
 
 
 def started(work, stage="a"):
@@ -27,7 +28,7 @@ def test_a_second_stage_process_in_one_stage_directory_is_refused(work):
     first = work.start(COUNTING_FAIL="a:3:hang")
     work.wait_for(lambda: started(work))
     holder = json.loads((work.stage_dir("a") / "lease.json").read_text())["pid"]
-    second = subprocess.run(
+    second = forks.run(
         [sys.executable, "-m", "counting_stage", "--stage-dir", str(work.stage_dir("a"))],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
         capture_output=True,

@@ -2,10 +2,10 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import forks
 import pytest
 import yaml
 
@@ -18,7 +18,7 @@ def charter(*arguments, **environment):
     command = [sys.executable, "-m", "charter.cli.main", *arguments]
     env = {**os.environ, **environment}
     env.pop("COLUMNS", None)
-    return subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    return forks.run(command, capture_output=True, text=True, env=env, check=False)
 
 
 @pytest.fixture

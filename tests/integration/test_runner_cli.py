@@ -3,8 +3,9 @@
 import json
 import os
 import pty
-import subprocess
 import sys
+
+import forks
 
 
 def test_a_dry_run_says_what_would_run_and_why_and_starts_nothing(work):
@@ -81,7 +82,7 @@ def test_env_and_doctor_need_no_project(work):
 
 def work_free(*arguments):
     command = [sys.executable, "-m", "charter.cli.main", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return forks.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def test_a_terminal_gets_the_live_view(work):
@@ -90,7 +91,7 @@ def test_a_terminal_gets_the_live_view(work):
     command = [sys.executable, "-m", "charter.cli.main", "run", "-C", str(work.root)]
     environment = {**os.environ, "TERM": "xterm"}
     environment.pop("CI", None)
-    done = subprocess.run(command, stdin=side, stdout=side, stderr=side, env=environment, check=False)
+    done = forks.run(command, stdin=side, stdout=side, stderr=side, env=environment, check=False)
     os.close(side)
     shown = os.read(main, 65536).decode()
     os.close(main)

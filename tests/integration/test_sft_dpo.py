@@ -1,9 +1,9 @@
 """The preset `sft-dpo` runs as it stands: a small model learns demonstrations, then preferences."""
 
 import json
-import subprocess
 import sys
 
+import forks
 import pytest
 
 pytest.importorskip("torch")
@@ -48,7 +48,7 @@ def project(tmp_path):
 
 def test_the_preset_runs_and_prefers_what_was_chosen(project):
     command = [sys.executable, "-m", "charter.cli.main", "run", "-C", str(project), "--yes"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = forks.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     (stage,) = (project / "run" / "stages").glob("dpo-*")
     seen = [json.loads(line) for line in (stage / "metrics.jsonl").read_text().splitlines()]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forks
 import pytest
 from dashboard_case import lively
 from dashboard_server import Server, next_version
@@ -173,7 +174,7 @@ def test_a_port_that_is_taken_is_said(case):
             "--port",
             str(taken.getsockname()[1]),
         ]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        ended = forks.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 2
     assert "give another --port" in ended.stderr
 
@@ -183,6 +184,6 @@ def test_without_the_extra_it_says_what_to_install(case):
         "import sys\nsys.modules['starlette'] = None\nsys.modules['uvicorn'] = None\n"
         f"sys.argv = ['charter', 'ui', {str(case.root)!r}, '--port', '0']\nfrom charter.cli.main import entry\nentry()"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    ended = forks.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 7, ended.stderr
     assert 'pip install "charter-plan[ui]"' in ended.stderr

@@ -9,6 +9,7 @@ from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 
+import forks
 import pytest
 from fault_server import set_gate
 
@@ -28,7 +29,7 @@ FURTHER = 40
 @contextmanager
 def server_process(log, *options):
     command = [sys.executable, str(SERVER), "--log", str(log), *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = forks.Process(command, stdout=subprocess.PIPE, text=True)
     try:
         yield process.stdout.readline().strip()
     finally:
@@ -38,7 +39,7 @@ def server_process(log, *options):
 
 def client(url, calls):
     command = [sys.executable, str(HERE / "client_process.py"), url, str(calls), str(COUNT)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return forks.Process(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def answers_of(process):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forks
 import pytest
 from layouts import THOROUGH, in_turn
 from power_cut import wait_until_all_ended
@@ -48,7 +49,7 @@ def charter(*arguments: str, kill: str | None = None) -> subprocess.CompletedPro
     environment = {key: value for key, value in os.environ.items() if not key.startswith("CHARTER_")}
     if kill:
         environment["CHARTER_KILL"] = kill
-    done = subprocess.run(
+    done = forks.run(
         [sys.executable, "-m", "charter.cli.main", *arguments], capture_output=True, text=True, env=environment
     )
     if kill:

@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import forks
 import pytest
 from bench import PRINCIPLES, TOPICS, rows
 from layouts import THOROUGH
@@ -72,13 +73,13 @@ def project_at(path: Path, url: str) -> Path:
 
 
 def charter(*arguments: str) -> dict:
-    done = subprocess.run([*CHARTER, *arguments, "--json"], capture_output=True, text=True)
+    done = forks.run([*CHARTER, *arguments, "--json"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout)
 
 
 def start(project: Path) -> subprocess.Popen:
-    return subprocess.Popen(
+    return forks.Process(
         [*CHARTER, "run", "-C", str(project), "--yes"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
 

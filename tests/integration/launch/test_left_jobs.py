@@ -2,11 +2,11 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import forks
 import pytest
 from engine_workplace import PYTHONPATH, EngineWorkplace
 from scheduler_contract import alive
@@ -30,7 +30,7 @@ def charter(work: EngineWorkplace, *words: str) -> str:
     """What a command prints."""
     command = [sys.executable, "-m", "charter.cli.main", *words, "-C", str(work.root)]
     environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    done = forks.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

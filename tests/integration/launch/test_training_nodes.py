@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forks
 import pytest
 
 from charter.launch.subprocess_scheduler import STATE_VARIABLE
@@ -23,10 +24,10 @@ SETTINGS = (
 def trained(project: Path, engine: str, launcher: str) -> dict[str, str]:
     """The outputs of the first stage of cai-smoke, trained by four processes."""
     charter = [sys.executable, "-m", "charter.cli.main"]
-    subprocess.run([*charter, "init", "--template", "cai-smoke", str(project)], check=True, stdout=subprocess.DEVNULL)
+    forks.run([*charter, "init", "--template", "cai-smoke", str(project)], check=True, stdout=subprocess.DEVNULL)
     words = [word for setting in (*SETTINGS, f"launch.launcher={launcher}") for word in ("--set", setting)]
     command = [*charter, "run", "-C", str(project), "--on", engine, "--yes", "--only", "pretrain", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = forks.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     stages = status_of(load_project(project, overrides=SETTINGS), project)["stages"]
     return next(stage["outputs"] for stage in stages if stage["name"] == "pretrain")

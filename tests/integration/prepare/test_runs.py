@@ -1,9 +1,9 @@
 """Whole runs of a prepare stage by the command, with real SIGKILLs; and what a later stage reads of it."""
 
 import json
-import subprocess
 import sys
 
+import forks
 import pytest
 from prepare_case import results
 
@@ -100,7 +100,7 @@ def test_bad_rows_stop_the_run_before_it_starts(prepare_project, tmp_path):
 def test_without_the_library_it_says_what_to_install(prepare_project, tmp_path):
     place = prepare_project(tmp_path / "project")
     code = WITHOUT_DATASKETCH.format(root=str(place.root))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = forks.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, "pip install datasketch" in done.stderr) == (7, True)
 
 

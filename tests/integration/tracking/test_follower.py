@@ -15,7 +15,7 @@ LOSS = 'charter_stage_metric{metric="loss",run="count",stage="a"}'
 
 
 def metered(work, more=""):
-    work.edit("name: count", f"name: count\nmetering: {{every: 0.2s{more}}}")
+    work.edit("metering: {every: 0}", f"metering: {{every: 0.2s{more}}}")
     return work
 
 
@@ -53,7 +53,7 @@ def test_every_stage_is_metered_and_says_that_it_has_no_gpu(work, undisturbed, h
 
 
 def test_metering_can_be_turned_off(work, undisturbed):
-    work.edit("name: count", "name: count\nmetering: {every: 0}")
+    assert "metering: {every: 0}" in (work.root / "charter.yaml").read_text()
     assert work.run().code == 0
     assert not list((work.root / "run").rglob("meter-*"))
     assert not (work.root / "run/tracking").exists()
