@@ -21,15 +21,15 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 COMMANDS = ("warmed",)
 """For supervisors and most commands; no torch."""
 STAGES = (
-    *("charter.artifacts.stage_process", "charter.models.preload", "charter.feedback.critique"),
-    *("charter.feedback.generate", "charter.feedback.label", "charter.train.sft", "charter.train.dpo"),
+    *("warmed", "charter.models.preload", "charter.inference.serve.server"),
+    *("charter.feedback.critique", "charter.feedback.generate", "charter.feedback.label", "charter.train.dpo"),
 )
-"""For stages as processes of their own."""
+"""For stages as processes of their own, and servers of models."""
 SINGLE = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 """The interpreter that is forked has one thread: libraries read this when they are loaded."""
 MESSAGE_BYTES = 1 << 17
@@ -220,6 +220,15 @@ def _run(arguments: Sequence[str]) -> None:
         runpy.run_path(first, run_name="__main__")
 
 
+class _Replaced(BaseException):
+    """The program of a fork is replaced by another one of this interpreter; its arguments."""
+
+
+def _execv(program: str, arguments: Sequence[str]) -> NoReturn:
+    assert program == sys.executable
+    raise _Replaced(*arguments[1:])
+
+
 def main() -> None:
     """Import what was named, and serve; a fork goes on as the command that it was made for."""
     descriptor, *preload = sys.argv[1:]
@@ -229,8 +238,14 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     request = _serve(socket.socket(fileno=int(descriptor)))
-    if request is not None:
-        _run(request["arguments"])
+    arguments = None if request is None else request["arguments"]
+    os.execv = _execv  # type: ignore[assignment]
+    while arguments:
+        try:
+            _run(arguments)
+            break
+        except _Replaced as replaced:
+            arguments = replaced.args
 
 
 if __name__ == "__main__":

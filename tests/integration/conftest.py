@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -154,9 +155,22 @@ def work(tmp_path):
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory):
-    """The outputs of a run that nothing happened to."""
+def undisturbed_project(tmp_path_factory):
+    """A run that nothing happened to, and nothing may happen to."""
     place = make_workplace(tmp_path_factory.mktemp("undisturbed") / "project")
     done = place.run()
     assert done.code == 0, done.err
-    return place.outputs()
+    return place
+
+
+@pytest.fixture(scope="session")
+def undisturbed(undisturbed_project):
+    """The outputs of a run that nothing happened to."""
+    return undisturbed_project.outputs()
+
+
+@pytest.fixture
+def finished(work, undisturbed_project):
+    """A project whose run has come to its end."""
+    shutil.copytree(undisturbed_project.root, work.root, dirs_exist_ok=True)
+    return work

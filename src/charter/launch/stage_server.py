@@ -41,9 +41,13 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     sys.exit(0)
 
 
+READS_JOBS = "pydantic.type_adapter"
+"""What every stage reads its job with; the package imports its parts at their first use."""
+
+
 def preload(modules: Sequence[str]) -> None:
     """Import what stages will need; what cannot be imported is said by the stage that needs it."""
-    for module in modules:
+    for module in (READS_JOBS, *modules):
         with contextlib.suppress(Exception):
             importlib.import_module(module)
     gc.collect()

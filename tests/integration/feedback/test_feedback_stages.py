@@ -3,10 +3,10 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from dataclasses import replace
 
+import forks
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -296,8 +296,9 @@ def test_a_constitution_is_needed(workshop):
 
 def start(stage, module, **environment):
     """Run a stage as a process of its own."""
-    return subprocess.run(
+    return forks.run(
         [sys.executable, "-m", module, "--stage-dir", str(stage.path)],
+        preload=forks.STAGES,
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -306,7 +307,6 @@ def start(stage, module, **environment):
     )
 
 
-@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("kill", ["outputs:3:after"])
 def test_sigkill_at_a_boundary_changes_no_byte_of_the_critiques(workshop, kill):
@@ -329,7 +329,6 @@ def test_sigkill_at_a_boundary_changes_no_byte_of_the_labels(workshop, kill):
     assert published(killed) == published(undisturbed)
 
 
-@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("kill", ["checkpoint:2:before"])
 def test_sigkill_at_a_boundary_changes_no_byte_of_what_is_generated(workshop, kill):

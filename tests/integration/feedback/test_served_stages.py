@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import replace
 
+import forks
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -120,14 +121,16 @@ def test_a_sigkill_loses_no_answer_and_asks_only_what_was_under_way(workshop, tm
         kills = 0
         for wanted in (5, 20, 35):
             set_gate(gate, wanted + 8)  # of 50: however late the kill comes, the stage cannot have ended
-            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ)
+            process = forks.Process(
+                command, preload=forks.STAGES, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ
+            )
             while len(server.requests) < wanted and process.poll() is None:
                 time.sleep(0.01)
             process.send_signal(signal.SIGKILL)
             kills += process.wait() == -signal.SIGKILL
         assert kills == 3
         gate.unlink()
-        assert subprocess.run(command, check=False, capture_output=True, timeout=600).returncode == 0
+        assert forks.run(command, preload=forks.STAGES, check=False, capture_output=True, timeout=600).returncode == 0
         asked = [line["question"] for line in server.requests]
     assert published(killed) == published(undisturbed)
     assert len(set(asked)) == 50

@@ -9,6 +9,7 @@ import urllib.request
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import forks
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -101,8 +102,9 @@ class Client:
 @contextmanager
 def serving(directory, *options, environment=None):
     """A server process, until it is left."""
-    process = subprocess.Popen(
+    process = forks.Process(
         [sys.executable, "-m", "charter.cli.main", "serve", str(directory), *options],
+        preload=forks.STAGES,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -7,14 +7,19 @@ import subprocess
 import sys
 import threading
 
+import forks
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from charter.artifacts.batch_files import finished_batches
+from charter.artifacts.job import Job, JobInput, write_job
+from charter.artifacts.stage_dir import StageDir
+from charter.feedback import label
 from charter.ledger.calls import CallStore
 from charter.run.graph import build_pipeline
 from charter.spec.load import load_project
+from charter.spec.project import DataSpec
 
 from .conftest import TOPICS
 
@@ -63,7 +68,7 @@ def project_at(root, judge, serving=""):
 
 def start(root, *words):
     command = [sys.executable, "-m", "charter.cli.main", "run", "--yes", "-C", str(root), *words]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return forks.Process(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def finish(process):
@@ -76,9 +81,9 @@ def stage_of(root):
     return build_pipeline(load_project(root / "charter.yaml"), root).stages["label"]
 
 
-def verdicts(root):
+def verdicts(stage_dir):
     """What was found of each pair, but for digits that depend on how many questions were computed together."""
-    lines = (stage_of(root).directory / "outputs" / "records.jsonl").read_text().splitlines()
+    lines = (stage_dir / "outputs" / "records.jsonl").read_text().splitlines()
     return {
         row["id"]: (row["chosen"], row["both_orders"]["agree"], pytest.approx(row["chosen_probability"], abs=1e-4))
         for row in map(json.loads, lines)
@@ -109,15 +114,34 @@ def is_alive(pid):
 def in_process(tmp_path_factory, judge_dir):
     """What the judge says in the stage's own process."""
     root = project_at(tmp_path_factory.mktemp("alone") / "project", judge_dir)
-    finish(start(root))
-    return verdicts(root)
+    project, pairs, path = load_project(root / "charter.yaml"), str(root / "pairs.jsonl"), root / "stage"
+    data = JobInput(
+        name="pairs", role="candidates", source="data", path=pairs, fingerprint="d", data=DataSpec(path=pairs)
+    )
+    judge = JobInput(name="judge", role="judge", source="model", path=str(judge_dir), fingerprint="j")
+    job = Job(
+        run=project.name,
+        stage="label",
+        kind="label",
+        fingerprint="f" * 64,
+        seed=project.seed,
+        spec=project.pipeline["label"],
+        inputs={"judge": (judge,), "candidates": (data,)},
+        constitution=str(root / "constitution.yaml"),
+        frozen={"threads": 1, "device": "cpu"},
+        keep_last=1,
+    )
+    path.mkdir()
+    write_job(path, job)
+    label.run(StageDir(path))
+    return verdicts(path)
 
 
 @pytest.mark.thorough
 def test_a_pool_gives_the_labels_of_the_judge_in_process(tmp_path, judge_dir, in_process):
     root = project_at(tmp_path / "pool", judge_dir, POOL)
     finish(start(root))
-    assert verdicts(root) == in_process
+    assert verdicts(stage_of(root).directory) == in_process
     assert [server["state"] for server in servers_of(root)] == ["ready", "ready"]
     assert not any(is_alive(server["pid"]) for server in servers_of(root)), "they end with the stage"
 
@@ -130,5 +154,5 @@ def test_a_replica_that_is_killed_loses_and_doubles_no_answer(tmp_path, judge_di
         PATIENCE.wait(0.02)
     os.killpg(servers_of(root)[0]["pid"], signal.SIGKILL)
     finish(process)
-    assert verdicts(root) == in_process
+    assert verdicts(stage_of(root).directory) == in_process
     assert answers(root) == QUESTIONS

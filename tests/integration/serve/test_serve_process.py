@@ -4,12 +4,12 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
+import forks
 import psutil
 import pytest
 
@@ -166,9 +166,8 @@ def test_a_token_is_asked_for_and_the_server_ends_cleanly(judge_dir, started):
 
 
 def refusal(*options):
-    done = subprocess.run(
-        [sys.executable, "-m", "charter.cli.main", "serve", *options], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-m", "charter.cli.main", "serve", *options]
+    done = forks.run(command, preload=forks.STAGES, capture_output=True, text=True)
     return done.returncode, done.stderr
 
 

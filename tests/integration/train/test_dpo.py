@@ -3,11 +3,11 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
+import forks
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -186,8 +186,9 @@ def test_a_killed_stage_goes_on_to_the_same_bits(made, boundary):
     dpo.run(undisturbed)
     killed = stage(made, "killed", spec)
     environment = {key: value for key, value in os.environ.items() if not key.startswith("CHARTER_")}
-    done = subprocess.run(
+    done = forks.run(
         [sys.executable, "-c", RUN, str(killed.path)],
+        preload=forks.STAGES,
         env=environment | {"CHARTER_KILL": f"dpo:{boundary}"},
         capture_output=True,
         text=True,

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import forks
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -255,8 +256,9 @@ def test_processes_that_start_together_make_it_once(tmp_path, tokenizer):
     stage = stage_with(tmp_path, [row(i) for i in range(6)])
     script = RANK.format(tests=str(Path(__file__).parent), stage=str(stage.path))
     processes = [
-        subprocess.Popen(
+        forks.Process(
             [sys.executable, "-c", script],
+            preload=forks.STAGES,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
