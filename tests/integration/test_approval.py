@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
 
@@ -26,46 +27,64 @@ def held(work):
     return work
 
 
-def test_the_run_does_the_rest_then_ends_with_6_and_says_what_to_type(held, undisturbed):
-    first = held.run()
+@pytest.fixture(scope="module")
+def waiting_project(new_workplace, tmp_path_factory):
+    """A run that has come to a stage that waits; what it said."""
+    place = new_workplace(tmp_path_factory.mktemp("waiting") / "project")
+    place.edit("b: {kind: sft,", "b: {kind: sft, needs_approval: true,")
+    return place, place.run()
+
+
+@pytest.fixture
+def waiting(work, waiting_project):
+    """Such a run, for a test to go on with."""
+    place, _ = waiting_project
+    shutil.copytree(place.root, work.root, dirs_exist_ok=True)
+    return work
+
+
+def test_the_run_does_the_rest_then_ends_with_6_and_says_what_to_type(waiting_project, waiting, undisturbed):
+    _, first = waiting_project
     assert first.code == 6
     assert first.names("stage_done") == ["a", "c"]
     assert "charter approve b" in first.err
     assert [event["message"] for event in first.events if event["event"] == "stage_note"] == [
         "waits for approval: charter approve b"
     ]
-    waiting = held.status()["b"]
-    assert (waiting["state"], waiting["why"]) == ("pending", "waits for approval: charter approve b")
-    assert [line.split()[:3] for line in held.charter("run", "--dry-run").out.splitlines()][1] == ["b", "would", "wait"]
-    assert held.run().code == 6
-    given = held.charter("approve", "b", "--yes", "--note", "looked at all of it")
+    state = waiting.status()["b"]
+    assert (state["state"], state["why"]) == ("pending", "waits for approval: charter approve b")
+    assert [line.split()[:3] for line in waiting.charter("run", "--dry-run").out.splitlines()][1] == [
+        "b",
+        "would",
+        "wait",
+    ]
+    assert waiting.run().code == 6
+    given = waiting.charter("approve", "b", "--yes", "--note", "looked at all of it")
     assert given.code == 0, given.err
-    last = held.run()
+    last = waiting.run()
     assert (last.code, last.names("stage_done")) == (0, ["b"])
-    assert held.outputs() == undisturbed
+    assert waiting.outputs() == undisturbed
 
 
-def test_an_approval_says_who_when_and_of_what(held):
-    held.run()
-    given = json.loads(held.charter("approve", "b", "--yes", "--json", "--note", "fine").out)
-    (path,) = (held.root / "run" / "approvals").iterdir()
+def test_an_approval_says_who_when_and_of_what(waiting):
+    given = json.loads(waiting.charter("approve", "b", "--yes", "--json", "--note", "fine").out)
+    (path,) = (waiting.root / "run" / "approvals").iterdir()
     kept = json.loads(path.read_text())
     assert kept == given
-    assert kept["fingerprint"] == held.status()["b"]["fingerprint"]
+    assert kept["fingerprint"] == waiting.status()["b"]["fingerprint"]
     assert ("@" in kept["by"], kept["note"], kept["stage"]) == (True, "fine", "b")
-    (listed,) = json.loads(held.charter("approve", "--list", "--json").out)["stages"]
+    (listed,) = json.loads(waiting.charter("approve", "--list", "--json").out)["stages"]
     assert (listed["stage"], listed["state"], listed["note"]) == ("b", "approved", "fine")
-    assert "looked" not in held.charter("approve", "--list").out
+    assert "looked" not in waiting.charter("approve", "--list").out
 
 
-def test_a_changed_stage_needs_another_approval_and_the_old_one_comes_back(held):
-    held.run()
-    held.charter("approve", "b", "--yes")
-    held.edit("b: {kind: sft,", "b: {kind: sft, learning_rate: 3e-4,")
-    changed = held.run()
+def test_a_changed_stage_needs_another_approval_and_the_old_one_comes_back(waiting):
+    waiting.charter("approve", "b", "--yes")
+    waiting.edit("b: {kind: sft,", "b: {kind: sft, learning_rate: 3e-4,")
+    changed = waiting.run()
     assert (changed.code, "charter approve b" in changed.err) == (6, True)
-    held.edit("b: {kind: sft, learning_rate: 3e-4,", "b: {kind: sft,")
-    assert held.run().code == 0
+    waiting.edit("b: {kind: sft, learning_rate: 3e-4,", "b: {kind: sft,")
+    assert waiting.run().code == 0
 
 
 def test_an_approval_during_the_run_is_taken_up(held):
@@ -95,12 +114,11 @@ def test_what_cannot_be_approved_is_refused_with_what_would_work(held):
 @pytest.mark.parametrize(
     "text", ["", "[]", "[" * 100_000, '{"stage": "b"}', '{"by": "x", "at": 1, "stage": "c", "fingerprint": "f"}']
 )
-def test_a_damaged_approval_opens_nothing(held, text):
-    held.run()
-    held.charter("approve", "b", "--yes")
-    (path,) = (held.root / "run" / "approvals").iterdir()
+def test_a_damaged_approval_opens_nothing(waiting, text):
+    waiting.charter("approve", "b", "--yes")
+    (path,) = (waiting.root / "run" / "approvals").iterdir()
     path.write_text(text)
-    done = held.run()
+    done = waiting.run()
     assert (done.code, str(path) in done.err) == (8, True)
     assert "b" not in done.names("stage_started")
 

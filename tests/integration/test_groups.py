@@ -75,7 +75,7 @@ def ledger(work):
     return rows
 
 
-@pytest.mark.parametrize("launch", ["fork", "process"])
+@pytest.mark.parametrize("launch", ["fork", pytest.param("process", marks=pytest.mark.thorough)])
 def test_when_one_process_is_killed_all_start_again_and_the_bits_are_the_same(make_group, expected, launch):
     work = make_group()
     done = work.run(COUNTING_MODULE="group_stage", CHARTER_KILL="a:meet:5:before", CHARTER_FAULT_RANK="1",
@@ -91,7 +91,7 @@ def test_when_one_process_is_killed_all_start_again_and_the_bits_are_the_same(ma
     assert len(groups) == 2, "every start has a name of its own"
 
 
-@pytest.mark.parametrize("frozen", ["one", "all"])
+@pytest.mark.parametrize("frozen", ["one", pytest.param("all", marks=pytest.mark.thorough)])
 def test_frozen_processes_are_found_and_started_again(make_group, expected, frozen):
     work = make_group(hang_timeout="5s")  # a busy machine may let a whole process stand still for a second or two
     process = start(work)
@@ -160,7 +160,7 @@ def test_a_second_run_is_refused_and_disturbs_nothing(make_group, expected):
     assert work.outputs() == expected
 
 
-@pytest.mark.parametrize("how", ["run", "one process", "notice"])
+@pytest.mark.parametrize("how", [pytest.param("run", marks=pytest.mark.thorough), "one process", "notice"])
 def test_all_stop_at_a_boundary_when_one_is_asked_or_the_machine_will_go(make_group, expected, how):
     work = make_group()
     process = start(work)

@@ -39,6 +39,7 @@ def measured(tmp_path_factory):
     return json.loads(done.stdout.splitlines()[-1]), read_measurements(file)
 
 
+@pytest.mark.thorough
 def test_every_case_of_the_smoke_grid_is_measured(measured, parts):
     last, rows = measured
     cases = parts["grid"].grid("smoke", on_cpu=True)
@@ -49,6 +50,7 @@ def test_every_case_of_the_smoke_grid_is_measured(measured, parts):
     assert set(last) == {"figures", "command", "machine"}
 
 
+@pytest.mark.thorough
 def test_rows_are_complete_and_positive(measured):
     rows = measured[1]
     assert len({row.id for row in rows}) == len(rows)
@@ -65,6 +67,7 @@ def test_rows_are_complete_and_positive(measured):
     assert {row.recompute for row in rows if row.kind == "ppo"} == {"none", "full"}
 
 
+@pytest.mark.thorough
 def test_the_phases_of_a_ppo_step_add_up_to_it(measured):
     """Exactly, since the median of two steps is their mean."""
     rows = [row for row in measured[1] if row.kind == "ppo"]

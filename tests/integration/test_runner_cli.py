@@ -17,15 +17,13 @@ def test_a_dry_run_says_what_would_run_and_why_and_starts_nothing(work):
     assert work.charter("run", "--dry-run").code == 8
 
 
-def test_an_override_counts_like_the_file(work):
-    work.run()
-    dry = work.charter("run", "--dry-run", "--set", "pipeline.c.learning_rate=0.5")
+def test_an_override_counts_like_the_file(finished):
+    dry = finished.charter("run", "--dry-run", "--set", "pipeline.c.learning_rate=0.5")
     assert [line.split()[:2] for line in dry.out.splitlines()] == [["a", "stays"], ["b", "stays"], ["c", "would"]]
 
 
-def test_json_events_are_one_object_per_line(work):
-    work.run()
-    events = [json.loads(line) for line in work.charter("run", "--json-events").out.splitlines()]
+def test_json_events_are_one_object_per_line(finished):
+    events = [json.loads(line) for line in finished.charter("run", "--json-events").out.splitlines()]
     assert [event["event"] for event in events] == ["run_started", *["stage_skipped"] * 3, "run_done"]
 
 
@@ -57,9 +55,8 @@ def test_verify_finds_what_size_and_time_do_not_show(work, undisturbed):
     assert work.outputs() == undisturbed
 
 
-def test_status_for_people(work):
-    work.run()
-    lines = work.charter("status").out.splitlines()
+def test_status_for_people(finished):
+    lines = finished.charter("status").out.splitlines()
     assert lines[0] == "count"
     assert lines[1].split()[:5] == ["✔", "a", "pretrain", "done", "6/6"]
 
@@ -85,10 +82,9 @@ def work_free(*arguments):
     return forks.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def test_a_terminal_gets_the_live_view(work):
-    work.run()
+def test_a_terminal_gets_the_live_view(finished):
     main, side = pty.openpty()
-    command = [sys.executable, "-m", "charter.cli.main", "run", "-C", str(work.root)]
+    command = [sys.executable, "-m", "charter.cli.main", "run", "-C", str(finished.root)]
     environment = {**os.environ, "TERM": "xterm"}
     environment.pop("CI", None)
     done = forks.run(command, stdin=side, stdout=side, stderr=side, env=environment, check=False)

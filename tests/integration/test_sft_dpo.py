@@ -46,6 +46,7 @@ def project(tmp_path):
     return tmp_path
 
 
+@pytest.mark.thorough
 def test_the_preset_runs_and_prefers_what_was_chosen(project):
     command = [sys.executable, "-m", "charter.cli.main", "run", "-C", str(project), "--yes"]
     done = forks.run(command, capture_output=True, text=True)

@@ -64,8 +64,8 @@ def test_what_is_kept_and_what_is_not(calm):
     "kill",
     [
         {"CHARTER_KILL": "clean:checkpoint:2:before:all"},
-        {"CHARTER_KILL": "clean:checkpoint:2:after:all"},
-        {"CHARTER_KILL": "clean:outputs:3:after:all"},
+        pytest.param({"CHARTER_KILL": "clean:checkpoint:2:after:all"}, marks=pytest.mark.thorough),
+        pytest.param({"CHARTER_KILL": "clean:outputs:3:after:all"}, marks=pytest.mark.thorough),
         {"CHARTER_FAULT_AT": "14:torn"},
     ],
     ids=lambda kill: "".join(kill.values()),

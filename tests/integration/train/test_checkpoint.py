@@ -360,7 +360,7 @@ def test_an_error_of_the_thread_comes_out_and_the_next_save_works(tmp_path, monk
     assert saved_names(tmp_path) == ["step-00000001", "step-00000002"]
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.thorough)])
 def test_a_full_disk_at_every_action_leaves_the_old_one_and_no_trace(tmp_path, monkeypatch, mode):
     from charter.artifacts import faults
 
@@ -422,7 +422,7 @@ def test_the_manifest_says_what_the_checkpoint_is(tmp_path):
     assert manifest["frozen"] == {"threads": 1, "device": "cpu"}
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", [pytest.param("sync", marks=pytest.mark.thorough), "async"])
 def test_a_kill_at_every_durable_action_leaves_a_whole_checkpoint(tmp_path, mode):
     from checkpoint_ranks import saves_killed_at
 

@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
+THOROUGH = pytest.mark.thorough
 
 import tiny
 from checkpoint_ranks import digests, load, make_state, reshard_of, run_ranks
@@ -30,7 +31,12 @@ def shards(directory: Path, step: int) -> set[str]:
 
 @pytest.mark.parametrize(
     ("kind", "world", "mode"),
-    [("fsdp2", 3, "async"), ("ddp", 2, "sync"), ("tp", 4, "async"), ("offloaded", 2, "async")],
+    [
+        ("fsdp2", 3, "async"),
+        pytest.param("ddp", 2, "sync", marks=THOROUGH),
+        pytest.param("tp", 4, "async", marks=THOROUGH),
+        pytest.param("offloaded", 2, "async", marks=THOROUGH),
+    ],
 )
 def test_a_sharded_state_comes_back_bit_for_bit_at_the_same_and_at_other_sizes(directory, kind, world, mode):
     told = run_ranks(world, "save", directory, kind=kind, mode=mode)
@@ -64,7 +70,7 @@ def test_after_shrinking_no_shard_of_the_larger_group_is_there_and_damage_falls_
     assert (directory / "state" / "step-00000004.damaged-1").is_dir()
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=THOROUGH)])
 def test_when_one_process_has_no_room_all_fail_and_the_old_one_stays(directory, mode):
     for found in run_ranks(2, "fail_on_one", directory, mode=mode):
         assert found == ["disk full", ["step-00000001"]] * 2 + [["step-00000001", "step-00000002"]]

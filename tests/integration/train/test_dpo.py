@@ -179,7 +179,7 @@ def test_beta_smoothing_and_dropout_reach_the_training(made):
     assert len(found) == len(changed)
 
 
-@pytest.mark.parametrize("boundary", ["step:3:after", "checkpoint:4:after"])
+@pytest.mark.parametrize("boundary", ["step:3:after", pytest.param("checkpoint:4:after", marks=pytest.mark.thorough)])
 def test_a_killed_stage_goes_on_to_the_same_bits(made, boundary):
     spec = replace(SPEC, dropout=0.1)
     undisturbed = stage(made, "undisturbed", spec)

@@ -26,19 +26,20 @@ MODULES = {"sft": sft, "preference_model": preference_model, "dpo": dpo, "judge"
 DDP, SHARDED = {"world_size": 2}, {"world_size": 2, "zero": 3}
 HYBRID = {"world_size": 4, "zero": 3, "replicas": 2}
 TENSOR = {"world_size": 2, "tensor": 2}
+THOROUGH = pytest.mark.thorough
 CASES = [
     ("sft", HYBRID),
-    ("sft", TENSOR),
+    pytest.param("sft", TENSOR, marks=THOROUGH),
     ("dpo", DDP),
-    ("dpo", SHARDED),
-    ("judge", DDP),
+    pytest.param("dpo", SHARDED, marks=THOROUGH),
+    pytest.param("judge", DDP, marks=THOROUGH),
     ("judge", SHARDED),
-    ("preference_model", DDP),
-    ("preference_model", SHARDED),
+    pytest.param("preference_model", DDP, marks=THOROUGH),
+    pytest.param("preference_model", SHARDED, marks=THOROUGH),
     ("preference_model", TENSOR),
-    ("ppo", DDP),
+    pytest.param("ppo", DDP, marks=THOROUGH),
     ("ppo", SHARDED),
-    ("ppo", TENSOR),
+    pytest.param("ppo", TENSOR, marks=THOROUGH),
 ]
 NEAR = 2e-3
 """Of weights after 2 steps of Adam at 1e-3: where a gradient is 0 but for rounding, its sign is a coin's."""

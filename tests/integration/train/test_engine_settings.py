@@ -29,6 +29,7 @@ from charter.train.setup import set_up
 from charter.train.supervised import SupervisedTask
 
 pytestmark = pytest.mark.torch
+THOROUGH = pytest.mark.thorough
 MODULES = {"sft": sft, "preference_model": preference_model, "dpo": dpo, "judge": judge, "ppo": ppo}
 
 
@@ -191,7 +192,7 @@ def test_training_goes_back_and_around_what_made_it_diverge(task):
     assert any("step-00000004" in name for name in kept - {"step-00000004"}), "what was left is set aside, not lost"
 
 
-@pytest.mark.parametrize("stopped_after", [4, 5, 8])
+@pytest.mark.parametrize("stopped_after", [pytest.param(4, marks=THOROUGH), 5, pytest.param(8, marks=THOROUGH)])
 def test_a_resume_around_a_roll_back_gives_the_same_bits(task, stopped_after):
     settings = {"checkpoint_every": 1, "dropout": 0.1}
     undisturbed, _ = diverging(task, "undisturbed", **settings)
@@ -322,8 +323,17 @@ def test_recomputation_changes_no_bit_of_a_stage(trained, recompute):
     assert farthest(weights(plain), weights(found)) == 0.0
 
 
-@pytest.mark.parametrize("kind", ["sft", "preference_model", "ppo"])
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [
+        ("bf16", "sft"),
+        ("fp16", "preference_model"),
+        *(
+            pytest.param(dtype, kind, marks=THOROUGH)
+            for dtype, kind in (("fp16", "sft"), ("bf16", "preference_model"), ("bf16", "ppo"), ("fp16", "ppo"))
+        ),
+    ],
+)
 def test_half_precision_trains_near_fp32_and_resumes(trained, kind, dtype):
     exact, found = trained(kind), trained(kind, dtype=dtype)
     assert 0 < farthest(weights(exact), weights(found)) < 2e-2
@@ -331,7 +341,7 @@ def test_half_precision_trains_near_fp32_and_resumes(trained, kind, dtype):
     assert farthest(weights(found), weights(again)) == 0.0
 
 
-@pytest.mark.parametrize("kind", ["sft", "ppo"])
+@pytest.mark.parametrize("kind", ["sft", pytest.param("ppo", marks=THOROUGH)])
 def test_another_attention_gives_the_same_but_for_rounding(trained, kind):
     plain, found = trained(kind), trained(kind, frozen={"attention": "eager"})
     first, second = metrics(plain)[0], metrics(found)[0]
@@ -342,7 +352,9 @@ def test_another_attention_gives_the_same_but_for_rounding(trained, kind):
 ADAPTER = Adapter(rank=4, alpha=8)
 
 
-@pytest.mark.parametrize("kind", ["sft", "dpo", "preference_model", "ppo"])
+@pytest.mark.parametrize(
+    "kind", ["sft", pytest.param("dpo", marks=THOROUGH), "preference_model", pytest.param("ppo", marks=THOROUGH)]
+)
 def test_adapters_train_resume_and_are_published_merged(trained, kind, engine_inputs):
     pytest.importorskip("peft")
     found = trained(kind, adapter=ADAPTER)

@@ -69,7 +69,9 @@ def test_what_is_sent_has_the_adapter_added_in(engine_inputs, tmp_path, spoken):
     assert moved == {name for name in first if "_proj" in name}
 
 
-@pytest.mark.parametrize("layout", [{}, {"tensor": 2}], ids=["data", "tensor"])
+@pytest.mark.parametrize(
+    "layout", [{}, pytest.param({"tensor": 2}, marks=pytest.mark.thorough)], ids=["data", "tensor"]
+)
 def test_rank_0_samples_for_all(engine_inputs, tmp_path, spoken, layout):
     """Each process gets its own share: as many answers in all, and the same ones as one process gets."""
     from engine_bench import metrics

@@ -122,7 +122,11 @@ def trained(task):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"estimator": "gae", "minibatch": 4, "ppo_epochs": 2}, {"estimator": "rloo", "samples_per_prompt": 2}],
+    [
+        {},
+        pytest.param({"estimator": "gae", "minibatch": 4, "ppo_epochs": 2}, marks=pytest.mark.thorough),
+        pytest.param({"estimator": "rloo", "samples_per_prompt": 2}, marks=pytest.mark.thorough),
+    ],
 )
 def test_a_stopped_stage_ends_with_the_same_bits(judged, tmp_path, changes):
     settings = DIRECT | {"episodes": 24, "checkpoint_every": 1, "checkpoint_epochs": True} | changes

@@ -177,8 +177,15 @@ def _left_padded(rows):
     ]
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager", "flex_attention"])
-@pytest.mark.parametrize("layout", ["plain", "left padded", "packed"])
+@pytest.mark.parametrize(
+    ("layout", "attention"),
+    [
+        *itertools.product(("plain", "left padded", "packed"), ("sdpa", "eager")),
+        ("packed", "flex_attention"),
+        ("plain", "flex_attention"),
+        pytest.param("left padded", "flex_attention", marks=pytest.mark.thorough),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask")
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.usefixtures("flex_on_a_cpu")

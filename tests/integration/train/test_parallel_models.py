@@ -85,6 +85,7 @@ def test_token_losses_and_values_are_those_of_one_process(layout, alone):
                 assert abs(found[kind][0][name] - value).max() < 1e-4 * max(1.0, abs(value).max()), name
 
 
+@pytest.mark.thorough
 def test_a_compiled_model_trains_what_an_eager_one_does():
     torch.manual_seed(0)
     eager = torch.nn.Linear(8, 8)
