@@ -213,7 +213,9 @@ def _run(arguments: Sequence[str]) -> None:
         code, *rest = rest
         sys.argv = ["-c", *rest]
         sys.path.insert(0, "")
-        exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
+        text = os.memfd_create("command")
+        os.write(text, code.encode())
+        runpy.run_path(f"/proc/self/fd/{text}", run_name="__main__")
     else:
         sys.argv = [first, *rest]
         sys.path.insert(0, str(Path(first).parent))

@@ -1,4 +1,4 @@
-"""Marks the long tail of the engine contract on this machine's own jobs; Slurm and Ray have it in suites of their own."""
+"""Marks the long tail of the launchers' contract on this machine's own jobs; Slurm and Ray have suites of their own."""
 
 import pytest
 
