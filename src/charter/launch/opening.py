@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from charter.errors import UsageError
+from charter.launch.rendered import TARGETS
 from charter.launch.scheduler import Scheduler
 from charter.spec.project import Project
 
@@ -20,24 +21,14 @@ RUNS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Engines that stages run on as jobs."""
-RENDERED: Mapping[str, str] = MappingProxyType(
-    {
-        "skypilot": "SkyPilot",
-        "sagemaker": "Amazon SageMaker AI",
-        "vertex": "Google Vertex AI",
-        "azureml": "Azure Machine Learning",
-        "kfp": "Kubeflow Pipelines",
-    }
-)
-"""Engines whose texts are made and checked, and which people submit themselves."""
 
 
 def engine_name(project: Project, asked: str | None) -> str:
     """The engine of a run: the one that is asked for, `resources.infra` where that names one, or this machine."""
     name = asked or project.resources.infra or LOCAL
-    if asked is not None and name not in (LOCAL, *RUNS, *RENDERED):
-        raise UsageError(f"no engine is called {name!r}; there are {', '.join((LOCAL, *RUNS, *RENDERED))}")
-    return name if name in (*RUNS, *RENDERED) else LOCAL
+    if asked is not None and name not in (LOCAL, *RUNS, *TARGETS):
+        raise UsageError(f"no engine is called {name!r}; there are {', '.join((LOCAL, *RUNS, *TARGETS))}")
+    return name if name in (*RUNS, *TARGETS) else LOCAL
 
 
 def open_scheduler(project: Project, name: str) -> Scheduler:

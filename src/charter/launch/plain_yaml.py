@@ -18,10 +18,10 @@ def yaml_text(value: Any) -> str:
     replicas: 2
     name: a
     """
-    return yaml.dump(value, Dumper=_PlainDumper, sort_keys=False, width=WIDTH, allow_unicode=True)
+    return yaml.dump(value, Dumper=PlainDumper, sort_keys=False, width=WIDTH, allow_unicode=True)
 
 
-class _PlainDumper(yaml.SafeDumper):
+class PlainDumper(yaml.SafeDumper):
     """Writes a value again each time, and quotes whatever could be a number."""
 
     def ignore_aliases(self, data: Any) -> bool:
@@ -34,4 +34,4 @@ def _quoted(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-_PlainDumper.add_representer(str, _quoted)
+PlainDumper.add_representer(str, _quoted)

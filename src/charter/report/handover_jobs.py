@@ -10,7 +10,7 @@ from charter.handover.rendered import RenderedRun
 from charter.handover.request import Handover
 from charter.launch.job import StageJob, safe_name
 from charter.launch.plain_yaml import yaml_text
-from charter.launch.skypilot.task import CLOUDS, sky_accelerator
+from charter.launch.rendered.skypilot import CLOUDS, sky_accelerator
 from charter.launch.slurm.render import directives
 from charter.plan.options.option import Option
 from charter.plan.stages.stage_plan import StagePlan

@@ -9,9 +9,9 @@ from charter.errors import UsageError
 from charter.launch.commands import module_of
 from charter.launch.job import StageJob
 from charter.launch.machine import asked_layout
-from charter.launch.opening import RENDERED, RUNS, engine_name, open_scheduler
+from charter.launch.opening import RUNS, engine_name, open_scheduler
 from charter.launch.preview import SUPERVISOR, TOKEN, preview_job, supervisor_job
-from charter.launch.rendered import SERVICES, printed, texts_for
+from charter.launch.rendered import TARGETS, printed, texts_for
 from charter.launch.sent_supervisor import send_supervisor
 from charter.run.graph import build_pipeline, with_project
 from charter.run.planned import keep_plan, plan_of_run, resolved_project
@@ -79,12 +79,10 @@ def preview(
 
 
 def _texts(project: Project, name: str, stages: Sequence[str], jobs: Mapping[str, StageJob]) -> str:
-    if name == "skypilot":
-        from charter.launch.skypilot.task import render_pipeline
-
-        return render_pipeline(project, stages)
-    if name in SERVICES:
-        return printed(texts_for(project, name))
+    if target := TARGETS.get(name):
+        texts = texts_for(project, name, stages)
+        # What Charter sends itself is one file, and is shown as it is sent: it begins with the command that sends it.
+        return "".join(texts.values()) if target.submit else printed(texts)
     scheduler = open_scheduler(project, name)
     try:
         return printed({stage: scheduler.render(job) for stage, job in jobs.items()})
@@ -151,9 +149,10 @@ def submit_supervisor(
     """
     name = engine_of(project, asked)
     check_stages(project, stages)
-    if name in RENDERED and name != "skypilot":
+    target = TARGETS.get(name)
+    if target and not target.submit:
         raise UsageError(
-            f"Charter does not submit to {RENDERED[name]} itself: `charter submit --on {name} --print` makes the texts"
+            f"Charter does not submit to {target.title} itself: `charter submit --on {name} --print` makes the texts"
         )
     options = RunOptions(only=tuple(stages), engine=asked, anyway=anyway, replan=replan)
     ready = plan_work(find_work(project, root, options), options)
@@ -161,10 +160,8 @@ def submit_supervisor(
         refuse_overflow(ready.planned.overflow, ready.work, options)
     keep_plan(ready.planned, root.resolve())
     project = ready.work.pipeline.project
-    if name == "skypilot":
-        from charter.launch.skypilot.task import submit
-
-        return name, submit(project, root, stages)
+    if target and target.submit:
+        return name, target.submit(project, root, texts_for(project, name, stages))
     scheduler = open_scheduler(project, name)
     try:
         return name, send_supervisor(
@@ -177,10 +174,10 @@ def submit_supervisor(
 def engine_of(project: Project, asked: str | None) -> str:
     """Return the engine that something is submitted to; a UsageError where that is this machine."""
     name = engine_name(project, asked)
-    if name not in (*RUNS, *RENDERED):
+    if name not in (*RUNS, *TARGETS):
         raise UsageError(
             "nothing is submitted to this machine: say where with --on, or with resources.infra in charter.yaml\n"
-            f"  engines: {', '.join((*RUNS, *RENDERED))}; `charter run` runs the project here"
+            f"  engines: {', '.join((*RUNS, *TARGETS))}; `charter run` runs the project here"
         )
     return name
 

@@ -1,11 +1,11 @@
-"""Azure ML: a stage as a command job, a judge as a managed online endpoint; YAML of its CLI (v2)."""
+"""Azure ML: stages as command jobs, judges as managed online endpoints; YAML of its CLI (v2)."""
 
 import shlex
 from typing import Any
 
-from charter.errors import UsageError
-from charter.launch.managed.task import HostedModel, ManagedTask, needed
+from charter.launch.rendered.task import HostedModel, Task, checked_address, needed
 from charter.launch.tags import azure_tags
+from charter.spec.project import Project
 
 SCHEMAS = "https://azuremlschemas.azureedge.net/latest"
 DIRECTORY = "${{outputs.project}}"
@@ -15,9 +15,12 @@ SERVING_PORT = 8000
 ENDPOINT_NAME_CHARACTERS = 32
 
 
-def command_job(task: ManagedTask) -> dict[str, Any]:
-    """A command job whose output folder is the project, mounted to be read and written."""
-    settings, environment = task.settings, {"environment_variables": dict(task.environment)} if task.environment else {}
+def command_job(project: Project, task: Task) -> dict[str, Any]:
+    """Return a command job whose output folder is the project, mounted to be read and written."""
+    settings, folder = project.launch.managed, needed(project, "storage", "azureml").rstrip("/")
+    example = "storage: azureml://datastores/NAME/paths/PATH"
+    checked_address(folder, "azureml://", "Azure ML mounts a project from a datastore", example)
+    environment = {"environment_variables": dict(task.environment)} if task.environment else {}
     resources: dict[str, Any] = {"instance_count": 1, "shm_size": SHARED_MEMORY}
     if settings.compute is None:
         resources["instance_type"] = task.machine.instance_type
@@ -27,21 +30,21 @@ def command_job(task: ManagedTask) -> dict[str, Any]:
         "name": task.name,
         "display_name": task.stage,
         "experiment_name": task.tags["project"],
-        "command": _shell(task.command),
+        "command": _shell(task.command("-C", DIRECTORY)),
         "environment": {"image": task.image},
         "compute": f"azureml:{settings.compute}" if settings.compute else None,
         "resources": resources,
         "queue_settings": {"job_tier": "spot" if task.use_spot else "standard"} if settings.compute is None else None,
         "limits": {"timeout": task.longest_seconds},
-        "outputs": {"project": {"type": "uri_folder", "mode": "rw_mount", "path": folder(task)}},
+        "outputs": {"project": {"type": "uri_folder", "mode": "rw_mount", "path": folder}},
         **environment,
         "tags": azure_tags(task.tags),
     }
     return {key: value for key, value in job.items() if value is not None}
 
 
-def endpoint(model: HostedModel) -> dict[str, dict[str, Any]]:
-    """The endpoint and its one deployment."""
+def endpoint(_: Project, model: HostedModel) -> dict[str, dict[str, Any]]:
+    """Return the endpoint and its one deployment."""
     tags = azure_tags(model.tags)
     name = model.name[:ENDPOINT_NAME_CHARACTERS].rstrip("-")
     route = {"port": SERVING_PORT, "path": "/health"}
@@ -74,20 +77,9 @@ def endpoint(model: HostedModel) -> dict[str, dict[str, Any]]:
         "auth_mode": "key",
         "tags": tags,
     }
-    return {"endpoint": described, "deployment": deployment}
-
-
-def folder(task: ManagedTask) -> str:
-    """The path of a datastore that holds the project."""
-    where = needed(task.settings.storage, "storage", task.service).rstrip("/")
-    if not where.startswith("azureml://"):
-        raise UsageError(
-            f"Azure ML mounts a project from a datastore, not from {where!r}\n"
-            "  launch.managed.storage: azureml://datastores/NAME/paths/PATH"
-        )
-    return where
+    return {"endpoint.yaml": described, "deployment.yaml": deployment}
 
 
 def _shell(command: tuple[str, ...]) -> str:
-    """The command as one line, in which the mounted folder is filled in by Azure ML and so must not be quoted."""
+    """Return the command as one line; the mounted folder is filled in by Azure ML and so must not be quoted."""
     return " ".join(word if word == DIRECTORY else shlex.quote(word) for word in command)

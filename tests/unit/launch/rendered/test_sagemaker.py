@@ -7,9 +7,7 @@ import pytest
 from aws_shapes import check_request
 from managed_case import project_on
 
-from charter.launch.managed import sagemaker
-from charter.launch.managed.task import hosted_models, managed_task
-from charter.launch.pipelines.sagemaker import pipeline, pipeline_definition
+from charter.launch.rendered import TARGETS, hosted_model, sagemaker, task_of
 
 KEYS = {"Name", "Type", "Arguments", "DependsOn", "RetryPolicies"}
 """Of a training step. Source: schema 2020-12-01 of SageMaker's pipeline definitions."""
@@ -21,7 +19,7 @@ def project(tmp_path):
 
 
 def job(project, stage="rl_cai"):
-    return sagemaker.training_job(managed_task(project, stage, "sagemaker", directory=sagemaker.DIRECTORY))
+    return sagemaker.training_job(project, task_of(project, stage, TARGETS["sagemaker"]))
 
 
 def test_every_training_job_is_one_that_sagemaker_takes(project):
@@ -30,9 +28,8 @@ def test_every_training_job_is_one_that_sagemaker_takes(project):
 
 
 def test_every_request_of_an_endpoint_is_one_that_sagemaker_takes(project):
-    [model] = hosted_models(project, "sagemaker")
-    for operation, body in sagemaker.endpoint(model).items():
-        check_request("sagemaker", operation, body)
+    for file, body in sagemaker.endpoint(project, hosted_model(project, "judge", TARGETS["sagemaker"])).items():
+        check_request("sagemaker", file.removesuffix(".json"), body)
 
 
 @pytest.mark.parametrize(
@@ -64,8 +61,10 @@ def test_spot_waits_longer_than_it_runs_and_goes_on_from_the_checkpoint_address(
 
 
 def test_the_pipeline_has_every_stage_once_and_waits_for_what_it_reads(project):
-    definition = pipeline_definition(project)
-    check_request("sagemaker", "CreatePipeline", pipeline(project, json.dumps(definition)))
+    tasks = [task_of(project, stage, TARGETS["sagemaker"]) for stage in project.pipeline]
+    files = sagemaker.pipeline(project, tasks)
+    check_request("sagemaker", "CreatePipeline", files["pipeline.CreatePipeline.json"])
+    definition = json.loads(files["pipeline.definition.json"])
     seen = []
     for step in definition["Steps"]:
         assert set(step) <= KEYS

@@ -13,7 +13,8 @@ from charter.catalog.accelerators import get
 from charter.catalog.offer import PART_ONLY, Market, Offer
 from charter.catalog.price_book import PriceBook
 from charter.errors import InfeasibleError, StageError
-from charter.launch.skypilot.task import CLOUDS, chosen, render_pipeline, sky_accelerator, task_name
+from charter.launch.rendered import chosen, texts_for
+from charter.launch.rendered.skypilot import CLOUDS, PIPELINE, sky_accelerator, task_name
 from charter.plan.plan import Plan
 from charter.spec.project import Project
 from charter.units import GIB
@@ -94,10 +95,9 @@ def _gpu_info(offer: Offer) -> str:
 
 def _text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
     out = io.StringIO()
-    writer = csv.DictWriter(out, columns, lineterminator="\n", restval="")
+    writer = csv.DictWriter(out, columns, lineterminator="\n")
     writer.writeheader()
-    for row in rows:
-        writer.writerow({name: "" if value is None else value for name, value in row.items()})
+    writer.writerows(rows)
     return out.getvalue()
 
 
@@ -108,7 +108,7 @@ def time_table(project: Project, plan: Plan, stages: Sequence[str] = ()) -> list
     """One row per stage, cloud, accelerators of a node and market: the median seconds, restarts and waits included.
 
     Of options that differ in layout only the fastest stands for all; those of several nodes are left out, since tasks
-    have one (`charter.launch.skypilot.task.check_nodes`). True as far as the plan's estimates are.
+    have one by what their target refuses. True as far as the plan's estimates are.
     """
     rows = []
     for name in chosen(project, stages):
@@ -139,8 +139,8 @@ def time_table(project: Project, plan: Plan, stages: Sequence[str] = ()) -> list
     return rows
 
 
-PIPELINE, TIMES, HOME = "pipeline.yaml", "times.json", "home"
-SCRIPT = Path(__file__).with_name("optimizer_script.py")
+TIMES, HOME = "times.json", "home"
+SCRIPT = Path(__file__).with_name("skypilot_script.py")
 SECONDS = 300.0
 
 
@@ -150,7 +150,7 @@ def write_dry_run(project: Project, plan: Plan, book: PriceBook, directory: Path
     for name, text in catalog_files(book).items():
         durable.make_dir((catalog / name).parent)
         durable.write_file(catalog / name, text)
-    durable.write_file(directory / PIPELINE, render_pipeline(project, stages))
+    durable.write_file(directory / PIPELINE, texts_for(project, "skypilot", stages)[PIPELINE])
     durable.write_json(directory / TIMES, time_table(project, plan, stages))
 
 

@@ -12,18 +12,18 @@ import pytest
 from charter.catalog.offer import Market
 from charter.catalog.price_book import PriceBook
 from charter.errors import InfeasibleError, StageError
-from charter.launch.skypilot.dry_run import (
+from charter.launch.rendered.skypilot import CLOUDS, PIPELINE, sky_accelerator
+from charter.launch.rendered.skypilot_dry_run import (
     COLUMNS,
     HOME,
-    PIPELINE,
+    SCRIPT,
     TIMES,
     catalog_files,
     run_optimizer,
     time_table,
     write_dry_run,
 )
-from charter.launch.skypilot.optimizer_script import secret_names
-from charter.launch.skypilot.task import CLOUDS, sky_accelerator
+from charter.launch.rendered.skypilot_script import secret_names
 from charter.plan.project_plan import plan_project
 from charter.spec.load import load_project
 from charter.templates.shipped import find_template, write_template
@@ -126,7 +126,5 @@ def test_what_the_optimizer_says_when_it_fails_is_told(tmp_path):
 
 
 def test_the_script_for_skypilots_python_imports_nothing_of_charter():
-    from charter.launch.skypilot.dry_run import SCRIPT
-
     code = f"import runpy; runpy.run_path({str(SCRIPT)!r}, run_name='look')"
     subprocess.run([sys.executable, "-S", "-c", code], check=True, cwd=Path(SCRIPT).anchor)

@@ -1,5 +1,6 @@
 """A pipeline as SkyPilot's YAML: whole texts, the schema, and what is refused."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import jsonschema
@@ -9,7 +10,9 @@ from skypilot_schema import HEADER, TASK
 
 from charter import __version__
 from charter.errors import MissingExtraError, UsageError
-from charter.launch.skypilot.task import launch_command, render_pipeline, sky_accelerator, sky_cloud, submit, task_of
+from charter.launch.rendered import TARGETS, task_of, texts_for
+from charter.launch.rendered.skypilot import PIPELINE as FILE
+from charter.launch.rendered.skypilot import launch_command, sky_accelerator, sky_cloud, sky_task, submit
 from charter.spec.load import load_project
 from charter.spec.project import Project
 
@@ -55,6 +58,14 @@ def project(directory: Path, *sections: str) -> Project:
     return load_project(directory)
 
 
+def rendered(project: Project, stages: Sequence[str] = ()) -> str:
+    return texts_for(project, "skypilot", stages)[FILE]
+
+
+def sft_task(project: Project) -> dict:
+    return sky_task(project, task_of(project, "sft", TARGETS["skypilot"]))
+
+
 def documents(text: str) -> list[dict]:
     return list(yaml.safe_load_all(text))
 
@@ -68,7 +79,7 @@ def documents(text: str) -> list[dict]:
     ],
 )
 def test_the_text_is_as_it_was_looked_at_and_as_the_schema_wants_it(tmp_path, name, sections):
-    text = render_pipeline(project(tmp_path, *sections))
+    text = rendered(project(tmp_path, *sections))
     assert text == (GOLDEN / f"{name}.yaml").read_text(encoding="utf-8")
     header, *tasks = documents(text)
     jsonschema.validate(header, HEADER)
@@ -78,63 +89,63 @@ def test_the_text_is_as_it_was_looked_at_and_as_the_schema_wants_it(tmp_path, na
 
 
 def test_a_misspelt_field_would_be_seen(tmp_path):
-    task = task_of(project(tmp_path, BUCKET, ONE_PLACE), "sft")
+    task = sft_task(project(tmp_path, BUCKET, ONE_PLACE))
     with pytest.raises(jsonschema.ValidationError, match="use_spots"):
         jsonschema.validate({**task, "resources": {**task["resources"], "use_spots": True}}, TASK)
 
 
 def test_some_stages_are_a_pipeline_of_those(tmp_path):
-    _, *tasks = documents(render_pipeline(project(tmp_path, BUCKET, ONE_PLACE), ["pm", "sft"]))
+    _, *tasks = documents(rendered(project(tmp_path, BUCKET, ONE_PLACE), ["pm", "sft"]))
     assert [task["name"] for task in tasks] == ["sft", "pm"]
     with pytest.raises(UsageError, match="no stage ppo; it has sft, label, pm"):
-        render_pipeline(project(tmp_path, BUCKET, ONE_PLACE), ["ppo"])
+        rendered(project(tmp_path, BUCKET, ONE_PLACE), ["ppo"])
 
 
 def test_secrets_are_named_on_the_command_and_have_no_value_anywhere(tmp_path, monkeypatch):
     monkeypatch.setenv("JUDGE_KEY", "sk-very-secret-value")
     asked = project(tmp_path, SERVED, BUCKET, ONE_PLACE)
-    text, command = render_pipeline(asked), launch_command(asked, "f.yaml")
+    text, command = rendered(asked), launch_command(asked, "f.yaml")
     assert "sk-very-secret-value" not in text + " ".join(command)
     assert command == ["sky", "jobs", "launch", "--yes", "--async", "--secret", "JUDGE_KEY", "f.yaml"]
 
 
 def test_a_bucket_of_storage_needs_no_other(tmp_path):
-    task = task_of(project(tmp_path, ONE_PLACE, "storage: {artifacts: s3://alignment/results}\n"), "sft")
+    task = sft_task(project(tmp_path, ONE_PLACE, "storage: {artifacts: s3://alignment/results}\n"))
     assert "file_mounts" not in task
     assert "--set" not in task["run"]
 
 
 def test_without_a_bucket_results_would_be_lost_and_that_is_told(tmp_path):
     with pytest.raises(UsageError, match=r"takes its disk along(.|\n)*launch\.skypilot\.bucket"):
-        render_pipeline(project(tmp_path, ONE_PLACE))
+        rendered(project(tmp_path, ONE_PLACE))
 
 
 def test_several_nodes_are_refused_with_where_they_work(tmp_path):
     with pytest.raises(UsageError, match=r"stage sft asks for 4 nodes(.|\n)*slurm, ray or kubernetes"):
-        render_pipeline(project(tmp_path, BUCKET, "resources: {accelerators: [H100:8], num_nodes: 4}\n"))
+        rendered(project(tmp_path, BUCKET, "resources: {accelerators: [H100:8], num_nodes: 4}\n"))
 
 
 def test_a_place_that_skypilot_does_not_know_is_refused(tmp_path):
     with pytest.raises(UsageError, match="does not know the place 'hyperstack'"):
-        render_pipeline(project(tmp_path, BUCKET, "resources: {any_of: [{infra: hyperstack}], accelerators: [L40]}\n"))
+        rendered(project(tmp_path, BUCKET, "resources: {any_of: [{infra: hyperstack}], accelerators: [L40]}\n"))
 
 
 def test_regions_are_those_of_the_cloud(tmp_path):
     where = "resources: {clouds: [aws, lambda], regions: [us-east-1, us-east-2], accelerators: [H100:8]}\n"
-    found = task_of(project(tmp_path, BUCKET, where), "sft")["resources"]["any_of"]
+    found = sft_task(project(tmp_path, BUCKET, where))["resources"]["any_of"]
     assert [place["infra"] for place in found] == ["aws/us-east-1", "aws/us-east-2", "lambda"]
 
 
 def test_a_plain_launch_takes_one_stage(tmp_path):
     plain = project(tmp_path, ONE_PLACE, "launch: {skypilot: {bucket: s3://b/c, managed: false}}\n")
     with pytest.raises(UsageError, match="sky launch takes one task, and this is a pipeline of 3"):
-        launch_command(plain, "f.yaml")
-    assert launch_command(plain, "f.yaml", ["sft"])[:3] == ["sky", "launch", "--yes"]
+        rendered(plain)
+    assert "submit it with  sky launch --yes " in rendered(plain, ["sft"])
 
 
 def test_what_is_installed_on_the_machines_is_this_version(tmp_path):
     bucket = "launch: {skypilot: {bucket: s3://b/c}}\n"
-    assert task_of(project(tmp_path, bucket, ONE_PLACE), "sft")["setup"] == (
+    assert sft_task(project(tmp_path, bucket, ONE_PLACE))["setup"] == (
         f'pip install "charter-plan[run]=={__version__}"'
     )
 
@@ -142,7 +153,7 @@ def test_what_is_installed_on_the_machines_is_this_version(tmp_path):
 def test_without_sky_the_submission_says_what_to_install_and_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingExtraError, match=r"--print"):
-        submit(project(tmp_path, BUCKET, ONE_PLACE), tmp_path)
+        submit(project(tmp_path, BUCKET, ONE_PLACE), tmp_path, {FILE: ""})
     assert not (tmp_path / "run").exists()
 
 

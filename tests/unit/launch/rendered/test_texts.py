@@ -9,9 +9,10 @@ import yaml
 from managed_case import MANAGED, project_on
 
 from charter.errors import InfeasibleError, UsageError
-from charter.launch.rendered import SERVICES, printed, texts_for
+from charter.launch.rendered import TARGETS, printed, texts_for
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "launch" / "managed"
+SERVICES = [name for name in TARGETS if name != "skypilot"]
 STAGES = ("helpful", "revised", "sl_cai", "labels", "reward", "rl_cai", "measured")
 
 

@@ -1,1 +1,0 @@
-"""SkyPilot: a pipeline as its task YAML, and its optimizer run on Charter's times and prices."""
