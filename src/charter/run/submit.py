@@ -75,12 +75,14 @@ def preview(
     ]
     own = supervisor_job(project, root, root=root, engine=name, only=stages, anyway=anyway, token=TOKEN)
     entries.append(_entry(own, None, SUPERVISOR, name, market="owned"))
-    return Preview(texts=_texts(project, name, stages, jobs), jobs=tuple(entries), problem=planned.problem)
+    return Preview(
+        texts=_texts(project, name, stages, jobs, anyway=anyway), jobs=tuple(entries), problem=planned.problem
+    )
 
 
-def _texts(project: Project, name: str, stages: Sequence[str], jobs: Mapping[str, StageJob]) -> str:
+def _texts(project: Project, name: str, stages: Sequence[str], jobs: Mapping[str, StageJob], *, anyway: bool) -> str:
     if target := TARGETS.get(name):
-        texts = texts_for(project, name, stages)
+        texts = texts_for(project, name, stages, anyway=anyway)
         # What Charter sends itself is one file, and is shown as it is sent: it begins with the command that sends it.
         return "".join(texts.values()) if target.submit else printed(texts)
     scheduler = open_scheduler(project, name)
@@ -161,7 +163,7 @@ def submit_supervisor(
     keep_plan(ready.planned, root.resolve())
     project = ready.work.pipeline.project
     if target and target.submit:
-        return name, target.submit(project, root, texts_for(project, name, stages))
+        return name, target.submit(project, root, texts_for(project, name, stages, anyway=anyway))
     scheduler = open_scheduler(project, name)
     try:
         return name, send_supervisor(

@@ -131,7 +131,7 @@ TARGETS: Mapping[str, Target] = MappingProxyType({target.name: target for target
 """Services whose texts are rendered and checked."""
 
 
-def texts_for(project: Project, name: str, stages: Sequence[str] = ()) -> dict[str, str]:
+def texts_for(project: Project, name: str, stages: Sequence[str] = (), *, anyway: bool = False) -> dict[str, str]:
     """Return what would be sent, by the name of the file: endpoints, one job per stage, the pipeline of all.
 
     What Charter submits itself has only the `stages`, where some are named; people are given those of all.
@@ -142,7 +142,7 @@ def texts_for(project: Project, name: str, stages: Sequence[str] = ()) -> dict[s
         for model in [hosted_model(project, served, target) for served in project.serving]:
             files |= {f"{model.name}.{part}": body for part, body in managed.endpoint(project, model).items()}
     names = chosen(project, stages) if target.submit else tuple(project.pipeline)
-    tasks = [task_of(project, stage, target) for stage in names]
+    tasks = [task_of(project, stage, target, anyway=anyway) for stage in names]
     if managed:
         files |= {f"{task.name}.{managed.job_file}": managed.job(project, task) for task in tasks}
     if target.pipeline:
@@ -177,7 +177,7 @@ def chosen(project: Project, stages: Sequence[str] = ()) -> tuple[str, ...]:
     return tuple(name for name in order if not stages or name in stages)
 
 
-def task_of(project: Project, name: str, target: Target) -> Task:
+def task_of(project: Project, name: str, target: Target, *, anyway: bool = False) -> Task:
     """Return the task of a stage; what the service cannot do is refused."""
     stage, managed = project.pipeline[name], target.managed
     if (nodes := stage_nodes(project, stage)) > 1:
@@ -197,6 +197,7 @@ def task_of(project: Project, name: str, target: Target) -> Task:
         tags=tags_of(project, run=project.name, stage=name),
         longest_seconds=math.ceil(project.launch.time_limit or LONGEST_SECONDS),
         use_spot=(project.resources.use_spot if own_spot is None else own_spot) is True,
+        anyway=anyway,
     )
 
 

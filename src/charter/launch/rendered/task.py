@@ -36,10 +36,13 @@ class Task:
     tags: Mapping[str, str]
     longest_seconds: int
     use_spot: bool
+    anyway: bool = False
+    """Start although the stage does not fit by the plan."""
 
     def command(self, *where: str) -> tuple[str, ...]:
         """Run or resume the stage in the project that `where` says; what it reads is done already, and skipped."""
-        return ("charter", "run", *where, "--only", self.stage, "--yes")
+        anyway = ("--anyway",) if self.anyway else ()
+        return ("charter", "run", *where, "--only", self.stage, "--yes", *anyway)
 
 
 @dataclass(frozen=True, kw_only=True)

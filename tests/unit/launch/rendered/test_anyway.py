@@ -1,0 +1,46 @@
+"""`charter submit --anyway`: the stages of a pipeline that others start are started anyway too."""
+
+import os
+
+import pytest
+from managed_case import MANAGED, project_on
+from typer.testing import CliRunner
+
+from charter.cli.main import app
+
+SKYPILOT = ["--set", "launch.skypilot.bucket=s3://alignment/harmless"]
+
+
+def words_for(target):
+    """What the command line must say for a target to be rendered."""
+    if target == "skypilot":
+        return SKYPILOT
+    if target == "kfp":
+        settings = {"kubernetes.image": "registry.example/charter:1.2", "kubernetes.volume_claim": "runs"}
+    else:
+        names = ("image", "serving_image", "storage", "role", "project", "region", "network")
+        values = {name: getattr(MANAGED[target], name) for name in names}
+        settings = {f"managed.{name}": value for name, value in values.items() if value}
+    return [word for name, value in settings.items() for word in ("--set", f"launch.{name}={value}")]
+
+
+@pytest.mark.parametrize("target", ["skypilot", "sagemaker", "vertex", "azureml", "kfp"])
+def test_anyway_stands_in_every_command_that_is_printed(tmp_path, target):
+    stages = len(project_on("kfp", tmp_path).pipeline)
+    command = ["submit", "--on", target, "--print", "-C", str(tmp_path), *words_for(target)]
+    plain, anyway = (CliRunner().invoke(app, [*command, *extra]) for extra in ([], ["--anyway"]))
+    assert (plain.exit_code, anyway.exit_code) == (0, 0), plain.output + anyway.output
+    assert "--anyway" not in plain.output
+    assert anyway.output.count("--anyway") >= stages
+
+
+def test_anyway_stands_in_what_sky_is_given(tmp_path, monkeypatch):
+    stages = len(project_on("kfp", tmp_path).pipeline)
+    sky = tmp_path / "bin" / "sky"
+    sky.parent.mkdir()
+    sky.write_text("#!/bin/sh\necho taken\n")
+    sky.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{sky.parent}{os.pathsep}{os.environ['PATH']}")
+    done = CliRunner().invoke(app, ["submit", "--on", "skypilot", "--anyway", "-C", str(tmp_path), *SKYPILOT])
+    assert "taken" in done.output, done.output
+    assert (tmp_path / "run" / "skypilot.yaml").read_text().count(" --yes --anyway --set ") == stages
