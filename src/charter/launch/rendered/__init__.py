@@ -248,6 +248,9 @@ def _machine(project: Project, stage: Stage, target: Target) -> Machine:
     if managed is None:
         return Machine(instance_type="", accelerator=accelerator, count=count)
     is_named = managed.accelerators is None or accelerator in managed.accelerators
+    if own and not is_named:
+        names = ", ".join((managed.accelerators or {}).values())
+        raise UsageError(f"{target.title} has no name for {accelerator}\n  ask for one that it names: {names}")
     if own:
         return Machine(instance_type=own, accelerator=accelerator, count=count)
     sold = [offer for offer in offers(accelerator, cloud=managed.cloud) if offer.whole_machine]

@@ -81,6 +81,14 @@ def test_more_accelerators_than_any_machine_has(tmp_path, service):
         texts_for(replace(project, resources=replace(project.resources, accelerators=("H100:64",))), service)
 
 
+def test_an_accelerator_that_vertex_ai_cannot_name_is_refused(tmp_path):
+    project = project_on("vertex", tmp_path)
+    launch = replace(project.launch, managed=replace(project.launch.managed, instance_type="a4x-highgpu-4g"))
+    project = replace(project, launch=launch, resources=replace(project.resources, accelerators=("GH200:4",)))
+    with pytest.raises(UsageError, match=r"no name for GH200-96GB(.|\n)*NVIDIA_H200_141GB"):
+        texts_for(project, "vertex")
+
+
 def test_exported_weights_are_mounted_and_for_vertex_lie_in_cloud_storage(tmp_path):
     for service, where in (("sagemaker", "s3://alignment/harmless-8b/exports/reward"), ("azureml", "exports/reward")):
         project = project_on(service, tmp_path)
