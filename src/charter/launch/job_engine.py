@@ -1,28 +1,168 @@
 """Stages as jobs of an engine: every attempt is one start of a job, and a job outlives the supervisor that sent it."""
 
+import hashlib
+import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from charter.artifacts import durable
-from charter.artifacts.job_files import JobFiles, Submission, numbers, read_submission, write_submission
+from charter.artifacts.job_files import JobFiles, NodeRecord, Submission, numbers, read_submission, write_submission
 from charter.artifacts.lease import open_term
-from charter.errors import CharterError
+from charter.artifacts.record import RECORD_FILE
+from charter.artifacts.stage_process import INTERRUPTED_EXIT
+from charter.errors import CharterError, DataError, StageError
 from charter.launch.engine import StageHandle, StageStart
 from charter.launch.job import StageJob
-from charter.launch.job_array import ArrayHandle
-from charter.launch.job_handle import JobHandle
+from charter.launch.job_handle import FILES_SECONDS, LOOK_SECONDS, LOST, JobHandle
 from charter.launch.job_table import JobTable, LiveJob
-from charter.launch.machine import NodeFacts, stage_nodes
+from charter.launch.machine import NodeFacts, facts_here, stage_nodes
 from charter.launch.node_checks.report import leave_out, read_bad_nodes
-from charter.launch.node_facts import FACTS, facts_of, facts_path
 from charter.launch.scheduler import Scheduler
-from charter.launch.shards import missing_shards
 from charter.launch.submission import Asked, job_name, new_token, settings_of, stage_job, submission_of
 from charter.spec.project import Project
 from charter.spec.stage import MAKES_RECORDS
+
+SECONDS_PER_TASK = 0.005
+"""The files of an array are looked at so much less often for every task that it has."""
+
+
+class ArrayHandle(JobHandle):
+    """An array of tasks, each a process that makes its share of the records; the first failure is the array's."""
+
+    @property
+    def watched(self) -> Sequence[int]:
+        """The processes of the tasks that run now."""
+        return [record.first_rank for record in self._records.values() if record.first_pid and record.ended_at is None]
+
+    @property
+    def _first(self) -> NodeRecord | None:
+        return next((record for record in self._records.values() if record.first_pid), None)
+
+    def _look_seconds(self) -> float:
+        return max(LOOK_SECONDS, SECONDS_PER_TASK * len(self._live.submission.shards))
+
+    def _busy_seconds(self) -> float:
+        now = time.time()
+        return sum((record.ended_at or now) - record.started_at for record in self._records.values())
+
+    def _read(self) -> None:
+        for record in self._live.files.nodes_again(self._records):
+            self._records[record.place] = record
+
+    def _decide(self, now: float) -> None:
+        state, records = self._live.state, [*self._records.values()]
+        bad = next((record for record in records if record.exit_code), None)
+        all_ended = len(records) == len(self._live.submission.shards) and all(it.ended_at is not None for it in records)
+        if not (all_ended and bad is None) and state.phase != "ended":
+            return
+        self._ended_at = now if self._ended_at is None else self._ended_at
+        if bad is None and all_ended and (self._live.stage_dir / RECORD_FILE).exists():
+            self._end(0, "")
+        elif now - self._ended_at > FILES_SECONDS:
+            if bad is not None:
+                self._failed_rank = bad.failed_rank
+            self._note = "" if bad is not None else "its tasks have ended, and none of them has published"
+            code = INTERRUPTED_EXIT if self._control.stop else LOST if bad is None else bad.exit_code or LOST
+            self._end(code, "cancelled" if self._control.kill else state.cause if bad is not None else "node_lost")
+
+
+FACTS = "node_facts"
+NODE_LOOK_SECONDS = 0.25
+FRESH_SECONDS = 3600.0
+"""Nodes may get other libraries: what is older is asked again."""
+AFTER_END_SECONDS = 10.0
+"""A shared disk may show a file so long after the job that wrote it has ended."""
+
+
+def main() -> None:
+    """Write this node's facts."""
+    durable.write_json(Path(sys.argv[1]), asdict(facts_here()))
+
+
+def facts_path(run_dir: Path, job: StageJob, *, engine: str) -> Path:
+    """Where the facts of the kind of node that a job asks for are kept."""
+    kind = [engine, job.accelerator, job.command[0], sorted(job.environment.items())]
+    digest = hashlib.sha256(json.dumps(kind).encode()).hexdigest()[:12]
+    return run_dir / FACTS / f"{engine}-{digest}.json"
+
+
+def facts_of(
+    scheduler: Scheduler,
+    job: StageJob,
+    run_dir: Path,
+    *,
+    hurry: Callable[[], bool] = lambda: False,
+    sleep: Callable[[float], None] = time.sleep,
+) -> NodeFacts:
+    """The facts of a kind of node: those that are kept, else by a job of one node that looks."""
+    path = facts_path(run_dir, job, engine=scheduler.name)
+    durable.make_dir(path.parent)
+    if path.exists() and time.time() - path.stat().st_mtime > FRESH_SECONDS:
+        path.unlink()
+    try:
+        return NodeFacts(**durable.read_json(path))
+    except (DataError, TypeError):
+        return _ask(scheduler, job, path, hurry=hurry, sleep=sleep)
+
+
+def _ask(
+    scheduler: Scheduler, job: StageJob, path: Path, *, hurry: Callable[[], bool], sleep: Callable[[float], None]
+) -> NodeFacts:
+    job_id = scheduler.submit(job)
+    ended_for = 0.0
+    while not path.exists():
+        if hurry():
+            scheduler.cancel(job_id)
+            raise StageError(f"asked to stop while job {job_id} looked what the nodes of {scheduler.name} are")
+        state = scheduler.poll([job_id])[job_id]
+        if state.phase == "ended":
+            if state.exit_code or ended_for > AFTER_END_SECONDS:
+                raise StageError(
+                    f"job {job_id}, which looks what the nodes of {scheduler.name} are, ended without an answer: "
+                    f"{state.reason or state.cause or 'no reason given'}\n  its log: {_log(job)}\n"
+                    "  can the nodes see the project's directory under the same path, and run launch.python?"
+                )
+            ended_for += NODE_LOOK_SECONDS
+        sleep(NODE_LOOK_SECONDS)
+    return NodeFacts(**durable.read_json(path))
+
+
+def _log(job: StageJob) -> str:
+    try:
+        return job.log.read_text(encoding="utf-8", errors="replace")[-500:].strip() or "(empty)"
+    except OSError:
+        return f"there is no {job.log}"
+
+
+if __name__ == "__main__":
+    main()
+
+
+def missing_shards(stage_dir: Path, *, of: int) -> tuple[int, ...]:
+    """The shards that an array must make now; empty where one process does what is left, and publishes.
+
+    One process also makes up for what was lost after it was done: it looks at every batch.
+    """
+    done = done_shards(stage_dir, of=of)
+    left = tuple(shard for shard in range(of) if shard not in done)
+    return left if len(left) > 1 else ()
+
+
+def done_shards(stage_dir: Path, *, of: int) -> set[int]:
+    """The shards that arrays of so many tasks have made."""
+    done: set[int] = set()
+    for number in numbers(stage_dir):
+        files = JobFiles(stage_dir, number)
+        try:
+            shards, total = files.shards()
+        except (DataError, KeyError):
+            continue
+        if total == of:
+            done |= {shards[record.place] for record in files.nodes() if record.exit_code == 0}
+    return done
 
 
 class JobEngine:
@@ -180,7 +320,7 @@ class JobEngine:
             time_limit_seconds=None,
         )
         path = facts_path(self._run_dir, bare, engine=self.name)
-        return replace(bare, command=(bare.command[0], "-m", "charter.launch.node_facts", str(path)))
+        return replace(bare, command=(bare.command[0], "-m", "charter.launch.job_engine", str(path)))
 
 
 def left_job(scheduler: Scheduler, stage_dir: Path) -> LiveJob | None:

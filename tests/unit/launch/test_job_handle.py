@@ -9,7 +9,7 @@ from charter.artifacts.job_files import Failure, JobFiles, NodeRecord, Submissio
 from charter.artifacts.stage_process import PEER_EXIT
 from charter.errors import StageError
 from charter.launch.agent_watch import CHECKS_FAILED_EXIT
-from charter.launch.job_array import ArrayHandle
+from charter.launch.job_engine import ArrayHandle
 from charter.launch.job_handle import FILES_SECONDS, WORD_SECONDS, JobHandle
 from charter.launch.job_table import LONGEST_LOOK_SECONDS, LOST_SECONDS, JobTable, LiveJob
 from charter.launch.scheduler import JobState

@@ -1,12 +1,12 @@
 import pytest
 
-from charter.launch import subprocess_devices
-from charter.launch.subprocess_devices import take_devices
+from charter.launch import subprocess_keeper
+from charter.launch.subprocess_keeper import take_devices
 
 
 @pytest.fixture
 def four(monkeypatch):
-    monkeypatch.setattr(subprocess_devices, "gpus_here", lambda: 4)
+    monkeypatch.setattr(subprocess_keeper, "gpus_here", lambda: 4)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
@@ -27,5 +27,5 @@ def test_only_those_of_this_user_are_given(four, tmp_path, monkeypatch):
 
 
 def test_what_the_machine_does_not_have_is_not_waited_for(monkeypatch, tmp_path):
-    monkeypatch.setattr(subprocess_devices, "gpus_here", lambda: 0)
+    monkeypatch.setattr(subprocess_keeper, "gpus_here", lambda: 0)
     assert take_devices(8, tmp_path).numbers == ()
