@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
+from charter.plan.capabilities import ENGINES, hardware_refusal
 from charter.plan.layouts.layout_search import Site
 from charter.plan.layouts.training_search import training_options
 from charter.plan.options.option import Option
 from charter.plan.options.question import EngineLayout, Question
-from charter.plan.physics.engine_space import ENGINES
 from charter.plan.physics.number_formats import format_refusal
 from charter.plan.plan import Plan
 from charter.plan.rl.engine import RL_ENGINES
@@ -28,7 +28,9 @@ def other_engines(question: Question, option: Option) -> tuple[EngineLayout, ...
     site = Site(place=option.place, num_nodes=option.num_nodes)
     places_roles = isinstance(question.stage, PpoStage)
     for name in RL_ENGINES if places_roles else ENGINES:
-        if name == option.engine or format_refusal(question.dtype, name, question.stage.kind, option.place.accelerator):
+        kind, accelerator = question.stage.kind, option.place.accelerator
+        refused = hardware_refusal(name, kind, accelerator) or format_refusal(question.dtype, name, kind, accelerator)
+        if name == option.engine or refused:
             continue
         asked = replace(question, engine=name, peaks={})
         search = rl_options if places_roles else training_options

@@ -8,6 +8,7 @@ from charter.cost.uncertainty import exactly
 from charter.estimate.shapes.parameters import count_parameters
 from charter.estimate.terms import Interval
 from charter.plan.assumption import Assumption
+from charter.plan.capabilities import capabilities
 from charter.plan.choice.candidates import Candidates, rejections
 from charter.plan.choice.whole import QUEUE_P10, QUEUE_P90, Whole, hub_transfer
 from charter.plan.gather import Facts, Gathered
@@ -161,6 +162,10 @@ def _assumptions(
         found[_price(option)] = None
         if project.resources.reserved is not None and option.num_accelerators:
             found.update(dict.fromkeys(commitment_notes(option)))
+        maker, question = option.place.accelerator.vendor, stage.searched and stage.searched.question
+        if question and question.work.trained and maker in capabilities(option.engine).untried:
+            name, source = f"engine {option.engine} on {maker}", "its documentation; nobody here has seen it run there"
+            found[Assumption(name=name, value="never run", source=source)] = None
     found.update(dict.fromkeys(_of_waits(stages)))
     if any(stage.usd is not None for stage in stages):
         days = project.costs.retention.days

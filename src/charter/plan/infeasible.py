@@ -3,15 +3,14 @@
 from dataclasses import fields, replace
 
 from charter.catalog import accelerators
+from charter.plan.capabilities import ENGINES
 from charter.plan.hardware.place import UNPRICED, Place
 from charter.plan.options.question import Found, Question
 from charter.plan.options.why_not import does_not_fit, largest_term
-from charter.plan.physics.engine_space import ENGINES
-from charter.plan.physics.fit import NATIVE_ENGINE
 from charter.plan.plan import InfeasiblePlanError
 from charter.plan.rl.engine import RL_ENGINES
 from charter.plan.search import search
-from charter.spec.stage import PpoStage, Sampling
+from charter.spec.stage import NATIVE, PpoStage, Sampling
 from charter.units import GIB
 
 ALTERNATIVES = ("A100-80GB", "H100", "H200", "B200")
@@ -71,7 +70,7 @@ def _other_engines(question: Question, places: tuple[Place, ...]) -> list[str]:
     if not question.work.trained or any(place.is_cpu for place in places):
         return []
     found = []
-    for name in (NATIVE_ENGINE, *RL_ENGINES) if isinstance(question.stage, PpoStage) else ENGINES:
+    for name in (NATIVE, *RL_ENGINES) if isinstance(question.stage, PpoStage) else ENGINES:
         options = search(replace(question, engine=name, peaks={}), places).options
         if options:
             best = min(options, key=lambda option: option.overhead.useful_seconds)

@@ -1,8 +1,9 @@
 """The ways to run one stage: every place, node count, layout and market that fits; and why the others do not."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
+from charter.plan.capabilities import hardware_refusal, server_refusal
 from charter.plan.cpu_search import on_processors
 from charter.plan.hardware.place import LOCAL, Place
 from charter.plan.layouts.layout_search import Site
@@ -23,8 +24,9 @@ def search(question: Question, places: tuple[Place, ...]) -> Found:
     """Options over all places; of each place, node count and market those that may be chosen."""
     options: list[Option] = []
     misses: list[tuple[Peak, float]] = []
-    rejected = list(_refused_formats(question, places))
-    places = tuple(place for place in places if _format_refusal(question, place) is None)
+    refusals = {place: _refusal(question, place) for place in places}
+    rejected = [Rejected(option=place.label, reason=reason) for place, reason in refusals.items() if reason]
+    places = tuple(place for place, reason in refusals.items() if reason is None)
     sites = [Site(place=place, num_nodes=num_nodes) for place in places for num_nodes in place.nodes]
     known = _answers(question, sites)
     for site in sites:
@@ -46,16 +48,13 @@ def search(question: Question, places: tuple[Place, ...]) -> Found:
     )
 
 
-def _format_refusal(question: Question, place: Place) -> str | None:
-    """Why the number format of a stage that trains rules a place out, if it does."""
-    return format_refusal(question.dtype, question.engine, question.stage.kind, place.accelerator)
-
-
-def _refused_formats(question: Question, places: tuple[Place, ...]) -> Iterator[Rejected]:
-    for place in places:
-        reason = _format_refusal(question, place)
-        if reason is not None:
-            yield Rejected(option=place.label, reason=reason)
+def _refusal(question: Question, place: Place) -> str | None:
+    """Return why no layout need be tried at a place: what is planned does not run on its accelerators."""
+    kind, accelerator = question.stage.kind, place.accelerator
+    if question.work.trained:
+        wrong_format = format_refusal(question.dtype, question.engine, kind, accelerator)
+        return wrong_format or hardware_refusal(question.engine, kind, accelerator)
+    return server_refusal(accelerator) if question.work.needs_accelerator else None
 
 
 Answer = tuple[tuple[Option, ...], Missed]

@@ -13,18 +13,22 @@ from charter.launch.machine import (
     stage_device,
     stage_nodes,
 )
+from charter.plan.capabilities import capabilities, one_of, unsupported
 from charter.spec.execution import shared_rows
 from charter.spec.graph import inputs_of
 from charter.spec.project import Project
-from charter.spec.stage import TRAINS, PpoStage, Stage
+from charter.spec.stage import NATIVE, TRAINS, PpoStage, Stage
 
-ONE_ONLY = {
-    "pipeline": "zero: 3 or tensor spread a model that is too large for one accelerator",
-    "context": "tensor spreads a long sequence's layers; recompute: full needs less memory for it",
-    "expert": "zero: 3 spreads the experts with everything else",
+INSTEAD = {
+    "pipeline": "remove it; zero: 3 or tensor spread a model that is too large for one accelerator",
+    "interleave": "remove it; it cuts the stages of a pipeline",
+    "context": "remove it; tensor spreads a long sequence's layers; recompute: full needs less memory for it",
+    "expert": "remove it; zero: 3 spreads the experts with everything else",
+    "sequence_parallel": "remove it; `tensor` works without",
+    "zero": "zero: 2 shards the optimizer and the gradients",
+    "offload": "offload: all with zero: 3, or none",
 }
-"""What the native engine has no more than one of, and what it has instead."""
-ZERO = (0, 2, 3)
+"""What the native engine has instead of what it cannot do (`plan.capabilities`)."""
 
 
 def check_layout(project: Project, name: str, stage: Stage, *, facts: NodeFacts | None = None) -> Iterator[Problem]:
@@ -35,14 +39,17 @@ def check_layout(project: Project, name: str, stage: Stage, *, facts: NodeFacts 
     if stage.kind not in TRAINS:
         return
     where = f"pipeline.{name}.resources"
-    yield from _not_run(stage, where)
     gpus = gpus_here() if facts is None else facts.gpus
+    if stage.resources is not None:
+        on_accelerator = stage_device(project, stage, gpus=gpus) != CPU
+        for field, reason in unsupported(stage.resources, capabilities(NATIVE), on_accelerator=on_accelerator):
+            yield Problem(path=f"{where}.{field}", message=reason, hint=INSTEAD[field])
     yield from _attention(project, stage, where, gpus)
     yield from check_accelerators(project, stage, where) if facts is None else ()
     layout = asked_layout(project, stage, gpus=gpus)
     world, tensor = int(layout["world_size"]), int(layout.get("tensor", 1))
     if world % tensor:
-        hint = f"tensor must divide {world}: {_listed(_divisors(world))}"
+        hint = f"tensor must divide {world}: {one_of(_divisors(world))}"
         yield Problem(path=f"{where}.tensor", message=f"{tensor} does not divide the {world} processes", hint=hint)
         return
     if isinstance(stage, PpoStage) and stage.reward_from == "judge" and world > 1:
@@ -52,24 +59,9 @@ def check_layout(project: Project, name: str, stage: Stage, *, facts: NodeFacts 
     yield from _heads(project, name, tensor, where)
     data, replicas = world // tensor, int(layout.get("replicas", 1))
     if data % replicas:
-        hint = f"replicas must divide {data}: {_listed(_divisors(data))}"
+        hint = f"replicas must divide {data}: {one_of(_divisors(data))}"
         yield Problem(path=f"{where}.replicas", message=f"{replicas} does not divide {data} data ranks", hint=hint)
     yield from _batches(name, stage, data)
-
-
-def _not_run(stage: Stage, where: str) -> Iterator[Problem]:
-    if stage.resources is None:
-        return
-    for knob, instead in ONE_ONLY.items():
-        if (getattr(stage.resources, knob) or 1) > 1:
-            message = f"the native engine runs {knob}: 1 only; found {getattr(stage.resources, knob)}"
-            yield Problem(path=f"{where}.{knob}", message=message, hint=f"remove it; {instead}")
-    if stage.resources.sequence_parallel:
-        message = "the native engine runs tensor parallelism without sequence parallelism"
-        yield Problem(path=f"{where}.sequence_parallel", message=message, hint="remove it; `tensor` works without")
-    if stage.resources.zero not in (None, *ZERO):
-        message = f"the native engine runs zero: {_listed(ZERO)}; found {stage.resources.zero}"
-        yield Problem(path=f"{where}.zero", message=message, hint="zero: 2 shards the optimizer and the gradients")
 
 
 def _attention(project: Project, stage: Stage, where: str, gpus: int) -> Iterator[Problem]:
@@ -88,7 +80,7 @@ def _heads(project: Project, name: str, tensor: int, where: str) -> Iterator[Pro
         if heads % tensor or kv_heads % tensor:
             both = math.gcd(heads, kv_heads)
             message = f"{heads} attention heads ({kv_heads} of keys) of {model} cannot be split over {tensor} processes"
-            yield Problem(path=f"{where}.tensor", message=message, hint=f"tensor: {_listed(_divisors(both))}")
+            yield Problem(path=f"{where}.tensor", message=message, hint=f"tensor: {one_of(_divisors(both))}")
 
 
 def _models_under(project: Project, name: str) -> set[str]:
@@ -120,7 +112,7 @@ def _batches(name: str, stage: Stage, data: int) -> Iterator[Problem]:
         rows, unit = int(getattr(stage, field)), data * together
         if rows % unit:
             below, above = rows // unit * unit, -(-rows // unit) * unit
-            works = _listed([number for number in (below, above) if number])
+            works = one_of([number for number in (below, above) if number])
             groups = f", {together} answers to a prompt together" if together > 1 else ""
             fewer = f"{rows // together} ({field} / samples_per_prompt)" if together > 1 else rows
             yield Problem(
@@ -132,8 +124,3 @@ def _batches(name: str, stage: Stage, data: int) -> Iterator[Problem]:
 
 def _divisors(number: int) -> list[int]:
     return [found for found in range(1, number + 1) if number % found == 0]
-
-
-def _listed(numbers: "list[int] | tuple[int, ...]") -> str:
-    *most, last = map(str, numbers)
-    return f"{', '.join(most)} or {last}" if most else last

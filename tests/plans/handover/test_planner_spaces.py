@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from charter.catalog import models
 from charter.errors import SpecError
 from charter.handover.engines import HANDOVER_ENGINES, render
+from charter.plan.capabilities import ENGINES
 from charter.plan.layouts.space import Asked, space
-from charter.plan.physics.engine_space import ENGINES
 from charter.plan.rl.engine import RL_ENGINES
 from charter.plan.rl.search import rl_options
 from charter.report.handover_request import placement_of

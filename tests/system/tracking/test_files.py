@@ -15,7 +15,7 @@ LONG = 600.0
 def tracked(work):
     trackers = "[{wandb: {mode: offline}, drain: 4m}, {tensorboard: {directory: board}, drain: 4m}]"
     work.edit("name: count", f"name: count\nowner: ann\ntags: {{team: safety}}\ntracking: {trackers}")
-    work.edit("name: count", "name: count\nmetering: {every: 0.3s}")
+    work.edit("metering: {every: 0}", "metering: {every: 0.3s}")
     return work
 
 

@@ -2,8 +2,13 @@ from dataclasses import replace
 
 import pytest
 
+from charter.catalog import models
+from charter.launch.machine import NodeFacts
+from charter.plan.capabilities import capabilities
+from charter.plan.layouts.space import Asked, families
 from charter.run.layout_checks import check_layout
 from charter.spec.architecture import Architecture
+from charter.spec.execution import PLANNED_FIELDS, executable
 from charter.spec.project import ModelSpec, Project, Resources
 from charter.spec.stage import (
     DpoStage,
@@ -38,6 +43,39 @@ def test_what_the_native_engine_cannot_run_is_refused_with_what_it_can(knob):
     assert f"pipeline.s.resources.{knob}: the native engine runs {knob}: 1 only; found 2" in found
     assert "zero: 3" in found or "tensor" in found
     assert problems(SFT, **{knob: 1}) == []
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_every_layout_that_the_plan_tries_is_accepted(nodes):
+    asked = Asked(
+        engine=capabilities("native"),
+        architecture=models.get("Llama-3.1-8B").architecture,
+        num_accelerators=8 * nodes,
+        per_node=8,
+        batch=64,
+        unit=1,
+        longest=2048,
+        fixed=None,
+        together=False,
+        shares=((64, 1),),
+    )
+    facts = NodeFacts(gpus=8, cpu_capability="AVX2", torch="2.13.0", transformers="5.0.0")
+    for family in families(asked):
+        layout = executable(family.layout)
+        fields = {name: getattr(layout, name) for name in PLANNED_FIELDS}
+        resources = StageResources(accelerators="H100:8", num_nodes=nodes, **fields)
+        stage = replace(SFT, global_batch=64, resources=resources)
+        project = Project(name="p", models={}, pipeline={"s": stage})
+        assert [str(problem) for problem in check_layout(project, "s", stage, facts=facts)] == [], family.label
+
+
+def test_offload_of_the_optimizer_alone_is_refused_on_accelerators(monkeypatch):
+    monkeypatch.setattr("charter.launch.machine.gpus_here", lambda: 8)
+    monkeypatch.setattr("charter.run.layout_checks.gpus_here", lambda: 8)
+    asked = replace(SFT, global_batch=16)
+    assert problems(asked, "H100:8", zero=3, offload="all") == []
+    assert "has no offload: optimizer on accelerators" in problems(asked, "H100:8", zero=3, offload="optimizer")[0]
+    assert "goes with zero: 2 or 3" in problems(asked, "H100:8", zero=0, offload="all")[0]
 
 
 def test_zero_1_and_sequence_parallelism_are_refused():

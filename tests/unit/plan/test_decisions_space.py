@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from charter.catalog import accelerators, models
+from charter.plan.capabilities import ENGINES
 from charter.plan.hardware.host_room import host_bytes_per_accelerator, node_memory_bytes
 from charter.plan.hardware.place import UNPRICED, Place
 from charter.plan.layouts import layout_search
@@ -17,7 +18,6 @@ from charter.plan.layouts.training_search import tied_layouts
 from charter.plan.options.question import Question
 from charter.plan.options.tied import tied_limit
 from charter.plan.physics.engine_knowledge import engine_knowledge
-from charter.plan.physics.engine_space import ENGINES
 from charter.plan.physics.knowledge import shipped, time_group
 from charter.plan.work.phase import Counters, Phase, Role, Workload
 from charter.spec.layout import ZeroStage

@@ -14,6 +14,7 @@ from charter.estimate.arrays import array
 from charter.estimate.layouts import Layouts
 from charter.estimate.training.factored import rows_of
 from charter.plan.any_engine import other_engines
+from charter.plan.capabilities import ENGINES
 from charter.plan.hardware.place import UNPRICED, Place, Price
 from charter.plan.infeasible import infeasible
 from charter.plan.layouts.evaluate import Task, least_update_seconds, one_device, update_seconds, update_terms
@@ -26,7 +27,6 @@ from charter.plan.options.question import Question
 from charter.plan.options.tied import ALIKE, splits, tied_limit
 from charter.plan.physics import accelerator_time
 from charter.plan.physics.engine_knowledge import engine_knowledge
-from charter.plan.physics.engine_space import ENGINES
 from charter.plan.physics.fit import training_peak
 from charter.plan.physics.fit_many import least_bytes
 from charter.plan.physics.knowledge import shipped
@@ -264,7 +264,7 @@ def test_a_fixed_axis_keeps_exactly_the_layouts_that_have_it(axis):
 def test_what_the_engine_cannot_do_is_said():
     found = search(asking("native", pipeline=4), (site("H100", 2).place,))
     assert not found.options
-    assert "engine 'native'" in found.rejected[0].reason
+    assert "the native engine runs pipeline: 1 only" in found.rejected[0].reason
     assert search(asking("megatron", pipeline=4), (site("H100", 2).place,)).options
     places = (site("H100", 2).place,)
     error = infeasible("sft", asking("native", pipeline=4), places, found)

@@ -7,15 +7,17 @@ import ppo_case
 import pytest
 
 from charter.catalog import models
+from charter.plan.capabilities import ENGINES, unsupported
 from charter.plan.layouts.space import Asked, space
-from charter.plan.physics.engine_space import ENGINES
+from charter.plan.plan import InfeasiblePlanError
 from charter.plan.rl.engine import RL_ENGINES
 from charter.plan.rl.placement import role_groups
 from charter.plan.rl.search import rl_options
 from charter.plan.rl.tables import mode_of
 from charter.plan.rl.work import rl_work
+from charter.spec.execution import ExecutableLayout, executable
 from charter.spec.project import Resources
-from charter.spec.stage import GenerateStage
+from charter.spec.stage import GenerateStage, SftStage
 
 LLAMA_405B = models.get("Llama-3.1-405B").architecture
 
@@ -45,6 +47,69 @@ def test_other_engines_are_offered_batches_that_divide(engine, batch, unit):
     assert all(layout.micro_batch % unit == 0 for layout in made)
     if ENGINES[engine].tensor or batch % 16 == 0:
         assert made
+
+
+@pytest.mark.parametrize("engine", sorted(ENGINES))
+def test_every_layout_that_is_tried_is_one_that_the_engine_has(engine):
+    tried = layouts(engine, accelerators=32, batch=64, architecture=LLAMA_405B)
+    assert tried
+    assert {reason for layout in tried for reason in unsupported(executable(layout), ENGINES[engine])} == set()
+
+
+@pytest.mark.parametrize(
+    ("engine", "field", "value"),
+    [
+        ("native", "pipeline", 2),
+        ("native", "interleave", 2),
+        ("native", "context", 2),
+        ("native", "expert", 2),
+        ("native", "sequence_parallel", True),
+        ("native", "zero", 1),
+        ("native", "offload", "optimizer"),
+        ("deepspeed", "tensor", 2),
+        ("megatron", "zero", 3),
+        ("megatron", "replicas", 2),
+        ("verl", "offload", "optimizer"),
+    ],
+)
+def test_a_layout_that_an_engine_lacks_is_refused_by_field(engine, field, value):
+    fits = ExecutableLayout(data=8, zero=int(ENGINES[engine].zero[0]))
+    assert list(unsupported(fits, ENGINES[engine])) == []
+    ((named, reason),) = unsupported(replace(fits, **{field: value}), ENGINES[engine])
+    assert (named, engine in reason) == (field, True)
+
+
+def test_offload_goes_with_the_zero_stages_that_have_it():
+    ((field, reason),) = unsupported(ExecutableLayout(data=8, zero=0, offload="all"), ENGINES["native"])
+    assert (field, reason) == ("offload", "offload: all goes with zero: 2 or 3 in the native engine; found 0")
+    beside = ExecutableLayout(data=8, pipeline=2, zero=3)
+    ((field, reason),) = unsupported(beside, replace(ENGINES["megatron"], zero=(*ENGINES["megatron"].zero, 3)))
+    assert (field, reason) == ("zero", "beside a pipeline the megatron engine runs zero: 0 or 1; found 3")
+
+
+def plan_on(accelerator, *, engine):
+    resources = Resources(accelerators=(accelerator,), infra="on_prem", num_nodes=2, price=4.0)
+    return planner_case.one(SftStage(init="base", data=("chat",), engine=engine), resources)
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "engine", "reason"),
+    [
+        ("TPU-v5p:4", "native", "engine native does not run on TPU-v5p"),
+        ("TPU-v5p:4", "megatron", "engine megatron does not run on TPU-v5p"),
+        ("Trainium2:16", "native", "nor does any other engine"),
+        ("MI300X:8", "megatron", "engine: native, deepspeed, fsdp, accelerate, trl or verl does"),
+    ],
+)
+def test_an_engine_is_refused_on_accelerators_that_it_lacks(accelerator, engine, reason):
+    with pytest.raises(InfeasiblePlanError, match=reason):
+        plan_on(accelerator, engine=engine)
+
+
+def test_an_accelerator_on_which_nobody_ran_the_engine_is_an_assumption():
+    named = {item.name: item.value for item in plan_on("MI300X:8", engine="native").assumptions}
+    assert named["engine native on AMD"] == "never run"
+    assert not [item for item in plan_on("H100:8", engine="native").assumptions if item.value == "never run"]
 
 
 def test_the_native_engine_takes_a_batch_that_does_not():

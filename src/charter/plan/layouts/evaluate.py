@@ -77,7 +77,7 @@ def step_inputs(task: Task, phase: Phase, layouts: Layouts, devices: Devices) ->
     stacks = [with_precision(known.profile(one), precision) for one in devices.accelerators]
     job = step_job(
         layouts,
-        seq_len=_padded(phase, layouts.micro_batch, packed=known.space.packs),
+        seq_len=_padded(phase, layouts.micro_batch, packed=known.does.packs),
         dtype=task.dtype,
         precision=precision,
         adapter=role.adapter,

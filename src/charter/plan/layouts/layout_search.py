@@ -77,7 +77,7 @@ def search_sites(question: Question, sites: Sequence[Site]) -> Iterator[Searched
     known = engine_knowledge(question.engine, question.knowledge)
     task = Task(work=question.work, dtype=question.dtype, known=known, knowledge=question.knowledge)
     limit = tied_limit(question, known)
-    able = question.stage.kind in known.space.kinds
+    able = question.stage.kind in known.does.kinds
     spaces = [space(asked(question, site)) if able else EMPTY for site in sites]
     batch: list[tuple[Site, Space]] = []
     for site, found in zip(sites, spaces, strict=True):
@@ -92,7 +92,7 @@ def asked(question: Question, site: Site) -> Asked:
     """The space of a stage on a site."""
     phase = question.training
     return Asked(
-        engine=engine_knowledge(question.engine, question.knowledge).space,
+        engine=engine_knowledge(question.engine, question.knowledge).does,
         architecture=question.work.trained[0].architecture,
         num_accelerators=site.num_nodes * site.place.per_node,
         per_node=site.place.per_node,

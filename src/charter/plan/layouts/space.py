@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from charter.estimate.layouts import RECOMPUTE_CODES, Layouts
-from charter.plan.physics.engine_space import EngineSpace
+from charter.plan.capabilities import Capabilities
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, Recompute, ZeroStage
 from charter.spec.stage import StageResources
@@ -21,6 +21,8 @@ EMBEDDING_AND_OUTPUT = 2
 """Layers that they count as in a pipeline where Megatron-LM is told to account for them."""
 SMALL_SHARE = 64
 """Up to so many sequences per replica, all of them in one micro-batch is tried too, beside the powers of two."""
+SEARCHED_RECOMPUTE = (Recompute.NONE, Recompute.FULL)
+"""Selective recomputation is left out: where attention is fused and keeps no scores it would change nothing."""
 OFFLOADS = {"none": (False, False), "optimizer": (True, False), "all": (True, True)}
 
 
@@ -68,7 +70,7 @@ class Family:
 class Asked:
     """What a space is made for."""
 
-    engine: EngineSpace
+    engine: Capabilities
     architecture: Architecture
     num_accelerators: int
     per_node: int
@@ -259,9 +261,10 @@ def _sequence_parallel(asked: Asked, tensor: int) -> tuple[bool, ...]:
 def _zero_stages(asked: Asked, ranks: int, pipeline: int) -> tuple[ZeroStage, ...]:
     """ZeRO needs replicas; with a pipeline only the optimizer is sharded (gradients are needed until the flush)."""
     engine, fixed = asked.engine, asked.fixes("zero")
-    stages = engine.zero if pipeline == 1 else tuple(z for z in engine.zero if z in engine.zero_beside_pipeline)
+    stages = engine.searched if fixed is None else tuple(stage for stage in engine.zero if stage == fixed)
+    stages = stages if pipeline == 1 else tuple(stage for stage in stages if stage in engine.zero_beside_pipeline)
     if fixed is not None:
-        return tuple(stage for stage in stages if stage == fixed)
+        return stages
     return (ZeroStage.NONE,) if ranks == 1 else stages
 
 
@@ -282,4 +285,4 @@ def _offloads(asked: Asked, zero: ZeroStage) -> tuple[str, ...]:
 
 def _recomputations(asked: Asked) -> tuple[Recompute, ...]:
     fixed = asked.fixes("recompute")
-    return asked.engine.recompute if fixed is None else (Recompute(str(fixed)),)
+    return SEARCHED_RECOMPUTE if fixed is None else (Recompute(str(fixed)),)

@@ -9,6 +9,7 @@ from charter.estimate.arrays import array
 from charter.estimate.layouts import Layouts
 from charter.estimate.memory.constants import context_factor
 from charter.estimate.terms import Term
+from charter.plan.capabilities import capabilities, unsupported
 from charter.plan.hardware.place import Place
 from charter.plan.layouts.evaluate import Task, one_device, update_terms
 from charter.plan.layouts.layout_search import Searched, Site, search_sites
@@ -86,12 +87,13 @@ def _missed(question: Question, found: Searched, counted: Missed) -> Missed:
 
 def nothing_to_try(question: Question) -> str:
     """Why the space of a stage is empty."""
-    engine = engine_knowledge(question.engine, question.knowledge).space
+    engine = capabilities(question.engine)
     if question.stage.kind not in engine.kinds:
         return (
             f"the engine {engine.name!r} trains stages of kind {', '.join(engine.kinds)}; this is {question.stage.kind}"
         )
-    return (
+    reasons = [] if question.fixed is None else [reason for _, reason in unsupported(question.fixed, engine)]
+    return "; ".join(reasons) or (
         f"no layout of the engine {engine.name!r} ({engine.does}) divides the model and the batch as the stage's "
         "resources ask"
     )

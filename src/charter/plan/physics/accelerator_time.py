@@ -10,19 +10,21 @@ from math import ceil
 
 from charter.catalog.accelerators import Accelerator
 from charter.estimate.arrays import array
-from charter.estimate.serving.rollout import NATIVE, forward_pass_seconds, generation
+from charter.estimate.serving import rollout
+from charter.estimate.serving.rollout import forward_pass_seconds, generation
 from charter.estimate.shapes.parameters import count_parameters
 from charter.estimate.terms import Term
 from charter.estimate.training.device_columns import DeviceColumns
 from charter.estimate.training.step_time import training_step
 from charter.estimate.training.topology import group
 from charter.plan.physics.engine_knowledge import EngineKnowledge, engine_knowledge
-from charter.plan.physics.fit import NATIVE_ENGINE, decoded_together
+from charter.plan.physics.fit import decoded_together
 from charter.plan.physics.knowledge import Knowledge
 from charter.plan.work.phase import Phase, Role, Workload
 from charter.spec.layout import Layout, ZeroStage
+from charter.spec.stage import NATIVE
 
-ENGINE = NATIVE
+ENGINE = rollout.NATIVE
 _generation = lru_cache(maxsize=4096)(generation)
 _forward_pass_seconds = lru_cache(maxsize=4096)(forward_pass_seconds)
 """Places differ in price and market more often than in hardware: a search asks for the same seconds again and again."""
@@ -35,7 +37,7 @@ def training_terms(
     accelerator: Accelerator,
     dtype: str,
     knowledge: Knowledge,
-    engine: str = NATIVE_ENGINE,
+    engine: str = NATIVE,
 ) -> tuple[Term, ...]:
     """Terms of a stage that trains: its updates, and for PPO and DPO also generation and scoring on the same layout."""
     terms: list[Term] = []
@@ -98,7 +100,7 @@ def answering_terms(
 def _updates(
     role: Role, phase: Phase, layout: Layout, accelerator: Accelerator, dtype: str, known: EngineKnowledge
 ) -> list[Term]:
-    packed = known.space.packs and phase.ragged
+    packed = known.does.packs and phase.ragged
     step = training_step(
         role.architecture,
         layout,

@@ -16,20 +16,19 @@ from charter.estimate.memory.states import rank_parameters
 from charter.estimate.precision import FP32, FSDP_MIXED, TrainingPrecision
 from charter.estimate.shapes.kv_cache import kv_cache_bytes
 from charter.estimate.terms import Term
-from charter.plan.physics.engine_knowledge import engine_knowledge
-from charter.plan.physics.engine_space import NATIVE, engine_space
+from charter.plan.physics.engine_knowledge import ENGINE_CODE, engine_knowledge
 from charter.plan.physics.knowledge import Knowledge
 from charter.plan.physics.number_formats import FP8_COPIES_BYTES
 from charter.plan.work.phase import Phase, Role, Workload
 from charter.spec.layout import Layout
 from charter.spec.number_formats import FP8
+from charter.spec.stage import NATIVE
 
 STATE_PARTS = ("parameters", "gradients", "optimizer")
 FULL_STATE = "optimizer step"
 """The phase in which weights, gradients and optimizer state all exist; between roles they are counted as staying."""
 CONTEXT_TERMS = ("device context", "process", "communicators")
 CPU = "cpu"
-NATIVE_ENGINE = NATIVE.name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +65,7 @@ def training_peak(
     accelerator: Accelerator,
     dtype: str,
     knowledge: Knowledge,
-    engine: str = NATIVE_ENGINE,
+    engine: str = NATIVE,
 ) -> Peak:
     """Peak of a stage that trains, with all its roles in memory."""
     breakdowns = {
@@ -98,7 +97,7 @@ def decoded_together(
     accelerator: Accelerator,
     dtype: str,
     knowledge: Knowledge,
-    engine: str = NATIVE_ENGINE,
+    engine: str = NATIVE,
 ) -> int:
     """Sequences of a rollout that one replica decodes at once: all of its share, or as many as memory holds."""
     breakdowns = {
@@ -195,23 +194,21 @@ def _trained(
     accelerator: Accelerator,
     dtype: str,
     knowledge: Knowledge,
-    engine: str = NATIVE_ENGINE,
+    engine: str = NATIVE,
 ) -> MemoryBreakdown:
     known = engine_knowledge(engine, knowledge)
     return job_memory(training_job(work, role, accelerator, dtype, engine), layout, known.memory)
 
 
-def training_job(
-    work: Workload, role: Role, accelerator: Accelerator, dtype: str, engine: str = NATIVE_ENGINE
-) -> MemoryJob:
+def training_job(work: Workload, role: Role, accelerator: Accelerator, dtype: str, engine: str = NATIVE) -> MemoryJob:
     """The training of one role as the memory model sees it."""
-    space = engine_space(engine)
+    code = ENGINE_CODE[engine]
     phase = next(phase for phase in work.phases if phase.role == role.name and phase.work == "train")
     return MemoryJob(
         architecture=role.architecture,
         seq_len=max(1, round(phase.longest_tokens)),
-        precision=space.precision if training_precision(dtype, accelerator) is not FP32 else FP32,
-        profile=space.memory,
+        precision=code.precision if training_precision(dtype, accelerator) is not FP32 else FP32,
+        profile=code.memory,
         adapter=AdapterUse.of(role.adapter) if role.adapter else None,
         head=_head(role),
         logit_share=phase.logit_share,

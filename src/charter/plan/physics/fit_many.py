@@ -113,7 +113,7 @@ def _cache_bytes(role: Role, phase: Phase, layouts: Layouts) -> Array:
 
 
 def _shape(work: Workload, role: Role, devices: Devices, dtype: str, known: EngineKnowledge) -> MemoryShape:
-    job = fit.training_job(work, role, devices.accelerators[0], dtype, known.space.name)
+    job = fit.training_job(work, role, devices.accelerators[0], dtype, known.does.name)
     return replace(MemoryShape.of(job), context_factor=devices.context_factors)
 
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from charter.estimate.runs.rl_algorithms import RlStack, rl_stack_named
-from charter.plan.physics.engine_space import EngineSpace, engine_space
+from charter.plan.capabilities import Capabilities, capabilities
+from charter.plan.physics.engine_knowledge import ENGINE_CODE, EngineCode
 from charter.spec.layout import ZeroStage
 
 Arrangement = Literal["colocated", "offloaded", "split", "async"]
@@ -32,14 +33,19 @@ class RlEngine:
         return rl_stack_named(self.name.replace("_", "-"))
 
     @property
-    def space(self) -> EngineSpace:
+    def does(self) -> Capabilities:
         """How it can lay out what it trains."""
-        return engine_space(self.name)
+        return capabilities(self.name)
+
+    @property
+    def code(self) -> EngineCode:
+        """How its code behaves."""
+        return ENGINE_CODE[self.name]
 
     @property
     def optimizer_offload(self) -> tuple[ZeroStage, ...]:
         """ZeRO stages with which Adam may live in host memory, where the roles do not already move there in turns."""
-        return () if "offloaded" in self.arrangements else self.space.offload_optimizer
+        return () if "offloaded" in self.arrangements else self.does.offload_optimizer
 
 
 _RL_ENGINES = (

@@ -22,7 +22,7 @@ def trainer_layouts(
     work: RlWork, engine: RlEngine, sizes: Sequence[int], per_node: int, fixed: StageResources | None
 ) -> Iterator[Layout]:
     """Sharded data parallelism, with tensor parallelism inside a node where the engine has it; simplest first."""
-    space = engine.space
+    space = engine.does
     tensors = [degree for degree in TENSORS if degree <= per_node] if space.tensor else [1]
     heads = [role.architecture.num_heads for role in work.roles]
     modes = (Recompute.NONE, Recompute.FULL)
