@@ -15,6 +15,9 @@ from dataclasses import dataclass
 
 from charter.catalog.accelerators import CPU, Accelerator
 from charter.errors import UsageError
+from charter.estimate.memory.profile import DEEPSPEED, FSDP, HUGGINGFACE, MEGATRON_STACK, MemoryProfile
+from charter.estimate.memory.profile import NATIVE as NATIVE_MEMORY
+from charter.estimate.precision import FSDP_MIXED, MEGATRON, ZERO_PAPER, TrainingPrecision
 from charter.spec.execution import ExecutableLayout
 from charter.spec.layout import ZeroStage
 from charter.spec.stage import NATIVE, StageResources
@@ -28,11 +31,15 @@ NVIDIA, AMD, GOOGLE = "NVIDIA", "AMD", "Google"
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What one engine can be told to do."""
+    """What one engine can be told to do, and whose constants its time and memory take."""
 
     name: str
     does: str
     """In words, for messages."""
+    stack: str
+    """Profile of `estimate.training.stack_profiles`, whose constants time takes; empty: the native one of a device."""
+    memory: MemoryProfile
+    precision: TrainingPrecision
     zero: tuple[ZeroStage, ...]
     zero_searched: tuple[ZeroStage, ...] = ()
     """ZeRO stages that a search tries; empty: all that it has."""
@@ -78,6 +85,9 @@ _ENGINES = (
     Capabilities(
         name=NATIVE,
         does="FSDP2 (ZeRO-3), HSDP, DDP, tensor parallelism inside a node, offload to the host",
+        stack="",
+        memory=NATIVE_MEMORY,
+        precision=FSDP_MIXED,
         zero=(NONE, GRADIENTS, PARAMETERS),
         # ZeRO-2 keeps every parameter gathered, which costs the memory of DDP's weights and saves no time against it
         # that the model of a step knows: it is for those who have measured that it helps.
@@ -92,6 +102,9 @@ _ENGINES = (
     Capabilities(
         name="megatron",
         does="tensor, sequence, pipeline (interleaved), context and expert parallelism, distributed optimizer (ZeRO-1)",
+        stack="megatron-core",
+        memory=MEGATRON_STACK,
+        precision=MEGATRON,
         zero=(NONE, OPTIMIZER),
         tensor=True,
         sequence_parallel=True,
@@ -106,6 +119,9 @@ _ENGINES = (
     Capabilities(
         name="deepspeed",
         does="ZeRO 1 to 3, offload of the optimizer (ZeRO 2, 3) and of parameters (ZeRO-3)",
+        stack="deepspeed-zero",
+        memory=DEEPSPEED,
+        precision=ZERO_PAPER,
         zero=_ALL_ZERO,
         offload_optimizer=(GRADIENTS, PARAMETERS),
         offload_parameters=(PARAMETERS,),
@@ -116,6 +132,9 @@ _ENGINES = (
     Capabilities(
         name="fsdp",
         does="FSDP2 (ZeRO-3), HSDP, DDP, tensor and context parallelism, offload",
+        stack="fsdp",
+        memory=FSDP,
+        precision=FSDP_MIXED,
         zero=(NONE, PARAMETERS),
         tensor=True,
         sequence_parallel=True,
@@ -129,6 +148,9 @@ _ENGINES = (
     Capabilities(
         name="accelerate",
         does="FSDP2, HSDP, DDP, context parallelism, offload of all",
+        stack="huggingface",
+        memory=FSDP,
+        precision=FSDP_MIXED,
         zero=(NONE, PARAMETERS),
         context=True,
         context_of_pairs=False,
@@ -142,6 +164,9 @@ _ENGINES = (
     Capabilities(
         name="trl",
         does="DDP, FSDP2 and ZeRO 1 to 3 through accelerate, packing, offload",
+        stack="huggingface",
+        memory=HUGGINGFACE,
+        precision=FSDP_MIXED,
         zero=_ALL_ZERO,
         offload_optimizer=(GRADIENTS, PARAMETERS),
         offload_parameters=(PARAMETERS,),
@@ -153,6 +178,9 @@ _ENGINES = (
     Capabilities(
         name="openrlhf",
         does="DeepSpeed ZeRO 1 to 3, ring attention (context parallelism), packing, offload of the optimizer",
+        stack="deepspeed-zero",
+        memory=DEEPSPEED,
+        precision=ZERO_PAPER,
         zero=_ALL_ZERO,
         context=True,
         offload_optimizer=(GRADIENTS, PARAMETERS),
@@ -162,6 +190,9 @@ _ENGINES = (
     Capabilities(
         name="verl",
         does="FSDP (ZeRO-3), HSDP, sequence parallelism of attention (counted as context), packing, offload",
+        stack="fsdp",
+        memory=FSDP,
+        precision=FSDP_MIXED,
         zero=(PARAMETERS,),
         context=True,
         context_divides_heads=True,
@@ -175,6 +206,9 @@ _ENGINES = (
     Capabilities(
         name="nemo_rl",
         does="FSDP2 with tensor, sequence and context parallelism, packing, offload",
+        stack="fsdp",
+        memory=FSDP,
+        precision=FSDP_MIXED,
         zero=(PARAMETERS,),
         tensor=True,
         sequence_parallel=True,

@@ -69,7 +69,7 @@ def test_every_layout_that_the_plan_tries_is_accepted(nodes):
         assert [str(problem) for problem in check_layout(project, "s", stage, facts=facts)] == [], family.label
 
 
-def test_offload_of_the_optimizer_alone_is_refused_on_accelerators(monkeypatch):
+def test_offload_of_the_optimizer_alone_is_refused(monkeypatch):
     monkeypatch.setattr("charter.launch.machine.gpus_here", lambda: 8)
     monkeypatch.setattr("charter.run.layout_checks.gpus_here", lambda: 8)
     asked = replace(SFT, global_batch=16)

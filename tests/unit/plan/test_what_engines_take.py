@@ -50,7 +50,7 @@ def test_other_engines_are_offered_batches_that_divide(engine, batch, unit):
 
 
 @pytest.mark.parametrize("engine", sorted(ENGINES))
-def test_every_layout_that_is_tried_is_one_that_the_engine_has(engine):
+def test_every_layout_that_is_tried_is_supported(engine):
     tried = layouts(engine, accelerators=32, batch=64, architecture=LLAMA_405B)
     assert tried
     assert {reason for layout in tried for reason in unsupported(executable(layout), ENGINES[engine])} == set()
@@ -106,7 +106,7 @@ def test_an_engine_is_refused_on_accelerators_that_it_lacks(accelerator, engine,
         plan_on(accelerator, engine=engine)
 
 
-def test_an_accelerator_on_which_nobody_ran_the_engine_is_an_assumption():
+def test_an_untried_accelerator_is_an_assumption():
     named = {item.name: item.value for item in plan_on("MI300X:8", engine="native").assumptions}
     assert named["engine native on AMD"] == "never run"
     assert not [item for item in plan_on("H100:8", engine="native").assumptions if item.value == "never run"]

@@ -8,9 +8,7 @@ from charter.calibration.bundle import bundled
 from charter.catalog.accelerators import CPU, Accelerator
 from charter.estimate.constants import moved
 from charter.estimate.memory.constants import TrainingMemoryConstants
-from charter.estimate.memory.profile import DEEPSPEED, FSDP, HUGGINGFACE, MEGATRON_STACK, MemoryProfile
-from charter.estimate.memory.profile import NATIVE as NATIVE_MEMORY
-from charter.estimate.precision import FP32, FSDP_MIXED, MEGATRON, ZERO_PAPER, TrainingPrecision
+from charter.estimate.precision import FP32, TrainingPrecision
 from charter.estimate.training.constants import TrainingConstants
 from charter.estimate.training.stack_profiles import PROFILES, StackProfile
 from charter.estimate.training.step_time import native_profile
@@ -20,34 +18,10 @@ from charter.spec.stage import NATIVE
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineCode:
-    """How an engine's code behaves: whose constants its time and memory take."""
-
-    stack: str
-    """Profile of `estimate.training.stack_profiles`; empty: the native one of the device."""
-    memory: MemoryProfile
-    precision: TrainingPrecision
-
-
-ENGINE_CODE = {
-    NATIVE: EngineCode(stack="", memory=NATIVE_MEMORY, precision=FSDP_MIXED),
-    "megatron": EngineCode(stack="megatron-core", memory=MEGATRON_STACK, precision=MEGATRON),
-    "deepspeed": EngineCode(stack="deepspeed-zero", memory=DEEPSPEED, precision=ZERO_PAPER),
-    "fsdp": EngineCode(stack="fsdp", memory=FSDP, precision=FSDP_MIXED),
-    "accelerate": EngineCode(stack="huggingface", memory=FSDP, precision=FSDP_MIXED),
-    "trl": EngineCode(stack="huggingface", memory=HUGGINGFACE, precision=FSDP_MIXED),
-    "openrlhf": EngineCode(stack="deepspeed-zero", memory=DEEPSPEED, precision=ZERO_PAPER),
-    "verl": EngineCode(stack="fsdp", memory=FSDP, precision=FSDP_MIXED),
-    "nemo_rl": EngineCode(stack="fsdp", memory=FSDP, precision=FSDP_MIXED),
-}
-
-
-@dataclass(frozen=True, kw_only=True)
 class EngineKnowledge:
     """Constants of one engine."""
 
     does: Capabilities
-    code: EngineCode
     training: TrainingConstants
     memory: TrainingMemoryConstants
     memory_half_width: float | None
@@ -55,11 +29,11 @@ class EngineKnowledge:
 
     def profile(self, accelerator: Accelerator) -> StackProfile:
         """How the engine's code runs on a device."""
-        return PROFILES[self.code.stack] if self.code.stack else native_profile(accelerator)
+        return PROFILES[self.does.stack] if self.does.stack else native_profile(accelerator)
 
     def precision(self, dtype: str, accelerator: Accelerator) -> TrainingPrecision:
         """Bytes per parameter as the engine keeps them."""
-        return FP32 if dtype == "fp32" or accelerator.kind == CPU else self.code.precision
+        return FP32 if dtype == "fp32" or accelerator.kind == CPU else self.does.precision
 
     def usable_bytes(self, accelerator: Accelerator, knowledge: Knowledge) -> float:
         """Bytes that an estimate may reach so that its 90th percentile still fits."""
@@ -73,7 +47,6 @@ def engine_knowledge(name: str, knowledge: Knowledge) -> EngineKnowledge:
     if name == NATIVE:
         return EngineKnowledge(
             does=capabilities(name),
-            code=ENGINE_CODE[name],
             training=knowledge.training,
             memory=knowledge.training_memory,
             memory_half_width=None,
@@ -83,13 +56,12 @@ def engine_knowledge(name: str, knowledge: Knowledge) -> EngineKnowledge:
 
 @cache
 def _shipped(name: str) -> EngineKnowledge:
-    does, code = capabilities(name), ENGINE_CODE[name]
-    stack = memory_of_stack(code.memory.name, "training memory")
+    does = capabilities(name)
+    stack = memory_of_stack(does.memory.name, "training memory")
     fitted = bundled().quantities[TRAINING].fitted
     return EngineKnowledge(
         does=does,
-        code=code,
-        training=moved(TrainingConstants(), fitted.shift(PROFILES[code.stack].family)),
+        training=moved(TrainingConstants(), fitted.shift(PROFILES[does.stack].family)),
         memory=stack.training,
         memory_half_width=stack.half_width,
     )

@@ -16,7 +16,8 @@ from charter.estimate.memory.states import rank_parameters
 from charter.estimate.precision import FP32, FSDP_MIXED, TrainingPrecision
 from charter.estimate.shapes.kv_cache import kv_cache_bytes
 from charter.estimate.terms import Term
-from charter.plan.physics.engine_knowledge import ENGINE_CODE, engine_knowledge
+from charter.plan.capabilities import capabilities
+from charter.plan.physics.engine_knowledge import engine_knowledge
 from charter.plan.physics.knowledge import Knowledge
 from charter.plan.physics.number_formats import FP8_COPIES_BYTES
 from charter.plan.work.phase import Phase, Role, Workload
@@ -202,13 +203,13 @@ def _trained(
 
 def training_job(work: Workload, role: Role, accelerator: Accelerator, dtype: str, engine: str = NATIVE) -> MemoryJob:
     """The training of one role as the memory model sees it."""
-    code = ENGINE_CODE[engine]
+    does = capabilities(engine)
     phase = next(phase for phase in work.phases if phase.role == role.name and phase.work == "train")
     return MemoryJob(
         architecture=role.architecture,
         seq_len=max(1, round(phase.longest_tokens)),
-        precision=code.precision if training_precision(dtype, accelerator) is not FP32 else FP32,
-        profile=code.memory,
+        precision=does.precision if training_precision(dtype, accelerator) is not FP32 else FP32,
+        profile=does.memory,
         adapter=AdapterUse.of(role.adapter) if role.adapter else None,
         head=_head(role),
         logit_share=phase.logit_share,

@@ -5,7 +5,6 @@ from typing import Literal
 
 from charter.estimate.runs.rl_algorithms import RlStack, rl_stack_named
 from charter.plan.capabilities import Capabilities, capabilities
-from charter.plan.physics.engine_knowledge import ENGINE_CODE, EngineCode
 from charter.spec.layout import ZeroStage
 
 Arrangement = Literal["colocated", "offloaded", "split", "async"]
@@ -36,11 +35,6 @@ class RlEngine:
     def does(self) -> Capabilities:
         """How it can lay out what it trains."""
         return capabilities(self.name)
-
-    @property
-    def code(self) -> EngineCode:
-        """How its code behaves."""
-        return ENGINE_CODE[self.name]
 
     @property
     def optimizer_offload(self) -> tuple[ZeroStage, ...]:

@@ -106,8 +106,8 @@ class Groups:
             layout=Layout(),
             seq_len=work.longest,
             rollout_sequences=1.0,
-            precision=engine.code.precision,
-            profile=engine.code.memory,
+            precision=engine.does.precision,
+            profile=engine.does.memory,
             accelerator=accelerator,
             logit_share=work.logit_share,
         )
@@ -136,7 +136,7 @@ class Groups:
                 job = UpdateJob(
                     architecture=role.architecture,
                     accelerator=self.accelerator,
-                    profile=PROFILES[self.engine.code.stack],
+                    profile=PROFILES[self.engine.does.stack],
                     seq_len=self.work.mean_len,
                     adapter_rank=float(role.adapter.rank) if role.adapter else 0.0,
                     base_bits=float(role.adapter.base_bits) if role.adapter else 16.0,
@@ -215,7 +215,7 @@ class Groups:
         if not layout.offload_optimizer:
             return 0.0
         return (
-            self.engine.code.precision.optimizer_bytes * self.work.trained_parameters(names) / layout.num_accelerators
+            self.engine.does.precision.optimizer_bytes * self.work.trained_parameters(names) / layout.num_accelerators
         )
 
     def shared(
