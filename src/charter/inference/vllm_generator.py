@@ -28,6 +28,8 @@ from charter.inference.generate import Answers, SamplingSettings, pad_left
 from charter.inference.generator import Weights, check_version
 from charter.inference.vllm_worker import digest, is_probed
 from charter.models.language_model import LanguageModel
+from charter.plan.capabilities import capabilities
+from charter.spec.stage import NATIVE
 
 MESSAGE_LIMIT_BYTES = 1 << 30
 _LOG_TAIL_BYTES = 2000
@@ -178,7 +180,7 @@ class VllmOptions:
 
     tensor: int = 1
     """Accelerators over which vLLM splits the model."""
-    gpu_memory_utilization: float = 0.4
+    gpu_memory_utilization: float = capabilities(NATIVE).vllm_share
     """Share of an accelerator's memory that vLLM takes; the trainer's own stands beside it."""
     max_model_len: int | None = None
     """Longest prompt with its answer in tokens; what the model's config says where None."""

@@ -69,6 +69,11 @@ class Capabilities:
     """Sequences of different length share a row, so nothing is padded."""
     kinds: tuple[str, ...] = EVERY_KIND
     """Kinds of stage that it trains."""
+    vllm_share: float = 0.0
+    """Of an accelerator's memory, that vLLM takes beside the trainer where a stage asks for `generator: vllm`; 0 where
+    it is not a choice, since the engine has one way to generate."""
+    vllm_everywhere: bool = False
+    """Every data rank has a vLLM of its own beside it; else the first rank alone."""
     makers: tuple[str, ...] = (NVIDIA,)
     """Of the accelerators that its documentation names."""
     untried: tuple[str, ...] = ()
@@ -96,6 +101,7 @@ _ENGINES = (
         tensor=True,
         hybrid=True,
         offload_parameters=(GRADIENTS, PARAMETERS),
+        vllm_share=0.4,
         makers=(NVIDIA, AMD),
         untried=(AMD,),
     ),
@@ -172,6 +178,8 @@ _ENGINES = (
         offload_parameters=(PARAMETERS,),
         packs=True,
         kinds=("sft", "preference_model", "dpo", "ppo"),
+        vllm_share=0.3,
+        vllm_everywhere=True,
         makers=(NVIDIA, AMD),
         untried=(AMD,),
     ),

@@ -4,9 +4,10 @@ from charter.handover.huggingface.batches import map_batches
 from charter.handover.huggingface.configuration import Configuration
 from charter.handover.huggingface.optimization import map_optimization
 from charter.handover.huggingface.trainer import map_trainer
+from charter.plan.capabilities import capabilities
 from charter.spec.stage import PpoStage
 
-VLLM_MEMORY_SHARE = 0.3
+VLLM_MEMORY_SHARE = capabilities("trl").vllm_share
 """Of an accelerator, for a generator that shares it: the default of GRPOConfig and RLOOConfig."""
 ESTIMATORS = ("grpo", "rloo")
 NO_VALUE_MODEL = "decides nothing here: the estimator has no value model"

@@ -114,7 +114,13 @@ def other_seconds(task: Task, layouts: Sequence[Layout], at: Sequence[Accelerato
             key = (phase.name, accelerator.name, network, layout.data, layout.tensor, together, gathers)
             if key not in known:
                 known[key] = accelerator_time.other_seconds(
-                    task.work.role(phase.role), phase, layout, together, accelerator, task.knowledge
+                    task.work.role(phase.role),
+                    phase,
+                    layout,
+                    together,
+                    accelerator,
+                    task.knowledge,
+                    task.known.does.name,
                 )
             found[number] += known[key]
     return array(found)

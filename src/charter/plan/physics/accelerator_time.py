@@ -18,13 +18,14 @@ from charter.estimate.training.device_columns import DeviceColumns
 from charter.estimate.training.step_time import training_step
 from charter.estimate.training.topology import group
 from charter.plan.physics.engine_knowledge import EngineKnowledge, engine_knowledge
-from charter.plan.physics.fit import decoded_together
+from charter.plan.physics.fit import ServerBeside, decoded_together, server_of
 from charter.plan.physics.knowledge import Knowledge
 from charter.plan.work.phase import Phase, Role, Workload
 from charter.spec.layout import Layout, ZeroStage
 from charter.spec.stage import NATIVE
 
-ENGINE = rollout.NATIVE
+FILE_BYTES_PER_SECOND = 5e9
+"""One thread that writes to, or reads from, files in memory; judgement."""
 _generation = lru_cache(maxsize=4096)(generation)
 _forward_pass_seconds = lru_cache(maxsize=4096)(forward_pass_seconds)
 """Places differ in price and market more often than in hardware: a search asks for the same seconds again and again."""
@@ -51,20 +52,34 @@ def training_terms(
                 together = decoded_together(
                     work, phase, layout, accelerator=accelerator, dtype=dtype, knowledge=knowledge, engine=engine
                 )
-            terms += _other(role, phase, layout, together, accelerator, knowledge)
+            terms += _other(role, phase, layout, together, accelerator, knowledge, engine)
     return tuple(terms)
 
 
 def other_seconds(
-    role: Role, phase: Phase, layout: Layout, together: int, accelerator: Accelerator, knowledge: Knowledge
+    role: Role,
+    phase: Phase,
+    layout: Layout,
+    together: int,
+    accelerator: Accelerator,
+    knowledge: Knowledge,
+    engine: str = NATIVE,
 ) -> float:
     """Seconds of a phase that generates (`together` sequences of a replica at once) or scores."""
-    return sum(term.value for term in _other(role, phase, layout, together, accelerator, knowledge))
+    return sum(term.value for term in _other(role, phase, layout, together, accelerator, knowledge, engine))
 
 
 def _other(
-    role: Role, phase: Phase, layout: Layout, together: int, accelerator: Accelerator, knowledge: Knowledge
+    role: Role,
+    phase: Phase,
+    layout: Layout,
+    together: int,
+    accelerator: Accelerator,
+    knowledge: Knowledge,
+    engine: str,
 ) -> list[Term]:
+    if server := server_of(phase, engine):
+        return _served_rollouts(server, role, phase, layout, together, accelerator, knowledge)
     if phase.work == "generate":
         return _rollouts(role, phase, layout, together, accelerator, knowledge)
     return _scoring(role, phase, phase.steps / layout.data, layout.tensor, accelerator, knowledge)
@@ -128,6 +143,40 @@ def _rollouts(
     return terms
 
 
+def _served_rollouts(
+    server: ServerBeside,
+    role: Role,
+    phase: Phase,
+    layout: Layout,
+    together: int,
+    accelerator: Accelerator,
+    knowledge: Knowledge,
+) -> list[Term]:
+    """The batch is split over the servers, which take the policy's weights before every rollout."""
+    replicas = server.replicas(layout.data)
+    terms = _decoding(
+        role, phase, phase.steps, phase.batch, together, 1, replicas, accelerator, knowledge, engine=rollout.SERVER
+    )
+    moved = [_gather(role, layout, accelerator, knowledge)] if layout.zero >= ZeroStage.PARAMETERS else []
+    if not server.everywhere:
+        moved.append(_through_files(role, accelerator))
+    return [*terms, *over_steps(phase, phase.steps, tuple(moved))]
+
+
+def _through_files(role: Role, accelerator: Accelerator) -> Term:
+    """16-bit weights of the policy to vLLM: off the device, into files in memory, out of them, onto the device."""
+    size, link = gathered_bytes(role, Layout()), float(DeviceColumns.of(accelerator).host_link)
+    return Term(
+        name="weights to vLLM",
+        part="transfer",
+        value=2 * size / link + 2 * size / FILE_BYTES_PER_SECOND,
+        unit="seconds",
+        formula=f"2 x {size / 1e9:.1f} GB / {link / 1e9:g} GB/s + 2 x {size / 1e9:.1f} GB / "
+        f"{FILE_BYTES_PER_SECOND / 1e9:g} GB/s",
+        source="inference/vllm_generator.py: device, /dev/shm and back; the rate of files is judgement, not measured",
+    )
+
+
 def _gather(role: Role, layout: Layout, accelerator: Accelerator, knowledge: Knowledge) -> Term:
     """16-bit weights of the policy, from shards to a whole tensor-parallel rank."""
     size, constants = gathered_bytes(role, layout), knowledge.training
@@ -164,6 +213,7 @@ def _decoding(
     replicas: int,
     accelerator: Accelerator,
     knowledge: Knowledge,
+    engine: rollout.Engine = rollout.NATIVE,
 ) -> list[Term]:
     one = _generation(
         role.architecture,
@@ -174,7 +224,7 @@ def _decoding(
         concurrency=together,
         tensor=tensor,
         replicas=replicas,
-        engine=ENGINE,
+        engine=engine,
         constants=knowledge.serving,
     )
     return over_steps(phase, turns, one.terms)

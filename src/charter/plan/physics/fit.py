@@ -14,7 +14,9 @@ from charter.estimate.memory.peak import Head, MemoryBreakdown, inference_memory
 from charter.estimate.memory.shape import AdapterUse, MemoryJob
 from charter.estimate.memory.states import rank_parameters
 from charter.estimate.precision import FP32, FSDP_MIXED, TrainingPrecision
+from charter.estimate.serving.engines import SERVER
 from charter.estimate.shapes.kv_cache import kv_cache_bytes
+from charter.estimate.shapes.parameters import count_parameters
 from charter.estimate.terms import Term
 from charter.plan.capabilities import capabilities
 from charter.plan.physics.engine_knowledge import engine_knowledge
@@ -24,6 +26,7 @@ from charter.plan.work.phase import Phase, Role, Workload
 from charter.spec.layout import Layout
 from charter.spec.number_formats import FP8
 from charter.spec.stage import NATIVE
+from charter.units import GIB
 
 STATE_PARTS = ("parameters", "gradients", "optimizer")
 FULL_STATE = "optimizer step"
@@ -72,7 +75,7 @@ def training_peak(
     breakdowns = {
         role.name: _trained(work, role, layout, accelerator, dtype, knowledge, engine) for role in work.trained
     }
-    resident = _resident(work, breakdowns, layout, accelerator)
+    resident = _resident(work, breakdowns, layout, accelerator, engine)
     moments = [
         Peak(
             moment=f"training {role} ({phase})",
@@ -85,7 +88,7 @@ def training_peak(
     moments += [
         Peak(moment=phase.name, parts=(*resident, *_generation_terms(work, phase, layout, room)))
         for phase in work.phases
-        if phase.work == "generate"
+        if phase.work == "generate" and not server_of(phase, engine)
     ]
     return max(moments, key=lambda peak: peak.total_bytes)
 
@@ -101,10 +104,12 @@ def decoded_together(
     engine: str = NATIVE,
 ) -> int:
     """Sequences of a rollout that one replica decodes at once: all of its share, or as many as memory holds."""
+    if server := server_of(phase, engine):
+        return server.together(work.role(phase.role), phase, layout.data, accelerator)
     breakdowns = {
         role.name: _trained(work, role, layout, accelerator, dtype, knowledge, engine) for role in work.trained
     }
-    resident = _resident(work, breakdowns, layout, accelerator)
+    resident = _resident(work, breakdowns, layout, accelerator, engine)
     room = _usable(engine, knowledge, accelerator) - sum(term.value for _, term in resident)
     return _together(work.role(phase.role), phase, layout, room)
 
@@ -114,9 +119,9 @@ def _usable(engine: str, knowledge: Knowledge, accelerator: Accelerator) -> floa
 
 
 def _resident(
-    work: Workload, breakdowns: Mapping[str, MemoryBreakdown], layout: Layout, accelerator: Accelerator
+    work: Workload, breakdowns: Mapping[str, MemoryBreakdown], layout: Layout, accelerator: Accelerator, engine: str
 ) -> list[tuple[str, Term]]:
-    """State of the trained roles, weights of the frozen ones, the process: there at every moment."""
+    """State of the trained roles, weights of the frozen ones, the process, vLLM: there at every moment."""
     width = 4.0 if accelerator.kind == CPU else 2.0
     states = [
         (role, term)
@@ -126,7 +131,57 @@ def _resident(
     ]
     frozen = [(role.name, _frozen(role, layout, width)) for role in work.roles if not role.trained]
     context = [("", term) for term in next(iter(breakdowns.values())).terms if term.name in CONTEXT_TERMS]
-    return [*states, *frozen, *context]
+    servers = [
+        (phase.role, server.memory(work.role(phase.role), phase, accelerator))
+        for phase in work.phases
+        if (server := server_of(phase, engine))
+    ]
+    return [*states, *frozen, *context, *servers]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerBeside:
+    """vLLM on accelerators of a trainer, which keeps its share of their memory for the time of the stage."""
+
+    memory_share: float
+    everywhere: bool
+    """Beside every data rank; else beside the first alone."""
+
+    def replicas(self, data: int) -> int:
+        """Servers that share a batch, of a trainer with so many data ranks."""
+        return data if self.everywhere else 1
+
+    def together(self, role: Role, phase: Phase, data: int, accelerator: Accelerator) -> int:
+        """Sequences that one server decodes at once: its share, vLLM's own limit, or as many as its memory holds."""
+        free = self.memory_share * accelerator.memory_bytes - _served_weights(role)
+        share, most = ceil(phase.batch / self.replicas(data)), SERVER.most_sequences
+        return max(1, min(share, most, int(free / kv_cache_bytes(role.architecture, phase.longest_tokens))))
+
+    def memory(self, role: Role, phase: Phase, accelerator: Accelerator) -> Term:
+        """Its share of the fullest accelerator; all of it where the policy's weights do not fit into the share."""
+        share, weights = self.memory_share * accelerator.memory_bytes, _served_weights(role)
+        fits = weights + kv_cache_bytes(role.architecture, phase.longest_tokens) <= share
+        refusal = f"; {weights / GIB:.1f} GiB of weights and one answer do not fit into it"
+        return Term(
+            name="vLLM beside the trainer",
+            part="kv_cache",
+            value=share if fits else accelerator.memory_bytes,
+            unit="bytes",
+            formula=f"{self.memory_share:g} of {accelerator.memory_bytes / GIB:.1f} GiB{'' if fits else refusal}",
+            source="gpu_memory_utilization: weights in 16 bits, keys and values, work space",
+        )
+
+
+def server_of(phase: Phase, engine: str) -> ServerBeside | None:
+    """The server that generates a phase beside the trainer, where the stage asks for one and its engine has it."""
+    does = capabilities(engine)
+    if not (phase.served and does.vllm_share):
+        return None
+    return ServerBeside(memory_share=does.vllm_share, everywhere=does.vllm_everywhere)
+
+
+def _served_weights(role: Role) -> float:
+    return 2.0 * count_parameters(role.architecture).total
 
 
 def answering_peak(

@@ -65,14 +65,24 @@ def fit_of(work: Workload, layouts: Layouts, devices: Devices, *, dtype: str, kn
     moments = [table["transient"] for table in tables.values()]
     together: dict[str, Array] = {}
     for phase in work.phases:
-        if phase.work == "generate":
-            role = work.role(phase.role)
+        role = work.role(phase.role)
+        if server := fit.server_of(phase, known.does.name):
+            each = [server.memory(role, phase, one).value for one in devices.accelerators]
+            resident = resident + array(each)[devices.of_row]
+            together[phase.name] = _served_together(server, role, phase, layouts, devices)
+        elif phase.work == "generate":
             gathered, cache = _gathered_bytes(role, layouts), _cache_bytes(role, phase, layouts)
             free = np.floor((devices.room - resident - gathered) / cache)
             sequences = np.maximum(1.0, np.minimum(np.ceil(phase.batch / layouts.data), free))
             together[phase.name] = array(sequences)
             moments.append(array(gathered + cache * sequences))
     return Fit(peak=array(resident + np.maximum.reduce(moments)), together=together)
+
+
+def _served_together(server: fit.ServerBeside, role: Role, phase: Phase, layouts: Layouts, devices: Devices) -> Array:
+    rows, which = distinct([layouts.data, devices.of_row.astype(float)])
+    at = [(int(layouts.data[row]), devices.accelerators[devices.of_row[row]]) for row in rows]
+    return array([float(server.together(role, phase, data, one)) for data, one in at])[which]
 
 
 def least_bytes(work: Workload, layouts: Layouts, devices: Devices, *, dtype: str, known: EngineKnowledge) -> Array:

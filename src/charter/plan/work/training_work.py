@@ -132,6 +132,7 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
             replace(
                 answers("generate", "policy", rollouts * stage.rollout_batch, stage, prompt, ragged=False),
                 unpadded_tokens=min(prompts.prompt_tokens, prompt),
+                served=stage.generator == "vllm",
             ),
             *scoring,
             *training,

@@ -1,0 +1,98 @@
+"""Plans of rollouts by vLLM beside the trainer: what runs is what is priced."""
+
+from dataclasses import replace
+
+import numpy as np
+import planner_case
+import pytest
+from ppo_case import without_value, workload
+
+from charter.catalog import accelerators
+from charter.estimate.layouts import Layouts
+from charter.plan.layouts.evaluate import Task, one_device, other_seconds
+from charter.plan.physics import accelerator_time
+from charter.plan.physics.engine_knowledge import engine_knowledge
+from charter.plan.physics.fit import decoded_together, server_of, training_peak
+from charter.plan.physics.fit_many import fit_of
+from charter.plan.physics.knowledge import shipped
+from charter.plan.plan import InfeasiblePlanError
+from charter.spec.layout import Layout, Recompute, ZeroStage
+from charter.units import GIB
+
+H100, KNOWN = accelerators.get("H100"), shipped()
+STAGE = replace(planner_case.ALL_KINDS["ppo"], policy="base", reward="base", estimator="rloo", samples_per_prompt=4)
+LAYOUTS = [
+    Layout(data=8, zero=ZeroStage.PARAMETERS, micro_batch=2, accumulation=8, recompute=Recompute.FULL),
+    Layout(data=4, tensor=2, zero=ZeroStage.PARAMETERS, micro_batch=2, accumulation=16),
+    Layout(data=8, zero=ZeroStage.NONE, micro_batch=1, accumulation=16),
+]
+
+
+def served(model="Llama-3.1-8B"):
+    work = without_value(workload(model))
+    return replace(work, phases=tuple(replace(phase, served=phase.work == "generate") for phase in work.phases))
+
+
+def planned(generator, engine="native", *, architecture=planner_case.LLAMA_8B):
+    stage = replace(STAGE, generator=generator, engine=engine)
+    return planner_case.one(stage, architecture=architecture).stages[0]
+
+
+@pytest.mark.parametrize("engine", ["native", "trl"])
+def test_columns_of_served_rollouts_are_the_scalar_estimates(engine):
+    work, known = served(), engine_knowledge(engine, KNOWN)
+    columns = fit_of(work, Layouts.of(LAYOUTS), one_device(H100, 3, 1e12), dtype="bf16", known=known)
+    task = Task(work=work, dtype="bf16", known=known, knowledge=KNOWN)
+    seconds = other_seconds(task, LAYOUTS, [H100] * 3, columns, np.arange(3))
+    for row, layout in enumerate(LAYOUTS):
+        asked = {"accelerator": H100, "dtype": "bf16", "knowledge": KNOWN, "engine": engine}
+        assert columns.peak[row] == pytest.approx(training_peak(work, layout, **asked).total_bytes, rel=1e-9)
+        together = decoded_together(work, work.phases[0], layout, **asked)
+        assert columns.together["generate"][row] == together
+        terms = accelerator_time.training_terms(work, layout, **asked)
+        others = sum(term.value for term in terms if not term.part.startswith("train"))
+        assert seconds[row] == pytest.approx(others, rel=1e-9)
+
+
+def test_the_share_of_vllm_is_there_at_every_moment():
+    asked = {"accelerator": H100, "dtype": "bf16", "knowledge": KNOWN}
+    beside = training_peak(served(), LAYOUTS[0], **asked)
+    (share,) = [term for term in beside.terms if term.name == "policy: vLLM beside the trainer"]
+    assert share.value == pytest.approx(0.4 * H100.memory_bytes)
+    assert "weights gathered for generation" not in {term.name for _, term in beside.parts}
+    assert beside.moment.startswith("training")
+    assert beside.total_bytes > 0.4 * H100.memory_bytes + 10 * GIB
+
+
+def test_weights_that_exceed_the_share_fit_nowhere():
+    server = server_of(served().phases[0], "native")
+    term = server.memory(served("Llama-3.1-70B").roles[0], served().phases[0], H100)
+    assert term.value == H100.memory_bytes
+    assert "131.4 GiB of weights and one answer do not fit into it" in term.formula
+    with pytest.raises(InfeasiblePlanError):
+        planned("vllm", architecture=planner_case.LLAMA_70B)
+
+
+def test_one_server_of_the_native_engine_has_the_complete_batch():
+    native, trl = (server_of(served().phases[0], engine) for engine in ("native", "trl"))
+    assert (native.replicas(8), trl.replicas(8)) == (1, 8)
+    phase, role = served().phases[0], served().roles[0]
+    assert native.together(role, phase, 8, H100) > trl.together(role, phase, 8, H100)
+    assert trl.together(role, phase, 8, H100) == phase.batch / 8
+
+
+@pytest.mark.parametrize("engine", ["native", "trl"])
+def test_the_plan_of_a_stage_differs_where_vllm_generates(engine):
+    alone, beside = planned("native", engine), planned("vllm", engine)
+
+    def seconds(stage, part):
+        return sum(term.value for term in stage.option.time_terms if term.part == part)
+
+    assert seconds(beside, "generate") < seconds(alone, "generate")
+    names = {term.name for term in beside.option.time_terms}
+    assert ("generate: weights to vLLM" in names) == (engine == "native")
+    assert any(term.part == "kv_cache" for _, term in beside.option.peak.parts)
+
+
+def test_engines_that_always_generate_by_vllm_plan_the_same():
+    assert planned("vllm", "verl").option.time_terms == planned("native", "verl").option.time_terms
