@@ -199,6 +199,9 @@ def _report(made: "ScalePlan", question: "ScaleQuestion", price_source: str) -> 
         "warnings": list(made.prediction.warnings),
         "price": {"usd_per_accelerator_hour": question.clusters[0].price_usd_per_hour, "source": price_source},
         "schedules": [_schedule(item) for item in made.schedules],
+        "infeasible": [
+            {"accelerator": item.name, "accelerators": item.cluster.count, "reason": item.reason} for item in made.unfit
+        ],
         "settings": [
             {
                 "rule": rule.name,

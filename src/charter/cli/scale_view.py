@@ -180,6 +180,8 @@ def _schedules(out: "Console", made: "ScalePlan", question: "ScaleQuestion", pri
     for item in made.schedules:
         if item.layout:
             out.print(f"{item.cluster.count:,}: {item.layout}")
+    for unfit in made.unfit:
+        out.print(f"{unfit.cluster.count:,}: infeasible, {unfit.reason}")
     usd = question.clusters[0].price_usd_per_hour
     out.print(f"{device} at ${usd:.2f} per hour ({price_source}); MFU: {made.schedules[0].utilisation_source}")
     kept = "kept for every number of GPUs" if question.utilisation else "planned anew for each"

@@ -1,5 +1,6 @@
-"""The message when nothing fits: what overflows, and what would fit."""
+"""The message when nothing fits, by its cause: memory, divisibility, or what an engine lacks; and what would fit."""
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 
 from charter.catalog import accelerators
@@ -18,13 +19,18 @@ SHORT_OF_HOST = "fits the accelerators"
 """How the reason begins where only system memory is too small (`rl.setting.host_shortage`)."""
 SIZES = ((1, 1), (1, 2), (1, 4), *((nodes, 8) for nodes in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)))
 """Nodes and accelerators per node that are tried, the fewest first."""
+NEARBY = (16, 8, 4, 2)
+"""Multiples of nodes next to the number that was asked for, which divide into more layouts; the roundest first."""
 
 
 def infeasible(name: str, question: Question, places: tuple[Place, ...], found: Found) -> InfeasiblePlanError:
     """The error of a stage that fits nowhere among `places`."""
     tried = ", ".join(sorted({f"up to {place.nodes[-1]} x {place.label}" for place in places}))
     lines = [f"stage {name!r} does not fit on {tried}"]
-    if found.closest is not None:
+    cause = _divisibility(question, places) if found.closest is not None else ""
+    if cause:
+        lines.append(f"  {cause}")
+    elif found.closest is not None:
         peak, capacity = found.closest
         term = largest_term(peak)
         lines.append(f"  {does_not_fit(peak, capacity)} (at {peak.moment})")
@@ -38,7 +44,7 @@ def infeasible(name: str, question: Question, places: tuple[Place, ...], found: 
         lines.append(
             f"  another engine could train it there, by its plan: {', '.join(engines)} (`engine:` of the stage)"
         )
-    if found.closest is not None:
+    if found.closest is not None and not cause:
         lines.append(f"  {_what_would_fit(question)}")
     return InfeasiblePlanError("\n".join(lines), stage=name, is_overflow=found.closest is not None)
 
@@ -52,7 +58,62 @@ def _what_would_fit(question: Question) -> str:
             fitting.append(f"{nodes} x {name}:{per_node}" if nodes > 1 else f"{name}:{per_node}")
     if fitting:
         return f"would fit on: {', '.join(fitting)}; or use {_less(question)}"
-    return f"does not fit on 64 nodes of 8 accelerators of any kind either; use {_less(question)}"
+    most_nodes, per_node = SIZES[-1]
+    return (
+        f"nor does it fit where else engine {question.engine} was tried: up to {most_nodes} nodes of {per_node} x "
+        f"{', '.join(ALTERNATIVES)}; use {_less(question)}"
+    )
+
+
+def _divisibility(question: Question, places: tuple[Place, ...]) -> str:
+    """Name the node counts nearby that would do, where fewer accelerators than those that were asked for hold a stage.
+
+    The degrees of a layout divide the number of accelerators: 5,000 has few divisors that 144 layers have too.
+    """
+    place = max(places, key=lambda place: place.nodes[-1])
+    nodes = place.nodes[-1]
+    if not question.work.trained or place.is_cpu or nodes < NEARBY[-1]:
+        return ""
+
+    def fits(count: int) -> bool:
+        return bool(search(question, (replace(place, nodes=(count,)),)).options)
+
+    return divisibility(nodes, place.per_node, question.engine, fits)
+
+
+def divisibility(nodes: int, per_node: int, engine: str, fits: Callable[[int], bool]) -> str:
+    """Return that so many nodes divide into no layout, with those nearby that do; empty where fewer do not fit either.
+
+    >>> divisibility(5, 8, "megatron", lambda count: count == 4)
+    'not for lack of memory: 5 nodes, 40 = 2^3 x 5 accelerators, divide into no layout of megatron that fits; 4 nodes (32 accelerators) would do'
+    """  # noqa: E501
+    for unit in NEARBY:
+        near = sorted({nodes // unit * unit, -(-nodes // unit) * unit} - {0, nodes})
+        fitting = [count for count in near if fits(count)]
+        if fitting and fitting[0] < nodes:
+            counts = " or ".join(f"{count:,} nodes ({count * per_node:,} accelerators)" for count in fitting)
+            return (
+                f"not for lack of memory: {nodes:,} nodes, {nodes * per_node:,} = {_factors(nodes * per_node)} "
+                f"accelerators, divide into no layout of {engine} that fits; {counts} would do"
+            )
+    return ""
+
+
+def _factors(number: int) -> str:
+    """Return the prime factors of a number.
+
+    >>> _factors(5000)
+    '2^3 x 5^4'
+    """
+    parts, factor = [], 2
+    while number > 1:
+        power = 0
+        while number % factor == 0:
+            number, power = number // factor, power + 1
+        if power:
+            parts.append(f"{factor}^{power}" if power > 1 else f"{factor}")
+        factor = factor + 1 if factor * factor <= number else max(number, factor + 1)
+    return " x ".join(parts)
 
 
 def _less(question: Question) -> str:

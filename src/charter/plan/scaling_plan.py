@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from charter.errors import UsageError
+from charter.errors import InfeasibleError, UsageError
 from charter.estimate.scaling.fitted import FittedLaw, Prediction
 from charter.estimate.scaling.hyperparameters import PublishedRun, Rule, nearest_runs, rules
 from charter.estimate.scaling.laws import FLOPS_PER_PARAMETER_AND_TOKEN, effective_tokens, minimised
 from charter.estimate.scaling.serving_aware import SERVING_UTILISATION, ServingAware, serving_aware
 from charter.estimate.terms import Interval
+from charter.plan.infeasible import divisibility
 from charter.plan.training_run import (
+    ENGINE,
     Cluster,
     Schedule,
     TrainingRun,
@@ -49,6 +51,19 @@ class ScaleQuestion:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Unfit:
+    """A cluster on which the run has no schedule."""
+
+    cluster: Cluster
+    reason: str
+
+    @property
+    def name(self) -> str:
+        """The accelerator."""
+        return self.cluster.accelerator.name
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScalePlan:
     """The answer."""
 
@@ -62,6 +77,7 @@ class ScalePlan:
     """The law's own choice for the same compute."""
     prediction: Prediction
     schedules: tuple[Schedule, ...]
+    unfit: tuple[Unfit, ...]
     rules: tuple[Rule, ...]
     nearest: tuple[PublishedRun, ...]
     serving: ServingAware | None
@@ -83,7 +99,7 @@ def scale_plan(question: ScaleQuestion) -> ScalePlan:
     parameters, num_tokens = size.p50, tokens.p50
     compute = FLOPS_PER_PARAMETER_AND_TOKEN * parameters * num_tokens
     prediction = question.law.predict(parameters, num_tokens, question.unique_tokens)
-    schedules = tuple(_schedule(question, cluster, parameters, num_tokens) for cluster in question.clusters)
+    schedules, unfit = _schedules(question, parameters, num_tokens)
     best = _best(question.law, compute, question.unique_tokens)
     serving = None
     if question.generated_tokens:
@@ -103,6 +119,7 @@ def scale_plan(question: ScaleQuestion) -> ScalePlan:
         best_tokens=best[1],
         prediction=prediction,
         schedules=schedules,
+        unfit=unfit,
         rules=rules(
             parameters,
             num_tokens,
@@ -113,6 +130,36 @@ def scale_plan(question: ScaleQuestion) -> ScalePlan:
         nearest=nearest_runs(compute),
         serving=serving,
     )
+
+
+def _schedules(
+    question: ScaleQuestion, parameters: float, tokens: float
+) -> tuple[tuple[Schedule, ...], tuple[Unfit, ...]]:
+    """The schedule on every cluster that has one; where none has, the first refusal is raised."""
+    schedules: list[Schedule] = []
+    unfit: list[Unfit] = []
+    for cluster in question.clusters:
+        try:
+            schedules.append(_schedule(question, cluster, parameters, tokens))
+        except InfeasibleError as error:
+            unfit.append(Unfit(cluster=cluster, reason=_cause(question, cluster, parameters, tokens) or str(error)))
+    if unfit and not schedules:
+        raise InfeasibleError("\n".join(f"{item.cluster.count:,} x {item.name}: {item.reason}" for item in unfit))
+    return tuple(schedules), tuple(unfit)
+
+
+def _cause(question: ScaleQuestion, cluster: Cluster, parameters: float, tokens: float) -> str:
+    """Name numbers of nodes nearby that have a schedule, each with the batch that goes with it."""
+    per_node = cluster.accelerator.devices_per_node
+
+    def fits(nodes: int) -> bool:
+        try:
+            _schedule(question, replace(cluster, count=nodes * per_node), parameters, tokens)
+        except InfeasibleError:
+            return False
+        return True
+
+    return divisibility(cluster.num_nodes, per_node, ENGINE, fits)
 
 
 def _schedule(question: ScaleQuestion, cluster: Cluster, parameters: float, tokens: float) -> Schedule:

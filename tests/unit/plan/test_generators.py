@@ -94,5 +94,5 @@ def test_the_plan_of_a_stage_differs_where_vllm_generates(engine):
     assert any(term.part == "kv_cache" for _, term in beside.option.peak.parts)
 
 
-def test_engines_that_always_generate_by_vllm_plan_the_same():
+def test_engines_that_always_use_vllm_plan_the_same():
     assert planned("vllm", "verl").option.time_terms == planned("native", "verl").option.time_terms

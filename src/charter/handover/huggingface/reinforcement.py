@@ -7,8 +7,6 @@ from charter.handover.huggingface.trainer import map_trainer
 from charter.plan.capabilities import capabilities
 from charter.spec.stage import PpoStage
 
-VLLM_MEMORY_SHARE = capabilities("trl").vllm_share
-"""Of an accelerator, for a generator that shares it: the default of GRPOConfig and RLOOConfig."""
 ESTIMATORS = ("grpo", "rloo")
 NO_VALUE_MODEL = "decides nothing here: the estimator has no value model"
 
@@ -73,7 +71,7 @@ def _map_generator(configuration: Configuration, stage: PpoStage) -> None:
         settings |= {
             "vllm_mode": "colocate",
             "vllm_tensor_parallel_size": placement.generator_tensor if placement else 1,
-            "vllm_gpu_memory_utilization": VLLM_MEMORY_SHARE,
+            "vllm_gpu_memory_utilization": capabilities(stage.engine).vllm_share,
             "vllm_enable_sleep_mode": arrangement == "offloaded",
             "vllm_max_model_length": stage.max_prompt_tokens + stage.max_new_tokens,
         }

@@ -1,0 +1,52 @@
+"""Refusals of the plan name their cause: divisibility, memory, or how far the search looked."""
+
+from dataclasses import replace
+
+import planner_case
+import pytest
+
+from charter.catalog import accelerators
+from charter.errors import InfeasibleError
+from charter.estimate.scaling.fitted import published
+from charter.plan.infeasible import divisibility
+from charter.plan.plan import InfeasiblePlanError
+from charter.plan.scaling_plan import ScaleQuestion, scale_plan
+from charter.plan.training_run import Cluster
+from charter.spec.project import Resources
+from charter.spec.stage import SftStage
+
+A800 = accelerators.get("A800")
+
+
+def asked(*counts):
+    clusters = tuple(Cluster(accelerator=A800, count=count, price_usd_per_hour=2.28) for count in counts)
+    return ScaleQuestion(law=published("besiroglu2024"), clusters=clusters, num_parameters=280e9, num_tokens=5e12)
+
+
+def test_a_count_that_divides_badly_is_refused_with_others():
+    with pytest.raises(InfeasibleError) as refused:
+        scale_plan(asked(5000))
+    said = str(refused.value)
+    assert "5,000 = 2^3 x 5^4 accelerators, divide into no layout of megatron" in said
+    assert "624 nodes (4,992 accelerators) or 640 nodes (5,120 accelerators) would do" in said
+
+
+def test_one_infeasible_count_hides_no_other():
+    made = scale_plan(asked(2048, 5000))
+    assert [item.cluster.count for item in made.schedules] == [2048]
+    ((unfit,)) = made.unfit
+    assert (unfit.cluster.count, unfit.name) == (5000, A800.name)
+    assert made.schedules == scale_plan(asked(2048)).schedules
+
+
+def test_where_fewer_do_not_fit_either_it_is_not_divisibility():
+    assert divisibility(625, 8, "megatron", lambda nodes: nodes > 625) == ""
+    assert "624 nodes (4,992" in divisibility(625, 8, "megatron", lambda nodes: nodes < 625)
+
+
+def test_a_refusal_says_how_far_the_search_looked():
+    stage = SftStage(init="base", data=("chat",), engine="trl", seq_len=131_072)
+    resources = Resources(infra="on_prem", accelerators=("H100:8",), num_nodes=1, price=2.0)
+    with pytest.raises(InfeasiblePlanError) as refused:
+        planner_case.one(stage, replace(resources, max_nodes=1), architecture=planner_case.LLAMA_70B)
+    assert "where else engine trl was tried: up to 64 nodes of 8 x A100-80GB, H100, H200, B200" in str(refused.value)
