@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from charter.cli.main import entry
 from charter.launch.commands import module_of
 from charter.launch.kubernetes.scheduler import KubernetesScheduler
 from charter.launch.preview import preview_job
@@ -189,3 +190,15 @@ def test_the_launcher_gets_what_was_planned(planned, given, tmp_path):
         for difference in differences(stage, given(job, tmp_path / stage["name"], planned[0].project))
     ]
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_template_can_be_handed_to_a_fast_engine(template, tmp_path, capsys, monkeypatch):
+    write_template(find_template(template), tmp_path, force=False)
+    arguments = ["export", "ppo", "-C", str(tmp_path), "--engine", "verl", "--print"]
+    monkeypatch.setattr("sys.argv", ["charter", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        entry()
+    said = capsys.readouterr()
+    assert (ended.value.code or 0, said.err) == (0, "")
+    assert "algorithm" in said.out
