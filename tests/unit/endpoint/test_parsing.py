@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from charter.data.dataset import Turn
 from charter.inference.endpoint.call import CallRequest
-from charter.inference.endpoint.parsing import MOST_TOKENS, message_in_error, parse_reply, refusal_in_error
+from charter.inference.endpoint.parsing import MOST_TOKENS, message_in_error, most_bytes, parse_reply, refusal_in_error
 from charter.inference.endpoint.shapes import InvalidReplyError
 from charter.inference.endpoint.stored import from_stored, to_stored
 
@@ -313,3 +313,24 @@ def test_any_text_that_utf_8_holds_survives_the_wire_and_the_store(text, tokens)
     reply = parse_reply(encoded(changed(body, ("usage", "completion_tokens"), tokens)), CHAT).reply
     assert reply.text == text
     assert from_stored(to_stored(reply)) == reply
+
+
+def test_more_alternatives_than_were_asked_for_are_no_answer():
+    top = [{"token": f" {number}", "logprob": -1.0 - number} for number in range(4)]
+    many = changed(CHAT_REPLY, ("choices", 0, "logprobs", "content", 0, "top_logprobs"), top)
+    with pytest.raises(InvalidReplyError, match="4 alternatives, 2 were asked for"):
+        parse_reply(encoded(many), CHAT)
+
+
+def test_a_reply_that_is_too_long_is_not_taken_apart():
+    body = encoded(changed(CHAT_REPLY, ("choices", 0, "message", "content"), "x" * most_bytes(CHAT)))
+    with pytest.raises(InvalidReplyError, match="at most for what was asked") as refused:
+        parse_reply(body, CHAT)
+    assert refused.value.usage is None
+
+
+@pytest.mark.parametrize(("field", "value"), [("finish_reason", "error"), ("error", {"code": 502, "message": "gone"})])
+def test_a_generation_that_broke_off_is_no_answer(field, value):
+    with pytest.raises(InvalidReplyError, match="broke off") as refused:
+        parse_reply(encoded(changed(CHAT_REPLY, ("choices", 0, field), value)), CHAT)
+    assert refused.value.usage is not None, "what it is billed is known"

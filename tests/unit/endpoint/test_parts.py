@@ -35,16 +35,40 @@ ASKED = RequestTarget(name="judge", endpoint="http://judge/v1", key_reference="e
     [
         (429, "busy", "refused"),
         (503, "busy", "refused"),
-        (408, "timeout", "refused"),
+        (408, "timeout", "unknown"),
+        (409, "busy", "unknown"),
+        (423, "busy", "unknown"),
+        (425, "busy", "refused"),
+        (529, "busy", "unknown"),
         (500, "server", "unknown"),
         (502, "server", "unknown"),
         (504, "server", "unknown"),
+        (507, "server", "unknown"),
+        (520, "server", "unknown"),
+        (524, "server", "unknown"),
+        (599, "server", "unknown"),
     ],
 )
 def test_these_statuses_are_asked_again(status, cause, cost):
     step = step_after(Received(status, b"{}", retry_after="3"), REQUEST, ASKED)
     assert isinstance(step, TryAgain)
     assert (step.cause, step.cost, step.retry_after) == (cause, cost, "3")
+
+
+@pytest.mark.parametrize("status", [200, 201, 202, 203, 206])
+def test_every_status_of_success_may_carry_an_answer(status):
+    body = json.dumps(
+        {
+            "id": "1",
+            "model": "m",
+            "choices": [{"index": 0, "text": "hi", "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 2, "completion_tokens": 1},
+        }
+    )
+    assert isinstance(step_after(Received(status, body.encode()), REQUEST, ASKED), Answered)
+    empty = step_after(Received(status, b""), REQUEST, ASKED)
+    assert isinstance(empty, TryAgain)
+    assert (empty.cause, empty.cost) == ("invalid", "unknown")
 
 
 @pytest.mark.parametrize(("was_sent", "cost"), [(False, "refused"), (True, "unknown")])
@@ -64,7 +88,7 @@ def test_what_was_sent_may_be_billed_and_what_was_not_is_not(was_sent, cost):
         (400, False, "does not know"),
         (422, False, "does not know"),
         (418, True, "no answer"),
-        (204, True, "no answer"),
+        (402, True, "no answer"),
     ],
 )
 def test_these_statuses_are_not_asked_again_and_say_what_to_do(status, stops_all, advice):

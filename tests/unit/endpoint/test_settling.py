@@ -1,5 +1,7 @@
 """What is written of a request that was sent: its answer and bill, the bill alone, that nobody knows, or no cost."""
 
+from dataclasses import asdict
+
 import pytest
 
 from charter.errors import DataError
@@ -11,7 +13,8 @@ from charter.inference.endpoint.settling import LONGEST_NOTE, new_call, settleme
 from charter.inference.endpoint.stored import from_stored
 
 PRICES = Prices(is_billed=True, input=2.0, cached_input=1.0, output=10.0)
-CALL = new_call(CallRequest(declared="m", model="m", prompt="hello", max_new_tokens=10), "http://judge/v1", 2, PRICES)
+REQUEST = CallRequest(declared="m", model="m", prompt="hello", max_new_tokens=10)
+CALL = new_call(REQUEST, "http://judge/v1", 2, PRICES)
 USAGE = Usage(prompt_tokens=30, cached_tokens=20, completion_tokens=5)
 COST = 10 * 2 + 20 * 1 + 5 * 10
 
@@ -24,7 +27,7 @@ def test_an_answer_is_kept_with_its_bill():
     reply = CallReply(
         text="A", finish_reason="stop", model="m", prompt_tokens=30, cached_tokens=20, completion_tokens=5
     )
-    settled = settlement_of(CALL, Answered(parsed=Parsed(reply=reply, id="")), PRICES)
+    settled = settlement_of(CALL, Answered(parsed=Parsed(reply=reply, id="")), PRICES, REQUEST)
     assert (settled.call_id, settled.outcome) == (CALL.call_id, "answered")
     assert from_stored(settled.answer) == reply
     assert money(settled) == (30, 20, 5, COST)
@@ -38,14 +41,14 @@ def test_an_answer_is_kept_with_its_bill():
     ],
 )
 def test_a_useless_reply_is_billed_and_is_no_answer(step):
-    settled = settlement_of(CALL, step, PRICES)
+    settled = settlement_of(CALL, step, PRICES, REQUEST)
     assert (settled.outcome, settled.answer) == ("answered", None)
     assert money(settled) == (30, 20, 5, COST)
     assert settled.note in ("invalid: two choices", "another model")
 
 
 def test_what_may_be_billed_is_neither_free_nor_priced():
-    settled = settlement_of(CALL, TryAgain(cause="server", detail="status 500", cost="unknown"), PRICES)
+    settled = settlement_of(CALL, TryAgain(cause="server", detail="status 500", cost="unknown"), PRICES, REQUEST)
     assert (settled.outcome, settled.note) == ("unknown", "server: status 500")
     assert money(settled) == (0, 0, 0, None)
 
@@ -58,7 +61,7 @@ def test_what_may_be_billed_is_neither_free_nor_priced():
     ],
 )
 def test_what_was_refused_costs_nothing(step):
-    settled = settlement_of(CALL, step, PRICES)
+    settled = settlement_of(CALL, step, PRICES, REQUEST)
     assert (settled.outcome, settled.answer) == ("refused", None)
     assert money(settled) == (0, 0, 0, 0)
     assert len(settled.note) <= LONGEST_NOTE
@@ -68,3 +71,20 @@ def test_the_intent_says_what_is_asked_of_whom_and_what_it_can_cost():
     assert (CALL.model, CALL.endpoint, CALL.attempt) == ("m", "http://judge/v1", 2)
     assert CALL.most_micro_usd is not None
     assert CALL.most_micro_usd >= 10 * 10
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        Usage(prompt_tokens=2**31 - 1, cached_tokens=0, completion_tokens=1),
+        Usage(prompt_tokens=30, cached_tokens=20, completion_tokens=500),
+    ],
+)
+def test_a_usage_beyond_the_request_is_disputed(usage):
+    reply = CallReply(text="A", finish_reason="stop", model="m", **asdict(usage))
+    settled = settlement_of(CALL, Answered(parsed=Parsed(reply=reply, id="")), PRICES, REQUEST)
+    assert (settled.outcome, money(settled)) == ("unknown", (0, 0, 0, None))
+    assert settled.note.startswith("disputed: the server reports")
+    assert from_stored(settled.answer) == reply, "the answer itself is as good as any other"
+    useless = TryAgain(cause="invalid", detail="two choices", cost="answered", usage=usage)
+    assert settlement_of(CALL, useless, PRICES, REQUEST).outcome == "unknown"

@@ -5,16 +5,17 @@ failure it joins the queue again, later.
 """
 
 import asyncio
+import logging
 from collections.abc import Coroutine
 from typing import Any
 
 from charter.errors import StageError
 from charter.inference.endpoint import settling
-from charter.inference.endpoint.call import Usage
+from charter.inference.endpoint.call import CallRequest, Usage
 from charter.inference.endpoint.health import Health
 from charter.inference.endpoint.journal import CallJournal
 from charter.inference.endpoint.lanes import Lane, lane_for
-from charter.inference.endpoint.money import guessed_tokens, prices_of
+from charter.inference.endpoint.money import guessed_tokens, is_disputed, prices_of
 from charter.inference.endpoint.order import PREFIX_CHARACTERS, Sweep, sort_text
 from charter.inference.endpoint.pacing import RateLimits
 from charter.inference.endpoint.parsing import usage_in
@@ -28,6 +29,8 @@ from charter.inference.endpoint.transport import Received, Transport
 from charter.inference.endpoint.waiting import told_seconds, utc_now, wait_seconds
 from charter.inference.endpoint.wanted import Batch, PendingQuestion
 from charter.inference.endpoint.wire import body_of, path_of
+
+log = logging.getLogger(__name__)
 
 
 class Desk:
@@ -169,7 +172,7 @@ class Desk:
         is_first = isinstance(step, Answered) and not wanted.is_answered
         if isinstance(step, Answered) and is_first:
             self._take_note(step, wanted, lane, self._loop.time() - began)
-        await self._journal.settle(settling.settlement_of(call, step, self._prices))
+        await self._journal.settle(settling.settlement_of(call, step, self._prices, wanted.request))
         if is_first or not isinstance(step, Answered):
             self._follow(step, wanted, lane, began)
 
@@ -178,13 +181,20 @@ class Desk:
         reply = step.parsed.reply
         lane.at_once.answered()
         self._health.answered(lane)
-        self._pace.used(reply.prompt_tokens + reply.completion_tokens - guessed_tokens(wanted.request))
         self.counts.answered(took)
-        self._count_bill(usage_in(reply))
+        self._count_bill(usage_in(reply), wanted.request)
         for other in wanted.running:
             other.cancel()
 
-    def _count_bill(self, usage: Usage) -> None:
+    def _count_bill(self, usage: Usage, request: CallRequest) -> None:
+        if is_disputed(usage, request):
+            self.counts.disputed += 1
+            if self.counts.disputed == 1:
+                reported = f"{usage.prompt_tokens:,} prompt and {usage.completion_tokens:,} completion tokens"
+                excess = "more than its request allows; such replies are disputed, and their money stays unknown"
+                log.warning("%s: a server reports %s, %s", self.setting.name, reported, excess)
+            return
+        self._pace.used(usage.prompt_tokens + usage.completion_tokens - guessed_tokens(request))
         self.counts.billed(usage, settling.price_of(usage, self._prices))
 
     def _follow(self, step: Step, wanted: PendingQuestion, lane: Lane, began: float) -> None:
@@ -203,7 +213,7 @@ class Desk:
     def _try_again(self, step: TryAgain, wanted: PendingQuestion, lane: Lane, began: float) -> None:
         now = self._loop.time()
         if step.usage is not None:
-            self._count_bill(step.usage)
+            self._count_bill(step.usage, wanted.request)
         wanted.troubles[one_line(f"{step.cause}: {step.detail}", 200)] += 1
         if step.cause in ("busy", "timeout"):
             lane.at_once.too_much(began, now)

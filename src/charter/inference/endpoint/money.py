@@ -6,7 +6,7 @@ A price of x USD per million tokens is x micro-USD per token.
 import math
 from dataclasses import dataclass
 
-from charter.inference.endpoint.call import CallRequest
+from charter.inference.endpoint.call import CallRequest, Usage
 from charter.spec.project import Serving
 
 TOKENS_PER_TURN = 32
@@ -61,6 +61,19 @@ def most_prompt_tokens(request: CallRequest) -> int:
     texts = [request.prompt, request.prefill, *(turn.content for turn in request.turns)]
     size = sum(len(text) if text.isascii() else len(text.encode("utf-8", "replace")) for text in texts)
     return size + TOKENS_PER_TURN * (len(request.turns) + 1) + TOKENS_PER_PROMPT
+
+
+def is_disputed(usage: Usage, request: CallRequest) -> bool:
+    """Return True if a server reports more tokens than its request allows: then nobody here knows what it bills.
+
+    >>> asked = CallRequest(declared="m", model="m", prompt="hello", max_new_tokens=10)
+    >>> is_disputed(Usage(prompt_tokens=12, cached_tokens=0, completion_tokens=10), asked)
+    False
+    >>> is_disputed(Usage(prompt_tokens=2**31 - 1, cached_tokens=0, completion_tokens=10), asked)
+    True
+    """
+    most_completion = request.max_new_tokens + TOKENS_PER_TURN
+    return usage.prompt_tokens > most_prompt_tokens(request) or usage.completion_tokens > most_completion
 
 
 def guessed_tokens(request: CallRequest) -> float:

@@ -23,6 +23,10 @@ TOO_LONG = re.compile(
 """How servers say that one prompt does not fit: OpenAI, vLLM and SGLang (context length), llama.cpp (context size), TGI
 (`inputs` must have less tokens), and ours."""
 LONGEST_NAME = 512
+LEAST_BYTES, BYTES_PER_ALTERNATIVE = 256 << 10, 512
+"""Of a reply; a token with its bytes and its log-probability mostly takes 60 to 150."""
+FAILED = "error"
+"""`finish_reason` of gateways whose provider broke off (OpenRouter)."""
 LONGEST_REFUSAL = 4096
 FILTERED = ("content_filter", "content_policy_violation")
 """`error.code` of a server that will not answer this prompt (Azure OpenAI; OpenAI)."""
@@ -38,6 +42,8 @@ class Parsed:
 
 def parse_reply(body: bytes, request: CallRequest) -> Parsed:
     """The answer in a body; an InvalidReplyError when it is not one to this request."""
+    if len(body) > (most := most_bytes(request)):
+        raise InvalidReplyError(f"the reply has {len(body):,} bytes, {most:,} at most for what was asked")
     document = _loaded(body)
     usage = usage_of(document)
     try:
@@ -45,6 +51,15 @@ def parse_reply(body: bytes, request: CallRequest) -> Parsed:
     except InvalidReplyError as error:
         error.usage = usage
         raise
+
+
+def most_bytes(request: CallRequest) -> int:
+    """Return the bytes that a reply to a request has at most: taking one apart holds up all other requests.
+
+    >>> most_bytes(CallRequest(declared="m", model="m", max_new_tokens=1, top_log_probabilities=20))
+    272896
+    """
+    return LEAST_BYTES + request.max_new_tokens * (1 + request.top_log_probabilities) * BYTES_PER_ALTERNATIVE
 
 
 def usage_of(whole: Mapping[str, Any]) -> Usage:
@@ -118,10 +133,15 @@ def _parsed(whole: Mapping[str, Any], usage: Usage, request: CallRequest) -> Par
     if choice.get("index", 0) != 0:
         raise InvalidReplyError("the only choice does not have index 0")
     finish = a_text(choice, "finish_reason", most=LONGEST_NAME, default="stop")
+    if finish == FAILED or choice.get("error") is not None:
+        raise InvalidReplyError("the server says that it broke off (finish_reason: error)")
     text, refusal = _words(choice, finish, is_chat=bool(request.turns))
     logprobs = choice.get("logprobs")
     read = chat_tokens if request.turns else completion_tokens
-    tokens = read(logprobs) if request.top_log_probabilities and logprobs is not None else ()
+    most = request.top_log_probabilities
+    tokens = read(logprobs) if most and logprobs is not None else ()
+    if (widest := max((len(token.top) for token in tokens), default=0)) > most + 1:
+        raise InvalidReplyError(f"a token has {widest} alternatives, {most} were asked for")
     reply = CallReply(
         text=text,
         finish_reason=finish,

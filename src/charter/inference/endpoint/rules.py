@@ -1,10 +1,13 @@
 """Step after an exchange: an answer, another try, or the end of the stage. Pure.
 
-What was refused before any work costs nothing (429, 503, other 4xx, no connection). Where the work may have been done,
-nobody here knows whether it is billed (500, 502, 504, a broken or late reply), and the call stays unknown.
+What was refused before any work costs nothing (425, 429, 503, 4xx that ends the stage, no connection). Where the work
+may have been done, nobody here knows whether it is billed (any other 5xx, a gateway that gave up waiting, a broken or
+late reply), and the call stays unknown.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 from charter.errors import CharterError, DataError
@@ -13,11 +16,20 @@ from charter.inference.endpoint.parsing import Parsed, message_in_error, parse_r
 from charter.inference.endpoint.shapes import InvalidReplyError, one_line
 from charter.inference.endpoint.transport import Failed, Received
 
-AGAIN = {408: "timeout", 425: "busy", 429: "busy", 500: "server", 502: "server", 503: "busy", 504: "server"}
-"""Statuses after which the same request may succeed, with the cause they are counted under."""
-NOT_DONE = (408, 425, 429, 503)
-"""Of these, those that say that nothing was done."""
 Cost = Literal["answered", "refused", "unknown"]
+AGAIN: Mapping[int, tuple[str, Cost]] = MappingProxyType(
+    {
+        408: ("timeout", "unknown"),  # Azure says so of its own work too, not of a request that arrived late alone
+        409: ("busy", "unknown"),
+        423: ("busy", "unknown"),
+        425: ("busy", "refused"),
+        429: ("busy", "refused"),
+        503: ("busy", "refused"),
+        529: ("busy", "unknown"),  # Anthropic: overloaded
+    }
+)
+"""Statuses after which the same request may succeed, with the cause they are counted under and what they cost. So may
+every other 5xx, as `server` and unknown: gateways have many of their own (520 to 526 of Cloudflare)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,15 +80,15 @@ def step_after(exchange: Received | Failed, request: CallRequest, asked: Request
     if isinstance(exchange, Failed):
         cost: Cost = "unknown" if exchange.was_sent else "refused"
         return TryAgain(cause=exchange.cause, detail=exchange.detail, cost=cost)
-    if exchange.status == 200:
+    if 200 <= exchange.status < 300:
         try:
             return Answered(parsed=parse_reply(exchange.body, request))
         except InvalidReplyError as error:
             cost = "unknown" if error.usage is None else "answered"
             return TryAgain(cause="invalid", detail=str(error), cost=cost, usage=error.usage)
-    if (cause := AGAIN.get(exchange.status)) is not None:
+    if (later := AGAIN.get(exchange.status)) is not None or exchange.status >= 500:
+        cause, cost = later or ("server", "unknown")
         detail = f"status {exchange.status}: {message_in_error(exchange.body)}"
-        cost = "refused" if exchange.status in NOT_DONE else "unknown"
         return TryAgain(cause=cause, detail=detail, cost=cost, retry_after=exchange.retry_after)
     if exchange.status in (400, 413, 422) and (refusal := refusal_in_error(exchange.body)) is not None:
         return Answered(parsed=_refused(refusal))

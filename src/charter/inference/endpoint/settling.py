@@ -1,7 +1,7 @@
 """Rows of the store of calls: what is written before a request is sent, and after it."""
 
 from charter.inference.endpoint.call import CallRequest, Usage
-from charter.inference.endpoint.money import Prices
+from charter.inference.endpoint.money import Prices, is_disputed
 from charter.inference.endpoint.parsing import usage_in
 from charter.inference.endpoint.rules import Answered, Step, TryAgain
 from charter.inference.endpoint.shapes import one_line
@@ -10,6 +10,8 @@ from charter.inference.endpoint.waiting import utc_now
 from charter.ledger.calls import NewCall, Settlement, new_call_id
 
 LONGEST_NOTE = 300
+DISPUTED = "disputed"
+"""Begins the note of a call whose usage is beyond what its request allows."""
 
 
 def new_call(request: CallRequest, endpoint: str, attempt: int, prices: Prices) -> NewCall:
@@ -25,8 +27,16 @@ def new_call(request: CallRequest, endpoint: str, attempt: int, prices: Prices) 
     )
 
 
-def settlement_of(call: NewCall, step: Step, prices: Prices) -> Settlement:
-    """Return the settlement of a request that was sent."""
+def settlement_of(call: NewCall, step: Step, prices: Prices, request: CallRequest) -> Settlement:
+    """Return the settlement of a request that was sent.
+
+    A usage beyond the bound of the request is disputed: the answer is kept, and its money stays unknown.
+    """
+    usage = usage_in(step.parsed.reply) if isinstance(step, Answered) else step.usage
+    if usage is not None and is_disputed(usage, request):
+        note = f"{DISPUTED}: the server reports {usage.prompt_tokens:,} and {usage.completion_tokens:,} tokens"
+        answer = to_stored(step.parsed.reply) if isinstance(step, Answered) else None
+        return Settlement(call_id=call.call_id, outcome="unknown", at=utc_now(), answer=answer, note=note)
     if isinstance(step, Answered):
         reply = step.parsed.reply
         return _billed(call, usage_in(reply), prices, answer=to_stored(reply))

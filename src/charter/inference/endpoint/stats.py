@@ -34,6 +34,8 @@ class PoolStats:
     micro_usd: int
     unpriced: int
     """Replies whose price is not known."""
+    disputed: int
+    """Replies that report more tokens than their requests allow."""
     highest_at_once: int
 
 
@@ -52,6 +54,7 @@ class Counts:
     completion_tokens: int = 0
     micro_usd: int = 0
     unpriced: int = 0
+    disputed: int = 0
     highest_at_once: int = 0
 
     def answered(self, seconds: float) -> None:
@@ -88,5 +91,6 @@ class Counts:
             completion_tokens=self.completion_tokens,
             micro_usd=self.micro_usd,
             unpriced=self.unpriced,
+            disputed=self.disputed,
             highest_at_once=self.highest_at_once,
         )
