@@ -4,7 +4,7 @@ import os
 import secrets
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from charter.artifacts.server_files import SERVERS, SERVERS_DIR
 from charter.launch.commands import stage_command
 from charter.launch.engine import StageStart
 from charter.launch.group import GroupHandle, rank_environments
+from charter.launch.machine import VISIBLE, visible_gpus
 from charter.launch.servers import Keeper
 
 
@@ -33,6 +34,46 @@ def with_servers(request: StageStart) -> tuple[StageStart, Keeper | None]:
     return replace(request, environment={**request.environment, SERVERS: str(directory)}), keeper
 
 
+def at_end(keeper: Keeper | None, give_back: Callable[[], None]) -> Callable[[], None]:
+    """Return what follows the end of a stage: its servers end, its devices are free."""
+
+    def end() -> None:
+        if keeper is not None:
+            keeper.end()
+        give_back()
+
+    return end
+
+
+class DeviceShares:
+    """The accelerators of this machine, shared out to the stages that run at one time.
+
+    Each start has those that the fewest others use: devices of its own as long as there are enough.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._uses = dict.fromkeys(names, 0)
+
+    def taken(self, request: StageStart) -> tuple[StageStart, Callable[[], None]]:
+        """What a stage is started with, and how its devices are given back.
+
+        A stage with servers shares its devices with them by another plan, and one without devices sees what is there.
+        """
+        if not request.devices or request.pools or not self._uses:
+            return request, lambda: None
+        names = [*self._uses]
+        fewest = sorted(names, key=lambda name: (self._uses[name], names.index(name)))[: request.devices]
+        for name in fewest:
+            self._uses[name] += 1
+
+        def give_back() -> None:
+            for name in fewest:
+                self._uses[name] -= 1
+
+        visible = ",".join(sorted(fewest, key=names.index))
+        return replace(request, environment={**request.environment, VISIBLE: visible}), give_back
+
+
 class ProcessEngine:
     """Every stage process is started anew: `python -m charter.train.sft --stage-dir D`."""
 
@@ -40,16 +81,18 @@ class ProcessEngine:
         self._environment = inherited_environment(environment)
         self._started: list[ChildHandle] = []
         self._keepers: list[Keeper] = []
+        self._devices = DeviceShares(visible_gpus())
 
     def start(self, request: StageStart) -> GroupHandle:
         """Start the processes of a stage, each with its output in a log of its own."""
+        request, give_back = self._devices.taken(request)
         request, keeper = with_servers(request)
         members = [
             self._child(request, rank, environment) for rank, environment in enumerate(rank_environments(request))
         ]
         self._started += members
         self._keepers += [] if keeper is None else [keeper]
-        return GroupHandle(members, at_end=keeper.end if keeper else lambda: None)
+        return GroupHandle(members, at_end=at_end(keeper, give_back))
 
     @property
     def elsewhere(self) -> bool:

@@ -26,6 +26,8 @@ class StageStart:
     """Servers that are started beside it, and end with it."""
     accelerators: int = 0
     """Of each node, that the servers share; 0 on processors."""
+    devices: int = 0
+    """Accelerators that its own processes compute on, all of them together; 0 on processors."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from charter.errors import StageError
-from charter.launch.children import ProcessEngine, inherited_environment, with_servers
+from charter.launch.children import DeviceShares, ProcessEngine, at_end, inherited_environment, with_servers
 from charter.launch.engine import Engine, StageStart
 from charter.launch.group import GroupHandle, rank_environments
+from charter.launch.machine import visible_gpus
 from charter.launch.servers import Keeper
 
 LAUNCH_VARIABLE = "CHARTER_LAUNCH"
@@ -54,16 +55,18 @@ class ForkServerEngine:
         self._handles: dict[int, ForkHandle] = {}
         self._buffer = b""
         self._keepers: list[Keeper] = []
+        self._devices = DeviceShares(visible_gpus())
         self._server: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._connected()
 
     def start(self, request: StageStart) -> GroupHandle:
         """Ask the server for forks; they start when it has finished its imports."""
+        request, give_back = self._devices.taken(request)
         request, keeper = with_servers(request)
         self._keepers += [] if keeper is None else [keeper]
         members = [self._fork(request, environment) for environment in rank_environments(request)]
-        return GroupHandle(members, at_end=keeper.end if keeper else lambda: None)
+        return GroupHandle(members, at_end=at_end(keeper, give_back))
 
     @property
     def elsewhere(self) -> bool:

@@ -23,6 +23,7 @@ LAYOUT_DEFAULTS: Mapping[str, str | int] = MappingProxyType(
 )
 """The layout of a stage that says nothing: one process, nothing sharded, thrown away or moved."""
 CPU = "cpu"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +66,11 @@ def frozen_values(project: Project, stage: Stage, facts: NodeFacts | None = None
 def processes_of(frozen: Mapping[str, str | int]) -> int:
     """Processes of Charter's that a stage is started with: one for each of its ranks, or one beside another engine."""
     return 1 if ENGINE in frozen else int(frozen.get("world_size", 1))
+
+
+def devices_of(frozen: Mapping[str, str | int]) -> int:
+    """Accelerators that a stage's own processes compute on, one each; 0 on processors."""
+    return 0 if frozen["device"] == CPU else int(frozen.get("world_size", 1))
 
 
 def asked_layout(project: Project, stage: Stage, *, gpus: int | None = None) -> dict[str, str | int]:
@@ -138,11 +144,16 @@ def stage_device(project: Project, stage: Stage, *, gpus: int | None = None) -> 
 
 def gpus_here(devices: Path = Path("/dev")) -> int:
     """NVIDIA GPUs that stages may use: those of `CUDA_VISIBLE_DEVICES`, else those of the machine."""
+    return len(visible_gpus(devices))
+
+
+def visible_gpus(devices: Path = Path("/dev")) -> tuple[str, ...]:
+    """The GPUs that stages may use, as `CUDA_VISIBLE_DEVICES` names them: by number or UUID."""
     present = sum(1 for path in devices.glob("nvidia*") if path.name[6:].isdecimal())
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = os.environ.get(VISIBLE)
     if visible is None:
-        return present
-    return min(present, sum(1 for item in visible.split(",") if item.strip() and item.strip() != "-1"))
+        return tuple(map(str, range(present)))
+    return tuple(item.strip() for item in visible.split(",") if item.strip() and item.strip() != "-1")[:present]
 
 
 def cpu_capability(cpu_info: Path = Path("/proc/cpuinfo")) -> str:

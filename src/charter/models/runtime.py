@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from charter.artifacts.group import LOCAL_RANK
 from charter.errors import DataError, MissingExtraError
 
 SIXTEEN_BITS = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -21,6 +22,20 @@ LARGEST_KEPT = 2**25
 """Bytes of a block that the allocator takes from its own heap; glibc takes no more than 32 MiB here."""
 
 
+COLLECTIVES = {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple", "NCCL_NVLS_ENABLE": "0", "NCCL_COLLNET_ENABLE": "0"}
+"""One order of adding up over processes: left free, NCCL chooses by what it measures when a stage starts.
+
+Source: NCCL's user guide, "Environment Variables".
+"""
+CUDA_ENVIRONMENT = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", **COLLECTIVES}
+"""Read by cuBLAS at its first product and by NCCL when processes meet; `:4096:8` gives each stream its own memory.
+
+Source: NVIDIA's cuBLAS documentation, section 2.1.4, "Results Reproducibility".
+"""
+FLASH_DETERMINISTIC = "FLASH_ATTENTION_DETERMINISTIC"
+"""The package flash-attn, which torch's switch does not reach, adds up in one order where this is 1."""
+
+
 def configure(frozen: Mapping[str, str | int]) -> torch.device:
     """Set threads and deterministic kernels as the stage's record froze them, and return the device.
 
@@ -30,14 +45,33 @@ def configure(frozen: Mapping[str, str | int]) -> torch.device:
     torch.set_num_threads(int(frozen.get("threads", 1)))
     device = torch.device(str(frozen.get("device", "cpu")))
     if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        os.environ.update(CUDA_ENVIRONMENT)
         if not torch.cuda.is_available():
             raise DataError("this stage was started on a CUDA device; none is visible here")
+        device = torch.device("cuda", own_gpu(torch.cuda.device_count()))
+        torch.cuda.set_device(device)
+        _plain_products()
+    if frozen.get("attention") == "flash_attention_2":
+        os.environ[FLASH_DETERMINISTIC] = "1"
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if device.type == "cpu":
         keep_freed_memory()
     return device
+
+
+def own_gpu(count: int) -> int:
+    """The number of this process's GPU among `count` visible ones: shards and ranks of a stage have one each."""
+    return int(os.environ.get(LOCAL_RANK, "0")) % count
+
+
+def _plain_products() -> None:
+    """Products in the precision that they are asked for, by kernels that are not chosen by measuring."""
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
 
 def keep_freed_memory() -> None:

@@ -13,7 +13,7 @@ from charter.artifacts.stage_state import VERIFIED
 from charter.errors import BudgetError, CharterError, ExitCode, InterruptedRunError
 from charter.launch.commands import module_of
 from charter.launch.engine import Engine, StageStart
-from charter.launch.machine import frozen_values
+from charter.launch.machine import devices_of, frozen_values
 from charter.ledger import Ledger, Outcome
 from charter.run.accounts import EngineRecords, begin_job_attempt, end_dropped, shard_of, start_key
 from charter.run.approval import Gate
@@ -132,6 +132,7 @@ def start_attempt(
             processes=prepared.processes,
             pools=pools,
             accelerators=accelerators_of_node(project, stage) if pools else 0,
+            devices=devices_of(prepared.frozen),
         )
 
     prepared = prepared_before(stage, project, here, reshard=reshard) if engine.elsewhere else None

@@ -1,6 +1,5 @@
 """Setup of every training stage: device, processes, layout, meter."""
 
-import os
 import sys
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -65,9 +64,6 @@ class Setup:
 def set_up(stage: StageDir) -> Setup:
     """Configure this process as the stage's record froze it, and meet the others."""
     device = configure(stage.job.frozen)
-    if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(device)
     layout = engine_layout(stage.job.frozen)
     ranks = join(stage.path, device, tensor=layout.tensor)
     dtype = str(getattr(stage.job.spec, "dtype", "fp32"))

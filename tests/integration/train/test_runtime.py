@@ -1,0 +1,75 @@
+"""What a stage's process sets before it computes: one order of adding up, and a device of its own."""
+
+import os
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+from charter.errors import DataError
+from charter.models.runtime import CUDA_ENVIRONMENT, configure
+
+THREADS = torch.get_num_threads()
+
+
+@pytest.fixture
+def made_up(monkeypatch):
+    """A machine with four GPUs; what is set on it, and the process's settings as they were."""
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    for name in (*CUDA_ENVIRONMENT, "FLASH_ATTENTION_DETERMINISTIC", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "as before")
+        monkeypatch.delenv(name)
+    backends = (torch.backends.cudnn, torch.backends.cuda.matmul)
+    names = ("deterministic", "benchmark", "allow_tf32", "allow_bf16_reduced_precision_reduction")
+    before = [(part, name, getattr(part, name)) for part in backends for name in names if hasattr(part, name)]
+    yield chosen
+    for part, name, value in before:
+        setattr(part, name, value)
+    torch.use_deterministic_algorithms(False)
+
+
+def test_every_rank_or_shard_of_a_machine_has_a_gpu_of_its_own(made_up, monkeypatch):
+    devices = []
+    for rank in range(5):
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        devices.append(configure({"threads": THREADS, "device": "cuda"}))
+    assert devices == made_up == [torch.device("cuda", number) for number in (0, 1, 2, 3, 0)]
+
+
+def test_a_process_without_a_rank_has_the_first_gpu(made_up):
+    assert configure({"threads": THREADS, "device": "cuda"}) == torch.device("cuda", 0)
+
+
+def test_on_cuda_nothing_is_chosen_by_measuring(made_up, monkeypatch):
+    """Neither by NCCL nor by cuBLAS nor by cuDNN, whatever the environment says."""
+    monkeypatch.setenv("NCCL_ALGO", "Tree")
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    configure({"threads": THREADS, "device": "cuda"})
+    assert {name: os.environ[name] for name in CUDA_ENVIRONMENT} == CUDA_ENVIRONMENT
+    assert CUDA_ENVIRONMENT["NCCL_ALGO"] == "Ring"
+    assert CUDA_ENVIRONMENT["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.is_deterministic_algorithms_warn_only_enabled()
+    assert torch.backends.cudnn.deterministic
+    assert not torch.backends.cudnn.benchmark
+    assert not torch.backends.cudnn.allow_tf32
+    assert not torch.backends.cuda.matmul.allow_tf32
+    assert not torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+
+
+def test_flash_attention_adds_up_in_one_order(made_up):
+    configure({"threads": THREADS, "device": "cuda"})
+    assert "FLASH_ATTENTION_DETERMINISTIC" not in os.environ
+    configure({"threads": THREADS, "device": "cuda", "attention": "flash_attention_2"})
+    assert os.environ["FLASH_ATTENTION_DETERMINISTIC"] == "1"
+
+
+@pytest.mark.usefixtures("made_up")
+def test_a_stage_of_cuda_does_not_resume_without_one(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(DataError, match="none is visible"):
+        configure({"threads": THREADS, "device": "cuda"})
