@@ -7,7 +7,7 @@ Legend: B sequences, T tokens, N positions that are asked for, H hidden size, V 
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -375,17 +375,17 @@ def token_losses(
     ids_BT: Tensor,
     counted_BT: Tensor,
     *,
-    mask_BT: Tensor | None = None,
-    position_BT: Tensor | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> LossFigures:
     """Summed cross-entropy of the counted tokens, each predicted from those before it; the first is never counted.
 
-    `mask_BT` is needed only where padding comes before tokens: what follows a token does not reach it.
+    `more` are inputs of the model beside the ids: a mask, positions, where conversations of a row begin. Padding at
+    the right needs none: what follows a token does not reach it.
     """
     counted_BT = counted_BT.clone()
     counted_BT[:, 0] = False
     after_N = counted_BT.flatten().nonzero().squeeze(1)
-    inputs = {"input_ids": ids_BT, "attention_mask": mask_BT, "position_ids": position_BT}
+    inputs = {"attention_mask": None, "position_ids": None, **(more or {}), "input_ids": ids_BT}
     target_N = ids_BT.flatten().index_select(0, after_N)
     losses: LossFigures = call(**inputs, at_N=after_N - 1, target_N=target_N, summed=True)
     return losses

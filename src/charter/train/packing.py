@@ -125,13 +125,14 @@ def model_inputs(batch: PackedBatch, *, attention: str, device: torch.device) ->
 
     `sdpa` takes the mask as booleans, `eager` as what is added to the scores, `flex_attention` as a BlockMask: any
     tensor it would add to the scores, so that booleans let every token see every other. Flash attention takes no such
-    mask: in one row without padding (`flattened`) transformers finds the conversations where positions begin again.
+    mask but one row without padding (`flattened`) and where its conversations begin; without that, transformers looks
+    for positions that begin again in every layer, and the processor waits for the device each time.
     """
     inputs: dict[str, Any] = {"input_ids": batch.ids_BT.to(device), "position_ids": batch.positions_BT.to(device)}
     if attention == FLASH:
         if len(batch.ids_BT) != 1 or not bool(batch.segments_BT.all()):
             raise ValueError("flash attention reads one row without padding: give it `batch.flattened()`")
-        return inputs
+        return inputs | _conversation_bounds(batch.positions_BT[0], device)
     segments_BT = batch.segments_BT.to(device)
     if attention == FLEX:
         return inputs | {"attention_mask": block_mask(segments_BT)}
@@ -139,3 +140,16 @@ def model_inputs(batch: PackedBatch, *, attention: str, device: torch.device) ->
     if attention == EAGER:
         mask_B1TT = torch.where(mask_B1TT, 0.0, torch.finfo(torch.float32).min)
     return inputs | {"attention_mask": mask_B1TT}
+
+
+def _conversation_bounds(positions_T: Tensor, device: torch.device) -> dict[str, Any]:
+    """Return where the conversations of a row begin, and the longest, by the names of transformers' flash attention."""
+    begins_N = (positions_T == 0).nonzero().squeeze(1)
+    bounds_N = torch.cat([begins_N, begins_N.new_tensor([len(positions_T)])]).to(torch.int32)
+    longest, bounds_N = int(bounds_N.diff().max()), bounds_N.to(device)
+    return {
+        "cu_seq_lens_q": bounds_N,
+        "cu_seq_lens_k": bounds_N,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }

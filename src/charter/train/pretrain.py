@@ -1,6 +1,6 @@
 """Train a language model on plain text; the texts are packed end to end, so no token is padding."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,16 +25,15 @@ def language_loss(
     dtype: str,
     device: torch.device,
     tokens: int | None = None,
-    mask: Tensor | None = None,
-    position_BT: Tensor | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> BatchLoss:
     """Summed cross-entropy of the counted tokens of one micro-batch, with the mean entropy and the share guessed right.
 
-    `tokens` are those that are not padding. Padding at the right needs no mask: nothing before it looks there.
+    `tokens` are those that are not padding; `more` are inputs of the model beside the ids (`token_losses`).
     """
     ids_BT, counted_BT = ids_BT.to(device), counted_BT.to(device)
     with precision(dtype, device):
-        figures = token_losses(call, ids_BT, counted_BT, mask_BT=mask, position_BT=position_BT)
+        figures = token_losses(call, ids_BT, counted_BT, more=more)
     read = ids_BT.numel() if tokens is None else tokens
     sums = {"entropy": figures.entropy_N.sum(), "token_accuracy": figures.is_likeliest_N.sum()}
     count = len(figures.entropy_N)

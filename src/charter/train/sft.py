@@ -73,8 +73,7 @@ def _packed(setup: Setup, spec: SftStage, trained: TrainedModel, data: TokenRows
             dtype=spec.dtype,
             device=setup.device,
             tokens=batch.tokens,
-            mask=inputs.get("attention_mask"),
-            position_BT=inputs["position_ids"],
+            more=inputs,
         )
 
     return len(index), loss_of

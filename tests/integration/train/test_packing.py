@@ -151,73 +151,6 @@ def test_a_conversation_changes_nothing_in_its_neighbours():
     assert not torch.equal(logits[0][begin:end], logits[1][begin:end])
 
 
-@pytest.fixture
-def flex_on_a_cpu(monkeypatch):
-    """Transformers compiles flex attention; uncompiled, its forward pass runs on a CPU."""
-    from torch.nn.attention.flex_attention import flex_attention
-    from transformers.integrations import flex_attention as integration
-
-    def plain(query, key, value, training=False, **options):
-        return flex_attention(query, key, value, **options)
-
-    monkeypatch.setattr(integration, "compile_friendly_flex_attention", plain)
-
-
-def _plain(rows):
-    return {"input_ids": torch.tensor([row.ids for row in rows])}, [(0, 0), (1, 0)]
-
-
-def _left_padded(rows):
-    width = max(len(row.ids) for row in rows) + 3
-    ids = torch.tensor([[0] * (width - len(row.ids)) + list(row.ids) for row in rows])
-    mask = torch.tensor([[0] * (width - len(row.ids)) + [1] * len(row.ids) for row in rows])
-    positions = (mask.cumsum(1) - 1).clamp_min(0)
-    return {"input_ids": ids, "attention_mask": mask, "position_ids": positions}, [
-        (number, width - len(row.ids)) for number, row in enumerate(rows)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("layout", "attention"),
-    [
-        *itertools.product(("plain", "left padded", "packed"), ("sdpa", "eager")),
-        ("packed", "flex_attention"),
-        ("plain", "flex_attention"),
-        pytest.param("left padded", "flex_attention", marks=pytest.mark.thorough),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask")
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.usefixtures("flex_on_a_cpu")
-def test_no_token_sees_a_later_one_or_another_conversation(attention, layout):
-    """Whatever is changed, logits before it and in other conversations keep every bit."""
-    generator = torch.Generator().manual_seed(11)
-    lengths = (17, 17) if layout == "plain" else (20, 13)
-    rows = [
-        Encoded(tuple(torch.randint(5, 90, (length,), generator=generator).tolist()), (True,) * length)
-        for length in lengths
-    ]
-    model = tiny.language_model().model.eval()
-    model.set_attn_implementation(attention)
-    if layout == "packed":
-        inputs = model_inputs(packed_batch([rows], padding=0), attention=attention, device=CPU)
-        begins = [(0, 0), (0, len(rows[0].ids))]
-    else:
-        inputs, begins = (_plain if layout == "plain" else _left_padded)(rows)
-    with torch.no_grad():
-        before = model(**inputs, use_cache=False).logits
-        for row, begin, length, other in ((*begins[0], lengths[0], begins[1]), (*begins[1], lengths[1], begins[0])):
-            changed = inputs["input_ids"].clone()
-            last = begin + length - 1
-            changed[row, last] += 1
-            after = model(**{**inputs, "input_ids": changed}, use_cache=False).logits
-            torch.testing.assert_close(after[row, begin:last], before[row, begin:last], rtol=0, atol=0)
-            end = other[1] + lengths[1 if other == begins[1] else 0]
-            kept = before[other[0], other[1] : end]
-            torch.testing.assert_close(after[other[0], other[1] : end], kept, rtol=0, atol=0)
-            assert not torch.equal(after[row, last], before[row, last]), "the change itself is seen"
-
-
 def test_every_token_is_there_once_and_only_those_with_something_before_them_are_counted():
     rows = [Encoded((5, 6, 7), (False, True, True)), Encoded((8, 9), (True, True)), Encoded((4,), (True,))]
     batch = packed_batch([[rows[0], rows[1]], [rows[2]]], padding=3)
@@ -241,7 +174,11 @@ def test_flattened_rows_are_what_flash_attention_reads_and_have_the_same_loss():
     flat = batch.flattened()
     assert flat.ids_BT[0].tolist() == [token for row in rows for token in row.ids]
     inputs = model_inputs(flat, attention="flash_attention_2", device=CPU)
-    assert sorted(inputs) == ["input_ids", "position_ids"]
+    lengths = [len(row.ids) for row in rows]
+    assert inputs["cu_seq_lens_q"].tolist() == [0, *itertools.accumulate(lengths)]
+    assert inputs["cu_seq_lens_q"] is inputs["cu_seq_lens_k"]
+    assert inputs["cu_seq_lens_q"].dtype == torch.int32
+    assert (inputs["max_length_q"], inputs["max_length_k"]) == (max(lengths), max(lengths))
     logits = model.model(**inputs, use_cache=False).logits
     loss = summed_cross_entropy(logits, flat.ids_BT, flat.counted_BT)
     torch.testing.assert_close(loss, losses_of(model, batch), rtol=1e-5, atol=0)

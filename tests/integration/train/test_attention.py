@@ -1,0 +1,223 @@
+"""What a token may see: nothing later, nothing of other conversations, nothing of padding; by every attention."""
+
+import itertools
+import os
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask"),
+    pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
+]
+
+import tiny
+
+from charter.inference.generate import SamplingSettings, generate, new_cache
+from charter.models.chat import Encoded
+from charter.models.runtime import ATTENTION, configure, precision
+from charter.train.packing import FLASH, FLEX, model_inputs, packed_batch
+from charter.train.sft import collate
+
+CPU = torch.device("cpu")
+LENGTHS = (20, 13)
+SIXTEEN = ("bf16", "fp16")
+CASES = [
+    (attention, layout, dtype)
+    for attention, layout, dtype in itertools.product(
+        ATTENTION, ("alone", "right padded", "left padded", "packed"), ("fp32", *SIXTEEN)
+    )
+    if attention != FLASH or dtype in SIXTEEN
+]
+"""All that the checks let through: flash attention computes in 16 bits only."""
+SLOW = {FLEX: ("alone", "right padded", "left padded")}
+"""Uncompiled flex attention takes a second a pass; of its layouts, packing alone has a mask of our own."""
+
+
+class Flash:
+    """flash-attn's two functions by their signatures, by plain products; notes what it was called with."""
+
+    def __init__(self):
+        self.bounds = []
+
+    def rows(
+        self, q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
+        alibi_slopes=None, deterministic=False, return_attn_probs=False,
+    ):  # fmt: skip
+        assert causal, "a decoder's attention"
+        assert deterministic, "the backward pass adds up in any order without it"
+        assert q.dtype in (torch.bfloat16, torch.float16), "its kernels take 16 bits only"
+        assert not dropout_p
+        q, k, v = (item.transpose(1, 2) for item in (q, k, v))
+        queries, keys = q.shape[2], k.shape[2]
+        sees = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+        found = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, sees, scale=softmax_scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
+        return found.transpose(1, 2)
+
+    def varlen(
+        self, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None,
+        causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False,
+        return_attn_probs=False, block_table=None,
+    ):  # fmt: skip
+        self.bounds.append(cu_seqlens_q)
+        assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
+        bounds_q, bounds_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+        assert int(max_seqlen_q) >= int(cu_seqlens_q.diff().max())
+        assert int(max_seqlen_k) >= int(cu_seqlens_k.diff().max())
+        parts = [
+            self.rows(q[None, a:b], k[None, c:d], v[None, c:d], 0.0, softmax_scale, causal, deterministic=deterministic)
+            for (a, b), (c, d) in zip(itertools.pairwise(bounds_q), itertools.pairwise(bounds_k), strict=True)
+        ]
+        return torch.cat(parts, 1)[0]
+
+
+@pytest.fixture
+def flash(monkeypatch):
+    """Transformers with flash attention installed, on a CPU; its environment is the one that stages have."""
+    from transformers import modeling_flash_attention_utils as utils
+
+    own = Flash()
+    functions = (own.rows, own.varlen, None, utils._pad_input, utils._unpad_input)
+    process = utils._lazy_define_process_function(own.varlen)
+    monkeypatch.setattr(utils, "lazy_import_flash_attention", lambda *_, **__: (functions, (process, dict)))
+    monkeypatch.delenv("FLASH_ATTENTION_DETERMINISTIC", raising=False)
+    threads = torch.get_num_threads()
+    configure({"threads": threads, "attention": FLASH})
+    yield own
+    torch.use_deterministic_algorithms(False)
+    os.environ.pop("FLASH_ATTENTION_DETERMINISTIC", None)
+
+
+@pytest.fixture
+def flex(monkeypatch):
+    """Transformers compiles flex attention; uncompiled, its forward pass runs on a CPU."""
+    from torch.nn.attention.flex_attention import flex_attention
+    from transformers.integrations import flex_attention as integration
+
+    def plain(query, key, value, training=False, **options):
+        return flex_attention(query, key, value, **options)
+
+    monkeypatch.setattr(integration, "compile_friendly_flex_attention", plain)
+
+
+def model_with(attention):
+    model = tiny.language_model()
+    model.model.eval().config._attn_implementation = attention
+    return model
+
+
+def rows_of(lengths, *, seed=11):
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        Encoded(tuple(torch.randint(5, 90, (length,), generator=generator).tolist()), (True,) * length)
+        for length in lengths
+    ]
+
+
+def inputs_of(layout, attention):
+    """Inputs of a model, and (row, first, behind the last) of each conversation in them."""
+    rows = rows_of((17, 17) if layout == "alone" else LENGTHS)
+    if layout == "packed":
+        batch = packed_batch([rows], padding=0)
+        batch = batch.flattened() if attention == FLASH else batch
+        first = len(rows[0].ids)
+        return model_inputs(batch, attention=attention, device=CPU), [(0, 0, first), (0, first, first + LENGTHS[1])]
+    if layout in ("alone", "right padded"):
+        ids_BT, _ = collate(rows, padding=0)
+        return {"input_ids": ids_BT}, [(number, 0, len(row.ids)) for number, row in enumerate(rows)]
+    width = max(len(row.ids) for row in rows) + 3
+    ids_BT = torch.tensor([[0] * (width - len(row.ids)) + list(row.ids) for row in rows])
+    mask_BT = torch.tensor([[0] * (width - len(row.ids)) + [1] * len(row.ids) for row in rows])
+    inputs = {"input_ids": ids_BT, "attention_mask": mask_BT, "position_ids": (mask_BT.cumsum(1) - 1).clamp_min(0)}
+    return inputs, [(number, width - len(row.ids), width) for number, row in enumerate(rows)]
+
+
+def _cases():
+    for attention, layout, dtype in CASES:
+        slow = layout in SLOW.get(attention, ()) or (attention == FLEX and dtype == "fp16")
+        yield pytest.param(attention, layout, dtype, marks=[pytest.mark.thorough] if slow else [])
+
+
+@pytest.mark.parametrize(("attention", "layout", "dtype"), [*_cases()])
+@pytest.mark.usefixtures("flash", "flex")
+def test_no_token_sees_a_later_one_or_another_conversation(attention, layout, dtype):
+    """Whatever is changed, logits before it and in other conversations keep every bit."""
+    model = model_with(attention).model
+    inputs, spans = inputs_of(layout, attention)
+    outside = torch.ones_like(inputs["input_ids"], dtype=torch.bool)
+    for row, first, behind in spans:
+        outside[row, first:behind] = False
+
+    def logits_of(ids_BT):
+        with torch.no_grad(), precision(dtype, CPU):
+            return model(**{**inputs, "input_ids": ids_BT}, use_cache=False).logits
+
+    before = logits_of(inputs["input_ids"])
+    for own, other in (spans, spans[::-1]):
+        row, first, behind = own
+        for place in (behind - 1, (first + behind) // 2, first):
+            changed = inputs["input_ids"].clone()
+            changed[row, place] += 1
+            after = logits_of(changed)
+            assert torch.equal(after[row, first:place], before[row, first:place]), "a later token is seen"
+            assert torch.equal(after[other[0], other[1] : other[2]], before[other[0], other[1] : other[2]])
+            assert not torch.equal(after[row, place], before[row, place]), "the change itself is seen"
+            if place < behind - 1:
+                assert not torch.equal(after[row, behind - 1], before[row, behind - 1]), "earlier tokens are seen"
+    if outside.any():
+        after = logits_of(torch.where(outside, 7, inputs["input_ids"]))
+        for row, first, behind in spans:
+            assert torch.equal(after[row, first:behind], before[row, first:behind]), "padding is seen"
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager", FLASH, pytest.param(FLEX, marks=pytest.mark.thorough)])
+@pytest.mark.usefixtures("flash", "flex")
+def test_a_cache_changes_neither_what_is_seen_nor_the_logits(attention, dtype):
+    if attention == FLASH and dtype == "fp32":
+        dtype = "fp16"
+    model = model_with(attention).model
+    inputs, spans = inputs_of("left padded", attention)
+    ids_BT, mask_BT, position_BT = (inputs[name] for name in ("input_ids", "attention_mask", "position_ids"))
+    with torch.no_grad(), precision(dtype, CPU):
+        whole = model(**inputs, use_cache=False).logits.float()
+        cache, prompt, parts = new_cache(model.config), ids_BT.shape[1] - 4, []
+        for start, stop in ((0, prompt), *((place, place + 1) for place in range(prompt, ids_BT.shape[1]))):
+            out = model(
+                input_ids=ids_BT[:, start:stop],
+                attention_mask=mask_BT[:, :stop],
+                position_ids=position_BT[:, start:stop],
+                past_key_values=cache,
+                use_cache=True,
+            )
+            parts.append(out.logits.float())
+    stepwise = torch.cat(parts, 1)
+    tolerance = 1e-5 if dtype == "fp32" else 2e-2
+    for row, first, behind in spans:
+        torch.testing.assert_close(stepwise[row, first:behind], whole[row, first:behind], rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager", FLASH, pytest.param(FLEX, marks=pytest.mark.thorough)])
+@pytest.mark.usefixtures("flash", "flex")
+def test_answers_do_not_hang_on_what_neighbours_are_asked(attention):
+    settings = SamplingSettings(max_new_tokens=6, min_new_tokens=6, temperature=0.0, dtype="bf16")
+    model = model_with(attention)
+    first, second, third = (list(row.ids) for row in rows_of((9, 14, 14)))
+
+    def answer(neighbour):
+        return generate(model, [first, neighbour], seeds=[1, 2], settings=settings).answer_BR[0].tolist()
+
+    assert answer(second) == answer(third)
+
+
+def test_flash_is_given_the_bounds_of_a_packed_row_once(flash):
+    """Left to itself, transformers looks for them in every layer, and the processor waits for the device each time."""
+    inputs, spans = inputs_of("packed", FLASH)
+    with torch.no_grad(), precision("bf16", CPU):
+        model_with(FLASH).model(**inputs, use_cache=False)
+    assert len(flash.bounds) == tiny.ARCHITECTURE.num_layers
+    assert all(bounds is inputs["cu_seq_lens_q"] for bounds in flash.bounds)
+    assert flash.bounds[0].tolist() == [0, spans[1][1], spans[1][2]]
