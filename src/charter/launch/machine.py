@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +22,17 @@ LAYOUT_DEFAULTS: Mapping[str, str | int] = MappingProxyType(
     {name: value if isinstance(value, str) else int(value) for name, value in asdict(StageLayout()).items()}
 )
 """The layout of a stage that says nothing: one process, nothing sharded, thrown away or moved."""
+CUDA_LIBRARIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "nccl": ("nvidia-nccl-cu13", "nvidia-nccl-cu12"),
+        "cudnn": ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
+        "cublas": ("nvidia-cublas", "nvidia-cublas-cu12"),
+        "triton": ("triton",),
+        "flash_attn": ("flash-attn",),
+    }
+)
+"""What chooses the kernels of a GPU, and the packages that torch's wheels take it from."""
+ABSENT = "absent"
 CPU = "cpu"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -34,6 +45,8 @@ class NodeFacts:
     cpu_capability: str
     torch: str
     transformers: str
+    cuda: Mapping[str, str] = field(default_factory=dict)
+    """Where there are GPUs: their model, driver and the libraries that compute on them, as far as they are known."""
 
 
 def facts_here() -> NodeFacts:
@@ -43,6 +56,7 @@ def facts_here() -> NodeFacts:
         cpu_capability=cpu_capability(),
         torch=installed_version("torch"),
         transformers=installed_version("transformers"),
+        cuda=cuda_facts() if gpus_here() else {},
     )
 
 
@@ -53,11 +67,12 @@ def frozen_values(project: Project, stage: Stage, facts: NodeFacts | None = None
     """
     facts = facts or facts_here()
     layout = asked_layout(project, stage, gpus=facts.gpus)
-    libraries = {"torch": facts.torch, "transformers": facts.transformers}
+    device = stage_device(project, stage, gpus=facts.gpus)
+    libraries = {"torch": facts.torch, "transformers": facts.transformers, **(facts.cuda if device != CPU else {})}
     return {
         **{name: value for name, value in layout.items() if value != LAYOUT_DEFAULTS[name]},
         "threads": stage_threads(project, stage, processes=int(layout["world_size"])),
-        "device": stage_device(project, stage, gpus=facts.gpus),
+        "device": device,
         "cpu_capability": facts.cpu_capability,
         **(hosted_values(project, stage) if is_hosted(stage) else libraries),
     }
@@ -156,6 +171,29 @@ def visible_gpus(devices: Path = Path("/dev")) -> tuple[str, ...]:
     return tuple(item.strip() for item in visible.split(",") if item.strip() and item.strip() != "-1")[:present]
 
 
+def cuda_facts(driver: Path = Path("/proc/driver/nvidia"), module: Path = Path("/sys/module/nvidia")) -> dict[str, str]:
+    """The model of the GPUs here, their driver, and the libraries that choose kernels; what is not known is left out.
+
+    Another GPU, driver or library adds up in another order. Read from the driver's files, since torch would take a
+    second and memory of the device to say the same.
+    """
+    models = {
+        line.partition(":")[2].strip()
+        for path in driver.glob("gpus/*/information")
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines()
+        if line.startswith("Model:")
+    }
+    version_file = module / "version"
+    facts = {
+        "gpu": ", ".join(sorted(models)),
+        "driver": version_file.read_text(encoding="utf-8").strip() if version_file.exists() else "",
+    }
+    for name, packages in CUDA_LIBRARIES.items():
+        present = (installed_version(package) for package in packages)
+        facts[name] = next((found for found in present if found != ABSENT), "")
+    return {name: value for name, value in facts.items() if value}
+
+
 def cpu_capability(cpu_info: Path = Path("/proc/cpuinfo")) -> str:
     """The instruction set that torch's kernels are chosen for.
 
@@ -176,4 +214,4 @@ def installed_version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:
-        return "absent"
+        return ABSENT

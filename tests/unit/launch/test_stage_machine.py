@@ -1,7 +1,9 @@
 from charter.launch.commands import STAGE_MODULES, stage_command
 from charter.launch.local import stage_environment
 from charter.launch.machine import (
+    NodeFacts,
     cpu_capability,
+    cuda_facts,
     frozen_values,
     gpus_here,
     installed_version,
@@ -51,6 +53,46 @@ def test_what_bits_depend_on_is_frozen_without_importing_torch():
     frozen = frozen_values(project(), STAGE)
     assert set(frozen) == {"threads", "device", "cpu_capability", "torch", "transformers"}
     assert installed_version("no-such-package") == "absent"
+
+
+def driver_files(tmp_path, models, version="580.95.05"):
+    for number, model in enumerate(models):
+        place = tmp_path / "proc/gpus" / f"0000:{number}b:00.0"
+        place.mkdir(parents=True)
+        (place / "information").write_text(f"Model: \t\t {model}\nIRQ:   \t\t 250\nDevice Minor: \t {number}\n")
+    (tmp_path / "sys").mkdir()
+    (tmp_path / "sys/version").write_text(f"{version}\n")
+    return tmp_path / "proc", tmp_path / "sys"
+
+
+def test_gpu_driver_and_libraries_are_read_without_torch(tmp_path, monkeypatch):
+    versions = {"nvidia-nccl-cu12": "2.28.9", "nvidia-cublas": "13.1.0.3", "triton": "3.7.0"}
+    monkeypatch.setattr("charter.launch.machine.installed_version", lambda name: versions.get(name, "absent"))
+    facts = cuda_facts(*driver_files(tmp_path, ["NVIDIA H200"] * 2))
+    assert facts == {
+        "gpu": "NVIDIA H200",
+        "driver": "580.95.05",
+        "nccl": "2.28.9",
+        "cublas": "13.1.0.3",
+        "triton": "3.7.0",
+    }
+
+
+def test_a_machine_whose_driver_says_nothing_has_no_facts_of_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("charter.launch.machine.installed_version", lambda name: "absent")
+    assert cuda_facts(tmp_path, tmp_path) == {}
+
+
+def node(model):
+    cuda = {"gpu": model, "driver": "580.95.05"}
+    return NodeFacts(gpus=1, cpu_capability="avx2", torch="2.13.0", transformers="5.0", cuda=cuda)
+
+
+def test_the_gpu_is_frozen_where_it_computes_and_nowhere_else():
+    frozen = frozen_values(project(), STAGE, node("NVIDIA H200"))
+    assert (frozen["device"], frozen["gpu"], frozen["driver"]) == ("cuda", "NVIDIA H200", "580.95.05")
+    on_processors = frozen_values(project(accelerators=("cpu",)), STAGE, node("NVIDIA H200"))
+    assert set(on_processors) == {"threads", "device", "cpu_capability", "torch", "transformers"}
 
 
 def test_a_micro_batch_that_the_file_asks_for_reaches_the_stage():
