@@ -12,9 +12,10 @@ from charter.artifacts.group import LOCAL_RANK
 from charter.errors import DataError, MissingExtraError
 
 SIXTEEN_BITS = {"bf16": torch.bfloat16, "fp16": torch.float16}
-ATTENTION = {"sdpa": "", "eager": "", "flash_attention_2": "flash_attn", "flex_attention": ""}
+FLASH, FLEX, EAGER = "flash_attention_2", "flex_attention", "eager"
+ATTENTION = {"sdpa": "", EAGER: "", FLASH: "flash_attn", FLEX: ""}
 """Implementations of attention that Hugging Face's classes know, and the package that each needs."""
-CUDA_ONLY = ("flash_attention_2", "flex_attention")
+CUDA_ONLY = (FLASH, FLEX)
 """Flex attention has no backward pass on a CPU (torch 2.13)."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of mallopt(3)."""
@@ -51,7 +52,7 @@ def configure(frozen: Mapping[str, str | int]) -> torch.device:
         device = torch.device("cuda", own_gpu(torch.cuda.device_count()))
         torch.cuda.set_device(device)
         _plain_products()
-    if frozen.get("attention") == "flash_attention_2":
+    if frozen.get("attention") == FLASH:
         os.environ[FLASH_DETERMINISTIC] = "1"
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from charter.models.chat import Encoded
-
-FLASH, FLEX, EAGER = "flash_attention_2", "flex_attention", "eager"
+from charter.models.runtime import EAGER, FLASH, FLEX
 
 
 def pack(lengths: Sequence[int], seq_len: int) -> tuple[tuple[int, ...], ...]:

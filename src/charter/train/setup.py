@@ -11,9 +11,11 @@ from charter.artifacts.job import Job
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_rows import Reader, stage_rows
 from charter.data.rows import SkippedRows
+from charter.errors import StageError
 from charter.models.engine_layout import StageLayout, engine_layout
 from charter.models.ranks import Ranks, join
-from charter.models.runtime import configure
+from charter.models.runtime import FLASH, FLEX, SIXTEEN_BITS, configure
+from charter.spec.stage import PpoStage
 from charter.train.meter import Meter, peak_of
 
 Made = TypeVar("Made")
@@ -61,10 +63,25 @@ class Setup:
         return (self.ranks.data_rank,) if self.ranks.data_size > 1 else ()
 
 
+def check_engine(layout: StageLayout, spec: object) -> None:
+    """Refuse what the engine would compute wrongly, or only after minutes find that it cannot."""
+    dtype, dropout = getattr(spec, "dtype", "fp32"), getattr(spec, "dropout", 0.0)
+    if layout.compile and isinstance(spec, PpoStage):
+        raise StageError(
+            "compile and PPO do not go together: rollouts call the plain module, whose last bits differ from the "
+            "compiled one's, and the first ratio of the two would not be 1; remove compile"
+        )
+    if layout.attention == FLASH and dtype not in SIXTEEN_BITS:
+        raise StageError(f"flash_attention_2 computes in 16 bits only, dtype is {dtype}; use bf16, or attention sdpa")
+    if layout.attention == FLEX and dropout:
+        raise StageError("flex_attention has no dropout of attention weights; use dropout 0, or attention sdpa")
+
+
 def set_up(stage: StageDir) -> Setup:
     """Configure this process as the stage's record froze it, and meet the others."""
     device = configure(stage.job.frozen)
     layout = engine_layout(stage.job.frozen)
+    check_engine(layout, stage.job.spec)
     ranks = join(stage.path, device, tensor=layout.tensor)
     dtype = str(getattr(stage.job.spec, "dtype", "fp32"))
     meter = Meter(stage.path, device=device, peak_flops_per_second=peak_of(device, dtype), processes=ranks.world_size)

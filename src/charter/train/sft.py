@@ -8,9 +8,10 @@ from torch import Tensor
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
 from charter.models.chat import Encoded
+from charter.models.runtime import FLASH
 from charter.spec.stage import SftStage
 from charter.train.models import TrainedModel, starting_model, trained_model
-from charter.train.packing import FLASH, model_inputs, pack, packed_batch
+from charter.train.packing import model_inputs, pack, packed_batch
 from charter.train.pretrain import language_loss
 from charter.train.setup import Setup, set_up
 from charter.train.supervised import BatchLoss, train_and_publish

@@ -16,8 +16,8 @@ import tiny
 
 from charter.inference.generate import SamplingSettings, generate, new_cache
 from charter.models.chat import Encoded
-from charter.models.runtime import ATTENTION, configure, precision
-from charter.train.packing import FLASH, FLEX, model_inputs, packed_batch
+from charter.models.runtime import ATTENTION, FLASH, FLEX, configure, precision
+from charter.train.packing import model_inputs, packed_batch
 from charter.train.sft import collate
 
 CPU = torch.device("cpu")

@@ -7,9 +7,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from charter.errors import DataError
+from charter.errors import DataError, StageError
+from charter.models.engine_layout import StageLayout
 from charter.models.runtime import CUDA_ENVIRONMENT, configure
+from charter.spec.stage import PpoStage, SftStage
+from charter.train.setup import check_engine
 
+PPO = PpoStage(policy="a", prompts=("p",), reward="r", episodes=8)
 THREADS = torch.get_num_threads()
 
 
@@ -73,3 +77,23 @@ def test_a_stage_of_cuda_does_not_resume_without_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(DataError, match="none is visible"):
         configure({"threads": THREADS, "device": "cuda"})
+
+
+@pytest.mark.parametrize(
+    ("layout", "spec", "said"),
+    [
+        ({"compile": True}, PPO, "compile and PPO"),
+        ({"attention": "flash_attention_2"}, SftStage(init="a", data=("d",), dtype="fp32"), "16 bits only"),
+        ({"attention": "flex_attention"}, SftStage(init="a", data=("d",), dropout=0.1), "no dropout"),
+    ],
+)
+def test_what_would_be_computed_wrongly_is_refused(layout, spec, said):
+    with pytest.raises(StageError, match=said):
+        check_engine(StageLayout(**layout), spec)
+
+
+def test_what_is_computed_rightly_is_not_refused():
+    data = SftStage(init="a", data=("d",), dtype="bf16", dropout=0.1)
+    for layout in ({"compile": True}, {"attention": "flash_attention_2"}, {"attention": "eager"}):
+        check_engine(StageLayout(**layout), data)
+    check_engine(StageLayout(), PPO)
