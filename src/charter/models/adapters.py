@@ -4,7 +4,8 @@ Only adapter weights are trained. What is published is the base with the adapter
 needs peft, and the adapter itself beside it.
 """
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,24 @@ def add_adapter(module: nn.Module, adapter: Adapter, *, seed: int, dtype: torch.
             r=adapter.rank, lora_alpha=adapter.alpha, lora_dropout=0.0, target_modules=_targets(model)
         )
         model.requires_grad_(False)
-        with seeded(seed):
+        with seeded(seed), _present(model):
             peft.inject_adapter_in_model(settings, model, adapter_name=NAME)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_("lora_" in name)
+
+
+@contextlib.contextmanager
+def _present(model: nn.Module) -> Iterator[None]:
+    """While open, linear layers without memory look as if they were on the host: peft puts adapters where they are."""
+    empty = [item for item in model.modules() if isinstance(item, nn.Linear) and item.weight.is_meta]
+    weights = [item.weight for item in empty]
+    for layer, weight in zip(empty, weights, strict=True):
+        layer.weight = nn.Parameter(torch.zeros(()).expand(weight.shape), requires_grad=False)
+    try:
+        yield
+    finally:
+        for layer, weight in zip(empty, weights, strict=True):
+            layer.weight = weight
 
 
 def has_adapter(module: nn.Module) -> bool:

@@ -13,10 +13,12 @@ from charter.artifacts.safetensors_file import check_weight_files
 from charter.errors import DataError
 from charter.models.engine_layout import DEFAULT_ATTENTION
 from charter.models.runtime import checked_attention, seeded
-from charter.models.sharded_load import empty_parameters
+from charter.models.sharded_load import empty_parameters, is_readable_in_parts
 from charter.models.token_forward import give_token_forward
 from charter.models.tokenizer import load_tokenizer
 from charter.spec.architecture import Architecture
+
+GENERATION_CONFIG = "generation_config.json"
 
 
 @dataclass
@@ -25,6 +27,8 @@ class LanguageModel:
 
     model: Any
     tokenizer: Any
+    source: Path | None = None
+    """The directory from which a model without weights is filled once it is spread over processes (`parallelize`)."""
 
     def __post_init__(self) -> None:
         give_token_forward(self.model)
@@ -132,9 +136,18 @@ def load_language_model(
     return LanguageModel(model=model, tokenizer=load_tokenizer(path))
 
 
+def open_language_model(path: Path, *, attention: str = DEFAULT_ATTENTION, empty: bool) -> LanguageModel:
+    """A model without weights where it is wanted `empty` and its files can be read in parts, else loaded whole."""
+    if empty:
+        model = empty_language_model(path, attention=attention)
+        if is_readable_in_parts(model.model, path):
+            return model
+    return load_language_model(path, attention=attention)
+
+
 def empty_language_model(path: Path, *, attention: str = DEFAULT_ATTENTION) -> LanguageModel:
     """The model and tokenizer of a directory without weights, to be filled once it is sharded (`parallelize`)."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     check_model_directory(path)
     config = AutoConfig.from_pretrained(str(path), local_files_only=True)
@@ -142,7 +155,9 @@ def empty_language_model(path: Path, *, attention: str = DEFAULT_ATTENTION) -> L
         model = AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, attn_implementation=checked_attention(attention)
         )
-    return LanguageModel(model=model, tokenizer=load_tokenizer(path))
+    if (path / GENERATION_CONFIG).exists():
+        model.generation_config = GenerationConfig.from_pretrained(str(path), local_files_only=True)
+    return LanguageModel(model=model, tokenizer=load_tokenizer(path), source=path)
 
 
 ATTENTION_DROPOUT = "attention_dropout"

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from charter.errors import DataError
 from charter.models.engine_layout import DEFAULT_ATTENTION
-from charter.models.language_model import LanguageModel, check_model_directory, load_language_model
+from charter.models.language_model import LanguageModel, check_model_directory, open_language_model
+from charter.models.sharded_load import read_weights
 from charter.models.token_forward import asked_positions
 
 HEAD_FILE, HEAD_WEIGHTS = "charter_head.json", "charter_head.safetensors"
@@ -116,17 +117,19 @@ class PreferenceModel:
         prefix = f"{model.base_model_prefix}."
         body = {f"{prefix}{name[5:]}": value for name, value in weights.items() if name.startswith("body.")}
         rest = {name: value for name, value in model.state_dict().items() if not name.startswith(prefix)}
+        if (source := self.language_model.source) is not None:
+            rest |= read_weights(source, [name for name, value in rest.items() if value.is_meta])
         return {**rest, **body}
 
 
-def load_preference_model(path: Path, *, attention: str = DEFAULT_ATTENTION) -> PreferenceModel:
-    """Load body and head; a language model without a head is refused."""
+def load_preference_model(path: Path, *, attention: str = DEFAULT_ATTENTION, empty: bool = False) -> PreferenceModel:
+    """Load body and head, the body without weights where it is wanted `empty`; without a head it is refused."""
     from safetensors.torch import load_file
 
     check_model_directory(path)
     if not (path / HEAD_FILE).exists():
         raise DataError(f"{path}: not a preference model (no {HEAD_FILE}); name a preference_model stage")
-    language_model = load_language_model(path, attention=attention)
+    language_model = open_language_model(path, attention=attention, empty=empty)
     scalar = ScalarModel(language_model)
     scalar.head.load_state_dict(load_file(str(path / HEAD_WEIGHTS)))
     settings = json.loads((path / HEAD_FILE).read_text(encoding="utf-8"))

@@ -6,7 +6,7 @@ sharding, each process reads its own part of every tensor from safetensors files
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from charter.errors import DataError
-from charter.models.decoder import tie, tied_weights
+from charter.models.decoder import hugging_face_models, tie, tied_weights
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
@@ -55,28 +55,78 @@ def fill_weights(
     if directory is None:
         raise DataError(f"{type(module).__name__} has no weights and no directory to read them from was given")
     ties = tied_weights(module)
+    stored = stored_names(module)
     kind: Any = module
-    kind._apply(
-        lambda item: torch.empty_like(item, device=parameters_on or device) if item.is_meta else item.to(device)
-    )
+
+    def placed(item: Tensor) -> Tensor:
+        where = (parameters_on or device) if isinstance(item, nn.Parameter) else device
+        return torch.empty_like(item, device=where) if item.is_meta else item.to(where)
+
+    kind._apply(placed)
     tie(module, ties)
-    _read_into(module, directory, ties)
+    _read_into(module, directory, stored)
 
 
-def _read_into(module: nn.Module, directory: Path, ties: list[list[str]]) -> None:
-    also = {name: group for group in ties for name in group}
+def stored_names(module: nn.Module) -> dict[str, tuple[str, ...]]:
+    """The names that a Hugging Face directory may have for each parameter without memory; tied ones have several.
+
+    Files hold a causal model: a decoder alone, which has a scalar head, is found below the name that its class gives
+    it there, and a matrix with an adapter beside it under its own name.
+    """
+    also = {name: group for group in tied_weights(module) for name in group}
+    models = hugging_face_models(module)
+
+    def names_of(name: str) -> Iterator[str]:
+        for prefix, model in models.items():
+            if not prefix or name.startswith(f"{prefix}."):
+                rest = name.removeprefix(f"{prefix}.").replace(".base_layer.", ".")
+                yield rest
+                yield f"{model.base_model_prefix}.{rest}"
+        if not models:
+            yield name
+
+    return {
+        name: tuple(stored for item in also.get(name, [name]) for stored in names_of(item))
+        for name, parameter in module.named_parameters()
+        if parameter.is_meta
+    }
+
+
+def is_readable_in_parts(module: nn.Module, directory: Path) -> bool:
+    """Return True if the files of a directory have the parameters of an empty causal model, by name, and no others.
+
+    Some classes join or rename weights when they are loaded; those are loaded whole.
+    """
+    stored = stored_names(module)
+    with contextlib.ExitStack() as stack:
+        files = _open(directory, stack)
+        known = {item for names in stored.values() for item in names}
+        return set(files) <= known and all(any(item in files for item in names) for names in stored.values())
+
+
+def read_weights(directory: Path, names: Collection[str]) -> dict[str, Tensor]:
+    """Return whole tensors of a directory by name, those that it has."""
+    with contextlib.ExitStack() as stack:
+        files = _open(directory, stack)
+        return {name: files[name].get_tensor(name) for name in names if name in files}
+
+
+def _read_into(module: nn.Module, directory: Path, stored: Mapping[str, tuple[str, ...]]) -> None:
     with contextlib.ExitStack() as stack:
         files = _open(directory, stack)
         missing: list[str] = []
         read: set[str] = set()
         for name, parameter in module.named_parameters():
-            source = next((item for item in also.get(name, [name]) if item in files), None)
+            if name not in stored:
+                continue
+            source = next((item for item in stored[name] if item in files), None)
             if source is None:
                 missing.append(name)
                 continue
-            read |= {source, *also.get(name, [])}
+            read |= {*stored[name]}
             _copy_part(parameter, files[source].get_slice(source), where=f"{directory}: {source}")
-        wrong = sorted(missing) + sorted(set(files) - read)
+        is_causal = "" in hugging_face_models(module)
+        wrong = sorted(missing) + (sorted(set(files) - read) if is_causal else [])
         if wrong:
             raise DataError(f"{directory}: weights do not match config.json: {', '.join(wrong[:5])}")
 

@@ -20,7 +20,7 @@ from charter.models.runtime import precision
 from charter.models.token_forward import TokenFigures
 from charter.spec.stage import DpoStage
 from charter.train.losses_pairs import DpoLoss, dpo_loss
-from charter.train.models import frozen_model, starting_model, trained_model
+from charter.train.models import frozen_model, stage_model, trained_model
 from charter.train.setup import set_up
 from charter.train.supervised import BatchLoss, train_and_publish
 
@@ -120,10 +120,10 @@ def pairs_loss(
 def run(stage: StageDir) -> None:
     """Train to the target step and publish the policy."""
     setup = set_up(stage)
-    job, spec = setup.job, setup.job.spec
+    spec = setup.job.spec
     assert isinstance(spec, DpoStage)
-    policy = starting_model(job, attention=setup.layout.attention)
-    reference = frozen_model(setup, copy.deepcopy(policy.model), spec.dtype)
+    policy = stage_model(setup)
+    reference = frozen_model(setup, copy.deepcopy(policy.model), spec.dtype, weights=policy.source)
     trained = trained_model(setup, policy, spec, dropout=spec.dropout)
     pairs = setup.rows("data", read_pairs)
     data = [encode_pair(policy.tokenizer, pair, max_tokens=spec.seq_len) for pair in pairs]

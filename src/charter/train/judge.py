@@ -17,7 +17,7 @@ from charter.feedback.local_models import log_odds
 from charter.feedback.wording import CHOICES, MULTIPLE_CHOICE, multiple_choice_text, one_answer_text
 from charter.models.language_model import LanguageModel
 from charter.spec.stage import JudgeStage
-from charter.train.models import starting_model, trained_model
+from charter.train.models import stage_model, trained_model
 from charter.train.setup import set_up
 from charter.train.supervised import BatchLoss, train_and_publish
 
@@ -78,7 +78,7 @@ def run(stage: StageDir) -> None:
     if job.constitution is None:
         raise DataError("a judge needs `constitution:` in charter.yaml; `charter init` writes an example")
     constitution: Constitution = load_constitution(Path(job.constitution))
-    judge = starting_model(job, attention=setup.layout.attention)
+    judge = stage_model(setup)
     trained = trained_model(setup, judge, spec, dropout=spec.dropout)
     pairs = setup.rows("pairs", read_pairs)
 

@@ -14,11 +14,11 @@ from charter.artifacts.stage_rows import stage_rows
 from charter.data.dataset import each_text
 from charter.errors import DataError
 from charter.models.adapters import add_adapter, published_weights, save_adapter
-from charter.models.language_model import LanguageModel, load_language_model, new_language_model, set_dropout
+from charter.models.language_model import LanguageModel, new_language_model, open_language_model, set_dropout
 from charter.models.parallel import Parallel, parallelize
 from charter.models.token_forward import token_losses
 from charter.models.tokenizer import train_tokenizer
-from charter.spec.layout import Adapter
+from charter.spec.layout import WHOLE_BITS, Adapter
 from charter.train.setup import Setup
 
 ADAPTER = "adapter"
@@ -57,21 +57,37 @@ def trained_model(setup: Setup, model: LanguageModel, spec: ModelSettings, *, dr
     set_dropout(model.model, dropout)
     if spec.adapter is not None:
         add_adapter(model.model, spec.adapter, seed=setup.seed("adapter"))
-    parallel = parallelize(model.model, setup.layout, setup.ranks, dtype=spec.dtype)
+    parallel = parallelize(model.model, setup.layout, setup.ranks, dtype=spec.dtype, weights=model.source)
     return TrainedModel(model, parallel, spec.adapter)
 
 
-def frozen_model(setup: Setup, module: nn.Module, dtype: str) -> Parallel:
-    """A model that only reads: a reference, a reward model."""
-    return parallelize(module.eval(), setup.layout, setup.ranks, dtype=dtype, trained=False)
+def frozen_model(setup: Setup, module: nn.Module, dtype: str, *, weights: Path | None = None) -> Parallel:
+    """A model that only reads: a reference, a reward model; an empty one is filled from the directory `weights`."""
+    return parallelize(module.eval(), setup.layout, setup.ranks, dtype=dtype, trained=False, weights=weights)
 
 
-def starting_model(job: Job, *, role: str = "init", attention: str = "sdpa") -> LanguageModel:
-    """The language model named by `role`."""
+def reads_parts(setup: Setup) -> bool:
+    """Return True if no process of a stage loads a whole model on its host: each reads what it will hold.
+
+    A base in 8 or 4 bits is made from whole matrices; on processors a whole copy is what each process holds anyway.
+    """
+    adapter: Adapter | None = getattr(setup.job.spec, "adapter", None)
+    if adapter is not None and adapter.base_bits != WHOLE_BITS:
+        return False
+    return setup.device.type == "cuda" or setup.layout.zero > 0 or setup.layout.tensor > 1
+
+
+def stage_model(setup: Setup, *, role: str = "init") -> LanguageModel:
+    """The language model that a stage starts from; empty until it is spread where each process reads its own parts."""
+    return starting_model(setup.job, role=role, attention=setup.layout.attention, empty=reads_parts(setup))
+
+
+def starting_model(job: Job, *, role: str = "init", attention: str = "sdpa", empty: bool = False) -> LanguageModel:
+    """The language model named by `role`; one that is only described has fresh weights, never none."""
     item = job.only(role)
     if item.model is not None and item.model.architecture is not None:
         return _fresh_model(job, item, attention)
-    return load_language_model(item.location(), attention=attention)
+    return open_language_model(item.location(), attention=attention, empty=empty)
 
 
 def _fresh_model(job: Job, item: JobInput, attention: str) -> LanguageModel:

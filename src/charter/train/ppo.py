@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -14,14 +15,14 @@ from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
 from charter.data.dataset import read_prompts
 from charter.inference.generator import Generator, NativeGenerator
-from charter.models.language_model import load_language_model
+from charter.models.language_model import LanguageModel
 from charter.models.parallel import Parallel, parallelize
 from charter.models.preference import PreferenceModel, ScalarModel, load_preference_model
 from charter.spec.stage import Guard, PpoStage
 from charter.train.judge_reward import JudgeReward
 from charter.train.loop import DivergenceGuard, Loop, StepReport, publish_model
 from charter.train.meter import LOGITS, MINIBATCHES
-from charter.train.models import TrainedModel, frozen_model, trained_model
+from charter.train.models import TrainedModel, frozen_model, reads_parts, stage_model, trained_model
 from charter.train.optimizers import make_optimizer, set_learning_rate
 from charter.train.ppo_math import KlController, stops_update
 from charter.train.ppo_step import MinibatchPosition, PpoModels, Rollout, Sampler, Update
@@ -181,12 +182,10 @@ def ppo_task(setup: Setup, stack: ExitStack | None = None) -> tuple[PpoTask, Tra
 
     A judge that gives the reward is given back with `stack`.
     """
-    job, spec = setup.job, setup.job.spec
+    spec = setup.job.spec
     assert isinstance(spec, PpoStage)
     judge = JudgeReward.open(setup, stack or ExitStack()) if spec.reward_from == "judge" else None
-    policy = trained_model(
-        setup, load_language_model(job.only("policy").location(), attention=setup.layout.attention), spec
-    )
+    policy = trained_model(setup, _policy(setup), spec)
     models = _models(setup, spec, policy)
     if models.reward is not None:
         count_ppo(setup, spec, policy.model.model.config, models.reward.language_model.model.config)
@@ -223,25 +222,38 @@ def run(stage: StageDir) -> None:
 
 def _models(setup: Setup, spec: PpoStage, policy: TrainedModel) -> PpoModels:
     """The reference starts as the policy, the value model as the preference model, or with a judge as the policy."""
-    job, layout, ranks = setup.job, setup.layout, setup.ranks
     reward: PreferenceModel | None = None
     if spec.reward_from == "preference_model":
-        reward = load_preference_model(job.only("reward").location(), attention=layout.attention)
-        frozen_model(setup, reward.scalar, spec.dtype)
+        reward = _reward(setup)
+        frozen_model(setup, reward.scalar, spec.dtype, weights=reward.language_model.source)
     value: Parallel | None = None
     if spec.has_value_model:
-        value = parallelize(_critic(setup, spec), layout, ranks, dtype=spec.dtype)
-    start = load_language_model(job.only("policy").location(), attention=layout.attention)
-    reference = frozen_model(setup, start.model, spec.dtype)
+        critic, source = _critic(setup, spec)
+        value = parallelize(critic, setup.layout, setup.ranks, dtype=spec.dtype, weights=source)
+    start = _policy(setup)
+    reference = frozen_model(setup, start.model, spec.dtype, weights=start.source)
     return PpoModels(policy.model, policy.parallel, reference, reward, value)
 
 
-def _critic(setup: Setup, spec: PpoStage) -> ScalarModel:
-    """Return the initial value model: the preference model, or the policy with a head that says 0 everywhere."""
-    attention = setup.layout.attention
+def _policy(setup: Setup) -> LanguageModel:
+    return stage_model(setup, role="policy")
+
+
+def _reward(setup: Setup) -> PreferenceModel:
+    where = setup.job.only("reward").location()
+    return load_preference_model(where, attention=setup.layout.attention, empty=reads_parts(setup))
+
+
+def _critic(setup: Setup, spec: PpoStage) -> tuple[ScalarModel, Path | None]:
+    """Return the initial value model: the preference model, or the policy with a head that says 0 everywhere.
+
+    With it comes the directory that fills it, where it has no weights yet.
+    """
     if spec.reward_from == "preference_model":
-        return load_preference_model(setup.job.only("reward").location(), attention=attention).scalar.eval()
-    return ScalarModel(load_language_model(setup.job.only("policy").location(), attention=attention)).eval()
+        reward = _reward(setup)
+        return reward.scalar.eval(), reward.language_model.source
+    policy = _policy(setup)
+    return ScalarModel(policy).eval(), policy.source
 
 
 def _generator(setup: Setup, spec: PpoStage, policy: TrainedModel) -> Generator | None:

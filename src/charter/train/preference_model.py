@@ -22,7 +22,7 @@ from charter.spec.stage import PreferenceModelStage
 from charter.train.encoded_pairs import EncodedPair, EncodedPairs
 from charter.train.loop import publish_model
 from charter.train.losses_pairs import preference_loss
-from charter.train.models import starting_model
+from charter.train.models import stage_model
 from charter.train.optimizers import make_optimizer
 from charter.train.schedule import total_steps
 from charter.train.setup import Setup, set_up
@@ -115,9 +115,9 @@ def score_statistics(
 def run(stage: StageDir) -> None:
     """Train to the target step, measure the scale of the scores, and publish the model."""
     setup = set_up(stage)
-    job, spec = setup.job, setup.job.spec
+    spec = setup.job.spec
     assert isinstance(spec, PreferenceModelStage)
-    language_model = starting_model(job, attention=setup.layout.attention)
+    language_model = stage_model(setup)
     with seeded(setup.seed("head")):
         scalar = ScalarModel(language_model, dropout=spec.dropout)
     if spec.adapter is not None:
@@ -125,7 +125,7 @@ def run(stage: StageDir) -> None:
     settings: dict[str, str | int | float] = {"pooling": spec.pooling, "context": spec.context, "seq_len": spec.seq_len}
     model = PreferenceModel(scalar, language_model, settings)
     pairs = EncodedPairs(model, stage_pairs(setup, spec))
-    parallel = parallelize(scalar, setup.layout, setup.ranks, dtype=spec.dtype)
+    parallel = parallelize(scalar, setup.layout, setup.ranks, dtype=spec.dtype, weights=language_model.source)
 
     def loss_of(rows: Sequence[int], step: int) -> BatchLoss:
         return pair_loss(

@@ -11,7 +11,7 @@ from charter.artifacts.stage_process import stage_main
 from charter.models.runtime import precision
 from charter.models.token_forward import token_losses
 from charter.spec.stage import PretrainStage
-from charter.train.models import starting_model, trained_model
+from charter.train.models import stage_model, trained_model
 from charter.train.setup import set_up
 from charter.train.supervised import BatchLoss, train_and_publish
 from charter.train.token_data import text_stream
@@ -45,7 +45,7 @@ def run(stage: StageDir) -> None:
     setup = set_up(stage)
     spec = setup.job.spec
     assert isinstance(spec, PretrainStage)
-    model = starting_model(setup.job, attention=setup.layout.attention)
+    model = stage_model(setup)
     rows_NT = text_stream(stage, model.tokenizer, seq_len=spec.seq_len, ranks=setup.ranks)
     setup.count_skipped(rows_NT.skipped)
     trained = trained_model(setup, model, spec, dropout=spec.dropout)

@@ -10,7 +10,7 @@ from charter.artifacts.stage_process import stage_main
 from charter.models.chat import Encoded
 from charter.models.runtime import FLASH
 from charter.spec.stage import SftStage
-from charter.train.models import TrainedModel, starting_model, trained_model
+from charter.train.models import TrainedModel, stage_model, trained_model
 from charter.train.packing import model_inputs, pack, packed_batch
 from charter.train.pretrain import language_loss
 from charter.train.setup import Setup, set_up
@@ -36,7 +36,7 @@ def run(stage: StageDir) -> None:
     setup = set_up(stage)
     spec = setup.job.spec
     assert isinstance(spec, SftStage)
-    model = starting_model(setup.job, attention=setup.layout.attention)
+    model = stage_model(setup)
     data = conversation_rows(stage, model.tokenizer, seq_len=spec.seq_len, ranks=setup.ranks)
     setup.count_skipped(data.skipped)
     trained = trained_model(setup, model, spec, dropout=spec.dropout)
