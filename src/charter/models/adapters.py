@@ -74,7 +74,10 @@ def check_layout(module: nn.Module, layout: StageLayout) -> None:
 
 
 def merged_weights(weights: Mapping[str, Tensor], adapter: Adapter) -> dict[str, Tensor]:
-    """Plain weights: each adapted matrix with `alpha / rank * B A` added, under the name it has without adapter."""
+    """Plain weights: each adapted matrix with `alpha / rank * B A` added, under the name it has without adapter.
+
+    Sums are in fp32, whatever the base was trained over: 16 bits would round most of an update away.
+    """
     merged: dict[str, Tensor] = {}
     for name, value in weights.items():
         if ".lora_" in name or ".quant_map" in name or ".absmax" in name:
@@ -85,7 +88,7 @@ def merged_weights(weights: Mapping[str, Tensor], adapter: Adapter) -> dict[str,
         if first is None or second is None:
             merged[base] = value
             continue
-        merged[base] = (value.float() + product(first, second, adapter)).to(value.dtype)
+        merged[base] = value.float() + product(first, second, adapter)
     return merged
 
 

@@ -30,7 +30,7 @@ from torch.distributed.tensor.parallel import (
 from torch.utils.checkpoint import checkpoint
 
 from charter.errors import StageError
-from charter.models.adapters import check_layout
+from charter.models.adapters import check_layout, has_adapter
 from charter.models.decoder import decoder_layers, hugging_face_models, tie, tied_weights
 from charter.models.engine_layout import StageLayout
 from charter.models.parallel_module import DdpParallel, Parallel
@@ -285,13 +285,17 @@ def parallelize(
 ) -> Parallel:
     """Spread `module` over the processes as `layout` says; what is sharded is changed in place.
 
-    A frozen model (`trained=False`) is cast to the compute type once on an accelerator. An empty module is filled
+    A frozen model (`trained=False`), or the frozen base of adapters, is cast to the compute type once on an
+    accelerator. An empty module is filled
     from the directory `weights`, of which each process reads its own parts.
     """
     check_layout(module, layout)
     check_offload(layout, ranks.device)
+    on_accelerator = ranks.device.type != "cpu"
     if not trained:
-        _freeze(module, COMPUTE[dtype], whole=ranks.device.type != "cpu" and layout.zero > 0)
+        module.requires_grad_(False)
+    if not trained or (on_accelerator and has_adapter(module)):
+        cast_frozen(module, COMPUTE[dtype], everything=on_accelerator and layout.zero > 0)
     if trained and layout.recompute != "none":
         recompute_layers(module, layout.recompute)
     if not is_empty(module):
@@ -333,18 +337,19 @@ def _averaged(module: nn.Module, ranks: Ranks) -> nn.parallel.DistributedDataPar
         )
 
 
-def _freeze(module: nn.Module, dtype: torch.dtype, *, whole: bool) -> None:
-    """No gradients; weights in the compute type, so that autocast does not cast them again at every pass.
+def cast_frozen(module: nn.Module, dtype: torch.dtype, *, everything: bool) -> None:
+    """Weights without gradients in the compute type, so that autocast does not cast them again at every pass.
 
-    With `whole` every parameter is cast, as sharded training computes; else only what autocast would cast (linear
+    With `everything` every one is cast, as sharded training computes; else only what autocast would cast (linear
     layers), so that a frozen copy computes the same bits as the model it was copied from.
     """
-    module.requires_grad_(False)
     if dtype == torch.float32:
         return
     linear = [item for item in module.modules() if isinstance(item, nn.Linear)]
     chosen = {id(parameter) for item in linear for parameter in item.parameters()}
     others = {id(p) for item in module.modules() if item not in linear for p in item.parameters(recurse=False)}
     for parameter in module.parameters():
-        if whole or id(parameter) in chosen - others:
+        if parameter.requires_grad or not parameter.is_floating_point():  # a base in 8 or 4 bits has whole numbers
+            continue
+        if everything or id(parameter) in chosen - others:
             parameter.data = parameter.data.to(dtype)

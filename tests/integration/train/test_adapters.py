@@ -20,9 +20,12 @@ from charter.models.adapters import (
     save_adapter,
 )
 from charter.models.engine_layout import StageLayout
-from charter.models.parallel import parallelize
+from charter.models.parallel import cast_frozen, data_mesh, parallelize, shard
+from charter.models.parallel_module import own_part
 from charter.models.preference import ScalarModel
 from charter.models.ranks import Ranks
+from charter.models.runtime import precision
+from charter.models.token_forward import token_losses
 from charter.spec.layout import Adapter
 
 IDS = torch.arange(24).view(2, 12)
@@ -136,3 +139,60 @@ def test_layouts_that_cannot_split_an_adapter_are_refused():
         parallelize(module, StageLayout(world_size=2, tensor=2), Ranks(), dtype="fp32")
     with pytest.raises(StageError, match="16, 8 or 4"):
         add_adapter(tiny.language_model().model, Adapter(rank=4, base_bits=5), seed=3)
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_a_frozen_base_takes_half_the_bytes_in_sixteen_bits(everything):
+    """Only what autocast would cast each time is cast once, so that the loss keeps its bits; under sharding all is."""
+    ids_BT = torch.arange(24)[None]
+    plain, small = tiny.language_model().model, tiny.language_model().model
+    for module in (plain, small):
+        add_adapter(module, adapter(), seed=1)
+        for name, item in module.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(item, generator=torch.Generator().manual_seed(4))
+    cast_frozen(small, torch.bfloat16, everything=everything)
+    for name, item in small.named_parameters():
+        halved = not item.requires_grad and (everything or "_proj" in name)
+        assert item.element_size() == (2 if halved else 4), name
+    if everything:
+        return
+    losses = []
+    for module in (plain, small):
+        with precision("bf16", torch.device("cpu")):
+            loss = token_losses(module, ids_BT, torch.ones_like(ids_BT, dtype=torch.bool)).loss_sum
+        loss.backward()
+        losses.append((loss.item(), [item.grad for item in module.parameters() if item.requires_grad]))
+    assert losses[0][0] == losses[1][0]
+    assert all(torch.equal(one, other) for one, other in zip(losses[0][1], losses[1][1], strict=True))
+    assert all(item.dtype == torch.float32 for item in merged_weights(small.state_dict(), adapter()).values())
+
+
+def test_whole_numbers_of_a_small_base_are_not_cast():
+    layer = torch.nn.Linear(2, 2, bias=False)
+    layer.weight = torch.nn.Parameter(torch.ones(2, 2, dtype=torch.uint8), requires_grad=False)
+    cast_frozen(layer, torch.bfloat16, everything=True)
+    assert layer.weight.dtype == torch.uint8
+
+
+def sharded_base(ranks):
+    """Loss and gradients' types under sharding of a base in 16 bits beside adapters in 32."""
+    module = tiny.language_model().model
+    add_adapter(module, adapter(), seed=1)
+    cast_frozen(module, torch.bfloat16, everything=True)
+    layout = StageLayout(world_size=2, zero=3)
+    shard(module, layout, data_mesh(layout, ranks)[0], ranks, dtype=torch.bfloat16)
+    with precision("bf16", torch.device("cpu")):
+        loss = module(input_ids=IDS, labels=IDS, use_cache=False).loss
+    loss.backward()
+    bases = {own_part(item).dtype for item in module.parameters() if not item.requires_grad}
+    return loss.item(), bases, {item.grad.dtype for item in module.parameters() if item.requires_grad}
+
+
+def test_a_base_in_sixteen_bits_is_sharded_beside_its_adapter():
+    for loss, bases, gradients in in_group(sharded_base, 2):
+        assert bases == {torch.bfloat16}
+        assert gradients == {torch.float32}
+        with precision("bf16", torch.device("cpu")), torch.no_grad():
+            whole = tiny.language_model().model(input_ids=IDS, labels=IDS, use_cache=False).loss.item()
+        assert loss == pytest.approx(whole, rel=1e-2)
