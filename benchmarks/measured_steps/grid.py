@@ -8,7 +8,7 @@ from charter.catalog import models
 from charter.spec.architecture import Architecture
 
 AMP, PURE = "amp_bf16", "bf16-true"
-"""bf16 autocast over fp32 weights, as the engine trains; weights, gradients and moments in bf16."""
+"""bf16 autocast over fp32 weights, as the engine trains; weights in bf16, as models are that only answer."""
 GRIDS = ("smoke", "standard", "full")
 
 OWN_SHAPES = {
@@ -90,7 +90,7 @@ def grid(name: str, *, on_cpu: bool) -> tuple[Case, ...]:
         lists = {"smoke": _tiny("charter-tiny"), "standard": _tiny("charter-10M"), "full": _tiny("charter-0.1B")}[name]
     elif name == "smoke":
         small = ("Qwen3-0.6B",)
-        lists = [_sft(small, [(4, 1024)], (AMP,)), *(iter((next(cases),)) for cases in _kinds(small))]
+        lists = [_sft(small, [(4, 1024)]), *(iter((next(cases),)) for cases in _kinds(small))]
     elif name == "standard":
         lists = [_sft(LADDER, [(1, 1024), (4, 2048), (8, 2048)]), *_kinds(LADDER)]
     else:
@@ -105,47 +105,35 @@ def _kinds(names: Sequence[str]) -> list[Iterator[Case]]:
     return [_rm(names), _lora(names), _ppo(names), _inference(names)]
 
 
-def _sft(
-    names: Sequence[str], sizes: Sequence[tuple[int, int]], precisions: Sequence[str] = (AMP, PURE)
-) -> Iterator[Case]:
+def _sft(names: Sequence[str], sizes: Sequence[tuple[int, int]]) -> Iterator[Case]:
     for model in names:
-        for precision in precisions:
-            for micro_batch, seq in sizes:
-                yield Case(kind="sft", model=model, precision=precision, micro_batch=micro_batch, seq=seq)
-            micro_batch, seq = sizes[-1]
-            largest = Case(kind="sft", model=model, precision=precision, micro_batch=micro_batch, seq=seq)
-            yield replace(largest, recompute=True)
-            yield replace(largest, micro_batch=1, accumulation=4)
+        for micro_batch, seq in sizes:
+            yield Case(kind="sft", model=model, micro_batch=micro_batch, seq=seq)
+        micro_batch, seq = sizes[-1]
+        largest = Case(kind="sft", model=model, micro_batch=micro_batch, seq=seq)
+        yield replace(largest, recompute=True)
+        yield replace(largest, micro_batch=1, accumulation=4)
 
 
 def _rm(names: Sequence[str]) -> Iterator[Case]:
     for model in names:
-        for precision in (AMP, PURE):
-            for recompute in (False, True):
-                yield Case(
-                    kind="rm", model=model, precision=precision, micro_batch=4, seq=1024, recompute=recompute
-                )  # fmt: skip
+        for recompute in (False, True):
+            yield Case(kind="rm", model=model, micro_batch=4, seq=1024, recompute=recompute)
 
 
 def _lora(names: Sequence[str]) -> Iterator[Case]:
     for model in names:
-        for precision in (PURE, AMP):
-            for recompute in (False, True):
-                yield Case(
-                    kind="lora", model=model, precision=precision, micro_batch=4, seq=2048, lora_rank=16,
-                    recompute=recompute,
-                )  # fmt: skip
+        for recompute in (False, True):
+            yield Case(kind="lora", model=model, micro_batch=4, seq=2048, lora_rank=16, recompute=recompute)
 
 
 def _ppo(names: Sequence[str]) -> Iterator[Case]:
     for model in names:
-        for precision in (AMP, PURE):
-            base = Case(
-                kind="ppo", model=model, precision=precision, micro_batch=8, seq=512, prompt_tokens=256,
-                answer_tokens=256, rollout_batch=64,
-            )  # fmt: skip
-            yield base
-            yield replace(base, recompute=True)
+        base = Case(
+            kind="ppo", model=model, micro_batch=8, seq=512, prompt_tokens=256, answer_tokens=256, rollout_batch=64
+        )  # fmt: skip
+        yield base
+        yield replace(base, recompute=True)
 
 
 def _inference(names: Sequence[str]) -> Iterator[Case]:
@@ -165,9 +153,9 @@ def _tiny(model: str) -> list[Iterator[Case]]:
         kind="ppo", model=model, micro_batch=2, seq=32, prompt_tokens=16, answer_tokens=16, rollout_batch=4
     )  # fmt: skip
     return [
-        iter((sft, replace(sft, recompute=True), replace(sft, micro_batch=1, accumulation=4, precision=PURE))),
+        iter((sft, replace(sft, recompute=True), replace(sft, micro_batch=1, accumulation=4))),
         iter((replace(sft, kind="rm"),)),
         iter((replace(sft, kind="lora", lora_rank=4), replace(sft, kind="lora", lora_rank=4, recompute=True))),
-        iter((ppo, replace(ppo, recompute=True, precision=PURE))),
+        iter((ppo, replace(ppo, recompute=True))),
         iter((Case(kind="inference", model=model, micro_batch=2, seq=24, prompt_tokens=16, answer_tokens=8),)),
     ]

@@ -15,7 +15,6 @@ from charter.errors import StageError
 from charter.models.engine_layout import StageLayout, engine_layout
 from charter.models.ranks import Ranks, join
 from charter.models.runtime import FLASH, FLEX, SIXTEEN_BITS, configure
-from charter.spec.stage import PpoStage
 from charter.train.meter import Meter, peak_of
 
 Made = TypeVar("Made")
@@ -66,11 +65,6 @@ class Setup:
 def check_engine(layout: StageLayout, spec: object) -> None:
     """Refuse what the engine would compute wrongly, or only after minutes find that it cannot."""
     dtype, dropout = getattr(spec, "dtype", "fp32"), getattr(spec, "dropout", 0.0)
-    if layout.compile and isinstance(spec, PpoStage):
-        raise StageError(
-            "compile and PPO do not go together: rollouts call the plain module, whose last bits differ from the "
-            "compiled one's, and the first ratio of the two would not be 1; remove compile"
-        )
     if layout.attention == FLASH and dtype not in SIXTEEN_BITS:
         raise StageError(f"flash_attention_2 computes in 16 bits only, dtype is {dtype}; use bf16, or attention sdpa")
     if layout.attention == FLEX and dropout:

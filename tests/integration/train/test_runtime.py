@@ -11,6 +11,7 @@ from charter.errors import DataError, StageError
 from charter.models.engine_layout import StageLayout
 from charter.models.runtime import CUDA_ENVIRONMENT, configure
 from charter.spec.stage import PpoStage, SftStage
+from charter.train.ppo import check_compiled
 from charter.train.setup import check_engine
 
 PPO = PpoStage(policy="a", prompts=("p",), reward="r", episodes=8)
@@ -82,7 +83,6 @@ def test_a_stage_of_cuda_does_not_resume_without_one(monkeypatch):
 @pytest.mark.parametrize(
     ("layout", "spec", "said"),
     [
-        ({"compile": True}, PPO, "compile and PPO"),
         ({"attention": "flash_attention_2"}, SftStage(init="a", data=("d",), dtype="fp32"), "16 bits only"),
         ({"attention": "flex_attention"}, SftStage(init="a", data=("d",), dropout=0.1), "no dropout"),
     ],
@@ -90,6 +90,12 @@ def test_a_stage_of_cuda_does_not_resume_without_one(monkeypatch):
 def test_what_would_be_computed_wrongly_is_refused(layout, spec, said):
     with pytest.raises(StageError, match=said):
         check_engine(StageLayout(**layout), spec)
+
+
+def test_compiled_ppo_is_refused():
+    with pytest.raises(StageError, match="compile and PPO"):
+        check_compiled(StageLayout(compile=True))
+    check_compiled(StageLayout())
 
 
 def test_what_is_computed_rightly_is_not_refused():
