@@ -41,6 +41,8 @@ WHERE: Mapping[str, str] = {
     "StageResources": "`pipeline.NAME.resources`",
     "Adapter": "`pipeline.NAME.adapter`",
     "Guard": "`pipeline.NAME.guard`",
+    "Reward": "An entry of `pipeline.NAME.rewards`",
+    "Mismatch": "`pipeline.NAME.mismatch`",
     "Launch": "`launch`",
     "SlurmSettings": "`launch.slurm`",
     "RaySettings": "`launch.ray`",

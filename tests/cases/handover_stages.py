@@ -3,6 +3,7 @@
 from dataclasses import fields
 
 from charter.spec.layout import Adapter, Recompute, ZeroStage
+from charter.spec.rewards import Mismatch, Reward
 from charter.spec.stage import Guard, StageResources
 from plain_stages import GROUPS, NAME, PPO, STAGES, accepted_stage, handover, layout_of, pairs
 
@@ -114,8 +115,21 @@ OTHER_VALUES = {
         "estimator": ["gae", "rloo", "grpo", "reinforce"],
         "reward_from": ["judge"],
         "samples_per_prompt": [1, 2, 4, 8],
-        "kl_estimator": ["k3"],
-        "loss_aggregation": ["sequence"],
+        "kl_estimator": ["k3", "k2"],
+        "loss_aggregation": ["sequence", "constant", "prompt"],
+        "rewards": [(Reward(name="right", kind="function", call="charter:exact"),)],
+        "mixture": ["normalise_then_sum"],
+        "max_failed_share": [0.2],
+        "kl_in": ["loss", "reward"],
+        "loss_horizon": [100],
+        "clip_ratio_high": [0.28],
+        "ratio": ["sequence", "product"],
+        "surrogate": ["cispo"],
+        "dual_clip": [3.0],
+        "scale_advantages": ["batch", "mean", "none"],
+        "equal_groups": ["drop", "refill"],
+        "most_batches": [5],
+        "mismatch": [Mismatch(high=2.0)],
         "bootstrap_truncated": [True],
         "missing_end_penalty": [1.0],
         "stop_update_kl": [0.05],

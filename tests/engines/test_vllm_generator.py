@@ -19,10 +19,7 @@ from charter.inference.vllm_generator import (
 from charter.models.language_model import new_language_model
 from charter.models.tokenizer import train_tokenizer
 from charter.spec.architecture import Architecture
-from charter.train.ppo_step import (
-    answer_log_probabilities,
-    as_sequences,
-)
+from charter.train.ppo_sequences import answer_log_probabilities, as_sequences
 from vllm_environment import PYTHON, vllm_python
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]

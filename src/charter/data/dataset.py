@@ -5,10 +5,10 @@ then `limit`, both in rows and in the order of the files. A row that cannot be r
 `on_bad_row: skip` is left out and counted in the `SkippedRows` that the reader is given.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from charter.data.formats import find_files, read_arrow, read_jsonl, read_parquet, read_shard
 from charter.data.rows import (
@@ -127,10 +127,11 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Turns to be answered; the last one is the user's."""
+    """Turns to be answered; the last one is the user's. Further columns of the row are for rewards."""
 
     id: str
     turns: Turns
+    columns: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,7 @@ def read_prompts(path: Path, spec: DataSpec | None = None, skipped: SkippedRows 
 
 def each_prompt(path: Path, spec: DataSpec | None = None, skipped: SkippedRows | None = None) -> Iterator[Prompt]:
     """Yield the prompts of `read_prompts` one after the other."""
-    return each_row(path, spec, skipped, lambda row: [Prompt(row.id, prompt_of(row))])
+    return each_row(path, spec, skipped, lambda row: [Prompt(row.id, prompt_of(row), _columns(row))])
 
 
 def read_pairs(path: Path, spec: DataSpec | None = None, skipped: SkippedRows | None = None) -> tuple[Pair, ...]:
@@ -245,6 +246,14 @@ def data_facts(path: Path, spec: DataSpec | None = None) -> DataFacts:
         mean_response_bytes=response_bytes / responses if responses else 0.0,
         max_response_bytes=max_response,
     )
+
+
+_TEXTS = frozenset({"id", "prompt", "messages", "text", "completion", "chosen", "rejected"})
+"""Columns that are the conversation itself."""
+
+
+def _columns(row: Row) -> dict[str, Any]:
+    return {name: value for name, value in row.value.items() if name not in _TEXTS}
 
 
 def _conversations(row: Row, spec: DataSpec | None) -> list[Conversation]:

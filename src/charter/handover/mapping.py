@@ -5,7 +5,7 @@ does not mention is a defect of the renderer (`finish` raises); what the engine 
 reason, all of it at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -41,6 +41,26 @@ class MappedField:
     to: tuple[str, ...] = ()
     """`sft.yaml: learning_rate`, `--learning_rate`; empty for `same` and `charter`."""
     note: str = ""
+
+
+NATIVE_REWARDS: Mapping[str, tuple[object, ...]] = {
+    "rewards": ((),),
+    "mixture": ("sum_then_normalise",),
+    "kl_in": (None,),
+    "loss_horizon": (None,),
+    "ratio": ("token",),
+    "surrogate": ("clip",),
+    "equal_groups": ("keep",),
+    "mismatch": (None,),
+}
+"""Options of `kind: ppo` that only the native engine has, and their values elsewhere."""
+KNOWN_ELSEWHERE: Mapping[str, tuple[object, ...]] = {
+    "loss_aggregation": ("token", "sequence"),
+    "kl_estimator": ("k1", "k3"),
+    "estimator": ("gae", "rloo", "grpo", "reinforce"),
+}
+"""Values of further options that renderers of other engines have a rule for."""
+NATIVE_ONLY = "the rule of this value is rendered for the native engine alone"
 
 
 class FieldMapper:
@@ -89,6 +109,22 @@ class FieldMapper:
                 hint=hint or "change it, or take another engine (`charter export --help` lists them)",
             )
         )
+
+    def refuse_native_rewards(self, expressed: Collection[str] = ()) -> None:
+        """Refuse at once, before anything else is mapped, options of rewards and losses that stay in Charter's engine.
+
+        `expressed` are those that the renderer maps itself.
+        """
+        for name, only in NATIVE_REWARDS.items():
+            if name not in expressed:
+                self.same(f"{STAGE}.{name}", only, NATIVE_ONLY)
+        for name, values in KNOWN_ELSEWHERE.items():
+            if self.value(f"{STAGE}.{name}") not in values:
+                self.refuse(f"{STAGE}.{name}", NATIVE_ONLY)
+        if self.problems:
+            raise SpecError(self.problems)
+        self.charter(f"{STAGE}.max_failed_share", "decides nothing here: there is no list of rewards")
+        self.charter(f"{STAGE}.most_batches", "decides nothing here: groups are not sampled again")
 
     def finish(self) -> tuple[MappedField, ...]:
         """All rows in the order of the file; raises a `SpecError` with everything that was refused."""

@@ -25,6 +25,7 @@ from charter.spec.stage import (
     SftStage,
     Stage,
     StageResources,
+    references,
 )
 
 FEWEST_STEPS, MOST_STEPS, WORTH_SECONDS = 6, 24, 3.0
@@ -239,5 +240,4 @@ def _found_from(spec: ModelSpec, root: Path) -> ModelSpec:
 
 
 def _names_of(stage: Stage) -> tuple[str, ...]:
-    values = [getattr(stage, role) for role in stage.REFERENCES]
-    return tuple(name for value in values if value for name in ((value,) if isinstance(value, str) else value))
+    return tuple(name for names in references(stage).values() for name in names)

@@ -229,8 +229,8 @@ def _plan(
         role: tuple(_input(project, inputs, before, item, role) for item in names)
         for role, names in inputs_of(project, name).items()
     }
-    if isinstance(spec, EvalStage) and spec.lm_eval_tasks:
-        found["lm_eval_tasks"] = tuple(inputs.files(path, "lm_eval_tasks") for path in spec.lm_eval_tasks)
+    for role, paths in spec.sources.items():
+        found[role] = tuple(inputs.files(path, role) for path in paths)
     path, constitution = inputs.constitution() if _reads_constitution(spec) else (None, None)
     identity = stage_identity(
         spec,

@@ -52,10 +52,12 @@ def check_layout(project: Project, name: str, stage: Stage, *, facts: NodeFacts 
         hint = f"tensor must divide {world}: {one_of(_divisors(world))}"
         yield Problem(path=f"{where}.tensor", message=f"{tensor} does not divide the {world} processes", hint=hint)
         return
-    if isinstance(stage, PpoStage) and stage.reward_from == "judge" and world > 1:
+    if isinstance(stage, PpoStage) and stage.judge is not None and world > 1:
         message = f"a judge as the reward runs in one process; found {world}"
         hint = "give the stage one accelerator, or a preference model as its reward"
-        yield Problem(path=f"pipeline.{name}.reward_from", message=message, hint=hint)
+        yield Problem(
+            path=f"pipeline.{name}.{'rewards' if stage.rewards else 'reward_from'}", message=message, hint=hint
+        )
     yield from _heads(project, name, tensor, where)
     data, replicas = world // tensor, int(layout.get("replicas", 1))
     if data % replicas:

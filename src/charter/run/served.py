@@ -31,8 +31,8 @@ def check_served(project: Project, todo: Sequence[PlannedStage]) -> Iterator[Pro
     """Roles that need weights, where the model is only served."""
     for stage in todo:
         asked = ASKED.get(stage.spec.kind, frozenset())
-        if isinstance(stage.spec, PpoStage) and stage.spec.reward_from == "judge":
-            asked = frozenset({"reward"})
+        if isinstance(stage.spec, PpoStage) and stage.spec.judge is not None:
+            asked = frozenset({stage.spec.judge_role})
         for role, items in stage.inputs.items():
             for item in items:
                 if item.source == "model" and item.path is None and item.name in project.serving and role not in asked:

@@ -61,7 +61,7 @@ def _ordered_names(value: Any) -> list[str]:
     names = [item.name for item in fields(value)]
     if not isinstance(value, Stage):
         return names
-    first = ["kind", *value.REFERENCES]
+    first = [name for name in ("kind", *value.REFERENCES) if name in names]
     common = [item.name for item in fields(Stage) if item.name != "kind"]
     return [*first, *(name for name in names if name not in first and name not in common), *common]
 

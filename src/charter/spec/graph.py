@@ -128,7 +128,7 @@ def fitting_names(project: Project, stage: Stage, role: str) -> list[str]:
 
 def _needs_scores(stage: Stage, role: str) -> bool:
     """Return True if a role needs a preference model; a judge whose ratings are the reward is a language model."""
-    rates = role == "reward" and getattr(stage, "reward_from", "") == "judge"
+    rates = role == "reward" and getattr(stage, "reward_from", "") == "judge" and not getattr(stage, "rewards", ())
     return role in PREFERENCE_MODEL_ROLES and not rates
 
 

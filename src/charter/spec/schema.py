@@ -36,6 +36,7 @@ from charter.spec.project import (
     Storage,
     TokenizerSpec,
 )
+from charter.spec.rewards import Mismatch, Reward
 from charter.spec.sections import (
     Alerts,
     Budget,
@@ -105,6 +106,8 @@ BLOCKS: tuple[type, ...] = (
     StageResources,
     Adapter,
     Guard,
+    Reward,
+    Mismatch,
     Launch,
     SlurmSettings,
     RaySettings,

@@ -12,12 +12,23 @@ from typing import ClassVar, Literal
 
 from charter.spec.layout import Adapter
 from charter.spec.quantity import Count, Names, Seconds, added, execution
+from charter.spec.rewards import (
+    KL_IN_LOSS,
+    REWARD_SOURCES,
+    AdvantageScale,
+    Estimator,
+    KlEstimator,
+    LossAggregation,
+    Mismatch,
+    RatioLevel,
+    Reward,
+    Surrogate,
+)
 
 Schedule = Literal["constant", "linear", "cosine"]
 Dtype = Literal["fp32", "bf16", "fp16", "fp8"]
 OptimizerName = Literal["adamw", "adamw_8bit"]
 OnDivergence = Literal["stop", "skip", "roll_back"]
-LossAggregation = Literal["token", "sequence"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +101,6 @@ class Sampling:
 
 
 MODEL, DATA = "model", "data"
-Estimator = Literal["gae", "rloo", "grpo", "reinforce"]
 NATIVE = "native"
 Engine = Literal["native", "megatron", "deepspeed", "fsdp", "accelerate", "trl", "verl", "openrlhf", "nemo_rl"]
 
@@ -186,6 +196,16 @@ class Stage:
     timeout: Seconds | None = execution()
     needs_approval: bool = execution(False)
     """Held until a person has looked at samples of what it reads and said `charter approve STAGE`."""
+
+    def named(self, role: str) -> str | tuple[str, ...] | None:
+        """The name or names that stand in a role of `REFERENCES`."""
+        value: str | tuple[str, ...] | None = getattr(self, role)
+        return value
+
+    @property
+    def sources(self) -> Mapping[str, tuple[str, ...]]:
+        """Files that are neither data nor models, by role: their content is part of the stage's key."""
+        return {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -370,12 +390,13 @@ class PpoStage(Sampling, Stage):
 
     REVISION: ClassVar[int] = 3
     REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"policy": MODEL, "reward": MODEL, "prompts": DATA, "ptx_data": DATA}
+        {"policy": MODEL, "reward": MODEL, "judge": MODEL, "prompts": DATA, "ptx_data": DATA}
     )
     MAKES: ClassVar[str] = MODEL
     kind: Literal["ppo"] = "ppo"
     policy: str
-    reward: str
+    reward: str | None = None
+    """The model that gives the reward: the short form of a list of one; or give `rewards`."""
     prompts: Names
     episodes: Count
     """Sampled answers in all; `episodes / rollout_batch` rollouts."""
@@ -410,16 +431,48 @@ class PpoStage(Sampling, Stage):
     guard: Guard | None = None
     estimator: Estimator = added("gae")
     """`gae` with a value model; `reinforce` likewise, by whole returns less the value (Lee et al. 2023, appendix);
-    `rloo` (Ahmadian et al. 2024) and `grpo` (Shao et al. 2024) compare the answers to one prompt, without one."""
+    `rloo` (Ahmadian et al. 2024), `grpo` (Shao et al. 2024) and `reinforce_pp_baseline` (scores less their group's
+    mean) compare the answers to one prompt, without one; `reinforce_pp` (Hu et al. 2025) takes whole returns."""
     reward_from: Literal["preference_model", "judge"] = added("preference_model")
     """What `reward` names: a preference model, or a language model whose expected rating from 1 to 10 is the reward
     (direct RLAIF, Lee et al. 2023)."""
+    rewards: tuple[Reward, ...] = added(())
+    """Weighted rewards of every answer, instead of `reward`: functions, at most one preference model, one judge."""
+    mixture: Literal["sum_then_normalise", "normalise_then_sum"] = added("sum_then_normalise")
+    """Several rewards as one: their weighted sum, which the estimator then compares; or each compared within its group
+    before they are added (GDPO, arXiv:2601.05242; estimator grpo)."""
+    max_failed_share: float = execution(0.05)
+    """The stage fails when a larger share of a rollout's rewards has failed; up to it, their groups are left out."""
     samples_per_prompt: Count = added(1)
-    """Answers to each prompt of a rollout; `rloo` and `grpo` need two or more. It divides rollout_batch."""
-    kl_estimator: Literal["k1", "k3"] = added("k1")
-    """Per-token KL penalty: the log-ratio, or its non-negative form (Schulman 2020)."""
+    """Answers to each prompt of a rollout; estimators that compare them need two or more. It divides rollout_batch."""
+    kl_estimator: KlEstimator = added("k1")
+    """Per-token KL penalty in the reward: the log-ratio, half its square, or its non-negative form (Schulman 2020)."""
+    kl_in: Literal["loss", "reward"] | None = None
+    """Place of the KL penalty: a term of the loss, always as k3, or part of each token's reward. Unless given, the loss
+    for `grpo` and `reinforce_pp_baseline`, and the reward for the others."""
     loss_aggregation: LossAggregation = added("token")
-    """Mean over all answer tokens of a minibatch, or over answers of each answer's mean."""
+    """Mean over all answer tokens of a minibatch; over answers of each answer's mean (`sequence`) or of its sum divided
+    by `loss_horizon` (`constant`, Dr. GRPO); or over prompts of the token mean of their answers (`prompt`)."""
+    loss_horizon: Count | None = None
+    """Divisor of `loss_aggregation: constant`; max_new_tokens unless given."""
+    clip_ratio_high: float | None = None
+    """How far above 1 the ratio may go (clip-higher of DAPO, Yu et al. 2025); clip_ratio unless given."""
+    ratio: RatioLevel = added("token")
+    """Ratio of each token, or of whole answers: its geometric mean over the tokens (`sequence`, GSPO, Zheng et al.
+    2025) or their product."""
+    surrogate: Surrogate = added("clip")
+    """`clip`: PPO's; `cispo`: the bounded ratio is a weight without gradient (arXiv:2506.13585), so that no token loses
+    its own; a clip_ratio of 1 leaves out the lower bound."""
+    dual_clip: float | None = None
+    """Bound of the loss of a negative advantage, in advantages (Ye et al. 2020); none unless given."""
+    scale_advantages: AdvantageScale = added("group")
+    """Divisor of grpo's advantages: deviation of the group or of the batch, the group's mean (MaxRL), or `none` (Dr.
+    GRPO, Liu et al. 2025)."""
+    equal_groups: Literal["keep", "drop", "refill"] = added("keep")
+    """Groups whose answers all have one score: kept, left out of the loss, or replaced by the groups of other prompts,
+    sampled until the rollout is full (dynamic sampling of DAPO, Yu et al. 2025)."""
+    most_batches: Count = added(3)
+    """`refill`: samplings of one rollout, the first included; places still empty then are left out of the loss."""
     bootstrap_truncated: bool = added(False)
     """An answer cut at max_new_tokens goes on in the value model's eyes, instead of ending there."""
     missing_end_penalty: float | None = None
@@ -427,7 +480,10 @@ class PpoStage(Sampling, Stage):
     stop_update_kl: float | None = None
     """The epochs over a rollout stop when the policy has moved so far from it: nats per token, k3."""
     mismatch_clip: float | None = None
-    """Upper bound of the importance weight between generator and trainer where they are different programs."""
+    """Upper bound of the importance weight between generator and trainer where they are different programs: the short
+    form of `mismatch: {method: tis, high: ...}`."""
+    mismatch: Mismatch | None = None
+    """Correction where generator and trainer are different programs; none unless given."""
     ptx_weight: float = added(0.0)
     """Weight of the language-modelling loss on `ptx_data` (PPO-ptx, Ouyang et al. 2022, eq. 2)."""
     ptx_data: Names = added(())
@@ -445,6 +501,54 @@ class PpoStage(Sampling, Stage):
     def has_value_model(self) -> bool:
         """Return True if the estimator learns the value of states, instead of comparing answers."""
         return self.estimator in ("gae", "reinforce")
+
+    @property
+    def judge(self) -> str | None:
+        """The language model whose ratings are a reward, if there is one."""
+        if self.rewards:
+            return next((item.model for item in self.rewards if item.kind == "judge"), None)
+        return self.reward if self.reward_from == "judge" else None
+
+    @property
+    def preference_model(self) -> str | None:
+        """The preference model whose score is a reward, if there is one."""
+        if self.rewards:
+            return next((item.model for item in self.rewards if item.kind == "preference_model"), None)
+        return self.reward if self.reward_from == "preference_model" else None
+
+    @property
+    def judge_role(self) -> str:
+        """Role of the judge among the stage's inputs: `reward` where it stands alone in the short form."""
+        return "judge" if self.rewards else "reward"
+
+    @property
+    def sources(self) -> Mapping[str, tuple[str, ...]]:
+        """Files of the user's reward functions, each once."""
+        files = tuple(dict.fromkeys(item.source for item in self.rewards if item.source is not None))
+        return {REWARD_SOURCES: files} if files else {}
+
+    def named(self, role: str) -> str | tuple[str, ...] | None:
+        """The name or names in a role; the models of a list of rewards stand in the list."""
+        if self.rewards and role == "reward":
+            return self.preference_model
+        if role == "judge":
+            return self.judge if self.rewards else None
+        return super().named(role)
+
+    @property
+    def has_reference(self) -> bool:
+        """Return True if the policy's start is kept to measure the KL from it: only where a penalty reads it."""
+        return self.kl_coefficient > 0
+
+    @property
+    def has_kl_loss(self) -> bool:
+        """Return True if the KL penalty is a term of the loss, and not part of the reward."""
+        return self.kl_in == "loss" or (self.kl_in is None and self.estimator in KL_IN_LOSS)
+
+    @property
+    def correction(self) -> Mismatch | None:
+        """The correction for another program's sampling, in its long form."""
+        return self.mismatch or (None if self.mismatch_clip is None else Mismatch(high=self.mismatch_clip))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -541,6 +645,11 @@ class EvalStage(Sampling, Stage):
     lm_eval_tasks: Names = ()
     """Directories or files of local lm-evaluation-harness tasks, for the suite `lm_eval`."""
 
+    @property
+    def sources(self) -> Mapping[str, tuple[str, ...]]:
+        """Files of the tasks of lm-evaluation-harness."""
+        return {"lm_eval_tasks": tuple(self.lm_eval_tasks)} if self.lm_eval_tasks else {}
+
 
 def is_hosted(stage: Stage) -> bool:
     """Return True if another engine computes the stage, and Charter starts, watches and verifies it."""
@@ -551,7 +660,7 @@ def references(stage: Stage) -> dict[str, tuple[str, ...]]:
     """The names that a stage reads, by role: `{"policy": ("sl_cai",), "prompts": ("red_team",)}`."""
     by_role: dict[str, tuple[str, ...]] = {}
     for role in stage.REFERENCES:
-        value = getattr(stage, role)
+        value = stage.named(role)
         names = () if value is None else (value,) if isinstance(value, str) else tuple(value)
         if names:
             by_role[role] = names

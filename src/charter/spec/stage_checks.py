@@ -1,5 +1,7 @@
 """Values of a stage that have the right type but cannot work. Pure; see `checks` for the rest of the project."""
 
+import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields
 
@@ -19,6 +21,7 @@ from charter.spec.quantity import (
     Range,
     check_ranges,
 )
+from charter.spec.rewards import GROUPED, SHIPPED_REWARD, SHIPPED_REWARDS, Reward
 from charter.spec.stage import (
     MAKES_RECORDS,
     CritiqueStage,
@@ -37,6 +40,7 @@ from charter.spec.stage import (
     StageResources,
     references,
 )
+from charter.spec.suggest import did_you_mean
 
 ADAM: tuple[tuple[str, Range], ...] = (
     ("learning_rate", POSITIVE),
@@ -107,6 +111,11 @@ _PPO: tuple[tuple[str, Range], ...] = (
     ("missing_end_penalty", NOT_NEGATIVE),
     ("stop_update_kl", POSITIVE),
     ("mismatch_clip", AT_LEAST_ONE),
+    ("loss_horizon", AT_LEAST_ONE),
+    ("clip_ratio_high", POSITIVE),
+    ("dual_clip", ABOVE_ONE),
+    ("most_batches", AT_LEAST_ONE),
+    ("max_failed_share", SHARE),
     ("ptx_weight", NOT_NEGATIVE),
     ("ptx_batch", AT_LEAST_ONE),
     ("seq_len", AT_LEAST_ONE),
@@ -120,6 +129,8 @@ def check_ppo(stage: PpoStage, path: str) -> Iterator[Problem]:
     yield from check_guard(stage.guard, f"{path}.guard")
     yield from _check_estimator(stage, path)
     yield from _check_pretraining_mix(stage, path)
+    yield from _check_rewards(stage, path)
+    yield from _check_loss(stage, path)
     if stage.kl_target is not None and stage.kl_coefficient == 0:
         hint = "give kl_coefficient a start above 0, or remove kl_target"
         yield Problem(message="a coefficient of 0 never adapts to a target", path=f"{path}.kl_target", hint=hint)
@@ -150,7 +161,7 @@ def _check_estimator(stage: PpoStage, path: str) -> Iterator[Problem]:
         yield Problem(message=message, path=f"{path}.samples_per_prompt", hint=f"the nearest that work: {nearest}")
     if stage.estimator == "reinforce":
         yield from _check_reinforce(stage, path)
-    if stage.has_value_model:
+    if stage.has_value_model or stage.estimator not in GROUPED:
         return
     if samples == 1:
         message = f"the estimator {stage.estimator} compares the answers to one prompt and needs 2 or more; found 1"
@@ -165,6 +176,85 @@ def _check_estimator(stage: PpoStage, path: str) -> Iterator[Problem]:
                 path=f"{path}.{name}",
                 hint=f"remove {name}, or take the estimator gae",
             )
+
+
+def _check_rewards(stage: PpoStage, path: str) -> Iterator[Problem]:
+    """The reward is one model or a list, and every item of a list names what its kind needs."""
+    if not stage.rewards and stage.reward is None:
+        hint = "give `reward`, a preference model, or `rewards`, a list"
+        yield Problem(message="nothing says what the reward is", path=f"{path}.reward", hint=hint)
+    if stage.rewards and (stage.reward is not None or stage.reward_from != "preference_model"):
+        hint = "name the model in the list: {name: ..., kind: preference_model, model: ...}"
+        yield Problem(message="`reward` and `rewards` are both given", path=f"{path}.reward", hint=hint)
+    names = [item.name for item in stage.rewards]
+    for index, item in enumerate(stage.rewards):
+        place = f"{path}.rewards[{index}]"
+        if item.name in names[:index]:
+            yield Problem(message=f"{item.name!r} is named twice", path=f"{place}.name")
+        if re.fullmatch(r"[a-z][a-z0-9_]*", item.name) is None:
+            message = f"{item.name!r} cannot be part of the name of a metric"
+            yield Problem(message=message, path=f"{place}.name", hint="small letters, digits and _")
+        if not math.isfinite(item.weight):
+            yield Problem(message=f"must be finite; found {item.weight}", path=f"{place}.weight")
+        yield from check_ranges(item, place, (("timeout", POSITIVE), ("memory", POSITIVE), ("processes", AT_LEAST_ONE)))
+        yield from _check_reward(item, place)
+    for kind in ("preference_model", "judge"):
+        if sum(item.kind == kind for item in stage.rewards) > 1:
+            yield Problem(message=f"more than one {kind}; a list has at most one", path=f"{path}.rewards")
+    if stage.mixture == "normalise_then_sum" and (stage.estimator != "grpo" or not stage.rewards):
+        message = "each reward is compared within its group, which needs a list and the estimator grpo"
+        yield Problem(message=message, path=f"{path}.mixture", hint="remove mixture")
+
+
+def _check_reward(item: Reward, path: str) -> Iterator[Problem]:
+    if item.kind != "function":
+        if item.model is None:
+            yield Problem(message=f"a {item.kind} needs its model", path=f"{path}.model")
+        for name in ("call", "arguments"):
+            if getattr(item, name) is not None:
+                yield Problem(message=f"belongs to a function, not to a {item.kind}", path=f"{path}.{name}")
+        return
+    if item.model is not None:
+        yield Problem(message="a function has no model", path=f"{path}.model")
+    place, _, name = (item.call or "").rpartition(":")
+    if item.call is not None and item.call.startswith(SHIPPED_REWARD):
+        if name not in SHIPPED_REWARDS:
+            hint = did_you_mean(name, SHIPPED_REWARDS)
+            yield Problem(message=f"no shipped reward is called {name!r}", path=f"{path}.call", hint=hint)
+    elif not place.endswith(".py") or not name.isidentifier():
+        hint = f"charter:{SHIPPED_REWARDS[0]}, or path/to/file.py:function"
+        yield Problem(message="a function needs its name, and where it stands", path=f"{path}.call", hint=hint)
+
+
+def _check_loss(stage: PpoStage, path: str) -> Iterator[Problem]:
+    """Options of the loss that another one leaves without a meaning."""
+    idle: list[tuple[str, bool, str]] = [
+        ("loss_horizon", stage.loss_horizon is not None and stage.loss_aggregation != "constant", "loss_aggregation"),
+        ("scale_advantages", stage.scale_advantages != "group" and stage.estimator != "grpo", "estimator grpo"),
+        ("scale_advantages", stage.scale_advantages != "group" and stage.mixture != "sum_then_normalise", "mixture"),
+        ("equal_groups", stage.equal_groups != "keep" and stage.samples_per_prompt < 2, "samples_per_prompt"),
+        ("dual_clip", stage.dual_clip is not None and stage.surrogate != "clip", "surrogate clip"),
+        ("mismatch", stage.mismatch is not None and stage.mismatch_clip is not None, "mismatch_clip"),
+        ("kl_in", stage.kl_in is not None and stage.kl_coefficient == 0, "kl_coefficient above 0"),
+    ]
+    for name, is_idle, beside in idle:
+        if is_idle:
+            message = f"{getattr(stage, name)} has no meaning here: look at {beside}"
+            yield Problem(message=message, path=f"{path}.{name}", hint=f"remove {name}, or change {beside}")
+    if stage.estimator == "reinforce":
+        for name, unset in (("clip_ratio_high", None), ("ratio", "token"), ("surrogate", "clip"), ("dual_clip", None)):
+            if (value := getattr(stage, name)) != unset:
+                message = f"the estimator reinforce has no ratio to clip; found {value}"
+                yield Problem(message=message, path=f"{path}.{name}", hint=f"remove {name}")
+    correction = stage.mismatch
+    if correction is not None:
+        yield from check_ranges(correction, f"{path}.mismatch", (("low", NOT_NEGATIVE), ("high", POSITIVE)))
+        low, high = correction.low or 0.0, math.inf if correction.high is None else correction.high
+        if low > high:
+            yield Problem(message=f"low, {low:g}, is above high, {high:g}", path=f"{path}.mismatch.low")
+        if correction.method != "tis" and correction.low is None and correction.high is None:
+            message = f"{correction.method} without bounds leaves out nothing"
+            yield Problem(message=message, path=f"{path}.mismatch.method", hint="give low and high")
 
 
 def _check_reinforce(stage: PpoStage, path: str) -> Iterator[Problem]:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from charter.spec.stage import LossAggregation
+from charter.spec.rewards import LossAggregation
 
 
 @dataclass(frozen=True)
@@ -42,17 +42,24 @@ class Summed:
         return {name: self.total.item(), f"{name}_count": float(self.count)}
 
 
-def aggregate(values_BR: Tensor, mask_BR: Tensor, aggregation: LossAggregation) -> Summed:
-    """Per-token values as one sum: of every token (`token`), or of every answer's mean over its tokens (`sequence`).
+def aggregate(
+    values_BR: Tensor, mask_BR: Tensor, aggregation: LossAggregation, *, divisor_B: Tensor | None = None
+) -> Summed:
+    """Per-token values as one sum, and the number of terms that its mean over a batch has.
 
-    The mean over a batch is sum_b sum_t v / sum_b n_b, or sum_b (sum_t v / n_b) / B: in the first a long answer weighs
-    more, in the second all weigh the same. Answers without a token do not count, nor does what the mask leaves out.
+    The mean over B answers of n_b tokens is, for `token`, sum_b sum_t v / sum_b n_b; for `sequence`,
+    sum_b (sum_t v / n_b) / B; for `constant`, sum_b (sum_t v / D) / B with one divisor D for all; for `prompt`, the
+    mean over prompts of the token mean of each, D_b the tokens of all answers to the prompt of b, in any division of a
+    batch. In the first a long answer weighs more, in the second all weigh the same. Answers without a token do not
+    count, nor does what the mask leaves out.
     Sources: Yu et al. 2025 (DAPO, arXiv:2503.14476), section 3.3, for the first; Shao et al. 2024 (arXiv:2402.03300),
-    eq. 3, for the second.
+    eq. 3, for the second; Liu et al. 2025 (Dr. GRPO, arXiv:2503.20783) for the third.
 
     >>> values, mask = torch.tensor([[1.0, 3.0], [8.0, 9.0]]), torch.tensor([[True, True], [True, False]])
     >>> aggregate(values, mask, "token").mean.item(), aggregate(values, mask, "sequence").mean.item()
     (4.0, 5.0)
+    >>> aggregate(values, mask, "constant", divisor_B=torch.tensor([4.0, 4.0])).mean.item()
+    1.5
     """
     kept_BR = torch.where(mask_BR, values_BR, torch.zeros((), device=values_BR.device))
     length_B = mask_BR.sum(1)
@@ -61,6 +68,12 @@ def aggregate(values_BR: Tensor, mask_BR: Tensor, aggregation: LossAggregation) 
             return Summed(kept_BR.sum(), length_B.sum())
         case "sequence":
             return Summed((kept_BR.sum(1) / length_B.clamp_min(1)).sum(), (length_B > 0).sum())
+        case "constant":
+            assert divisor_B is not None, "constant needs its divisor"
+            return Summed((kept_BR.sum(1) / divisor_B).sum(), (length_B > 0).sum())
+        case "prompt":
+            assert divisor_B is not None, "prompt needs the tokens of each answer's prompt"
+            return Summed((kept_BR.sum(1) / divisor_B).sum(), (length_B / divisor_B).sum())
     assert_never(aggregation)
 
 

@@ -14,12 +14,15 @@ from charter.artifacts.checkpoints import Position
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
 from charter.data.dataset import read_prompts
-from charter.errors import StageError
+from charter.errors import DataError, StageError
+from charter.feedback.asking import Invalid
 from charter.inference.generator import Generator, NativeGenerator
+from charter.inference.score import score_answers
 from charter.models.engine_layout import StageLayout
 from charter.models.language_model import LanguageModel
 from charter.models.parallel import Parallel, parallelize
 from charter.models.preference import PreferenceModel, ScalarModel, load_preference_model
+from charter.spec.rewards import REWARD_SOURCES, RewardKind
 from charter.spec.stage import Guard, PpoStage
 from charter.train.judge_reward import JudgeReward
 from charter.train.loop import DivergenceGuard, Loop, StepReport, publish_model
@@ -27,8 +30,11 @@ from charter.train.meter import LOGITS, MINIBATCHES
 from charter.train.models import TrainedModel, frozen_model, reads_parts, stage_model, trained_model
 from charter.train.optimizers import make_optimizer, set_learning_rate
 from charter.train.ppo_math import KlController, stops_update
-from charter.train.ppo_step import MinibatchPosition, PpoModels, Rollout, Sampler, Update
+from charter.train.ppo_rollout import PpoModels, Rollout, Sampler
+from charter.train.ppo_step import MinibatchPosition, Update
 from charter.train.pretraining_mix import pretraining_mix
+from charter.train.rewards.mixture import DIRECTORY, Answer, FunctionReward, RewardList, Score, own_file
+from charter.train.rewards.processes import Failed
 from charter.train.schedule import learning_rate_factor
 from charter.train.setup import Setup, set_up
 from charter.train.state import TrainState
@@ -95,9 +101,12 @@ class PpoTask:
 
     @property
     def frozen(self) -> Sequence[nn.Module]:
-        """The reference and the reward model; a judge's weights are its own affair."""
-        reward = self.models.reward
-        return (self.models.reference.module, *(() if reward is None else (reward.scalar,)))
+        """The reference and the reward model, where there are any; a judge's weights are its own affair."""
+        reference, reward = self.models.reference, self.models.reward
+        return (
+            *(() if reference is None else (reference.module,)),
+            *(() if reward is None else (reward.scalar,)),
+        )
 
     @property
     def target_step(self) -> int:
@@ -159,19 +168,28 @@ class PpoTask:
     def _finish(self, step: int) -> StepReport:
         """Adapt the KL coefficient, and put together what the rollout and its epochs have measured."""
         rollout, answers = self._rollout(), self.spec.rollout_batch
-        totals = self.setup.ranks.total(rollout.sums(kl_estimator=self.spec.kl_estimator))
-        tokens = int(totals.pop("tokens"))
+        spec, samples = self.spec, self.spec.samples_per_prompt
+        totals = self.setup.ranks.total(rollout.sums(kl_estimator=spec.kl_estimator, samples=samples))
+        rewards = self.setup.ranks.total(rollout.reward_sums([item.name for item in spec.rewards]))
+        tokens, rated = int(totals.pop("tokens")), totals.pop("rated", float(answers))
+        mismatch = totals.pop("mismatch_kl", None)
         sums = dict(self.progress.sums)
         count = max(sums.pop(MINIBATCHES), 1.0)
         metrics = {name: value / count for name, value in sums.items()}
         metrics |= {name: value / answers for name, value in totals.items()}
-        charged = 0.0 if self.spec.estimator == "grpo" else self.controller.coefficient
-        metrics["kl_reward"] = -charged * metrics.pop("kl_penalty")
+        metrics["reward_mean"] = totals["reward_mean"] / max(rated, 1.0)
+        if "equal_groups" in metrics:
+            metrics["equal_groups"] *= samples
+        if mismatch is not None:
+            metrics["mismatch_kl_per_token"] = mismatch / max(totals["response_tokens"], 1.0)
+        metrics |= _reward_metrics([item.name for item in spec.rewards], rewards, answers)
+        charged = 0.0 if spec.has_kl_loss else self.controller.coefficient
+        metrics["kl_reward"] = -charged * metrics.pop("kl_penalty", 0.0)
         metrics["total_reward"] = metrics["reward_mean"] + metrics["kl_reward"]
         metrics["end_tokens"] = totals["ended_share"]
         metrics["kl_coefficient"] = self.controller.coefficient
         metrics["learning_rate"] = self.update.policy_optimizer.param_groups[0]["lr"]
-        self.controller.update(kl_nats=metrics["kl"], answers=answers)
+        self.controller.update(kl_nats=metrics.get("kl", 0.0), answers=answers)
         self.state.buffers.clear()
         self.progress.clear()
         counters = {"episodes": answers, "tokens": tokens}
@@ -196,13 +214,15 @@ def ppo_task(setup: Setup, stack: ExitStack | None = None) -> tuple[PpoTask, Tra
     spec = setup.job.spec
     assert isinstance(spec, PpoStage)
     check_compiled(setup.layout)
-    judge = JudgeReward.open(setup, stack or ExitStack()) if spec.reward_from == "judge" else None
+    stack = stack or ExitStack()
+    judge = None if spec.judge is None else JudgeReward.open(setup, stack, spec.judge_role)
     policy = trained_model(setup, _policy(setup), spec)
     models = _models(setup, spec, policy)
     if models.reward is not None:
         count_ppo(setup, spec, policy.model.model.config, models.reward.language_model.model.config)
     prompts = tuple(setup.rows("prompts", read_prompts))
-    sampler = Sampler(setup, spec, models, _generator(setup, spec, policy), prompts, judge)
+    rewards = open_rewards(setup, spec, models, judge, stack) if spec.rewards else None
+    sampler = Sampler(setup, spec, models, _generator(setup, spec, policy), prompts, judge, rewards)
     value_optimizer = None
     if models.value is not None:
         value_optimizer = make_optimizer([(models.value.trained_parameters(), spec.value_learning_rate)], spec)
@@ -221,6 +241,65 @@ def ppo_task(setup: Setup, stack: ExitStack | None = None) -> tuple[PpoTask, Tra
     return task, policy
 
 
+def _reward_metrics(names: Sequence[str], sums: Mapping[str, float], answers: int) -> dict[str, float]:
+    """Mean and deviation of each reward where it applied, the shares where it did not and where it failed, seconds.
+
+    >>> sums = {"a/applied": 2.0, "a/sum": 2.0, "a/square": 4.0, "a/failed": 1.0, "a/seconds": 0.5}
+    >>> _reward_metrics(["a"], sums, answers=4)["reward_a_mean"]
+    1.0
+    """
+    metrics: dict[str, float] = {}
+    for name in names if sums else ():
+        applied = max(sums[f"{name}/applied"], 1.0)
+        mean = sums[f"{name}/sum"] / applied
+        failed = sums[f"{name}/failed"]
+        metrics |= {
+            f"reward_{name}_mean": mean,
+            f"reward_{name}_deviation": math.sqrt(max(sums[f"{name}/square"] / applied - mean**2, 0.0)),
+            f"reward_{name}_not_applicable": (answers - sums[f"{name}/applied"] - failed) / answers,
+            f"reward_{name}_failed": failed / answers,
+            f"reward_{name}_seconds": sums[f"{name}/seconds"],
+        }
+    return metrics
+
+
+def open_rewards(
+    setup: Setup, spec: PpoStage, models: PpoModels, judge: JudgeReward | None, stack: ExitStack
+) -> RewardList:
+    """Open the list of rewards of a stage, its functions in processes that `stack` ends."""
+    if setup.ranks.world_size != setup.ranks.data_size:
+        raise DataError("`rewards` runs where every process has answers of its own; give the stage tensor: 1")
+    sources = [(item.name, item.location()) for item in setup.job.inputs.get(REWARD_SOURCES, ())]
+
+    def preferred(answers: Sequence[Answer]) -> list[float | Failed | None]:
+        assert models.reward is not None
+        groups = None if setup.ranks.world_size == 1 else 1
+        conversations = [(answer.turns, answer.text) for answer in answers]
+        scores = score_answers(models.reward, conversations, dtype=spec.dtype, groups=groups).tolist()
+        return [score if math.isfinite(score) else Failed(f"the score is {score}") for score in scores]
+
+    def judged(answers: Sequence[Answer]) -> list[float | Failed | None]:
+        assert judge is not None
+        conversations = [(answer.turns, answer.text) for answer in answers]
+        ratings = judge.ratings(answers[0].seed if answers else 0, conversations)
+        return [Failed(item.reason) if isinstance(item, Invalid) else item.reward for item in ratings]
+
+    scores: dict[RewardKind, Score] = {"preference_model": preferred, "judge": judged}
+    functions = {
+        item.name: FunctionReward.open(item, own_file(item, sources), stack)
+        for item in spec.rewards
+        if item.kind == "function"
+    }
+    opened = tuple(functions.get(item.name) or scores[item.kind] for item in spec.rewards)
+    return RewardList(
+        spec.rewards,
+        opened,
+        setup.stage.path / DIRECTORY,
+        spec.max_failed_share,
+        all_have=lambda stored: not setup.ranks.any(not stored),
+    )
+
+
 def run(stage: StageDir) -> None:
     """Train to the target and publish the policy."""
     setup = set_up(stage)
@@ -233,17 +312,19 @@ def run(stage: StageDir) -> None:
 
 
 def _models(setup: Setup, spec: PpoStage, policy: TrainedModel) -> PpoModels:
-    """The reference starts as the policy, the value model as the preference model, or with a judge as the policy."""
+    """The reference starts as the policy, the value model as the preference model, or without one as the policy."""
     reward: PreferenceModel | None = None
-    if spec.reward_from == "preference_model":
+    if spec.preference_model is not None:
         reward = _reward(setup)
         frozen_model(setup, reward.scalar, spec.dtype, weights=reward.language_model.source)
     value: Parallel | None = None
     if spec.has_value_model:
         critic, source = _critic(setup, spec)
         value = parallelize(critic, setup.layout, setup.ranks, dtype=spec.dtype, weights=source)
-    start = _policy(setup)
-    reference = frozen_model(setup, start.model, spec.dtype, weights=start.source)
+    reference: Parallel | None = None
+    if spec.has_reference:
+        start = _policy(setup)
+        reference = frozen_model(setup, start.model, spec.dtype, weights=start.source)
     return PpoModels(policy.model, policy.parallel, reference, reward, value)
 
 
@@ -261,7 +342,7 @@ def _critic(setup: Setup, spec: PpoStage) -> tuple[ScalarModel, Path | None]:
 
     With it comes the directory that fills it, where it has no weights yet.
     """
-    if spec.reward_from == "preference_model":
+    if spec.preference_model is not None:
         reward = _reward(setup)
         return reward.scalar.eval(), reward.language_model.source
     policy = _policy(setup)

@@ -1,17 +1,20 @@
 """Arithmetic of PPO: rewards and advantages, group estimators, KL penalty, losses of policy and value."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, assert_never
+from typing import Any, ClassVar, assert_never
 
 import torch
 from torch import Tensor
 
-from charter.spec.stage import LossAggregation
+from charter.spec.rewards import AdvantageScale, KlEstimator, LossAggregation, MismatchMethod, RatioLevel, Surrogate
 from charter.train.losses import Summed, aggregate
 
 DEVIATION_FLOOR = 1e-6
 """Added to a group's deviation, so that scores which differ by rounding alone do not become large advantages."""
+BATCH_DEVIATION_FLOOR = 1e-4
+"""The same where the deviation is of a whole batch (TRL, `scale_rewards: batch`) or of one reward of several (GDPO)."""
 
 
 def rloo_advantages(rewards_BR: Tensor, mask_BR: Tensor, *, samples: int) -> Tensor:
@@ -28,21 +31,97 @@ def rloo_advantages(rewards_BR: Tensor, mask_BR: Tensor, *, samples: int) -> Ten
     return _to_tokens(return_GS - others_GS, mask_BR)
 
 
-def grpo_advantages(score_B: Tensor, mask_BR: Tensor, *, samples: int) -> Tensor:
+def grpo_advantages(
+    score_B: Tensor,
+    mask_BR: Tensor,
+    *,
+    samples: int,
+    scale: AdvantageScale = "group",
+    total: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
     """Every token of an answer gets its score, shifted and scaled by the scores of its prompt's answers.
 
     A_i = (s_i - mean(s)) / (std(s) + 1e-6), std with S - 1 in its denominator; exactly 0 where all scores are equal.
-    Source: Shao et al. 2024 (arXiv:2402.03300), section 4.1.2 (outcome supervision); the paper leaves open which
-    deviation it takes.
+    `scale` is the divisor: that of the group; of the whole `batch`, std over all N scores with N - 1, plus 1e-4;
+    `none`, which is 1; or the group's `mean`, where it is not 0. `total` adds up over the processes of the batch.
+    Sources: Shao et al. 2024 (arXiv:2402.03300), section 4.1.2 (outcome supervision), which leaves open the deviation;
+    none: Liu et al. 2025 (Dr. GRPO, arXiv:2503.20783); mean: MaxRL (arXiv:2602.02710).
 
-    >>> grpo_advantages(torch.tensor([1.0, 2.0, 3.0]), torch.ones(3, 1).bool(), samples=3).round(decimals=4).tolist()
+    >>> score, mask = torch.tensor([1.0, 2.0, 3.0]), torch.ones(3, 1).bool()
+    >>> grpo_advantages(score, mask, samples=3).round(decimals=4).tolist()
     [[-1.0], [0.0], [1.0]]
     """
     score_GS = _grouped(score_B, samples)
     from_first_GS = score_GS - score_GS[:, :1]
     centred_GS = from_first_GS - from_first_GS.mean(1, keepdim=True)
-    deviation_G1 = torch.sqrt((centred_GS**2).sum(1, keepdim=True) / (samples - 1))
-    return _to_tokens(centred_GS / (deviation_G1 + DEVIATION_FLOOR), mask_BR)
+    match scale:
+        case "group":
+            deviation_G1 = torch.sqrt((centred_GS**2).sum(1, keepdim=True) / (samples - 1))
+            return _to_tokens(centred_GS / (deviation_G1 + DEVIATION_FLOOR), mask_BR)
+        case "batch":
+            return _to_tokens(centred_GS / (_deviation(score_B, total) + BATCH_DEVIATION_FLOOR), mask_BR)
+        case "none":
+            return _to_tokens(centred_GS, mask_BR)
+        case "mean":
+            mean_G1 = score_GS.mean(1, keepdim=True)
+            return _to_tokens(torch.where(mean_G1 == 0, 0.0, centred_GS / mean_G1), mask_BR)
+    assert_never(scale)
+
+
+def normalised_advantages(
+    rewards_BK: Tensor,
+    weight_K: Tensor,
+    mask_BR: Tensor,
+    *,
+    samples: int,
+    total: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Return the advantages of several rewards, each scaled within its group before they are added (GDPO).
+
+    x_i = sum_k w_k (r_ik - mean_k) / (std_k + 1e-4) by group, then (x - mean) / (std + 1e-4) over the batch; both
+    deviations with N - 1. A reward that does not apply to an answer is NaN and counts as its group's mean.
+    Source: GDPO (arXiv:2601.05242).
+
+    >>> both = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 10.0], [0.0, 0.0]])
+    >>> normalised_advantages(both, torch.ones(2), torch.ones(4, 1).bool(), samples=2).sign().tolist()
+    [[1.0], [-1.0], [1.0], [-1.0]]
+    """
+    total = total or _alone
+    applies_BK = ~rewards_BK.isnan()
+    value_GSK = torch.where(applies_BK, rewards_BK, 0.0).view(-1, samples, rewards_BK.shape[1])
+    applies_GSK = applies_BK.view(value_GSK.shape)
+    count_G1K = applies_GSK.sum(1, keepdim=True)
+    mean_G1K = value_GSK.sum(1, keepdim=True) / count_G1K.clamp_min(1)
+    centred_GSK = (value_GSK - mean_G1K) * applies_GSK
+    deviation_G1K = torch.sqrt((centred_GSK**2).sum(1, keepdim=True) / (count_G1K - 1).clamp_min(1))
+    weighed_B = (centred_GSK / (deviation_G1K + BATCH_DEVIATION_FLOOR) * weight_K).sum(2).flatten()
+    sums = total(torch.stack([weighed_B.sum(), weighed_B.new_tensor(float(len(weighed_B)))]))
+    scaled_B = (weighed_B - sums[0] / sums[1]) / (_deviation(weighed_B, total) + BATCH_DEVIATION_FLOOR)
+    return scaled_B[:, None] * mask_BR
+
+
+def _deviation(value_B: Tensor, total: Callable[[Tensor], Tensor] | None) -> Tensor:
+    """Deviation of all values of a batch, with N - 1 in its denominator; sums are taken in fp64."""
+    total = total or _alone
+    exact_B = value_B.double()
+    value_sum, count = total(torch.stack([exact_B.sum(), exact_B.new_tensor(float(len(exact_B)))]))
+    square_sum = total(((exact_B - value_sum / count) ** 2).sum())
+    return torch.sqrt(square_sum / (count - 1).clamp_min(1)).to(value_B.dtype)
+
+
+def _alone(sums: Tensor) -> Tensor:
+    """Return the sums of a batch that one process holds."""
+    return sums
+
+
+def equal_groups(score_B: Tensor, *, samples: int) -> Tensor:
+    """Return True for each prompt whose answers all have the same score: dynamic sampling (DAPO) draws others instead.
+
+    >>> equal_groups(torch.tensor([1.0, 1.0, 1.0, 2.0]), samples=2).tolist()
+    [True, False]
+    """
+    score_GS = _grouped(score_B, samples)
+    return (score_GS == score_GS[:, :1]).all(1)
 
 
 def degenerate_groups(score_B: Tensor, *, samples: int) -> Summed:
@@ -51,8 +130,7 @@ def degenerate_groups(score_B: Tensor, *, samples: int) -> Summed:
     >>> degenerate_groups(torch.tensor([1.0, 1.0, 1.0, 2.0]), samples=2).mean.item()
     0.5
     """
-    score_GS = _grouped(score_B, samples)
-    same_G = (score_GS == score_GS[:, :1]).all(1)
+    same_G = equal_groups(score_B, samples=samples)
     return Summed(same_G.sum().float(), torch.tensor(len(same_G), device=score_B.device))
 
 
@@ -66,24 +144,24 @@ def _to_tokens(advantage_GS: Tensor, mask_BR: Tensor) -> Tensor:
     return advantage_GS.flatten()[:, None] * mask_BR
 
 
-KlEstimator = Literal["k1", "k3"]
-
-
 def kl_penalty(log_probability: Tensor, reference_log_probability: Tensor, *, estimator: KlEstimator) -> Tensor:
     """An estimate of KL(policy | reference) in nats, for each token on its own.
 
-    With d = log p - log p_ref: k1 = d, which may be negative; k3 = exp(-d) - 1 + d, which is not and varies less.
-    Both are unbiased for tokens drawn from the policy, and 0 where the two agree.
+    With d = log p - log p_ref: k1 = d, which may be negative; k2 = d^2 / 2, whose gradient as a loss is that of the
+    KL; k3 = exp(-d) - 1 + d, which is not negative and varies less. k1 and k3 are unbiased for tokens drawn from the
+    policy, and all are 0 where the two agree.
     Source: Schulman 2020, "Approximating KL divergence" (http://joschu.net/blog/kl-approx.html).
 
     >>> half, quarter = torch.log(torch.tensor(0.5)), torch.log(torch.tensor(0.25))
-    >>> [round(kl_penalty(half, quarter, estimator=name).item(), 4) for name in ("k1", "k3")]
-    [0.6931, 0.1931]
+    >>> [round(kl_penalty(half, quarter, estimator=name).item(), 4) for name in ("k1", "k2", "k3")]
+    [0.6931, 0.2402, 0.1931]
     """
     difference = log_probability - reference_log_probability
     match estimator:
         case "k1":
             return difference
+        case "k2":
+            return 0.5 * difference**2
         case "k3":
             return torch.expm1(-difference) + difference
     assert_never(estimator)
@@ -147,7 +225,8 @@ def generalised_advantages(
     """Advantages and returns by GAE; the answer's end is terminal, unless it was cut and `bootstrap_B` is given.
 
     delta_t = r_t + g V_{t+1} - V_t;  A_t = delta_t + g lambda A_{t+1};  return = A + V. After the last token V is 0
-    where the answer ended, and `bootstrap_B`, the value of the state after it, where it was cut at its longest.
+    where the answer ended, and `bootstrap_B`, the value of the state after it, where it was cut at its longest. Tokens
+    outside the mask that stand inside an answer (a tool wrote them) are stepped over.
     Sources: Schulman et al. 2016 (arXiv:1506.02438), eq. 16; truncation: Pardo et al. 2018 (arXiv:1712.00378),
     partial-episode bootstrapping.
 
@@ -157,15 +236,19 @@ def generalised_advantages(
     """
     assert (bootstrap_B is None) == (ended_B is None), "a value to go on with needs to be told where to"
     values_BR = torch.where(mask_BR, values_BR, torch.zeros((), device=mask_BR.device))
-    following_BR = torch.nn.functional.pad(values_BR[:, 1:], (0, 1))
+    following_BR, following_B = torch.zeros_like(values_BR), torch.zeros_like(values_BR[:, 0])
+    for step in reversed(range(values_BR.shape[1])):
+        following_BR[:, step] = following_B
+        following_B = torch.where(mask_BR[:, step], values_BR[:, step], following_B)
     if bootstrap_B is not None and ended_B is not None:
         following_BR = following_BR + _is_last(mask_BR) * torch.where(ended_B, 0.0, bootstrap_B)[:, None]
     delta_BR = (rewards_BR + discount * following_BR - values_BR) * mask_BR
     advantages_BR = torch.zeros_like(values_BR)
     advantage_B = torch.zeros_like(values_BR[:, 0])
     for step in reversed(range(values_BR.shape[1])):
-        advantage_B = delta_BR[:, step] + discount * gae_lambda * advantage_B
-        advantages_BR[:, step] = advantage_B
+        counted_B = mask_BR[:, step]
+        advantage_B = torch.where(counted_B, delta_BR[:, step] + discount * gae_lambda * advantage_B, advantage_B)
+        advantages_BR[:, step] = advantage_B * counted_B
     return advantages_BR, advantages_BR + values_BR
 
 
@@ -174,7 +257,9 @@ def reinforce_advantages(
 ) -> tuple[Tensor, Tensor]:
     """Advantages and returns of REINFORCE with a baseline: the whole return from each token on, less the value there.
 
-    Z_t = r_t + g Z_{t+1};  A_t = Z_t - V_t.
+    Z_t = r_t + g Z_{t+1};  A_t = Z_t - V_t. Tokens outside the mask inside an answer pass on what follows them.
+    With values of 0, whitened, it is REINFORCE++ (Hu et al. 2025, arXiv:2501.03262), whose baseline form takes
+    `grpo_advantages` without a scale instead.
     Source: Lee et al. 2023 (arXiv:2309.00267), appendix on REINFORCE for language models, after Williams 1992 and
     Sutton et al. 1999; here the KL penalty is in the rewards, token by token.
 
@@ -185,8 +270,9 @@ def reinforce_advantages(
     """
     return_BR, following_B = torch.zeros_like(rewards_BR), torch.zeros_like(rewards_BR[:, 0])
     for step in reversed(range(rewards_BR.shape[1])):
-        following_B = (rewards_BR[:, step] + discount * following_B) * mask_BR[:, step]
-        return_BR[:, step] = following_B
+        counted_B = mask_BR[:, step]
+        following_B = torch.where(counted_B, rewards_BR[:, step] + discount * following_B, following_B)
+        return_BR[:, step] = following_B * counted_B
     return (return_BR - values_BR) * mask_BR, return_BR
 
 
@@ -200,7 +286,7 @@ def whiten(values: Tensor, mask: Tensor, *, total: Callable[[Tensor], Tensor] | 
     >>> whiten(torch.tensor([1.0, 3.0]), torch.tensor([True, True])).tolist()
     [-1.0, 1.0]
     """
-    total = total or (lambda sums: sums)
+    total = total or _alone
     counted = torch.where(mask, values, torch.zeros((), device=mask.device)).double()
     value_sum, count = total(torch.stack([counted.sum(), mask.sum().double()]))
     mean = value_sum / count.clamp_min(1)
@@ -212,7 +298,7 @@ def whiten(values: Tensor, mask: Tensor, *, total: Callable[[Tensor], Tensor] | 
 
 def _is_last(mask_BR: Tensor) -> Tensor:
     """1 at the last real token of each answer, 0 elsewhere; answers without one have none."""
-    return (mask_BR & ~torch.nn.functional.pad(mask_BR[:, 1:], (0, 1))).float()
+    return (mask_BR & (mask_BR.flip(1).cumsum(1).flip(1) == 1)).float()
 
 
 @dataclass
@@ -249,6 +335,25 @@ class KlController:
         self.coefficient = float(state["coefficient"])
 
 
+def importance_ratios(log_probability_BR: Tensor, old_BR: Tensor, mask_BR: Tensor, *, level: RatioLevel) -> Tensor:
+    """r = p / p_old of every token; of whole answers where `level` says so, the same at all of their tokens.
+
+    `token`: exp(log p - log p_old); `sequence`: the geometric mean over the answer, exp(sum_t log r_t / n) (GSPO, Zheng
+    et al. 2025, arXiv:2507.18071, eq. 7); `product`: exp(sum_t log r_t).
+
+    >>> log_ratio, mask = torch.log(torch.tensor([[2.0, 8.0]])), torch.ones(1, 2).bool()
+    >>> importance_ratios(log_ratio, 0 * log_ratio, mask, level="sequence").round(decimals=4).tolist()
+    [[4.0, 4.0]]
+    """
+    difference_BR = _difference(log_probability_BR, old_BR, mask_BR)
+    if level == "token":
+        return torch.exp(difference_BR)
+    summed_B1 = difference_BR.sum(1, keepdim=True)
+    if level == "sequence":
+        summed_B1 = summed_B1 / mask_BR.sum(1, keepdim=True).clamp_min(1)
+    return torch.exp(summed_B1).expand_as(difference_BR)
+
+
 def clipped_policy_loss(
     log_probability_BR: Tensor,
     old_BR: Tensor,
@@ -256,26 +361,46 @@ def clipped_policy_loss(
     mask_BR: Tensor,
     *,
     clip_ratio: float,
+    clip_ratio_high: float | None = None,
+    level: RatioLevel = "token",
+    surrogate: Surrogate = "clip",
+    dual_clip: float | None = None,
     aggregation: LossAggregation = "token",
+    divisor_B: Tensor | None = None,
     weight_BR: Tensor | None = None,
 ) -> tuple[Summed, Summed]:
     """PPO's clipped surrogate, and how many tokens were clipped.
 
-    -w min(r A, clip(r, 1 - e, 1 + e) A) with r = exp(log p - log p_old); w is 1 unless given (`mismatch_weights`).
-    Source: Schulman et al. 2017 (arXiv:1707.06347), eq. 7.
+    -w min(r A, clip(r, 1 - e, 1 + e_high) A) with r from `importance_ratios`; w is 1 unless given (`mismatch_weights`),
+    e_high is e unless given (clip-higher). `dual_clip` bounds the loss of A < 0 to -c A. The surrogate `cispo` is
+    -w sg(clip(r, 1 - e, 1 + e_high)) A log p, where sg stops the gradient: every token keeps one, and with e of 1 or
+    more there is no lower bound.
+    Sources: Schulman et al. 2017 (arXiv:1707.06347), eq. 7; clip-higher: Yu et al. 2025 (DAPO, arXiv:2503.14476),
+    section 3.1; dual clip: Ye et al. 2020 (arXiv:1912.09729); CISPO: arXiv:2506.13585, eq. 4 and 5.
 
     >>> one = torch.ones(1, 1)
     >>> loss, clipped = clipped_policy_loss(torch.log(2 * one), 0 * one, one, one.bool(), clip_ratio=0.25)
     >>> loss.mean.item(), clipped.mean.item()
     (-1.25, 1.0)
     """
-    ratio_BR = torch.exp(_difference(log_probability_BR, old_BR, mask_BR))
-    held_BR = ratio_BR.clamp(1 - clip_ratio, 1 + clip_ratio)
-    loss_BR = -torch.minimum(ratio_BR * advantage_BR, held_BR * advantage_BR)
+    ratio_BR = importance_ratios(log_probability_BR, old_BR, mask_BR, level=level)
+    highest = 1 + (clip_ratio if clip_ratio_high is None else clip_ratio_high)
+    held_BR = ratio_BR.clamp(1 - clip_ratio, highest)
+    match surrogate:
+        case "clip":
+            loss_BR = -torch.minimum(ratio_BR * advantage_BR, held_BR * advantage_BR)
+            if dual_clip is not None:
+                bounded_BR = torch.minimum(loss_BR, -dual_clip * advantage_BR)
+                loss_BR = torch.where(advantage_BR < 0, bounded_BR, loss_BR)
+        case "cispo":
+            loss_BR = -held_BR.detach() * advantage_BR * log_probability_BR
+        case _:
+            assert_never(surrogate)
     if weight_BR is not None:
         loss_BR = weight_BR * loss_BR
     outside_BR = (ratio_BR != held_BR).float()
-    return aggregate(loss_BR, mask_BR, aggregation), aggregate(outside_BR, mask_BR, "token").detach()
+    clipped = aggregate(outside_BR, mask_BR, "token").detach()
+    return aggregate(loss_BR, mask_BR, aggregation, divisor_B=divisor_B), clipped
 
 
 def reinforce_loss(
@@ -284,6 +409,7 @@ def reinforce_loss(
     mask_BR: Tensor,
     *,
     aggregation: LossAggregation = "token",
+    divisor_B: Tensor | None = None,
     weight_BR: Tensor | None = None,
 ) -> Summed:
     """The policy gradient itself: -w A log p, for one step from the policy that sampled; w is 1 unless given.
@@ -295,7 +421,8 @@ def reinforce_loss(
     6.0
     """
     loss_BR = -advantage_BR * log_probability_BR
-    return aggregate(loss_BR if weight_BR is None else weight_BR * loss_BR, mask_BR, aggregation)
+    loss_BR = loss_BR if weight_BR is None else weight_BR * loss_BR
+    return aggregate(loss_BR, mask_BR, aggregation, divisor_B=divisor_B)
 
 
 def clipped_value_loss(
@@ -306,6 +433,7 @@ def clipped_value_loss(
     *,
     value_clip: float,
     aggregation: LossAggregation = "token",
+    divisor_B: Tensor | None = None,
 ) -> Summed:
     """Half the larger of the squared errors of the value and of the value held within `value_clip` of the old one.
 
@@ -319,7 +447,7 @@ def clipped_value_loss(
     """
     held_BR = old_value_BR + (value_BR - old_value_BR).clamp(-value_clip, value_clip)
     worse_BR = torch.maximum((value_BR - return_BR) ** 2, (held_BR - return_BR) ** 2)
-    return aggregate(0.5 * worse_BR, mask_BR, aggregation)
+    return aggregate(0.5 * worse_BR, mask_BR, aggregation, divisor_B=divisor_B)
 
 
 def clipped_values(
@@ -348,7 +476,12 @@ def ratio_moments(log_probability_BR: Tensor, old_BR: Tensor, mask_BR: Tensor) -
 
 
 def kl_loss(
-    log_probability_BR: Tensor, reference_BR: Tensor, mask_BR: Tensor, *, aggregation: LossAggregation = "token"
+    log_probability_BR: Tensor,
+    reference_BR: Tensor,
+    mask_BR: Tensor,
+    *,
+    aggregation: LossAggregation = "token",
+    divisor_B: Tensor | None = None,
 ) -> Summed:
     """The k3 estimate of KL(policy | reference) as a term of the loss, with its gradient.
 
@@ -360,10 +493,17 @@ def kl_loss(
     0.1931
     """
     difference_BR = _difference(log_probability_BR, reference_BR, mask_BR)
-    return aggregate(kl_penalty(difference_BR, torch.zeros_like(difference_BR), estimator="k3"), mask_BR, aggregation)
+    estimate_BR = kl_penalty(difference_BR, torch.zeros_like(difference_BR), estimator="k3")
+    return aggregate(estimate_BR, mask_BR, aggregation, divisor_B=divisor_B)
 
 
-def entropy_bonus(entropy_BR: Tensor, mask_BR: Tensor, *, aggregation: LossAggregation = "token") -> Summed:
+def entropy_bonus(
+    entropy_BR: Tensor,
+    mask_BR: Tensor,
+    *,
+    aggregation: LossAggregation = "token",
+    divisor_B: Tensor | None = None,
+) -> Summed:
     """The entropy of the policy where it chose a token, in nats; a loss subtracts `entropy_weight` times this.
 
     Source: Schulman et al. 2017 (arXiv:1707.06347), eq. 9.
@@ -371,7 +511,7 @@ def entropy_bonus(entropy_BR: Tensor, mask_BR: Tensor, *, aggregation: LossAggre
     >>> entropy_bonus(torch.tensor([[0.5, 9.0]]), torch.tensor([[True, False]])).mean.item()
     0.5
     """
-    return aggregate(entropy_BR, mask_BR, aggregation)
+    return aggregate(entropy_BR, mask_BR, aggregation, divisor_B=divisor_B)
 
 
 def update_kl(log_probability_BR: Tensor, old_BR: Tensor, mask_BR: Tensor) -> Summed:
@@ -402,19 +542,45 @@ def stops_update(kl_nats_per_token: float, limit: float | None) -> bool:
     return limit is not None and not kl_nats_per_token <= limit
 
 
-def mismatch_weights(old_BR: Tensor, generator_BR: Tensor, mask_BR: Tensor, *, most: float) -> Tensor:
-    """Importance weights of tokens that another program sampled, cut at `most`: min(p_old / p_generator, most).
+def mismatch_weights(
+    old_BR: Tensor,
+    generator_BR: Tensor,
+    mask_BR: Tensor,
+    *,
+    method: MismatchMethod = "tis",
+    level: RatioLevel = "token",
+    low: float = 0.0,
+    high: float = math.inf,
+) -> Tensor:
+    """Importance weights of tokens that another program sampled, from rho = p_old / p_generator.
 
     p_old is the trainer's probability under the weights that sampled, p_generator what the generator says it was:
-    equal in exact arithmetic. Exactly 1 where they are equal and outside the mask; no gradient.
-    Source: truncated importance sampling, Yao et al. 2025 ("Your efficient RL framework secretly brings you
-    off-policy RL training"); the truncation as in Espeholt et al. 2018 (arXiv:1802.01561), section 4.1.
+    equal in exact arithmetic. Weights are exactly 1 where they are equal and outside the mask; no gradient. `tis` holds
+    rho, of a token or of a whole answer (`level`), within [low, high]; `icepop` takes rho inside the bounds and 0
+    outside; `sequence_mask` drops answers whose geometric mean lies outside and weighs the tokens of others by rho.
+    Sources: truncated importance sampling, Yao et al. 2025 ("Your efficient RL framework secretly brings you
+    off-policy RL training"); the truncation as in Espeholt et al. 2018 (arXiv:1802.01561), section 4.1; IcePop:
+    arXiv:2510.18855; the mask: `seq-mask-tis` of OpenRLHF and NeMo RL.
 
     >>> old, generator = torch.log(torch.tensor([[0.5, 0.25]])), torch.log(torch.tensor([[0.125, 0.5]]))
-    >>> mismatch_weights(old, generator, torch.ones(1, 2).bool(), most=2.0).tolist()
+    >>> mask = torch.ones(1, 2).bool()
+    >>> mismatch_weights(old, generator, mask, high=2.0).tolist()
     [[2.0, 0.5]]
+    >>> mismatch_weights(old, generator, mask, method="icepop", high=2.0).tolist()
+    [[0.0, 0.5]]
     """
-    return torch.exp(_difference(old_BR, generator_BR, mask_BR)).clamp_max(most).detach()
+    ratio_BR = importance_ratios(old_BR, generator_BR, mask_BR, level=level)
+    match method:
+        case "tis":
+            return ratio_BR.clamp(low, high).detach()
+        case "icepop":
+            inside_BR = (ratio_BR >= low) & (ratio_BR <= high)
+            return torch.where(inside_BR, ratio_BR, 0.0).detach()
+        case "sequence_mask":
+            mean_BR = importance_ratios(old_BR, generator_BR, mask_BR, level="sequence")
+            inside_BR = (mean_BR >= low) & (mean_BR <= high)
+            return torch.where(inside_BR, ratio_BR, 0.0).detach()
+    assert_never(method)
 
 
 def mismatch_kl(old_BR: Tensor, generator_BR: Tensor, mask_BR: Tensor) -> Summed:

@@ -71,7 +71,7 @@ def surely(figure):
 
 
 def judge_of(task, of):
-    return replace(task.sampler, judge=JudgeReward(task.setup, Figures(of), is_exact=True))
+    return replace(task.sampler, judge=JudgeReward(task.setup, Figures(of), "reward", is_exact=True))
 
 
 def test_the_reward_of_an_answer_is_its_rating(task):

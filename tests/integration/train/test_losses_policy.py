@@ -145,7 +145,7 @@ def test_mismatch_weights_are_cut_above_and_not_below():
     trainer = torch.log(torch.tensor([[0.6, 0.1, 0.3, 0.5]])).requires_grad_()
     generator = torch.log(torch.tensor([[0.1, 0.4, 0.2, 0.001]]))
     mask = torch.tensor([[True, True, True, False]])
-    found = mismatch_weights(trainer, generator, mask, most=2.0)
+    found = mismatch_weights(trainer, generator, mask, high=2.0)
     # 6 cut to 2, 1/4 kept, 3/2 kept, 1 outside the mask
     assert found.tolist()[0] == pytest.approx([2.0, 0.25, 1.5, 1.0], abs=1e-6)
     assert not found.requires_grad
@@ -153,7 +153,7 @@ def test_mismatch_weights_are_cut_above_and_not_below():
 
 def test_a_generator_that_agrees_has_weights_of_exactly_one():
     same = torch.log(torch.tensor([[0.1, 0.77, 0.3]]))
-    assert mismatch_weights(same, same.clone(), torch.ones(1, 3).bool(), most=1.0).tolist() == [[1.0, 1.0, 1.0]]
+    assert mismatch_weights(same, same.clone(), torch.ones(1, 3).bool(), high=1.0).tolist() == [[1.0, 1.0, 1.0]]
 
 
 def test_mismatch_kl_is_of_the_generator_from_the_trainer():

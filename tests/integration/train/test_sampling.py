@@ -19,11 +19,7 @@ from charter.inference.generate import (
 from charter.inference.score import score_rows
 from charter.models.length_groups import equal_groups, length_groups
 from charter.models.preference import PreferenceModel, ScalarModel
-from charter.train.ppo_step import (
-    answer_log_probabilities,
-    answer_values,
-    as_sequences,
-)
+from charter.train.ppo_sequences import answer_log_probabilities, answer_values, as_sequences
 
 pytestmark = pytest.mark.torch
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]]

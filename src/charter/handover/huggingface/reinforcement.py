@@ -14,6 +14,7 @@ NO_VALUE_MODEL = "decides nothing here: the estimator has no value model"
 def map_reinforcement(configuration: Configuration, stage: PpoStage) -> None:
     """A policy that is sampled and updated in turn; refuses estimators with a value model."""
     mapper = configuration.mapper
+    mapper.refuse_native_rewards()
     updates = stage.rollout_batch // stage.minibatch * stage.ppo_epochs
     if stage.estimator not in ESTIMATORS:
         reason = "TRL's PPO was removed in 1.13; GRPOTrainer and RLOOTrainer have no value model"
@@ -112,10 +113,14 @@ def _map_estimator(configuration: Configuration, stage: PpoStage) -> None:
         note = "dapo: over the tokens of a rollout, here of a minibatch; grpo: mean of each answer's mean"
         write("stage.loss_aggregation", {"loss_type": loss}, how="computed", note=note)
         write("stage.clip_ratio", {"epsilon": stage.clip_ratio})
+        mapper.same("stage.scale_advantages", ("group", "batch", "none"), "scale_rewards has no other value")
+        _map_clip_above(configuration, stage)
         write("stage.entropy_weight", {"entropy_coef": stage.entropy_weight})
-        configuration.put({"scale_rewards": "group", "importance_sampling_level": "token"})
+        configuration.put({"scale_rewards": stage.scale_advantages, "importance_sampling_level": "token"})
         mapper.charter("stage.whiten_advantages", "decides nothing here: grpo scales groups instead")
         return
+    _map_clip_above(configuration, stage)
+    mapper.same("stage.scale_advantages", "group", "scores of rloo are not scaled")
     write("stage.clip_ratio", {"epsilon": stage.clip_ratio}, note="of whole answers, whose ratio is 1 in one update")
     reason = "RLOOTrainer clips the ratio of a whole answer, not of a token; with one update both are 1"
     if stage.ppo_epochs > 1:
@@ -131,6 +136,15 @@ def _map_estimator(configuration: Configuration, stage: PpoStage) -> None:
     mapper.same("stage.entropy_weight", 0.0, "RLOOTrainer has no entropy bonus")
     normalised = "over answers, here over their tokens"
     write("stage.whiten_advantages", {"normalize_advantages": stage.whiten_advantages}, note=normalised)
+
+
+def _map_clip_above(configuration: Configuration, stage: PpoStage) -> None:
+    """The upper bound of the ratio, which both trainers take; neither bounds the loss of negative advantages by it."""
+    if stage.clip_ratio_high is None:
+        configuration.mapper.same("stage.clip_ratio_high", None, "epsilon_high is epsilon unless given")
+    else:
+        configuration.write("stage.clip_ratio_high", {"epsilon_high": stage.clip_ratio_high})
+    configuration.mapper.same("stage.dual_clip", None, "`delta` bounds the ratio, not the loss")
 
 
 def _refuse_unknown(configuration: Configuration, stage: PpoStage) -> None:

@@ -20,6 +20,7 @@ REWARD = "env.reward_model"
 def grpo_sheet(mapper: FieldMapper, stage: PpoStage) -> Sheet:
     """`examples/run_grpo.py`."""
     sheet = Sheet(mapper, "grpo.yaml")
+    mapper.refuse_native_rewards()
     map_run(sheet, "grpo", length_fields=("stage.episodes",))
     map_policy(sheet, "policy", sequences_per_row=1, batch_field="stage.minibatch")
     rows = sheet.mapper.handover.layout.micro_batch
@@ -38,7 +39,10 @@ def _estimator(sheet: Sheet, stage: PpoStage) -> None:
     mapper = sheet.mapper
     is_rloo = stage.estimator == "rloo"
     if stage.estimator in ("grpo", "rloo"):
-        switches = {"normalize_rewards": not is_rloo, "use_leave_one_out_baseline": is_rloo}
+        switches = {
+            "normalize_rewards": not is_rloo and stage.scale_advantages == "group",
+            "use_leave_one_out_baseline": is_rloo,
+        }
         keys: dict[str, object] = {f"grpo.{name}": value for name, value in switches.items()}
         keys["grpo.adv_estimator"] = {"name": "grpo", **switches}
         sheet.computed(
@@ -47,6 +51,10 @@ def _estimator(sheet: Sheet, stage: PpoStage) -> None:
     else:
         hint = "estimator grpo or rloo, or engine verl"
         mapper.refuse("stage.estimator", "Charter renders its GRPO trainer, which has no value model", hint)
+    if stage.estimator == "grpo" and stage.scale_advantages == "none":
+        sheet.computed("stage.scale_advantages", {"grpo.normalize_rewards": False}, "none: off")
+    else:
+        mapper.same("stage.scale_advantages", "group", "normalize_rewards is on or off, and of grpo alone")
     if stage.estimator == "rloo" and stage.kl_coefficient:
         reason = "its estimator compares scores without a KL penalty in them (GRPOAdvantageEstimator)"
         mapper.refuse("stage.kl_coefficient", reason, "kl_coefficient: 0, or estimator grpo, which has it in the loss")
@@ -68,11 +76,14 @@ def _estimator(sheet: Sheet, stage: PpoStage) -> None:
 
 def _loss(sheet: Sheet, stage: PpoStage) -> None:
     mapper = sheet.mapper
-    sheet.as_is("stage.clip_ratio", "loss_fn.ratio_clip_min", "loss_fn.ratio_clip_max")
+    sheet.as_is("stage.clip_ratio", "loss_fn.ratio_clip_min")
+    high = stage.clip_ratio if stage.clip_ratio_high is None else stage.clip_ratio_high
+    sheet.computed("stage.clip_ratio_high", {"loss_fn.ratio_clip_max": high}, "clip_ratio where none is given")
+    sheet.as_is("stage.dual_clip", "loss_fn.ratio_clip_c")
     by_token: dict[str, object] = {"loss_fn.token_level_loss": stage.loss_aggregation == "token"}
     sheet.computed("stage.loss_aggregation", by_token, "token: on, sequence: off")
     sheet.put("loss_fn.reference_policy_kl_type", "k3")
-    for name in ("kl_input_clamp_value", "kl_output_clamp_value", "ratio_clip_c"):
+    for name in ("kl_input_clamp_value", "kl_output_clamp_value"):
         sheet.put(f"loss_fn.{name}", None)
     for name in ("use_kl_in_reward", "use_on_policy_kl_approximation", "force_on_policy_ratio", "disable_ppo_ratio"):
         sheet.put(f"loss_fn.{name}", False)

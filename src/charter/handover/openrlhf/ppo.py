@@ -16,12 +16,14 @@ from charter.handover.request import Handover
 from charter.spec.stage import PpoStage
 
 MODULE = "train_ppo_ray"
+AGGREGATIONS = {"token": "token-mean", "sequence": "seq-mean-token-mean"}
 
 
 def ppo_arguments(handover: Handover) -> Arguments:
     """Options of the program, with the mapping of every field."""
     given, stage = Arguments(handover), handover.stage
     assert isinstance(stage, PpoStage)
+    given.fields.refuse_native_rewards()
     updates = stage.rollout_batch // stage.minibatch * stage.ppo_epochs
     engine_wide(
         given,
@@ -110,7 +112,10 @@ def _scoring_batch(given: Arguments, stage: PpoStage) -> int:
 
 def _policy(given: Arguments, stage: PpoStage) -> None:
     given.to("stage.clip_ratio", "--actor.eps_clip")
-    aggregation = {"token": "token-mean", "sequence": "seq-mean-token-mean"}[stage.loss_aggregation]
+    for name in ("clip_ratio_high", "dual_clip"):
+        given.fields.same(f"stage.{name}", None, "the two-sided and dual forms of its clip are not rendered")
+    given.fields.same("stage.scale_advantages", "group", "only the group's deviation is rendered")
+    aggregation = AGGREGATIONS[stage.loss_aggregation]
     others = [name for name, on in _token_means(stage) if on]
     if stage.loss_aggregation == "sequence" and others:
         reason = f"its {' and '.join(others)} are means over tokens whatever the loss of the policy is"

@@ -26,6 +26,7 @@ def ppo_sheet(mapper: FieldMapper, stage: PpoStage) -> Sheet:
     """The file that Hydra composes over verl's `ppo_trainer`."""
     sheet = Sheet(mapper, FILE)
     sheet.put("defaults", ["ppo_trainer", "_self_"])
+    mapper.refuse_native_rewards()
     check_machine(mapper)
     _models(sheet)
     _data(sheet, stage)

@@ -33,6 +33,11 @@ def _advantages(sheet: Sheet, stage: PpoStage) -> None:
     else:
         hint = "estimator gae with gae_lambda 1, ppo_epochs 1 and minibatch = rollout_batch has the same gradient"
         mapper.refuse("stage.estimator", "its REINFORCE++ has no value model", hint)
+    if stage.estimator == "grpo" and stage.scale_advantages == "none":
+        off: dict[str, object] = {f"{ALGORITHM}.norm_adv_by_std_in_grpo": False}
+        sheet.computed("stage.scale_advantages", off, "none: off")
+    else:
+        mapper.same("stage.scale_advantages", "group", "norm_adv_by_std_in_grpo is on or off, and of grpo alone")
     sheet.as_is("stage.gae_lambda", f"{ALGORITHM}.lam")
     sheet.as_is("stage.discount", f"{ALGORITHM}.gamma")
     if stage.estimator == "grpo":
@@ -63,9 +68,13 @@ def _kl(sheet: Sheet, stage: PpoStage) -> None:
 
 
 def _policy(sheet: Sheet) -> None:
-    names = ("clip_ratio", "clip_ratio_low", "clip_ratio_high")
-    sheet.as_is("stage.clip_ratio", *(f"{ACTOR}.{name}" for name in names))
-    sheet.put(f"{ACTOR}.clip_ratio_c", NO_DUAL_CLIP)
+    clip, high = sheet.mapper.value("stage.clip_ratio"), sheet.mapper.value("stage.clip_ratio_high")
+    sheet.as_is("stage.clip_ratio", *(f"{ACTOR}.{name}" for name in ("clip_ratio", "clip_ratio_low")))
+    upper = {f"{ACTOR}.clip_ratio_high": clip if high is None else high}
+    sheet.computed("stage.clip_ratio_high", upper, "clip_ratio where none is given")
+    bound = sheet.mapper.value("stage.dual_clip")
+    dual = {f"{ACTOR}.clip_ratio_c": NO_DUAL_CLIP if bound is None else bound}
+    sheet.computed("stage.dual_clip", dual, "so large that it never binds where none is given")
     sheet.as_is("stage.entropy_weight", f"{ACTOR}.entropy_coeff")
     mode = AGGREGATIONS[str(sheet.mapper.value("stage.loss_aggregation"))]
     keys: dict[str, object] = {f"{ACTOR}.loss_agg_mode": mode, f"{CRITIC}.loss_agg_mode": mode}

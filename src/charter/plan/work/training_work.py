@@ -90,14 +90,16 @@ def dpo(stage: DpoStage, models: Models, library: Library) -> Workload:
 def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
     """Generation, scoring passes of every role and updates of what is trained, rollout by rollout.
 
-    Estimators that compare answers (rloo, grpo) have no value model.
+    Estimators that compare answers (rloo, grpo) have no value model, a run without a KL penalty no reference, and
+    rewards that are functions no model: they are called on the host, in processes of their own.
     """
     policy = models.role("policy", stage.policy, trained=True, adapter=stage.adapter)
-    rates = stage.reward_from == "judge"
-    start, told = (stage.policy, "policy") if rates else (stage.reward, "reward model")
+    scorer = stage.preference_model
+    start, told = (stage.policy, "policy") if scorer is None else (scorer, "reward model")
     value = models.role("value", start, trained=True, adapter=stage.adapter, scalar=True)
-    reference = models.role("reference", stage.policy)
-    reward = models.role("reward", stage.reward, scalar=not rates)
+    reference = (models.role("reference", stage.policy),) if stage.has_reference else ()
+    reward = () if scorer is None else (models.role("reward", scorer, scalar=True),)
+    judge = () if stage.judge is None else (models.role(stage.judge_role, stage.judge),)
     learning = ("policy", "value") if stage.has_value_model else ("policy",)
     if stage.has_value_model:
         library.assume("ppo.value model", f"starts from the {told}, same size", "charter.train.ppo")
@@ -114,12 +116,27 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
     rollouts = ceil(stage.episodes / stage.rollout_batch)
     assume_length(library, stage)
     question = whole + RATING_TOKENS
-    scoring = tuple(
-        forward(f"score {role}", role, rollouts, stage.rollout_batch, whole, logit_share=answered)
-        if role != "reward" or not rates
-        else forward("rate answers", role, rollouts, stage.rollout_batch, question, logit_share=1 / question)
-        for role in ("policy", "reference", "reward", *learning[1:])
+    scoring = (
+        *(
+            forward(f"score {role.name}", role.name, rollouts, stage.rollout_batch, whole, logit_share=answered)
+            for role in (policy, *reference, *reward)
+        ),
+        *(
+            forward("rate answers", role.name, rollouts, stage.rollout_batch, question, logit_share=1 / question)
+            for role in judge
+        ),
+        *(
+            forward(f"score {role}", role, rollouts, stage.rollout_batch, whole, logit_share=answered)
+            for role in learning[1:]
+        ),
     )
+    functions = [item for item in stage.rewards if item.kind == "function"]
+    if functions:
+        library.assume(
+            "ppo.reward functions",
+            ", ".join(item.name for item in functions),
+            "called on the host between sampling and the update; their time is not counted",
+        )
     updates = rollouts * ceil(stage.rollout_batch / stage.minibatch) * stage.ppo_epochs
     batch = min(stage.minibatch, stage.rollout_batch)
     training = tuple(
@@ -127,7 +144,7 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
         for role in learning
     )
     return Workload(
-        roles=(policy, *((value,) if stage.has_value_model else ()), reference, reward),
+        roles=(policy, *((value,) if stage.has_value_model else ()), *reference, *reward, *judge),
         phases=(
             replace(
                 answers("generate", "policy", rollouts * stage.rollout_batch, stage, prompt, ragged=False),
@@ -143,6 +160,6 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
             episodes=float(rollouts * stage.rollout_batch),
         ),
         together=True,
-        remote=models.remote(reward) if rates else (),
-        endpoints=models.endpoints(reward) if rates else {},
+        remote=models.remote(*judge),
+        endpoints=models.endpoints(*judge),
     )

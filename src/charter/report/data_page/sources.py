@@ -8,6 +8,7 @@ from typing import Any
 from charter.data.formats import find_files
 from charter.errors import DataError
 from charter.spec.project import DataSpec, Project
+from charter.spec.stage import Stage, references
 
 RECORDS, SET_ASIDE = "records.jsonl", "set_aside.jsonl"
 
@@ -89,13 +90,9 @@ def _records(
     )
 
 
-def _references(stage: Any) -> set[str]:
+def _references(stage: Stage) -> set[str]:
     """The names of data sets and stages that a stage reads."""
-    found: set[str] = set()
-    for field_name in stage.REFERENCES:
-        value = getattr(stage, field_name)
-        found |= {value} if isinstance(value, str) else set(value or ())
-    return found
+    return {name for names in references(stage).values() for name in names}
 
 
 def _problem(path: Path, spec: DataSpec) -> str:

@@ -9,9 +9,15 @@ from charter.errors import SpecError
 from charter.handover.engines import render
 from charter.handover.mapping import fields_of
 from charter.spec.layout import Adapter, Recompute, ZeroStage
+from charter.spec.rewards import Mismatch
 from charter.spec.stage import Guard, StageResources
 
 OTHER = {
+    "kl_in": "loss",
+    "loss_horizon": 8,
+    "clip_ratio_high": 0.28,
+    "dual_clip": 3.0,
+    "mismatch": Mismatch(high=2.0),
     "adapter": Adapter(rank=8),
     "guard": Guard(),
     "optimizer": "adamw_8bit",

@@ -28,6 +28,7 @@ from charter.errors import SpecError
 from charter.handover.openrlhf.engine import render_openrlhf
 from charter.handover.request import RlPlacement, RolesTogether
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
+from charter.spec.rewards import Mismatch, Reward
 from charter.spec.stage import Guard, StageResources
 
 
@@ -45,6 +46,14 @@ def refused(item):
 
 
 OTHER = {
+    "rewards": ((Reward(name="right", kind="function", call="charter:exact"),),),
+    "mixture": ("normalise_then_sum",),
+    "ratio": ("sequence", "product"),
+    "surrogate": ("cispo",),
+    "scale_advantages": ("none", "batch"),
+    "equal_groups": ("drop", "refill"),
+    "kl_in": ("loss", "reward"),
+    "mismatch": (Mismatch(),),
     "schedule": ("constant", "linear", "cosine"),
     "dtype": ("fp16", "fp32"),
     "optimizer": ("adamw_8bit",),

@@ -1,0 +1,526 @@
+"""A rollout of PPO: sample answers, score them, and give their tokens advantages."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from charter.artifacts.draws import keyed_permutation
+from charter.data.dataset import Prompt, Turn
+from charter.inference.generate import Answers, SamplingSettings, answer_texts
+from charter.inference.generator import Generator
+from charter.inference.score import score_answers
+from charter.models.adapters import published_weights
+from charter.models.chat import encode_prompt
+from charter.models.language_model import LanguageModel
+from charter.models.parallel import Parallel
+from charter.models.preference import PreferenceModel
+from charter.models.ranks import Ranks
+from charter.spec.rewards import KlEstimator
+from charter.spec.stage import PpoStage
+from charter.train.judge_reward import JudgeReward
+from charter.train.ppo_math import (
+    answer_scores,
+    degenerate_groups,
+    equal_groups,
+    generalised_advantages,
+    grpo_advantages,
+    kl_penalty,
+    mismatch_kl,
+    mismatch_weights,
+    normalised_advantages,
+    reinforce_advantages,
+    rloo_advantages,
+    shaped_rewards,
+    whiten,
+)
+from charter.train.ppo_sequences import Sequences, answer_log_probabilities, answer_values, as_sequences
+from charter.train.rewards.mixture import Answer, RewardList, weighted_sum
+from charter.train.schedule import batch_rows
+from charter.train.setup import Setup
+
+_SEQUENCES = "sequences."
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Everything that the epochs over a rollout need; what an estimator has no use for is None."""
+
+    sequences: Sequences
+    log_probability_BR: Tensor
+    advantage_BR: Tensor
+    score_B: Tensor
+    ended_B: Tensor
+    """Whether the answer has its end token."""
+    reference_BR: Tensor | None = None
+    """None where nothing reads the reference's log-probabilities."""
+    value_BR: Tensor | None = None
+    return_BR: Tensor | None = None
+    weight_BR: Tensor | None = None
+    """Importance weights where generator and trainer are different programs."""
+    generator_BR: Tensor | None = None
+    """Log-probabilities of such a generator."""
+    counted_B: Tensor | None = None
+    """Answers that are learnt from, where some are not: their group has failed, or all its scores are equal."""
+    reward_BK: Tensor | None = None
+    """Each reward of a list; NaN where it failed or does not apply."""
+    failed_BK: Tensor | None = None
+    seconds_BK: Tensor | None = None
+    """Seconds of each reward, divided by the answers."""
+
+    @property
+    def loss_mask_BR(self) -> Tensor:
+        """Mask of the answer tokens that are learnt from."""
+        return self.mask_BR if self.counted_B is None else self.mask_BR & self.counted_B[:, None]
+
+    @property
+    def mask_BR(self) -> Tensor:
+        """Mask of the real answer tokens."""
+        return self.sequences.answer_mask_BR
+
+    def sums(self, *, kl_estimator: KlEstimator, samples: int = 1) -> dict[str, float]:
+        """Sums over the answers, fetched from the device at once; of `equal_groups` over their groups.
+
+        `kl` is the log-ratio to the reference, the k1 estimate of KL(policy | reference); `kl_penalty` the estimate
+        that the reward is charged for; `answer_entropy` is -log p, whose mean estimates the entropy of whole answers.
+        """
+        mask, old, reference = self.mask_BR, self.log_probability_BR, self.reference_BR
+        sums = {}
+        if reference is not None:
+            sums["kl"] = ((old - reference) * mask).double().sum()
+            sums["kl_penalty"] = (kl_penalty(old, reference, estimator=kl_estimator) * mask).double().sum()
+        if self.generator_BR is not None:
+            sums["mismatch_kl"] = mismatch_kl(old, self.generator_BR, mask).total.double()
+        if self.counted_B is not None:
+            sums["counted_share"] = self.counted_B.double().sum()
+        if samples > 1:
+            sums["equal_groups"] = degenerate_groups(self.score_B, samples=samples).total.double()
+        score_B = self.score_B.double()
+        if self.failed_BK is not None:
+            rated_B = ~self.failed_BK.any(1)
+            sums["rated"] = rated_B.double().sum()
+            score_B = score_B * rated_B
+        sums |= {
+            "answer_entropy": -(old * mask).double().sum(),
+            "reward_mean": score_B.sum(),
+            "response_tokens": mask.sum().double(),
+            "ended_share": self.ended_B.sum().double(),
+            "tokens": self.sequences.mask_BT.sum().double(),
+        }
+        return dict(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True))
+
+    def reward_sums(self, names: Sequence[str]) -> dict[str, float]:
+        """Sums over the answers of each reward of a list: how often it applied, its values, squares, failures, time."""
+        if self.reward_BK is None or self.failed_BK is None or self.seconds_BK is None:
+            return {}
+        value_BK = torch.where(self.reward_BK.isnan(), 0.0, self.reward_BK).double()
+        columns = {
+            "applied": (~self.reward_BK.isnan()).double(),
+            "sum": value_BK,
+            "square": value_BK**2,
+            "failed": self.failed_BK.double(),
+            "seconds": self.seconds_BK.double(),
+        }
+        totals = {name: column.sum(0).tolist() for name, column in columns.items()}
+        return {f"{reward}/{name}": totals[name][k] for name in totals for k, reward in enumerate(names)}
+
+    def to_buffers(self, ranks: Ranks) -> dict[str, Tensor]:
+        """All processes' rollouts as one, rank after rank: what a checkpoint holds. The answers' width is the same."""
+        own = self._tensors()
+        width = max(ranks.gather(self.sequences.ids_BT.shape[1]))
+        for name in ("ids_BT", "mask_BT"):
+            value = own[_SEQUENCES + name]
+            own[_SEQUENCES + name] = torch.nn.functional.pad(value, (0, width - value.shape[1]))
+        return {name: _gathered(value, ranks) for name, value in own.items()}
+
+    @classmethod
+    def from_buffers(cls, buffers: Mapping[str, Tensor], ranks: Ranks) -> "Rollout":
+        """This process's part of what `to_buffers` gave."""
+        own = {name: value.to(ranks.device).chunk(ranks.data_size)[ranks.data_rank] for name, value in buffers.items()}
+        sequences = Sequences(**{item.name: own.pop(_SEQUENCES + item.name) for item in fields(Sequences)})
+        return cls(sequences=sequences, **own)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        named = {_SEQUENCES + item.name: getattr(self.sequences, item.name) for item in fields(Sequences)}
+        named |= {item.name: getattr(self, item.name) for item in fields(self) if item.name != "sequences"}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+def _gathered(value: Tensor, ranks: Ranks) -> Tensor:
+    if ranks.data_size == 1:
+        return value
+    sent = value.to(torch.uint8) if value.dtype == torch.bool else value.contiguous()
+    parts = [torch.empty_like(sent) for _ in range(ranks.data_size)]
+    torch.distributed.all_gather(parts, sent, group=ranks.data_group)
+    return torch.cat(parts).to(value.dtype)
+
+
+@dataclass(frozen=True)
+class PpoModels:
+    """The models of PPO as one process holds them."""
+
+    policy: LanguageModel
+    trained: Parallel
+    """The policy as it is trained."""
+    reference: Parallel | None
+    """None where no penalty reads it."""
+    reward: PreferenceModel | None
+    """None where no preference model is a reward."""
+    value: Parallel | None
+    """None where the estimator compares answers instead."""
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Makes rollouts; the same one again for the same step and weights."""
+
+    setup: Setup
+    spec: PpoStage
+    models: PpoModels
+    generator: Generator | None
+    """None where rank 0 samples for this process."""
+    prompts: tuple[Prompt, ...]
+    judge: JudgeReward | None = None
+    rewards: RewardList | None = None
+    """The list of rewards, where there is one."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Return True if a rollout can be sampled again bit for bit; if not, it is stored as soon as it is there."""
+        rates_exactly = self.judge is None or self.judge.is_exact or self.rewards is not None
+        return self.generator is not None and self.generator.is_exact and rates_exactly
+
+    def sample(self, step: int, data_step: int, *, kl_coefficient: float) -> Rollout:
+        """The rollout of one step: answers of the present policy, and the advantages of their tokens."""
+        spec, meter = self.spec, self.setup.meter
+        prompts, numbers = self._own_prompts(data_step)
+        turns = [self.prompts[row].turns for row in prompts]
+        tokenizer = self.models.policy.tokenizer
+        ids = [encode_prompt(tokenizer, item, max_tokens=spec.max_prompt_tokens) for item in turns]
+        seeds = [self.setup.seed("rollout", step, number) for number in numbers]
+        settings = SamplingSettings(spec.max_new_tokens, spec.min_new_tokens, spec.temperature, spec.top_p, spec.dtype)
+        with meter.phase("generate"), self.models.trained.gathered():
+            answers = self._answers(step, ids, seeds, settings)
+        with meter.phase("score"):
+            texts = answer_texts(self.models.policy, answers)
+            if self.rewards is None:
+                score_B = self._scores(step, list(zip(turns, texts, strict=True))).to(self.setup.device)
+                scored = Scored(answers, score_B)
+            else:
+                scored = self._rated(self.rewards, f"{step:06d}", prompts, seeds, answers, texts)
+        if spec.equal_groups != "keep":
+            scored = self._refilled(step, data_step, scored, settings)
+        with meter.phase("score"):
+            return self._rollout(step, scored, kl_coefficient=kl_coefficient)
+
+    def _rated(
+        self,
+        rewards: RewardList,
+        name: str,
+        rows: Sequence[int],
+        seeds: Sequence[int],
+        answers: Answers,
+        texts: Sequence[str],
+    ) -> "Scored":
+        """This process's answers by the list of rewards; a group with a failure is not learnt from."""
+        ended_B, device = self._ended(answers), self.setup.device
+        asked = [
+            Answer(self.prompts[row].turns, text, self.prompts[row].columns, tokens, ended, seed)
+            for row, text, tokens, ended, seed in zip(
+                rows, texts, answers.answer_mask_BR.sum(1).tolist(), ended_B.tolist(), seeds, strict=True
+            )
+        ]
+        rated = rewards.rate(asked, name=f"{name}-{self.setup.ranks.data_rank}")
+        reward_BK, failed_BK = rated.reward_BK.to(device), rated.failed_BK.to(device)
+        weight_K = torch.tensor([item.weight for item in rewards.rewards], device=device)
+        failed_G = failed_BK.any(1).view(-1, self.spec.samples_per_prompt).any(1)
+        seconds_K = torch.tensor(rated.seconds_K, device=device) / max(len(asked), 1)
+        return Scored(
+            answers,
+            weighted_sum(reward_BK, weight_K),
+            ~failed_G.repeat_interleave(self.spec.samples_per_prompt),
+            reward_BK,
+            failed_BK,
+            seconds_K.expand_as(reward_BK).clone(),
+        )
+
+    def _refilled(self, step: int, data_step: int, first: "Scored", settings: SamplingSettings) -> "Scored":
+        """The rollout without groups of one score; with `refill` other prompts are sampled in their place.
+
+        Every process samples as often as the one that needs most. Places that stay empty are not learnt from.
+        """
+        spec, meter = self.spec, self.setup.meter
+        scored = first.without_equal_groups(spec.samples_per_prompt)
+        for attempt in range(1, spec.most_batches if spec.equal_groups == "refill" else 1):
+            assert scored.counted_B is not None
+            if not self.setup.ranks.any(not bool(scored.counted_B.all())):
+                break
+            rows, numbers = self._own_prompts(data_step, attempt)
+            ids = [
+                encode_prompt(self.models.policy.tokenizer, self.prompts[row].turns, max_tokens=spec.max_prompt_tokens)
+                for row in rows
+            ]
+            seeds = [self.setup.seed("rollout", step, number, attempt) for number in numbers]
+            with meter.phase("generate"), self.models.trained.gathered():
+                answers = self._answers(step, ids, seeds, settings)
+            with meter.phase("score"):
+                texts = answer_texts(self.models.policy, answers)
+                if self.rewards is None:
+                    turns = [self.prompts[row].turns for row in rows]
+                    more = Scored(
+                        answers, self._scores(step, list(zip(turns, texts, strict=True))).to(self.setup.device)
+                    )
+                else:
+                    more = self._rated(self.rewards, f"{step:06d}.{attempt}", rows, seeds, answers, texts)
+            more = more.without_equal_groups(spec.samples_per_prompt)
+            scored = scored.filled_from(more, padding=self.models.policy.padding_id)
+        return scored
+
+    def _ended(self, answers: Answers) -> Tensor:
+        return ((answers.answer_BR == self.models.policy.end_id) & answers.answer_mask_BR).any(1)
+
+    def _scores(self, step: int, conversations: Sequence[tuple[Sequence[Turn], str]]) -> Tensor:
+        """Score this process's answers by the reward model, or by the judge."""
+        if self.judge is not None:
+            return self.judge.score(step, conversations)
+        assert self.models.reward is not None
+        groups = None if self.setup.ranks.world_size == 1 else 1
+        return score_answers(self.models.reward, conversations, dtype=self.spec.dtype, groups=groups)
+
+    def _answers(self, step: int, prompts: list[list[int]], seeds: list[int], settings: SamplingSettings) -> Answers:
+        """This process's answers; a generator beside the trainer answers for all processes, from rank 0."""
+        ranks, generator = self.setup.ranks, self.generator
+        if generator is not None and generator.is_exact:
+            generator.update_weights((), version=step)
+            return generator.sample(prompts, seeds=seeds, settings=settings, version=step)
+        weights = self.models.trained.full_state_dict()
+        everyone = ranks.gather((prompts, seeds))[:: ranks.world_size // ranks.data_size]
+        answers: Answers | None = None
+        if generator is not None:
+            full_weights = published_weights(self.models.trained.module, weights, self.spec.adapter)
+            generator.update_weights(full_weights.items(), version=step)
+            all_prompts = [prompt for own, _ in everyone for prompt in own]
+            all_seeds = [seed for _, own in everyone for seed in own]
+            answers = generator.sample(all_prompts, seeds=all_seeds, settings=settings, version=step)
+        answers = ranks.from_first(answers)
+        assert answers is not None
+        return answers.share(ranks.data_rank, len(prompts), ranks.device)
+
+    def micro_batches(self, step: int, epoch: int) -> list[list[Tensor]]:
+        """The answers of this process in the order of an epoch: minibatches, each as its micro-batches."""
+        own = self.spec.rollout_batch // self.setup.ranks.data_size
+        seed = self.setup.seed("minibatches", step, epoch, *self.setup.own_parts())
+        order = torch.tensor(keyed_permutation(own, seed=seed))
+        size = self.spec.minibatch // self.setup.ranks.data_size
+        return [
+            [part[start:stop] for start, stop in self.setup.layout.micro_batches(len(part))]
+            for part in torch.split(order, size)
+        ]
+
+    def _own_prompts(self, data_step: int, attempt: int = 0) -> tuple[list[int], list[int]]:
+        """Rows of the prompts that this process answers, and the number of each answer in the whole rollout.
+
+        Further attempts at a rollout draw from an order of their own.
+        """
+        each = self.spec.samples_per_prompt
+        count = self.spec.rollout_batch // each
+        order = (attempt,) if attempt else ()
+        rows = batch_rows(data_step, rows=len(self.prompts), batch=count, seed=self.setup.seed("order", *order))
+        own = self.setup.ranks.share(list(enumerate(rows)))
+        repeated = [(row, number * each + copy) for number, row in own for copy in range(each)]
+        return [row for row, _ in repeated], [number for _, number in repeated]
+
+    @torch.no_grad()
+    def _rollout(self, step: int, scored: "Scored", *, kl_coefficient: float) -> Rollout:
+        spec, answers, score_B = self.spec, scored.answers, scored.score_B
+        width = max(self.setup.ranks.gather(answers.answer_BR.shape[1]))
+        sequences = as_sequences(answers, answer_width=width, padding=self.models.policy.padding_id)
+        mask_BR = sequences.answer_mask_BR
+        ended_B = self._ended(answers)
+        old_BR, reference_BR, value_BS = self._evaluate(sequences, self.micro_batches(step, 0))
+        score_B = answer_scores(
+            score_B, ended_B, reward_clip=spec.reward_clip, missing_end_penalty=spec.missing_end_penalty
+        )
+        learnt_BR = mask_BR if scored.counted_B is None else mask_BR & scored.counted_B[:, None]
+        advantage_BR, return_BR = self._advantages(
+            score_B, scored, ended_B, old_BR, reference_BR, value_BS, learnt_BR, kl_coefficient=kl_coefficient
+        )
+        weight_BR, generator_BR, correction = None, None, spec.correction
+        if answers.log_probability_BR is not None:
+            missing = width - answers.log_probability_BR.shape[1]
+            generator_BR = torch.nn.functional.pad(answers.log_probability_BR.to(old_BR), (0, missing))
+        if correction is not None and generator_BR is not None:
+            weight_BR = mismatch_weights(
+                old_BR,
+                generator_BR,
+                mask_BR,
+                method=correction.method,
+                level=correction.level,
+                low=correction.low or 0.0,
+                high=math.inf if correction.high is None else correction.high,
+            )
+        return Rollout(
+            sequences=sequences,
+            log_probability_BR=old_BR,
+            reference_BR=reference_BR,
+            advantage_BR=advantage_BR,
+            score_B=score_B,
+            ended_B=ended_B,
+            value_BR=None if value_BS is None else value_BS[:, :-1] * mask_BR,
+            return_BR=return_BR,
+            weight_BR=weight_BR,
+            generator_BR=generator_BR,
+            counted_B=scored.counted_B,
+            reward_BK=scored.reward_BK,
+            failed_BK=scored.failed_BK,
+            seconds_BK=scored.seconds_BK,
+        )
+
+    def _evaluate(
+        self, sequences: Sequences, minibatches: Sequence[Sequence[Tensor]]
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Old log-probabilities, the reference's, and old values, micro-batch by micro-batch of the first epoch.
+
+        Logits depend on the rows of a batch, and the same batch gives the same bits: so the first minibatch's ratio
+        is exactly 1.
+        """
+        shape, device = sequences.answer_mask_BR.shape, self.setup.device
+        reference = self.models.reference
+        old_BR = torch.zeros(shape, device=device)
+        reference_BR = None if reference is None else torch.zeros(shape, device=device)
+        value_BS = None if self.models.value is None else torch.zeros((shape[0], shape[1] + 1), device=device)
+        temperature, dtype = self.spec.temperature, self.spec.dtype
+        for index in (item for minibatch in minibatches for item in minibatch):
+            self.setup.stage.alive()
+            part = sequences.rows(index)
+            policy = self.models.trained.module
+            old_BR[index] = answer_log_probabilities(policy, part, temperature=temperature, dtype=dtype)[0]
+            if reference is not None and reference_BR is not None:
+                figures = answer_log_probabilities(reference.module, part, temperature=temperature, dtype=dtype)
+                reference_BR[index] = figures[0]
+            if value_BS is not None and self.models.value is not None:
+                value_BS[index] = answer_values(self.models.value.module, part, dtype=dtype)
+        mask = sequences.answer_mask_BR
+        return old_BR * mask, None if reference_BR is None else reference_BR * mask, value_BS
+
+    def _advantages(
+        self,
+        score_B: Tensor,
+        scored: "Scored",
+        ended_B: Tensor,
+        old_BR: Tensor,
+        reference_BR: Tensor | None,
+        value_BS: Tensor | None,
+        mask_BR: Tensor,
+        *,
+        kl_coefficient: float,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Advantages of the tokens of `mask_BR`, which are learnt from, and the returns that a value model learns."""
+        spec, return_BR, samples, total = self.spec, None, self.spec.samples_per_prompt, self.setup.ranks.sum
+        if spec.mixture == "normalise_then_sum" and self.rewards is not None and scored.reward_BK is not None:
+            weight_K = torch.tensor([item.weight for item in self.rewards.rewards], device=score_B.device)
+            return normalised_advantages(scored.reward_BK, weight_K, mask_BR, samples=samples, total=total), None
+        charged = 0.0 if spec.has_kl_loss else kl_coefficient
+        rewards_BR = shaped_rewards(
+            score_B,
+            old_BR,
+            old_BR if reference_BR is None else reference_BR,
+            mask_BR,
+            kl_coefficient=charged,
+            kl_estimator=spec.kl_estimator,
+        )
+        if spec.estimator in ("grpo", "reinforce_pp_baseline"):
+            whole_B = score_B if spec.has_kl_loss else (rewards_BR * mask_BR).sum(1)
+            scale = spec.scale_advantages if spec.estimator == "grpo" else "none"
+            advantage_BR = grpo_advantages(whole_B, mask_BR, samples=samples, scale=scale, total=total)
+            if spec.estimator == "grpo":
+                return advantage_BR, None
+        elif spec.estimator == "reinforce_pp":
+            zero_BR = torch.zeros_like(rewards_BR)
+            advantage_BR = reinforce_advantages(rewards_BR, zero_BR, mask_BR, discount=spec.discount)[0]
+        elif spec.estimator == "rloo":
+            advantage_BR = rloo_advantages(rewards_BR, mask_BR, samples=spec.samples_per_prompt)
+        elif spec.estimator == "reinforce":
+            assert value_BS is not None
+            values_BR = value_BS[:, :-1] * mask_BR
+            advantage_BR, return_BR = reinforce_advantages(rewards_BR, values_BR, mask_BR, discount=spec.discount)
+        else:
+            assert value_BS is not None
+            lengths_B = mask_BR.long().sum(1)
+            bootstrap_B = value_BS.gather(1, lengths_B[:, None]).squeeze(1) if spec.bootstrap_truncated else None
+            advantage_BR, return_BR = generalised_advantages(
+                rewards_BR,
+                value_BS[:, :-1] * mask_BR,
+                mask_BR,
+                discount=spec.discount,
+                gae_lambda=spec.gae_lambda,
+                bootstrap_B=bootstrap_B,
+                ended_B=None if bootstrap_B is None else ended_B,
+            )
+        if spec.whiten_advantages:
+            advantage_BR = whiten(advantage_BR, mask_BR, total=self.setup.ranks.sum)
+        return advantage_BR, return_BR
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Sampled answers, group by group, and the scores that they got."""
+
+    answers: Answers
+    score_B: Tensor
+    counted_B: Tensor | None = None
+    """Answers that are learnt from; None for all."""
+    reward_BK: Tensor | None = None
+    failed_BK: Tensor | None = None
+    seconds_BK: Tensor | None = None
+
+    def without_equal_groups(self, samples: int) -> "Scored":
+        """The same answers, those not counted whose group has one score."""
+        differs_B = ~equal_groups(self.score_B, samples=samples).repeat_interleave(samples)
+        return replace(self, counted_B=differs_B if self.counted_B is None else self.counted_B & differs_B)
+
+    def filled_from(self, other: "Scored", *, padding: int) -> "Scored":
+        """Rows that are not counted, replaced in order by the counted rows of another sampling, as far as they go."""
+        assert self.counted_B is not None
+        assert other.counted_B is not None
+        empty, spare = (~self.counted_B).nonzero().squeeze(1), other.counted_B.nonzero().squeeze(1)
+        count = min(len(empty), len(spare))
+        source = torch.arange(len(self.score_B), device=self.score_B.device)
+        source[empty[:count]] = len(self.score_B) + spare[:count]
+
+        def filled(own: Tensor | None, theirs: Tensor | None) -> Tensor | None:
+            return None if own is None or theirs is None else torch.cat([own, theirs])[source]
+
+        return Scored(
+            _joined(self.answers, other.answers, source, padding=padding),
+            torch.cat([self.score_B, other.score_B])[source],
+            torch.cat([self.counted_B, other.counted_B])[source],
+            filled(self.reward_BK, other.reward_BK),
+            filled(self.failed_BK, other.failed_BK),
+            filled(self.seconds_BK, other.seconds_BK),
+        )
+
+
+def _joined(first: Answers, second: Answers, row_B: Tensor, *, padding: int) -> Answers:
+    """Rows of two samplings: prompts to the right edge, answers to the left, as both have them."""
+
+    def rows(one: Tensor, other: Tensor, fill: float, *, is_prompt: bool) -> Tensor:
+        width = max(one.shape[1], other.shape[1])
+        sides = [(width - part.shape[1], 0) if is_prompt else (0, width - part.shape[1]) for part in (one, other)]
+        parts = [
+            torch.nn.functional.pad(part, side, value=fill) for part, side in zip((one, other), sides, strict=True)
+        ]
+        return torch.cat(parts)[row_B]
+
+    log_probability_BR = None
+    if first.log_probability_BR is not None and second.log_probability_BR is not None:
+        log_probability_BR = rows(first.log_probability_BR, second.log_probability_BR, 0.0, is_prompt=False)
+    return Answers(
+        rows(first.prompt_BQ, second.prompt_BQ, padding, is_prompt=True),
+        rows(first.prompt_mask_BQ, second.prompt_mask_BQ, 0, is_prompt=True),
+        rows(first.answer_BR, second.answer_BR, padding, is_prompt=False),
+        rows(first.answer_mask_BR, second.answer_mask_BR, 0, is_prompt=False),
+        log_probability_BR,
+    )

@@ -1,0 +1,108 @@
+"""Prompts and answers as PPO reads them: log-probabilities and values of their tokens."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from charter.errors import DataError
+from charter.inference.generate import Answers
+from charter.models.runtime import precision
+from charter.models.token_forward import TokenFigures
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Prompts, each followed by its answer, and what is known of each answer token.
+
+    Padding is at the right, where causal attention never looks, so no mask is needed.
+    """
+
+    ids_BT: Tensor
+    mask_BT: Tensor
+    prompt_tokens_B: Tensor
+    answer_mask_BR: Tensor
+
+    def rows(self, index: Tensor) -> "Sequences":
+        """Some of the sequences, without the columns that are padding in all of them."""
+        mask_BT = self.mask_BT[index]
+        width = int(mask_BT.sum(1).max())
+        return Sequences(
+            self.ids_BT[index, :width], mask_BT[:, :width], self.prompt_tokens_B[index], self.answer_mask_BR[index]
+        )
+
+    @property
+    def answer_tokens(self) -> int:
+        """Width of the answers, R."""
+        return self.answer_mask_BR.shape[1]
+
+
+def as_sequences(answers: Answers, *, answer_width: int, padding: int) -> Sequences:
+    """Prompts and answers side by side, each row from its first column on; answers masked to `answer_width` tokens."""
+    missing = answer_width - answers.answer_BR.shape[1]
+    answer_mask_BR = torch.nn.functional.pad(answers.answer_mask_BR, (0, missing), value=False)
+    real_BT = torch.cat([answers.prompt_mask_BQ.bool(), answers.answer_mask_BR], 1)
+    length_B = real_BT.sum(1)
+    first_B = (real_BT.shape[1] - answers.answer_mask_BR.shape[1]) - answers.prompt_mask_BQ.sum(1)
+    places_T = torch.arange(int(length_B.max()), device=real_BT.device)
+    column_BT = (first_B[:, None] + places_T).clamp_max(real_BT.shape[1] - 1)
+    mask_BT = places_T < length_B[:, None]
+    ids_BT = torch.cat([answers.prompt_BQ, answers.answer_BR], 1).gather(1, column_BT)
+    return Sequences(
+        torch.where(mask_BT, ids_BT, padding), mask_BT.long(), answers.prompt_mask_BQ.sum(1), answer_mask_BR
+    )
+
+
+def answer_log_probabilities(
+    call: Callable[..., Any],
+    sequences: Sequences,
+    *,
+    temperature: float,
+    dtype: str,
+    entropy_gradient: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """log p of each answer token at the sampling temperature, and the entropy there, both [B, R] and 0 at padding.
+
+    `call` runs the model or what wraps it. Differentiable; the entropy only when asked.
+    """
+    mask_BR, read_BT = sequences.answer_mask_BR, sequences.ids_BT[:, :-1]
+    if bool((sequences.prompt_tokens_B < 1).any()):
+        raise DataError(
+            "an answer without a prompt: nothing comes before its first token, so it has no probability; give every "
+            "prompt at least one token (a chat template that begins with one, or a longer max_prompt_tokens)"
+        )
+    row_N, token_N = mask_BR.nonzero().unbind(1)
+    column_N = sequences.prompt_tokens_B[row_N] + token_N
+    with precision(dtype, read_BT.device):
+        figures: TokenFigures = call(
+            input_ids=read_BT,
+            at_N=row_N * read_BT.shape[1] + column_N - 1,
+            target_N=sequences.ids_BT[row_N, column_N],
+            temperature=temperature or 1.0,
+        )
+    entropy_N = figures.entropy_N if entropy_gradient else figures.entropy_N.detach()
+    place_N = row_N * mask_BR.shape[1] + token_N
+    return _spread(figures.log_probability_N, place_N, mask_BR), _spread(entropy_N, place_N, mask_BR)
+
+
+def _spread(value_N: Tensor, place_N: Tensor, mask_BR: Tensor) -> Tensor:
+    """Values of real answer tokens at their places, 0 elsewhere."""
+    return value_N.new_zeros(mask_BR.numel()).index_copy(0, place_N, value_N).view(mask_BR.shape)
+
+
+def answer_values(call: Callable[..., Tensor], sequences: Sequences, *, dtype: str) -> Tensor:
+    """The value of the state before each answer token, and after the last one, [B, S], differentiable.
+
+    `call` runs the value model or what wraps it. 0 where an answer is padding.
+    """
+    ids_BT, prompt_B1 = sequences.ids_BT, sequences.prompt_tokens_B[:, None]
+    states_S = torch.arange(sequences.answer_tokens + 1, device=ids_BT.device)
+    is_state_BS = states_S <= sequences.answer_mask_BR.sum(1, keepdim=True)
+    column_BS = prompt_B1 - 1 + states_S
+    row_B1 = torch.arange(len(ids_BT), device=ids_BT.device)[:, None]
+    at_N = (row_B1 * ids_BT.shape[1] + column_BS)[is_state_BS]
+    with precision(dtype, ids_BT.device):
+        value_N = call(ids_BT, at_N=at_N)
+    return _spread(value_N, is_state_BS.flatten().nonzero().squeeze(1), is_state_BS)

@@ -1,0 +1,189 @@
+"""Rewards of a rollout's answers: every reward of the list called, stored before the update, and added up."""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from charter.artifacts import durable
+from charter.data.dataset import Turn
+from charter.errors import DataError, StageError
+from charter.spec.rewards import REWARD_SOURCES, Reward
+from charter.train.rewards.processes import Failed, RewardProcess
+
+DIRECTORY = "rewards"
+"""Stored rewards of a stage, one file per rollout, sampling and process."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a reward may read of an answer."""
+
+    turns: tuple[Turn, ...]
+    text: str
+    row: Mapping[str, Any]
+    """Columns of the prompt's row, apart from the prompt itself."""
+    tokens: int
+    ended: bool
+    seed: int
+
+    def offered(self) -> dict[str, Any]:
+        """The named values that a function chooses from."""
+        turns = [{"role": turn.role, "content": turn.content} for turn in self.turns]
+        return {
+            "answer": self.text,
+            "prompt": turns[-1]["content"] if turns else "",
+            "turns": turns,
+            "truth": self.row.get("answer"),
+            "row": dict(self.row),
+            "tokens": self.tokens,
+            "ended": self.ended,
+            "seed": self.seed,
+        }
+
+
+@dataclass(frozen=True)
+class Rewarded:
+    """The rewards of some answers, one column for each of the list; NaN where one failed or does not apply."""
+
+    reward_BK: Tensor
+    failed_BK: Tensor
+    seconds_K: tuple[float, ...]
+    """Seconds that each reward took, together."""
+
+
+def weighted_sum(reward_BK: Tensor, weight_K: Tensor) -> Tensor:
+    """sum_k w_k r_bk over the rewards that apply to an answer; weights are not scaled up for those that do not (NaN).
+
+    >>> weighted_sum(torch.tensor([[1.0, 0.5], [float("nan"), 0.5]]), torch.tensor([1.0, 2.0])).tolist()
+    [2.0, 1.0]
+    """
+    return (torch.where(reward_BK.isnan(), 0.0, reward_BK) * weight_K).sum(1)
+
+
+Score = Callable[[Sequence[Answer]], Sequence[float | Failed | None]]
+"""Scores of answers by one reward, in their order."""
+
+
+@dataclass
+class FunctionReward:
+    """A reward function and its processes."""
+
+    reward: Reward
+    processes: tuple[RewardProcess, ...]
+    _free: SimpleQueue[RewardProcess] = field(default_factory=SimpleQueue, init=False)
+
+    @staticmethod
+    def open(reward: Reward, directory: Path | None, stack: ExitStack) -> "FunctionReward":
+        """A function of the list, its file below `directory` where it is the user's own."""
+        call = str(reward.call)
+        if directory is not None:
+            call = f"{directory}:{call.rpartition(':')[2]}"
+        processes = tuple(
+            RewardProcess(call, reward.arguments or {}, reward.timeout, reward.memory) for _ in range(reward.processes)
+        )
+        for process in processes:
+            stack.callback(process.close)
+        opened = FunctionReward(reward, processes)
+        for process in processes:
+            opened._free.put(process)
+        return opened
+
+    def __call__(self, answers: Sequence[Answer]) -> Sequence[float | Failed | None]:
+        """Rewards of answers; the first is asked twice, and a function that then says something else is refused."""
+        with ThreadPoolExecutor(len(self.processes)) as pool:
+            outcomes = list(pool.map(self._ask, answers))
+        again = self._ask(answers[0]) if answers else None
+        if answers and not isinstance(again, Failed) and not isinstance(outcomes[0], Failed) and again != outcomes[0]:
+            raise StageError(
+                f"the reward {self.reward.name!r} gave {outcomes[0]} and then {again} for the same answer\n"
+                "  a reward is a pure function of what it is given; draw from its `seed`, and keep no state"
+            )
+        return outcomes
+
+    @property
+    def is_isolated(self) -> bool:
+        """Return True if all processes that were started have no network."""
+        return all(process.is_isolated for process in self.processes if process.is_isolated is not None)
+
+    def _ask(self, answer: Answer) -> float | Failed | None:
+        process = self._free.get()
+        try:
+            return process.ask(answer.offered())
+        finally:
+            self._free.put(process)
+
+
+@dataclass(frozen=True)
+class RewardList:
+    """The rewards of a stage, opened, and where their results are stored."""
+
+    rewards: tuple[Reward, ...]
+    scores: tuple[Score, ...]
+    directory: Path
+    max_failed_share: float
+    all_have: Callable[[bool], bool] = lambda stored: stored
+    """Whether every process has stored rewards; a model scores in all of them together."""
+
+    def rate(self, answers: Sequence[Answer], *, name: str) -> Rewarded:
+        """The rewards of a rollout's answers, read where they are stored under `name` for these very answers."""
+        path = self.directory / f"{name}.json"
+        digest = self._digest(answers)
+        stored = durable.read_json(path) if path.exists() else {}
+        if not self.all_have(stored.get("digest") == digest):
+            stored = {"digest": digest, **self._rated(answers)}
+            self.directory.mkdir(exist_ok=True)
+            durable.write_json(path, stored)
+        nan = float("nan")
+        values = [[nan if value is None else value for value in row] for row in stored["rewards"]]
+        shape = (len(answers), len(self.rewards))
+        return Rewarded(
+            torch.tensor(values, dtype=torch.float32).view(shape),
+            torch.tensor(stored["failed"], dtype=torch.bool).view(shape),
+            tuple(stored["seconds"]),
+        )
+
+    def _rated(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        columns, seconds, reasons = [], [], []
+        for reward, score in zip(self.rewards, self.scores, strict=True):
+            begin = time.monotonic()
+            columns.append(score(answers))
+            seconds.append(round(time.monotonic() - begin, 6))
+            reasons += [f"{reward.name}: {item.reason}" for item in columns[-1] if isinstance(item, Failed)]
+        if len(reasons) > self.max_failed_share * len(answers) * len(self.rewards):
+            counted = "\n".join(f"  {reason}" for reason in dict.fromkeys(reasons[:5]))
+            raise StageError(
+                f"{len(reasons)} of {len(answers) * len(self.rewards)} rewards of a rollout failed, more than "
+                f"max_failed_share, {self.max_failed_share:g}\n{counted}"
+            )
+        rows = list(zip(*columns, strict=True))
+        return {
+            "rewards": [[None if isinstance(item, Failed) else item for item in row] for row in rows],
+            "failed": [[isinstance(item, Failed) for item in row] for row in rows],
+            "seconds": seconds,
+            "reasons": reasons,
+        }
+
+    def _digest(self, answers: Sequence[Answer]) -> str:
+        """SHA-256 of what the rewards read."""
+        text = json.dumps([answer.offered() for answer in answers], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def own_file(reward: Reward, sources: Iterable[tuple[str, Path]]) -> Path | None:
+    """Where the file of a user's function is, of the stage's inputs by their name; None for a shipped function."""
+    if reward.source is None:
+        return None
+    for name, path in sources:
+        if name == f"{REWARD_SOURCES} {reward.source}":
+            return path
+    raise DataError(f"the file of the reward {reward.name!r}, {reward.source}, is not among the stage's inputs")

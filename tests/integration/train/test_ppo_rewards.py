@@ -1,0 +1,182 @@
+"""PPO with a list of rewards, with options of the loss, and without a reference, on a very small real model."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from contextlib import ExitStack
+
+from engine_bench import metrics, run, stage
+
+from charter.artifacts.checkpoints import Position
+from charter.artifacts.job import JobInput, read_job, write_job
+from charter.errors import StageError
+from charter.spec.rewards import REWARD_SOURCES, Reward
+from charter.train import ppo
+from charter.train.loop import Loop
+from charter.train.ppo import ppo_task
+from charter.train.setup import set_up
+
+pytestmark = pytest.mark.torch
+LENGTH = Reward(name="length", kind="function", call="own.py:length")
+SHORT = Reward(name="short", kind="function", call="charter:overlong", arguments={"longest": 6, "cache": 6}, weight=0.5)
+LISTED = {
+    "reward": None,
+    "rewards": (LENGTH, SHORT),
+    "estimator": "grpo",
+    "samples_per_prompt": 4,
+    "kl_coefficient": 0.0,
+    "dtype": "fp32",
+}
+CODE = """
+def length(answer): return float(len(answer))
+def same(answer): return 1.0
+def some(answer, seed):
+    if seed % 4 == 0: raise ValueError("seed")
+    return float(len(answer))
+def raises(answer): raise ValueError("always")
+"""
+
+
+@pytest.fixture
+def listed(engine_inputs, tmp_path):
+    """(changes of the spec) -> a stage directory whose rewards are a list."""
+    count = iter(range(100))
+    (tmp_path / "own.py").write_text(CODE)
+
+    def make(**changes):
+        found = stage(engine_inputs, tmp_path / f"ppo-{next(count)}", "ppo", **{**LISTED, **changes})
+        job = read_job(found.path)
+        source = JobInput(
+            name=f"{REWARD_SOURCES} own.py",
+            role=REWARD_SOURCES,
+            source="data",
+            path=str(tmp_path / "own.py"),
+            fingerprint="0" * 64,
+        )
+        inputs = {role: items for role, items in job.inputs.items() if role != "reward"}
+        write_job(found.path, replace(job, inputs={**inputs, REWARD_SOURCES: (source,)}))
+        return type(found)(found.path)
+
+    return make
+
+
+@pytest.fixture
+def task(listed):
+    with ExitStack() as stack:
+
+        def make(**changes):
+            made, _ = ppo_task(set_up(listed(**changes)), stack)
+            Loop(made.setup, made)
+            return made
+
+        yield make
+
+
+def own(name, **more):
+    return Reward(name=name, kind="function", call=f"own.py:{name}", **more)
+
+
+def test_stage_whose_rewards_are_functions_reports_each(listed):
+    found = run(listed(), ppo)
+    rows = metrics(found)
+    assert len(rows) == 2
+    for row in rows:
+        assert row["reward_mean"] == pytest.approx(row["reward_length_mean"] + 0.5 * row["reward_short_mean"], rel=1e-6)
+        assert row["reward_length_failed"] == row["reward_length_not_applicable"] == 0.0
+        assert row["reward_short_deviation"] >= 0.0
+        assert row["reward_short_seconds"] > 0.0
+        assert "kl" not in row, "nothing measures a distance without a reference"
+    assert sorted(item.name for item in (found.path / "rewards").iterdir()) == ["000000-0.json", "000001-0.json"]
+
+
+def test_replay_reads_the_stored_rewards(task, monkeypatch):
+    found = task()
+    first = found.sampler.sample(0, 0, kl_coefficient=0.0)
+
+    def asked(*_):
+        raise AssertionError("asked again")
+
+    sampler = replace(found.sampler, rewards=replace(found.sampler.rewards, scores=(asked, asked)))
+    again = sampler.sample(0, 0, kl_coefficient=0.0)
+    for name, value in first._tensors().items():
+        assert torch.equal(value, again._tensors()[name]), name
+
+
+def test_no_reference_is_loaded_where_no_penalty_reads_it(task):
+    found = task()
+    assert found.models.reference is None
+    assert len(found.frozen) == 0
+    assert found.sampler.sample(0, 0, kl_coefficient=0.0).reference_BR is None
+    assert task(kl_coefficient=0.1).models.reference is not None
+
+
+def test_group_with_a_failure_is_left_out_and_counted(task):
+    found = task(rewards=(own("some"),), max_failed_share=1.0)
+    rollout = found.sampler.sample(0, 0, kl_coefficient=0.0)
+    failed = rollout.failed_BK.any(1).view(-1, 4).any(1)
+    assert failed.any(), "some seed is a multiple of four"
+    assert rollout.counted_B.view(-1, 4).all(1).tolist() == (~failed).tolist()
+    assert not rollout.advantage_BR[~rollout.counted_B].any()
+    found.run_part(Position(0, 0))
+    found.run_part(Position(0, 1))
+    report = found.run_part(Position(0, 2))
+    assert report.metrics["reward_some_failed"] == rollout.failed_BK.float().mean().item()
+
+
+def test_too_many_failures_stop_the_stage(task):
+    with pytest.raises(StageError, match="max_failed_share"):
+        task(rewards=(own("raises"),)).sampler.sample(0, 0, kl_coefficient=0.0)
+
+
+def test_equal_groups_are_left_out_of_the_loss(task):
+    kept, dropped = (task(rewards=(own("same"),), equal_groups=name) for name in ("keep", "drop"))
+    assert kept.sampler.sample(0, 0, kl_coefficient=0.0).counted_B.all()
+    assert not dropped.sampler.sample(0, 0, kl_coefficient=0.0).counted_B.any()
+
+
+def test_equal_groups_are_sampled_again_for_other_prompts(task):
+    """The first sampling is stored as one of equal scores, and so are left places of its groups."""
+    found = task(equal_groups="refill", most_batches=2)
+    plain = found.sampler.sample(0, 0, kl_coefficient=0.0)
+    path = found.setup.stage.path / "rewards" / "000000-0.json"
+    stored = json.loads(path.read_text())
+    stored["rewards"] = [[1.0, 0.0]] * 4 + stored["rewards"][4:]
+    path.write_text(json.dumps(stored))
+    filled = found.sampler.sample(0, 0, kl_coefficient=0.0)
+    assert (path.parent / "000000.1-0.json").exists()
+    assert filled.counted_B.all()
+    assert plain.counted_B.all()
+    assert torch.equal(filled.score_B[4:], plain.score_B[4:])
+    assert filled.score_B[:4].tolist() != [1.0] * 4
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"clip_ratio_high": 0.28, "ratio": "sequence", "loss_aggregation": "sequence"},
+        {"surrogate": "cispo", "clip_ratio": 1.0, "loss_aggregation": "constant"},
+        {"scale_advantages": "none", "loss_aggregation": "constant", "loss_horizon": 12},
+        {"scale_advantages": "batch", "loss_aggregation": "prompt", "dual_clip": 3.0},
+        {"estimator": "reinforce_pp", "samples_per_prompt": 1, "kl_coefficient": 0.1},
+        {"estimator": "reinforce_pp_baseline", "kl_coefficient": 0.1},
+        {"kl_coefficient": 0.1, "kl_in": "reward"},
+        {"estimator": "rloo", "kl_coefficient": 0.1, "kl_in": "loss", "kl_estimator": "k2"},
+        {"mixture": "normalise_then_sum"},
+    ],
+    ids=lambda changes: "-".join(map(str, changes.values())),
+)
+def test_option_of_the_loss_moves_the_policy_otherwise(task, changes):
+    def moved(made):
+        module = made.models.trained.module
+        for step in range(2):
+            for part in range(made.parts):
+                report = made.run_part(Position(step, part))
+        assert all(torch.isfinite(torch.tensor(value)) for value in report.metrics.values())
+        return torch.cat([value.flatten() for value in module.state_dict().values()])
+
+    tight = {"clip_ratio": 0.01}
+    assert not torch.equal(moved(task(**tight)), moved(task(**{**tight, **changes})))
