@@ -7,6 +7,7 @@ from typing import Any
 
 from charter.artifacts.draws import draw_seed
 from charter.data.dataset import Pair, Turn
+from charter.errors import DataError
 from charter.evaluate import statistics
 from charter.evaluate.bench import Bench
 from charter.evaluate.figures import Figure, difference, proportion
@@ -37,6 +38,29 @@ def pm_accuracy(bench: Bench) -> list[Figure]:
         proportion("pm_accuracy.shorter_answer", "Baseline: the shorter answer wins", shorter, note=HELD_OUT)
     )
     figures.append(proportion("pm_accuracy.bag_of_words", "Baseline: bag of words", words, note=words_note))
+    return figures
+
+
+def exact_match(bench: Bench) -> list[Figure]:
+    """Share of held-out prompts that each model answers with the row's `answer`, apart from space around both."""
+    truths = [prompt.columns.get("answer") for prompt in bench.prompts]
+    if None in truths:
+        raise DataError("the suite exact_match compares with the column `answer`, which some held-out prompts lack")
+    right: dict[str, list[float]] = {}
+    for role in ("policy", "against", "control"):
+        if bench.has(role):
+            texts = bench.answers(role).texts
+            pairs = zip(texts, truths, strict=True)
+            right[role] = [float(text.strip() == str(truth).strip()) for text, truth in pairs]
+    figures = [
+        proportion(f"exact_match.{role}", f"{role.title()} answers right", values, note="held-out prompts")
+        for role, values in right.items()
+    ]
+    for role, key, label in (("against", "gain", "the model before"), ("control", "over_control", "the control")):
+        if role in right:
+            key, seed = f"exact_match.{key}", bench.seed("exact_match", key)
+            words = f"Share of right answers of the policy less that of {label}"
+            figures.append(difference(key, words, right["policy"], right[role], seed=seed))
     return figures
 
 

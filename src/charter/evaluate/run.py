@@ -14,7 +14,7 @@ from typing import Any
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
 from charter.errors import DataError
-from charter.evaluate.accuracy import hhh, pm_accuracy
+from charter.evaluate.accuracy import exact_match, hhh, pm_accuracy
 from charter.evaluate.answers import independent_check, win_rate
 from charter.evaluate.bench import Bench
 from charter.evaluate.figures import Figure
@@ -85,6 +85,12 @@ STATEMENTS = (
         0.0,
         "the AI labels move the policy towards an independently trained proxy of human preference, at equal length, "
         "beyond a control trained on shuffled labels",
+    ),
+    ("exact_match.gain", 0.0, "the policy gives more right answers to held-out prompts than the model before"),
+    (
+        "exact_match.over_control",
+        0.0,
+        "the policy gives more right answers to held-out prompts than a control trained on shuffled truths",
     ),
     ("judge_agreement.judge", 0.5, "the judge agrees with held-out human labels more often than chance"),
     ("judge_agreement.over_shorter", 0.0, "the judge agrees with humans more often than the shorter-answer rule"),
@@ -181,6 +187,7 @@ SUITES: Mapping[str, Callable[[Bench], list[Figure]]] = {
     "hhh": hhh,
     "multiple_choice": multiple_choice,
     "refusal": refusal,
+    "exact_match": exact_match,
     "goodhart": goodhart,
     "probes": probes,
     "lm_eval": lm_eval,

@@ -579,6 +579,7 @@ Suite = Literal[
     "hhh",
     "multiple_choice",
     "refusal",
+    "exact_match",
     "goodhart",
     "probes",
     "lm_eval",

@@ -414,6 +414,7 @@ SUITE_NEEDS: Mapping[str, tuple[str, ...]] = {
     "hhh": ("reward|also_rewards|judge",),
     "multiple_choice": ("questions",),
     "refusal": ("refusal_prompts|benign_prompts",),
+    "exact_match": ("prompts",),
     "goodhart": ("checkpoints_of", "against", "reward", "prompts", "judge|independent_pairs"),
     "probes": ("judge", "probes"),
     "lm_eval": ("lm_eval_tasks",),

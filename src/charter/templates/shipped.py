@@ -15,6 +15,9 @@ HH_DATA = {
     "licenses/hh-rlhf.MIT.txt": "data/licenses/hh-rlhf.MIT.txt",
 }
 
+SORTING_DATA = tuple(f"sorting_{part}.jsonl" for part in ("demonstrations", "problems", "shuffled", "test"))
+"""Written by `tools/sorting_data.py`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Template:
@@ -44,6 +47,11 @@ TEMPLATES: tuple[Template, ...] = (
         name="cai-smoke",
         summary="the same pipeline in miniature, about a minute on a CPU; for tests",
         shared={**CONSTITUTION, **HH_DATA},
+    ),
+    Template(
+        name="rlvr-tiny",
+        summary="RL with a verifiable reward (GRPO, no reward model) from scratch on a CPU in minutes",
+        shared={name: f"data/{name}" for name in SORTING_DATA},
     ),
     Template(
         name="cai-8b",

@@ -7,6 +7,7 @@ from charter.plan.work.phase import padded
 from charter.plan.work.roles import Models
 from charter.plan.work.workload import workload
 from charter.spec.project import DataSpec, Serving
+from charter.spec.rewards import Reward
 from charter.spec.stage import (
     CritiqueStage,
     EvalStage,
@@ -209,3 +210,32 @@ def test_padding_grows_with_the_batch_up_to_the_cut_off():
         assert padded(100, rows, longest=1e9) / 100 == pytest.approx(ratio, rel=0.1)
     assert padded(100, 64, longest=150) == 150
     assert padded(100, 1, longest=150) == 100
+
+
+def grouped(work, **changes):
+    """A GRPO stage's workload."""
+    given = {"policy": "base", "prompts": ("prompts",), "episodes": 1024, "rollout_batch": 256, "minibatch": 256}
+    return work(PpoStage(**{**given, "reward": "pm", "estimator": "grpo", "samples_per_prompt": 8, **changes}))[0]
+
+
+def test_rewards_that_are_functions_are_work_of_no_model(work):
+    right = Reward(name="right", kind="function", call="charter:exact")
+    found = grouped(work, reward=None, rewards=(right,), kl_coefficient=0.0)
+    assert [role.name for role in found.roles] == ["policy"]
+    assert {phase.role for phase in found.phases} == {"policy"}
+
+
+def test_reference_is_counted_where_a_penalty_reads_it(work):
+    for coefficient, names in ((0.0, {"policy", "reward"}), (0.1, {"policy", "reference", "reward"})):
+        found = grouped(work, kl_coefficient=coefficient)
+        assert {role.name for role in found.roles} == names
+
+
+def test_judge_of_a_list_rates_beside_the_preference_model(work):
+    rewards = (
+        Reward(name="tone", kind="preference_model", model="pm"),
+        Reward(name="kind", kind="judge", model="base"),
+    )
+    found = grouped(work, reward=None, rewards=rewards)
+    assert [role.name for role in found.roles] == ["policy", "reference", "reward", "judge"]
+    assert next(phase for phase in found.phases if phase.role == "judge").name == "rate answers"

@@ -10,6 +10,7 @@ from charter.spec.architecture import Architecture, MixtureOfExperts, StateSpace
 from charter.spec.checks import check_accelerators, check_data, check_model, check_project, parse_part
 from charter.spec.layout import Adapter
 from charter.spec.project import Budget, DataSpec, ModelSpec, Place, Project, Resources, Serving, Storage, TokenizerSpec
+from charter.spec.rewards import Mismatch, Reward
 from charter.spec.stage import (
     CritiqueStage,
     DpoStage,
@@ -21,6 +22,7 @@ from charter.spec.stage import (
     PreferenceModelStage,
     SftStage,
     StageResources,
+    references,
 )
 from charter.spec.stage_checks import check_runnable, check_stage, divisors_near
 
@@ -464,3 +466,61 @@ def test_hybrid_layers_have_to_add_up():
     assert "5 layers" in found["models.m.architecture.num_attention_layers"]
     assert "of 4 in all" in found["models.m.architecture.sliding_window_layers"]
     assert "1 or more" in found["models.m.architecture.state_space.inner_size"]
+
+
+RIGHT = Reward(name="right", kind="function", call="charter:exact")
+GRPO = {"estimator": "grpo", "samples_per_prompt": 4}
+LISTED = replace(PPO, reward=None, rewards=(RIGHT,), **GRPO)
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "words"),
+    [
+        ({"reward": None}, "reward", "nothing says what the reward is"),
+        ({"rewards": (RIGHT,)}, "reward", "both given"),
+        ({"reward": None, "rewards": (RIGHT, RIGHT)}, "rewards[1].name", "named twice"),
+        ({"mixture": "normalise_then_sum"}, "mixture", "needs a list and the estimator grpo"),
+        ({"loss_horizon": 8}, "loss_horizon", "look at loss_aggregation"),
+        ({"scale_advantages": "none"}, "scale_advantages", "look at estimator grpo"),
+        ({"equal_groups": "drop"}, "equal_groups", "look at samples_per_prompt"),
+        ({"surrogate": "cispo", "dual_clip": 3.0}, "dual_clip", "look at surrogate clip"),
+        ({"dual_clip": 1.0}, "dual_clip", "must be greater than 1"),
+        ({"mismatch": Mismatch(high=2.0), "mismatch_clip": 2.0}, "mismatch", "look at mismatch_clip"),
+        ({"mismatch": Mismatch(low=3.0, high=2.0)}, "mismatch.low", "above high"),
+        ({"mismatch": Mismatch(method="icepop")}, "mismatch.method", "leaves out nothing"),
+        ({"kl_in": "loss", "kl_coefficient": 0.0}, "kl_in", "kl_coefficient above 0"),
+        ({"estimator": "reinforce_pp_baseline"}, "samples_per_prompt", "needs 2 or more"),
+    ],
+)
+def test_reward_or_option_without_a_meaning_is_refused(changes, path, words):
+    assert words in told(check_stage("s", replace(PPO, **changes)))[f"pipeline.s.{path}"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "words"),
+    [
+        ({"name": "Right answer"}, "name", "small letters"),
+        ({"call": "charter:exakt"}, "call", "did you mean 'exact'"),
+        ({"call": "rewards.sums.correct"}, "call", "path/to/file.py:function"),
+        ({"call": None}, "call", "needs its name"),
+        ({"model": "pm"}, "model", "a function has no model"),
+        ({"kind": "judge", "call": None}, "model", "a judge needs its model"),
+        ({"kind": "judge", "model": "base"}, "call", "belongs to a function"),
+        ({"weight": float("nan")}, "weight", "must be finite"),
+        ({"timeout": 0.0}, "timeout", "greater than 0"),
+    ],
+)
+def test_entry_of_a_list_names_what_its_kind_needs(changes, path, words):
+    stage = replace(LISTED, rewards=(replace(RIGHT, **changes),))
+    assert words in told(check_stage("s", stage))[f"pipeline.s.rewards[0].{path}"]
+
+
+def test_list_of_rewards_stands_instead_of_a_model():
+    assert told(check_stage("s", LISTED)) == {}
+    own = replace(RIGHT, name="own", call="rewards/sums.py:correct")
+    tone = Reward(name="tone", kind="preference_model", model="pm")
+    kind = Reward(name="kind", kind="judge", model="base")
+    stage = replace(LISTED, rewards=(RIGHT, own, own, tone, kind))
+    assert references(stage) == {"policy": ("base",), "reward": ("pm",), "judge": ("base",), "prompts": ("prompts",)}
+    assert stage.sources == {"reward_sources": ("rewards/sums.py",)}
+    assert "reward" not in references(LISTED)

@@ -35,7 +35,7 @@ def validator():
 
 
 def test_the_templates_that_machines_rely_on_are_there():
-    assert {"cai-smoke", "cai-tiny", "cai-8b", "cai-70b", "rlaif-8b"} <= set(NAMES)
+    assert {"cai-smoke", "cai-tiny", "cai-8b", "cai-70b", "rlaif-8b", "rlvr-tiny"} <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -68,10 +68,10 @@ def test_every_file_that_a_template_names_is_written_or_announced(written, name)
     assert set(template.brings).isdisjoint(template.files)
     readme = (written[name] / "README.md").read_text()
     assert all(path in readme for path in template.brings)
-    assert project.constitution in template.files
+    assert project.constitution is None or project.constitution in template.files
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ON_CPU])
+@pytest.mark.parametrize("name", [template.name for template in TEMPLATES if template.brings])
 def test_data_that_the_user_brings_has_sizes_so_that_a_plan_needs_no_file(written, name):
     for spec in load_project(written[name]).data.values():
         assert spec.rows
@@ -167,6 +167,43 @@ def test_answers_have_one_length_so_that_length_cannot_be_the_reward(written, na
     }
     assert len(lengths) == 1
     assert len(set(lengths.pop())) == 1
+
+
+def sorting_rows(part):
+    return [json.loads(line) for line in shipped_bytes(f"data/sorting_{part}.jsonl").splitlines()]
+
+
+def test_truth_of_a_problem_is_its_letters_in_order():
+    for part in ("problems", "test"):
+        for row in sorting_rows(part):
+            assert row["prompt"] == f"sort {' '.join(row['id'])}"
+            assert row["answer"].split() == sorted(row["id"])
+
+
+def test_truth_of_the_control_is_another_order_of_the_letters():
+    rows = sorting_rows("shuffled")
+    assert [row["id"] for row in rows] == [row["id"] for row in sorting_rows("problems")]
+    assert all(sorted(row["answer"].split()) == sorted(row["id"]) for row in rows)
+    right = sum(row["answer"].split() == sorted(row["id"]) for row in rows)
+    assert 0.1 < right / len(rows) < 0.25, "one order in six"
+
+
+def test_no_letters_of_the_test_are_in_what_is_learnt():
+    learnt = {frozenset(row["id"]) for part in ("demonstrations", "problems", "shuffled") for row in sorting_rows(part)}
+    assert learnt.isdisjoint(frozenset(row["id"]) for row in sorting_rows("test"))
+
+
+def test_three_demonstrations_in_ten_are_right_and_one_in_six_by_chance():
+    answers = [(row["id"], row["messages"][1]["content"].split()) for row in sorting_rows("demonstrations")]
+    right = sum(answer == sorted(order) for order, answer in answers) / len(answers)
+    assert right == pytest.approx(0.3 + 0.7 / 6, abs=0.04)
+
+
+def test_control_of_the_verifiable_reward_differs_in_its_truths_alone(written):
+    from dataclasses import replace
+
+    stages = load_project(written["rlvr-tiny"]).pipeline
+    assert replace(stages["rl_control"], prompts=("problems",)) == stages["rl"]
 
 
 # ---- shipped data ---------------------------------------------------------------------------------------------------

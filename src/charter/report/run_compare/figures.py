@@ -18,6 +18,7 @@ YARDSTICKS: Mapping[str, tuple[str, ...]] = {
     "judge_win_rate": ("against", "judge", "prompts"),
     "independent_check": ("against", "prompts", "independent_pairs"),
     "multiple_choice": ("questions",),
+    "exact_match": ("prompts",),
     "refusal": ("refusal_prompts", "benign_prompts", "judge"),
     "probes": ("probes",),
     "goodhart": ("against", "reward", "prompts", "judge", "independent_pairs"),

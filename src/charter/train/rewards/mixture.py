@@ -171,6 +171,11 @@ class RewardList:
             "failed": [[isinstance(item, Failed) for item in row] for row in rows],
             "seconds": seconds,
             "reasons": reasons,
+            "isolated": {
+                reward.name: score.is_isolated
+                for reward, score in zip(self.rewards, self.scores, strict=True)
+                if isinstance(score, FunctionReward)
+            },
         }
 
     def _digest(self, answers: Sequence[Answer]) -> str:
