@@ -18,11 +18,13 @@ from charter.spec.stage import PpoStage
 def other_engines(question: Question, option: Option) -> tuple[EngineLayout, ...]:
     """The best layout of every other engine on the same accelerators, fastest first.
 
-    For PPO the best of each placement of the engines that have placements; an engine in which nothing fits is left out.
+    For PPO the best of each placement of the engines that have placements; an engine in which nothing fits is left out,
+    and so are all where the rewards are a list, which no other engine takes.
     Each engine's time rests on the constants of its own stack, so between engines the intervals are those of two
     unrelated estimates.
     """
-    if not question.work.trained or option.place.is_cpu:
+    is_native_only = isinstance(question.stage, PpoStage) and bool(question.stage.rewards)
+    if not question.work.trained or option.place.is_cpu or is_native_only:
         return ()
     found: list[EngineLayout] = []
     site = Site(place=option.place, num_nodes=option.num_nodes)

@@ -38,6 +38,7 @@ from charter.spec.stage import (
     Sampling,
     Stage,
     StageResources,
+    is_hosted,
     references,
 )
 from charter.spec.suggest import did_you_mean
@@ -186,6 +187,10 @@ def _check_rewards(stage: PpoStage, path: str) -> Iterator[Problem]:
     if stage.rewards and (stage.reward is not None or stage.reward_from != "preference_model"):
         hint = "name the model in the list: {name: ..., kind: preference_model, model: ...}"
         yield Problem(message="`reward` and `rewards` are both given", path=f"{path}.reward", hint=hint)
+    if stage.rewards and is_hosted(stage):
+        hint = "engine: native, or `reward`, a preference model"
+        message = f"the engine {stage.engine} takes no list of rewards from Charter"
+        yield Problem(message=message, path=f"{path}.rewards", hint=hint)
     names = [item.name for item in stage.rewards]
     for index, item in enumerate(stage.rewards):
         place = f"{path}.rewards[{index}]"

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -11,7 +12,8 @@ from charter.launch.commands import STAGE_MODULES
 from charter.run.graph import build_pipeline
 from charter.run.preflight import check_before_start
 from charter.spec.project import DataSpec, ModelSpec, Project
-from charter.spec.stage import EvalStage, Suite
+from charter.spec.rewards import Reward
+from charter.spec.stage import EvalStage, PpoStage, Suite
 from charter.spec.stage_checks import SUITE_NEEDS, missing_needs
 
 
@@ -68,6 +70,31 @@ def test_the_content_of_tasks_is_part_of_the_identity_and_their_place_is_not(mak
     assert make(**fields).stages["eval"].fingerprint == stage.fingerprint
     (tmp_path / "tasks" / "sums.yaml").write_text("task: sums\nnum_fewshot: 1\n")
     assert make(**fields).stages["eval"].fingerprint != stage.fingerprint
+
+
+def test_source_of_a_reward_is_part_of_the_identity(make, tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text("def right(answer): return 1.0\n")
+    reward = Reward(name="right", kind="function", call="own.py:right", timeout=5.0)
+    stage = PpoStage(policy="base", prompts=("rows",), episodes=64, rewards=(reward,))
+
+    def planned(spec):
+        project = Project(
+            name="p",
+            models={"base": ModelSpec(model="hf")},
+            data={"rows": DataSpec(path="rows.jsonl")},
+            pipeline={"rl": spec},
+        )
+        return build_pipeline(project, tmp_path).stages["rl"]
+
+    make()
+    before = planned(stage)
+    (item,) = before.inputs["reward_sources"]
+    assert item.path == str(path)
+    slower = replace(stage, rewards=(replace(reward, timeout=50.0),))
+    assert planned(slower).fingerprint == before.fingerprint, "a limit is no part of what is computed"
+    path.write_text("def right(answer): return 2.0\n")
+    assert planned(stage).fingerprint != before.fingerprint
 
 
 def test_tasks_that_are_not_there_are_named_before_the_start(make, monkeypatch):

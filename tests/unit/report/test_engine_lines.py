@@ -6,7 +6,8 @@ from planner_case import H100, one
 
 from charter.plan.any_engine import with_other_engines
 from charter.report.engine_lines import engine_line
-from charter.spec.stage import SftStage
+from charter.spec.rewards import Reward
+from charter.spec.stage import PpoStage, SftStage
 
 SFT = SftStage(init="base", data=("chat",))
 
@@ -30,3 +31,11 @@ def test_nothing_is_said_on_processors_or_of_little():
     (stage,) = plan.stages
     alike = tuple(replace(item, ratio=0.97) for item in stage.other_engines)
     assert engine_line(replace(plan, stages=(replace(stage, other_engines=alike),))) == ""
+
+
+def test_no_engine_is_named_that_takes_no_list_of_rewards():
+    rewards = (Reward(name="right", kind="function", call="charter:exact"),)
+    given = {"policy": "base", "prompts": ("prompts",), "episodes": 1024, "rollout_batch": 256, "minibatch": 256}
+    stage = PpoStage(rewards=rewards, estimator="grpo", samples_per_prompt=8, kl_coefficient=0.0, **given)
+    (found,) = with_other_engines(one(stage, H100)).stages
+    assert found.other_engines == ()

@@ -517,6 +517,7 @@ def test_entry_of_a_list_names_what_its_kind_needs(changes, path, words):
 
 def test_list_of_rewards_stands_instead_of_a_model():
     assert told(check_stage("s", LISTED)) == {}
+    assert "takes no list" in told(check_stage("s", replace(LISTED, engine="verl")))["pipeline.s.rewards"]
     own = replace(RIGHT, name="own", call="rewards/sums.py:correct")
     tone = Reward(name="tone", kind="preference_model", model="pm")
     kind = Reward(name="kind", kind="judge", model="base")

@@ -58,6 +58,14 @@ def ask(code):
         yield asked
 
 
+def test_process_says_whether_it_has_a_network(code):
+    process = RewardProcess(f"{code}:length", {}, 20.0, 2**30)
+    assert process.is_isolated is None
+    process.ask(ANSWER.offered())
+    assert process.is_isolated in (True, False)
+    process.close()
+
+
 @pytest.mark.parametrize(("name", "reward"), [("length", 4.0), ("silent", None), ("prints", 1.0), ("device", 1.0)])
 def test_function_gives_a_number_or_nothing(ask, name, reward):
     assert ask(name) == reward
