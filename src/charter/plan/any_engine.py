@@ -23,12 +23,13 @@ def other_engines(question: Question, option: Option) -> tuple[EngineLayout, ...
     Each engine's time rests on the constants of its own stack, so between engines the intervals are those of two
     unrelated estimates.
     """
-    is_native_only = isinstance(question.stage, PpoStage) and bool(question.stage.rewards)
+    policy = question.stage if isinstance(question.stage, PpoStage) else None
+    is_native_only = policy is not None and bool(policy.rewards)
     if not question.work.trained or option.place.is_cpu or is_native_only:
         return ()
     found: list[EngineLayout] = []
     site = Site(place=option.place, num_nodes=option.num_nodes)
-    places_roles = isinstance(question.stage, PpoStage)
+    places_roles = policy is not None
     for name in RL_ENGINES if places_roles else ENGINES:
         kind, accelerator = question.stage.kind, option.place.accelerator
         refused = hardware_refusal(name, kind, accelerator) or format_refusal(question.dtype, name, kind, accelerator)

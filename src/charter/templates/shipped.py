@@ -71,6 +71,12 @@ TEMPLATES: tuple[Template, ...] = (
         shared=CONSTITUTION,
         brings=("demonstrations.jsonl", "prompts.jsonl", "test_pairs.jsonl"),
     ),
+    Template(
+        name="grpo-7b",
+        summary="GRPO with a verifiable reward for a 7B model (DAPO, Yu et al. 2025); no reward model",
+        shared={},
+        brings=("problems.jsonl",),
+    ),
 )
 
 

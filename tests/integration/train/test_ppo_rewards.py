@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 from contextlib import ExitStack
 
-from engine_bench import metrics, run, stage
+from engine_bench import farthest, metrics, run, run_in_two, stage, weights
 
 from charter.artifacts.checkpoints import Position
 from charter.artifacts.job import JobInput, read_job, write_job
@@ -104,6 +104,19 @@ def test_replay_reads_the_stored_rewards(task, monkeypatch):
     again = sampler.sample(0, 0, kl_coefficient=0.0)
     for name, value in first._tensors().items():
         assert torch.equal(value, again._tensors()[name]), name
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 4])
+def test_stage_that_is_stopped_goes_on_to_the_same_bits(listed, parts):
+    settings = {"checkpoint_epochs": True, "equal_groups": "drop", "max_failed_share": 1.0, "rewards": (own("some"),)}
+    undisturbed, stopped = run(listed(**settings), ppo), run_in_two(listed(**settings), ppo, parts=parts)
+    assert farthest(weights(undisturbed), weights(stopped)) == 0.0
+    timed = ("time", "seconds", "per_second", "bytes")
+    first, second = (
+        [{name: value for name, value in row.items() if not any(word in name for word in timed)} for row in metrics(it)]
+        for it in (undisturbed, stopped)
+    )
+    assert first == second
 
 
 def test_no_reference_is_loaded_where_no_penalty_reads_it(task):

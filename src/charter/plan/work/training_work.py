@@ -137,6 +137,13 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
             ", ".join(item.name for item in functions),
             "called on the host between sampling and the update; their time is not counted",
         )
+    if stage.equal_groups == "refill":
+        library.assume(
+            "ppo.dynamic sampling",
+            "each group once",
+            "groups that are sampled again in place of equal ones are not counted; with a success rate p they are "
+            f"E[p^{stage.samples_per_prompt} + (1 - p)^{stage.samples_per_prompt}] of all",
+        )
     updates = rollouts * ceil(stage.rollout_batch / stage.minibatch) * stage.ppo_epochs
     batch = min(stage.minibatch, stage.rollout_batch)
     training = tuple(
