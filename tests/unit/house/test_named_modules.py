@@ -8,8 +8,8 @@ ROOT = Path(__file__).resolve().parents[3]
 PACKAGE = ROOT / "src" / "charter"
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*.md"))]
 TEXTS = {path: path.read_text() for path in (*sorted(PACKAGE.rglob("*.py")), *PAGES)}
-OTHERS = {"optimizer.py", "parallel_state.py", "utils.py"}
-"""Of bitsandbytes and Megatron-LM; and the name that no file here has."""
+OTHERS = {"optimizer.py", "parallel_state.py", "utils.py", "path/to/file.py", "rewards/form.py"}
+"""Of bitsandbytes and Megatron-LM; the name that no file here has; and examples of a user's own."""
 OF_ENGINES = (
     PACKAGE / "handover",
     PACKAGE / "hosted",
