@@ -77,11 +77,11 @@ def test_exit_code_3_when_nothing_fits(charter, demo):
     assert "Traceback" not in done.stderr
 
 
-def test_exit_code_4_only_when_asked(charter, demo):
-    assert charter("--set", "budget.limit=1", cwd=demo).returncode == 0
-    done = charter("--set", "budget.limit=1", "--fail-over-budget", cwd=demo)
+def test_plan_over_its_budget_at_p50_exits_4(charter, demo):
+    done = charter("--set", "budget.limit=1", cwd=demo)
     assert done.returncode == 4
     assert "error[budget]" in done.stderr
+    assert "Budget $1.00: exceeded already at p50" in done.stdout, "the plan is printed first"
 
 
 def test_exit_code_2_without_a_project(charter, tmp_path):

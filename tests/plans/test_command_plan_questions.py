@@ -107,6 +107,7 @@ def test_exit_codes_of_limits(plan):
         (("--explain", "helpful", "--what-if", "nodes=2"), "give one of them"),
         (("--expand", "--json"), "give one of them"),
         (("--what-if", "gpus=0"), "whole number of 1 or more"),
+        (("--fail-over-budget", "--allow-over-budget"), "ask for opposites"),
     ],
 )
 def test_what_is_asked_wrongly_is_told_before_anything_is_planned(plan, asked, told, monkeypatch):
@@ -119,9 +120,18 @@ def test_files_and_limits_count_beside_a_question_too(plan, tmp_path):
     page, saved = tmp_path / "plan.html", tmp_path / "plan.json"
     asked = ("--what-if", "nodes=2", "--html", str(page), "--output", str(saved))
     with pytest.raises(BudgetError):
-        plan(*asked, "--set", "budget.limit=1", "--fail-over-budget")
+        plan(*asked, "--set", "budget.limit=1")
     assert page.read_text().startswith("<!doctype html>")
     assert json.loads(saved.read_text())["name"] == "demo"
+
+
+def test_budget_exceeded_at_p90_alone_fails_only_when_asked(plan):
+    usd = json.loads(plan("--json").stdout)["total"]["usd"]
+    between = ("--set", f"budget.limit={(usd['p50'] + usd['p90']) / 2}")
+    plan(*between)
+    with pytest.raises(BudgetError, match="--allow-over-budget"):
+        plan(*between, "--fail-over-budget")
+    plan("--set", "budget.limit=1", "--allow-over-budget")
 
 
 @pytest.mark.parametrize("option", ["--html", "--output"])

@@ -74,6 +74,14 @@ def check_asked(project: "Project", *, explain: str | None, what_if: Sequence[st
         overrides_of(question, project)
 
 
+def check_limits_asked(fail_over_budget: bool, allow_over_budget: bool) -> None:
+    """Raise a `UsageError` for two options that contradict each other."""
+    from charter.errors import UsageError
+
+    if fail_over_budget and allow_over_budget:
+        raise UsageError("--fail-over-budget and --allow-over-budget ask for opposites; give one of them")
+
+
 def probe_first(
     project: "Project", root: Path, layouts: int | None, *, calibration: Path | None, as_json: bool
 ) -> dict[str, object]:
@@ -243,7 +251,10 @@ def plan(
         ),
     ] = None,
     fail_over_budget: Annotated[
-        bool, typer.Option("--fail-over-budget", help="Exit with 4 when the budget is exceeded at p90.")
+        bool, typer.Option("--fail-over-budget", help="Exit with 4 when the budget is exceeded at p90 alone, too.")
+    ] = False,
+    allow_over_budget: Annotated[
+        bool, typer.Option("--allow-over-budget", help="Exit with 0 when the budget is exceeded, even at p50.")
     ] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Also write the JSON of the plan to a file.")
@@ -289,13 +300,15 @@ def plan(
     """Estimate memory, time and cost per stage and choose hardware; no run is started.
 
     Only --probe computes here: a few real steps, in a temporary directory.
-    Exit codes: 0 planned, 2 invalid, 3 a stage fits nowhere (or late, with --fail-over-deadline), 4 over budget (with
-    --fail-over-budget, or when objective fastest or balanced cannot keep it).
+    Exit codes: 0 planned, 2 invalid, 3 a stage fits nowhere (or late, with --fail-over-deadline), 4 over budget at p50
+    (at p90 with --fail-over-budget; never with --allow-over-budget), or when objective fastest or balanced cannot keep
+    it.
     """
     from charter.spec.presets import deviation_lines
 
     changes = [*(overrides or ()), *(ALL_HARDWARE if all_hardware else ())]
     changes += [f"objective={objective_of(objective)}"] if objective is not None else []
+    check_limits_asked(fail_over_budget, allow_over_budget)
     path, begin = config or directory, start_of(start)
     project, root = planned_project(path, template, changes)
     deviations = () if template is not None else deviation_lines(path, changes)
@@ -329,8 +342,8 @@ def plan(
         _show(made, as_json=as_json, explain=explain, more=probed)
     for line in () if as_json else deviations:
         typer.echo(line)
-    if fail_over_budget:
-        _check_budget(made)
+    if not allow_over_budget:
+        _check_budget(made, at_p90=fail_over_budget)
     if fail_over_deadline:
         _check_deadline(made)
 
@@ -414,19 +427,22 @@ def _write_page(made: "Plan", path: Path, start: datetime | None) -> None:
     write_asked("--html", path, plan_html(made, now=now, start=now if start is None else start.timestamp()))
 
 
-def _check_budget(made: "Plan") -> None:
+def _check_budget(made: "Plan", *, at_p90: bool) -> None:
+    """Raise a `BudgetError` where the budget is exceeded at p50 or cannot be checked; `at_p90`: there too."""
     from charter.errors import BudgetError
     from charter.units import format_usd
 
-    if made.budget_usd is None or made.budget_verdict in ("ok", None):
+    verdict = made.budget_verdict
+    if made.budget_usd is None or verdict in ("ok", None) or (verdict != "over" and not at_p90):
         return
     limit, advice = format_usd(made.budget_usd), "".join(f"\n  or {line}" for line in made.budget_advice)
-    if made.usd is None:
+    usd = made.project_usd
+    if usd is None:
         raise BudgetError(f"budget {limit} cannot be checked: a stage has no price; set resources.price")
-    high, middle = format_usd(made.usd.p90 / 1e6), format_usd(made.usd.p50 / 1e6)
+    high, middle = format_usd(usd.p90 / 1e6), format_usd(usd.p50 / 1e6)
     raise BudgetError(
         f"the plan of {made.name!r} costs {middle} (p50) to {high} (p90), above its budget of {limit}\n"
-        f"  nothing was started; raise budget.limit to {high}{advice}"
+        f"  nothing was started; raise budget.limit to {high}, or give --allow-over-budget{advice}"
     )
 
 
