@@ -17,7 +17,41 @@ from charter.artifacts.whole_dir import publish_dir
 from charter.errors import StageError
 
 METRICS, PROGRESS = "metrics.jsonl", "progress.json"
+PACE_MARKS = 64
+"""Marks of steps that a process keeps: the middle is met to about 3 %."""
 PROGRESS_EVERY_SECONDS = 0.5
+
+
+class RecentPace:
+    """Pace of the later half of the steps that a process has made: no start in it, and what changes is followed.
+
+    >>> pace = RecentPace()
+    >>> for step in range(9):
+    ...     pace.note(600.0 + 5.0 * min(step, 4) + 1.0 * max(0, step - 4), step)
+    >>> pace.recent()
+    (4.0, 4)
+    """
+
+    def __init__(self) -> None:
+        self._marks: list[tuple[float, int]] = []
+        self._last = (0.0, 0)
+        self._apart = 1
+
+    def note(self, seconds: float, step: int) -> None:
+        """Remember when a step ended; marks are twice as far apart when there are many."""
+        self._last = (seconds, step)
+        if len(self._marks) >= PACE_MARKS:
+            self._marks, self._apart = self._marks[::2], 2 * self._apart
+        if not self._marks or step >= self._marks[-1][1] + self._apart:
+            self._marks.append(self._last)
+
+    def recent(self) -> tuple[float, int]:
+        """Seconds and steps since the mark that is nearest before the middle; zeros before a second step."""
+        if not self._marks:
+            return 0.0, 0
+        (seconds, step), first = self._last, self._marks[0][1]
+        began, at = next(mark for mark in reversed(self._marks) if mark[1] <= (first + step) / 2)
+        return seconds - began, step - at
 
 
 class StageDir:
@@ -34,7 +68,7 @@ class StageDir:
         self._should_stop = should_stop
         self._heartbeat = Heartbeat(path, rank_of_process())
         self._counters: dict[str, int] = {}
-        self._first_report: tuple[float, int] | None = None
+        self._pace = RecentPace()
         self._last_progress = float("-inf")
 
     @property
@@ -157,12 +191,11 @@ class StageDir:
 
     def _write_progress(self, step: int, target: int, unit: str, metrics: Mapping[str, float], now: float) -> None:
         clock = time.monotonic()
-        if self._first_report is None:
-            self._first_report = (clock, step)
+        self._pace.note(clock, step)
         if clock - self._last_progress < PROGRESS_EVERY_SECONDS and step != target:
             return
         self._last_progress = clock
-        seconds, steps = clock - self._first_report[0], step - self._first_report[1]
+        seconds, steps = self._pace.recent()
         durable.write_hint(
             self.path / PROGRESS,
             {

@@ -45,6 +45,7 @@ def budget_verdict(
     stop_usd: float = 0.0,
     checkpoint_done: bool = True,
     on_forecast: BudgetState = BudgetState.WARN,
+    warmed_up: bool = True,
 ) -> BudgetVerdict:
     """The state of a budget: `ok`, then `warn`, `hold` and `checkpoint and stop`.
 
@@ -54,7 +55,8 @@ def budget_verdict(
 
     `remaining` is the plan that is left, `running` the part of it that has started. `on_forecast` is what a forecast
     whose p10 is above the limit asks for: to warn, to hold, or to stop. A median above it only warns: half of all runs
-    that are on plan would be stopped by it.
+    that are on plan would be stopped by it. Before what runs has `warmed_up`, it warns too: a run that is started
+    again would otherwise end before it could show another pace.
 
     >>> budget_verdict(limit_usd=100, spent_usd=40, remaining_p50_usd=50, remaining_p90_usd=80).state.value
     'ok'
@@ -76,6 +78,7 @@ def budget_verdict(
         passed,
         checkpoint_done,
         on_forecast,
+        warmed_up,
     )
     return BudgetVerdict(
         state=state,
@@ -97,6 +100,7 @@ def _state(
     passed: float | None,
     checkpoint_done: bool,
     on_forecast: BudgetState,
+    warmed_up: bool,
 ) -> tuple[BudgetState, str]:
     if spent >= limit:
         if checkpoint_done:
@@ -104,6 +108,8 @@ def _state(
         return BudgetState.HOLD, "the budget is spent; the running stage stops after its next checkpoint"
     at_least, median = remaining
     surely_over = spent + at_least > limit
+    if surely_over and on_forecast is not BudgetState.WARN and not warmed_up:
+        return BudgetState.WARN, "the forecast (p10) is above the budget, and too few steps are made to act on it"
     if surely_over and on_forecast is BudgetState.STOP:
         return BudgetState.STOP, "the forecast (p10) is above the budget, which was asked to stop it"
     if surely_over and on_forecast is BudgetState.HOLD:

@@ -1,6 +1,6 @@
 """Forecast of a run's final cost: the amount spent, and the rest of the plan at the measured pace. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import Any, Literal
@@ -14,6 +14,8 @@ LONGEST_START_SECONDS = 1800.0
 """A start that is not measured may have taken this long (judgement): loading of large weights, compilation."""
 UNPLANNED_RATIO = 2.0
 """p90 over p50 of a pace that no plan foresaw, before the first step (judgement)."""
+NAMED = 3
+"""Stages that one line names."""
 Amount = Literal["seconds", "usd"]
 Basis = Literal["done", "measured", "scaled", "planned", "unplanned"]
 NONE = Interval(p10=0.0, p50=0.0, p90=0.0)
@@ -58,6 +60,30 @@ class StageForecast:
     basis: Basis
     """`measured`: its own pace; `scaled`: the plan at the pace of other stages; `planned`: the plan as it is;
     `unplanned`: no plan and no step yet, so nothing is counted."""
+    pace: float | None = None
+    """What is forecast for a step over what is planned for it, in money or else in time; None where not known."""
+    steps: int = 0
+    """Steps that were measured."""
+
+    @property
+    def words(self) -> str:
+        """What it follows from.
+
+        >>> StageForecast(name="sft", seconds=NONE, usd=None, basis="measured", pace=1.2, steps=60).words
+        'sft at 1.20 x its plan after 60 steps'
+        """
+        match self.basis:
+            case "measured" if self.pace is None:
+                return f"{self.name} at the pace of {_steps(self.steps)}"
+            case "measured":
+                return f"{self.name} at {self.pace:.2f} x its plan after {_steps(self.steps)}"
+            case "scaled":
+                return f"{self.name} at {self.pace or 1.0:.2f} x its plan, as others went"
+            case "planned":
+                return f"{self.name} as planned"
+            case "unplanned":
+                return f"{self.name} not counted, for it has no plan"
+        return ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +103,20 @@ class Forecast:
         priced = [stage.usd for stage in self.stages.values() if stage.usd is not None]
         return add(priced) if priced else None
 
+    def words(self, names: Collection[str]) -> str:
+        """What the forecast of some stages follows from, in a line; many that wait are counted, not named."""
+        left = [stage for stage in self.stages.values() if stage.name in names and stage.words]
+        shown = left if len(left) <= NAMED else left[: NAMED - 1]
+        rest = [f"{len(left) - len(shown)} more"] if len(left) > len(shown) else []
+        return ", ".join([*(stage.words for stage in shown), *rest])
+
     def usd_of(self, names: Sequence[str]) -> Interval:
         """Money that is left for some stages; those without a price count nothing."""
         return add(stage.usd for stage in self.stages.values() if stage.name in names and stage.usd is not None)
+
+
+def _steps(count: int) -> str:
+    return f"{count:,} step{'' if count == 1 else 's'}"
 
 
 def paced(progress: Mapping[str, Any]) -> tuple[int, float]:
@@ -141,7 +178,18 @@ def _one(stage: StageSoFar, seconds_paces: _Paces, usd_paces: _Paces) -> StageFo
         return StageForecast(name=stage.name, seconds=NONE, usd=usd, basis="done")
     seconds, basis = _left(stage, "seconds", seconds_paces)
     usd, _ = _left(stage, "usd", usd_paces)
-    return StageForecast(name=stage.name, seconds=seconds or NONE, usd=usd, basis=basis)
+    left, planned = (
+        (usd, stage.planned_usd) if usd is not None and stage.planned_usd else (seconds, stage.planned_seconds)
+    )
+    of_plan = planned.p50 * (1.0 - stage.share) if planned is not None else 0.0
+    return StageForecast(
+        name=stage.name,
+        seconds=seconds or NONE,
+        usd=usd,
+        basis=basis,
+        pace=left.p50 / of_plan if left is not None and of_plan else None,
+        steps=stage.step,
+    )
 
 
 def _left(stage: StageSoFar, what: Amount, paces: _Paces) -> tuple[Interval | None, Basis]:

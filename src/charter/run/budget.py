@@ -139,6 +139,8 @@ def _interval(quantiles: Mapping[str, float | None] | None) -> Interval | None:
     return None if p10 is None or p50 is None or p90 is None else Interval(p10=p10, p50=p50, p90=p90)
 
 
+WARM_UP_STEPS = 20
+"""Steps of an attempt before its pace may hold or stop a run (judgement): the first ones fill caches and compile."""
 Scope = Literal["project", "stage", "owner", "tag"]
 ON_FORECAST = {
     "warn": BudgetState.WARN,
@@ -160,6 +162,8 @@ class BudgetLine:
     forecast_p50_usd: float
     forecast_p90_usd: float
     """Of this run's remaining part; what other runs of an owner or a tag will still spend is not known."""
+    rests_on: str
+    """What the forecast follows from, stage by stage."""
     state: BudgetState
     reason: str
     passed_share: float | None
@@ -186,7 +190,15 @@ class BudgetLine:
     def sentence(self) -> str:
         """How it stands, in a line."""
         spent = f"{self.title} has cost {format_usd(self.spent_usd)} of {format_usd(self.limit_usd)}"
-        return f"{spent} ({100 * self.share:.0f} %), forecast {format_usd(self.forecast_p50_usd)}: {self.reason}"
+        return f"{spent} ({100 * self.share:.0f} %), forecast {self.forecast_words}: {self.reason}"
+
+    @property
+    def forecast_words(self) -> str:
+        """The forecast with both ends of its interval, and what it follows from."""
+        low, high = format_usd(self.forecast_p10_usd), format_usd(self.forecast_p90_usd)
+        ends = "" if low == high else f"{low} to {high}"
+        why = "; ".join(part for part in (ends, self.rests_on) if part)
+        return format_usd(self.forecast_p50_usd) + (f" ({why})" if why else "")
 
     def to_json(self) -> dict[str, Any]:
         """All of it."""
@@ -257,6 +269,7 @@ class _Lines:
             remaining_p90_usd=left.p90,
             running_p10_usd=self.left.usd_of(sorted(stages & self.running)).p10,
             on_forecast=ON_FORECAST[self.budget.on_forecast],
+            warmed_up=self._warmed_up(stages),
         )
         state = verdict.state
         if self.budget.on_exceed == "warn" and state in (BudgetState.HOLD, BudgetState.STOP):
@@ -271,11 +284,24 @@ class _Lines:
             forecast_p10_usd=verdict.forecast_p10_usd,
             forecast_p50_usd=verdict.forecast_p50_usd,
             forecast_p90_usd=verdict.forecast_p90_usd,
+            rests_on=self.left.words(stages),
             state=state,
             reason=verdict.reason,
             passed_share=verdict.passed_share,
             usd_per_hour=sum(prices) / MICRO_USD_PER_USD,
         )
+
+    def _warmed_up(self, stages: set[str]) -> bool:
+        """Whether a forecast may act: an attempt that runs has made some steps itself.
+
+        What an earlier attempt has measured does not stop the next one before it could measure. To start nothing
+        new, a stage that is done will do as well.
+        """
+        mine = [attempt for attempt in self.spending.running if attempt.stage in stages]
+        if any(attempt.last_step - attempt.first_step >= WARM_UP_STEPS for attempt in mine):
+            return True
+        done = any(stage.basis == "done" for stage in self.left.stages.values() if stage.name in stages)
+        return done and self.budget.on_forecast == "hold"
 
 
 NO_PRICE = "resources.price is not set"
@@ -297,7 +323,7 @@ def budget_error(line: BudgetLine) -> BudgetError:
     if line.share < 1:
         said = (
             f"{line.title} has cost {format_usd(line.spent_usd)}, and is expected to cost "
-            f"{format_usd(line.forecast_p50_usd)} (p10 {format_usd(line.forecast_p10_usd)}), "
+            f"{line.forecast_words}, "
             f"over its limit of {format_usd(line.limit_usd)}"
         )
         mend = f"raise {where}, or set budget.on_forecast: warn"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from charter.artifacts import durable
 from charter.artifacts.record import damaged_output, read_record
-from charter.artifacts.stage_dir import StageDir
+from charter.artifacts.stage_dir import RecentPace, StageDir
 from charter.errors import DataError, StageError
 
 
@@ -203,3 +203,15 @@ def test_after_a_save_one_verified_checkpoint_is_always_left(make_stage, tmp_pat
             flip_bit(newest[0] / "weights.bin")
             found = StageDir(path).latest_checkpoint()
             step = found.step if found else 0
+
+
+def test_recent_pace_of_many_steps_follows_the_later_half():
+    pace = RecentPace()
+    assert pace.recent() == (0.0, 0)
+    clock = 600.0
+    for step in range(1, 1001):
+        clock += 3.0 if step <= 400 else 1.0
+        pace.note(clock, step)
+    seconds, steps = pace.recent()
+    assert seconds == steps
+    assert 480 <= steps <= 560

@@ -38,6 +38,13 @@ def test_a_forecast_acts_only_when_its_p10_is_over(asked):
     assert state(**median_over, remaining_p10_usd=91).state is asked
 
 
+@pytest.mark.parametrize("asked", [BudgetState.STOP, BudgetState.HOLD])
+def test_a_forecast_does_not_act_before_the_warm_up(asked):
+    over = {"spent_usd": 10, "remaining_p10_usd": 500, "remaining_p50_usd": 600, "on_forecast": asked}
+    assert state(**over, warmed_up=False).state is BudgetState.WARN
+    assert state(**over | {"spent_usd": 100}, warmed_up=False).state is BudgetState.STOP
+
+
 @pytest.mark.parametrize(("spent", "share"), [(49.9, None), (50, 0.5), (79, 0.5), (80, 0.8), (95, 0.9)])
 def test_three_shares_are_told(spent, share):
     assert state(spent_usd=spent).passed_share == share

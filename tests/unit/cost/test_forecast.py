@@ -111,6 +111,16 @@ def test_a_pace_that_was_not_timed_is_slow_beyond_a_long_start():
     assert found.p90 >= 3000
 
 
+def test_one_line_says_what_the_forecast_rests_on():
+    slow = begun(300, pace=1.3)
+    waiting = [stage(f"s{number}", kind="ppo") for number in range(3)]
+    words = forecast([slow, TO_COME, stage("d", done=True, paced_steps=1, paced_seconds=1.0), *waiting]).words
+    both = ["sft at 1.30 x its plan after 300 steps", "ppo at 1.30 x its plan, as others went"]
+    assert words(["sft", "ppo"]) == ", ".join(both)
+    assert words([]) == words(["d"]) == ""
+    assert words(["sft", "s0", "s1", "s2"]).endswith(", 2 more")
+
+
 def test_money_of_calls_follows_the_steps():
     calls = left(begun(300), stage("label", step=10, target_step=20, kept_seconds=1e4, kept_usd=4.0, calls_usd=4.0,
                                    planned_usd=None, **paced_by(9, 9.0)))["label"]  # fmt: skip

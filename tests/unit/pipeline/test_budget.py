@@ -197,6 +197,7 @@ def with_stages(root, project, *names):
 def test_a_forecast_above_the_limit_warns_holds_or_stops_as_asked(ledger, tmp_path):
     plan(tmp_path, sft=40.0, ppo=80.0)
     spend(ledger, hours=1, price_usd=30, stage="sft")
+    step(ledger, "ppo", 20)
     for asked, expected in (("warn", "warn"), ("hold", "hold"), ("checkpoint_and_stop", "stop")):
         made = with_stages(tmp_path, project(limit=75, on_forecast=asked), "sft", "ppo")
         error = None
@@ -212,7 +213,29 @@ def test_a_forecast_above_the_limit_warns_holds_or_stops_as_asked(ledger, tmp_pa
     held = with_stages(tmp_path, project(limit=75, on_forecast="hold"), "sft", "ppo")
     held.watch.start(ledger, done={"sft"})
     stopped = held.watch.standstill(ledger, done={"sft"})
-    assert "is expected to cost $90.00 (p10 $78.00), over its limit of $75.00" in str(stopped)
+    why = "$78.00 to $120; ppo at 0.75 x its plan, as others went"
+    assert f"is expected to cost $90.00 ({why}), over its limit of $75.00" in str(stopped)
+    assert f"forecast $90.00 ({why}): " in held.messages[-1]
+
+
+def step(ledger, stage, steps, first=100):
+    """An attempt that runs and has made some steps, at no price."""
+    number = ledger.begin(
+        run="p", stage=stage, kind="ppo", fingerprint="g", at=1.0, first_step=first, price_micro_usd_per_hour=0
+    )
+    ledger.heartbeat(number, at=2.0, step=first + steps)
+
+
+def test_forecast_stops_no_attempt_before_its_own_warm_up(ledger, tmp_path):
+    plan(tmp_path, sft=40.0, ppo=80.0)
+    spend(ledger, hours=1, price_usd=30, stage="sft")
+    made = with_stages(tmp_path, project(limit=75, on_forecast="checkpoint_and_stop"), "sft", "ppo")
+    made.watch.start(ledger, done={"sft"})
+    step(ledger, "ppo", 19)
+    assert made.look(ledger, running=["ppo"], done={"sft"}) is None
+    assert "too few steps are made to act on it" in made.messages[-1]
+    step(ledger, "ppo", 20)
+    assert made.look(ledger, running=["ppo"], done={"sft"}) is not None
 
 
 def test_what_runs_and_is_expected_to_use_up_the_rest_holds_new_starts(ledger, tmp_path):
