@@ -97,6 +97,19 @@ def test_local_stages_share_the_machine(lab):
     assert total(2).seconds.p50 < one.seconds.p50
 
 
+def test_plan_of_two_slots_costs_the_wall_clock(lab):
+    resources = Resources(infra="local", cpus=1, price=36.0, max_parallel_stages=2)
+    made = lab.planned(lab.project(resources, architecture=lab.TINY))
+    line = made.timeline()
+    spans = [(line.start_seconds[stage.name], line.end_seconds[stage.name]) for stage in made.stages]
+    assert any(a[0] < b[1] and b[0] < a[1] for a in spans for b in spans if a != b), "some run side by side"
+    alone = sum(stage.option.machines_usd.p50 for stage in made.stages)
+    machines = sum(stage.compute_usd.p50 for stage in made.stages) / 1e6
+    assert machines < 0.95 * alone
+    # Medians of a stage's start and end are no one draw, so that they leave small gaps.
+    assert machines == pytest.approx(made.seconds.p50 * 36 / 3600, rel=0.1)
+
+
 def test_spot_is_taken_only_where_its_expected_cost_wins(lab):
     auto = lab.one(PPO, replace(lab.H100, use_spot="auto")).stages[0].option
     never = lab.one(PPO, replace(lab.H100, use_spot=False)).stages[0].option

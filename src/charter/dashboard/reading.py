@@ -116,6 +116,7 @@ class ProjectReader:
             on_exceed=project.budget.on_exceed if project and project.budget else "",
             deadline_seconds=project.deadline if project else None,
             max_parallel_stages=max(1, project.resources.max_parallel_stages) if project else 1,
+            machine_usd_per_hour=project.resources.price if project else None,
             problems=tuple(problems),
         )
 

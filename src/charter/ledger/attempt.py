@@ -59,7 +59,7 @@ class Attempt:
     episodes: int = 0
     records: int = 0
     price_micro_usd_per_hour: int | None = None
-    """Of one billed unit; None where no price is known."""
+    """Of one billed unit; None where no price is known. On a machine that attempts share, times the mean share."""
     price_source: str | None = None
     price_as_of: str | None = None
     host: str = ""
@@ -88,6 +88,11 @@ class Attempt:
         return None if self.outcome == "running" else self.started_at + self.duration_milliseconds / 1000
 
     @property
+    def is_job(self) -> bool:
+        """Return True if an engine ran it on machines of its own; else it shared the machine of its run."""
+        return self.job_id is not None
+
+    @property
     def is_imported(self) -> bool:
         """Return True if it was read from the log of a run that Charter did not start."""
         return self.clock == "imported"
@@ -111,6 +116,8 @@ class Reached(TypedDict, total=False):
     energy_joules: int | None
     energy_source: str | None
     idle_milliseconds: int | None
+    price_micro_usd_per_hour: int | None
+    """Of a machine that several attempts share: its price times the mean share that this one had so far."""
 
 
 def tags_text(tags: Mapping[str, str] | None) -> str:

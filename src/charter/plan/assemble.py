@@ -15,6 +15,7 @@ from charter.plan.gather import Facts, Gathered
 from charter.plan.hardware.place import LOCAL
 from charter.plan.layouts.layout_verdicts import layout_verdicts
 from charter.plan.money.project_cost import project_cost
+from charter.plan.money.stage_cost import scaled
 from charter.plan.options.option import Option
 from charter.plan.options.purchase import commitment_notes
 from charter.plan.options.risk import risk_assumptions
@@ -23,6 +24,7 @@ from charter.plan.spot import explain_markets
 from charter.plan.stages.assess import stage_plan
 from charter.plan.stages.stage_plan import StagePlan, money
 from charter.plan.stages.transfer import Shipment, bucket, location, move_seconds, shipments_usd
+from charter.plan.timeline import mean_shares
 from charter.spec.project import Project
 from charter.units import HOURS_PER_MONTH, SECONDS_PER_HOUR
 
@@ -93,7 +95,24 @@ def _plan(whole: Whole, choice: "Choice", facts: Facts) -> tuple[Plan, list[Assu
         objective=project.objective,
         proven=choice.proven,
     )
-    return _with_transfer(made_plan, whole), assumed
+    return _with_transfer(_on_one_machine(made_plan), whole), assumed
+
+
+def _on_one_machine(plan: Plan) -> Plan:
+    """The plan with the price of a machine that stages share split among those that run at the same time.
+
+    So its money is price x wall clock, as in the ledger, and not twice that where two stages run side by side.
+    """
+    if plan.max_parallel is None or plan.max_parallel < 2:
+        return plan
+    share = mean_shares(plan.timeline())
+    stages = (
+        replace(stage, compute_usd=scaled(stage.compute_usd, share[stage.name]))
+        if stage.compute_usd is not None and stage.option.place.infra == LOCAL
+        else stage
+        for stage in plan.stages
+    )
+    return replace(plan, stages=tuple(stages))
 
 
 def _with_waits(stage: StagePlan, whole: Whole, at: dict[str, Option]) -> StagePlan:

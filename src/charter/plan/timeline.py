@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from types import MappingProxyType
 
 NOTHING: Mapping[str, float] = MappingProxyType({})
@@ -23,6 +24,25 @@ class Timeline:
     def total_seconds(self) -> float:
         """End of the last stage."""
         return max(self.end_seconds.values(), default=0.0) if self.finish_seconds is None else self.finish_seconds
+
+
+def mean_shares(line: Timeline) -> Mapping[str, float]:
+    """Mean share of one machine that each stage has, split evenly among those that run in each interval.
+
+    Formula: integral of 1 / stages(t) over a stage's time, divided by it; the same rule as the ledger's.
+
+    >>> line = Timeline(start_seconds={"a": 0, "b": 60}, end_seconds={"a": 100, "b": 140}, critical_path=())
+    >>> mean_shares(line)
+    {'a': 0.8, 'b': 0.75}
+    """
+    spans = {name: (start, line.end_seconds[name]) for name, start in line.start_seconds.items()}
+    moments = sorted({moment for span in spans.values() for moment in span})
+    held = dict.fromkeys(spans, 0.0)
+    for before, after in pairwise(moments):
+        alive = [name for name, (start, end) in spans.items() if start <= before and after <= end]
+        for name in alive:
+            held[name] += (after - before) / len(alive)
+    return {name: held[name] / (end - start) if end > start else 1.0 for name, (start, end) in spans.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -358,7 +358,7 @@ def begin_job_attempt(
     pid: int = 0,
 ) -> int:
     """Write the start of a job into the ledger; it is priced by the accelerator, or by the node where there is none."""
-    price = price_micro_usd_per_hour(project, shared=False)
+    price = price_micro_usd_per_hour(project)
     return ledger.begin(
         run=project.name,
         stage=stage.name,

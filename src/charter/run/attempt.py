@@ -18,6 +18,7 @@ from charter.artifacts.stage_state import checkpoint_position, checkpoint_step, 
 from charter.errors import CharterError, DataError, MissingExtraError, StageError
 from charter.launch.engine import Engine, StageHandle
 from charter.ledger import Ledger, Outcome
+from charter.ledger.attempt import Reached
 from charter.run.budget import CallCosts
 from charter.run.graph import PlannedStage
 from charter.run.hang_watch import Hang, HangWatch, read_signs
@@ -33,6 +34,47 @@ RENEW_SECONDS = 10.0
 COUNTERS = ("tokens", "pairs", "episodes", "records")
 
 
+class MachineShares:
+    """Wall clock of one machine, split evenly among the attempts that are alive in each interval.
+
+    So what a machine costs is its price times its wall clock, whatever runs beside what; times are monotonic seconds.
+
+    >>> shares = MachineShares()
+    >>> shares.begin(1, 0.0), shares.begin(2, 60.0), shares.end(1, 100.0)
+    (None, None, None)
+    >>> shares.mean(1, 100.0), shares.mean(2, 140.0)
+    (0.8, 0.75)
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}
+        self._began: dict[int, float] = {}
+        self._alive: set[int] = set()
+        self._until = 0.0
+
+    def begin(self, attempt_id: int, now: float) -> None:
+        """An attempt has begun."""
+        self._split(now)
+        self._seconds[attempt_id], self._began[attempt_id] = 0.0, now
+        self._alive.add(attempt_id)
+
+    def end(self, attempt_id: int, now: float) -> None:
+        """An attempt has ended; nothing where it was not begun here."""
+        self._split(now)
+        self._alive.discard(attempt_id)
+
+    def mean(self, attempt_id: int, now: float) -> float | None:
+        """Mean share of an attempt until now, or until it ended; None where it was not begun here, or just now."""
+        self._split(now)
+        since = now - self._began.get(attempt_id, now)
+        return self._seconds[attempt_id] / since if since > 0 else None
+
+    def _split(self, now: float) -> None:
+        for attempt_id in self._alive:
+            self._seconds[attempt_id] += (now - self._until) / len(self._alive)
+        self._until = now
+
+
 @dataclass(kw_only=True)
 class RunningAttempt:
     """What the supervisor remembers of an attempt."""
@@ -45,6 +87,10 @@ class RunningAttempt:
     first_step: int
     calls: CallCosts
     idle: IdleClock
+    shares: MachineShares = field(default_factory=MachineShares)
+    """Of the machine that the attempts of a run share."""
+    machine_price: int | None = None
+    """Micro-USD per hour of that machine; None where it has no price, and of a job of an engine."""
     started: float = field(default_factory=time.monotonic)
     started_at: float = field(default_factory=time.time)
     stop_asked: float | None = None
@@ -110,17 +156,23 @@ class RunningAttempt:
 
 
 def begin_attempt(
-    ledger: Ledger, project: Project, stage: PlannedStage, *, first_step: int, frozen: Mapping[str, str | int]
+    ledger: Ledger,
+    project: Project,
+    stage: PlannedStage,
+    *,
+    first_step: int,
+    frozen: Mapping[str, str | int],
+    shares: MachineShares,
 ) -> int:
     """Write the intent into the ledger before the attempt spends anything."""
-    price = price_micro_usd_per_hour(project)
-    return ledger.begin(
+    price, now = price_micro_usd_per_hour(project), time.monotonic()
+    attempt_id = ledger.begin(
         run=project.name,
         stage=stage.name,
         kind=stage.spec.kind,
         fingerprint=stage.asked_fingerprint,
         at=time.time(),
-        monotonic=time.monotonic(),
+        monotonic=now,
         accelerator=str(frozen["device"]),
         count=1 if frozen["device"] == "cpu" else int(frozen.get("world_size", 1)),
         first_step=first_step,
@@ -131,13 +183,16 @@ def begin_attempt(
         owner=project.owner,
         tags=project.tags,
     )
+    shares.begin(attempt_id, now)
+    return attempt_id
 
 
 def heartbeat(ledger: Ledger, attempt: RunningAttempt) -> None:
-    """Write into the ledger that an attempt lives, how far it is, and what its calls have cost."""
+    """Write into the ledger that an attempt lives, how far it is, what it and its calls have cost."""
     if attempt.ledger_id is None:
         return
-    ledger.heartbeat(attempt.ledger_id, at=time.time(), monotonic=_monotonic(attempt), **_so_far(attempt))
+    now = _monotonic(attempt)
+    ledger.heartbeat(attempt.ledger_id, at=time.time(), monotonic=now, **_so_far(attempt), **_priced(attempt, now))
     ledger.record_usage(attempt.calls.look())
 
 
@@ -146,15 +201,19 @@ def end_attempt(ledger: Ledger, attempt: RunningAttempt, outcome: Outcome, *, no
     try:
         if attempt.ledger_id is None:
             return
+        now = _monotonic(attempt)
         ledger.end(
             attempt.ledger_id,
             at=time.time(),
-            monotonic=_monotonic(attempt),
+            monotonic=now,
             outcome=outcome,
             note=note,
             **_in_all(attempt),
+            **_priced(attempt, now),
             **attempt.idle.metered(time.time()),
         )
+        if now is not None:
+            attempt.shares.end(attempt.ledger_id, now)
         ledger.record_usage(attempt.calls.look(at_end=True))
     finally:
         attempt.calls.close()
@@ -168,22 +227,20 @@ def _monotonic(attempt: RunningAttempt) -> float | None:
     return attempt.started + job.busy_seconds if job and job.busy_seconds is not None else time.monotonic()
 
 
-def price_micro_usd_per_hour(project: Project, *, shared: bool = True) -> int | None:
-    """Price of one stage slot of this machine per hour, None where the file gives none.
+def _priced(attempt: RunningAttempt, now: float | None) -> Reached:
+    """The price of an attempt so far: that of the machine times the share of it that the attempt had."""
+    if attempt.machine_price is None or attempt.ledger_id is None or now is None:
+        return {}
+    share = attempt.shares.mean(attempt.ledger_id, now)
+    return {} if share is None else {"price_micro_usd_per_hour": round(attempt.machine_price * share)}
 
-    The machine's price is shared evenly by the stages that may run side by side, so that two at once do not
-    bill the machine twice. On an engine it is that of one accelerator, or of one node, which is not `shared`.
+
+def price_micro_usd_per_hour(project: Project) -> int | None:
+    """Price of one billed unit per hour, None where the file gives none: this machine, an engine's accelerator or node.
+
+    Attempts that run side by side on this machine share it (`MachineShares`).
     """
-    if project.resources.price is None:
-        return None
-    slots = max(1, project.resources.max_parallel_stages) if shared else 1
-    return round(project.resources.price * MICRO_USD_PER_USD / slots)
-
-
-def price_usd_per_hour(project: Project) -> float | None:
-    """The same in dollars."""
-    price = price_micro_usd_per_hour(project)
-    return None if price is None else price / MICRO_USD_PER_USD
+    return None if project.resources.price is None else round(project.resources.price * MICRO_USD_PER_USD)
 
 
 def last_step(attempt: RunningAttempt) -> int:

@@ -41,6 +41,8 @@ class Spending:
     """The same by `name=value`, for tags that have a limit."""
     running: tuple[Attempt, ...] = ()
     """Of this run."""
+    machine_usd_per_hour: float | None = None
+    """Price of the machine that attempts share which are no jobs of an engine."""
 
     @property
     def total(self) -> Sums:
@@ -58,8 +60,31 @@ class Spending:
     @property
     def usd_per_hour(self) -> float:
         """What the running attempts cost per hour."""
-        prices = (attempt.count * (attempt.price_micro_usd_per_hour or 0) for attempt in self.running)
-        return sum(prices) / MICRO_USD_PER_USD
+        return self.usd_per_hour_of({attempt.stage for attempt in self.running})
+
+    def usd_per_hour_of(self, stages: Collection[str]) -> float:
+        """What the running attempts at some stages cost per hour."""
+        return running_usd_per_hour(self.running, stages, machine_usd_per_hour=self.machine_usd_per_hour) or 0.0
+
+
+def running_usd_per_hour(
+    running: Collection[Attempt], stages: Collection[str], *, machine_usd_per_hour: float | None
+) -> float | None:
+    """What attempts at some stages cost per hour at this moment; None where none of them has a price.
+
+    Those that share the run's machine cost its price in equal parts, jobs of an engine what each of them does.
+    """
+    sharing = sum(not attempt.is_job for attempt in running)
+    prices = []
+    for attempt in running:
+        price = attempt.price_micro_usd_per_hour
+        if attempt.stage not in stages or price is None:
+            continue
+        usd = price / MICRO_USD_PER_USD
+        if not attempt.is_job and machine_usd_per_hour is not None:
+            usd = machine_usd_per_hour / sharing
+        prices.append(attempt.count * usd)
+    return sum(prices) if prices else None
 
 
 def read_spending(ledger: LedgerReading, project: Project, *, now: float) -> Spending:
@@ -78,6 +103,7 @@ def read_spending(ledger: LedgerReading, project: Project, *, now: float) -> Spe
         by_owner={part.key["owner"]: part for part in owners},
         by_tag=tags,
         running=ledger.running(run=project.name),
+        machine_usd_per_hour=project.resources.price,
     )
 
 
@@ -274,8 +300,6 @@ class _Lines:
         state = verdict.state
         if self.budget.on_exceed == "warn" and state in (BudgetState.HOLD, BudgetState.STOP):
             state = BudgetState.WARN
-        attempts = (attempt for attempt in self.spending.running if attempt.stage in stages)
-        prices = (attempt.count * (attempt.price_micro_usd_per_hour or 0) for attempt in attempts)
         return BudgetLine(
             scope=scope,
             name=name,
@@ -288,7 +312,7 @@ class _Lines:
             state=state,
             reason=verdict.reason,
             passed_share=verdict.passed_share,
-            usd_per_hour=sum(prices) / MICRO_USD_PER_USD,
+            usd_per_hour=self.spending.usd_per_hour_of(stages),
         )
 
     def _warmed_up(self, stages: set[str]) -> bool:

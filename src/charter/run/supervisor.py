@@ -18,6 +18,7 @@ from charter.ledger import Ledger, Outcome
 from charter.run.accounts import EngineRecords, begin_job_attempt, end_dropped, shard_of, start_key
 from charter.run.approval import Gate
 from charter.run.attempt import (
+    MachineShares,
     RunningAttempt,
     begin_attempt,
     describe_ending,
@@ -28,7 +29,7 @@ from charter.run.attempt import (
     is_finished,
     keep_failure,
     outcome_of,
-    price_usd_per_hour,
+    price_micro_usd_per_hour,
 )
 from charter.run.budget import BudgetWatch, CallCosts, write_timings
 from charter.run.events import Events
@@ -114,6 +115,7 @@ def start_attempt(
     number: int,
     reshard: bool,
     execution: Execution | None,
+    shares: MachineShares,
 ) -> tuple[RunningAttempt, tuple[str, ...]] | None:
     """Start one attempt, or go on with one that is under way; returns it, and what is worth telling.
 
@@ -147,7 +149,9 @@ def start_attempt(
             durable.write_json(stage.directory / EXECUTION_FILE, execution.to_json())
     ledger_id = None
     if not engine.elsewhere:
-        ledger_id = begin_attempt(ledger, project, stage, first_step=prepared.first_step, frozen=prepared.frozen)
+        ledger_id = begin_attempt(
+            ledger, project, stage, first_step=prepared.first_step, frozen=prepared.frozen, shares=shares
+        )
     handle = engine.start(request(prepared))
     # An answer of a judge may be long in coming, and a stage that asks for one has no steps to go by.
     least = LEAST_SECONDS if stage.spec.kind in TRAINS else START_SECONDS
@@ -159,6 +163,8 @@ def start_attempt(
         first_step=prepared.first_step,
         calls=CallCosts(project=project, stage=stage),
         idle=IdleClock(policy=project.idle, stage_dir=stage.directory, started_at=time.time()),
+        shares=shares,
+        machine_price=None if engine.elsewhere else price_micro_usd_per_hour(project),
         watch=HangWatch(limit_seconds=stage.spec.hang_timeout, least_seconds=least),
     )
     return attempt, prepared.notes
@@ -235,6 +241,7 @@ class Supervisor:
         self._stop_grace_seconds = stop_grace_seconds
         self._records = records
         self._active: list[RunningAttempt] = []
+        self._shares = MachineShares()
         self._endings: dict[str, list[Ending]] = {}
         self._not_before: dict[str, float] = {}
         self._failure: CharterError | None = None
@@ -316,6 +323,7 @@ class Supervisor:
             number=len(self._endings.get(stage.name, ())) + 1,
             reshard=self._reshard,
             execution=self.executions.get(stage.name),
+            shares=self._shares,
         )
         if begun is None:
             self._done.add(stage.name)
@@ -420,7 +428,7 @@ class Supervisor:
         if self._active:
             running = [attempt.stage.name for attempt in self._active]
             over = self._budget.look(self._ledger, running=running, done=self._done)
-            released = self._idle.look(self._active, usd_per_hour=price_usd_per_hour(self._pipeline.project))
+            released = self._idle.look(self._active, usd_per_hour=self._pipeline.project.resources.price)
             self._failure = self._failure or over or released
 
     def _show(self, attempt: RunningAttempt) -> None:

@@ -2,15 +2,24 @@
 
 import json
 import time
+from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("sqlalchemy")
 
 from charter.errors import BudgetError
-from charter.ledger import ApiUsage, Ledger
+from charter.ledger import ApiUsage, Ledger, Outcome
 from charter.ledger.call import CallSums, RouteTotals
-from charter.run.attempt import price_micro_usd_per_hour
+from charter.run.attempt import (
+    MachineShares,
+    RunningAttempt,
+    begin_attempt,
+    end_attempt,
+    heartbeat,
+    price_micro_usd_per_hour,
+)
 from charter.run.budget import BudgetWatch, StageStep, lines_now, read_plan, read_spending, spent_usd, stages_so_far
 from charter.run.events import Events
 from charter.run.graph import Pipeline
@@ -261,7 +270,14 @@ def test_a_limit_of_another_owner_or_tag_expects_nothing_of_this_run(ledger, tmp
     ours = project(limit=100, owner="ann", own_tags={"team": "a"}, **limits)
     pipeline = Pipeline(project=ours, root=tmp_path, stages={"sft": Stage(tmp_path, "sft")}, inputs=None)
     ledger.begin(
-        run="p", stage="sft", kind="sft", fingerprint="f", at=time.time(), count=8, price_micro_usd_per_hour=2_500_000
+        run="p",
+        stage="sft",
+        kind="sft",
+        fingerprint="f",
+        at=time.time(),
+        count=8,
+        price_micro_usd_per_hour=2_500_000,
+        job_id="1",
     )
     spending = read_spending(ledger, ours, now=time.time())
     lines = lines_now(pipeline, read_plan(tmp_path), spending, running=["sft"], done=())
@@ -282,7 +298,43 @@ def test_what_was_lost_does_not_slow_the_pace(ledger):
     assert (found.kept_seconds, found.kept_usd) == (3 * 3600.0, 3.0)
 
 
-def test_stages_side_by_side_do_not_bill_the_machine_twice():
-    assert price_micro_usd_per_hour(project(price=3.0)) == 3_000_000
-    assert price_micro_usd_per_hour(project(price=3.0, max_parallel_stages=2)) == 1_500_000
+@dataclass
+class Clock:
+    """Monotonic and wall clock, as one number."""
+
+    now: float = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+class Alone:
+    """An attempt as the ledger's writers see it: no job, no progress, no calls."""
+
+    def __init__(self, ledger, root, name, shares, made):
+        stage = Stage(root, name)
+        self.attempt = RunningAttempt(
+            stage=stage, handle=SimpleNamespace(job=None, pid=1), number=1,
+            ledger_id=begin_attempt(ledger, made, stage, first_step=0, frozen={"device": "cpu"}, shares=shares),
+            first_step=0, calls=SimpleNamespace(look=lambda **_: (), close=lambda: None),
+            idle=SimpleNamespace(metered=lambda _: {}), shares=shares, machine_price=price_micro_usd_per_hour(made),
+        )  # fmt: skip
+
+
+def test_two_slots_of_a_machine_cost_its_wall_clock(ledger, tmp_path, monkeypatch):
+    clock, shares, made = Clock(), MachineShares(), project(price=36.0, max_parallel_stages=2)
+    monkeypatch.setattr("charter.run.attempt.time", SimpleNamespace(time=clock, monotonic=clock))
+    first = Alone(ledger, tmp_path, "a", shares, made).attempt
+    clock.now += 20.5
+    heartbeat(ledger, first)
+    second = Alone(ledger, tmp_path, "b", shares, made).attempt
+    clock.now += 31.007
+    heartbeat(ledger, first)
+    assert read_spending(ledger, made, now=clock.now).usd_per_hour == 36.0
+    end_attempt(ledger, first, Outcome.DONE)
+    clock.now += 12.1
+    end_attempt(ledger, second, Outcome.DONE)
+    a, b = (item.cost_micro_usd for item in ledger.accounted())
+    assert a == pytest.approx((20.5 + 31.007 / 2) * 10_000, abs=1)
+    assert a + b == pytest.approx((20.5 + 31.007 + 12.1) * 10_000, abs=1), "wall clock x price, to the micro-USD"
     assert price_micro_usd_per_hour(project(price=None)) is None

@@ -9,6 +9,7 @@ from charter.dashboard.snapshot import Snapshot, StageNow, State, tone_of
 from charter.dashboard.view.eta import Eta, eta_of, planned_interval
 from charter.dashboard.view.events_view import EventLine, event_lines
 from charter.dashboard.view.graph_svg import NARROW, WIDE, Graph, graph_svg
+from charter.run.budget import running_usd_per_hour
 
 BROKEN = ("killed", "failed", "hung", "interrupted")
 """Outcomes of attempts that count as interruptions."""
@@ -140,16 +141,17 @@ def run_share(snapshot: Snapshot) -> float:
 def money_of(snapshot: Snapshot, eta: Eta) -> Money:
     """Spending of a run: attempts, calls and other charges, and what runs at this moment."""
     ledger = snapshot.ledger
-    rates = [
-        attempt.price_micro_usd_per_hour * attempt.count
-        for attempt in ledger.running
-        if attempt.price_micro_usd_per_hour is not None and _runs(snapshot, attempt.stage)
-    ]
+    now = {attempt.stage for attempt in ledger.running if _runs(snapshot, attempt.stage)}
+    rate = running_usd_per_hour(
+        [attempt for attempt in ledger.running if attempt.stage in now],
+        now,
+        machine_usd_per_hour=snapshot.machine_usd_per_hour,
+    )
     spent = ledger.whole.usd if ledger.whole.is_priced else None
     left = eta.left.usd
     return Money(
         spent_usd=spent,
-        per_hour_usd=sum(rates) / 1e6 if rates else (0.0 if spent is not None else None),
+        per_hour_usd=rate if rate is not None else (0.0 if spent is not None else None),
         limit_usd=snapshot.budget_limit_usd,
         forecast_usd=spent if left is None else (spent or 0.0) + left.p50,
     )
