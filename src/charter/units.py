@@ -113,16 +113,26 @@ def parse_usd_per_hour(value: object) -> float:
     return parse_usd(value)
 
 
+MAX_COUNT = 10**15
+"""Of anything that is counted: 60 times the tokens of the largest published run (15 trillion)."""
+
+
 def parse_count(value: object) -> int:
-    """A whole number of `"150_000"`, `"1.4T"`, `"4k"` or an int; refuses fractions.
+    """A whole number of `"150_000"`, `"1.4T"`, `"4k"` or an int; refuses fractions, and more than a thousand trillion.
 
     >>> parse_count("150_000"), parse_count("1.4T"), parse_count(7)
     (150000, 1400000000000, 7)
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return _whole(value, "a whole number")
+        return _count(value)
     match = _match(rf"{_NUMBER}\s*([kKmMbBtT]?)", value, "a whole number", "150_000 or 4k")
-    return _whole(_number(match[1]) * _COUNT_UNITS[match[2].lower()], "a whole number")
+    return _count(_number(match[1]) * _COUNT_UNITS[match[2].lower()])
+
+
+def _count(value: float) -> int:
+    if value > MAX_COUNT:
+        raise ValueError(f"{value:.3g} is more than {MAX_COUNT:.0e}, the most of anything that is counted")
+    return _whole(value, "a whole number")
 
 
 def _whole(value: float, what: str) -> int:

@@ -12,6 +12,7 @@ from charter.catalog.config_variants import UNSUPPORTED
 from charter.catalog.config_variants import VISION_READERS as VISION
 from charter.errors import DataError
 from charter.spec.architecture import Architecture
+from charter.spec.checks import check_heads
 
 
 def architecture_from_config(path: Path | str) -> Architecture:
@@ -21,6 +22,8 @@ def architecture_from_config(path: Path | str) -> Architecture:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise DataError(f"{file} is not valid JSON ({error})") from None
+    except RecursionError:
+        raise DataError(f"{file} is nested too deeply to be a configuration") from None
     except OSError as error:
         raise DataError(f"{file} cannot be read ({error.strerror})") from None
     if not isinstance(config, dict):
@@ -39,11 +42,15 @@ def architecture_from_mapping(config: Config, file: str = "config.json") -> Arch
     if reader is None:
         raise DataError(f"{file}: model_type {kind!r} is not known; known are {', '.join(sorted(_READERS))}")
     try:
-        return reader(config)
+        shape = reader(config)
+        wrong = next(check_heads(shape, kind), None)
     except KeyError as missing:
         raise DataError(f"{file}: the key {missing} is missing; a {kind} configuration needs it") from None
     except (TypeError, ValueError, ZeroDivisionError) as error:
         raise DataError(f"{file}: a value has the wrong type or size ({error})") from None
+    if wrong is not None:
+        raise DataError(f"{file}: {wrong.path}: {wrong.message}")
+    return shape
 
 
 def _config_file(path: Path) -> Path:

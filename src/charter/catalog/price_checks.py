@@ -14,6 +14,7 @@
 """
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date
@@ -273,6 +274,17 @@ def _twice(rows: Sequence[PriceRow]) -> list[PriceFinding]:
     return findings
 
 
+DAYS = re.compile(r"\d{4}-\d\d-\d\d(?!\d)")
+
+
+def _is_day(text: str) -> bool:
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
+
+
 def _age(row: PriceRow, today: date) -> Iterable[PriceFinding]:
     ends = earliest_day(row.valid_until)
     if row.is_contract:
@@ -280,7 +292,10 @@ def _age(row: PriceRow, today: date) -> Iterable[PriceFinding]:
             yield row.finding("contract-dates", Severity.WARNING, f"the contract ended on {row.valid_until}")
         return
     day = earliest_day(row.as_of)
-    if day is None:
+    if not all(map(_is_day, DAYS.findall(row.as_of))) or (day is not None and day > today):
+        message = f"{row.as_of!r} is no day until {today}, on which it can have been read"
+        yield row.finding("impossible-date", Severity.ERROR, message)
+    elif day is None:
         yield row.finding("stale-price", Severity.WARNING, "has no date; prices change both ways")
     elif (today - day).days > STALE_DAYS:
         message = f"is of {row.as_of.split(' (')[0]}, which may be {(today - day).days} days ago"

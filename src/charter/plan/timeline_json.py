@@ -25,13 +25,16 @@ def timeline_json(lines: Mapping[str, Timeline], start: datetime | None) -> dict
 
 
 def finish_date(seconds: float, start: datetime) -> datetime:
-    """When something ends, to the minute, rounded up.
+    """When something ends, to the minute, rounded up; the last minute that a date can say for all that is later.
 
     >>> finish_date(90.0, datetime(2026, 11, 20)).isoformat()
     '2026-11-20T00:02:00'
     """
     minutes = -(-seconds // 60)
-    return start + timedelta(minutes=minutes)
+    try:
+        return start + timedelta(minutes=minutes)
+    except OverflowError:
+        return datetime.max.replace(second=0, microsecond=0, tzinfo=start.tzinfo)
 
 
 def _dates(seconds: Mapping[str, float], start: datetime | None) -> dict[str, str] | None:

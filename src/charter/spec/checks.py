@@ -17,18 +17,13 @@ from charter.spec.tracking import check_tracking
 
 def check_architecture(shape: Architecture, path: str) -> Iterator[Problem]:
     """Problems of an architecture: sizes out of range, heads that do not divide, layers that do not add up."""
-    sizes = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size")
+    sizes = ("hidden_size", "num_layers", "intermediate_size")
     more = ("vocab_size", "max_position_embeddings", "norm_parameters_per_feature", "sliding_window")
     yield from check_ranges(shape, path, [(name, AT_LEAST_ONE) for name in (*sizes, *more)])
     zero_allowed = ("norms_per_layer", "learned_positions", "sliding_window_layers")
     yield from check_ranges(shape, path, [(name, NOT_NEGATIVE) for name in zero_allowed])
     yield from check_ranges(shape, path, [("rope_theta", POSITIVE), ("norm_eps", POSITIVE)])
-    if shape.num_heads >= 1 and shape.head_dim is None and shape.hidden_size % shape.num_heads:
-        message = f"{shape.num_heads} heads do not divide hidden_size {shape.hidden_size}"
-        yield Problem(message=message, path=f"{path}.num_heads", hint="change one of them, or give head_dim")
-    if shape.kv_heads >= 1 and shape.num_heads % shape.kv_heads:
-        message = f"{shape.kv_heads} key/value heads do not divide the {shape.num_heads} query heads"
-        yield Problem(message=message, path=f"{path}.num_kv_heads")
+    yield from check_heads(shape, path)
     if shape.mixture is not None:
         counts = ("num_experts", "experts_per_token", "expert_intermediate_size")
         yield from check_ranges(shape.mixture, f"{path}.mixture", [(name, AT_LEAST_ONE) for name in counts])
@@ -37,6 +32,18 @@ def check_architecture(shape: Architecture, path: str) -> Iterator[Problem]:
             yield Problem(message=message, path=f"{path}.mixture.experts_per_token")
     yield from _check_layers(shape, path)
     yield from _check_parts(shape, path)
+
+
+def check_heads(shape: Architecture, path: str) -> Iterator[Problem]:
+    """Problems of the heads of attention: none at all, or numbers that do not divide."""
+    heads = ("num_heads", "num_kv_heads", "head_dim")
+    yield from check_ranges(shape, path, [(name, AT_LEAST_ONE) for name in heads])
+    if shape.num_heads >= 1 and shape.head_dim is None and shape.hidden_size % shape.num_heads:
+        message = f"{shape.num_heads} heads do not divide hidden_size {shape.hidden_size}"
+        yield Problem(message=message, path=f"{path}.num_heads", hint="change one of them, or give head_dim")
+    if shape.kv_heads >= 1 and shape.num_heads % shape.kv_heads:
+        message = f"{shape.kv_heads} key/value heads do not divide the {shape.num_heads} query heads"
+        yield Problem(message=message, path=f"{path}.num_kv_heads")
 
 
 def _check_layers(shape: Architecture, path: str) -> Iterator[Problem]:
@@ -89,9 +96,26 @@ def check_name(name: str, path: str) -> Iterator[Problem]:
         yield Problem(message=f"{name!r} cannot be a name", path=path, hint=hint)
 
 
+RESERVED = re.compile(r"con|prn|aux|nul|(com|lpt)[0-9]", re.IGNORECASE)
+"""Devices of Windows (Microsoft, "Naming Files, Paths, and Namespaces"): no file can be called so there."""
+
+
+def check_directories(names: Iterable[str], path: str) -> Iterator[Problem]:
+    """Names become directories, which other systems must be able to hold side by side."""
+    first: dict[str, str] = {}
+    for name in names:
+        if RESERVED.fullmatch(name):
+            yield Problem(message=f"{name!r} is the name of a device on Windows", path=f"{path}.{name}")
+        other = first.setdefault(name.casefold(), name)
+        if other != name:
+            message = f"{name!r} and {other!r} differ in case alone, and are one directory on some systems"
+            yield Problem(message=message, path=f"{path}.{name}", hint="rename one of them")
+
+
 def check_project(project: Project) -> Iterator[Problem]:
     """Problems of the project's own fields: name, seed, execution block, what stages need from it."""
     yield from check_name(project.name, "name")
+    yield from check_directories(project.pipeline, "pipeline")
     if not 0 <= project.seed < 2**63:
         yield Problem(message=f"must be from 0 to 2^63 - 1; found {project.seed}", path="seed")
     yield from check_ranges(project, "", [("deadline", POSITIVE)])

@@ -21,6 +21,9 @@ Path_ = tuple[str | int, ...]
 MAX_VALUES = 100_000
 """Values in one file, aliases counted each time: a guard against files that unfold without end."""
 
+MAX_BYTES = 2**20
+"""Of one file (judgement; the longest template has 4 KB): composing YAML takes a minute for 50 MB of it."""
+
 MAX_NUMBER_CHARACTERS = 100
 """Longer runs of digits are text; Python refuses to convert very long ones."""
 
@@ -113,7 +116,11 @@ def read_document(path: Path) -> Document:
     if path.is_dir():
         raise SpecError(f"{path} is a directory; name the file in it, for example {path / 'charter.yaml'}")
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise SpecError(f"{path} is larger than {MAX_BYTES:,} bytes; a project file has a few thousand")
+        text = content.decode("utf-8-sig")
     except FileNotFoundError:
         raise SpecError(f"{path} does not exist; `charter init --template cai-tiny DIR` writes one") from None
     except UnicodeDecodeError as error:

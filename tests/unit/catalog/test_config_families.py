@@ -5,7 +5,7 @@ import json
 import pytest
 
 from charter.catalog import models
-from charter.catalog.huggingface import architecture_from_mapping
+from charter.catalog.huggingface import architecture_from_config, architecture_from_mapping
 from charter.errors import DataError
 
 SHAPE = {
@@ -134,3 +134,31 @@ def test_aliases_belong_to_one_model():
     for model in models.catalog():
         for alias in model.aliases:
             assert seen.setdefault(alias.casefold(), model.name) == model.name, alias
+
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 512,
+    "intermediate_size": 128,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"num_key_value_heads": 0}, "num_kv_heads"),
+        ({"num_key_value_heads": 3}, "3 key/value heads do not divide the 4 query heads"),
+        ({"num_key_value_heads": "2"}, "wrong type or size"),
+        ({"head_dim": -1}, "head_dim"),
+        ({"num_attention_heads": 7}, "7 heads do not divide hidden_size 64"),
+    ],
+)
+def test_impossible_heads_are_refused(changes, told):
+    assert architecture_from_mapping(LLAMA | {"num_key_value_heads": 2}).kv_heads == 2
+    with pytest.raises(DataError, match=told):
+        architecture_from_mapping(LLAMA | changes)
+
+
+def test_config_nested_without_end_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text("[" * 200_000)
+    with pytest.raises(DataError, match="nested too deeply"):
+        architecture_from_config(tmp_path)

@@ -1,7 +1,11 @@
+from datetime import UTC, datetime
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from serial_schedule import schedule
+
+from charter.plan.timeline_json import finish_date
 
 SECONDS = {"a": 3.0, "b": 5.0, "c": 1.0, "d": 2.0}
 DIAMOND = {"b": ["a"], "c": ["a"], "d": ["b", "c"]}
@@ -45,3 +49,7 @@ def test_total_lies_between_the_longest_stage_and_the_sum(seconds, edges, slots)
         assert all(line.end_seconds[item] <= line.start_seconds[name] + 1e-6 for item in inputs)
     path = [line.end_seconds[name] - line.start_seconds[name] for name in line.critical_path]
     assert sum(path) == pytest.approx(line.total_seconds)
+
+
+def test_end_beyond_all_dates_is_the_last_date():
+    assert finish_date(1e25, datetime(2026, 11, 20, tzinfo=UTC)).isoformat() == "9999-12-31T23:59:00+00:00"

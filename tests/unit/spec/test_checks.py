@@ -48,6 +48,13 @@ def test_defaults_have_no_problems(stage):
     assert told(check_stage("s", stage)) == {}
 
 
+def test_stage_names_that_collide_on_other_systems_are_refused():
+    named = replace(PROJECT, pipeline={"sft": SFT, "Sft": SFT, "CON": SFT, "com1": SFT, "console": SFT})
+    found = told(check_project(named))
+    assert set(found) == {"pipeline.Sft", "pipeline.CON", "pipeline.com1"}
+    assert "'Sft' and 'sft' differ in case alone" in found["pipeline.Sft"]
+
+
 OUT_OF_RANGE = [
     (SFT, "learning_rate", 0.0),
     (SFT, "learning_rate", -1e-5),

@@ -226,3 +226,10 @@ def test_a_key_in_the_file_is_refused_and_never_quoted(write, line):
     found = problems_of(write(BASE + line + "\n"))
     assert found
     assert "1234567890" not in "\n".join(map(str, found))
+
+
+@pytest.mark.parametrize("count", ["1000000000000000000", "1e300", "2000T"])
+def test_count_beyond_all_that_is_counted_is_refused(write, count):
+    (problem,) = problems_of(write(BASE.replace("episodes: 6_400", f"episodes: {count}")))
+    assert problem.path == "pipeline.ppo.episodes"
+    assert "is more than 1e+15, the most of anything that is counted" in problem.message

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.errors import SpecError
-from charter.spec.yaml_source import parse_document, parse_value, read_document, scalar
+from charter.spec.yaml_source import MAX_BYTES, parse_document, parse_value, read_document, scalar
 
 # YAML 1.2.2, section 10.3.2 (core schema), and the digits-with-underscores that people write.
 SCALARS = {
@@ -152,6 +152,14 @@ def test_an_empty_file_says_so(text):
 def test_a_missing_file_says_what_writes_one(tmp_path):
     with pytest.raises(SpecError, match="does not exist; `charter init"):
         read_document(tmp_path / "charter.yaml")
+
+
+def test_file_larger_than_any_project_is_refused_unparsed(tmp_path, monkeypatch):
+    path = tmp_path / "charter.yaml"
+    path.write_bytes(b"# " + b"x" * MAX_BYTES)
+    monkeypatch.setattr("charter.spec.yaml_source.parse_document", lambda *_, **__: pytest.fail("parsed"))
+    with pytest.raises(SpecError, match="larger than 1,048,576 bytes"):
+        read_document(path)
 
 
 def test_a_directory_is_no_file(tmp_path):
