@@ -428,8 +428,11 @@ def _report(directory: Path, *, as_json: bool) -> None:
     root = project_root(directory)
     run = read_run(root, with_metrics=False, check_calls=True)
     view, facts = overview(run), _facts(root)
+    for note in run.notes:
+        typer.echo(f"warning[cost]: {note}", err=True)
     if as_json:
-        print_json({**cost_json(view, run.accounted, run.usage), **(groups_json(facts) if facts else {})})
+        more = {"notes": list(run.notes), **(groups_json(facts) if facts else {})}
+        print_json({**cost_json(view, run.accounted, run.usage), **more})
         return
     terminal = console(markup=True)
     print_cost(view, terminal)

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from charter.artifacts.stage_state import StageState, read_stage, stage_state
 from charter.errors import CharterError, DataError, UsageError
-from charter.ledger import Accounted, ApiUsage, CallBooks, Ledger
+from charter.ledger import Accounted, ApiUsage, Attempt, CallBooks, Ledger
+from charter.ledger.account import account
 from charter.ledger.call_books import CALLS_FILE
 from charter.ledger.focus import refuse_fewer
+from charter.ledger.rebuilt import rebuilt_attempts
 from charter.ledger.store import LEDGER_FILE, has_ledger, ledger_place
 from charter.tracking.jsonl import MetricPoint, metrics_file, read_metrics
 
@@ -69,6 +71,11 @@ def read_run(
     kept_plan = _json_of(run_dir / "plan.json")
     facts = _project_facts(project_dir)
     accounted, usage = _read_ledger(run_dir, facts, checked=check_calls)
+    name = facts.name
+    if name is None:
+        name = accounted[-1].attempt.run if accounted else project_dir.resolve().name
+    lost = () if accounted else _lost_attempts(run_dir / STAGES, name)
+    accounted = accounted or account(lost)
     if kept_plan is None and plan is None and not accounted:
         raise UsageError(
             f"there is no run in {project_dir} (no {RUN}/plan.json and no {RUN}/{LEDGER_FILE}); "
@@ -76,11 +83,8 @@ def read_run(
         )
     latest = {item.attempt.stage: item.attempt.fingerprint for item in accounted}
     directories = _stage_directories(run_dir / STAGES, latest)
-    notes = list(facts.notes)
+    notes = [*facts.notes, *([_lost_words(run_dir, lost)] if lost else [])]
     stages = {name: _read_stage(name, path, notes, with_metrics=with_metrics) for name, path in directories.items()}
-    name = facts.name
-    if name is None:
-        name = accounted[-1].attempt.run if accounted else project_dir.resolve().name
     return RunFiles(
         project=name,
         plan=kept_plan or plan,
@@ -94,13 +98,33 @@ def read_run(
     )
 
 
+def _lost_attempts(stages: Path, run: str) -> tuple[Attempt, ...]:
+    """What the directories of finished stages keep of attempts that a lost or emptied ledger has not."""
+    found: list[Attempt] = []
+    for path in _stage_directories(stages, {}).values():
+        job = _json_of(path / "job.json") or {}
+        if {"stage", "kind", "fingerprint"} <= job.keys():
+            stage, kind, fingerprint = (str(job[key]) for key in ("stage", "kind", "fingerprint"))
+            found += rebuilt_attempts(path, run=run, stage=stage, kind=kind, fingerprint=fingerprint)
+    found.sort(key=lambda attempt: attempt.started_at)
+    return tuple(replace(attempt, attempt_id=number) for number, attempt in enumerate(found, start=1))
+
+
+def _lost_words(run_dir: Path, lost: Sequence[Attempt]) -> str:
+    names = ", ".join(dict.fromkeys(attempt.stage for attempt in lost))
+    return (
+        f"{run_dir / LEDGER_FILE} is empty or gone: time and money are those that the directories of finished stages "
+        f"keep ({names}), without what was never finished; `charter run` writes them back"
+    )
+
+
 def _read_ledger(
     run_dir: Path, facts: "_ProjectFacts", *, checked: bool
 ) -> tuple[tuple[Accounted, ...], tuple[ApiUsage, ...]]:
     """Attempts and calls. A file holds one run; on a server the project's name tells its own from others'."""
     place = ledger_place(run_dir, facts.ledger)
     if not has_ledger(place):
-        return (), ()
+        return (), _newest((), run_dir, facts, checked=checked)
     run = facts.name if facts.ledger else None
     with Ledger.open(place, create=False, check_whole=checked) as ledger:
         accounted, usage = ledger.accounted(run=run), ledger.usage(run=run)

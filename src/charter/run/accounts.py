@@ -1,5 +1,6 @@
 """Accounts of a run against those of others: bills of providers, their logs of calls, records of schedulers."""
 
+import json
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -10,7 +11,7 @@ from pathlib import Path
 from charter.artifacts.job_files import JobFiles, NodeRecord, Submission, numbers, read_submission, write_submission
 from charter.artifacts.lease import Lease
 from charter.artifacts.stage_state import checkpoint_step
-from charter.errors import CharterError, UsageError
+from charter.errors import CharterError, DataError, UsageError
 from charter.launch.scheduler import JobAttempt, Scheduler
 from charter.ledger import CallBooks, Ledger, Outcome
 from charter.ledger.attempt import Attempt
@@ -18,9 +19,11 @@ from charter.ledger.bill import Bill, BillFinding, compare_bill, read_bill
 from charter.ledger.call import Call, CallSums
 from charter.ledger.call_books import CALLS_FILE
 from charter.ledger.focus import ApiUsage, usage_sums
+from charter.ledger.rebuilt import rebuilt_attempts
 from charter.ledger.reconcile import BilledRow, Price, Reconciled, reconcile
 from charter.ledger.store import ledger_place
 from charter.run.attempt import is_finished, price_micro_usd_per_hour
+from charter.run.budget import record_calls
 from charter.run.graph import PlannedStage
 from charter.run.paths import run_dir, stages_dir
 from charter.spec.project import Project, Serving
@@ -408,6 +411,62 @@ def starts_of_agents(files: JobFiles, submission: Submission, job_id: str) -> It
             accelerators=submission.count if submission.accelerator else 0,
             cpus=0,
         )
+
+
+def rebuild_ledger(project: Project, root: Path, stages: Iterable[PlannedStage]) -> tuple[str, ...]:
+    """Write what a lost or emptied ledger had of finished stages anew; the names of these stages.
+
+    Their time and money are in their directories, calls in their own books. Sums are compared with their rows before
+    anything is added, and made anew where they are not theirs. Call it only while holding the run's lock.
+    """
+    kept = {stage.name: (stage, attempts) for stage in stages if (attempts := _kept_attempts(project, stage))}
+    if not kept:
+        return ()
+    with Ledger.open(ledger_place(run_dir(root.resolve()), project.storage.ledger)) as ledger:
+        known = ledger.attempt_counts(run=project.name)
+        lost = {name: item for name, item in kept.items() if (name, item[0].asked_fingerprint) not in known}
+        if not lost:
+            return ()
+        try:
+            ledger.check_sums()
+        except DataError:
+            ledger.rebuild_sums()
+        for _, attempts in lost.values():
+            for attempt in attempts:
+                _write_anew(ledger, attempt)
+        record_calls(ledger, project, (stage for stage, _ in lost.values()))
+    return tuple(lost)
+
+
+def _kept_attempts(project: Project, stage: PlannedStage) -> tuple[Attempt, ...]:
+    return rebuilt_attempts(
+        stage.directory,
+        run=project.name,
+        stage=stage.name,
+        kind=stage.spec.kind,
+        fingerprint=stage.asked_fingerprint,
+        owner=project.owner,
+        tags=project.tags,
+    )
+
+
+def _write_anew(ledger: Ledger, attempt: Attempt) -> None:
+    number = ledger.begin(
+        run=attempt.run,
+        stage=attempt.stage,
+        kind=attempt.kind,
+        fingerprint=attempt.fingerprint,
+        at=attempt.started_at,
+        accelerator=attempt.accelerator,
+        infra=attempt.infra,
+        market=attempt.market,
+        price_micro_usd_per_hour=attempt.price_micro_usd_per_hour,
+        price_source=attempt.price_source,
+        owner=attempt.owner,
+        tags=json.loads(attempt.tags),
+    )
+    ended_at = attempt.started_at + attempt.duration_milliseconds / 1000
+    ledger.end(number, at=ended_at, outcome=Outcome(attempt.outcome), note=attempt.note)
 
 
 def end_finished(ledger: Ledger, stages: Iterable[PlannedStage], *, run: str, keep_jobs: Collection[str]) -> None:

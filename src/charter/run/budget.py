@@ -17,6 +17,7 @@ from charter.ledger import ApiUsage, CallBooks, Ledger
 from charter.ledger.attempt import Attempt, tags_text
 from charter.ledger.call_books import CALLS_FILE
 from charter.ledger.reading import LedgerReading
+from charter.ledger.rebuilt import TIMINGS_FILE
 from charter.ledger.sums import Sums, total_of
 from charter.run.events import Events
 from charter.run.graph import Pipeline, PlannedStage
@@ -545,9 +546,6 @@ def record_calls(ledger: Ledger, project: Project, stages: Iterable[PlannedStage
             ledger.record_usage(costs.look())
         finally:
             costs.close()
-
-
-TIMINGS_FILE = "timings.json"
 
 
 def write_timings(ledger: Ledger, project: Project, stage: PlannedStage) -> None:

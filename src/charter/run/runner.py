@@ -27,7 +27,7 @@ from charter.ledger import Ledger
 from charter.ledger.store import ledger_place
 from charter.plan.hardware.place import may_run_here
 from charter.plan.plan import InfeasiblePlanError
-from charter.run.accounts import EngineRecords, end_finished, start_key
+from charter.run.accounts import EngineRecords, end_finished, rebuild_ledger, start_key
 from charter.run.alerts import AlertListener
 from charter.run.budget import record_calls
 from charter.run.copies import Replicas
@@ -302,6 +302,13 @@ def run_project(
                 events = Events(where, (*listeners, followers.listen, AlertListener(project, where), meter.listen))
                 followers.tell = events.emit
                 _tell_start(work, events)
+                if rebuilt := rebuild_ledger(project, root, work.pipeline.stages.values()):
+                    events.emit(
+                        "ledger_rebuilt",
+                        stages=list(rebuilt),
+                        message=f"the ledger had lost {', '.join(rebuilt)}: their time and money are those that their "
+                        "directories keep; single attempts and their counts are gone, as is what was never finished",
+                    )
                 if work.todo:
                     _run(ready, options, events, signals, lease, jobs, meter)
                 events.emit("run_done", run=project.name)

@@ -1,0 +1,78 @@
+"""Attempts of a lost or emptied ledger, made anew from what the directories of finished stages keep of them."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from charter.ledger.attempt import Attempt, Outcome, tags_text
+from charter.units import MICRO_USD_PER_USD, SECONDS_PER_HOUR
+
+TIMINGS_FILE = "timings.json"
+"""In the directory of a finished stage: what the ledger had of it when it ended."""
+SOURCE = "timings.json of the stage: the ledger has lost it"
+
+
+def rebuilt_attempts(
+    directory: Path,
+    *,
+    run: str,
+    stage: str,
+    kind: str,
+    fingerprint: str,
+    owner: str | None = None,
+    tags: Mapping[str, str] | None = None,
+) -> tuple[Attempt, ...]:
+    """The attempts of a finished stage as one that finished it and, before that, one with all that was lost.
+
+    Time and money are those that `timings.json` says (to the millisecond, and to half a micro-USD per hour); how many
+    attempts there were, on what and how much they counted is lost. None without the file.
+    """
+    told = _timings(directory / TIMINGS_FILE)
+    if told is None:
+        return ()
+    seconds, useful, usd = told["seconds"], told["useful_seconds"], told["cost_usd"]
+    price = None if usd is None or not seconds else round(usd * MICRO_USD_PER_USD * SECONDS_PER_HOUR / seconds)
+    lost, begun = max(0.0, seconds - useful), told["finished_at"] - seconds
+    parts = [(begun, lost, Outcome.KILLED)] if lost > 0 else []
+    parts.append((begun + lost, min(useful, seconds), Outcome.DONE))
+    return tuple(
+        Attempt(
+            attempt_id=-1,
+            run=run,
+            stage=stage,
+            kind=kind,
+            number=number,
+            fingerprint=fingerprint,
+            accelerator="",
+            count=1,
+            infra="",
+            market="",
+            started_at=at,
+            duration_milliseconds=round(1000 * part),
+            clock="wall",
+            last_heartbeat=at + part,
+            first_step=0,
+            last_step=0,
+            outcome=outcome,
+            price_micro_usd_per_hour=price,
+            price_source=None if price is None else SOURCE,
+            note=f"rebuilt from {SOURCE}",
+            owner=owner,
+            tags=tags_text(tags),
+        )
+        for number, (at, part, outcome) in enumerate(parts, start=1)
+    )
+
+
+def _timings(path: Path) -> Mapping[str, Any] | None:
+    """What the file says; None where it is not there, torn, or not of this kind."""
+    try:
+        told = json.loads(path.read_bytes())
+        usd = told["cost_usd"]
+        return {
+            **{name: float(told[name]) for name in ("finished_at", "seconds", "useful_seconds")},
+            "cost_usd": None if usd is None else float(usd),
+        }
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
