@@ -97,6 +97,12 @@ def test_local_stages_share_the_machine(lab):
     assert total(2).seconds.p50 < one.seconds.p50
 
 
+def test_plan_of_one_stage_takes_what_the_stage_takes(lab):
+    made = lab.one(SFT, Resources(infra="local", price=1.0), architecture=lab.TINY)
+    assert made.seconds == made.stages[0].option.seconds
+    assert made.to_json()["total"]["seconds"] == made.to_json()["stages"][0]["seconds"]
+
+
 def test_plan_of_two_slots_costs_the_wall_clock(lab):
     resources = Resources(infra="local", cpus=1, price=36.0, max_parallel_stages=2)
     made = lab.planned(lab.project(resources, architecture=lab.TINY))

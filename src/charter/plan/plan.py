@@ -80,7 +80,12 @@ class Plan:
 
     @property
     def seconds(self) -> Interval:
-        """From the start of the project to its last end, over joint draws: not a sum of the stages' quantiles."""
+        """From the start of the project to its last end, over joint draws: not a sum of the stages' quantiles.
+
+        A stage that is alone and waits for nothing is the whole: its own range, so that two lines agree to the digit.
+        """
+        if len(self.stages) == 1 and not (self.stages[0].wait_seconds.p90 or self.stages[0].lead_seconds):
+            return self.stages[0].option.seconds
         p10, p50, p90 = (self.timeline(quantile).total_seconds for quantile in QUANTILES)
         return Interval(p10=p10, p50=p50, p90=p90)
 

@@ -157,6 +157,9 @@ def test_phases_are_shares_of_a_step():
     phases = phases_of({1: {"seconds_update": 3.0, "seconds_save": 1.0, "seconds_wait": 0.0}})
     assert {phase.name: phase.share for phase in phases} == {"update": 0.75, "save": 0.25}
     assert phases_of({}) == ()
+    sevens = {7 * line: {"seconds_update": 1.4, "seconds_wait": 0.7} for line in range(1, 101)}
+    found = {phase.name: phase.seconds for phase in phases_of({3: {"loss": 1.0}, **sevens})}
+    assert found == pytest.approx({"update": 0.2, "wait": 0.1}), "a line of seven steps is seven steps"
 
 
 def test_events_are_newest_first_and_unknown_ones_are_shown():

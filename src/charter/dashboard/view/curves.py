@@ -115,14 +115,21 @@ class Phase:
 
 
 PHASES = ("generate", "score", "update", "save", "wait", "other")
-LAST_STEPS = 50
+LAST_LINES = 50
+"""Lines of metrics that the time of a step is taken over."""
 
 
 def phases_of(steps: Mapping[int, Mapping[str, float]]) -> tuple[Phase, ...]:
-    """Mean seconds of each phase over the last steps; phases that took nothing are left out."""
-    last = list(steps.values())[-LAST_STEPS:]
-    means = (
-        {name: sum(step.get(f"seconds_{name}", 0.0) for step in last) / len(last) for name in PHASES} if last else {}
-    )
+    """Mean seconds of a step by phase, over the last lines; phases that took nothing are left out.
+
+    A line has the time of all steps since the timed line before it, so that sums are divided by steps, not by lines.
+    """
+    timed = [(step, line) for step, line in steps.items() if any(f"seconds_{name}" in line for name in PHASES)]
+    last = timed[-LAST_LINES:]
+    if not last:
+        return ()
+    before = timed[-len(last) - 1][0] if len(timed) > len(last) else 0
+    covered = max(1, last[-1][0] - before)
+    means = {name: sum(line.get(f"seconds_{name}", 0.0) for _, line in last) / covered for name in PHASES}
     whole = sum(means.values())
     return tuple(Phase(name=name, seconds=mean, share=mean / whole) for name, mean in means.items() if mean > 0)
