@@ -78,7 +78,7 @@ def _engine(stage: dict[str, Any]) -> str:
 
 
 def _beside_plan(ratios: dict[str, float]) -> str:
-    """`; 1.20 x the planned time, 0.98 x the planned memory`, as far as it was measured."""
-    names = {"seconds": "time", "bytes": "memory"}
+    """`; 1.20 x the planned time per step, 0.98 x the planned memory`, as far as it was measured."""
+    names = {"seconds": "time per step", "bytes": "memory"}
     told = ", ".join(f"{ratios[key]:.2f} x the planned {name}" for key, name in names.items() if key in ratios)
     return f"; {told}" if told else ""

@@ -223,6 +223,21 @@ def totals_of_one(item: Accounted) -> Totals:
 MILLISECONDS_PER_SECOND = 1000
 
 
+def wall_milliseconds(attempts: Iterable[Attempt]) -> int:
+    """Wall clock of a run: the time in which at least one of its attempts ran. Machine time is the sum instead.
+
+    >>> from types import SimpleNamespace as A
+    >>> wall_milliseconds([A(started_at=0, seconds=60), A(started_at=50, seconds=20), A(started_at=100, seconds=5)])
+    75000
+    """
+    spans = sorted((attempt.started_at, attempt.started_at + attempt.seconds) for attempt in attempts)
+    wall, until = 0.0, float("-inf")
+    for start, end in spans:
+        wall += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return round(wall * MILLISECONDS_PER_SECOND)
+
+
 def day_of(unix_seconds: float) -> str:
     """The UTC day of a moment.
 

@@ -26,6 +26,7 @@ def cost_json(view: Overview, accounted: tuple[Accounted, ...], usage: tuple[Api
         "state": view.state,
         "phase": view.phase.value,
         "currency": "USD",
+        "wall_seconds": view.wall_seconds,
         "planned": view.plan.to_json(),
         "actual": _actual(view.totals, view.actual, view.calls),
         "forecast": view.forecast.to_json(),

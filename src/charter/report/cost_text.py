@@ -23,6 +23,9 @@ def print_cost(view: Overview, console: Console) -> None:
     console.print(f"[bold]{escape(view.project)}[/bold]  {state_text(view.state)}", highlight=False)
     console.print()
     console.print(plan_against_actual(view))
+    if view.totals.attempts:
+        wall, machine = format_seconds(view.wall_seconds), format_seconds(view.actual.seconds)
+        console.print(f"Wall clock of the run: {wall}; machine time (the sum above): {machine}", highlight=False)
     console.print()
     print_waste(view, console)
     calls = calls_table(view)

@@ -23,9 +23,7 @@ def pill(state: str) -> Markup:
 
 def _cards(view: Overview) -> list[tuple[str, str, str]]:
     plan, actual, ran = view.plan, view.actual, view.totals.attempts > 0
-    planned_time = format_seconds(plan.p50.seconds)
     planned_cost = format_usd(plan.p50.usd) if plan.p50.usd else ""
-    has_plan = plan.p50.milliseconds > 0
     if not ran:
         cost_note = f"p90 {format_usd(plan.p90.usd)}" if plan.p90.usd else "no price is set"
         return [
@@ -36,17 +34,23 @@ def _cards(view: Overview) -> list[tuple[str, str, str]]:
     useful = view.totals.useful_milliseconds / max(1, view.totals.milliseconds)
     done = sum(stage.state == "done" for stage in view.stages)
     return [
-        ("Time", format_seconds(actual.seconds), f"planned {planned_time}" if has_plan else "not planned"),
+        ("Wall clock", format_seconds(view.wall_seconds), _machine_time(view)),
         ("Cost", format_usd(actual.usd), f"planned {planned_cost}" if planned_cost else "no price is set"),
         ("Kept", f"{100 * useful:.1f} %", f"of the time of {view.totals.attempts} attempts"),
         ("Stages done", f"{done} of {len(view.stages)}", _forecast_note(view)),
     ]
 
 
+def _machine_time(view: Overview) -> str:
+    """The sum over all attempts, beside that over all planned stages."""
+    planned = f"planned {format_seconds(view.plan.p50.seconds)}" if view.plan.p50.milliseconds else "not planned"
+    return f"machine time {format_seconds(view.actual.seconds)}, {planned}"
+
+
 def _forecast_note(view: Overview) -> str:
     if view.state == "done":
         return "the run is complete"
-    return f"forecast {format_seconds(view.forecast.p50.seconds)} in all"
+    return f"forecast {format_seconds(view.forecast.p50.seconds)} of machine time in all"
 
 
 def _card(name: str, value: str, note: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from charter.artifacts.stage_state import STATES, Phase, StageState, State, run_phase
 from charter.cost.forecast import StageForecast, StageSoFar, forecast, paced
 from charter.estimate.terms import Interval
-from charter.ledger.account import Accounted, Totals, stage_totals, totals_of
+from charter.ledger.account import Accounted, Totals, stage_totals, totals_of, wall_milliseconds
 from charter.ledger.call import CallSums
 from charter.ledger.focus import stage_usage, usage_sums
 from charter.report.amounts import NO_SPREAD, Amount, Spread, planned
@@ -73,6 +73,8 @@ class Overview:
     plan: Spread
     forecast: Spread
     budget_limit_usd: float | None
+    wall_seconds: float = 0.0
+    """Time in which at least one attempt ran: the clock of the run, where `actual` has machine time."""
 
     @property
     def actual(self) -> Amount:
@@ -122,6 +124,7 @@ def overview(run: RunFiles) -> Overview:
         plan=sum((view.plan for view in stages if view.plan), NO_SPREAD),
         forecast=sum((view.forecast for view in stages), NO_SPREAD),
         budget_limit_usd=run.budget_limit_usd,
+        wall_seconds=wall_milliseconds(item.attempt for item in run.accounted) / 1000,
     )
 
 

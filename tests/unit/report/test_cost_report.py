@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from charter.errors import DataError, UsageError
+from charter.ledger import Ledger
 from charter.report.amounts import NOTHING, Amount, planned
 from charter.report.cost import budget_state, cost_json
 from charter.report.cost_text import print_cost
@@ -149,3 +150,15 @@ def test_the_directory_of_the_last_attempts_fingerprint_counts(fixture_run, tmp_
     other.mkdir()
     (other / "progress.json").write_text('{"step": 1, "target_step": 2}')
     assert read_run(run).stages["ppo"].record is not None
+
+
+def test_stages_side_by_side_count_once_on_the_wall_clock(tmp_path, fixture_run):
+    root = fixture_run.write_run(tmp_path)
+    alone = cost_json(overview(read_run(root)), ())
+    with Ledger.open(root / "run" / "ledger.sqlite") as ledger:
+        first = ledger.attempts()[0]
+        number = ledger.begin(run=first.run, stage="sft", kind="sft", fingerprint="x", at=first.started_at)
+        ledger.end(number, at=first.started_at + first.seconds, outcome="done")
+    both = cost_json(overview(read_run(root)), ())
+    assert both["wall_seconds"] == alone["wall_seconds"] == pytest.approx(alone["actual"]["seconds"])
+    assert both["actual"]["seconds"] == pytest.approx(alone["actual"]["seconds"] + first.seconds)
