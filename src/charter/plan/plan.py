@@ -69,6 +69,9 @@ class Plan:
 
     @cached_property
     def _timelines(self) -> Mapping[str, Timeline]:
+        if len(self.stages) == 1 and not (self.stages[0].wait_seconds.p90 or self.stages[0].lead_seconds):
+            # Alone and without waits, the stage is the whole: its own range, so that two lines agree to the digit.
+            return _of_one(self.stages[0])
         return timelines(self.stages, self.shared)
 
     @property
@@ -80,12 +83,7 @@ class Plan:
 
     @property
     def seconds(self) -> Interval:
-        """From the start of the project to its last end, over joint draws: not a sum of the stages' quantiles.
-
-        A stage that is alone and waits for nothing is the whole: its own range, so that two lines agree to the digit.
-        """
-        if len(self.stages) == 1 and not (self.stages[0].wait_seconds.p90 or self.stages[0].lead_seconds):
-            return self.stages[0].option.seconds
+        """From the start of the project to its last end, over joint draws: not a sum of the stages' quantiles."""
         p10, p50, p90 = (self.timeline(quantile).total_seconds for quantile in QUANTILES)
         return Interval(p10=p10, p50=p50, p90=p90)
 
@@ -174,6 +172,19 @@ class Plan:
 
 def _usd_bounds(total: MicroUsd | None) -> tuple[float, float] | None:
     return None if total is None else (total.p50, total.p90)
+
+
+def _of_one(stage: StagePlan) -> Mapping[str, Timeline]:
+    ends = {quantile: getattr(stage.option.seconds, quantile) for quantile in QUANTILES}
+    return {
+        quantile: Timeline(
+            start_seconds={stage.name: 0.0},
+            end_seconds={stage.name: end},
+            critical_path=(stage.name,),
+            finish_seconds=end,
+        )
+        for quantile, end in ends.items()
+    }
 
 
 def _verdict(bounds: tuple[float, float] | None, limit: float) -> str:

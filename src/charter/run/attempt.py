@@ -202,6 +202,7 @@ def end_attempt(ledger: Ledger, attempt: RunningAttempt, outcome: Outcome, *, no
         if attempt.ledger_id is None:
             return
         now = _monotonic(attempt)
+        spent: Reached = {**attempt.idle.metered(time.time()), **_priced(attempt, now)}
         ledger.end(
             attempt.ledger_id,
             at=time.time(),
@@ -209,8 +210,7 @@ def end_attempt(ledger: Ledger, attempt: RunningAttempt, outcome: Outcome, *, no
             outcome=outcome,
             note=note,
             **_in_all(attempt),
-            **_priced(attempt, now),
-            **attempt.idle.metered(time.time()),
+            **spent,
         )
         if now is not None:
             attempt.shares.end(attempt.ledger_id, now)
