@@ -17,6 +17,7 @@ from charter.artifacts.stage_process import DISK_FULL, INTERRUPTED_EXIT, OUT_OF_
 from charter.artifacts.stage_state import checkpoint_position, checkpoint_step, read_progress
 from charter.errors import CharterError, DataError, MissingExtraError, StageError
 from charter.launch.engine import Engine, StageHandle
+from charter.launch.machine import CPU
 from charter.ledger import Ledger, Outcome
 from charter.ledger.attempt import Reached
 from charter.run.budget import CallCosts
@@ -174,7 +175,7 @@ def begin_attempt(
         at=time.time(),
         monotonic=now,
         accelerator=str(frozen["device"]),
-        count=1 if frozen["device"] == "cpu" else int(frozen.get("world_size", 1)),
+        count=1 if frozen["device"] == CPU else int(frozen.get("world_size", 1)),
         first_step=first_step,
         price_micro_usd_per_hour=price,
         price_source=None if price is None else "resources.price in charter.yaml",
@@ -183,7 +184,8 @@ def begin_attempt(
         owner=project.owner,
         tags=project.tags,
     )
-    shares.begin(attempt_id, now)
+    if frozen["device"] == CPU:  # accelerators are each stage's own, and priced one by one
+        shares.begin(attempt_id, now)
     return attempt_id
 
 

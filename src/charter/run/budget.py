@@ -13,6 +13,7 @@ from charter.cost.budget import BudgetState, budget_verdict
 from charter.cost.forecast import Forecast, StageSoFar, forecast, paced
 from charter.errors import BudgetError, DataError
 from charter.estimate.terms import Interval
+from charter.launch.machine import CPU
 from charter.ledger import ApiUsage, CallBooks, Ledger
 from charter.ledger.attempt import Attempt, tags_text
 from charter.ledger.call_books import CALLS_FILE
@@ -73,16 +74,17 @@ def running_usd_per_hour(
 ) -> float | None:
     """What attempts at some stages cost per hour at this moment; None where none of them has a price.
 
-    Those that share the run's machine cost its price in equal parts, jobs of an engine what each of them does.
+    Those that share the processors of the run's machine cost its price in equal parts; jobs of an engine, and stages
+    on accelerators of their own, what each of them does.
     """
-    sharing = sum(not attempt.is_job for attempt in running)
+    sharing = sum(not attempt.is_job and attempt.accelerator == CPU for attempt in running)
     prices = []
     for attempt in running:
         price = attempt.price_micro_usd_per_hour
         if attempt.stage not in stages or price is None:
             continue
         usd = price / MICRO_USD_PER_USD
-        if not attempt.is_job and machine_usd_per_hour is not None:
+        if not attempt.is_job and attempt.accelerator == CPU and machine_usd_per_hour is not None:
             usd = machine_usd_per_hour / sharing
         prices.append(attempt.count * usd)
     return sum(prices) if prices else None

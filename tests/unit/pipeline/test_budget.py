@@ -311,11 +311,11 @@ class Clock:
 class Alone:
     """An attempt as the ledger's writers see it: no job, no progress, no calls."""
 
-    def __init__(self, ledger, root, name, shares, made):
+    def __init__(self, ledger, root, name, shares, made, *, device="cpu"):
         stage = Stage(root, name)
         self.attempt = RunningAttempt(
             stage=stage, handle=SimpleNamespace(job=None, pid=1), number=1,
-            ledger_id=begin_attempt(ledger, made, stage, first_step=0, frozen={"device": "cpu"}, shares=shares),
+            ledger_id=begin_attempt(ledger, made, stage, first_step=0, frozen={"device": device}, shares=shares),
             first_step=0, calls=SimpleNamespace(look=lambda **_: (), close=lambda: None),
             idle=SimpleNamespace(metered=lambda _: {}), shares=shares, machine_price=price_micro_usd_per_hour(made),
         )  # fmt: skip
@@ -338,3 +338,15 @@ def test_two_slots_of_a_machine_cost_its_wall_clock(ledger, tmp_path, monkeypatc
     assert a == pytest.approx((20.5 + 31.007 / 2) * 10_000, abs=1)
     assert a + b == pytest.approx((20.5 + 31.007 + 12.1) * 10_000, abs=1), "wall clock x price, to the micro-USD"
     assert price_micro_usd_per_hour(project(price=None)) is None
+
+
+def test_stages_on_accelerators_of_their_own_share_no_price(ledger, tmp_path, monkeypatch):
+    clock, shares, made = Clock(), MachineShares(), project(price=36.0, max_parallel_stages=2)
+    monkeypatch.setattr("charter.run.attempt.time", SimpleNamespace(time=clock, monotonic=clock))
+    attempts = [Alone(ledger, tmp_path, name, shares, made, device="cuda").attempt for name in "ab"]
+    clock.now += 10.0
+    heartbeat(ledger, attempts[0])
+    assert read_spending(ledger, made, now=clock.now).usd_per_hour == 2 * 36.0
+    for attempt in attempts:
+        end_attempt(ledger, attempt, Outcome.DONE)
+    assert [item.cost_micro_usd for item in ledger.accounted()] == [100_000, 100_000]

@@ -72,7 +72,7 @@ def _map_generator(configuration: Configuration, stage: PpoStage) -> None:
         settings |= {
             "vllm_mode": "colocate",
             "vllm_tensor_parallel_size": placement.generator_tensor if placement else 1,
-            "vllm_gpu_memory_utilization": capabilities(stage.engine).vllm_share,
+            "vllm_gpu_memory_utilization": capabilities(configuration.handover.engine).vllm_share,
             "vllm_enable_sleep_mode": arrangement == "offloaded",
             "vllm_max_model_length": stage.max_prompt_tokens + stage.max_new_tokens,
         }
