@@ -86,6 +86,27 @@ class Measurement:
     seqpar: int | None = None
     config_id: str = ""
     weight: float = 1.0
+    stack: str = ""
+    """Family of the software; this and what follows are the typed columns, blank in a row that has none."""
+    stack_version: str = ""
+    accelerator: str = ""
+    device_hbm_gb: float | None = None
+    device_hbm_tb_per_s: float | None = None
+    device_power_watts: float | None = None
+    compute_dtype: str = ""
+    parameter_dtype: str = ""
+    gradient_dtype: str = ""
+    optimizer_dtype: str = ""
+    master_dtype: str = ""
+    recompute_kind: str = ""
+    attention_kernel: str = ""
+    logits_kernel: str = ""
+    shard_kind: str = ""
+    prompt_tokens: float | None = None
+    response_tokens_mean: float | None = None
+    response_tokens_cap: float | None = None
+    memory_probe: str = ""
+    """active, allocated, reserved, nvidia_smi or unknown."""
     problems: tuple[str, ...] = ()
     """Cells that could not be read; a row that has any is refused, with them as the reason."""
 
