@@ -46,7 +46,7 @@ def kind_of(row: Measurement) -> str:
     """The line of the table to which a row belongs."""
     group = group_of(row)
     if group in ("training memory", "adapter memory"):
-        named = any(word in f"{row.unit} {row.notes}".casefold() for word in ("reserved", "alloc", "active", "smi"))
+        named = row.memory_probe not in ("", "unknown")
         return "training memory, probe named" if named else "training memory, others"
     if group == "training moe" or row.n_experts:
         return "mixture of experts, time" if "memory" not in group else group

@@ -10,7 +10,7 @@ from charter.calibration.rows.architecture import architecture_of
 from charter.calibration.rows.measurement import Measurement, Refusal
 from charter.calibration.rows.metrics import compares_pairs
 from charter.catalog.accelerators import Accelerator
-from charter.estimate.memory.profile import MemoryProfile
+from charter.estimate.memory.profile import CrossEntropy, MemoryProfile
 from charter.estimate.memory.shape import LINEAR, AdapterUse, MemoryJob
 from charter.estimate.precision import FSDP_MIXED, PURE_BF16, TrainingPrecision
 from charter.estimate.shapes.parameters import count_parameters
@@ -72,6 +72,7 @@ def training_case(row: Measurement) -> MemoryCase:
         context=context,
         offload_activations=offloads_activations(row, profile),
         recompute_share=recompute_share(row, architecture),
+        cross_entropy=loss_kernel(row, profile),
     )
     return MemoryCase(
         job=job,
@@ -98,7 +99,7 @@ def states_that_fit(
     """
     precision = precision_of(row, profile)
     open_choice = precision is FSDP_MIXED and profile.name in ("huggingface", "fsdp") and row.adapter in ("", "full")
-    ran = row.metric != "oom" and row.kind != "lora"
+    ran = row.metric != "oom" and row.kind != "lora" and row.parameter_dtype in ("", "unknown")
     if not (open_choice and ran and accelerator):
         return precision
     shards = row.gpus or 1 if zero_of(row, profile, size, adapter=False) >= ZeroStage.PARAMETERS else 1
@@ -133,6 +134,17 @@ def fused_attention(row: Measurement, accelerator: Accelerator | None) -> bool:
         return bool(row.flash)
     old = accelerator is not None and accelerator.year < 2020
     return not old and not re.search(r"20(19|20|21|22)", row.framework)
+
+
+def loss_kernel(row: Measurement, profile: MemoryProfile) -> CrossEntropy | None:
+    """The loss by `logits_kernel`, in the stack's own form where that is of this kind; None: the stack's habit."""
+    own: dict[str, tuple[CrossEntropy, ...]] = {
+        "full": ("eager", "native"),
+        "fused": ("fused", "inplace"),
+        "chunked": ("chunked",),
+    }
+    kinds = own.get(row.logits_kernel)
+    return None if kinds is None or profile.cross_entropy in kinds else kinds[0]
 
 
 def adapter_of(row: Measurement, profile: MemoryProfile) -> AdapterUse | None:

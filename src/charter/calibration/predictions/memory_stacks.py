@@ -1,8 +1,10 @@
 """Which memory profile a printed framework is, and how a source like it reads memory."""
 
 import re
+from dataclasses import replace
 
 from charter.calibration.rows.measurement import Measurement
+from charter.calibration.rows.typed import BYTES_PER_VALUE, probe_in
 from charter.estimate.memory.profile import (
     COMPOSER,
     DEEPSPEED,
@@ -95,7 +97,40 @@ def precision_of(row: Measurement, profile: MemoryProfile) -> TrainingPrecision:
         base = PURE_BF16 if any(sixteen) else FSDP_MIXED
     if re.search(r"fp32|float32|32-true", dtype) and "16" not in dtype:
         base = FP32
-    return with_optimizer(base, optimizer_of(row, profile))
+    return typed_states(row, with_optimizer(base, optimizer_of(row, profile)))
+
+
+def typed_states(row: Measurement, habit: TrainingPrecision) -> TrainingPrecision:
+    """Bytes per trained parameter from the typed columns; each that is unknown or blank as the stack's habit has it.
+
+    `bytes = parameter + gradient + 2 moments + master`; the frozen base of adapters is `parameter_dtype`, so what is
+    trained beside it keeps the habit's weights.
+
+    >>> columns = {"parameter_dtype": "bf16", "gradient_dtype": "none", "optimizer_dtype": "int8"}
+    >>> row = Measurement(id="X-1", metric="peak_mem_gb", value=1.0, master_dtype="none", **columns)
+    >>> typed_states(row, FSDP_MIXED).state_bytes
+    4.0
+    """
+    full = row.adapter in ("", "full") and row.kind != "lora"
+    parameter = BYTES_PER_VALUE.get(row.parameter_dtype) if full else None
+    gradient = BYTES_PER_VALUE.get(row.gradient_dtype)
+    master = BYTES_PER_VALUE.get(row.master_dtype)
+    moments = [BYTES_PER_VALUE.get(name) for name in row.optimizer_dtype.split("+")]
+    known = [value for value in moments if value is not None]
+    if parameter is None and gradient is None and master is None and not known:
+        return habit
+    states = sum(known) * (2 if len(moments) == 1 else 1) if len(known) == len(moments) else None
+    kept_master = habit.master_bytes if master is None else master
+    kept_states = habit.optimizer_bytes - habit.master_bytes if states is None else states
+    return replace(
+        habit,
+        name="as typed",
+        parameter_bytes=habit.parameter_bytes if parameter is None else parameter,
+        gradient_bytes=habit.gradient_bytes if gradient is None else gradient,
+        optimizer_bytes=kept_master + kept_states,
+        master_bytes=kept_master,
+        source="typed columns of the row",
+    )
 
 
 _OPTIMIZER_BY_WORD = (
@@ -140,16 +175,12 @@ def unit_bytes(row: Measurement, profile_name: str) -> float:
 def probe_of(row: Measurement, profile_name: str) -> tuple[bool, bool]:
     """Whether a figure counts reserved memory, and whether it counts the context.
 
-    By words of unit and notes (allocated, reserved, nvidia-smi); else litgpt, torchtune and SimuMax read torch's
-    allocated peak, Unsloth the reserved one, and the rest `nvidia-smi`.
+    By `memory_probe`; where that is unknown litgpt, torchtune and SimuMax read torch's allocated peak, Unsloth the
+    reserved one, and the rest `nvidia-smi`.
     """
-    text = f"{row.unit} {row.notes}".lower()
-    if re.search(r"nvidia-smi|nvml|gpustat", text):
-        return True, True
-    if re.search(r"reserved", text):
-        return True, False
-    if re.search(r"allocated|maxmemalloc|max_alloc", text):
-        return False, False
+    probe = row.memory_probe or probe_in(row.unit, row.notes)
+    if probe != "unknown":
+        return probe in ("nvidia_smi", "reserved"), probe == "nvidia_smi"
     if profile_name in ("litgpt", "torchtune", "torchtitan"):
         return False, False
     if profile_name == "unsloth":

@@ -22,6 +22,8 @@ def accelerator_of(row: Measurement) -> Accelerator:
     >>> accelerator_of(row).name
     'A100-SXM-80GB'
     """
+    if row.device_hbm_gb or row.device_hbm_tb_per_s or row.device_power_watts:
+        return _as_typed(row)
     if not row.gpu:
         raise Refusal("the row does not say which accelerator it ran on (gpu is blank)")
     memory = row.mem_gb or _memory_in_name(row.gpu)
@@ -36,6 +38,21 @@ def accelerator_of(row: Measurement) -> Accelerator:
         return near
     known = ", ".join(item.name for item in accelerators.catalog())
     raise Refusal(f"no accelerator of the catalog is called {row.gpu!r}; known are {known}")
+
+
+def _as_typed(row: Measurement) -> Accelerator:
+    """The catalog's device with the memory, the bandwidth and the power that a row types for its own."""
+    plain_row = replace(row, device_hbm_gb=None, device_hbm_tb_per_s=None, device_power_watts=None, mem_gb=None)
+    known = accelerator_of(plain_row)
+    return replace(
+        known,
+        memory_bytes=row.device_hbm_gb * GB if row.device_hbm_gb else known.memory_bytes,
+        memory_bytes_per_second=(
+            row.device_hbm_tb_per_s * 1e12 if row.device_hbm_tb_per_s else known.memory_bytes_per_second
+        ),
+        tdp_watts=row.device_power_watts or known.tdp_watts,
+        memory_is_reported=row.device_hbm_gb is None and known.memory_is_reported,
+    )
 
 
 def _spellings(name: str, memory: float | None) -> tuple[str, ...]:

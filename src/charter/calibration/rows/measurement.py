@@ -11,6 +11,7 @@ from types import UnionType
 from typing import Any, get_args, get_type_hints
 
 from charter.calibration.rows.spellings import respelt
+from charter.calibration.rows.typed import settled
 from charter.errors import DataError
 
 
@@ -174,7 +175,7 @@ def parse(rows: Iterable[Mapping[str, Any]], file: str) -> tuple[Measurement, ..
         if missing:
             errors += problems or [f"line {number}: {', '.join(missing)} missing"]
         else:
-            made.append(Measurement(**values, problems=tuple(problems)))
+            made.append(Measurement(**settled(values), problems=tuple(problems)))
     if errors:
         raise DataError("\n".join(f"{file}, {error}" for error in errors))
     return tuple(made)
