@@ -1,11 +1,12 @@
 """Predict every row of a file of measurements: value and interval in the row's own unit, or why it is refused."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 import numpy as np
 
+from charter.calibration.alarms import alarms_of
 from charter.calibration.bundle import Bundle, QuantityFit, bundled, bundled_measurements
 from charter.calibration.fit import Fitted
 from charter.calibration.interval import Knowledge, group_of, scatter_factor
@@ -13,10 +14,13 @@ from charter.calibration.predictions.memory import out_of_memory
 from charter.calibration.quantities import QUANTITIES, quantity_of
 from charter.calibration.quantity import Quantity
 from charter.calibration.rows.measurement import Measurement, Refusal
+from charter.calibration.rows.typed import inferred, unknowns
 from charter.calibration.score import Case, Scored, calibrated, cases_of, fitted_to, predict, spread_over
 from charter.errors import CharterError
 
 OOM = "oom"
+RISK = 0.1
+"""Probability of being wrong at which a verdict on memory is given; the tail of an 80 % interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +35,12 @@ class Verdict:
     quantity: str = ""
     stack: str = ""
     knowledge: str = ""
+    alarms: tuple[str, ...] = ()
+    """What cannot be true of the row; a row that has any neither calibrates nor counts in the summaries."""
+    assumptions: tuple[str, ...] = ()
+    """Typed columns that are unknown, or columns of free text that were read in place of typed ones."""
+    fits_probability: float | None = None
+    """Of memory and out-of-memory rows: P(the run fits into its device)."""
     used: bool = False
     """Whether the row calibrated its stack; such rows do not count in the summaries."""
 
@@ -40,6 +50,15 @@ class Verdict:
         if self.predicted is None or self.row.metric == OOM or not self.row.value:
             return None
         return float(self.predicted) / self.row.value - 1
+
+    @property
+    def fits(self) -> str | None:
+        """The verdict at `RISK`: `fits`, `does not fit`, or `uncertain` where neither is that sure."""
+        if self.fits_probability is None:
+            return None
+        if self.fits_probability >= 1 - RISK:
+            return "fits"
+        return "does not fit" if self.fits_probability <= RISK else "uncertain"
 
     @property
     def covered(self) -> bool:
@@ -66,6 +85,8 @@ def validate(
     fitted_rows = set() if in_sample else {(row.id, row.value) for row in bundled_measurements()}
     found: dict[int, Verdict] = {}
     numbers = {id(row): number for number, row in enumerate(rows)}
+    alarms = {number: raised for number, row in enumerate(rows) if (raised := alarms_of(row))}
+    flagged = {id(rows[number]) for number in alarms}
     for quantity in QUANTITIES:
         progress(quantity.name)
         mine = [row for row in rows if quantity_of(row) is quantity and row.metric != OOM]
@@ -78,12 +99,30 @@ def validate(
             fit = known[quantity.name]
             start = without(quantity, fit, tuple(sorted({*leave_out, *itself})))
             source = prefix in fit.sources and prefix not in (*leave_out, *itself)
-            for verdict in _verdicts(quantity, fit, own, start, calibrate_rows, known_source=source):
+            for verdict in _verdicts(quantity, fit, own, start, calibrate_rows, flagged, known_source=source):
                 found[numbers[id(verdict.row)]] = verdict
     for number, row in enumerate(rows):
         if number not in found:
             found[number] = _verdict_on_memory(row) if row.metric == OOM else _nobody(row)
-    return tuple(found[number] for number in range(len(rows)))
+    return tuple(
+        replace(
+            found[number],
+            alarms=alarms.get(number, ()),
+            assumptions=(*inferred(vars(row)), *unknowns(vars(row))),
+            fits_probability=None if found[number].refused is not None else _chance(row),
+        )
+        for number, row in enumerate(rows)
+    )
+
+
+def _chance(row: Measurement) -> float | None:
+    """P(fits) of a row of memory; None for other rows and where nothing is known of the device."""
+    if row.metric != OOM and not row.metric.startswith("peak_mem"):
+        return None
+    try:
+        return out_of_memory(row).fits_probability
+    except (Refusal, CharterError, ArithmeticError, LookupError, TypeError, ValueError):
+        return None
 
 
 def safe_cases(quantity: Quantity, rows: Sequence[Measurement]) -> tuple[list[Case], list[tuple[Measurement, str]]]:
@@ -120,9 +159,17 @@ def without(quantity: Quantity, fit: QuantityFit, leave_out: tuple[str, ...]) ->
 
 
 def _verdicts(
-    quantity: Quantity, fit: QuantityFit, own: Sequence[Case], start: Fitted, few: int, *, known_source: bool
+    quantity: Quantity,
+    fit: QuantityFit,
+    own: Sequence[Case],
+    start: Fitted,
+    few: int,
+    flagged: Collection[int],
+    *,
+    known_source: bool,
 ) -> list[Verdict]:
-    used = set(spread_over(own, few)) if few else set()
+    sound = [index for index, case in enumerate(own) if id(case.row) not in flagged]
+    used = {sound[index] for index in spread_over([own[index] for index in sound], few)} if few else set()
     fitted = calibrated(quantity, [own[index] for index in sorted(used)], start) if used else start
     values = predict(quantity, own, fitted)
     scored = [
@@ -192,6 +239,8 @@ class Score:
     width: float | None
     """Median of p90 / p10."""
     reasons: Mapping[str, int] = field(default_factory=dict)
+    flagged: int = 0
+    """Rows with an alarm, which count in no error."""
     said_fits_was_oom: int = 0
     said_oom_ran: int = 0
     oom_rows: int = 0
@@ -201,9 +250,12 @@ def score(verdicts: Sequence[Verdict]) -> Score:
     """Summary of a group; rows that calibrated do not vote."""
     votes: dict[str, list[Verdict]] = {}
     reasons: dict[str, int] = {}
+    flagged = 0
     for item in verdicts:
         if item.refused is not None:
             reasons[item.refused] = reasons.get(item.refused, 0) + 1
+        elif item.alarms:
+            flagged += 1
         elif item.error is not None and not item.used:
             votes.setdefault(f"{item.row.config_id or item.row.id} {item.row.metric}", []).append(item)
     errors = [median(error for item in vote if (error := item.error) is not None) for vote in votes.values()]
@@ -220,6 +272,7 @@ def score(verdicts: Sequence[Verdict]) -> Score:
         coverage=float(np.mean(covered)) if errors else None,
         width=float(np.median(widths)) if errors else None,
         reasons=reasons,
+        flagged=flagged,
         said_fits_was_oom=sum(bool(item.row.value) and not item.predicted for item in verdict_rows),
         said_oom_ran=sum(not item.row.value and bool(item.predicted) for item in verdict_rows),
         oom_rows=len(verdict_rows),

@@ -88,6 +88,10 @@ def _row(item: "Verdict") -> dict[str, Any]:
         "stack": item.stack,
         "knowledge": item.knowledge,
         "calibrated_on": item.used,
+        "alarms": list(item.alarms),
+        "assumptions": list(item.assumptions),
+        "fits_probability": item.fits_probability,
+        "fits": item.fits,
     }
 
 
@@ -115,6 +119,16 @@ def _print(file: Path, verdicts: "Sequence[Verdict]", groups: "Mapping[str, Scor
         "error: |predicted / measured - 1|, one vote per configuration; bias: its signed median; "
         "inside: share between p10 and p90"
     )
+    for item in verdicts:
+        for alarm in item.alarms:
+            out.print(f"flagged {item.row.id}: {alarm}; it counts in no figure above", style="yellow")
+    assumed: dict[str, int] = {}
+    for item in verdicts:
+        for name in item.assumptions:
+            assumed[name] = assumed.get(name, 0) + 1
+    if assumed:
+        listed = ", ".join(f"{name} ({count})" for name, count in assumed.items())
+        out.print(f"assumed, since a typed column is unknown or missing: {listed}", style="dim")
     for reason, count in sorted(total.reasons.items(), key=lambda item: -item[1]):
         out.print(f"refused {count}: {reason}", style="dim")
 
