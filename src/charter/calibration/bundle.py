@@ -2,27 +2,23 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from charter.calibration.fit import Fitted
-from charter.calibration.interval import Knowledge, Spread, spreads
+from charter.calibration.interval import Spread
 from charter.calibration.pace import Pace
-from charter.calibration.quantity import Quantity
-from charter.calibration.rows.measurement import Measurement, read_measurements
-from charter.calibration.score import Case, Scored, by, calibrated, cases_of, fitted_to, scored, summary
 from charter.errors import DataError
+
+if TYPE_CHECKING:
+    from charter.calibration.rows.measurement import Measurement
 
 DATA = Path(__file__).parent / "data"
 MEASUREMENTS = DATA / "measurements.csv"
 FITTED = DATA / "fitted.json"
-FEW_ROWS = 5
-FEWEST_SOURCES = 2
-"""Below, leaving a source out says nothing, and the widest interval stands."""
-FOLDS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,109 +51,9 @@ class Bundle:
     """What a run's own steps took over their estimate."""
 
 
-def make(quantities: Sequence[Quantity], rows: Sequence[Measurement], *, source: str, as_of: str) -> Bundle:
-    """Fit every quantity that has rows, and measure its intervals by leaving sources out."""
-    fits = ((quantity.name, fit_quantity(quantity, rows)) for quantity in quantities)
-    return Bundle(
-        quantities={name: found for name, found in fits if found.sources},
-        source=source,
-        as_of=as_of,
-        sha256=fingerprint(rows),
-    )
-
-
-def extend(
-    bundle: Bundle, quantities: Sequence[Quantity], rows: Sequence[Measurement], *, source: str, as_of: str
-) -> Bundle:
-    """The bundle with the constants of the stacks in `rows` moved to fit them, from where the published rows put them.
-
-    What the rows do not speak for stays. The interval of such a stack is that of a source calibrated on a few rows.
-    """
-    found = dict(bundle.quantities)
-    for quantity in quantities:
-        cases, _ = cases_of(quantity, rows)
-        if cases:
-            known = found[quantity.name]
-            own = {case.stack for case in cases}
-            found[quantity.name] = replace(
-                known,
-                fitted=calibrated(quantity, cases, known.fitted),
-                calibrated_stacks=tuple(sorted({*known.calibrated_stacks, *own})),
-                sources={**known.sources, **_counts(cases)},
-                left_out={**known.left_out, **_errors(quantity, cases, known.fitted)},
-            )
-    return Bundle(quantities=found, source=source, as_of=as_of, sha256=fingerprint(rows), paces=bundle.paces)
-
-
-def _counts(cases: Sequence[Case]) -> dict[str, int]:
-    prefixes = [case.row.prefix for case in cases]
-    return {prefix: prefixes.count(prefix) for prefix in sorted(set(prefixes))}
-
-
-def _errors(quantity: Quantity, cases: Sequence[Case], fitted: Fitted) -> dict[str, float]:
-    """Median error of each source with the constants from before."""
-    groups = by(scored(quantity, cases, fitted), lambda item: item.row.prefix)
-    return {prefix: round(summary(items).median_error, 4) for prefix, items in groups.items()}
-
-
-def fingerprint(rows: Sequence[Measurement]) -> str:
+def fingerprint(rows: "Sequence[Measurement]") -> str:
     """SHA-256 of the rows' ids and values: which measurements a fit has seen."""
     return hashlib.sha256("\n".join(f"{row.id} {row.value!r}" for row in rows).encode()).hexdigest()
-
-
-def fit_quantity(quantity: Quantity, rows: Iterable[Measurement]) -> QuantityFit:
-    """Constants with all rows and without each source, and the widths that leaving out shows."""
-    cases, _ = cases_of(quantity, rows)
-    prefixes = sorted({case.row.prefix for case in cases})
-    stacks: dict[str, set[str]] = {}
-    for case in cases:
-        stacks.setdefault(case.stack, set()).add(case.row.prefix)
-    without = {
-        prefix: fitted_to(quantity, [case for case in cases if case.row.prefix != prefix]) for prefix in prefixes
-    }
-    found = _situations(quantity, cases, without, stacks)
-    left_out = by(found.get("unseen", []), lambda item: item.row.prefix)
-    return QuantityFit(
-        fitted=fitted_to(quantity, cases),
-        without=without,
-        spread=spreads(found) if len(prefixes) >= FEWEST_SOURCES else Spread(half_widths={}),
-        left_out={prefix: round(summary(items).median_error, 4) for prefix, items in left_out.items()},
-        sources={prefix: sum(case.row.prefix == prefix for case in cases) for prefix in prefixes},
-        measured_stacks={stack: tuple(sorted(found)) for stack, found in sorted(stacks.items())},
-    )
-
-
-def _situations(
-    quantity: Quantity, cases: Sequence[Case], without: Mapping[str, Fitted], stacks: Mapping[str, set[str]]
-) -> dict[Knowledge, list[Scored]]:
-    """Scored rows of a stack never seen, of one seen elsewhere, after a few rows, and of a source with many."""
-    unseen, after = [], []
-    for prefix, fitted in without.items():
-        own = [case for case in cases if case.row.prefix == prefix]
-        unseen += scored(quantity, own, fitted)
-        if len(own) > 2 * FEW_ROWS:
-            after += scored(quantity, own, fitted, rows=FEW_ROWS)
-    elsewhere = [item for item in unseen if stacks[item.stack] - {item.row.prefix}]
-    found: dict[Knowledge, list[Scored]] = {
-        "unseen": unseen,
-        "seen": elsewhere,
-        "calibrated": after,
-        "source": _folded(quantity, cases),
-    }
-    return {knowledge: items for knowledge, items in found.items() if items}
-
-
-def _folded(quantity: Quantity, cases: Sequence[Case]) -> list[Scored]:
-    """Every row predicted from a fit without its fold of configurations: what a new row of a known source meets."""
-    configurations = sorted({case.row.config_id or case.row.id for case in cases})
-    fold = {name: index % FOLDS for index, name in enumerate(configurations)}
-    found: list[Scored] = []
-    for number in range(FOLDS):
-        inside = [case for case in cases if fold[case.row.config_id or case.row.id] == number]
-        outside = [case for case in cases if fold[case.row.config_id or case.row.id] != number]
-        if inside and outside:
-            found += scored(quantity, inside, fitted_to(quantity, outside))
-    return found
 
 
 def save(bundle: Bundle, path: Path) -> None:
@@ -193,8 +89,10 @@ def bundled() -> Bundle:
 
 
 @cache
-def bundled_measurements() -> tuple[Measurement, ...]:
+def bundled_measurements() -> "tuple[Measurement, ...]":
     """The published measurements that the shipped calibration was fitted to."""
+    from charter.calibration.rows.measurement import read_measurements  # a plan reads no rows
+
     return read_measurements(MEASUREMENTS)
 
 

@@ -11,13 +11,15 @@ others more than they differ among themselves.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from charter.calibration.rows.measurement import Measurement
-from charter.calibration.score import Scored
 from charter.estimate.terms import Interval
+
+if TYPE_CHECKING:
+    from charter.calibration.rows.measurement import Measurement
+    from charter.calibration.score import Scored
 
 Knowledge = Literal["unseen", "seen", "calibrated", "source"]
 """Of the stack: nobody measured it; another source did; a few rows of this source were fitted; many rows were."""
@@ -38,9 +40,10 @@ FEWEST_SOURCES = 2
 FEWEST_ROWS = 8
 
 
-def group_of(row: Measurement) -> str:
+def group_of(row: "Measurement") -> str:
     """Rows whose errors are alike: what was trained or run, by what was measured.
 
+    >>> from charter.calibration.rows.measurement import Measurement
     >>> group_of(Measurement(id="A-1", metric="step_time_s", value=1.0, kind="pretrain", n_experts=8))
     'training moe'
     """
@@ -81,7 +84,7 @@ class Spread:
         return Interval(p10=predicted * exp(-width), p50=predicted, p90=predicted * exp(width))
 
 
-def half_width(rows: Sequence[Scored], *, coverage: float = COVERAGE) -> float:
+def half_width(rows: "Sequence[Scored]", *, coverage: float = COVERAGE) -> float:
     """The quantile of |log error| with one vote per source, shared evenly by its configurations."""
     sources: dict[str, dict[str, list[float]]] = {}
     for item in rows:
@@ -101,7 +104,7 @@ def half_width(rows: Sequence[Scored], *, coverage: float = COVERAGE) -> float:
     return float(min(max(np.array(scores)[order][position], NARROWEST), WIDEST))
 
 
-def spreads(found: Mapping[Knowledge, Iterable[Scored]]) -> Spread:
+def spreads(found: Mapping[Knowledge, "Iterable[Scored]"]) -> Spread:
     """Half-widths from scored rows of each situation."""
     widths: dict[str, dict[str, float]] = {}
     for knowledge, rows in found.items():
@@ -116,7 +119,7 @@ def spreads(found: Mapping[Knowledge, Iterable[Scored]]) -> Spread:
     return Spread(half_widths={name: _ordered(width) for name, width in sorted(widths.items())})
 
 
-def _enough(rows: Sequence[Scored]) -> bool:
+def _enough(rows: "Sequence[Scored]") -> bool:
     voters = [item for item in rows if not item.used]
     return len({item.row.config_id for item in voters}) >= FEWEST_ROWS
 
@@ -131,7 +134,7 @@ def _ordered(widths: Mapping[str, float]) -> dict[str, float]:
     return made
 
 
-def scatter_factor(own: Sequence[Scored], expected_half_width: float) -> float:
+def scatter_factor(own: "Sequence[Scored]", expected_half_width: float) -> float:
     """How much wider or narrower the rows of a source scatter than expected, from the few that calibrated it.
 
     `sqrt((n0 + sum of squared scaled errors) / (n0 + n))`: the usual update of a scale with a prior of n0 rows. The

@@ -65,7 +65,8 @@ def _fitted(file: Path, alone: bool) -> "Bundle":
     """The published constants moved to the file's rows; or a fit of the file and nothing else."""
     from datetime import date
 
-    from charter.calibration.bundle import MEASUREMENTS, bundled, extend, make
+    from charter.calibration.bundle import MEASUREMENTS, bundled
+    from charter.calibration.fitting import extend, make
     from charter.calibration.quantities import QUANTITIES
     from charter.calibration.rows.measurement import read_measurements
 

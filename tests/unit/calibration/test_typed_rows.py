@@ -1,5 +1,7 @@
 """Typed columns decide; free text of a typed row decides nothing."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -126,3 +128,11 @@ def test_fits_probability_falls_as_the_need_grows():
     chances = [out_of_memory(replace(row, seq=seq)).fits_probability for seq in (2048, 16_384, 131_072)]
     assert chances == sorted(chances, reverse=True)
     assert chances[0] > 0.5 > chances[-1]
+
+
+def test_a_plan_imports_no_reader_of_rows():
+    listing = "import sys, charter.cli.plan, charter.plan.make; print(*sorted(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", listing], capture_output=True, text=True, check=True).stdout.split()
+    readers = ("charter.calibration.rows", "charter.calibration.score", "charter.calibration.validate")
+    assert "charter.calibration.bundle" in loaded
+    assert not [name for name in loaded if name.startswith(readers)]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from charter.calibration.predictions.stacks import stack_name
-from charter.calibration.rows.measurement import Measurement
 from charter.catalog.accelerators import Accelerator
 from charter.estimate.arrays import Array, array
 from charter.estimate.layouts import Layouts
@@ -23,6 +23,9 @@ from charter.estimate.training.step_seconds import step_values
 from charter.estimate.training.step_work import step_work
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout
+
+if TYPE_CHECKING:
+    from charter.calibration.rows.measurement import Measurement
 
 ONCE_PER_STEP = (
     "gradient reduction",
@@ -96,6 +99,7 @@ def update_seconds(job: UpdateJob, layouts: Sequence[Layout]) -> UpdateSeconds:
 def stack_of(row: Measurement, *, tensor: bool = False) -> StackProfile:
     """The training stack of a row; where it names none, a recent Megatron for tensor parallelism, FSDP without.
 
+    >>> from charter.calibration.rows.measurement import Measurement
     >>> stack_of(Measurement(id="X-1", metric="step_time_s", value=1.0, framework="verl (FSDP + vLLM)")).name
     'fsdp'
     """

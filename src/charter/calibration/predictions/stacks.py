@@ -1,9 +1,12 @@
 """Which stack profile a framework is, from its name as sources print it."""
 
 import re
+from typing import TYPE_CHECKING
 
-from charter.calibration.rows.measurement import Measurement
 from charter.estimate.training.stack_profiles import PROFILES, StackProfile
+
+if TYPE_CHECKING:
+    from charter.calibration.rows.measurement import Measurement
 
 _NAMES: tuple[tuple[str, str], ...] = (
     (r"\bcharter\b", "native"),
@@ -35,9 +38,10 @@ _MEGATRON_YEARS = ((2020, "megatron-2020"), (2021, "megatron-2021"), (2023, "meg
 _OLD_DEVICES = ("v100", "a100", "a800")
 
 
-def profile_of(row: Measurement) -> StackProfile:
+def profile_of(row: "Measurement") -> StackProfile:
     """The profile of a row's framework; a nameless one with tensor or pipeline parallelism works like Megatron.
 
+    >>> from charter.calibration.rows.measurement import Measurement
     >>> row = Measurement(id="X-1", metric="step_time_s", value=1.0, framework="Megatron-LM 2021", gpu="A100")
     >>> profile_of(row).name
     'megatron-2021'
