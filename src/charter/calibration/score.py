@@ -64,14 +64,19 @@ def fitted_to(quantity: Quantity, cases: Sequence[Case]) -> Fitted:
     """Constants fitted to all cases (none: the priors); a source weighs as the square root of its independent rows."""
     if not cases:
         return Fitted()
-    prepared = quantity.prepare([case.case for case in cases])
+    prepared, taught = quantity.prepare([case.case for case in cases]), _taught(quantity)
     return fit(
-        lambda constants: quantity.predict(prepared, constants),
+        lambda constants: taught(prepared, constants),
         quantity.constants,
         array([case.row.value for case in cases]),
         balanced_weights(cases),
         [case.stack for case in cases],
     )
+
+
+def _taught(quantity: Quantity) -> Callable[[Any, Any], Array]:
+    """What a fit compares with the rows: the prediction, unless the quantity censors some rows (`taught`)."""
+    return getattr(quantity, "taught", quantity.predict)
 
 
 def balanced_weights(cases: Sequence[Case]) -> Array:
@@ -96,9 +101,9 @@ ROW_NOISE = 0.04
 
 def calibrated(quantity: Quantity, cases: Sequence[Case], start: Fitted, *, noise: float | None = None) -> Fitted:
     """Constants of the stacks in a few rows of one source moved to fit them, from where `start` has them."""
-    prepared = quantity.prepare([case.case for case in cases])
+    prepared, taught = quantity.prepare([case.case for case in cases]), _taught(quantity)
     return fit(
-        lambda constants: quantity.predict(prepared, constants),
+        lambda constants: taught(prepared, constants),
         quantity.constants,
         array([case.row.value for case in cases]),
         array([1.0] * len(cases)),

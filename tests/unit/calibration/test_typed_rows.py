@@ -136,3 +136,17 @@ def test_a_plan_imports_no_reader_of_rows():
     readers = ("charter.calibration.rows", "charter.calibration.score", "charter.calibration.validate")
     assert "charter.calibration.bundle" in loaded
     assert not [name for name in loaded if name.startswith(readers)]
+
+
+def test_a_need_beyond_the_device_is_not_cut():
+    row = row_of(metric="peak_mem_gib", seq="131072", recompute_kind="none")
+    assert prediction(row) > 2 * 80
+    assert out_of_memory(replace(row, metric="oom", value=1.0)).fits_probability < 0.01
+
+
+def test_kernels_of_a_chunked_loss_keep_less_than_its_logits():
+    long = {"metric": "peak_mem_gib", "seq": "65536", "mbs": "1", "stack": "deepspeed"}
+    fused, chunked = (prediction(row_of(logits_kernel=kernel, **long)) for kernel in ("fused", "chunked"))
+    case = TRAINING_MEMORY.case(row_of(logits_kernel="chunked", **long))
+    assert chunked < fused
+    assert case.job.profile.implementation == "lean"

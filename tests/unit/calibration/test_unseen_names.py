@@ -95,10 +95,10 @@ def test_latencies_by_their_other_names(metric: str) -> None:
 
 @pytest.mark.parametrize("gpu", ["RTX 4090", "A100-80GB", "H100"])
 @pytest.mark.parametrize("framework", ["torchtitan", "HF Trainer", "Megatron-LM", "DeepSpeed ALST"])
-def test_a_run_that_printed_its_peak_did_not_exceed_its_device(gpu: str, framework: str) -> None:
+def test_a_need_beyond_the_device_is_said_and_not_cut(gpu: str, framework: str) -> None:
     tuned = {"kind": "sft", "model": "Llama 3.1 8B", "gpu": gpu, "gpus": 8, "seq": 65536, "mbs": 2}
-    peak = one(**tuned, framework=framework, metric="peak_mem_gib") * 2**30
-    assert peak <= accelerator_of(row(gpu=gpu)).memory_bytes
+    peak = one(**tuned, framework=framework, metric="peak_mem_gib", recompute="none") * 2**30
+    assert peak > accelerator_of(row(gpu=gpu)).memory_bytes
     assert one(**tuned, framework=framework, metric="oom", recompute="none") == 1.0
 
 
@@ -148,7 +148,7 @@ def test_one_replica_of_a_sharded_group_is_no_tensor_parallelism() -> None:
     assert one(**sharded, dp=1) == one(**sharded)
 
 
-def test_an_answering_run_that_printed_its_peak_did_not_exceed_its_device() -> None:
+def test_a_need_of_answering_beyond_the_device_is_not_cut() -> None:
     long = SERVED | {"framework": "transformers", "gpu": "A100-80GB", "isl": 32768, "osl": 2048, "mbs": 512}
     peak = one(**long | {"metric": "peak_mem_gib", "dtype": "bf16"}) * 2**30
-    assert peak <= accelerator_of(row(gpu="A100-80GB")).memory_bytes
+    assert peak > accelerator_of(row(gpu="A100-80GB")).memory_bytes

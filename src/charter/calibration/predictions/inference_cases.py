@@ -1,6 +1,5 @@
 """The answering job behind a measured row of memory, every gap filled by a rule that holds for other sources too."""
 
-import math
 import re
 from dataclasses import dataclass, replace
 
@@ -55,8 +54,6 @@ class InferenceCase:
     devices: float
     preallocated: float = 0.0
     """Bytes an engine shows as used; 0 where memory is taken on demand."""
-    most_bytes: float = math.inf
-    """What a device of a run that printed its peak can have held."""
 
 
 def inference_case(row: Measurement) -> InferenceCase:
@@ -92,7 +89,6 @@ def inference_case(row: Measurement) -> InferenceCase:
         unit=MIB if "mib" in row.metric.split("_") else unit_bytes(row, stack),
         devices=float(devices) if added else 1.0,
         preallocated=_preallocated(row, accelerator),
-        most_bytes=accelerator.memory_bytes if accelerator and not row.metric.endswith("_upper") else math.inf,
     )
 
 

@@ -19,8 +19,9 @@ from charter.estimate.memory.table import training_memory_table
 __all__ = ["INFERENCE_MEMORY", "TRAINING_MEMORY", "OomVerdict", "out_of_memory"]
 
 MOST_FILLED = 0.95
-"""Share of a device that a run fills whose needs, as far as its row tells them, go beyond it: what it does not print
-(recomputation, offloading, a smaller micro-batch) made it fit. Judgement."""
+"""In fits alone: where a run that ran seems to need more than its device, what its row does not print (recomputation,
+offloading, a smaller micro-batch) made it fit, and it teaches the constants no more than that it filled so much of it.
+Judgement. No prediction is cut."""
 TRAINING_KINDS = ("pretrain", "sft", "lora", "rm", "ppo")
 
 
@@ -65,10 +66,18 @@ class TrainingMemory:
         )
 
     def predict(self, prepared: PreparedTraining, constants: TrainingMemoryConstants) -> Array:
-        """Peaks in the unit of each row; a run that printed its peak did not need more than its device has."""
+        """Peaks in the unit of each row; a need beyond the device stays as it is."""
+        return array(self._need(prepared, constants) * prepared.factor)
+
+    def taught(self, prepared: PreparedTraining, constants: TrainingMemoryConstants) -> Array:
+        """As `predict`, with what a fit compares to a run that ran: at most what its device holds."""
+        need = self._need(prepared, constants)
+        return array(np.minimum(need, MOST_FILLED * prepared.most_bytes) * prepared.factor)
+
+    @staticmethod
+    def _need(prepared: PreparedTraining, constants: TrainingMemoryConstants) -> Array:
         table = training_memory_table(prepared.shape, prepared.layouts, constants)
-        needed = table.total + prepared.extra_bytes
-        return array(np.minimum(needed, MOST_FILLED * prepared.most_bytes) * prepared.factor)
+        return array(table.total + prepared.extra_bytes)
 
 
 TRAINING_MEMORY = TrainingMemory()
@@ -80,7 +89,6 @@ class PreparedInference:
 
     shape: InferenceShape
     preallocated: Array
-    most_bytes: Array
     factor: Array
 
 
@@ -107,13 +115,12 @@ class InferenceMemory:
         return PreparedInference(
             shape=InferenceShape.stacked([InferenceShape.of(case.job) for case in cases]),
             preallocated=array([case.preallocated for case in cases]),
-            most_bytes=array([case.most_bytes for case in cases]),
             factor=array([case.devices / case.unit for case in cases]),
         )
 
     def predict(self, prepared: PreparedInference, constants: InferenceMemoryConstants) -> Array:
         """Peaks in the unit of each row; what an engine takes in advance, where it does."""
-        needed = np.minimum(inference_memory_table(prepared.shape, constants).total, MOST_FILLED * prepared.most_bytes)
+        needed = inference_memory_table(prepared.shape, constants).total
         return array(np.where(prepared.preallocated > 0, prepared.preallocated, needed) * prepared.factor)
 
 

@@ -2,7 +2,7 @@
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from charter.calibration.predictions.memory_stacks import precision_of, probe_of, profile_of, unit_bytes
 from charter.calibration.rows.accelerator import accelerator_of
@@ -52,7 +52,7 @@ class MemoryCase:
 def training_case(row: Measurement) -> MemoryCase:
     """The case of a row. Raises Refusal with the reason."""
     architecture, accelerator = architecture_of(row), device_of(row)
-    profile = profile_of(row)
+    profile = with_kernels(row, profile_of(row))
     adapter = adapter_of(row, profile)
     reserved, context = probe_of(row, profile.name)
     size = float(count_parameters(architecture).total)
@@ -134,6 +134,14 @@ def fused_attention(row: Measurement, accelerator: Accelerator | None) -> bool:
         return bool(row.flash)
     old = accelerator is not None and accelerator.year < 2020
     return not old and not re.search(r"20(19|20|21|22)", row.framework)
+
+
+def with_kernels(row: Measurement, profile: MemoryProfile) -> MemoryProfile:
+    """A chunked loss over Hugging Face's classes is Liger's, which by default also fuses norms, rotary embedding and
+    the gated MLP: these keep as little as other fused layers (linkedin/Liger-Kernel, `apply_liger_kernel_to_*`).
+    """
+    fused = row.logits_kernel == "chunked" and profile.implementation == "huggingface"
+    return replace(profile, implementation="lean") if fused else profile
 
 
 def loss_kernel(row: Measurement, profile: MemoryProfile) -> CrossEntropy | None:
