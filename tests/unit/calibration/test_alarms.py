@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from charter.calibration.alarms import alarms_of
 from charter.calibration.rows.measurement import Measurement
-from charter.calibration.validate import score, validate
+from charter.calibration.validate import alarms_of, score, validate
 
 STEP = Measurement(
     id="ABC-1", kind="sft", model="Llama-3.1-8B", seq=4096, gpu="H100-SXM-80GB", mem_gb=80.0, gpus=8, mbs=2.0, gbs=64.0,
