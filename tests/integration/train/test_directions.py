@@ -21,7 +21,7 @@ from charter.models.preference import load_preference_model
 from charter.spec.stage import JudgeStage
 from charter.train import (
     judge,
-    ppo_step,
+    ppo_rollout,
     preference_model,
     sft,
 )
@@ -178,7 +178,7 @@ def steps_of(estimator):
 def test_a_policy_writes_more_of_what_is_rewarded(task, monkeypatch, estimator, sign):
     """The reward is how often an answer has the letter e, or that with a minus."""
     monkeypatch.setattr(
-        ppo_step,
+        ppo_rollout,
         "score_answers",
         lambda model, conversations, **_: torch.tensor([sign * text.count("e") for _, text in conversations]),
     )
@@ -204,7 +204,7 @@ def moved_away(task):
 @pytest.mark.parametrize("estimator", ["gae", "rloo", "grpo", "reinforce"])
 def test_the_penalty_pulls_a_policy_back_to_its_reference(task, monkeypatch, estimator):
     """No reward at all, and a policy that was moved away: KL(policy | reference) over the same answers falls."""
-    monkeypatch.setattr(ppo_step, "score_answers", lambda model, texts, **_: torch.zeros(len(texts)))
+    monkeypatch.setattr(ppo_rollout, "score_answers", lambda model, texts, **_: torch.zeros(len(texts)))
     found = moved_away(
         task(estimator=estimator, kl_coefficient=0.5, whiten_advantages=estimator != "grpo", **steps_of(estimator))
     )
@@ -231,7 +231,7 @@ def of_answers(module, sequences):
 
 def test_the_gradient_of_grpos_penalty_by_hand(task, monkeypatch):
     """No reward: what is left is 0.5 times the mean of k3 = exp(-d) - 1 + d with d = log p - log p_ref."""
-    monkeypatch.setattr(ppo_step, "score_answers", lambda model, texts, **_: torch.zeros(len(texts)))
+    monkeypatch.setattr(ppo_rollout, "score_answers", lambda model, texts, **_: torch.zeros(len(texts)))
     found = moved_away(task(estimator="grpo", kl_coefficient=0.5, minibatch=32, ppo_epochs=1))
     module, sequences = found.models.trained.module, found.sampler.sample(0, 0, kl_coefficient=0.5).sequences
     ours, theirs = (of_answers(model, sequences) for model in (module, found.models.reference.module))
@@ -258,7 +258,7 @@ def test_the_kl_that_steers_and_the_kl_that_stops_are_of_the_policy_over_the_oth
 
 
 def test_the_value_model_moves_towards_the_returns(task, monkeypatch):
-    monkeypatch.setattr(ppo_step, "score_answers", lambda model, texts, **_: torch.full((len(texts),), 2.0))
+    monkeypatch.setattr(ppo_rollout, "score_answers", lambda model, texts, **_: torch.full((len(texts),), 2.0))
     found = task(value_clip=10.0, ppo_epochs=4)
     rollout = found.sampler.sample(0, 0, kl_coefficient=0.0)
 
@@ -273,7 +273,7 @@ def test_the_value_model_moves_towards_the_returns(task, monkeypatch):
 
 
 def test_an_answer_that_was_cut_earns_the_value_of_the_state_behind_it(task, monkeypatch):
-    monkeypatch.setattr(ppo_step, "score_answers", lambda model, texts, **_: torch.zeros(len(texts)))
+    monkeypatch.setattr(ppo_rollout, "score_answers", lambda model, texts, **_: torch.zeros(len(texts)))
     plain, going_on = (
         task(bootstrap_truncated=asked).sampler.sample(0, 0, kl_coefficient=0.0) for asked in (False, True)
     )

@@ -18,6 +18,9 @@ from charter.spec.architecture import Architecture
 PROMPT_SHARE = 0.15
 """Of a sequence, that the prompt takes where only prompt + answer is printed. Judgement: questions of 100-200
 tokens."""
+SHORTEST_MEAN = 256.0
+"""Tokens of prompt and answer below which means are rare; judgement. Where only the limit of a sequence is printed, the
+mean is taken as the median of a log-uniform draw from here to the limit: limits are set for the longest answers."""
 USUAL_SAMPLES = 512.0
 """Answers per step where nothing is printed. Judgement."""
 
@@ -93,7 +96,7 @@ def _lengths(row: Measurement) -> tuple[float, ResponseLengths, float]:
         if row.mean_len and row.mean_len < row.isl + row.osl:
             lengths = ResponseLengths(mean=max(1.0, row.mean_len - row.isl), limit=row.osl, spread=USUAL_SPREAD)
         return row.isl, lengths, row.isl + row.osl
-    whole = row.mean_len or (0.5 * row.seq if row.seq else 0.0) or 1024.0
+    whole = row.mean_len or (math.sqrt(min(SHORTEST_MEAN, row.seq) * row.seq) if row.seq else 0.0) or 1024.0
     limit = float(row.seq or 2 * whole)
     prompt = row.isl or PROMPT_SHARE * whole
     most = row.osl or max(1.0, limit - prompt)
