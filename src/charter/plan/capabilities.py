@@ -20,9 +20,10 @@ from charter.estimate.memory.profile import NATIVE as NATIVE_MEMORY
 from charter.estimate.precision import FSDP_MIXED, MEGATRON, ZERO_PAPER, TrainingPrecision
 from charter.spec.execution import ExecutableLayout
 from charter.spec.layout import ZeroStage
-from charter.spec.stage import NATIVE, StageResources
+from charter.spec.stage import NATIVE, Stage, StageResources
 
 NONE, OPTIMIZER, GRADIENTS, PARAMETERS = ZeroStage
+SIXTEEN_BITS = ("bf16", "fp16")
 EVERY_KIND = ("pretrain", "sft", "judge", "preference_model", "dpo", "ppo")
 """Of a library of parallelism, around which any loop can be written."""
 NVIDIA, AMD, GOOGLE = "NVIDIA", "AMD", "Google"
@@ -284,6 +285,27 @@ def _offload(what: str, zero: int | None, engine: Capabilities) -> Iterator[tupl
     elif zero is not None and zero not in stages:
         needed = one_of([int(stage) for stage in stages])
         yield "offload", f"offload: {what} goes with zero: {needed} in the {engine.name} engine; found {int(zero)}"
+
+
+def refused_kernels(stage: Stage, *, attention: str | None, compiled: bool) -> Iterator[tuple[str, str]]:
+    """Yield each field of kernels with which the native engine would compute a stage wrongly, with the reason.
+
+    >>> from charter.spec.stage import SftStage
+    >>> sft = SftStage(init="a", data=("d",), dtype="fp32")
+    >>> list(refused_kernels(sft, attention="flash_attention_2", compiled=False))
+    [('attention', 'flash_attention_2 computes in 16 bits only, dtype is fp32; use bf16, or attention sdpa')]
+    """
+    dtype, dropout = getattr(stage, "dtype", "fp32"), getattr(stage, "dropout", 0.0)
+    if attention == "flash_attention_2" and dtype not in SIXTEEN_BITS:
+        yield "attention", f"{attention} computes in 16 bits only, dtype is {dtype}; use bf16, or attention sdpa"
+    if attention == "flex_attention" and dropout:
+        yield "attention", f"{attention} has no dropout of attention weights; use dropout 0, or attention sdpa"
+    if compiled and stage.kind == "ppo":
+        yield (
+            "compile",
+            "compile and PPO do not go together: rollouts call the plain module, whose last bits differ from the "
+            "compiled one's, and the first ratio of the two would not be 1; remove compile",
+        )
 
 
 def one_of(values: Sequence[object]) -> str:

@@ -13,7 +13,7 @@ from charter.launch.machine import (
     stage_device,
     stage_nodes,
 )
-from charter.plan.capabilities import capabilities, one_of, unsupported
+from charter.plan.capabilities import capabilities, one_of, refused_kernels, unsupported
 from charter.spec.execution import shared_rows
 from charter.spec.graph import inputs_of
 from charter.spec.project import Project
@@ -68,6 +68,9 @@ def check_layout(project: Project, name: str, stage: Stage, *, facts: NodeFacts 
 
 def _attention(project: Project, stage: Stage, where: str, gpus: int) -> Iterator[Problem]:
     asked = stage.resources.attention if stage.resources else None
+    compiled = bool(stage.resources and stage.resources.compile)
+    for field, reason in refused_kernels(stage, attention=asked, compiled=compiled):
+        yield Problem(path=f"{where}.{field}", message=reason, hint="see docs/concepts/training.md")
     if asked == "flash_attention_2" and stage_device(project, stage, gpus=gpus) == "cpu":
         message = "flash_attention_2 runs on CUDA devices only; this stage runs on processors"
         yield Problem(path=f"{where}.attention", message=message, hint="attention: sdpa or eager")

@@ -14,11 +14,10 @@ from charter.artifacts.checkpoints import Position
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
 from charter.data.dataset import read_prompts
-from charter.errors import DataError, StageError
+from charter.errors import DataError
 from charter.feedback.asking import Invalid
 from charter.inference.generator import Generator, NativeGenerator
 from charter.inference.score import score_answers
-from charter.models.engine_layout import StageLayout
 from charter.models.language_model import LanguageModel
 from charter.models.parallel import Parallel, parallelize
 from charter.models.preference import PreferenceModel, ScalarModel, load_preference_model
@@ -197,15 +196,6 @@ class PpoTask:
         return StepReport(metrics=metrics, counters=counters, score=metrics["reward_mean"])
 
 
-def check_compiled(layout: StageLayout) -> None:
-    """Refuse `compile`, whose first ratio of policies would not be 1."""
-    if layout.compile:
-        raise StageError(
-            "compile and PPO do not go together: rollouts call the plain module, whose last bits differ from the "
-            "compiled one's, and the first ratio of the two would not be 1; remove compile"
-        )
-
-
 def ppo_task(setup: Setup, stack: ExitStack | None = None) -> tuple[PpoTask, TrainedModel]:
     """The task of a PPO stage, its models loaded and its prompts read, and the policy that will be published.
 
@@ -213,7 +203,6 @@ def ppo_task(setup: Setup, stack: ExitStack | None = None) -> tuple[PpoTask, Tra
     """
     spec = setup.job.spec
     assert isinstance(spec, PpoStage)
-    check_compiled(setup.layout)
     stack = stack or ExitStack()
     judge = None if spec.judge is None else JudgeReward.open(setup, stack, spec.judge_role)
     policy = trained_model(setup, _policy(setup), spec)

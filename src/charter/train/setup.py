@@ -14,7 +14,9 @@ from charter.data.rows import SkippedRows
 from charter.errors import StageError
 from charter.models.engine_layout import StageLayout, engine_layout
 from charter.models.ranks import Ranks, join
-from charter.models.runtime import FLASH, FLEX, SIXTEEN_BITS, configure
+from charter.models.runtime import configure
+from charter.plan.capabilities import refused_kernels
+from charter.spec.stage import Stage
 from charter.train.meter import Meter, peak_of
 
 Made = TypeVar("Made")
@@ -62,13 +64,10 @@ class Setup:
         return (self.ranks.data_rank,) if self.ranks.data_size > 1 else ()
 
 
-def check_engine(layout: StageLayout, spec: object) -> None:
-    """Refuse what the engine would compute wrongly, or only after minutes find that it cannot."""
-    dtype, dropout = getattr(spec, "dtype", "fp32"), getattr(spec, "dropout", 0.0)
-    if layout.attention == FLASH and dtype not in SIXTEEN_BITS:
-        raise StageError(f"flash_attention_2 computes in 16 bits only, dtype is {dtype}; use bf16, or attention sdpa")
-    if layout.attention == FLEX and dropout:
-        raise StageError("flex_attention has no dropout of attention weights; use dropout 0, or attention sdpa")
+def check_engine(layout: StageLayout, spec: Stage) -> None:
+    """Refuse what the engine would compute wrongly; checks before the start read the same table."""
+    for _, reason in refused_kernels(spec, attention=layout.attention, compiled=layout.compile):
+        raise StageError(reason)
 
 
 def set_up(stage: StageDir) -> Setup:

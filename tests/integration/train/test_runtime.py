@@ -11,7 +11,6 @@ from charter.errors import DataError, StageError
 from charter.models.engine_layout import StageLayout
 from charter.models.runtime import CUDA_ENVIRONMENT, configure
 from charter.spec.stage import PpoStage, SftStage
-from charter.train.ppo import check_compiled
 from charter.train.setup import check_engine
 
 PPO = PpoStage(policy="a", prompts=("p",), reward="r", episodes=8)
@@ -94,8 +93,7 @@ def test_what_would_be_computed_wrongly_is_refused(layout, spec, said):
 
 def test_compiled_ppo_is_refused():
     with pytest.raises(StageError, match="compile and PPO"):
-        check_compiled(StageLayout(compile=True))
-    check_compiled(StageLayout())
+        check_engine(StageLayout(compile=True), PPO)
 
 
 def test_what_is_computed_rightly_is_not_refused():

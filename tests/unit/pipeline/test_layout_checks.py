@@ -78,6 +78,13 @@ def test_offload_of_the_optimizer_alone_is_refused(monkeypatch):
     assert "goes with zero: 2 or 3" in problems(asked, "H100:8", zero=0, offload="all")[0]
 
 
+def test_kernels_that_compute_wrongly_are_refused():
+    assert "compile and PPO do not go together" in problems(PPO, compile=True)[0]
+    assert problems(SFT, compile=True) == []
+    assert "no dropout of attention weights" in problems(replace(SFT, dropout=0.1), attention="flex_attention")[0]
+    assert any("16 bits only" in found for found in problems(replace(SFT, dtype="fp32"), attention="flash_attention_2"))
+
+
 def test_zero_1_and_sequence_parallelism_are_refused():
     assert "runs zero: 0, 2 or 3; found 1" in problems(SFT, zero=1)[0]
     assert "without sequence parallelism" in problems(SFT, sequence_parallel=True)[0]
