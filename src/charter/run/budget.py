@@ -187,6 +187,8 @@ class BudgetLine:
     limit_usd: float
     spent_usd: float
     """With the most that calls of which nobody knows may have cost."""
+    settled_usd: float
+    """Without them: what it has cost for sure."""
     forecast_p10_usd: float
     forecast_p50_usd: float
     forecast_p90_usd: float
@@ -218,8 +220,14 @@ class BudgetLine:
 
     def sentence(self) -> str:
         """How it stands, in a line."""
-        spent = f"{self.title} has cost {format_usd(self.spent_usd)} of {format_usd(self.limit_usd)}"
+        spent = f"{self.title} has cost {self.spent_words} of {format_usd(self.limit_usd)}"
         return f"{spent} ({100 * self.share:.0f} %), forecast {self.forecast_words}: {self.reason}"
+
+    @property
+    def spent_words(self) -> str:
+        """What it has cost; with both ends where calls are in flight, or nobody knows whether they were billed."""
+        settled, most = format_usd(self.settled_usd), format_usd(self.spent_usd)
+        return most if settled == most else f"{settled}, at most {most}"
 
     @property
     def forecast_words(self) -> str:
@@ -308,6 +316,7 @@ class _Lines:
             name=name,
             limit_usd=limit,
             spent_usd=verdict.spent_usd,
+            settled_usd=part.usd,
             forecast_p10_usd=verdict.forecast_p10_usd,
             forecast_p50_usd=verdict.forecast_p50_usd,
             forecast_p90_usd=verdict.forecast_p90_usd,
@@ -349,13 +358,13 @@ def budget_error(line: BudgetLine) -> BudgetError:
     where = "budget.limit" if line.scope == "project" else f"budget.{line.scope}s.{line.name}"
     if line.share < 1:
         said = (
-            f"{line.title} has cost {format_usd(line.spent_usd)}, and is expected to cost "
+            f"{line.title} has cost {line.spent_words}, and is expected to cost "
             f"{line.forecast_words}, "
             f"over its limit of {format_usd(line.limit_usd)}"
         )
         mend = f"raise {where}, or set budget.on_forecast: warn"
     else:
-        said = f"{line.title} has cost {format_usd(line.spent_usd)}, over its limit of {format_usd(line.limit_usd)}"
+        said = f"{line.title} has cost {line.spent_words}, over its limit of {format_usd(line.limit_usd)}"
         mend = f"raise {where}, or set budget.on_exceed: warn"
     return BudgetError(f"{said}\n  everything done so far is kept; {mend}, and run again")
 
