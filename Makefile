@@ -8,7 +8,7 @@ RUN_READY := .venv/.ready-run
 DEV_READY := .venv/.ready-dev
 SYSTEM_READY := .venv/.ready-system
 
-.PHONY: help demo demo-clean test test-system test-handover test-engines chaos check lint format types imports house docs constraints clean
+.PHONY: help demo demo-clean test test-system test-handover test-engines chaos check lint format types imports house docs site package constraints clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 15
@@ -83,8 +83,15 @@ docs: $(DEV_READY)  ## write the generated pages: the map in CONTRIBUTING.md, th
 	$(BIN)/python tools/engine_tables.py
 	$(BIN)/python tools/recipes.py
 
+site: $(DEV_READY)  ## the documentation as a site with search, in site/; a dead link or a page without a place fails
+	@$(BIN)/sphinx-build -W --keep-going -q -b html docs site
+	@echo site/index.html
+
+package: $(DEV_READY)  ## source archive and wheel in dist/, checked as an index would
+	@$(BIN)/python -m build --no-isolation --outdir dist . >/dev/null && $(BIN)/twine check --strict dist/*
+
 constraints: $(DEV_READY)  ## pin in constraints.txt what .venv holds now
 	$(BIN)/python tools/constraints.py > constraints.txt.new && mv constraints.txt.new constraints.txt
 
 clean:  ## caches and .venv
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build site

@@ -135,6 +135,8 @@ def checks() -> list[Outcome]:
         step("types", str(binaries / "mypy")),
         step("types of tools", str(binaries / "mypy"), "tools"),
         step("imports", str(binaries / "lint-imports")),
+        step("site", "make", "--no-print-directory", "site"),
+        step("package", "make", "--no-print-directory", "package"),
     ]
     if (suites.ROOT / "tools/house.py").exists():
         outcomes.append(step("house", sys.executable, "tools/house.py", "--check"))

@@ -71,5 +71,6 @@ if ! "$venv/bin/python" -c "import torch; assert torch.__version__.split('+')[0]
     install $(torch_index) "$torch"
 fi
 say "setup: charter[$extras]"
-install "$(grep '^hatchling==' constraints.txt)"
+# shellcheck disable=SC2046
+install $(grep -E '^(hatchling|hatch-fancy-pypi-readme)==' constraints.txt)
 install --no-build-isolation --editable ".[$extras]"
