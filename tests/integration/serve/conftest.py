@@ -14,43 +14,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from charter.models.language_model import (
-    load_language_model,
-    new_language_model,
-)
-from charter.models.tokenizer import train_tokenizer
-from charter.spec.architecture import Architecture
+from pooled import save_judge
 
-TOPICS = ("bread", "a garden", "the moon", "old maps", "rain", "chess")
-TEXTS = [f"Conversation: Tell me about {topic}. The better answer is (A). I know {topic}, (B)." for topic in TOPICS]
-ARCHITECTURE = Architecture(
-    hidden_size=32,
-    num_layers=2,
-    num_heads=2,
-    num_kv_heads=1,
-    intermediate_size=64,
-    vocab_size=320,
-    max_position_embeddings=256,
-)
-LIKING = 4.0
-"""How much the logits of both letters are raised, so that they are among the 20 likeliest tokens."""
+from charter.models.language_model import load_language_model
 
 
 @pytest.fixture(scope="session")
 def judge_dir(tmp_path_factory):
-    """Random weights, but for the directions of some last hidden states, by which A and B are liked."""
-    path = tmp_path_factory.mktemp("served") / "judge"
-    language_model = new_language_model(ARCHITECTURE, train_tokenizer(TEXTS, vocab_size=320), seed=3)
-    letters = [language_model.tokenizer(letter)["input_ids"][0] for letter in ("A", "B")]
-    ends = [language_model.tokenizer(f"{text} The better answer is (")["input_ids"] for text in TEXTS]
-    with torch.no_grad():
-        for parameter in language_model.model.parameters():
-            parameter.mul_(3 if parameter.dim() > 1 else 1)
-        for ids in ends:
-            state = language_model.model.model(input_ids=torch.tensor([ids])).last_hidden_state[0, -1]
-            language_model.model.lm_head.weight[letters] += LIKING * state / state.square().sum()
-    language_model.save(path)
-    return path
+    """A judge that likes A and B."""
+    return save_judge(tmp_path_factory.mktemp("served") / "judge")
 
 
 @pytest.fixture(autouse=True)

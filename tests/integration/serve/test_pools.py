@@ -1,6 +1,5 @@
 """A run whose judge is a pool of servers that Charter starts: here, and as a job with one of them killed."""
 
-import json
 import os
 import signal
 import subprocess
@@ -12,58 +11,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from pooled import POOL, QUESTIONS, answers, project_at, servers_of, stage_of, verdicts
+
 from charter.artifacts.batch_files import finished_batches
 from charter.artifacts.job import Job, JobInput, write_job
 from charter.artifacts.stage_dir import StageDir
 from charter.feedback import label
-from charter.ledger.calls import CallStore
-from charter.run.graph import build_pipeline
 from charter.spec.load import load_project
 from charter.spec.project import DataSpec
 
-from .conftest import TOPICS
-
 pytestmark = pytest.mark.torch
-PAIRS_EACH = 8
-QUESTIONS = 2 * PAIRS_EACH * len(TOPICS)
-"""Each pair in both orders."""
 PATIENCE = threading.Event()
-FILE = """
-name: pools
-models:
-  judge: {{model: {judge}}}
-constitution: constitution.yaml
-data: {{pairs: pairs.jsonl}}
-pipeline:
-  label: {{kind: label, judge: judge, candidates: [pairs], rollout_batch: 4, checkpoint_every: 1}}
-resources: {{infra: local, cpus: 1}}
-{serving}
-"""
-POOL = "serving: {judge: {pool: {engine: charter, replicas: 2}, api: completions, billed: false, concurrency: 4}}"
-CONSTITUTION = """
-schema: charter.constitution/v1
-principles:
-  - {id: kind, critique: 'Is it kind?', revision: Make it kinder., compare: 'Which answer is kinder?'}
-"""
-
-
-def project_at(root, judge, serving=""):
-    """A project directory whose judge is in the stage's process, or in a pool."""
-    root.mkdir()
-    (root / "charter.yaml").write_text(FILE.format(judge=judge, serving=serving))
-    (root / "constitution.yaml").write_text(CONSTITUTION)
-    rows = [
-        {
-            "id": f"{topic} {number}",
-            "prompt": [{"role": "user", "content": f"Tell me about {topic}."}],
-            "chosen": [{"role": "assistant", "content": f"I know {topic}."}],
-            "rejected": [{"role": "assistant", "content": "No. " * (1 + number)}],
-        }
-        for number in range(PAIRS_EACH)
-        for topic in TOPICS
-    ]
-    (root / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return root
 
 
 def start(root, *words):
@@ -75,31 +33,6 @@ def finish(process):
     out, _ = process.communicate()
     assert process.returncode == 0, out
     return out
-
-
-def stage_of(root):
-    return build_pipeline(load_project(root / "charter.yaml"), root).stages["label"]
-
-
-def verdicts(stage_dir):
-    """What was found of each pair, but for digits that depend on how many questions were computed together."""
-    lines = (stage_dir / "outputs" / "records.jsonl").read_text().splitlines()
-    return {
-        row["id"]: (row["chosen"], row["both_orders"]["agree"], pytest.approx(row["chosen_probability"], abs=1e-4))
-        for row in map(json.loads, lines)
-    }
-
-
-def answers(root):
-    """How many questions have a stored answer, each counted with its check."""
-    stage = stage_of(root)
-    place = stage.directory / "calls.sqlite"
-    with CallStore.open(place, run="pools", stage="label", fingerprint=stage.fingerprint) as calls:
-        return calls.checked_totals().sums.answered
-
-
-def servers_of(root):
-    return [json.loads(path.read_text()) for path in sorted(stage_of(root).directory.glob("**/judge-*.json"))]
 
 
 def is_alive(pid):

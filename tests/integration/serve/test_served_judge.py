@@ -7,6 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from pooled import TOPICS
+
 from charter.artifacts.job import Job, JobInput, write_job
 from charter.artifacts.stage_dir import StageDir
 from charter.data.dataset import Turn
@@ -16,8 +18,6 @@ from charter.feedback.rating import Rated, rating
 from charter.feedback.records import answered
 from charter.spec.project import DataSpec, Serving
 from charter.spec.stage import LabelStage
-
-from .conftest import TOPICS
 
 pytestmark = pytest.mark.torch
 CONSTITUTION = """
