@@ -30,6 +30,7 @@ VERBS: Mapping[str, str] = {
     "calibrate": "calibrate.calibrate",
     "scale": "scale.scale_app",
     "simulate": "simulate.simulate",
+    "ask": "ask.ask",
     "schema": "schema.schema_command",
     "run": "run.run",
     "resume": "run.resume",

@@ -9,8 +9,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from charter.cli.common import JsonOption, SetOption, open_project, print_json, write_asked
+from charter.cli.inquiry import (
+    AnswerTokens,
+    Budget,
+    Deadline,
+    Judge,
+    Lora,
+    Nodes,
+    On,
+    Pairs,
+    Price,
+    Prompts,
+    Seq,
+    Tokens,
+    question_file,
+    show_assumed,
+)
 
 if TYPE_CHECKING:
+    from tempfile import TemporaryDirectory
+
     from rich.console import Console
 
     from charter.plan.physics.knowledge import Knowledge
@@ -189,19 +207,29 @@ def planned_project(path: Path, template: str | None, overrides: list[str] | Non
     """The project of a path, or a shipped template written to a directory that lasts as long as the command."""
     if template is None:
         return open_project(path, overrides)
-    from tempfile import TemporaryDirectory
-
     from charter.templates.shipped import find_template, write_template
 
-    keep = TemporaryDirectory(prefix="charter-plan-")
-    _KEPT.append(keep)
-    directory = Path(keep.name) / template
+    directory = _lasting_directory() / template
     write_template(find_template(template), directory, force=False)
     return open_project(directory, overrides)
 
 
-_KEPT: list[object] = []
-"""Directories of templates, removed when the command ends."""
+def project_of_text(text: str, overrides: list[str]) -> "tuple[Project, Path]":
+    """The project of a text that is in no file."""
+    directory = _lasting_directory()
+    (directory / "charter.yaml").write_text(text, encoding="utf-8")
+    return open_project(directory, overrides)
+
+
+def _lasting_directory() -> Path:
+    """A directory that lasts as long as the command."""
+    from tempfile import TemporaryDirectory
+
+    _LASTING.append(TemporaryDirectory(prefix="charter-plan-"))
+    return Path(_LASTING[-1].name)
+
+
+_LASTING: "list[TemporaryDirectory[str]]" = []
 
 
 def plan_console() -> "Console":
@@ -214,7 +242,15 @@ def plan_console() -> "Console":
 def plan(
     config: Annotated[
         Path | None,
-        typer.Argument(help="charter.yaml, or the directory it lies in.", show_default=False),
+        typer.Argument(
+            metavar="[PROJECT | KIND]",
+            help="charter.yaml or its directory; or, without a file: pretrain, sft, pm, dpo, ppo, grpo, cai.",
+            show_default=False,
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL]", help="With KIND: a catalog name, 8B, or a directory with config.json."),
     ] = None,
     directory: Annotated[Path, typer.Option("-C", "--directory", help="Project directory.", show_default=False)] = Path(
         "."
@@ -296,13 +332,29 @@ def plan(
     fail_over_deadline: Annotated[
         bool, typer.Option("--fail-over-deadline", help="Exit with 3 when the deadline is missed at p90.")
     ] = False,
+    tokens: Tokens = None,
+    pairs: Pairs = None,
+    prompts: Prompts = None,
+    answers: AnswerTokens = None,
+    seq: Seq = None,
+    lora: Lora = None,
+    judge: Judge = None,
+    on: On = None,
+    nodes: Nodes = None,
+    price: Price = None,
+    budget: Budget = None,
+    deadline: Deadline = None,
+    save: Annotated[
+        Path | None,
+        typer.Option("--save", metavar="FILE", help="With KIND: write the charter.yaml that the question stands for."),
+    ] = None,
 ) -> None:
     """Estimate memory, time and cost per stage and choose hardware; no run is started.
 
     Only --probe computes here: a few real steps, in a temporary directory.
     Exit codes: 0 planned, 2 invalid, 3 a stage fits nowhere (or late, with --fail-over-deadline), 4 over budget at p50
     (at p90 with --fail-over-budget; never with --allow-over-budget), or when objective fastest or balanced cannot keep
-    it.
+    it. Without a file: `charter plan sft Llama-3.1-8B --tokens 100M --on A100:8`.
     """
     from charter.spec.presets import deviation_lines
 
@@ -310,8 +362,14 @@ def plan(
     changes += [f"objective={objective_of(objective)}"] if objective is not None else []
     check_limits_asked(fail_over_budget, allow_over_budget)
     path, begin = config or directory, start_of(start)
-    project, root = planned_project(path, template, changes)
-    deviations = () if template is not None else deviation_lines(path, changes)
+    said = {"tokens": tokens, "pairs": pairs, "prompts": prompts, "answers": answers, "seq": seq, "lora": lora}
+    said |= {"judge": judge, "on": on, "nodes": nodes, "price": price, "budget": budget, "deadline": deadline}
+    asked = question_file(config, model, said, save)
+    if asked is not None:
+        project, root = project_of_text(asked.text, changes)
+    else:
+        project, root = planned_project(path, template, changes)
+    deviations = () if template is not None or asked is not None else deviation_lines(path, changes)
     if expand:
         print_expanded(project, deviations, as_json=as_json)
         return
@@ -336,10 +394,13 @@ def plan(
         _write(made, output)
     if html is not None:
         _write_page(made, html, begin)
+    more = probed | ({} if asked is None else {"charter_yaml": asked.text, "assumed": list(asked.assumed)})
     if what_if:
-        show(made, answers(what_if, project, path, template, changes, planned), as_json=as_json, more=probed)
+        show(made, what_if_answers(what_if, project, path, template, changes, planned), as_json=as_json, more=more)
     else:
-        _show(made, as_json=as_json, explain=explain, more=probed)
+        _show(made, as_json=as_json, explain=explain, more=more)
+    if asked is not None and not as_json:
+        show_assumed(asked, save)
     for line in () if as_json else deviations:
         typer.echo(line)
     if not allow_over_budget:
@@ -470,7 +531,7 @@ class Answer:
     reason: str = ""
 
 
-def answers(
+def what_if_answers(
     questions: list[str],
     project: "Project",
     path: Path,

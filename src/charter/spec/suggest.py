@@ -3,6 +3,43 @@
 import difflib
 from collections.abc import Iterable
 
+HABITS = {
+    "lr": "learning_rate",
+    "batch_size": "global_batch",
+    "train_batch_size": "global_batch",
+    "per_device_train_batch_size": "micro_batch",
+    "micro_batch_size": "micro_batch",
+    "gradient_accumulation_steps": "accumulation",
+    "num_epochs": "epochs",
+    "num_train_epochs": "epochs",
+    "max_steps": "steps",
+    "max_length": "seq_len",
+    "max_seq_length": "seq_len",
+    "max_seq_len": "seq_len",
+    "block_size": "seq_len",
+    "max_prompt_length": "max_prompt_tokens",
+    "max_completion_length": "max_new_tokens",
+    "max_response_length": "max_new_tokens",
+    "num_generations": "samples_per_prompt",
+    "warmup": "warmup_steps",
+    "lr_scheduler_type": "schedule",
+    "max_grad_norm": "gradient_clip",
+    "save_steps": "checkpoint_every",
+    "kl_coef": "kl_coefficient",
+    "init_kl_coef": "kl_coefficient",
+    "model_name_or_path": "model",
+    "dataset": "data",
+    "peft": "adapter",
+    "lora": "adapter",
+    "gpus": "accelerators",
+    "num_gpus": "accelerators",
+    "tp": "tensor",
+    "tensor_parallel_size": "tensor",
+    "pp": "pipeline",
+    "torch_dtype": "dtype",
+}
+"""What users of other tools write (transformers, TRL, verl, SkyPilot), and the key here."""
+
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A hint with the nearest known word, or with all of them when none is near.
@@ -24,8 +61,12 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
     >>> nearest("PPO", ["ppo", "pm"]), nearest("sfts", ["sft"]), nearest("x", ["abc"])
     ('ppo', 'sft', None)
+    >>> nearest("lr", ["learning_rate", "epochs"])
+    'learning_rate'
     """
     by_folded = {_fold(candidate): candidate for candidate in known}
+    if HABITS.get(_fold(word)) in by_folded:
+        return by_folded[HABITS[_fold(word)]]
     matches = difflib.get_close_matches(_fold(word), by_folded, n=1, cutoff=0.6)
     if matches:
         return by_folded[matches[0]]

@@ -1,0 +1,98 @@
+"""Questions without a file: their options, read into the charter.yaml that they stand for."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from charter.plan.by_kind import Inquiry, KindFile
+
+Number = TypeVar("Number", int, float)
+_PANEL = "Without a file"
+
+
+def _option(names: str, metavar: str, says: str) -> object:
+    return typer.Option(*names.split(), metavar=metavar, help=says, show_default=False, rich_help_panel=_PANEL)
+
+
+Tokens = Annotated[str | None, _option("--tokens", "N", "With pretrain, sft: tokens in all, like 100M.")]
+Pairs = Annotated[str | None, _option("--pairs", "N", "With pm, dpo: pairs of answers, like 60k.")]
+Prompts = Annotated[str | None, _option("--prompts", "N", "With ppo, grpo: prompts, like 20k.")]
+AnswerTokens = Annotated[str | None, _option("--answers", "N", "With ppo, grpo: mean tokens of an answer, like 1k.")]
+Seq = Annotated[str | None, _option("--seq", "N", "Tokens of a row.")]
+Lora = Annotated[str | None, _option("--lora", "RANK", "Train adapters of this rank, not all weights.")]
+Judge = Annotated[str | None, _option("--judge", "MODEL", "With cai: who compares answers, like 70B.")]
+On = Annotated[str | None, _option("--on --gpus", "GPU:N", "Machines, like H100:8; all of the price book without.")]
+Nodes = Annotated[str | None, _option("--nodes", "N", "The most machines.")]
+Price = Annotated[str | None, _option("--price", "USD", "Of one accelerator of your own in an hour, like 2.")]
+Budget = Annotated[str | None, _option("--budget", "USD", "The limit, like 5k.")]
+Deadline = Annotated[str | None, _option("--deadline", "TIME", "The latest end from now, like 3d.")]
+
+
+def question_file(
+    word: Path | None, model: str | None, said: Mapping[str, str | None], save: Path | None
+) -> "KindFile | None":
+    """The charter.yaml that a question stands for; None where a project is named, since paths win over kinds."""
+    from charter.errors import UsageError
+    from charter.plan.by_kind import kind_file, kind_of, unknown_word
+
+    kind = None if word is None or word.exists() else kind_of(str(word))
+    if kind is not None:
+        return kind_file(inquiry_of(kind, model, said))
+    if word is not None and not word.exists() and word.suffix == "" and len(word.parts) == 1:
+        raise unknown_word(str(word))
+    given = [*([str(model)] if model else []), *(f"--{name}" for name, text in said.items() if text is not None)]
+    given += ["--save"] if save is not None else []
+    if given:
+        raise UsageError(
+            f"{', '.join(given)}: is for questions without a file, like `charter plan sft Llama-3.1-8B --tokens 100M`; "
+            "in a project, say it in charter.yaml or with --set"
+        )
+    return None
+
+
+def inquiry_of(kind: str, model: str | None, said: Mapping[str, str | None]) -> "Inquiry":
+    """What was said of a kind of stage, its numbers read."""
+    from charter.errors import UsageError
+    from charter.plan.by_kind import Inquiry
+    from charter.units import parse_count, parse_seconds, parse_usd, parse_usd_per_hour
+
+    def read(name: str, reader: Callable[[object], Number]) -> "Number | None":
+        text = said[name]
+        try:
+            return None if text is None else reader(text)
+        except ValueError as error:
+            raise UsageError(f"--{name} {text}: {error}") from None
+
+    read("price", parse_usd_per_hour)
+    read("deadline", parse_seconds)
+    return Inquiry(
+        kind=kind,
+        model=model,
+        tokens=read("tokens", parse_count),
+        pairs=read("pairs", parse_count),
+        prompts=read("prompts", parse_count),
+        answers=read("answers", parse_count),
+        seq_len=read("seq", parse_count),
+        lora=read("lora", parse_count),
+        nodes=read("nodes", parse_count),
+        judge=said["judge"],
+        accelerators=said["on"],
+        price=said["price"],
+        budget_usd=read("budget", parse_usd),
+        deadline=said["deadline"],
+    )
+
+
+def show_assumed(asked: "KindFile", save: Path | None) -> None:
+    """Say what was filled in, and write the file or say how."""
+    from charter.cli.common import write_asked
+
+    typer.echo("Assumed: " + "; ".join(asked.assumed) + ".")
+    if save is None:
+        typer.echo("--save charter.yaml writes the file that this question stands for.")
+    else:
+        write_asked("--save", save, asked.text)
+        typer.echo(f"Written: {save}; bring the data that it names, then charter run.")

@@ -1,0 +1,150 @@
+"""Questions without a file: the project that they stand for, what is assumed, and what is refused."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from charter.cli.main import app
+from charter.errors import InfeasibleError, UsageError
+from charter.plan.by_kind import SIZES, WORDS, Inquiry, kind_file, kind_of
+from charter.plan.ladder import Rung, most_data, rungs, with_amount
+from charter.plan.project_plan import plan_project
+from charter.spec.load import load_project
+
+KINDS = tuple(dict.fromkeys(WORDS.values()))
+GPUS = "H100:8"
+
+
+def run(*words):
+    return CliRunner().invoke(app, list(words))
+
+
+def project_of(text, tmp_path):
+    (tmp_path / "charter.yaml").write_text(text)
+    return load_project(tmp_path / "charter.yaml")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_stands_for_a_file_that_plans(kind, tmp_path):
+    project = project_of(kind_file(Inquiry(kind=kind, accelerators=GPUS)).text, tmp_path)
+    plan = plan_project(project, tmp_path)
+    assert plan.seconds.p50 > 0
+    assert plan.usd is not None
+
+
+@pytest.mark.parametrize(
+    ("asked", "field", "value"),
+    [
+        (Inquiry(kind="sft", tokens=10**8), "data.texts.rows * data.texts.mean_tokens", 10**8),
+        (Inquiry(kind="sft", seq_len=8192), "pipeline.sft.seq_len", 8192),
+        (Inquiry(kind="sft", lora=16), "pipeline.sft.adapter.rank", 16),
+        (Inquiry(kind="dpo", pairs=1_000), "data.pairs.rows", 1_000),
+        (Inquiry(kind="ppo", prompts=20_000, answers=1_000), "pipeline.rl.mean_new_tokens", 1_000),
+        (Inquiry(kind="grpo", prompts=20_000), "pipeline.rl.samples_per_prompt", 8),
+        (Inquiry(kind="sft", budget_usd=5_000.0), "budget.limit", 5_000.0),
+        (Inquiry(kind="sft", deadline="3d"), "deadline", 3 * 86_400),
+        (Inquiry(kind="sft", nodes=4), "resources.max_nodes", 4),
+    ],
+)
+def test_what_is_said_stands_in_the_file(asked, field, value, tmp_path):
+    project = project_of(kind_file(asked).text, tmp_path)
+
+    def read(path):
+        at = project
+        for name in path.split("."):
+            at = at[name] if hasattr(at, "keys") else getattr(at, name)
+        return at
+
+    product = 1
+    for path in field.split(" * "):
+        product *= read(path)
+    assert product == pytest.approx(value, rel=1e-5)
+
+
+def test_defaults_are_told_as_assumed_and_given_values_are_not():
+    assert any("--tokens 100000000" in line for line in kind_file(Inquiry(kind="sft")).assumed)
+    assert not any("--tokens" in line for line in kind_file(Inquiry(kind="sft", tokens=5)).assumed)
+    assert any(SIZES["8B"] in line for line in kind_file(Inquiry(kind="sft", model="8b")).assumed)
+
+
+def test_what_a_kind_cannot_use_is_refused_with_what_it_takes():
+    with pytest.raises(UsageError, match="--pairs, --judge means nothing to sft; it takes MODEL, --tokens"):
+        kind_file(Inquiry(kind="sft", pairs=5, judge="8B"))
+    with pytest.raises(UsageError, match="--tokens 0: give 1 or more"):
+        kind_file(Inquiry(kind="sft", tokens=0))
+
+
+def test_plan_without_a_file_prints_the_file_it_stands_for(tmp_path):
+    saved = tmp_path / "charter.yaml"
+    done = run("plan", "grpo", "Qwen2.5-7B", "--prompts", "20k", "--answers", "1k", "--on", GPUS, "--save", str(saved))
+    assert done.exit_code == 0, done.output
+    assert "so no reference" in done.output.replace("\n", " ")
+    printed = json.loads(
+        run("plan", "grpo", "7B", "--prompts", "20k", "--answers", "1k", "--on", GPUS, "--json").stdout
+    )
+    assert printed["charter_yaml"] == saved.read_text()
+    again = json.loads(run("plan", str(saved), "--json").stdout)
+    assert again["stages"] == printed["stages"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("plan", "stf", "8B"), "did you mean 'sft'?"),
+        (("plan", "sft", "no-such-model"), "no model is called"),
+        (("plan", "--tokens", "5"), "--tokens: is for questions without a file"),
+        (("plan", "sft", "8B", "--tokens", "many"), "--tokens many"),
+        (("plan", "sft", "8B", "--deadline", "soon"), "--deadline soon"),
+        (("ask", "--kind", "stf"), "did you mean 'sft'?"),
+        (("ask", "--on", GPUS, "--hardware", GPUS), "say the same"),
+    ],
+)
+def test_a_slip_is_one_clear_error(words, says):
+    done = run(*words)
+    assert isinstance(done.exception, UsageError), done.output
+    assert says in str(done.exception)
+
+
+def test_a_path_wins_over_a_kind(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert kind_of("sft") == "sft"
+    (tmp_path / "sft").mkdir()
+    done = run("plan", "sft")
+    assert "there is no charter.yaml in" in str(done.exception)
+
+
+def plans(tmp_path):
+    return lambda asked: plan_project(project_of(asked.text, tmp_path), tmp_path)
+
+
+def test_rungs_go_from_what_does_not_fit_to_what_does(tmp_path):
+    inquiry = Inquiry(kind="sft", accelerators="RTX4090:4", nodes=1, price="0.4", tokens=10**8, budget_usd=60.0)
+    rows = {(rung.size, rung.method): rung for rung in rungs(inquiry, plans(tmp_path))}
+    assert rows["405B", "LoRA 16"].verdict == "does not fit"
+    assert rows["70B", "LoRA 16"].verdict == "over budget"
+    assert rows["8B", "all weights"].verdict == "fits"
+    late = {rung.verdict for rung in rungs(replace(inquiry, model="8B", deadline="1h"), plans(tmp_path))}
+    assert late == {"late"}
+
+
+def test_most_data_keeps_the_budget_and_more_does_not(tmp_path):
+    plan_of = plans(tmp_path)
+    asked = Inquiry(kind="sft", model="8B", accelerators=GPUS, nodes=1, tokens=10**8, budget_usd=100.0)
+    rung = Rung(inquiry=asked, size="8B", method="all weights", plan=plan_of(kind_file(asked)))
+    best = most_data(rung, plan_of)
+    assert best is not None
+    assert best.verdict == "fits"
+    more = with_amount(asked, int(1.26 * best.inquiry.tokens))
+    assert replace(rung, plan=plan_of(kind_file(more))).verdict == "over budget"
+    assert most_data(replace(rung, plan=None), plan_of) is None
+
+
+def test_ask_names_the_largest_and_its_command():
+    done = run("ask", "--hardware", GPUS, "--budget", "30", "--json")
+    answer = json.loads(done.stdout)
+    assert answer["best"] == next(row for row in answer["rows"] if row["verdict"] == "fits")
+    command = answer["best"]["command"].split()[1:]
+    assert run(*command).exit_code == 0
+    assert isinstance(run("ask", "--hardware", GPUS, "--budget", "0.01").exception, InfeasibleError)
