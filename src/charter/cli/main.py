@@ -37,6 +37,7 @@ VERBS: Mapping[str, str] = {
     "submit": "submit.submit",
     "status": "status.status",
     "logs": "logs.logs",
+    "samples": "samples.samples",
     "track": "track.track_app",
     "stop": "stop.stop",
     "constitution": "constitution.constitution_app",

@@ -102,6 +102,7 @@ def run_and_show(project: "Project", root: Path, options: "RunOptions", *, json_
         work = run_project(project, root, options, [show, CardWriter(project, root)])
     if not json_events:
         print(_summary(work, root))
+        _print_outcome(root)
 
 
 def _summary(work: "Work", root: Path) -> str:
@@ -109,6 +110,25 @@ def _summary(work: "Work", root: Path) -> str:
         count = len(work.verdicts)
         return f"nothing to be done: all {count} stages are done and their outputs verified"
     return f"done; {len(work.todo)} of {len(work.verdicts)} stages ran; results are in {root / 'run' / 'stages'}"
+
+
+def _print_outcome(root: Path) -> None:
+    """Print what the run says: is the policy better, what did it cost, what to read next."""
+    from charter.errors import CharterError
+    from charter.report.cost_text import cost_words
+    from charter.report.overview import overview
+    from charter.report.read import read_run
+    from charter.report.results import outcomes
+
+    try:
+        run = read_run(root, with_metrics=False)
+    except CharterError:  # the run itself is done; what cannot be read now is for `charter report` to say
+        return
+    print(cost_words(overview(run)))
+    for outcome in outcomes(run):
+        for comparison in outcome.comparisons:
+            print(comparison)
+    print(f"Next: charter samples -C {root} · charter report -C {root} · charter cost -C {root} · charter ui {root}")
 
 
 def _show_work(project: "Project", root: Path, options: "RunOptions") -> None:

@@ -53,6 +53,9 @@ def _print(found: dict[str, Any]) -> None:
             f"  {mark} {stage['name']:<{width}}  {stage['kind']:<16} {stage['phase']:<{phases}} {steps:>11}  "
             f"{attempts:<11} {stage['why']}{_engine(stage)}{_beside_plan(stage['actual_over_planned'])}"
         )
+    for outcome in found["outcomes"]:
+        for item in outcome["comparisons"]:
+            print(f"{item['question']} {item['answer'].capitalize()}: {item['why']}.")
 
 
 def _supervisor(sent: dict[str, Any], *, is_done: bool) -> str:

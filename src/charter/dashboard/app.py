@@ -15,8 +15,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from charter.dashboard.guard import csrf_of
-from charter.dashboard.guarding import Guard
+from charter.dashboard.guard import Guard, csrf_of
 from charter.dashboard.links import ASSETS, PLAIN_LINKS, LiveLinks
 from charter.dashboard.live import live_route
 from charter.dashboard.page import Context, NoSuchPageError, Page

@@ -1,9 +1,17 @@
-"""Who may ask for what: pure rules for hosts, origins, sessions and headers."""
+"""Guard of the dashboard: rules for hosts, origins, sessions and headers, and the middleware that applies them."""
 
 import hashlib
 import hmac
 from collections.abc import Mapping
+from urllib.parse import parse_qsl, urlencode
 
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from charter.dashboard.links import ASSETS, PLAIN_LINKS
+from charter.dashboard.render import render_plain
 from charter.dashboard.settings import LOOPBACK_NAMES, Settings, is_loopback
 
 READING = frozenset({"GET", "HEAD"})
@@ -87,3 +95,126 @@ def cookie_name(port: int) -> str:
 
 def _derived(token: str, purpose: str) -> str:
     return hmac.new(token.encode(), f"charter dashboard {purpose}".encode(), hashlib.sha256).hexdigest()
+
+
+SIGN_IN, SIGN_OUT = "/sign-in", "/sign-out"
+CSRF_HEADER, CSRF_FIELD = "x-charter-csrf", "csrf"
+LARGEST_BODY = 64 * 1024
+OPEN_ASSETS = frozenset({ASSETS + "app.css", ASSETS + "parts.css", ASSETS + "theme.js", ASSETS + "icon.svg"})
+"""What the sign-in page itself needs."""
+
+
+class Guard:
+    """Host, origin, method, session and CSRF, in that order; the application sees what is left."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, port: int) -> None:
+        self.app = app
+        self._settings = settings
+        self._hosts = allowed_hosts(settings, port)
+        self._cookie = cookie_name(port)
+        self._session, self.csrf = session_of(settings.token), csrf_of(settings.token)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        refused = await self._refusal(Request(scope, receive))
+        if refused is None:
+            scope.setdefault("state", {})["csrf"] = self.csrf
+        await (refused or self.app)(scope, receive, self._sealed(scope, send))
+
+    def _sealed(self, scope: Scope, send: Send) -> Send:
+        """`send`, with the headers of every answer."""
+        still = scope["path"].startswith(ASSETS)
+
+        async def sealed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update({**HEADERS, **(KEEP_HTTPS if self._settings.tls else {})})
+                if not still:
+                    headers["cache-control"] = "no-store"
+            await send(message)
+
+        return sealed
+
+    async def _refusal(self, request: Request) -> Response | None:
+        """The answer to a request that may not pass, or that concerns the session itself; None lets it pass."""
+        if not host_allowed(request.headers.get("host"), self._hosts):
+            return _plain(421, f"this server answers to {', '.join(sorted(self._hosts))} only")
+        if request.method not in METHODS:
+            return _plain(405, "only GET, HEAD and POST are known here")
+        if fetched_from_elsewhere(request.headers):
+            return _plain(403, "another site asked for this; open the address itself")
+        if request.method not in READING and not self._is_own(request.headers):
+            return _plain(403, "the request does not come from a page of this dashboard")
+        if request.method in READING and request.url.path in OPEN_ASSETS:
+            return None
+        if request.url.path == SIGN_IN:
+            return await self._sign_in(request)
+        if "token" in request.query_params:
+            return self._with_token(request)
+        if not same(request.cookies.get(self._cookie), self._session):
+            return _sign_in_page(401)
+        if request.method not in READING:
+            return await self._changing(request)
+        return None
+
+    def _is_own(self, headers: Headers) -> bool:
+        return origin_allowed(headers.get("origin"), scheme=self._settings.scheme, allowed=self._hosts)
+
+    async def _changing(self, request: Request) -> Response | None:
+        """A POST: it must carry the CSRF token, in a header or in its form."""
+        given = request.headers.get(CSRF_HEADER)
+        if given is None and request.url.path == SIGN_OUT:
+            given = (await _form(request)).get(CSRF_FIELD)
+        if not same(given, self.csrf):
+            return _plain(403, "the request lacks the token of this session's pages; reload the page")
+        if int(request.headers.get("content-length") or LARGEST_BODY + 1) > LARGEST_BODY:
+            return _plain(413, f"more than {LARGEST_BODY} bytes, or no content-length")
+        if request.url.path == SIGN_OUT:
+            response = _sign_in_page(200, message="Signed out.")
+            response.delete_cookie(self._cookie, path="/")
+            return response
+        return None
+
+    async def _sign_in(self, request: Request) -> Response:
+        if request.method in READING:
+            return _sign_in_page(200)
+        if not same((await _form(request)).get("token", "").strip(), self._settings.token):
+            return _sign_in_page(401, message="That is not the token of this dashboard.")
+        return self._let_in(RedirectResponse("/", status_code=303))
+
+    def _with_token(self, request: Request) -> Response:
+        """The first visit, by the printed address: the cookie, and a page that goes on without the token.
+
+        A page rather than a redirect: after one that begins at another site, a browser keeps a strict cookie back.
+        """
+        if request.method not in READING or not same(request.query_params["token"], self._settings.token):
+            return _sign_in_page(401, message="That is not the token of this dashboard; each start makes a new one.")
+        left = [(key, value) for key, value in parse_qsl(request.url.query) if key != "token"]
+        path = "/" + request.url.path.lstrip("/\\")
+        target = f"{path}?{urlencode(left)}" if left else path
+        return self._let_in(HTMLResponse(render_plain("entered.html", target=target, links=PLAIN_LINKS)))
+
+    def _let_in(self, response: Response) -> Response:
+        response.set_cookie(
+            self._cookie, self._session, httponly=True, samesite="strict", secure=self._settings.tls, path="/"
+        )
+        return response
+
+
+async def _form(request: Request) -> Mapping[str, str]:
+    """The fields of a small form; empty when it is none."""
+    if int(request.headers.get("content-length") or LARGEST_BODY + 1) > LARGEST_BODY:
+        return {}
+    body = await request.body()
+    return dict(parse_qsl(body.decode("utf-8", "replace"), max_num_fields=20))
+
+
+def _sign_in_page(status: int, *, message: str = "") -> Response:
+    return HTMLResponse(render_plain("sign_in.html", links=PLAIN_LINKS, message=message), status_code=status)
+
+
+def _plain(status: int, message: str) -> Response:
+    return PlainTextResponse(f"{message}\n", status_code=status)

@@ -1,32 +1,284 @@
 """Reads a project into a snapshot: again only when a file has changed, and never twice at once."""
 
 import hashlib
+import json
 import os
 import threading
 import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, TypedDict
 
+from charter.artifacts.checkpoints import STATE, positions_in
+from charter.artifacts.job import JOB_FILE
 from charter.artifacts.lease import LEASE, read_holder
-from charter.artifacts.stage_state import budget_holds
+from charter.artifacts.stage_dir import PROGRESS
+from charter.artifacts.stage_state import Phase, StageState, budget_holds, read_stage, stage_state
+from charter.artifacts.whole_dir import MANIFEST
 from charter.dashboard.discovery import FILE, Found
-from charter.dashboard.reading_ledger import LedgerPlace, read_attempts, read_ledger
-from charter.dashboard.reading_stages import Looked, left_stages, planned_stages, stages_of
-from charter.dashboard.snapshot import LedgerNow, Snapshot, StageNow
+from charter.dashboard.snapshot import Group, Json, LedgerNow, Snapshot, StageNow
 from charter.dashboard.stamped import JsonFiles, Stamp, stamp_of
 from charter.errors import CharterError
-from charter.ledger import Accounted
-from charter.ledger.place import is_server
-from charter.ledger.store import LEDGER_FILE
+from charter.ledger import Accounted, Ledger
+from charter.ledger.place import NoLedgerError, is_server
+from charter.ledger.store import LEDGER_FILE, has_ledger, ledger_place
+from charter.ledger.sums import Sums, total_of
 from charter.run.approval import APPROVALS
 from charter.run.events import EVENTS_FILE, last_events
-from charter.run.graph import ACCEPTED_FILE, Pipeline, build_pipeline
+from charter.run.graph import ACCEPTED_FILE, Pipeline, PlannedStage, build_pipeline
 from charter.run.paths import run_dir, stages_dir
 from charter.run.planned import PLAN_FILE
+from charter.run.staleness import states_of
 from charter.spec.project import Project
 from charter.tracking.jsonl import IMPORTED_METRICS, METRICS
+
+RECENT = 300
+"""Attempts that a snapshot holds one by one, for an exact curve of spending; of a run with more it holds sums."""
+OF_STAGE = 25
+BY = ("stage", "accelerator", "owner", "tags", "outcome", "day")
+SECONDS_PER_DAY = 86_400
+
+
+class LedgerPlace(TypedDict):
+    """Where the ledger of a project is, and which run of it."""
+
+    run_dir: Path
+    run: str | None
+    server: str | None
+
+
+def read_ledger(run_dir: Path, *, run: str | None, server: str | None) -> LedgerNow:
+    """The sums of one run; empty without a ledger, and with the reason in words when it cannot be read."""
+    place = ledger_place(run_dir, server)
+    if not has_ledger(place):
+        return LedgerNow()
+    only = run if server else None
+    try:
+        with Ledger.open(place, create=False) as ledger:
+            parts, running = ledger.sums(by=BY, run=only), ledger.running(run=only)
+            whole = total_of(parts)
+            recent = ledger.recent(run=only, limit=RECENT) if whole.totals.attempts <= RECENT else ()
+    except NoLedgerError:
+        return LedgerNow()  # on a server: nothing has run yet
+    except CharterError as error:
+        return LedgerNow(problem=f"the ledger could not be read: {error}")
+    outcomes: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for part in parts:
+        if part.totals.attempts:
+            outcomes[part.key["stage"]][part.key["outcome"]] += part.totals.attempts
+    return LedgerNow(
+        whole=whole,
+        by_stage=_by(parts, "stage"),
+        by_accelerator=_groups(parts, "accelerator"),
+        by_owner=_groups(parts, "owner"),
+        by_tag=_tags(parts),
+        outcomes={stage: dict(counts) for stage, counts in outcomes.items()},
+        running=running,
+        recent=recent,
+        spend=exact_spend(recent) if recent else daily_spend(_by(parts, "day")),
+    )
+
+
+def read_attempts(run_dir: Path, *, run: str | None, server: str | None, stage: str) -> tuple[Accounted, ...]:
+    """The last attempts at one stage, oldest first; none when there is no ledger."""
+    place = ledger_place(run_dir, server)
+    if not has_ledger(place):
+        return ()
+    with Ledger.open(place, create=False) as ledger:
+        return ledger.recent(run=run if server else None, stage=stage, limit=OF_STAGE)
+
+
+def exact_spend(accounted: Iterable[Accounted]) -> tuple[tuple[float, int], ...]:
+    """What was spent until when, each attempt evenly over its time: unix seconds and micro-USD, never falling."""
+    rates: dict[float, float] = defaultdict(float)
+    for item in accounted:
+        cost, seconds = item.cost_micro_usd, item.attempt.seconds
+        if cost and seconds > 0:
+            rates[item.attempt.started_at] += cost / seconds
+            rates[item.attempt.started_at + seconds] -= cost / seconds
+    points: list[tuple[float, int]] = []
+    rate = spent = before = 0.0
+    for moment in sorted(rates):
+        spent += rate * (moment - before) if points else 0.0
+        points.append((moment, round(spent)))
+        rate, before = rate + rates[moment], moment
+    return tuple(points)
+
+
+def daily_spend(days: dict[str, Sums]) -> tuple[tuple[float, int], ...]:
+    """The same from sums by UTC day: a point at the end of each day, and one at the beginning of the first."""
+    priced = sorted(day for day, part in days.items() if day and part.micro_usd)
+    if not priced:
+        return ()
+    points, spent = [(_midnight(priced[0]), 0)], 0
+    for day in priced:
+        spent += days[day].micro_usd
+        points.append((_midnight(day) + SECONDS_PER_DAY, spent))
+    return tuple(points)
+
+
+def _midnight(day: str) -> float:
+    return datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=UTC).timestamp()
+
+
+def _by(parts: Iterable[Sums], name: str) -> dict[str, Sums]:
+    found: dict[str, Sums] = {}
+    for part in parts:
+        key = part.key[name]
+        found[key] = found.get(key, Sums()) + part
+    return found
+
+
+def _groups(parts: Iterable[Sums], name: str) -> tuple[Group, ...]:
+    """Sums by one dimension, without what has no value there."""
+    return _sorted([Group(name=key, sums=sums) for key, sums in _by(parts, name).items() if key])
+
+
+def _tags(parts: Iterable[Sums]) -> tuple[Group, ...]:
+    """Every `tag: value`; what has several tags counts under each."""
+    found: dict[str, Sums] = {}
+    for part in parts:
+        for key, value in json.loads(part.key["tags"] or "{}").items():
+            name = f"{key}: {value}"
+            found[name] = found.get(name, Sums()) + part
+    return _sorted([Group(name=name, sums=sums) for name, sums in found.items()])
+
+
+def _sorted(groups: Sequence[Group]) -> tuple[Group, ...]:
+    return tuple(sorted(groups, key=lambda group: (-group.sums.micro_usd, -group.sums.totals.milliseconds, group.name)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Looked:
+    """What stages are judged by beside their directories."""
+
+    root: Path
+    ledger: LedgerNow
+    planned: Mapping[str, Json]
+    now: float
+    holds: Mapping[str, str] = field(default_factory=dict)
+    """Why a budget holds stages, by name; under "" what holds all."""
+
+    @property
+    def signs(self) -> dict[str, float]:
+        """Newest heartbeat of running attempts by stage."""
+        newest: dict[str, float] = {}
+        for attempt in self.ledger.running:
+            newest[attempt.stage] = max(attempt.last_heartbeat, newest.get(attempt.stage, 0.0))
+        return newest
+
+
+def planned_stages(plan: Json | None) -> dict[str, Json]:
+    """The stages of a plan by name."""
+    stages = (plan or {}).get("stages")
+    return {str(item["name"]): item for item in stages if "name" in item} if isinstance(stages, list) else {}
+
+
+def stages_of(pipeline: Pipeline, looked: Looked, files: JsonFiles) -> tuple[StageNow, ...]:
+    """Return every stage of the file, in execution order."""
+    states = states_of(pipeline, proof="sizes", signs=looked.signs, holds=looked.holds, read=files.read, now=looked.now)
+    return tuple(_stage(pipeline.stages[name], state, looked, files) for name, state in states.items())
+
+
+def left_stages(looked: Looked, files: JsonFiles) -> tuple[StageNow, ...]:
+    """The stages that a run has left, where there is no file that says which there are: the newest of each name."""
+    newest: dict[str, Path] = {}
+    directory = stages_dir(looked.root)
+    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
+        name = path.name.rpartition("-")[0]
+        if name and (path / JOB_FILE).exists():
+            other = newest.get(name)
+            if other is None or _started(path) > _started(other):
+                newest[name] = path
+    found = []
+    for name, path in sorted(newest.items(), key=lambda item: _started(item[1])):
+        job = files.read(path / JOB_FILE)
+        inputs = [item for items in (job.get("inputs") or {}).values() for item in items if isinstance(item, dict)]
+        reads = tuple(dict.fromkeys(str(item.get("name")) for item in inputs if item.get("source") == "stage"))
+        fingerprint = str(job.get("fingerprint", ""))
+        kind = str(job.get("kind", ""))
+        found.append(
+            _left(name, kind, path, fingerprint, looked, files, inputs=tuple(name for name in reads if name in newest))
+        )
+    return tuple(found)
+
+
+def _started(path: Path) -> int:
+    return (stamp_of(path / JOB_FILE) or (0, 0, 0))[0]
+
+
+def _stage(stage: PlannedStage, state: StageState, looked: Looked, files: JsonFiles) -> StageNow:
+    has_files = any((stage.directory / name).exists() for name in (JOB_FILE, IMPORTED_METRICS))
+    return _shown(
+        stage.name, stage.spec.kind, stage.fingerprint, state, stage.directory if has_files else None, looked, files,
+        inputs=stage.stage_inputs, outside=stage.outside_inputs, needs_approval=stage.spec.needs_approval,
+    )  # fmt: skip
+
+
+def _left(
+    name: str,
+    kind: str,
+    directory: Path,
+    fingerprint: str,
+    looked: Looked,
+    files: JsonFiles,
+    *,
+    inputs: tuple[str, ...],
+) -> StageNow:
+    evidence = read_stage(directory, proof="sizes", read=files.read, now=looked.now)
+    found = stage_state(replace(evidence, last_sign=looked.signs.get(name)), now=looked.now)
+    return _shown(name, kind, fingerprint, found, directory, looked, files, inputs=inputs)
+
+
+def _shown(
+    name: str,
+    kind: str,
+    fingerprint: str,
+    found: StageState,
+    directory: Path | None,
+    looked: Looked,
+    files: JsonFiles,
+    *,
+    inputs: tuple[str, ...],
+    outside: tuple[str, ...] = (),
+    needs_approval: bool = False,
+) -> StageNow:
+    progress = files.read(directory / PROGRESS) if directory else {}
+    return StageNow(
+        name=name,
+        kind=kind,
+        phase=found.phase,
+        why="" if found.phase is Phase.RUNNING else found.why,
+        step=found.step,
+        target_step=found.target_step,
+        unit=str(progress.get("unit") or "step"),
+        inputs=inputs,
+        outside_inputs=outside,
+        needs_approval=needs_approval,
+        directory=directory,
+        fingerprint=fingerprint,
+        progress=progress,
+        failure=found.why if found.phase is Phase.FAILED else "",
+        checkpoint_at=_saved_at(directory) if directory else None,
+        updated_at=_number(progress.get("updated_at")),
+        outputs=len(found.outputs),
+        planned=looked.planned.get(name, {}),
+    )
+
+
+def _saved_at(directory: Path) -> float | None:
+    positions = positions_in(directory / STATE)
+    stamp = stamp_of(directory / STATE / positions[-1].directory / MANIFEST) if positions else None
+    return None if stamp is None else stamp[0] / 1e9
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
 
 LOOK_SECONDS = 0.5
 """Files are looked at so often at most, however many browsers ask."""

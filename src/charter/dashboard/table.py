@@ -3,7 +3,7 @@
 from starlette.routing import BaseRoute
 
 from charter.dashboard.page import Page
-from charter.dashboard.pages import accuracy, compare, cost, data, home, plan, records, run, stage
+from charter.dashboard.pages import accuracy, compare, cost, data, home, plan, records, run, samples, stage
 
 PAGES: tuple[Page, ...] = (
     home.PAGE,
@@ -12,6 +12,7 @@ PAGES: tuple[Page, ...] = (
     cost.PAGE,
     plan.PAGE,
     data.PAGE,
+    samples.PAGE,
     records.PAGE,
     accuracy.PAGE,
     compare.PAGE,

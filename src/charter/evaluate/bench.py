@@ -1,17 +1,21 @@
 """Shared inputs of the suites of one eval stage: models, held-out data, sampled answers; each made on first use."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 
 import torch
 
 from charter.artifacts.draws import draw_seed
+from charter.artifacts.durable import write_file
 from charter.artifacts.job import Job
 from charter.artifacts.stage_dir import StageDir
 from charter.data.dataset import Pair, Prompt, Turn
 from charter.errors import DataError
 from charter.evaluate import statistics
 from charter.evaluate.judging import Judging
+from charter.evaluate.outcome import SAMPLES_FILE
 from charter.evaluate.sampled import RoleAnswers, answer_prompts, divergences
 from charter.evaluate.statistics import BagOfWords
 from charter.feedback.constitution import Constitution
@@ -24,6 +28,8 @@ from charter.spec.stage import EvalStage
 
 REWARD_ROLES = ("reward", "also_rewards", "control_reward")
 PROMPTS = "prompts"
+SAMPLES = 50
+"""Prompts whose answers are left for people to read."""
 
 
 class Bench:
@@ -39,6 +45,7 @@ class Bench:
         self._models: dict[str, LanguageModel] = {}
         self._prompts: dict[str, tuple[Prompt, ...]] = {}
         self._answers: dict[tuple[str, str], RoleAnswers] = {}
+        self._samples_path = stage.path / SAMPLES_FILE
 
     def close(self) -> None:
         """Give back what judges behind endpoints hold."""
@@ -106,7 +113,26 @@ class Bench:
         """One answer per prompt of a data role; the draws of a prompt are the same for every model."""
         if (role, data) not in self._answers:
             self._answers[role, data] = self.answers_of(self.model(role), role, data)
+            if data == PROMPTS:
+                self._write_samples()
         return self._answers[role, data]
+
+    def _write_samples(self) -> None:
+        """Put the first answers of every role beside the outputs, for people to read; no hash covers them."""
+        roles = {role: answers.texts for (role, data), answers in self._answers.items() if data == PROMPTS}
+        earlier = _answers_in(self._samples_path)
+        lines = [
+            json.dumps(
+                {
+                    "id": prompt.id,
+                    "prompt": [{"role": turn.role, "content": turn.content} for turn in prompt.turns],
+                    "answers": {**earlier.get(prompt.id, {}), **{role: texts[row] for role, texts in roles.items()}},
+                },
+                ensure_ascii=False,
+            )
+            for row, prompt in enumerate(self.prompts[:SAMPLES])
+        ]
+        write_file(self._samples_path, "".join(f"{line}\n" for line in lines))
 
     def answers_of(self, model: LanguageModel, role: str, data: str = PROMPTS) -> RoleAnswers:
         """The answers of a model that no role names, with the draws that every model gets."""
@@ -138,6 +164,14 @@ class Bench:
     def ranked(self, scorer: PreferenceModel, pairs: Sequence[tuple[Sequence[Turn], str, str]]) -> list[float]:
         """1 where a preference model scores the better answer higher, 1/2 for a tie."""
         return [statistics.win_of(margin, 0.0) for margin in self.margins(scorer, pairs)]
+
+
+def _answers_in(path: Path) -> Mapping[str, Mapping[str, str]]:
+    """The answers by prompt that an attempt before this one wrote: those of suites that are not run again."""
+    if not path.exists():
+        return {}
+    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return {str(row["id"]): row["answers"] for row in rows}
 
 
 def _numbers(values: torch.Tensor) -> list[float]:

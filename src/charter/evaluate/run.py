@@ -23,12 +23,11 @@ from charter.evaluate.judge_wins import judge_win_rate
 from charter.evaluate.judges import judge_agreement, probes
 from charter.evaluate.lm_eval_suite import lm_eval
 from charter.evaluate.multiple_choice import multiple_choice, perplexity
+from charter.evaluate.outcome import MIN_ROWS, RESULTS_FILE
 from charter.evaluate.pm_calibration import pm_calibration
 from charter.evaluate.refusal import refusal
 from charter.spec.stage_checks import missing_needs
 
-MIN_ROWS = 30
-"""Below so many rows no interval here is trusted enough to carry a claim."""
 SAME_VERDICTS = 0.95
 """Least share of probes that an undrifted judge decides as before: rounding flips near ties only, so one in twenty is
 already much."""
@@ -174,7 +173,7 @@ def _share(value: float) -> str:
 
 
 SCHEMA = "charter.results/1"
-FIGURES_FILE, RESULTS_FILE = "figures.json", "results.json"
+FIGURES_FILE = "figures.json"
 UNIT = "suites"
 SUITES: Mapping[str, Callable[[Bench], list[Figure]]] = {
     "perplexity": perplexity,

@@ -40,6 +40,14 @@ def print_cost(view: Overview, console: Console) -> None:
     print_budget(view, console)
 
 
+def cost_words(view: Overview) -> str:
+    """Say in a line what a run took: `25 s by the clock, 32 s of machine time, $0.0009 (planned $0.0006)`."""
+    money = format_usd(view.actual.usd) if view.priced else "unpriced; set resources.price to count money"
+    planned = f" (planned {format_usd(view.plan.p50.usd)})" if view.priced and view.plan.p50.usd else ""
+    wall, machine = format_seconds(view.wall_seconds), format_seconds(view.actual.seconds)
+    return f"{wall} by the clock, {machine} of machine time, {money}{planned}"
+
+
 def state_text(state: str) -> str:
     """A state with its colour, as rich markup."""
     return f"[{STATE_STYLES[state]}]{state}[/]"

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from charter.evaluate.outcome import Outcome, outcome_of
 from charter.report.cost_text import plan_against_actual, print_budget, print_waste, state_text
 from charter.report.overview import overview
 from charter.report.read import RunFiles, read_run
@@ -19,6 +20,9 @@ def print_summary(project_dir: Path, console: Console) -> None:
     run = read_run(project_dir, with_metrics=False)
     view = overview(run)
     console.print(f"[bold]{escape(view.project)}[/bold]  {state_text(view.state)}", highlight=False)
+    for outcome in outcomes(run):
+        for comparison in outcome.comparisons:
+            console.print(str(comparison), markup=False, highlight=False)
     for name, results in all_results(run):
         console.print()
         figures = results.get("figures", [])
@@ -32,6 +36,11 @@ def print_summary(project_dir: Path, console: Console) -> None:
     console.print()
     print_waste(view, console)
     print_budget(view, console)
+
+
+def outcomes(run: RunFiles) -> list[Outcome]:
+    """What the evaluations say of their policies."""
+    return [outcome_of(name, results) for name, results in all_results(run)]
 
 
 def all_results(run: RunFiles) -> list[tuple[str, Mapping[str, Any]]]:

@@ -13,7 +13,7 @@ from charter.report.markup import Markup, chart, esc, section, table
 from charter.report.measured_curves import measured_charts
 from charter.report.overview import Overview, StageView, lost
 from charter.report.read import RunFiles
-from charter.report.results import all_results, figure_text, interval_text
+from charter.report.results import all_results, figure_text, interval_text, outcomes
 from charter.units import format_bytes, format_count, format_seconds, format_usd
 
 ROW = 30
@@ -23,6 +23,12 @@ ROW = 30
 def results(run: RunFiles, panels: list[dict[str, Any]], curves: list[dict[str, Any]]) -> Markup:
     """Measured figures with their intervals, and what they may be taken for."""
     parts: list[str] = []
+    for outcome in outcomes(run):
+        parts += [
+            f'<p class="outcome"><strong>{esc(item.question)} {esc(item.answer.capitalize())}.</strong> '
+            f"{esc(item.why)}.</p>"
+            for item in outcome.comparisons
+        ]
     for _, found in all_results(run):
         parts.append(_claims(found.get("claims") or {}))
     for index, panel in enumerate(panels):

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,6 +22,7 @@ from charter.spec.stage import is_hosted
 
 if TYPE_CHECKING:
     from charter.artifacts.job_files import Submission
+    from charter.evaluate.outcome import Outcome
     from charter.launch.scheduler import JobState
 
 
@@ -181,7 +182,23 @@ def status_of(project: Project, root: Path, *, thorough: bool = False) -> dict[s
                 "actual_over_planned": actual_over_planned(read_progress(stage.directory)),
             }
         )
-    return {"run": project.name, "supervisor": sent_supervisor(pipeline.root), "stages": stages}
+    return {
+        "run": project.name,
+        "supervisor": sent_supervisor(pipeline.root),
+        "stages": stages,
+        "outcomes": [outcome.to_json() for outcome in _outcomes(stages)],
+    }
+
+
+def _outcomes(stages: Sequence[Mapping[str, Any]]) -> "list[Outcome]":
+    """What the finished evaluations say of their policies."""
+    done = [stage for stage in stages if stage["kind"] == "eval" and stage["state"] == "done"]
+    if not done:
+        return []
+    from charter.evaluate.outcome import outcome_of, read_results
+
+    read = [(stage["name"], read_results(Path(stage["directory"]))) for stage in done]
+    return [outcome_of(name, results) for name, results in read if results is not None]
 
 
 def actual_over_planned(progress: Mapping[str, Any]) -> dict[str, float]:

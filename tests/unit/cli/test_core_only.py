@@ -20,7 +20,7 @@ COMMANDS = (
     "submit --on slurm --print",
     "submit --on ray --print", "export sft out", "mem meta-llama/Llama-3.1-8B -a H100:8", "gpus", "prices",
     "data check data", "approve sft", "accept sft", "compare .", "simulate sft", "import .", "serve model", "schema",
-    "ask --hardware H100:8 --model 1B",
+    "ask --hardware H100:8 --model 1B", "samples",
     "scale plan -N 1B", "validate none.csv", "constitution", "calibrate", "init other", "checkpoints list",
 )  # fmt: skip
 SCRIPT = """

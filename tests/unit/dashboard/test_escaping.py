@@ -66,6 +66,10 @@ def hostile_project(root, text):
     case.metrics("sft", 5, **{text: 1.0})
     case.progress("sft", 3, 40, unit=text)
     (case.directory("sft") / "log.txt").write_text(f"before\n{text}\nafter\n", encoding="utf-8")
+    sample = {"id": text, "prompt": text, "answers": {text: text, "policy": text}, "principle": text}
+    (case.directory("judged") / "samples.jsonl").write_text(json.dumps(sample) + "\n")
+    case.results("judged", key="exact_match.gain", label=text, note=text, unit=text)
+    case.done("judged", 1)
     return case
 
 

@@ -1,5 +1,6 @@
 """Pages as a client gets them: found, not found, cached, exported; what the command line refuses."""
 
+import json
 import re
 import threading
 from pathlib import Path
@@ -85,7 +86,7 @@ def test_many_clients_make_a_page_once(client, at, monkeypatch):
 
     made = []
     whole = run.run_view
-    monkeypatch.setattr(run, "run_view", lambda snapshot: made.append(1) or whole(snapshot))
+    monkeypatch.setattr(run, "run_view", lambda *args, **more: made.append(1) or whole(*args, **more))
     monkeypatch.setattr("charter.dashboard.app.SAME_SECONDS", 10**12)
     threads = [threading.Thread(target=client.get, args=(at(),)) for _ in range(8)]
     for thread in threads:
@@ -167,3 +168,30 @@ def test_a_key_is_looked_up(settings, case):
     assert site.reader(reader.found.key) is reader
     for key in ("", "..", "../demo", str(case.root), "demo", reader.found.key + "/"):
         assert site.reader(key) is None
+
+
+def test_an_evaluation_says_whether_its_policy_is_better(client, case, at):
+    case.results("judged", key="exact_match.gain", label="right answers")
+    answers = {"sft": "Never.", "policy": "About twelve minutes."}
+    sample = {"id": "p1", "prompt": [{"role": "user", "content": "How long?"}], "answers": answers}
+    (case.directory("judged") / "samples.jsonl").write_text(json.dumps(sample) + "\n")
+    case.done("judged", 1)
+    assert "Better than before?" in client.get(at()).text
+    stage = client.get(at("stage/judged")).text
+    for words in ("right answers", "40.0 to +60.0 %", "An evaluation has no curves"):
+        assert words in stage, words
+    for query, expected in (
+        ("", True),
+        ("?text=TWELVE", True),
+        ("?stage=judged&disagreeing=1", True),
+        ("?text=x", False),
+    ):
+        assert ("About twelve minutes." in client.get(at("samples") + query).text) is expected, query
+    assert client.get(at("samples") + "?shown=abc&stage=unknown").status_code == 200
+
+
+def test_a_stage_that_failed_has_no_time_left(client, case, at):
+    case.failed("ppo", "the reward is not a number")
+    assert "Time left" not in client.get(at("stage/ppo")).text
+    assert "Time left" in client.get(at("stage/judged")).text
+    assert "until what failed runs again" in client.get(at()).text

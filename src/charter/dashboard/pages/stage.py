@@ -8,6 +8,7 @@ from charter.dashboard.tails import LogTail, log_tail
 from charter.dashboard.view.curves import Curve, Phase
 from charter.dashboard.view.meter_view import meter_view
 from charter.dashboard.view.stage_view import stage_view
+from charter.evaluate.outcome import read_results
 from charter.tracking.jsonl import metrics_file
 
 LOG = "log.txt"
@@ -23,13 +24,16 @@ def build(context: Context) -> View:
         raise NoSuchPageError(f"{project.name} has no stage {name!r}; its stages are {names}")
     curves: tuple[Curve, ...] = ()
     phases: tuple[Phase, ...] = ()
-    log, meter = NO_LOG, None
+    log, meter, results = NO_LOG, None, None
     if stage.directory is not None:
         curves, phases = context.site.curves.of(metrics_file(stage.directory))
         log = log_tail(stage.directory / LOG)
         meter = meter_view(context.site.meters.rows(stage.directory))
+        results = read_results(stage.directory) if stage.kind == "eval" else None
     attempts = context.reader.attempts(name) if context.reader else ()
-    view = stage_view(project, name, curves=curves, phases=phases, log=log, attempts=attempts, meter=meter)
+    view = stage_view(
+        project, name, curves=curves, phases=phases, log=log, attempts=attempts, meter=meter, results=results
+    )
     charts = {"curves": [curve.to_json() for curve in view.curves], "meter": meter.charts if meter else []}
     return View(title=f"{name}, {project.name}", model=view, charts=charts)
 

@@ -9,6 +9,7 @@ from charter.dashboard.snapshot import Snapshot, StageNow, State, tone_of
 from charter.dashboard.view.eta import Eta, eta_of, planned_interval
 from charter.dashboard.view.events_view import EventLine, event_lines
 from charter.dashboard.view.graph_svg import NARROW, WIDE, Graph, graph_svg
+from charter.evaluate.outcome import Outcome
 from charter.run.budget import running_usd_per_hour
 
 BROKEN = ("killed", "failed", "hung", "interrupted")
@@ -91,9 +92,11 @@ class RunView:
     wide: Graph
     narrow: Graph
     by_name: Mapping[str, StageRow]
+    outcomes: tuple[Outcome, ...]
+    """What finished evaluations say of their policies."""
 
 
-def run_view(snapshot: Snapshot) -> RunView:
+def run_view(snapshot: Snapshot, outcomes: tuple[Outcome, ...] = ()) -> RunView:
     """The run page of a project."""
     eta = eta_of(snapshot)
     rows = tuple(_row(snapshot, stage, index, eta) for index, stage in enumerate(snapshot.stages))
@@ -124,6 +127,7 @@ def run_view(snapshot: Snapshot) -> RunView:
         wide=graph_svg(inputs, WIDE),
         narrow=graph_svg(inputs, NARROW),
         by_name={row.name: row for row in rows},
+        outcomes=outcomes,
     )
 
 

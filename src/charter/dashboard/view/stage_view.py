@@ -1,7 +1,8 @@
 """The page of one stage. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from charter.dashboard.snapshot import Snapshot, StageNow
 from charter.dashboard.tails import LogTail
@@ -9,7 +10,34 @@ from charter.dashboard.view.curves import Curve, Phase
 from charter.dashboard.view.eta import eta_of
 from charter.dashboard.view.meter_view import MeterView
 from charter.dashboard.view.run_view import StageRow, run_view
+from charter.evaluate.outcome import Outcome, outcome_of
 from charter.ledger import Accounted
+from charter.report.results import figure_text, interval_text
+
+
+@dataclass(frozen=True, kw_only=True)
+class FigureRow:
+    """A measured figure as the page writes it."""
+
+    label: str
+    value: str
+    interval: str
+    number: str
+    note: str
+
+
+def figure_rows(results: Mapping[str, Any]) -> tuple[FigureRow, ...]:
+    """The figures of an evaluation, in their order."""
+    return tuple(
+        FigureRow(
+            label=str(figure.get("label") or figure.get("key") or ""),
+            value=figure_text(figure.get("value"), str(figure.get("unit") or ""), with_unit=True),
+            interval=interval_text(figure),
+            number=f"{figure['n']:,}" if isinstance(figure.get("n"), int) else "",
+            note=str(figure.get("note") or ""),
+        )
+        for figure in results["figures"]
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +59,9 @@ class StageView:
     meter: MeterView | None
     """None where nothing was metered."""
     ends_in: float | None
+    outcome: Outcome | None = None
+    """Of a finished evaluation."""
+    figures: tuple[FigureRow, ...] = ()
 
     @property
     def phase_parts(self) -> tuple[tuple[str, float], ...]:
@@ -47,6 +78,7 @@ def stage_view(
     log: LogTail,
     attempts: Sequence[Accounted],
     meter: MeterView | None = None,
+    results: Mapping[str, Any] | None = None,
 ) -> StageView:
     """The page of the stage of that name, which must be there."""
     rows = run_view(snapshot).rows
@@ -66,4 +98,6 @@ def stage_view(
         log=log,
         meter=meter,
         ends_in=eta.ends_in.get(name),
+        outcome=None if results is None else outcome_of(name, results),
+        figures=() if results is None else figure_rows(results),
     )
