@@ -14,7 +14,7 @@ help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 15
 
 $(RUN_READY): $(INSTALLED_FROM)
-	@bash tools/setup.sh run
+	@bash tools/setup.sh run,ui
 	@touch $@
 
 $(DEV_READY): $(INSTALLED_FROM)

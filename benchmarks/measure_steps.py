@@ -1,7 +1,7 @@
-"""Times and peak memory of real training, PPO and sampling steps on this machine, as rows for `charter calibrate`.
+"""Times and peak memory of real training, PPO and sampling steps on this machine, as rows to calibrate on.
 
     .venv/bin/python benchmarks/measure_steps.py --grid standard --output own.csv --budget-seconds 1500
-    charter validate own.csv && charter calibrate own.csv
+    charter validate own.csv && charter validate calibrate own.csv
 
 On a CUDA device models of 0.1-8B are built from their configuration, with random weights; nothing is downloaded.
 Without one tiny models run on the processors: that tests the script, its rows are no calibration. Every case runs in a

@@ -4,9 +4,9 @@
 
 Every configuration is planned as a project of one stage, then the stage's own module runs a few steps, once for time
 and once for bytes, in processes of their own. Time is CPU seconds of one thread, since wall time on a shared machine
-measures its neighbours. A pace per kind of stage, as `charter calibrate -C` and `charter plan --probe` store it, is the
-geometric mean over the other configurations of the kind: each is judged by a pace that has not seen it. The last line
-is one JSON object.
+measures its neighbours. A pace per kind of stage, as `charter validate calibrate -C` and `charter plan --probe`
+store it, is the geometric mean over the other configurations of the kind: each is judged by a pace that has not seen
+it. The last line is one JSON object.
 """
 
 import argparse

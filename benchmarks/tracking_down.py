@@ -3,7 +3,7 @@
 The project `cai-smoke` runs without a tracker, with an MLflow address where nobody listens, and with a server that is
 frozen (SIGSTOP), in turns, each several times. Output hashes must be the same. Seconds are from the start of `charter
 run` to its end; the added time is the difference of medians to the runs without a tracker. Then the server comes (or
-thaws), `charter track sync` delivers, and every point of every stage's `metrics.jsonl` is looked up at the server.
+thaws), `charter status track sync` delivers, and every point of every stage's `metrics.jsonl` is looked up there.
 
     python benchmarks/tracking_down.py [--turns 3] [--template cai-smoke]
 

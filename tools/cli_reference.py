@@ -4,23 +4,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import typer
 from typer.testing import CliRunner
 
-from charter.cli.main import app
+from charter.cli.main import COMMANDS, app, load
 from generated import write_part
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "cli.md"
 WIDTH = 100
 
 
-def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command and group below the root with the words that call it: `("cost", "report")`."""
-    group = group or typer.main.get_command(app)
-    for name, command in sorted(getattr(group, "commands", {}).items()):
-        if not command.hidden:
-            yield (*path, name), command
-            yield from commands(command, (*path, name))
+def commands() -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command and group with the words that call it: `("cost", "report")`."""
+    for verb in sorted(COMMANDS):
+        command = load(verb)
+        yield tuple(verb.split()), command
+        below = {name for name in getattr(command, "commands", ()) if f"{verb} {name}" not in COMMANDS}
+        for name in sorted(below):
+            yield (*verb.split(), name), command.commands[name]
 
 
 def help_of(path: tuple[str, ...]) -> str:

@@ -85,7 +85,7 @@ def handover(
     keep_last: int = 2,
     shape: Architecture = SHAPE,
 ) -> Handover:
-    """The stage as `charter export` hands it over, with paths that follow the names in it."""
+    """The stage as `charter artifacts export` hands it over, with paths that follow the names in it."""
     engine = handover_engine(stage.engine)
     named = references(stage)
     roles = {role: names for role, names in named.items() if stage.REFERENCES[role] == MODEL}

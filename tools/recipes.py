@@ -120,7 +120,7 @@ def _exports(recipe: Recipe) -> Iterator[str]:
     yield "| --- | --- | --- | --- |"
     for stage, engine in recipe.exports:
         made = export_of(recipe, stage, engine)
-        command = f"`charter export {stage} --engine {engine} -C recipes/{recipe.name}`"
+        command = f"`charter artifacts export {stage} --engine {engine} -C recipes/{recipe.name}`"
         numbers = ", ".join(str(made.counts.get(how, 0)) for how in ("as_is", "computed", "same", "charter"))
         planned = f"{made.planned.option.label}; {_cell(made.planned.option.layout_label)}"
         yield f"| {command} | {planned} | {numbers} | {GUARANTEES[made.rendered.resume.guarantee]} |"

@@ -1,4 +1,4 @@
-"""Rows in the layout of docs/reference/measurements.md, which `charter validate` and `charter calibrate` read."""
+"""Rows in the layout of docs/reference/measurements.md, which `charter validate` reads."""
 
 import csv
 import hashlib

@@ -141,7 +141,7 @@ def estimate(
     """Memory and step time of training `model` (a catalog name, a path, an architecture) under the native engine.
 
     Without a layout: fully sharded data parallelism over all accelerators, one sequence each. The memory is that of
-    `charter mem`, the time that of a training step in `charter plan`, both with their calibrated intervals.
+    `charter plan mem`, the time that of a training step in `charter plan`, both with their calibrated intervals.
 
     >>> found = estimate("meta-llama/Llama-3.1-8B", "H100:8", seq_len=2048)
     >>> found.fits, 20e9 < found.memory.total_bytes < 80e9, found.step.tokens_per_second > 10_000

@@ -1,4 +1,4 @@
-"""A project whose judge is a pool of `charter serve` replicas, and what is read of it after its run."""
+"""A project whose judge is a pool of `charter run serve` replicas, and what is read of it after its run."""
 
 import json
 import os

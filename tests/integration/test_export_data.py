@@ -1,4 +1,4 @@
-"""`charter export --format` of a stage that was really run; what cannot be exported so, and damaged records."""
+"""`charter artifacts export --format` of a real stage; what cannot be exported so, and damaged records."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def project(tmp_path_factory):
 
 
 def export(root, *arguments):
-    done = CliRunner().invoke(app, ["export", *map(str, arguments), "-C", str(root)])
+    done = CliRunner().invoke(app, ["artifacts", "export", *map(str, arguments), "-C", str(root)])
     code = done.exception.exit_code if isinstance(done.exception, CharterError) else done.exit_code
     return code, done.stdout, str(done.exception or "")
 

@@ -323,13 +323,17 @@ def test_a_newer_revision_is_shown_and_can_be_accepted(finished, monkeypatch):
     job["identity"]["revision"] = 0
     write_sealed(old / "job.json", job)
     assert finished.status()["a"]["why"] == "Charter computes this kind differently (revision 0 -> 2)"
-    refused = finished.charter("accept", "a")
+    refused = finished.charter("artifacts", "accept", "a")
     assert refused.code == 2
-    accepted = finished.charter("accept", "a", "--yes")
+    accepted = finished.charter("artifacts", "accept", "a", "--yes")
     assert accepted.code == 0, accepted.err
     assert "revision 0 -> 2" in accepted.out
     state = finished.status()["a"]
-    assert (state["state"], state["why"], state["fingerprint"]) == ("done", "kept by `charter accept`", "0" * 64)
+    assert (state["state"], state["why"], state["fingerprint"]) == (
+        "done",
+        "kept by `charter artifacts accept`",
+        "0" * 64,
+    )
     finished.edit("a: {kind: pretrain,", "a: {kind: pretrain, learning_rate: 2e-4,")
     assert finished.status()["a"]["state"] == "pending"
 

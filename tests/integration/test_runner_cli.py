@@ -62,18 +62,18 @@ def test_status_for_people(finished):
 
 
 def test_accept_of_a_stage_that_is_current_or_new_is_refused(work):
-    new = work.charter("accept", "a", "--yes")
+    new = work.charter("artifacts", "accept", "a", "--yes")
     assert (new.code, "no finished result" in new.err) == (2, True)
     work.run()
-    current = work.charter("accept", "a", "--yes")
+    current = work.charter("artifacts", "accept", "a", "--yes")
     assert (current.code, "nothing to accept" in current.err) == (2, True)
 
 
 def test_env_and_doctor_need_no_project(work):
-    found = json.loads(work_free("env", "--json"))
+    found = json.loads(work_free("check", "versions", "--json"))
     assert found["torch"]
     assert found["python"].startswith("3.")
-    checks = json.loads(work.charter("doctor", "--json").out)["checks"]
+    checks = json.loads(work.charter("check", "environment", "--json").out)["checks"]
     assert {"python", "torch", "disk", "locks"} <= {check["name"] for check in checks}
 
 

@@ -35,7 +35,7 @@ def two(tmp_path):
 
 
 def test_two_projects_side_by_side_with_ratios(two):
-    found = json.loads(charter("compare", *two, "--json").stdout)
+    found = json.loads(charter("plan", "compare", *two, "--json").stdout)
     assert [plan["label"] for plan in found["plans"]] == ["one", "two"]
     first, second = found["stages"][0]["plans"]
     assert (first["count"], second["count"]) == (8, 16)
@@ -43,7 +43,7 @@ def test_two_projects_side_by_side_with_ratios(two):
     assert second["ratio"]["seconds"] == pytest.approx(ratio, abs=1e-5)
     assert found["plans"][1]["ratio"]["seconds"] == pytest.approx(ratio, rel=0.005)  # the finish comes from draws
     assert found["plans"][0]["ratio"] == {"seconds": 1.0, "gpu_hours": 1.0, "usd": 1.0}
-    table = charter("compare", *two).stdout
+    table = charter("plan", "compare", *two).stdout
     assert "16 x H100" in table
     assert f"({second['ratio']['usd']:.2f} x)" in table
 
@@ -51,7 +51,7 @@ def test_two_projects_side_by_side_with_ratios(two):
 def test_a_saved_plan_compares_as_the_plan_that_was_saved(two, tmp_path):
     saved = tmp_path / "saved.json"
     assert charter("plan", two[1], "--output", str(saved)).exit_code == 0
-    found = json.loads(charter("compare", two[1], str(saved), "--json").stdout)
+    found = json.loads(charter("plan", "compare", two[1], str(saved), "--json").stdout)
     assert found["plans"][1]["ratio"] == {"seconds": 1.0, "gpu_hours": 1.0, "usd": 1.0}
     assert found["stages"][0]["plans"][0] == found["stages"][0]["plans"][1]
 
@@ -68,15 +68,15 @@ def test_a_saved_plan_of_another_shape_says_what_it_lacks(two, tmp_path, plan, m
     saved = tmp_path / "older.json"
     saved.write_text(json.dumps({"schema": "charter.plan/1", **plan}))
     with pytest.raises(UsageError, match=missing):
-        charter("compare", two[0], str(saved))
+        charter("plan", "compare", two[0], str(saved))
 
 
 def test_what_cannot_be_compared_says_what_could(two, tmp_path):
     with pytest.raises(UsageError, match="two plans or more"):
-        charter("compare", two[0])
+        charter("plan", "compare", two[0])
     with pytest.raises(UsageError, match="the templates are cai-tiny"):
-        charter("compare", two[0], "nonsense")
+        charter("plan", "compare", two[0], "nonsense")
     other = tmp_path / "other.json"
     Path(other).write_text("{}")
     with pytest.raises(UsageError, match=r"is not a plan .*charter plan --output"):
-        charter("compare", two[0], str(other))
+        charter("plan", "compare", two[0], str(other))

@@ -13,7 +13,7 @@ from charter.plan.training_run import dense_shape, utilisation_of
 
 
 def invoke(*arguments):
-    return CliRunner().invoke(app, ["scale", *arguments], catch_exceptions=True)
+    return CliRunner().invoke(app, ["plan", "scale", *arguments], catch_exceptions=True)
 
 
 def printed(*arguments):

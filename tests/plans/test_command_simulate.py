@@ -11,9 +11,9 @@ from charter.resilience.simulate import SimulatedJob, simulate
 from charter.resilience.spot import Exponential
 
 run = CliRunner(env={"COLUMNS": "140"}).invoke
-LLAMA3 = ("simulate", "--gpus", "16384", "--work", "49.7d", "--save", "10s", "--restart", "8m", "--runs", "60")
+LLAMA3 = ("plan", "simulate", "--gpus", "16384", "--work", "49.7d", "--save", "10s", "--restart", "8m", "--runs", "60")
 
-SHORT = ("simulate", "--gpus", "16384", "--work", "3d", "--save", "10s", "--restart", "8m", "--runs", "20")
+SHORT = ("plan", "simulate", "--gpus", "16384", "--work", "3d", "--save", "10s", "--restart", "8m", "--runs", "20")
 
 
 def ok(*args):
@@ -56,20 +56,22 @@ def test_slower_detection_costs_useful_time_and_names_its_source():
 
 
 def test_spot_trace_and_weibull_and_spares_and_price():
-    spot = answer("simulate", "--work", "12h", "--spot", "--runs", "50", "--price", "1.5", "--notice", "2m")
+    spot = answer("plan", "simulate", "--work", "12h", "--spot", "--runs", "50", "--price", "1.5", "--notice", "2m")
     assert spot["simulation"]["buckets_seconds"]["wait"] > 3600
     assert spot["usd"]["mean"] == pytest.approx(1.5 * 8 * spot["simulation"]["billed_seconds"]["mean"] / 3600)
-    trace = answer("simulate", "--work", "12h", "--trace", "synthetic-gang-16", "--gpus", "1024", "--runs", "50")
+    trace = answer(
+        "plan", "simulate", "--work", "12h", "--trace", "synthetic-gang-16", "--gpus", "1024", "--runs", "50"
+    )
     assert "gang of 16 (stands for 128 nodes)" in " ".join(trace["notes"])
     other = ("--weibull", "0.7", "--spares", "0", "--persist", "2m", "--save", "2s", "--interval", "10m")
-    own = answer("simulate", "--work", "50d", "--gpus", "1024", "--runs", "20", *other)
+    own = answer("plan", "simulate", "--work", "50d", "--gpus", "1024", "--runs", "20", *other)
     assert own["inputs"]["interval_seconds"] == 600
     assert own["simulation"]["buckets_seconds"]["wait"] > 0
 
 
 def test_stage_of_a_project_is_simulated_as_it_was_planned(tmp_path):
     ok("init", "--template", "cai-8b", str(tmp_path / "p"))
-    found = answer("simulate", "ppo", "-C", str(tmp_path / "p"), "--runs", "50")
+    found = answer("plan", "simulate", "ppo", "-C", str(tmp_path / "p"), "--runs", "50")
     plan = json.loads(ok("plan", "-C", str(tmp_path / "p"), "--json"))
     stage = next(item for item in plan["stages"] if item["name"] == "ppo")
     assert found["inputs"]["interval_seconds"] == pytest.approx(stage["risk"]["checkpoint_interval_seconds"], abs=1e-3)
@@ -104,7 +106,7 @@ def test_page_holds_the_figures_and_loads_nothing(tmp_path):
     ],
 )
 def test_wrong_questions_are_told_what_is_wrong(args, error, words):
-    result = run(app, ["simulate", *args])
+    result = run(app, ["plan", "simulate", *args])
     assert isinstance(result.exception, error)
     assert words in str(result.exception)
 

@@ -1,4 +1,4 @@
-"""`charter validate` and `charter calibrate`: the JSON that machines read, refusals, and what a user sees."""
+"""`charter validate` and `charter validate calibrate`: the JSON that machines read, refusals, and what a user sees."""
 
 import csv
 import json
@@ -114,7 +114,7 @@ def test_calibration_on_a_file_of_ones_own_is_stored_and_used(tmp_path, rows):
     own = renamed([row for row in rows if row["id"].startswith("SMX")], "OWN")
     slow = [{**row, "value": str(1.5 * float(row["value"]))} if row["metric"] == "step_time_s" else row for row in own]
     file, output = write(tmp_path / "own.csv", slow), tmp_path / "calibration.json"
-    report = json.loads(run("calibrate", file, "--alone", "-o", output, "--json"))
+    report = json.loads(run("validate", "calibrate", file, "--alone", "-o", output, "--json"))
     assert report["quantities"]["training step time"]["sources"] == {"OWN": 12}
     assert load(output).source == "own.csv"
     found = json.loads(run("validate", file, "--calibration", output, "--json"))
@@ -123,7 +123,7 @@ def test_calibration_on_a_file_of_ones_own_is_stored_and_used(tmp_path, rows):
 
 def test_calibrate_wants_one_thing(tmp_path):
     with pytest.raises(UsageError, match="give a CSV"):
-        run("calibrate")
+        run("validate", "calibrate")
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(DataError, match="is not a calibration"):
         run("plan", "--template", "cai-8b", "--calibration", tmp_path / "bad.json")

@@ -195,7 +195,7 @@ def test_the_launcher_gets_what_was_planned(planned, given, tmp_path):
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_a_template_can_be_handed_to_a_fast_engine(template, tmp_path, capsys, monkeypatch):
     write_template(find_template(template), tmp_path, force=False)
-    arguments = ["export", "ppo", "-C", str(tmp_path), "--engine", "verl", "--print"]
+    arguments = ["artifacts", "export", "ppo", "-C", str(tmp_path), "--engine", "verl", "--print"]
     monkeypatch.setattr("sys.argv", ["charter", *arguments])
     with pytest.raises(SystemExit) as ended:
         entry()

@@ -11,7 +11,7 @@ from charter.calibration.quantities import QUANTITIES
 from charter.calibration.score import cases_of, fitted_to
 from charter.calibration.validate import grouped, score, validate
 
-REFIT = "refit: .venv/bin/charter calibrate src/charter/calibration/data/measurements.csv -o " + (
+REFIT = "refit: .venv/bin/charter validate calibrate src/charter/calibration/data/measurements.csv -o " + (
     "src/charter/calibration/data/fitted.json"
 )
 

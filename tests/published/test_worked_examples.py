@@ -132,7 +132,7 @@ def test_7_efficiency_of_llama2_70b():
     ("parameters", "tokens", "days"), [(70e9, 2e12, 35.0), (140e9, 3.5e12, 122.5), (280e9, 5e12, 350)]
 )
 def test_8_by_charter_scale_plan(parameters, tokens, days):
-    """The same from `charter scale plan --mfu llama2-70b`: days at work as printed, and what failures add."""
+    """The same from `charter plan scale plan --mfu llama2-70b`: days at work as printed, and what failures add."""
     cluster = Cluster(accelerator=get("A100-80GB"), count=2048, price_usd_per_hour=2.0)
     run = TrainingRun(num_parameters=parameters, num_tokens=tokens, batch_tokens=4e6)
     made = at_utilisation(run, cluster, *utilisation_of("llama2-70b"))
@@ -174,7 +174,7 @@ def test_10_reinforcement_learning_dominates_an_alignment_cycle():
 
 
 def test_mem_explains_with_the_printed_formulas():
-    """Examples 2 and 3 with the text's own numbers: `charter mem ... --explain` prints these rows."""
+    """Examples 2 and 3 with the text's own numbers: `charter plan mem ... --explain` prints these rows."""
     layout = Layout(data=128, tensor=8, sequence_parallel=True, zero=ZeroStage.GRADIENTS, micro_batch=16)
     rows = printed_formulas(LLAMA_65B, layout, llama_65b_memory(), seq_len=2048, precision=ZERO_PAPER)
     by_name = {row.name: row for row in rows}

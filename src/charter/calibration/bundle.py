@@ -74,11 +74,11 @@ def load(path: Path) -> Bundle:
         )
     except OSError as error:
         raise DataError(
-            f"{path} cannot be read: {error.strerror}; `charter calibrate FILE.csv -o PATH` writes a calibration"
+            f"{path} cannot be read: {error.strerror}; `charter validate calibrate FILE.csv -o PATH` writes one"
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
-            f"{path} is not a calibration ({error!r}); `charter calibrate FILE.csv -o PATH` writes one"
+            f"{path} is not a calibration ({error!r}); `charter validate calibrate FILE.csv -o PATH` writes one"
         ) from error
 
 

@@ -158,7 +158,7 @@ def _identity(row: PriceRow) -> Iterable[PriceFinding]:
         if not value:
             yield row.finding("no-provenance", Severity.ERROR, f"{name} is empty; a price without it is not used")
     if row.accelerator and not row.known:
-        message = f"no accelerator of the catalog is called {row.accelerator!r}; `charter gpus` lists all"
+        message = f"no accelerator of the catalog is called {row.accelerator!r}; `charter catalog gpus` lists all"
         yield row.finding("unknown-accelerator", Severity.ERROR, message)
 
 

@@ -1,4 +1,4 @@
-"""`charter accept`: keep a finished stage whose fingerprint has changed."""
+"""`charter artifacts accept`: keep a finished stage whose fingerprint has changed."""
 
 from pathlib import Path
 from typing import Annotated

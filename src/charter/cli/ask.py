@@ -1,4 +1,4 @@
-"""`charter ask`: what can be trained on some hardware, for some money, in some time; the inverse of `charter plan`."""
+"""`charter plan ask`: what can be trained on some hardware, for some money, in some time."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -57,7 +57,7 @@ def ask(
 ) -> None:
     """Show which models and methods fit hardware, budget and deadline: the inverse of charter plan.
 
-    Example: charter ask --budget 5k --deadline 3d --hardware H100:8. That is one machine unless --nodes says more;
+    Example: charter plan ask --budget 5k --deadline 3d --hardware H100:8. That is one machine unless --nodes says more;
     without hardware all of the price book is looked at. Exit codes: 0 something fits, 2 invalid, 3 nothing.
     """
     from charter.errors import InfeasibleError, UsageError

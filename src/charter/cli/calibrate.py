@@ -1,4 +1,4 @@
-"""`charter calibrate`: fit the planner to measured runs, and store what was learned with where it comes from."""
+"""`charter validate calibrate`: fit the planner to measured runs, and store what that says, with its source."""
 
 from dataclasses import replace
 from pathlib import Path

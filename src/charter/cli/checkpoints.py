@@ -1,4 +1,4 @@
-"""`charter ckpt` (also `charter checkpoints`): what a stage could go on from; kept, copied, checked, brought back."""
+"""`charter artifacts checkpoints`: list, verify, pin, copy and restore what a stage could go on from."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -204,7 +204,7 @@ def verify_checkpoints(
                 + ([f"{len(others)} other things are damaged:", *others] if others else [])
             )
             + "\n  `charter run` sets damaged ones aside and goes on from the newest that is whole; where there is a"
-            " second place, `charter ckpt scrub` repairs them"
+            " second place, `charter artifacts checkpoints scrub` repairs them"
         )
 
 

@@ -143,7 +143,7 @@ class ListByDefault(TyperGroup):
 
 
 class ShowOrListByDefault(ListByDefault):
-    """A group that shows what is named: `charter gpus H100` means `charter gpus show H100`."""
+    """A group that shows what is named: `charter catalog gpus H100` means `charter catalog gpus show H100`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put `show` in front of a name; otherwise as `ListByDefault`."""

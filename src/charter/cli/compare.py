@@ -1,4 +1,4 @@
-"""`charter compare`: plans or runs side by side; starts nothing."""
+"""`charter plan compare`: plans or runs side by side; starts nothing."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -45,7 +45,7 @@ def compare(
 
     if len(things) < 2:
         raise UsageError(
-            "compare needs two plans or more, or two runs: charter compare A B; give a project, a saved plan or a "
+            "compare needs two plans or more, or two runs: charter plan compare A B; give a project, a saved plan or a "
             "template"
         )
     if _wants_runs(things, plans=plans, runs=runs or html is not None or all_figures, overrides=overrides):

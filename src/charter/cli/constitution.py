@@ -1,4 +1,4 @@
-"""`charter constitution`: look at the principles, check them, take over published ones."""
+"""`charter data constitution`: look at the principles, check them, take over published ones."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -112,7 +112,7 @@ def import_principles(
     derived = sum("derived" in item for item in found.principles)
     for note in found.notes:
         print(note)
-    print(f"wrote {len(loaded.principles)} principles to {out}; `charter constitution lint {out}` checks them")
+    print(f"wrote {len(loaded.principles)} principles to {out}; `charter data constitution lint {out}` checks them")
     if derived:
         print(f"{derived} of them lacked a wording, which was made from another one and is marked `derived`: read it")
 

@@ -1,4 +1,4 @@
-"""`charter doctor`: whether this machine, and what a project needs beside it, can do the work."""
+"""`charter check environment`: whether this machine, and what a project needs beside it, can do the work."""
 
 from dataclasses import asdict
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`charter env`: versions for a bug report."""
+"""`charter check versions`: versions for a bug report."""
 
 from charter.cli.common import JsonOption, print_json
 

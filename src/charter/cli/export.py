@@ -1,4 +1,4 @@
-"""`charter export`: a finished stage's model as a Hugging Face directory, or a stage as another engine's files."""
+"""`charter artifacts export`: a stage's model as a Hugging Face directory, or a stage as another engine's files."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -69,7 +69,7 @@ def export(
     if print_ or json_ or data:
         raise UsageError("--data, --print and --json go with --engine")
     if target is None:
-        raise UsageError(f"give the directory to write: `charter export {stage} TARGET`, or --engine ENGINE")
+        raise UsageError(f"give the directory to write: `charter artifacts export {stage} TARGET`, or --engine ENGINE")
     if format != "model":
         from charter.report.data_export.exporting import export_data
 

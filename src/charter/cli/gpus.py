@@ -1,4 +1,4 @@
-"""`charter gpus`: the accelerators of the catalog, with what they cost."""
+"""`charter catalog gpus`: the accelerators of the catalog, with what they cost."""
 
 from datetime import date
 from pathlib import Path

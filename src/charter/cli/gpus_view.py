@@ -1,4 +1,4 @@
-"""How `charter gpus` prints accelerators: a list, one in full, several side by side, JSON."""
+"""How `charter catalog gpus` prints accelerators: a list, one in full, several side by side, JSON."""
 
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
@@ -141,7 +141,7 @@ def print_list(views: Sequence[View]) -> None:
         "Rates are dense TFLOP/s; links GB/s per direction; `from memory` means: verify before relying on it. USD per\n"
         "accelerator-hour of the cheapest whole machine, on demand and spot: dated snapshots, not live prices.\n"
         "* data sheet's GB read as 10^9 bytes, for want of a device's own report. ' fp16: the device has no bf16.\n"
-        "`charter gpus show NAME`: sources; `charter gpus compare A B`: side by side; `--sort price-per-pflop`.",
+        "`charter catalog gpus show NAME`: sources; `compare A B`: side by side; `--sort price-per-pflop`.",
         style="dim",
     )
 

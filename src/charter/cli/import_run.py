@@ -1,4 +1,4 @@
-"""`charter import`: a run that somebody else started, read into the ledger, the curves and the measurements."""
+"""`charter artifacts import`: a run that somebody else started, read into ledger, curves and measurements."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,7 +49,9 @@ TargetOption = Annotated[
 ]
 RowsOption = Annotated[
     Path | None,
-    typer.Option("--measurements", metavar="FILE.csv", help="Add the run's row to a file for `charter calibrate`."),
+    typer.Option(
+        "--measurements", metavar="FILE.csv", help="Add the run's row to a file for `charter validate calibrate`."
+    ),
 ]
 FactOption = Annotated[
     list[str] | None,

@@ -1,4 +1,4 @@
-"""What `charter import RUN` shows: the run that was found, its attempts, its row of measurements."""
+"""What `charter artifacts import RUN` shows: the run that was found, its attempts, its row of measurements."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

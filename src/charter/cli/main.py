@@ -1,96 +1,180 @@
 """The `charter` command: verbs, exit codes, and how errors are printed. The work is done elsewhere.
 
-Only the module of the verb that is asked for is imported, and command modules import what they need inside the
+Only the module of the verb that is called is imported, and command modules import what they need inside the
 command: what a command takes at least is the time of its imports.
 """
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
+from difflib import get_close_matches
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
-from charter.errors import CharterError, missing_extra
+from charter.errors import CharterError, UsageError, missing_extra
 
-if TYPE_CHECKING:
-    app: typer.Typer
-    """The command line with every verb; made when it is asked for."""
-
-VERBS: Mapping[str, str] = {
+COMMANDS: Mapping[str, str] = {
     "init": "init.init_command",
     "plan": "plan.plan",
-    "compare": "compare.compare",
-    "mem": "mem.mem",
-    "gpus": "gpus.gpus_app",
-    "prices": "prices.prices_app",
+    "plan ask": "ask.ask",
+    "plan compare": "compare.compare",
+    "plan mem": "mem.mem",
+    "plan scale": "scale.scale_app",
+    "plan simulate": "simulate.simulate",
     "check": "validate_config.check_command",
-    "validate": "validate.validate",
-    "calibrate": "calibrate.calibrate",
-    "scale": "scale.scale_app",
-    "simulate": "simulate.simulate",
-    "ask": "ask.ask",
-    "schema": "schema.schema_command",
+    "check environment": "doctor.doctor",
+    "check versions": "env.env",
+    "check schema": "schema.schema_command",
     "run": "run.run",
-    "resume": "run.resume",
+    "run resume": "run.resume",
+    "run serve": "serve.serve",
     "submit": "submit.submit",
     "status": "status.status",
+    "status track": "track.track_app",
     "logs": "logs.logs",
-    "samples": "samples.samples",
-    "track": "track.track_app",
-    "stop": "stop.stop",
-    "constitution": "constitution.constitution_app",
-    "cost": "cost.cost_app",
-    "report": "report.report",
-    "ui": "ui.ui",
-    "export": "export.export",
-    "import": "import_run.import_run",
-    "serve": "serve.serve",
-    "ckpt": "checkpoints.checkpoints_app",
-    "checkpoints": "checkpoints.checkpoints_app",
-    "accept": "accept.accept",
     "approve": "approve.approve",
+    "stop": "stop.stop",
+    "ui": "ui.ui",
+    "report": "report.report",
+    "report samples": "samples.samples",
+    "cost": "cost.cost_app",
     "data": "data.data_app",
-    "doctor": "doctor.doctor",
-    "env": "env.env",
+    "data constitution": "constitution.constitution_app",
+    "artifacts": "",
+    "artifacts checkpoints": "checkpoints.checkpoints_app",
+    "artifacts export": "export.export",
+    "artifacts import": "import_run.import_run",
+    "artifacts accept": "accept.accept",
+    "catalog": "",
+    "catalog gpus": "gpus.gpus_app",
+    "catalog models": "models.models",
+    "catalog prices": "prices.prices_app",
+    "validate": "validate.validate",
+    "validate calibrate": "calibrate.calibrate",
 }
-"""The module in this package and the command or group in it, by the word that calls it."""
-HIDDEN = frozenset({"checkpoints"})
-"""Other names of a verb, which help does not list."""
+"""The module in this package and the command or group in it, by the words that call it; a group of nothing else has
+none."""
+SHORT: Mapping[str, str] = {"ask": "plan ask", "samples": "report samples"}
+"""What people type often, in one word."""
+OLD: Mapping[str, str] = {
+    "compare": "plan compare",
+    "mem": "plan mem",
+    "scale": "plan scale",
+    "simulate": "plan simulate",
+    "doctor": "check environment",
+    "env": "check versions",
+    "schema": "check schema",
+    "resume": "run resume",
+    "serve": "run serve",
+    "track": "status track",
+    "constitution": "data constitution",
+    "ckpt": "artifacts checkpoints",
+    "checkpoints": "artifacts checkpoints",
+    "export": "artifacts export",
+    "import": "artifacts import",
+    "accept": "artifacts accept",
+    "gpus": "catalog gpus",
+    "prices": "catalog prices",
+    "calibrate": "validate calibrate",
+}
+"""Spellings of 0.1, which still work and name the new one; 0.2 drops them."""
+SCREEN: Mapping[str, Mapping[str, str]] = {
+    "Before a run": {
+        "init": "create a project: charter.yaml, constitution, data",
+        "plan": "memory, time and cost; a file is not needed: charter plan sft 8B --tokens 100M",
+        "check": "find every error of charter.yaml; check environment looks at this machine",
+        "catalog": "accelerators, models and prices, each with its source",
+    },
+    "The run": {
+        "run": "run or resume a project, here or on an engine",
+        "submit": "send a run to Slurm, Ray, Kubernetes or a cloud, and let it go on there",
+        "status": "where every stage is, how far, and why",
+        "logs": "the log of a stage",
+        "approve": "read samples of what a stage waits with, and let it start",
+        "stop": "stop at the next safe point, after a checkpoint",
+        "ui": "runs, plans, costs and samples in a browser",
+    },
+    "Afterwards": {
+        "report": "results, plan against actual; report samples prints what the models said",
+        "cost": "what was spent, what was lost, and the forecast",
+        "data": "check, measure and convert data sets; the constitution",
+        "artifacts": "checkpoints, export and import of models and runs",
+        "validate": "the planner against measured runs; calibrate it on yours",
+    },
+}
+"""Top-level verbs as `charter --help` shows them, in the order in which a project meets them."""
 
 
-def verbs_asked(words: Sequence[str]) -> tuple[str, ...]:
-    """The verbs that a command line may need: its own where it begins with one, else all, for help and for slips."""
-    return tuple(words[:1]) if words and words[0] in VERBS else tuple(VERBS)
+class Verbs(TyperGroup):
+    """The verbs, each imported when it is called; `charter plan mem` is a verb of two words."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the top-level verbs in the order of the screen."""
+        return [verb for verbs in SCREEN.values() for verb in verbs]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return the command or group of a verb in its full spelling; None for what is none."""
+        return load(cmd_name) if cmd_name in COMMANDS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the longest verb that the line begins with, in its present, short or earlier spelling."""
+        first = args[0]
+        if first in OLD and not ctx.resilient_parsing:
+            print(f'note: "charter {first}" is now "charter {OLD[first]}"', file=sys.stderr)
+        words = [*(SHORT.get(first) or OLD.get(first) or first).split(), *args[1:]]
+        for length in (2, 1):
+            name = " ".join(words[:length])
+            if name in COMMANDS and len(words) >= length:
+                return name, self.get_command(ctx, name), words[length:]
+        if first.startswith("-"):
+            return super().resolve_command(ctx, args)
+        near = get_close_matches(first, [*self.list_commands(ctx), *SHORT, *OLD])
+        meant = (
+            f"; did you mean {' or '.join(SHORT.get(word) or OLD.get(word) or word for word in near)}?" if near else ""
+        )
+        raise UsageError(f"charter has no command {first!r}{meant}")
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the screen: what there is, in the order in which it is needed."""
+        formatter.write("Usage: charter COMMAND [ARGS]...    charter COMMAND --help explains one\n\n")
+        formatter.write("Plan, run and account for large-scale alignment training.\n")
+        for title, verbs in SCREEN.items():
+            formatter.write(f"\n{title}\n")
+            for verb, summary in verbs.items():
+                formatter.write(f"  {verb:<10} {summary}\n")
+        formatter.write("\nNew here: charter init demo --template cai-smoke && charter run demo\n")
+        formatter.write("Options: --version, --install-completion, --show-completion, -h or --help\n")
 
 
-def make_app(verbs: Iterable[str] = tuple(VERBS)) -> typer.Typer:
-    """The command line with some of its verbs."""
-    made = typer.Typer(
-        name="charter",
-        help="Plan, run and account for large-scale alignment training.",
-        no_args_is_help=True,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-    made.callback()(_options)
-    for verb in verbs:
-        module, _, name = VERBS[verb].partition(".")
-        command = getattr(import_module(f"charter.cli.{module}"), name)
-        if isinstance(command, typer.Typer):
-            made.add_typer(command, name=verb, hidden=verb in HIDDEN)
+def load(verb: str) -> Any:
+    """Import the command or group of a verb."""
+    below = [name for name in COMMANDS if name.startswith(f"{verb} ")]
+    settings = {"help_option_names": ["-h", "--help"]}
+    holder = typer.Typer(
+        add_completion=False, rich_markup_mode=None, no_args_is_help=True, context_settings=settings,
+        help=next((f"{verbs[verb].capitalize()}." for verbs in SCREEN.values() if verb in verbs), None),
+    )  # fmt: skip
+    if not COMMANDS[verb]:
+        holder.callback()(lambda: None)
+        command: Any = typer.main.get_command(holder)
+    else:
+        module, _, name = COMMANDS[verb].partition(".")
+        target = getattr(import_module(f"charter.cli.{module}"), name)
+        if isinstance(target, typer.Typer):
+            target._add_completion = False
+            command = typer.main.get_command(target)
         else:
-            made.command(verb, hidden=verb in HIDDEN)(command)
-    return made
-
-
-def __getattr__(name: str) -> Any:
-    if name != "app":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()["app"] = make_app()
-    return globals()["app"]
+            holder.command()(target)
+            command = typer.main.get_command(holder)
+    if hasattr(command, "add_command"):
+        for name in below:
+            command.add_command(load(name), name.rpartition(" ")[2])
+    elif below:
+        command.epilog = f"See also {', '.join(f'charter {name}' for name in below)}: each has --help."
+    return command
 
 
 def _print_version(asked: bool) -> None:
@@ -101,6 +185,17 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
+app = typer.Typer(
+    name="charter",
+    cls=Verbs,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
 def _options(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
@@ -117,7 +212,7 @@ def _end_with(error: CharterError) -> NoReturn:
 def entry() -> NoReturn:
     """Run the command line; turn every error into one clear message and a documented exit code."""
     try:
-        make_app(verbs_asked(sys.argv[1:]))()
+        app()
     except CharterError as error:
         _end_with(error)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""`charter mem`: what a model needs on an accelerator, term by term, and what would make it fit."""
+"""`charter plan mem`: what a model needs on an accelerator, term by term, and what would make it fit."""
 
 from typing import TYPE_CHECKING, Annotated, Literal
 

@@ -1,4 +1,4 @@
-"""What `charter mem` shows: every term of a model's memory with its share and source, and what would make it fit."""
+"""Tables of `charter plan mem`: every term of a model's memory with its share and source, and what would fit."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any

@@ -274,7 +274,7 @@ def plan(
         Path | None,
         typer.Option(
             "--calibration",
-            help="Constants and paces of `charter calibrate`; calibration.json of the project if it is there.",
+            help="Constants and paces of `charter validate calibrate`; calibration.json of the project if it is there.",
             show_default=False,
         ),
     ] = None,

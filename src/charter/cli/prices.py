@@ -1,4 +1,4 @@
-"""`charter prices`: rental and storage prices with date and confidence; import, compare and check price lists."""
+"""`charter catalog prices`: rental and storage prices with date and confidence; import and checks of price lists."""
 
 from datetime import date
 from pathlib import Path
@@ -201,7 +201,7 @@ def _refuse_bad(checked: "Checked", file: Path, *, skip_bad: bool) -> None:
             )
         )
     if not checked.good_rows:
-        raise UsageError(f"{file.name}: no row can be used; `charter prices check {file}` says why")
+        raise UsageError(f"{file.name}: no row can be used; `charter catalog prices check {file}` says why")
 
 
 def _tell(checked: "Checked", target: Path, *, written: int, total: int, as_json: bool) -> None:

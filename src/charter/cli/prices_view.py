@@ -1,4 +1,4 @@
-"""How `charter prices` prints offers, storage prices and findings."""
+"""How `charter catalog prices` prints offers, storage prices and findings."""
 
 from collections.abc import Mapping, Sequence
 from datetime import date
@@ -97,7 +97,7 @@ def print_offers(found: Sequence[Offer], book: PriceBook, today: date) -> None:
         "USD per accelerator-hour; spot is the median zone; `-` is not offered or not known.\n"
         "Dated lists, not live prices. "
         + (f"{old} of {len(found)} may be older than {STALE_DAYS} days. " if old else "")
-        + "`charter prices import FILE` adds newer lists and contracts; `resources.price` sets one.",
+        + "`charter catalog prices import FILE` adds newer lists and contracts; `resources.price` sets one.",
         style="dim",
     )
 

@@ -128,7 +128,10 @@ def _print_outcome(root: Path) -> None:
     for outcome in outcomes(run):
         for comparison in outcome.comparisons:
             print(comparison)
-    print(f"Next: charter samples -C {root} · charter report -C {root} · charter cost -C {root} · charter ui {root}")
+    print(
+        f"Next: charter report samples -C {root} · charter report -C {root} · "
+        f"charter cost -C {root} · charter ui {root}"
+    )
 
 
 def _show_work(project: "Project", root: Path, options: "RunOptions") -> None:

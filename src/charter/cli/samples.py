@@ -1,4 +1,4 @@
-"""`charter samples`: what the models said, to be read."""
+"""`charter report samples`: what the models said, to be read."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`charter scale`: fit a scaling law to small runs, predict loss, and plan a large run from a budget."""
+"""`charter plan scale`: fit a scaling law to small runs, predict loss, and plan a large run from a budget."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 LawOption = Annotated[
     str,
-    typer.Option("--law", help="File of `charter scale fit`, or besiroglu2024, hoffmann2022, kaplan2020."),
+    typer.Option("--law", help="File of `charter plan scale fit`, or besiroglu2024, hoffmann2022, kaplan2020."),
 ]
 UniqueOption = Annotated[
     str | None,
@@ -66,7 +66,9 @@ def scale_plan_command(
     parameters: Annotated[str | None, typer.Option("--parameters", "-N", help="Of the model: 70e9 or 70B.")] = None,
     tokens: Annotated[str | None, typer.Option("--tokens", "-D", help="It is trained on: 2e12 or 2T.")] = None,
     law: LawOption = "besiroglu2024",
-    accelerator: Annotated[str, typer.Option("--accelerator", "-a", help="Type, as in `charter gpus`.")] = "H100",
+    accelerator: Annotated[
+        str, typer.Option("--accelerator", "-a", help="Type, as in `charter catalog gpus`.")
+    ] = "H100",
     gpus: Annotated[str, typer.Option("--gpus", help="How many; several with commas: 2048,4096,10240.")] = "1024",
     price: Annotated[
         str | None, typer.Option("--price", help="Per accelerator-hour; the median on-demand price when left out.")

@@ -1,4 +1,4 @@
-"""What `charter scale` prints: the fitted law with its curve, and the plan of a large run."""
+"""What `charter plan scale` prints: the fitted law with its curve, and the plan of a large run."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,7 +43,7 @@ def print_study(found: "Study", output: Path) -> None:
     _held_back(out, found)
     _envelope(out, found)
     _curve(out, found)
-    out.print(f"\nwritten: {output}   next: charter scale predict --law {output} --parameters 8e9 --tokens 2e12")
+    out.print(f"\nwritten: {output}   next: charter plan scale predict --law {output} --parameters 8e9 --tokens 2e12")
 
 
 def _held_back(out: "Console", found: "Study") -> None:

@@ -1,4 +1,4 @@
-"""`charter schema`: the JSON Schema of charter.yaml, for editors."""
+"""`charter check schema`: the JSON Schema of charter.yaml, for editors."""
 
 import typer
 

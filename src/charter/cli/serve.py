@@ -1,4 +1,4 @@
-"""`charter serve`: a model directory behind an OpenAI-compatible server on this machine.
+"""`charter run serve`: a model directory behind an OpenAI-compatible server on this machine.
 
 The command becomes the process that serves, so that signals reach it; it must not import torch itself.
 """

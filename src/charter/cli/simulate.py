@@ -1,4 +1,4 @@
-"""`charter simulate`: a job under failures, preemptions and waits, by closed form and by simulation."""
+"""`charter plan simulate`: a job under failures, preemptions and waits, by closed form and by simulation."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -62,8 +62,8 @@ def simulate(
 
     if (stage is None) == (work is None):
         raise UsageError(
-            "simulate what? a stage: `charter simulate -C DIR ppo`\n"
-            "  or numbers: `charter simulate --gpus 16384 --work 54d --save 10s --restart 8m`"
+            "simulate what? a stage: `charter plan simulate -C DIR ppo`\n"
+            "  or numbers: `charter plan simulate --gpus 16384 --work 54d --save 10s --restart 8m`"
         )
     if stage is not None:
         if gpus or mtbf or failures_per_node_day or trace or spot or spares is not None:

@@ -34,8 +34,9 @@ def submit(
     from charter.run.submit import preview, submit_supervisor
 
     project, root = open_project(directory, set_)
+    path, overrides = directory.resolve(), set_ or ()
     if print_:
-        shown = preview(project, root, on, stages or (), replan=replan, anyway=anyway)
+        shown = preview(project, root, on, stages or (), path=path, overrides=overrides, replan=replan, anyway=anyway)
         if json_:
             print_json(shown.to_json())
             return
@@ -43,9 +44,8 @@ def submit(
             typer.echo(f"no plan ({shown.problem}): charter.yaml alone says what is asked for", err=True)
         typer.echo(shown.texts, nl=False)
         return
-    path = directory.resolve()
     engine, number = submit_supervisor(
-        project, root, on, stages or (), path=path, overrides=set_ or (), anyway=anyway, replan=replan
+        project, root, on, stages or (), path=path, overrides=overrides, anyway=anyway, replan=replan
     )
     own = root / "run" / "supervisor"
     log = f"; its own log is in {own}" if own.is_dir() else ""

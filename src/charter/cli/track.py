@@ -1,4 +1,4 @@
-"""`charter track`: how far trackers have been told of a run, and telling them the rest."""
+"""`charter status track`: how far trackers have been told of a run, and telling them the rest."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -57,7 +57,9 @@ def track_sync(
     behind = [item for item in found if not item.is_up_to_date]
     if behind:
         told = "; ".join(f"{item.tracker}: {item.message or 'not everything was told'}" for item in behind)
-        raise InterruptedRunError(f"not everything was delivered; {told}; `charter track sync` goes on from there")
+        raise InterruptedRunError(
+            f"not everything was delivered; {told}; `charter status track sync` goes on from there"
+        )
 
 
 def _plain(item: "TrackerStatus") -> dict[str, Any]:

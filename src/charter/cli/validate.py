@@ -26,7 +26,8 @@ def validate(
         Literal["source", "kind", "gpu"], typer.Option("--by", help="How the summary is grouped.")
     ] = "source",
     calibration: Annotated[
-        Path | None, typer.Option("--calibration", help="Constants of `charter calibrate` instead of the shipped ones.")
+        Path | None,
+        typer.Option("--calibration", help="Constants of `charter validate calibrate` instead of the shipped ones."),
     ] = None,
     in_sample: Annotated[
         bool, typer.Option("--in-sample", help="Keep a source's own rows in the fit that predicts it.")

@@ -101,7 +101,7 @@ def _smaller(use: Use) -> Iterator[Advice]:
         return
     text = (
         f"at most {100 * use.memory_peak_share:.0f} % of the memory of {use.accelerator} is taken; "
-        "one with less would do (`charter mem` says which): or a larger batch on this one"
+        "one with less would do (`charter plan mem` says which): or a larger batch on this one"
     )
     yield Advice(stage=use.stage, kind="smaller_accelerator", text=text, saving_usd=None, of=_base(use)[1])
 
@@ -116,7 +116,7 @@ def _spot(use: Use) -> Iterator[Advice]:
     if share >= 1:
         return
     assumption = "" if use.spot_share is not None else " (at half the price, which is usual)"
-    text = f"it goes on from checkpoints, so spot would do{assumption}; `charter simulate` says what kills cost"
+    text = f"it goes on from checkpoints, so spot would do{assumption}; `charter plan simulate` says what kills cost"
     yield Advice(stage=use.stage, kind="spot", text=text, saving_usd=usd * (1 - share), of=of)
 
 

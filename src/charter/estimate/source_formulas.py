@@ -1,4 +1,4 @@
-"""Formulas exactly as the source texts print them, beside what Charter computes: `charter mem --explain`.
+"""Formulas exactly as the source texts print them, beside what Charter computes: `charter plan mem --explain`.
 
 Where a printed formula or unit is loose, the note says so; no plan is made with them.
 """

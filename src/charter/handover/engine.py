@@ -26,4 +26,4 @@ class HandoverEngine:
     render: Callable[[Handover], RenderedRun]
     """Raises `SpecError` with everything that the engine cannot express."""
     data_suffix: str = ".jsonl"
-    """Of the files that it reads, as `charter export` names them."""
+    """Of the files that it reads, as `charter artifacts export` names them."""

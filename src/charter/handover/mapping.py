@@ -106,7 +106,7 @@ class FieldMapper:
             Problem(
                 path=path,
                 message=f"{self.handover.engine} cannot express {_shown(self.value(field))}: {reason}",
-                hint=hint or "change it, or take another engine (`charter export --help` lists them)",
+                hint=hint or "change it, or take another engine (`charter artifacts export --help` lists them)",
             )
         )
 

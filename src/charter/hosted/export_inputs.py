@@ -1,4 +1,4 @@
-"""The data and models of a stage for an engine that somebody else starts: `charter export STAGE --engine E --data`.
+"""The data and models of a stage for an engine that somebody else starts: `charter artifacts export --data`.
 
 Run in a process of its own, since it needs torch: `python -m charter.hosted.export_inputs --stage-dir D`, where D holds
 the job and nothing else; what it makes lies in `D/exported`.

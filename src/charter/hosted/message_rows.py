@@ -28,7 +28,7 @@ def message_rows(setup: Setup, tokenizer: Any, stage: Stage) -> PairRows:
     if stage.engine == _INDEXED or isinstance(stage, PretrainStage):
         raise UsageError(
             f"the data of {stage.engine} is made by tools of its own, which Charter does not run\n"
-            "  `charter export` renders the stage with the commands that make its data"
+            "  `charter artifacts export` renders the stage with the commands that make its data"
         )
     if isinstance(stage, SftStage):
         found = [item.turns for item in setup.rows("data", read_conversations)]

@@ -36,6 +36,16 @@ def preview_job(
     return stage_job(project, request, Asked(number=1, token=TOKEN, shards=shards), engine=engine)
 
 
+def run_words(overrides: Sequence[str], *, anyway: bool) -> tuple[str, ...]:
+    """Return what `charter run` must be told elsewhere to mean the same project as here.
+
+    >>> run_words(["pipeline.ppo.episodes=640"], anyway=True)
+    ('--anyway', '--set', 'pipeline.ppo.episodes=640')
+    """
+    replaced = [word for override in overrides for word in ("--set", override)]
+    return (*(["--anyway"] if anyway else []), *replaced)
+
+
 def supervisor_job(
     project: Project,
     path: Path,
@@ -43,16 +53,13 @@ def supervisor_job(
     root: Path,
     engine: str,
     only: Sequence[str],
-    overrides: Sequence[str] = (),
-    anyway: bool = False,
+    words: Sequence[str] = (),
     token: str,
 ) -> StageJob:
     """The supervisor itself as a job: one core, which reads the project from `path` and submits its stages."""
     first = next(iter(project.pipeline))
     like = preview_job(project, first, root, engine=engine, module="-", processes=_least(project, first))
-    words = [word for stage in only for word in ("--only", stage)]
-    words += [word for override in overrides for word in ("--set", override)]
-    words += ["--anyway"] if anyway else []
+    words = [*(word for stage in only for word in ("--only", stage)), *words]
     directory = root / "run" / SUPERVISOR
     return replace(
         like,

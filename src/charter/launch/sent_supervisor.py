@@ -35,8 +35,7 @@ def send_supervisor(
     scheduler: Scheduler,
     *,
     only: Sequence[str],
-    overrides: Sequence[str],
-    anyway: bool = False,
+    words: Sequence[str],
 ) -> str:
     """Submit the supervisor, which reads the project from `path`, and say the number of its job.
 
@@ -53,8 +52,7 @@ def send_supervisor(
             root=root,
             engine=scheduler.name,
             only=only,
-            overrides=overrides,
-            anyway=anyway,
+            words=words,
             token=asked.token,
         )
         request = StageStart(stage=SUPERVISOR, module="-", stage_dir=directory, attempt=asked.number)

@@ -123,7 +123,18 @@ def server_command(
     """
     on_accelerator = bool(place.devices)
     if pool.engine == "charter":
-        words = [sys.executable, "-m", "charter.cli.main", "serve", pool.path, "--host", host, "--port", str(port)]
+        words = [
+            sys.executable,
+            "-m",
+            "charter.cli.main",
+            "run",
+            "serve",
+            pool.path,
+            "--host",
+            host,
+            "--port",
+            str(port),
+        ]
         words += ["--name", pool.served_name, "--token", f"file:{key}", "--batch", str(pool.max_num_seqs or 1)]
         return (*words, "--threads", str(pool.threads), "--device", "cuda" if on_accelerator else "cpu")
     words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", pool.path]

@@ -47,7 +47,7 @@ class Attempt:
     clock: Clock
     """Which clock the duration is from; `wall_backwards`: the clock was set back, the duration stood; `engine`: the
     records of the engine that ran it, in the place of what was measured here; `imported`: the log of a run that
-    somebody else started (`charter import`)."""
+    somebody else started (`charter artifacts import`)."""
     last_heartbeat: float
     first_step: int
     last_step: int

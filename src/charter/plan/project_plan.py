@@ -32,9 +32,10 @@ def plan_project(
 ) -> Plan:
     """The plan of `project`, whose files lie in `directory`; `machine` replaces the probe of this one.
 
-    A `calibration.json` in the directory (`charter calibrate -C`) is used unless `knowledge` is given, a `prices.csv`
-    (`charter prices import`) on top of the bundled price book unless `prices` is. With `today`, contracts that do not
-    hold are left out and old prices are among the assumptions. `alternatives` and `start`: see `make_plan`.
+    A `calibration.json` in the directory (`charter validate calibrate -C`) is used unless `knowledge` is given, a
+    `prices.csv` (`charter catalog prices import`) on top of the bundled price book unless `prices` is. With `today`,
+    contracts that do not hold are left out and old prices are among the assumptions. `alternatives` and `start`: see
+    `make_plan`.
     """
     inputs = read_inputs(project, directory)
     if machine is None and may_run_here(project):

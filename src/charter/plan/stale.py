@@ -24,7 +24,7 @@ def stale_prices(plan: Plan, book: PriceBook, today: date) -> tuple[Assumption, 
                         name=f"{PREFIX}{place.label}, {price.market}",
                         value=price.usd_per_hour,
                         source=f"may be more than {STALE_DAYS} days old on {today.isoformat()}; refresh it with "
-                        "`charter prices import FILE`",
+                        "`charter catalog prices import FILE`",
                         as_of=price.as_of,
                     )
                 ] = None

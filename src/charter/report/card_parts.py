@@ -8,7 +8,7 @@ UNKNOWN_LICENCE = "unknown"
 def licence_text(licence: str) -> str:
     """What a card says of the licence that was given."""
     if licence != UNKNOWN_LICENCE:
-        return f"{licence}, as given to `charter export`.\n"
+        return f"{licence}, as given to `charter artifacts export`.\n"
     return "Not known. It follows from the licences of the models and data above; give it with `--license`.\n"
 
 

@@ -103,7 +103,7 @@ def print_imported(accounted: Sequence[Accounted], console: Console) -> None:
         stages = ", ".join(dict.fromkeys(escape(item.attempt.stage) for item in found))
         cost = f", {format_usd(spent(totals).usd)}" if totals.priced_attempts else ", unpriced"
         time = format_seconds(totals.milliseconds / 1000)
-        console.print(f"Imported (charter import): {time}{cost} of stage {stages}", highlight=False)
+        console.print(f"Imported (charter artifacts import): {time}{cost} of stage {stages}", highlight=False)
 
 
 def unit_table(view: Overview) -> Table:

@@ -44,5 +44,5 @@ def engine_line(plan: Plan) -> str:
     )
     return (
         f"Other engines {money}{', '.join(names)} of the work, on the same accelerators, without resuming to the bit; "
-        "--any-engine shows them, `charter export` hands a stage over."
+        "--any-engine shows them, `charter artifacts export` hands a stage over."
     )

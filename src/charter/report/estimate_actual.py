@@ -62,7 +62,7 @@ class PaceLine:
     used: float | None
     """Of the project's `calibration.json`; None where it has none, and plans use the shipped constants."""
     shown: float | None
-    """What this run's steps say, as `charter calibrate -C` would store it."""
+    """What this run's steps say, as `charter validate calibrate -C` would store it."""
     steps: int
 
 

@@ -1,4 +1,4 @@
-"""`charter export STAGE --engine E`: a stage as a directory that another engine can be started from."""
+"""`charter artifacts export STAGE --engine E`: a stage as a directory that another engine can be started from."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -86,7 +86,7 @@ def _inputs_wanted(handover: Handover, inputs: Sequence[ModelInput]) -> Iterator
         yield f"- `{item.path}`: the model of the role {item.role}, {_origin(item)}."
     for role, path in handover.paths.data.items():
         yield f"- `{path}`: the rows of the role {role}, in the order in which they are read."
-        yield "  `charter export --data` writes them when what the stage reads is there; `charter run` does so itself."
+        yield "  `charter artifacts export --data` writes them when what the stage reads is there; so does a run."
 
 
 def _inputs_there(handover: Handover, notes: Sequence[str]) -> Iterator[str]:
@@ -139,12 +139,12 @@ def _readme(
         yield f"With `engine: {engine.name}` in the stage `charter run` starts it, with its record and resume."
     else:
         yield "`charter run` starts engines on one node; on several they are started as above."
-    yield f"What was started by hand is read with `charter import DIR --as {handover.name}`."
+    yield f"What was started by hand is read with `charter artifacts import DIR --as {handover.name}`."
 
 
 def _origin(item: ModelInput) -> str:
     if item.made_by is not None:
-        return f"made by stage {item.made_by}: `charter export {item.made_by} {item.path}`"
+        return f"made by stage {item.made_by}: `charter artifacts export {item.made_by} {item.path}`"
     return "to be put there" if item.path.startswith("inputs/") else "from the hub, or a directory of that name"
 
 

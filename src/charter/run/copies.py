@@ -1,4 +1,4 @@
-"""What `charter ckpt backup | restore | scrub` do: a project's results to and from a second place."""
+"""What `charter artifacts checkpoints backup | restore | scrub` do: a project's results to and from a second place."""
 
 import queue
 import threading
@@ -173,7 +173,9 @@ class Replicas:
         while self._thread.is_alive():
             waited = time.monotonic() - started
             if waited > wait_seconds or (self._hurry() and waited > LEAVE_SECONDS):
-                message = f"not everything was copied in {waited:.0f} s; `charter ckpt backup` copies the rest"
+                message = (
+                    f"not all was copied in {waited:.0f} s; `charter artifacts checkpoints backup` copies the rest"
+                )
                 self._events.emit("replica_failed", message=message)
                 return
             self._thread.join(LOOK_EVERY_SECONDS)

@@ -103,5 +103,5 @@ def _is_finished(stage: PlannedStage) -> bool:
     if record is None:
         return False
     if (wrong := damaged_output(stage.directory, record)) is not None:
-        raise DataError(f"{stage.directory}: {wrong}; `charter ckpt verify` tells all that is damaged")
+        raise DataError(f"{stage.directory}: {wrong}; `charter artifacts checkpoints verify` tells all that is damaged")
     return True

@@ -134,7 +134,7 @@ class Followers:
                 "tracking_behind",
                 trackers=[found.tracker for found in behind],
                 rows=sum(found.waiting_rows for found in behind),
-                message=f"{names} was not told everything ({why}); the next run or `charter track sync` does it",
+                message=f"{names} was not told everything ({why}); the next run or `charter status track sync` does it",
             )
 
 

@@ -32,7 +32,7 @@ class Kept:
 
 @dataclass(frozen=True, kw_only=True)
 class Acceptance:
-    """What `charter accept` would keep, and how it differs from what the file asks for."""
+    """What `charter artifacts accept` would keep, and how it differs from what the file asks for."""
 
     stage: str
     kept: str
@@ -48,7 +48,7 @@ def kept_record(root: Path, name: str, *, asked: str, pin: str | None, acceptanc
     accepted = acceptances.get(name)
     if accepted and accepted.get("wanted") == asked:
         found = _finished(root, name, accepted["kept"])
-        return Kept(fingerprint=found.fingerprint, why="kept by `charter accept`") if found else None
+        return Kept(fingerprint=found.fingerprint, why="kept by `charter artifacts accept`") if found else None
     return None
 
 
@@ -110,7 +110,7 @@ class PlannedStage:
     asked_fingerprint: str
     """The hash of `identity`."""
     kept: Kept | None
-    """The finished record of another fingerprint that is kept in its place, by `charter accept` or by a pin."""
+    """The finished record of another fingerprint that stands in its place, by `charter artifacts accept` or a pin."""
     directory: Path
     inputs: Mapping[str, tuple[JobInput, ...]]
     constitution: str | None

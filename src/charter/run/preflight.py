@@ -26,7 +26,7 @@ _NATIVE = "`engine: native`, which trains and merges adapters"
 ON_PROCESSORS = ("trl", "accelerate", "deepspeed")
 """Engines that compute without an accelerator."""
 _SOMEWHERE = "/somewhere"
-_INSTEAD = "take one that is, or remove `engine`; `charter export` renders a stage for an engine elsewhere"
+_INSTEAD = "take one that is, or remove `engine`; `charter artifacts export` renders it for an engine elsewhere"
 
 
 def check_hosted(pipeline: Pipeline, stage: PlannedStage, *, facts: NodeFacts | None) -> Iterator[Problem]:
@@ -40,7 +40,7 @@ def check_hosted(pipeline: Pipeline, stage: PlannedStage, *, facts: NodeFacts | 
     title = handover_engine(name).title
     if (nodes := stage_nodes(project, stage.spec)) > 1:
         message = f"this version of Charter starts {title} on one node; found {nodes}"
-        hint = "`charter export` renders the command that each of several nodes runs"
+        hint = "`charter artifacts export` renders the command that each of several nodes runs"
         yield Problem(path=f"{where}.resources.num_nodes", message=message, hint=hint)
     gpus = None if facts is None else facts.gpus
     if name not in ON_PROCESSORS and stage_device(project, stage.spec, gpus=gpus) == "cpu":
@@ -78,11 +78,11 @@ def _check_adapter(stage: PlannedStage, title: str) -> Iterator[Problem]:
         return
     if stage.spec.engine not in WITH_PEFT:
         message = f"{title} leaves an adapter apart from its base model, which this version of Charter cannot take back"
-        hint = f"{_NATIVE}, one of {', '.join(WITH_PEFT)} too; `charter export` renders a stage for an engine elsewhere"
+        hint = f"{_NATIVE}, one of {', '.join(WITH_PEFT)} too; `charter artifacts export` renders it for others"
         yield Problem(path=where, message=message, hint=hint)
     elif adapter.base_bits != WHOLE_BITS:
         message = f"this version of Charter merges what {title} has trained over a base in 16 bits; found base_bits "
-        hint = f"base_bits: {WHOLE_BITS}, or {_NATIVE} over such a base; `charter export` renders the stage"
+        hint = f"base_bits: {WHOLE_BITS}, or {_NATIVE} over such a base; `charter artifacts export` renders the stage"
         yield Problem(path=f"{where}.base_bits", message=f"{message}{adapter.base_bits}", hint=hint)
 
 

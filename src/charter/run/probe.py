@@ -81,7 +81,7 @@ def probe_project(
 ) -> ProbeReport:
     """Run the best `layouts` layouts of every stage for a few steps, and store the measured paces with the project.
 
-    The estimate they are compared with uses the shipped constants, as `charter calibrate -C` does, so that probing
+    The estimate they are compared with uses the shipped constants, as `validate calibrate -C` does, so that probing
     twice changes nothing. Raises MissingExtraError without the engine, InfeasibleError when no stage could be probed.
     """
     check_packages()

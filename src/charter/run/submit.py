@@ -10,7 +10,7 @@ from charter.launch.commands import module_of
 from charter.launch.job import StageJob
 from charter.launch.machine import asked_layout
 from charter.launch.opening import RUNS, engine_name, open_scheduler
-from charter.launch.preview import SUPERVISOR, TOKEN, preview_job, supervisor_job
+from charter.launch.preview import SUPERVISOR, TOKEN, preview_job, run_words, supervisor_job
 from charter.launch.rendered import TARGETS, printed, texts_for
 from charter.launch.sent_supervisor import send_supervisor
 from charter.run.graph import build_pipeline, with_project
@@ -44,8 +44,10 @@ def preview(
     asked: str | None,
     stages: Sequence[str],
     *,
-    replan: bool = False,
+    path: Path | None = None,
+    overrides: Sequence[str] = (),
     anyway: bool = False,
+    replan: bool = False,
 ) -> Preview:
     """Return what would be sent for all stages, or for these; needs no engine and changes nothing.
 
@@ -73,16 +75,17 @@ def preview(
     entries = [
         entry for stage, job in jobs.items() for entry in _entries(project, stage, job, executions.get(stage), name)
     ]
-    own = supervisor_job(project, root, root=root, engine=name, only=stages, anyway=anyway, token=TOKEN)
+    words = run_words(overrides, anyway=anyway)
+    own = supervisor_job(project, path or root, root=root, engine=name, only=stages, words=words, token=TOKEN)
     entries.append(_entry(own, None, SUPERVISOR, name, market="owned"))
-    return Preview(
-        texts=_texts(project, name, stages, jobs, anyway=anyway), jobs=tuple(entries), problem=planned.problem
-    )
+    return Preview(texts=_texts(project, name, stages, jobs, words=words), jobs=tuple(entries), problem=planned.problem)
 
 
-def _texts(project: Project, name: str, stages: Sequence[str], jobs: Mapping[str, StageJob], *, anyway: bool) -> str:
+def _texts(
+    project: Project, name: str, stages: Sequence[str], jobs: Mapping[str, StageJob], *, words: tuple[str, ...]
+) -> str:
     if target := TARGETS.get(name):
-        texts = texts_for(project, name, stages, anyway=anyway)
+        texts = texts_for(project, name, stages, words=words)
         # What Charter sends itself is one file, and is shown as it is sent: it begins with the command that sends it.
         return "".join(texts.values()) if target.submit else printed(texts)
     scheduler = open_scheduler(project, name)
@@ -162,13 +165,12 @@ def submit_supervisor(
         refuse_overflow(ready.planned.overflow, ready.work, options)
     keep_plan(ready.planned, root.resolve())
     project = ready.work.pipeline.project
+    words = run_words(overrides, anyway=anyway)
     if target and target.submit:
-        return name, target.submit(project, root, texts_for(project, name, stages, anyway=anyway))
+        return name, target.submit(project, root, texts_for(project, name, stages, words=words))
     scheduler = open_scheduler(project, name)
     try:
-        return name, send_supervisor(
-            project, path or root, root, scheduler, only=stages, overrides=overrides, anyway=anyway
-        )
+        return name, send_supervisor(project, path or root, root, scheduler, only=stages, words=words)
     finally:
         scheduler.close()
 

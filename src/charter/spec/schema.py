@@ -1,4 +1,4 @@
-"""JSON Schema of `charter.yaml`, for editors and for `charter schema`.
+"""JSON Schema of `charter.yaml`, for editors and for `charter check schema`.
 
 Pydantic makes it from the dataclasses; here it learns what it cannot know: texts instead of mappings, stages told
 apart by `kind`, presets, patterns of names, and the descriptions that stand under the fields in the source.

@@ -112,7 +112,7 @@ class ServerPool:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     engine: Literal["vllm", "charter"] = "vllm"
-    """`charter` is the small server of `charter serve`."""
+    """`charter` is the small server of `charter run serve`."""
     replicas: Count = 1
     """Servers over all nodes; each answers for the whole model."""
     tensor: Count = 1

@@ -76,7 +76,7 @@ class TrackerEntry:
     tensorboard: TensorboardSettings | None = None
     drain: Seconds = 30.0
     """How long the end of a run waits for what is not delivered yet; a tracker that does not answer is not waited for.
-    `charter track sync` and the next run deliver the rest."""
+    `charter status track sync` and the next run deliver the rest."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -377,7 +377,7 @@ class TrackingLock:
             self._lock.acquire(timeout=self._wait_seconds, poll_interval=0.05)
         except Timeout:
             raise UsageError(
-                f"{self._run_dir} is being followed by a run or by another `charter track sync` "
+                f"{self._run_dir} is being followed by a run or by another `charter status track sync` "
                 f"(waited {time.monotonic() - started:.0f} s); let it end, it delivers by itself"
             ) from None
         return self

@@ -11,7 +11,7 @@ from charter.errors import DataError
 
 STEP, TIME = "step", "time"
 METRICS, IMPORTED_METRICS = "metrics.jsonl", "imported.jsonl"
-"""What a stage itself has logged; what `charter import` has read from the log of a run that somebody else started."""
+"""What a stage itself has logged; what `charter artifacts import` has read from somebody else's log."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -102,7 +102,7 @@ class Sender:
         return done
 
     def _tell(self, message: str | None) -> None:
-        """Say how it goes, for `charter track status` and for whoever decides how long to wait."""
+        """Say how it goes, for `charter status track status` and for whoever decides how long to wait."""
         health = {
             "time": time.time(),
             "failures": self._failures,

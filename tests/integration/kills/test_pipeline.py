@@ -132,7 +132,7 @@ def test_the_steps_of_a_run_calibrate_the_plan_of_the_next(undisturbed, tmp_path
     """The pace of each kind of stage brings the plan to what was measured, on this machine as it is now."""
     project = tmp_path / "project"
     shutil.copytree(undisturbed, project)
-    done = charter("calibrate", "-C", str(project), "--json")
+    done = charter("validate", "calibrate", "-C", str(project), "--json")
     assert done.returncode == 0, done.stderr
     paces = {pace["kind"]: pace for pace in json.loads(done.stdout)["paces"]}
     assert {"pretrain", "sft", "preference_model", "ppo"} <= set(paces)
@@ -147,6 +147,6 @@ def test_the_steps_of_a_run_calibrate_the_plan_of_the_next(undisturbed, tmp_path
 
 def test_a_project_that_never_ran_has_no_pace(tmp_path):
     charter("init", "--template", "cai-smoke", str(tmp_path / "new"))
-    refused = charter("calibrate", "-C", str(tmp_path / "new"))
+    refused = charter("validate", "calibrate", "-C", str(tmp_path / "new"))
     assert refused.returncode == 2
     assert "has logged three steps" in refused.stderr

@@ -75,7 +75,7 @@ class Client:
 def serving(directory, *options, environment=None):
     """A server process, until it is left."""
     process = forks.Process(
-        [sys.executable, "-m", "charter.cli.main", "serve", str(directory), *options],
+        [sys.executable, "-m", "charter.cli.main", "run", "serve", str(directory), *options],
         preload=forks.STAGES,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""`charter serve` as a process: layouts, log-probabilities, limits, who may ask, and how it ends."""
+"""`charter run serve` as a process: layouts, log-probabilities, limits, who may ask, and how it ends."""
 
 import json
 import os
@@ -166,7 +166,7 @@ def test_a_token_is_asked_for_and_the_server_ends_cleanly(judge_dir, started):
 
 
 def refusal(*options):
-    command = [sys.executable, "-m", "charter.cli.main", "serve", *options]
+    command = [sys.executable, "-m", "charter.cli.main", "run", "serve", *options]
     done = forks.run(command, preload=forks.STAGES, capture_output=True, text=True)
     return done.returncode, done.stderr
 

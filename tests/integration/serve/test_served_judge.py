@@ -1,4 +1,4 @@
-"""A label stage whose judge is behind `charter serve` makes the labels of one whose judge is in its process."""
+"""A label stage whose judge is behind `charter run serve` makes the labels of one whose judge is in its process."""
 
 import json
 from dataclasses import replace

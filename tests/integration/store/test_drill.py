@@ -21,7 +21,7 @@ def test_a_finished_run_is_copied_and_comes_back_without_computing(work, undistu
     assert done.code == 0, done.err
     assert len(copied(done.events, "outputs")) == 3
     shutil.rmtree(work.root / "run")
-    back = work.charter("ckpt", "restore")
+    back = work.charter("artifacts", "checkpoints", "restore")
     assert back.code == 0, back.err
     again = work.run()
     assert (again.code, again.names("stage_started")) == (0, [])
@@ -35,7 +35,7 @@ def test_a_machine_lost_in_the_middle_costs_only_what_was_not_copied(work, undis
     held.start("b")
     held.wait_for(lambda: list(second.glob("copies/count/b-*/step-*.json")))
     held.lose_the_machine()
-    back = work.charter("ckpt", "restore")
+    back = work.charter("artifacts", "checkpoints", "restore")
     assert back.code == 0, back.err
     assert "checkpoint" in back.out
     again = work.run()

@@ -87,9 +87,9 @@ def test_a_run_is_backed_up_to_a_bucket_and_restored(work, undisturbed, s3):
     assert done.code == 0, done.err
     assert "replica_failed" not in {event["event"] for event in done.events}
     shutil.rmtree(work.root / "run")
-    back = work.charter("ckpt", "restore")
+    back = work.charter("artifacts", "checkpoints", "restore")
     assert back.code == 0, back.err
-    assert work.charter("ckpt", "scrub").code == 0
+    assert work.charter("artifacts", "checkpoints", "scrub").code == 0
     again = work.run()
     assert (again.code, again.names("stage_started")) == (0, [])
     assert work.outputs() == undisturbed

@@ -171,7 +171,7 @@ def test_a_run_tags_its_copies_and_says_what_it_had_to_change(work, s3):
     (note,) = [event["message"] for event in done.events if event["event"] == "replica_note"]
     assert "tag goal: its value 'a#b' becomes 'a-b'" in note
     assert "tag t5 is left out: an object has 10 tags at most" in note
-    again = work.charter("ckpt", "backup")
+    again = work.charter("artifacts", "checkpoints", "backup")
     assert again.code == 0, again.err
     assert "tag t5 is left out" in again.err
     (outputs,) = [item for item in objects(s3, "copies/count/b-") if item.endswith("/outputs.json")]
@@ -179,7 +179,7 @@ def test_a_run_tags_its_copies_and_says_what_it_had_to_change(work, s3):
     keys = [object_key(fact["sha256"]) for name, fact in listed.items() if name.startswith("outputs/")]
     broken = next(key for key in keys if tags_of(s3, key)["charter:stage"] == "b")
     s3.put_object(Bucket="results", Key=f"charter/{broken}", Body=b"something else")
-    assert "repaired there" in work.charter("ckpt", "scrub").out
+    assert "repaired there" in work.charter("artifacts", "checkpoints", "scrub").out
     assert tags_of(s3, broken)["charter:stage"] == "b"
 
 

@@ -72,12 +72,12 @@ def test_a_killed_run_that_goes_on_is_one_series_without_an_overlap(work, place)
 @pytest.mark.thorough
 def test_a_backup_that_copies_nothing_writes_nothing_and_a_clean_up_is_sampled(work, place):
     assert work.run().code == 0
-    work.charter("ckpt", "backup")
+    work.charter("artifacts", "checkpoints", "backup")
     before = series(work, str(place))
-    assert work.charter("ckpt", "backup").out == "nothing new to copy\n"
+    assert work.charter("artifacts", "checkpoints", "backup").out == "nothing new to copy\n"
     assert series(work, str(place)) == before
     work.edit("replicate_every: 1", "replicate_every: 1, keep_last: 1")
-    assert work.charter("ckpt", "prune", "--yes").code == 0
+    assert work.charter("artifacts", "checkpoints", "prune", "--yes").code == 0
     after = series(work, str(place))
     assert after[-1].why == "cleaned"
     assert series(work, RUN_DIRECTORY)[-1].why == "cleaned"

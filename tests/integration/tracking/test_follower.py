@@ -127,11 +127,11 @@ def test_a_secret_that_is_nowhere_stops_the_run_before_it_starts(work):
 
 
 def test_commands_without_a_tracker_or_a_run_say_what_to_do(work):
-    none = work.charter("track", "sync")
+    none = work.charter("status", "track", "sync")
     assert (none.code, "names no tracker" in none.err) == (2, True)
     work.edit("name: count", "name: count\ntracking: [tensorboard]")
-    early = work.charter("track", "sync")
+    early = work.charter("status", "track", "sync")
     assert (early.code, "there is no run" in early.err) == (2, True)
-    other = work.charter("track", "sync", "--only", "mlflow")
+    other = work.charter("status", "track", "sync", "--only", "mlflow")
     assert (other.code, "does not name 'mlflow'" in other.err) == (2, True)
-    assert json.loads(work.charter("track", "status", "--json").out) == {"trackers": []}
+    assert json.loads(work.charter("status", "track", "status", "--json").out) == {"trackers": []}

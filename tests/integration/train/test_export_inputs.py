@@ -1,4 +1,4 @@
-"""`charter export STAGE --engine E --data`: what a stage reads, written for an engine that somebody else starts."""
+"""`charter artifacts export STAGE --engine E --data`: what a stage reads, for an engine that somebody else starts."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ def root(tmp_path):
 
 
 def export(root, *words):
-    return CliRunner().invoke(app, ["export", *words, "-C", str(root)], catch_exceptions=True)
+    return CliRunner().invoke(app, ["artifacts", "export", *words, "-C", str(root)], catch_exceptions=True)
 
 
 def refusal(root, *words):

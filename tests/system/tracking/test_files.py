@@ -91,7 +91,7 @@ def test_killed_followers_and_senders_lose_and_double_nothing(tracked, undisturb
     done = run.go_on()
     assert done.code == 0, done.err
     assert tracked.outputs() == undisturbed
-    synced = tracked.charter("track", "sync")
+    synced = tracked.charter("status", "track", "sync")
     assert synced.code == 0, synced.err
     check(tracked)
 
@@ -104,7 +104,7 @@ def test_a_killed_supervisor_and_steps_done_again(tracked, undisturbed, held):
     resumed = tracked.run(timeout=LONG)
     assert resumed.code == 0, resumed.err
     assert tracked.outputs() == undisturbed
-    synced = tracked.charter("track", "sync")
+    synced = tracked.charter("status", "track", "sync")
     assert synced.code == 0, synced.err
     check(tracked)
 
@@ -123,5 +123,5 @@ def test_a_result_that_training_went_back_from_is_replaced_on_the_board(tracked)
     lines = path.read_text().splitlines(keepends=True)
     later = [line.replace('"loss": ', '"loss": 1') for line in lines[3:]]
     path.write_text("".join([*lines[:3], *later]))
-    assert tracked.charter("track", "sync", "--only", "tensorboard").code == 0
+    assert tracked.charter("status", "track", "sync", "--only", "tensorboard").code == 0
     assert board_points(tracked)["a"] == single(written_points(tracked.root))["a"]

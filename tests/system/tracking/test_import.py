@@ -1,4 +1,4 @@
-"""`charter import` from a real MLflow server: a run of MLflow's own client into the ledger."""
+"""`charter artifacts import` from a real MLflow server: a run of MLflow's own client into the ledger."""
 
 import json
 from types import SimpleNamespace
@@ -26,7 +26,17 @@ def logged(sqlite_server, request):
 
 def test_a_run_on_a_server_is_counted_once(logged, workplaces, tmp_path):
     place = workplaces.make_workplace(tmp_path / "project")
-    command = ["import", logged.run, "--tracking-uri", logged.server.uri, "--as", "b", "-C", str(place.root)]
+    command = [
+        "artifacts",
+        "import",
+        logged.run,
+        "--tracking-uri",
+        logged.server.uri,
+        "--as",
+        "b",
+        "-C",
+        str(place.root),
+    ]
     command += ["--accelerators", "A100-80GB:4", "--usd-per-hour", "1.8", "--json"]
     told = [json.loads(CliRunner().invoke(app, command).stdout) for _ in range(2)]
     assert [item["changes"] for item in told] == [["added"], ["known"]]
@@ -36,6 +46,6 @@ def test_a_run_on_a_server_is_counted_once(logged, workplaces, tmp_path):
 
 
 def test_a_run_that_is_not_there_is_said(logged):
-    done = CliRunner().invoke(app, ["import", "0" * 32, "--tracking-uri", logged.server.uri])
+    done = CliRunner().invoke(app, ["artifacts", "import", "0" * 32, "--tracking-uri", logged.server.uri])
     assert isinstance(done.exception, DataError)
     assert "0" * 32 in str(done.exception)

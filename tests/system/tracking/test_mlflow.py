@@ -75,10 +75,10 @@ def test_a_server_killed_in_the_middle_of_a_run_has_everything_once_it_is_back(t
     (event,) = behind(done)
     assert event["trackers"] == ["mlflow"]
     assert tracked.outputs() == undisturbed
-    dead = tracked.charter("track", "sync")
+    dead = tracked.charter("status", "track", "sync")
     assert (dead.code, "mlflow" in dead.err) == (6, True)
     server.start()
-    synced = tracked.charter("track", "sync", "--json")
+    synced = tracked.charter("status", "track", "sync", "--json")
     assert synced.code == 0, synced.err
     assert json.loads(synced.out)["trackers"][0]["is_up_to_date"]
     assert arrived(tracked, server) == written_points(tracked.root)
@@ -116,7 +116,7 @@ def test_a_killed_follower_and_sender_lose_and_double_nothing(tracked, server, u
     assert done.code == 0, done.err
     assert tracked.outputs() == undisturbed
     assert behind(done)
-    synced = tracked.charter("track", "sync")
+    synced = tracked.charter("status", "track", "sync")
     assert synced.code == 0, synced.err
     assert arrived(tracked, server) == written_points(tracked.root)
 
@@ -126,7 +126,7 @@ def test_a_lost_record_of_what_was_told_finds_its_runs_again(tracked, server):
     assert tracked.run(timeout=LONG).code == 0
     first = told(tracked.root, "mlflow")
     (tracked.root / "run/tracking/mlflow.json").unlink()
-    assert tracked.charter("track", "sync").code == 0
+    assert tracked.charter("status", "track", "sync").code == 0
     again = told(tracked.root, "mlflow")
     assert {key: item["id"] for key, item in again.items()} == {key: item["id"] for key, item in first.items()}
     assert arrived(tracked, server) == written_points(tracked.root)

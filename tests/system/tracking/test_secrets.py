@@ -33,9 +33,9 @@ def test_nothing_that_is_written_or_printed_holds_the_secret(work, undisturbed, 
     assert (done.code, work.outputs()) == (0, undisturbed), done.err
     (event,) = [event for event in done.events if event["event"] == "tracking_behind"]
     assert event["trackers"] == [name.partition("-")[0]]
-    synced = work.charter("track", "sync", **secrets)
+    synced = work.charter("status", "track", "sync", **secrets)
     assert synced.code == 6
-    status = work.charter("track", "status", "--json", **secrets)
+    status = work.charter("status", "track", "status", "--json", **secrets)
     assert json.loads(status.out)["trackers"][0]["failures"] > 0
     assert files_with(work.root, SECRET) == []
     assert SECRET not in done.out + done.err + synced.out + synced.err + status.out

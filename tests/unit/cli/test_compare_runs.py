@@ -1,4 +1,4 @@
-"""`charter compare RUN RUN`: runs where all have run, plans where asked for or where one has not."""
+"""`charter plan compare RUN RUN`: runs where all have run, plans where asked for or where one has not."""
 
 import importlib.util
 import json
@@ -45,40 +45,40 @@ def charter(*arguments):
 
 
 def test_two_projects_that_have_run_are_compared_as_runs(two):
-    found = json.loads(charter("compare", *two, "--json").stdout)
+    found = json.loads(charter("plan", "compare", *two, "--json").stdout)
     assert found["schema"] == "charter.run-comparison/1"
     assert [run["label"] for run in found["runs"]] == ["rlaif", "direct"]
     assert [row["path"] for row in found["spec"]] == ["resources.max_nodes"]
-    text = charter("compare", *two).stdout
+    text = charter("plan", "compare", *two).stdout
     assert "Runs" in text
     assert "Judge agrees with the human label" in text
     assert "within noise" in text
 
 
 def test_plans_are_compared_where_asked_for(two):
-    assert "plans" in json.loads(charter("compare", *two, "--plans", "--json").stdout)
-    assert "plans" in json.loads(charter("compare", *two, "--set", "resources.max_nodes=4", "--json").stdout)
+    assert "plans" in json.loads(charter("plan", "compare", *two, "--plans", "--json").stdout)
+    assert "plans" in json.loads(charter("plan", "compare", *two, "--set", "resources.max_nodes=4", "--json").stdout)
 
 
 def test_a_project_that_has_not_run_makes_it_plans_or_an_error(two, tmp_path):
     (tmp_path / "charter.yaml").write_text(FILE.format(name="fresh", nodes=1))
-    assert "plans" in json.loads(charter("compare", two[0], str(tmp_path), "--json").stdout)
+    assert "plans" in json.loads(charter("plan", "compare", two[0], str(tmp_path), "--json").stdout)
     with pytest.raises(UsageError, match="has no run to compare"):
-        charter("compare", two[0], str(tmp_path), "--runs")
+        charter("plan", "compare", two[0], str(tmp_path), "--runs")
     with pytest.raises(UsageError, match="give one of them"):
-        charter("compare", *two, "--runs", "--plans")
+        charter("plan", "compare", *two, "--runs", "--plans")
 
 
 def test_the_page_is_written_whole(two, tmp_path):
     out = tmp_path / "page.html"
-    assert charter("compare", *two, "--html", str(out)).exit_code == 0
+    assert charter("plan", "compare", *two, "--html", str(out)).exit_code == 0
     page = out.read_text()
     assert page.startswith("<!doctype html>")
     assert "What to keep in mind" in page
     with pytest.raises(UsageError, match="--html"):
-        charter("compare", *two, "--html", str(tmp_path))
+        charter("plan", "compare", *two, "--html", str(tmp_path))
 
 
 def test_runs_of_one_name_are_told_apart_by_their_paths(two, tmp_path):
-    found = json.loads(charter("compare", two[0], two[0] + "/run", "--json").stdout)
+    found = json.loads(charter("plan", "compare", two[0], two[0] + "/run", "--json").stdout)
     assert [run["label"] for run in found["runs"]] == [two[0], two[0] + "/run"]

@@ -26,7 +26,7 @@ def call(tmp_path, monkeypatch):
     )
 
     def run(*arguments):
-        done = CliRunner().invoke(app, ["constitution", *arguments])
+        done = CliRunner().invoke(app, ["data", "constitution", *arguments])
         code = done.exception.exit_code if isinstance(done.exception, CharterError) else done.exit_code
         return code, done.output, str(done.exception or "")
 

@@ -1,4 +1,4 @@
-"""`charter gpus` from the outside."""
+"""`charter catalog gpus` from the outside."""
 
 import json
 
@@ -15,7 +15,9 @@ def _elsewhere(tmp_path, monkeypatch):
 
 
 def charter(*arguments: object) -> str:
-    result = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["gpus", *map(str, arguments)], catch_exceptions=False)
+    result = CliRunner(env={"COLUMNS": "160"}).invoke(
+        app, ["catalog", "gpus", *map(str, arguments)], catch_exceptions=False
+    )
     assert result.exit_code == 0, result.output
     return result.stdout
 

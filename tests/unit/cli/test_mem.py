@@ -20,7 +20,7 @@ def ok(*args, code=0):
 
 
 def test_mem_prints_terms_that_add_up():
-    report = json.loads(ok("mem", "Llama-3.1-8B", "--accelerator", "H100-80GB:8", "--json"))
+    report = json.loads(ok("plan", "mem", "Llama-3.1-8B", "--accelerator", "H100-80GB:8", "--json"))
     assert report["fits"] is True
     assert report["parameters"] == 8_030_261_248
     assert report["layout"] == "zero3 dp8 mb1"
@@ -29,14 +29,14 @@ def test_mem_prints_terms_that_add_up():
 
 
 def test_mem_says_what_does_not_fit_and_what_would():
-    text = ok("mem", "Llama-3.1-8B", "-a", "H100", code=3)
+    text = ok("plan", "mem", "Llama-3.1-8B", "-a", "H100", code=3)
     assert "does not fit" in text
     assert "The largest term is optimizer" in text
     assert re.search(r"2 accelerators, ZeRO stage 3, full recomputation: [\d.]+ GiB", text)
 
 
 def test_mem_explains_with_printed_formulas():
-    words = ("mem", "Llama-3.1-8B", "-a", "H100-80GB:8", "--zero", "2", "--explain")
+    words = ("plan", "mem", "Llama-3.1-8B", "-a", "H100-80GB:8", "--zero", "2", "--explain")
     report = json.loads(ok(*words, "--recompute", "selective", "--json", code=3))
     zero2 = report["printed"][1]
     assert zero2["formula"] == "2P/TP + 14P/DP"
@@ -47,18 +47,18 @@ def test_mem_explains_with_printed_formulas():
 
 
 def test_mem_of_serving_offers_smaller_weights():
-    report = json.loads(ok("mem", "Llama-3.1-70B", "-a", "H100", "--mode", "infer", "--json", code=3))
+    report = json.loads(ok("plan", "mem", "Llama-3.1-70B", "-a", "H100", "--mode", "infer", "--json", code=3))
     assert [item["change"] for item in report["would_fit"]] == [
         "weights in fp8",
         "weights in int4",
         "tensor parallel 2",
     ]
-    assert ok("mem", "Llama-3.1-70B", "-a", "H100:2", "--mode", "infer", "--tensor", "2")
+    assert ok("plan", "mem", "Llama-3.1-70B", "-a", "H100:2", "--mode", "infer", "--tensor", "2")
 
 
 def test_mem_of_adapters():
     lora, qlora = (
-        json.loads(ok("mem", "Llama-3.1-8B", "-a", "H100", "--mode", mode, "--seq-len", "1024", "--json"))
+        json.loads(ok("plan", "mem", "Llama-3.1-8B", "-a", "H100", "--mode", mode, "--seq-len", "1024", "--json"))
         for mode in ("lora", "qlora")
     )
     assert qlora["breakdown"]["parameters"] < 0.5 * lora["breakdown"]["parameters"]
@@ -70,23 +70,26 @@ def test_mem_reads_a_config_file(tmp_path):
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
     for path in (tmp_path, tmp_path / "config.json"):
-        assert json.loads(ok("mem", str(path), "-a", "T4", "--seq-len", "512", "--json"))["parameters"] == 124_439_808
+        assert (
+            json.loads(ok("plan", "mem", str(path), "-a", "T4", "--seq-len", "512", "--json"))["parameters"]
+            == 124_439_808
+        )
 
 
 @pytest.mark.parametrize(
     ("args", "error", "message"),
     [
-        (["mem", "Llama-3.1-9B", "-a", "H100"], UsageError, "did you mean"),
-        (["mem", "gpt2", "-a", "H1000"], UsageError, "did you mean"),
-        (["mem", "gpt2", "-a", "H100:8", "--tensor", "3"], UsageError, "multiple of 3"),
-        (["mem", "gpt2", "-a", "H100:8", "--tensor", "8"], UsageError, "12 attention heads"),
-        (["mem", "gpt2", "-a", "H100:16", "--pipeline", "16"], UsageError, "at most 12"),
-        (["mem", "gpt2", "-a", "H100:8", "--expert", "8"], UsageError, "experts"),
-        (["mem", "./nowhere", "-a", "H100"], DataError, "no such file"),
-        (["mem", "gpt2", "-a", "H100", "--mode", "lora", "--explain"], UsageError, "--mode lora"),
-        (["prices", "H100", "--cloud", "lamda"], UsageError, "did you mean lambda"),
-        (["prices", "TPU7x"], UsageError, "no price is known"),
-        (["gpus", "H10O"], UsageError, "did you mean"),
+        (["plan", "mem", "Llama-3.1-9B", "-a", "H100"], UsageError, "did you mean"),
+        (["plan", "mem", "gpt2", "-a", "H1000"], UsageError, "did you mean"),
+        (["plan", "mem", "gpt2", "-a", "H100:8", "--tensor", "3"], UsageError, "multiple of 3"),
+        (["plan", "mem", "gpt2", "-a", "H100:8", "--tensor", "8"], UsageError, "12 attention heads"),
+        (["plan", "mem", "gpt2", "-a", "H100:16", "--pipeline", "16"], UsageError, "at most 12"),
+        (["plan", "mem", "gpt2", "-a", "H100:8", "--expert", "8"], UsageError, "experts"),
+        (["plan", "mem", "./nowhere", "-a", "H100"], DataError, "no such file"),
+        (["plan", "mem", "gpt2", "-a", "H100", "--mode", "lora", "--explain"], UsageError, "--mode lora"),
+        (["catalog", "prices", "H100", "--cloud", "lamda"], UsageError, "did you mean lambda"),
+        (["catalog", "prices", "TPU7x"], UsageError, "no price is known"),
+        (["catalog", "gpus", "H10O"], UsageError, "did you mean"),
     ],
 )
 def test_what_cannot_be_done_is_said(args, error, message):
@@ -96,33 +99,35 @@ def test_what_cannot_be_done_is_said(args, error, message):
 
 
 def test_gpus_lists_all_and_shows_one():
-    report = json.loads(ok("gpus", "--json"))
+    report = json.loads(ok("catalog", "gpus", "--json"))
     assert len(report["accelerators"]) == 78
     assert all(item["source"] and item["confidence"] and item["as_of"] for item in report["accelerators"])
-    assert "A100-SXM-80GB" in ok("gpus")
-    assert "data sheet" in ok("gpus")
-    one = ok("gpus", "H100")
+    assert "A100-SXM-80GB" in ok("catalog", "gpus")
+    assert "data sheet" in ok("catalog", "gpus")
+    one = ok("catalog", "gpus", "H100")
     assert "989.4" in one
     assert "from memory" in one
 
 
 def test_prices_carry_date_and_confidence():
-    report = json.loads(ok("prices", "H100", "--json"))
+    report = json.loads(ok("catalog", "prices", "H100", "--json"))
     assert {offer["accelerator"] for offer in report["offers"]} == {"H100-SXM-80GB"}
     assert all(offer["as_of"] and offer["confidence"] and offer["source"] for offer in report["offers"])
-    text = ok("prices", "T4")
+    text = ok("catalog", "prices", "T4")
     assert "from memory" in text
     assert "not live prices" in " ".join(text.split())
 
 
 def test_older_prices_show_on_request():
-    latest, history = (json.loads(ok("prices", "H100", "--json", *more))["offers"] for more in ([], ["--history"]))
+    latest, history = (
+        json.loads(ok("catalog", "prices", "H100", "--json", *more))["offers"] for more in ([], ["--history"])
+    )
     assert len(history) > len(latest)
 
 
 def test_mem_of_other_optimizers():
     def report(*more):
-        return json.loads(ok("mem", "Llama-3.1-8B", "-a", "H100-80GB:8", "--json", *more))
+        return json.loads(ok("plan", "mem", "Llama-3.1-8B", "-a", "H100-80GB:8", "--json", *more))
 
     size = 8_030_261_248 / 8
     for name, expected in (("adam", 8), ("adam8bit", 2 + 2 * 4 / 256), ("adafactor", 2 * 4 / 2048), ("sgd", 4)):
@@ -145,7 +150,7 @@ def test_mem_shows_the_calibrated_interval(mode, stack, quantity, group):
     """p90 / p50 is exp of the shipped half-width: of a stack that was measured, or of one that nobody did."""
     fit = bundled().quantities[quantity]
     known = "seen" if (stack if mode != "infer" else "transformers") in fit.measured_stacks else "unseen"
-    args = ("mem", "Llama-3.1-8B", "-a", "H100-80GB:8", "--mode", mode, "--stack", stack)
+    args = ("plan", "mem", "Llama-3.1-8B", "-a", "H100-80GB:8", "--mode", mode, "--stack", stack)
     spread = json.loads(ok(*args, "--json"))["interval"]
     assert spread["p90"] / spread["p50"] == pytest.approx(math.exp(fit.spread.half_width(group, known)))
     assert re.search(r"p10 [\d.]+, p50 [\d.]+, p90 [\d.]+ GiB", ok(*args))
@@ -153,7 +158,7 @@ def test_mem_shows_the_calibrated_interval(mode, stack, quantity, group):
 
 def test_mem_takes_the_fitted_constants_of_its_stack():
     shift = bundled().quantities["training-memory"].fitted.shift("native")
-    report = json.loads(ok("mem", "gpt2", "-a", "A100-80GB:1", "--zero", "0", "--json"))
+    report = json.loads(ok("plan", "mem", "gpt2", "-a", "A100-80GB:1", "--zero", "0", "--json"))
     context = next(term["bytes"] for term in report["terms"] if term["name"] == "device context")
     prior = float(TrainingMemoryConstants().context_bytes) * context_factor("A100-80GB")
     assert context == pytest.approx(prior * math.exp(shift["context_bytes"]))

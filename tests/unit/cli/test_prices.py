@@ -1,4 +1,4 @@
-"""`charter prices` from the outside."""
+"""`charter catalog prices` from the outside."""
 
 import json
 
@@ -17,7 +17,7 @@ BAD = "p5.48xlarge,H100,12.0,192.0,2048.0,,50.0,60.0,us-east-2,use2-az1\n"
 
 
 def charter(*arguments: object) -> str:
-    result = CliRunner().invoke(app, ["prices", *map(str, arguments)], catch_exceptions=False)
+    result = CliRunner().invoke(app, ["catalog", "prices", *map(str, arguments)], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
 
@@ -44,7 +44,7 @@ def test_the_json_keeps_its_names_and_says_what_is_stale(project):
 
 
 def test_a_slip_in_a_subcommand_is_told_as_one(project):
-    result = CliRunner().invoke(app, ["prices", "improt", "vms.csv"])
+    result = CliRunner().invoke(app, ["catalog", "prices", "improt", "vms.csv"])
     assert result.exit_code == 2
     assert "import" in result.output
 

@@ -1,4 +1,4 @@
-"""charter schema and charter check."""
+"""charter check schema and charter check."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ def invoke(*arguments, env=None):
 
 
 def test_the_schema_is_printed_as_json():
-    assert json.loads(invoke("schema").output) == project_json_schema()
+    assert json.loads(invoke("check", "schema").output) == project_json_schema()
 
 
 def test_a_sound_file_is_told_with_the_order_of_its_stages(tmp_path):

@@ -6,10 +6,10 @@ from typer.testing import CliRunner
 from charter.cli.main import app
 
 SAID = [
-    ("gpus", "list"),
-    ("prices", "list", "H100"),
-    ("simulate", "--gpus", "1024", "--work", "10d", "--runs", "50"),
-    ("scale", "plan", "--budget", "1M", "--mfu", "40%"),
+    ("catalog", "gpus", "list"),
+    ("catalog", "prices", "list", "H100"),
+    ("plan", "simulate", "--gpus", "1024", "--work", "10d", "--runs", "50"),
+    ("plan", "scale", "plan", "--budget", "1M", "--mfu", "40%"),
     ("cost", "buy-or-rent", "H100"),
 ]
 

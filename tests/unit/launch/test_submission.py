@@ -9,7 +9,7 @@ from charter.artifacts.job_files import JobFiles, read_submission, write_submiss
 from charter.errors import UsageError
 from charter.launch.agent_watch import Task, command_of, parse
 from charter.launch.engine import StageStart
-from charter.launch.preview import preview_job, supervisor_job
+from charter.launch.preview import preview_job, run_words, supervisor_job
 from charter.launch.submission import Asked, job_name, secrets_of, settings_of, stage_job, submission_of
 from charter.spec.launching import Launch, NodeChecks
 from charter.spec.project import ModelSpec, Project, Resources, Serving
@@ -181,7 +181,7 @@ def test_the_supervisor_is_one_core_without_accelerators():
         root=Path("/everywhere"),
         engine="slurm",
         only=("sft",),
-        overrides=("owner=me", "launch.time_limit=1h"),
+        words=run_words(("owner=me", "launch.time_limit=1h"), anyway=False),
         token="0a1b2c3d",
     )
     assert job.command[1:] == (

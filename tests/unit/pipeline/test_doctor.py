@@ -220,12 +220,12 @@ def test_the_command_tells_what_is_wrong_and_exits_with_7(root, tmp_path, comman
     (broken / "charter.yaml").write_text(
         (root / "charter.yaml").read_text() + "\nalerts: {webhook: env:NO_SUCH_HOOK}\n"
     )
-    result = CliRunner().invoke(app, ["doctor", "-C", str(broken), "--json"])
+    result = CliRunner().invoke(app, ["check", "environment", "-C", str(broken), "--json"])
     checks = json.loads(result.stdout)["checks"]
     assert result.exit_code == 7
     (wrong,) = [check for check in checks if not check["ok"]]
     assert (wrong["name"], wrong["group"]) == ("alerts.webhook", "credentials")
-    shown = CliRunner().invoke(app, ["doctor", "-C", str(broken)]).stdout
+    shown = CliRunner().invoke(app, ["check", "environment", "-C", str(broken)]).stdout
     assert "✘ alerts.webhook" in shown
     assert "export NO_SUCH_HOOK" in shown
 
@@ -233,6 +233,9 @@ def test_the_command_tells_what_is_wrong_and_exits_with_7(root, tmp_path, comman
 def test_an_unknown_engine_and_an_engine_without_a_project_are_refused(tmp_path):
     from charter.errors import UsageError
 
-    for arguments in (["doctor", "--on", "pbs"], ["doctor", "-C", str(tmp_path), "--on", "slurm"]):
+    for arguments in (
+        ["check", "environment", "--on", "pbs"],
+        ["check", "environment", "-C", str(tmp_path), "--on", "slurm"],
+    ):
         result = CliRunner().invoke(app, arguments)
         assert isinstance(result.exception, UsageError)

@@ -41,7 +41,16 @@ def work(root):
 
 
 @pytest.mark.parametrize(
-    "words", [("run", "--yes"), ("resume",), ("run", "--dry-run"), ("submit", "--on", "subprocess")]
+    "words",
+    [
+        ("run", "--yes"),
+        (
+            "run",
+            "resume",
+        ),
+        ("run", "--dry-run"),
+        ("submit", "--on", "subprocess"),
+    ],
 )
 def test_a_command_whose_plan_does_not_fit_is_refused(root, words):
     ended = CliRunner().invoke(app, [*words, "-C", str(root)])

@@ -88,7 +88,7 @@ def test_a_stopped_run_does_not_wait_long(run, monkeypatch):
     with pytest.raises(KeyError), run(copier):
         raise KeyError("the run failed")
     release.set()
-    assert "`charter ckpt backup` copies the rest" in run.seen[-1]["message"]
+    assert "`charter artifacts checkpoints backup` copies the rest" in run.seen[-1]["message"]
 
 
 def test_without_a_second_place_nothing_is_started(run):

@@ -1,4 +1,4 @@
-"""`charter export STAGE --engine E` with an engine that takes everything: what is written, and what is refused."""
+"""`charter artifacts export STAGE --engine E` with an engine that takes everything."""
 
 import json
 import socket
@@ -79,7 +79,7 @@ def test_a_model_that_a_stage_makes_lies_below_the_export(root):
     made = made_of(root, "pm")
     assert made.handover.paths.models == {"init": "inputs/init"}
     assert made.handover.target_steps == 4000 // 64 + 1
-    assert "made by stage sft: `charter export sft inputs/init`" in made.files["README.md"]
+    assert "made by stage sft: `charter artifacts export sft inputs/init`" in made.files["README.md"]
 
 
 def test_the_directory_says_where_everything_went(root, tmp_path):
@@ -95,7 +95,12 @@ def test_the_directory_says_where_everything_went(root, tmp_path):
     assert plan["peak_bytes"] < plan["capacity_bytes"]
     assert plan["target_steps"] == 50
     readme = (tmp_path / "out" / "README.md").read_text()
-    for text in ("Plain 1.2.3", "same data order: it counts rows (plain/loop.py)", "bring water", "charter import"):
+    for text in (
+        "Plain 1.2.3",
+        "same data order: it counts rows (plain/loop.py)",
+        "bring water",
+        "charter artifacts import",
+    ):
         assert text in readme
 
 
@@ -163,7 +168,7 @@ def test_everything_refused_is_told_at_once_and_nothing_is_written(root):
     (problem,) = caught.value.problems
     assert problem.path == "pipeline.sft.learning_rate"
     assert "an eighth is too fast" in problem.message
-    told = run("export", "sft", "--engine", "trl", "-C", root)
+    told = run("artifacts", "export", "sft", "--engine", "trl", "-C", root)
     assert isinstance(told.exception, SpecError)
     assert caught.value.exit_code == 2
     assert not (root / "exports").exists()
@@ -181,16 +186,16 @@ def test_what_cannot_be_handed_over_is_refused_before_anything_is_planned(root, 
 
 
 def test_the_command_writes_prints_and_speaks_json(root):
-    done = run("export", "sft", "--engine", "trl", "-C", root)
+    done = run("artifacts", "export", "sft", "--engine", "trl", "-C", root)
     assert done.exit_code == 0, done.output
     assert "Wrote sft for Plain 1.2.3 to exports/sft-trl" in done.output
     assert "0 fields  dropped" in done.output
     assert "done by Charter" in done.output
     assert (root / "exports" / "sft-trl" / "plain.yaml").is_file()
-    printed = run("export", "pm", "--engine", "trl", "-C", root, "--print")
+    printed = run("artifacts", "export", "pm", "--engine", "trl", "-C", root, "--print")
     assert printed.output.startswith("# plain.yaml\n")
     assert not (root / "exports" / "pm-trl").exists()
-    spoken = json.loads(run("export", "pm", root / "here", "--engine", "trl", "-C", root, "--json").stdout)
+    spoken = json.loads(run("artifacts", "export", "pm", root / "here", "--engine", "trl", "-C", root, "--json").stdout)
     assert (root / "here" / "run.sh").is_file()
     assert spoken["target"] == str(root / "here")
     assert spoken["resume"]["guarantee"] == "same_data_order"
@@ -199,8 +204,8 @@ def test_the_command_writes_prints_and_speaks_json(root):
 
 
 def test_the_command_without_an_engine_needs_a_directory(root):
-    assert "give the directory" in str(run("export", "sft", "-C", root).exception)
-    assert "go with --engine" in str(run("export", "sft", "x", "--print", "-C", root).exception)
+    assert "give the directory" in str(run("artifacts", "export", "sft", "-C", root).exception)
+    assert "go with --engine" in str(run("artifacts", "export", "sft", "x", "--print", "-C", root).exception)
 
 
 def test_the_roles_of_ppo_are_placed_as_planned(monkeypatch):

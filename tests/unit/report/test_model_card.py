@@ -37,7 +37,7 @@ def test_without_an_evaluation_or_with_a_licence_it_says_so():
     card = model_card(RECORD, figures={}, licence="apache-2.0")
     assert "No evaluation has read this model." in card
     assert "license: apache-2.0" in card
-    assert "apache-2.0, as given to `charter export`" in card
+    assert "apache-2.0, as given to `charter artifacts export`" in card
 
 
 def test_a_score_is_explained_and_another_pooling_than_last_is_warned_of():

@@ -110,7 +110,7 @@ def _content(place: Place, key: str) -> dict[str, Any]:
         return checked_text(f"{place.where}/{key}", text)
     except DataError as error:
         raise DataError(
-            f"{error}\n  nothing is removed while it is unknown what it names; `charter ckpt scrub`"
+            f"{error}\n  nothing is removed while it is unknown what it names; `charter artifacts checkpoints scrub`"
         ) from None
 
 
@@ -337,7 +337,7 @@ class HeldByLists:
     """Objects that the lists of a project name in a place. A list that was read and has not changed is not read again.
 
     An object that several lists name is held once. What no list names any more is not counted, although it lies there
-    until `charter ckpt gc` removes it: whose it was is not known in a place that several projects share.
+    until `charter artifacts checkpoints gc` removes it: nobody knows whose it was where projects share a place.
     """
 
     def __init__(self, copies: Copies) -> None:
@@ -360,7 +360,7 @@ class HeldByLists:
         except PlaceError:
             raise
         except DataError:
-            return {}  # `charter ckpt scrub` tells of it
+            return {}  # `charter artifacts checkpoints scrub` tells of it
         return {} if copy is None else {fact.sha256: fact.bytes for fact in copy.files.values()}
 
 

@@ -181,7 +181,9 @@ def published(name: str) -> FittedLaw:
     'Besiroglu'
     """
     if name not in PUBLISHED:
-        raise UsageError(f"no law is called {name!r}; give {', '.join(PUBLISHED)}, or the file of `charter scale fit`")
+        raise UsageError(
+            f"no law is called {name!r}; give {', '.join(PUBLISHED)}, or the file of `charter plan scale fit`"
+        )
     return PUBLISHED[name]
 
 

@@ -1,4 +1,4 @@
-"""A fitted law as JSON: what `charter scale fit` writes and `predict` and `plan` read."""
+"""A fitted law as JSON: what `charter plan scale fit` writes and `predict` and `plan` read."""
 
 from __future__ import annotations
 
@@ -95,7 +95,9 @@ def read_law(text: str, file: str) -> FittedLaw:
             batch_tokens=_pair(found["batch_tokens"]) if found.get("batch_tokens") else None,
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{file} is not a scaling law ({error}); `charter scale fit FILE.csv` writes one") from None
+        raise DataError(
+            f"{file} is not a scaling law ({error}); `charter plan scale fit FILE.csv` writes one"
+        ) from None
 
 
 def constants_of(form: str) -> list[str]:

@@ -52,7 +52,7 @@ class HeldBack:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """Everything `charter scale fit` found."""
+    """Everything `charter plan scale fit` found."""
 
     fitted: FittedLaw
     runs: tuple[SmallRun, ...]

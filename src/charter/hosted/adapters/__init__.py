@@ -32,7 +32,9 @@ def adapter_of(job: Job) -> Adapter:
             from charter.hosted.adapters.megatron import MegatronAdapter
 
             return MegatronAdapter(python=python)
-    raise UsageError(f"no adapter knows how the engine {name!r} is followed; `charter export` renders its files")
+    raise UsageError(
+        f"no adapter knows how the engine {name!r} is followed; `charter artifacts export` renders its files"
+    )
 
 
 def _updates(job: Job) -> int:

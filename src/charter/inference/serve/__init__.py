@@ -1,1 +1,1 @@
-"""`charter serve`: a model of this machine behind an OpenAI-compatible HTTP server, for small runs and for tests."""
+"""`charter run serve`: a model of this machine behind OpenAI's HTTP API, for small runs and for tests."""

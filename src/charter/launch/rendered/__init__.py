@@ -7,7 +7,7 @@ services' schemas, and people submit them.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -64,7 +64,7 @@ class Target:
 LONGEST_SECONDS = 5 * 24 * 3600
 """Of one job where the file gives no time limit: SageMaker's default quota for a training job."""
 EXPORTS = "exports"
-"""Where `charter export STAGE` of a hosted stage is expected, beneath the project's storage."""
+"""Where `charter artifacts export STAGE` of a hosted stage is expected, beneath the project's storage."""
 _ONE_MACHINE = (
     "{stage}: {title} is given stages of one machine, and this one asks for {nodes}\n"
     "  use an engine that joins nodes: --on slurm, ray or kubernetes"
@@ -131,18 +131,21 @@ TARGETS: Mapping[str, Target] = MappingProxyType({target.name: target for target
 """Services whose texts are rendered and checked."""
 
 
-def texts_for(project: Project, name: str, stages: Sequence[str] = (), *, anyway: bool = False) -> dict[str, str]:
-    """Return what would be sent, by the name of the file: endpoints, one job per stage, the pipeline of all.
+def texts_for(
+    project: Project, name: str, stages: Sequence[str] = (), *, words: tuple[str, ...] = ()
+) -> dict[str, str]:
+    """Return what would be sent, by the name of the file: endpoints, one job per stage, their pipeline.
 
-    What Charter submits itself has only the `stages`, where some are named; people are given those of all.
+    Only the `stages`, where some are named: what they read is done already. `words` are said to every `charter run`.
     """
     target, files = TARGETS[name], dict[str, Body]()
     managed = target.managed
     if managed:
         for model in [hosted_model(project, served, target) for served in project.serving]:
             files |= {f"{model.name}.{part}": body for part, body in managed.endpoint(project, model).items()}
-    names = chosen(project, stages) if target.submit else tuple(project.pipeline)
-    tasks = [task_of(project, stage, target, anyway=anyway) for stage in names]
+    names = chosen(project, stages)
+    tasks = [task_of(project, stage, target, words=words) for stage in names]
+    tasks = [replace(task, after=tuple(name for name in task.after if name in names)) for task in tasks]
     if managed:
         files |= {f"{task.name}.{managed.job_file}": managed.job(project, task) for task in tasks}
     if target.pipeline:
@@ -177,7 +180,7 @@ def chosen(project: Project, stages: Sequence[str] = ()) -> tuple[str, ...]:
     return tuple(name for name in order if not stages or name in stages)
 
 
-def task_of(project: Project, name: str, target: Target, *, anyway: bool = False) -> Task:
+def task_of(project: Project, name: str, target: Target, *, words: tuple[str, ...] = ()) -> Task:
     """Return the task of a stage; what the service cannot do is refused."""
     stage, managed = project.pipeline[name], target.managed
     if (nodes := stage_nodes(project, stage)) > 1:
@@ -197,7 +200,7 @@ def task_of(project: Project, name: str, target: Target, *, anyway: bool = False
         tags=tags_of(project, run=project.name, stage=name),
         longest_seconds=math.ceil(project.launch.time_limit or LONGEST_SECONDS),
         use_spot=(project.resources.use_spot if own_spot is None else own_spot) is True,
-        anyway=anyway,
+        words=words,
     )
 
 

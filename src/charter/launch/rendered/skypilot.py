@@ -166,7 +166,7 @@ _HEADER = """\
 """
 _RUN = """\
 set -e
-charter ckpt restore{place}
+charter artifacts checkpoints restore{place}
 exec {command}{place}
 """
 

@@ -36,13 +36,12 @@ class Task:
     tags: Mapping[str, str]
     longest_seconds: int
     use_spot: bool
-    anyway: bool = False
-    """Start although the stage does not fit by the plan."""
+    words: tuple[str, ...] = ()
+    """What else the command line of the run says: overrides, `--anyway`."""
 
     def command(self, *where: str) -> tuple[str, ...]:
         """Run or resume the stage in the project that `where` says; what it reads is done already, and skipped."""
-        anyway = ("--anyway",) if self.anyway else ()
-        return ("charter", "run", *where, "--only", self.stage, "--yes", *anyway)
+        return ("charter", "run", *where, "--only", self.stage, "--yes", *self.words)
 
 
 @dataclass(frozen=True, kw_only=True)

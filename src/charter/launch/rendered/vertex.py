@@ -82,7 +82,7 @@ def endpoint(project: Project, model: HostedModel) -> dict[str, dict[str, Any]]:
     }
     if model.weights:
         where = "Vertex AI serves weights from Cloud Storage"
-        example = "exports: gs://BUCKET/PATH, with what charter export wrote"
+        example = "exports: gs://BUCKET/PATH, with what charter artifacts export wrote"
         uploaded["artifactUri"] = checked_address(model.weights, "gs://", where, example)
     deployed = {
         "displayName": model.name,

@@ -7,7 +7,7 @@ step of Llama-style models of 0.2 to 14 million parameters, batches of 1 x 8 to 
 (docs/guides/plan.md, "Where the local constants come from"). The probe of the same core: 99 GFLOP/s fp32, 38 GB/s.
 Decode steps and the text work of answers are from whole stages in `benchmarks/planner_vs_engine.py`, shapes of
 `planned_against/fit.py`. Those ran while other programs kept all cores busy, which makes an operation cost 1.6 and a
-byte 1.8 times as much; the figures here stay those of a quiet machine, a pace (`charter calibrate -C`) has the rest.
+byte 1.8 times as much; the figures here stay those of a quiet machine, a pace (`validate calibrate -C`) has the rest.
 """
 
 OPERATION_SECONDS = 6e-6

@@ -1,4 +1,4 @@
-"""`charter export STAGE TARGET --format F`: the records of a finished stage as a data set."""
+"""`charter artifacts export STAGE TARGET --format F`: the records of a finished stage as a data set."""
 
 from collections import Counter
 from collections.abc import Iterator

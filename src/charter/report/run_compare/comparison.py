@@ -1,4 +1,4 @@
-"""Runs side by side as plain values: what tables, pages and `charter compare --json` show. Pure."""
+"""Runs side by side as plain values: what tables, pages and `charter plan compare --json` show. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -27,7 +27,7 @@ class RunComparison:
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """What `charter compare --json` prints of runs."""
+        """What `charter plan compare --json` prints of runs."""
         return {
             "schema": SCHEMA,
             "runs": [

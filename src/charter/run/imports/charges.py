@@ -173,7 +173,7 @@ def _attempt(
         outcome=(Outcome.DONE if found.is_done else Outcome.INTERRUPTED) if last else Outcome.KILLED,
         tokens=attempt.tokens,
         price_micro_usd_per_hour=price,
-        price_source=None if price is None else "--usd-per-hour of charter import",
+        price_source=None if price is None else "--usd-per-hour of charter artifacts import",
         note=note_of(found.source, found.format, at=belongs.imported_at),
         owner=belongs.owner,
         tags=belongs.tags,
@@ -318,7 +318,7 @@ def _unknown(given: Mapping[str, str]) -> Iterator[Problem]:
 
 
 def _predictable(row: Measurement) -> Measurement:
-    """The row, when the planner can predict it; else `charter calibrate` would pass it over."""
+    """The row, when the planner can predict it; else `charter validate calibrate` would pass it over."""
     reasons = list(row.problems)
     if not reasons:
         quantity = quantity_of(row)

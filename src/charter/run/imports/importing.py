@@ -1,4 +1,4 @@
-"""`charter import`: a foreign run put into the ledger, beside its stage as curves, and into a file of measurements."""
+"""`charter artifacts import`: a foreign run put into ledger, curves and a file of measurements."""
 
 import hashlib
 import json
@@ -346,7 +346,7 @@ def chosen(imports: Sequence[PastImport], asked: str) -> PastImport:
     known = ", ".join(item.import_id for item in imports) or "nothing: no run was imported"
     raise UsageError(
         f"asked for the import {asked!r}; this project has {known}\n"
-        f"  give an id of `charter import --list`, or its first {LEAST_OF_AN_ID} characters or more"
+        f"  give an id of `charter artifacts import --list`, or its first {LEAST_OF_AN_ID} characters or more"
     )
 
 

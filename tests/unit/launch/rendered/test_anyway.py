@@ -1,6 +1,8 @@
-"""`charter submit --anyway`: the stages of a pipeline that others start are started anyway too."""
+"""Words of `charter submit` that its stages must hear, too, whoever starts them: `--anyway`, `--set`, named stages."""
 
+import json
 import os
+import re
 
 import pytest
 from managed_case import MANAGED, project_on
@@ -44,3 +46,30 @@ def test_anyway_stands_in_what_sky_is_given(tmp_path, monkeypatch):
     done = CliRunner().invoke(app, ["submit", "--on", "skypilot", "--anyway", "-C", str(tmp_path), *SKYPILOT])
     assert "taken" in done.output, done.output
     assert (tmp_path / "run" / "skypilot.yaml").read_text().count(" --yes --anyway --set ") == stages
+
+
+@pytest.mark.parametrize("target", ["skypilot", "sagemaker", "vertex", "azureml", "kfp"])
+def test_an_override_stands_in_every_command(tmp_path, target):
+    stages = len(project_on("kfp", tmp_path).pipeline)
+    words = ["submit", "--on", target, "--print", "-C", str(tmp_path), *words_for(target), "--set", "owner=somebody"]
+    assert CliRunner().invoke(app, words).output.count("owner=somebody") >= stages
+
+
+@pytest.mark.parametrize("target", ["slurm", "ray", "sagemaker"])
+def test_a_printed_supervisor_says_what_a_sent_one_does(tmp_path, target):
+    first = next(iter(project_on("kfp", tmp_path).pipeline))
+    settings = words_for(target) if target == "sagemaker" else []
+    words = ["submit", first, "--on", target, "--print", "--json", "-C", str(tmp_path), *settings, "--set", "owner=me"]
+    done = CliRunner().invoke(app, [*words, "--anyway"])
+    (own,) = [job for job in json.loads(done.stdout)["jobs"] if job["stage"] is None]
+    for part in (["--only", first], ["--set", "owner=me"], ["-C", str(tmp_path)], ["--anyway"]):
+        assert " ".join(part) in " ".join(own["command"])
+
+
+@pytest.mark.parametrize("target", ["skypilot", "sagemaker", "vertex", "azureml", "kfp"])
+def test_a_named_stage_is_rendered_alone(tmp_path, target):
+    last = list(project_on("kfp", tmp_path).pipeline)[-1]
+    done = CliRunner().invoke(app, ["submit", last, "--on", target, "--print", "-C", str(tmp_path), *words_for(target)])
+    assert done.exit_code == 0, done.output
+    commands = re.findall(r"--only(?:\\n|\W)+([\w-]+)", done.output)
+    assert set(commands) == {last}

@@ -33,7 +33,7 @@ def test_an_attempt_has_all_that_the_log_and_the_options_say():
     assert (made.started_at, made.duration_milliseconds, made.tokens) == (1000.0, 60_000, 7)
     assert (made.first_step, made.last_step, made.outcome) == (0, 10, "done")
     assert (made.run, made.stage, made.fingerprint, made.owner) == ("demo", "sft", "f" * 64, "b")
-    assert made.price_source == "--usd-per-hour of charter import"
+    assert made.price_source == "--usd-per-hour of charter artifacts import"
     assert made.note == "imported from state.json (trl) at 2026-07-01T09:00:00Z"
 
 
