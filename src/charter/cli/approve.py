@@ -43,9 +43,10 @@ def _approve(pipeline: "Pipeline", stage: "PlannedStage", *, note: str, count: i
     from dataclasses import asdict
 
     from charter.errors import UsageError
-    from charter.run.approval import approve, read_approval, samples_of
+    from charter.run.actions import approve_stage, check_approvable
+    from charter.run.approval import read_approval, samples_of
 
-    _check(pipeline, stage)
+    check_approvable(pipeline, stage)
     found = samples_of(stage, count, seed=pipeline.project.seed)
     if not as_json:
         _show(stage, found)
@@ -56,30 +57,11 @@ def _approve(pipeline: "Pipeline", stage: "PlannedStage", *, note: str, count: i
         if as_json or not sys.stdin.isatty():
             raise UsageError("give --yes to approve without being asked")
         typer.confirm(f"Let stage {stage.name} start?", abort=True)
-    given = approve(stage, pipeline.root, note=note)
+    given = approve_stage(pipeline, stage, note=note)
     if as_json:
         print_json({"schema": "charter.approval/1", **asdict(given)})
     else:
         print(f"approved: {stage.name} as {given.fingerprint[:8]}, by {given.by}; `charter run` starts it")
-
-
-def _check(pipeline: "Pipeline", stage: "PlannedStage") -> None:
-    """Refuse where there is nothing to approve, or nothing to look at yet."""
-    from charter.errors import UsageError
-    from charter.run.staleness import assess
-
-    if not stage.spec.needs_approval:
-        raise UsageError(f"stage {stage.name} needs no approval; `needs_approval: true` in charter.yaml would hold it")
-    if assess(stage, pipeline.root).done:
-        raise UsageError(f"stage {stage.name} is done; there is nothing to approve")
-    open_ = [name for name in stage.stage_inputs if not assess(pipeline.stages[name], pipeline.root).done]
-    if open_:
-        raise UsageError(
-            f"stage {stage.name} reads {', '.join(open_)}, not finished yet, so that there is nothing to look at\n"
-            "  `charter run` works up to the approval and says when it waits"
-        )
-    if missing := pipeline.inputs.problems_of(stage.outside_inputs):
-        raise UsageError("; ".join(f"{problem.path}: {problem.message}" for problem in missing))
 
 
 def _show(stage: "PlannedStage", found: "list[Sampled]") -> None:

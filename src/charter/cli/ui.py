@@ -25,6 +25,17 @@ def ui(
             "--token", metavar="REF", help="Where the token is: env:NAME or file:PATH; a random one if left out."
         ),
     ] = None,
+    viewer_token: Annotated[
+        str | None,
+        typer.Option("--viewer-token", metavar="REF", help="A second token, of those who may look and not act."),
+    ] = None,
+    buttons: Annotated[
+        bool | None,
+        typer.Option(
+            "--buttons/--no-buttons",
+            help="Buttons that approve, stop and start; without either, on this machine alone.",
+        ),
+    ] = None,
     tls_certificate: Annotated[
         Path | None, typer.Option("--tls-certificate", help="PEM file with the certificate and its chain.")
     ] = None,
@@ -36,13 +47,15 @@ def ui(
     """Show runs, costs and plans in a browser; only for who has the printed address."""
     from charter.dashboard.discovery import check_roots
     from charter.dashboard.serving import missing_extra, serve
-    from charter.dashboard.settings import Settings, token_from
+    from charter.dashboard.settings import Settings, is_loopback, token_from
 
     roots = tuple(directories or [Path(".")])
     check_roots(roots)
     settings = Settings(
         roots=roots,
         token=token_from(token),
+        viewer_token=token_from(viewer_token) if viewer_token else None,
+        acts=is_loopback(host) if buttons is None else buttons,
         host=host,
         port=port,
         certificate=tls_certificate,
@@ -57,9 +70,7 @@ def ui(
         count = export_pages(settings, export)
         typer.echo(f"Wrote {count} pages to {export}; open {export / 'index.html'}")
         return
-    serve(settings, _tell)
-
-
-def _tell(address: str) -> None:
-    typer.echo(f"Dashboard: {address}")
-    typer.echo("Who has this address can look; Ctrl-C ends it.")
+    may = "look, approve, stop and start" if settings.acts else "look"
+    serve(
+        settings, lambda address: typer.echo(f"Dashboard: {address}\nWho has this address can {may}; Ctrl-C ends it.")
+    )

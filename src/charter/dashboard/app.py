@@ -1,9 +1,10 @@
-"""The web application: addresses to pages, errors to pages, events of live pages."""
+"""Web application: addresses to pages, errors to pages, events of live pages."""
 
+import asyncio
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.resources import files
@@ -12,19 +13,75 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
+from charter.dashboard.actions import ACTIONS, may_act
 from charter.dashboard.guard import Guard, csrf_of
-from charter.dashboard.links import ASSETS, PLAIN_LINKS, LiveLinks
-from charter.dashboard.live import live_route
+from charter.dashboard.links import ASSETS, LiveLinks
 from charter.dashboard.page import Context, NoSuchPageError, Page
 from charter.dashboard.reading import ProjectReader
-from charter.dashboard.render import render_page, render_plain
+from charter.dashboard.render import error_page, json_text, render_page
 from charter.dashboard.settings import Settings
 from charter.dashboard.site import Site
 from charter.dashboard.table import PAGES, POSTS
 from charter.errors import CharterError
+
+EVERY_SECONDS = 1.0
+"""How often a stream looks; the readers themselves look less often when many ask."""
+NAP_SECONDS = 0.25
+"""How soon a stream ends when the server does."""
+ALIVE_SECONDS = 15.0
+MOST_STREAMS = 128
+
+
+def live_route(site: Site, ending: Callable[[], bool]) -> Route:
+    """`/live` (all projects) and `/live?project=KEY`; the streams end when the server is `ending`."""
+    streams = Streams(site, ending)
+    return Route("/live", streams.answer, methods=["GET"])
+
+
+class Streams:
+    """The open streams."""
+
+    def __init__(self, site: Site, ending: Callable[[], bool]) -> None:
+        self._site = site
+        self._ending = ending
+        self._open = 0
+
+    async def answer(self, request: Request) -> Response:
+        """Open a stream, unless there are too many."""
+        key = request.query_params.get("project", "")
+        if key and self._site.reader(key) is None:
+            return PlainTextResponse("no such project\n", status_code=404)
+        if self._open >= MOST_STREAMS:
+            return PlainTextResponse("too many live pages are open\n", status_code=503, headers={"retry-after": "30"})
+        headers = {"x-accel-buffering": "no", "cache-control": "no-store"}
+        return StreamingResponse(self._events(request, key), media_type="text/event-stream", headers=headers)
+
+    async def _events(self, request: Request, key: str) -> AsyncIterator[str]:
+        self._open += 1
+        try:
+            told, said_at = "", time.monotonic()
+            yield "retry: 2000\n\n"
+            while not self._ending() and not await request.is_disconnected():
+                version = await run_in_threadpool(self._version, key)
+                if version != told:
+                    told, said_at = version, time.monotonic()
+                    yield f"event: version\ndata: {json_text({'version': version})}\n\n"
+                elif time.monotonic() - said_at > ALIVE_SECONDS:
+                    said_at = time.monotonic()
+                    yield ": alive\n\n"
+                for _ in range(round(EVERY_SECONDS / NAP_SECONDS)):
+                    if not self._ending():
+                        await asyncio.sleep(NAP_SECONDS)
+        finally:
+            self._open -= 1
+
+    def _version(self, key: str) -> str:
+        reader = self._site.reader(key) if key else None
+        return "gone" if key and reader is None else self._site.version(reader)
+
 
 LINKS = LiveLinks({page.name: page.path for page in PAGES})
 KEPT_PAGES = 256
@@ -51,9 +108,9 @@ ASSET_FILES: Mapping[str, tuple[str, str, str]] = {
 def build_app(settings: Settings, port: int, *, ending: Callable[[], bool] = lambda: False) -> Guard:
     """The application behind its guard; `port` is the one it is reached at, `ending` whether its server is."""
     site = Site(settings)
-    shown = Shown(site, csrf_of(settings.token))
+    shown = Shown(site)
     routes: list[BaseRoute] = [Route(page.path, shown.endpoint(page), name=page.name) for page in PAGES]
-    routes += [live_route(site, ending), Route(ASSETS + "{name}", asset), *POSTS]
+    routes += [live_route(site, ending), Route(ASSETS + "{name}", asset), *POSTS, *ACTIONS]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error, Exception: _defect})
     app.state.site = site
     return Guard(app, settings, port)
@@ -75,9 +132,8 @@ class Shown:
     nobody waits. The page knows its version and asks again. Only one that is older than a moment is waited for.
     """
 
-    def __init__(self, site: Site, csrf: str) -> None:
+    def __init__(self, site: Site) -> None:
         self._site = site
-        self._csrf = csrf
         self._kept: OrderedDict[object, Kept] = OrderedDict()
         self._lock = threading.Lock()
         self._writing: dict[object, threading.Lock] = {}
@@ -99,8 +155,12 @@ class Shown:
             reader = self._site.reader(params.pop("project"))
             if reader is None:
                 return error_page(404, "No such project", "It may have been moved or removed; go back to the list.")
-        key = (page.name, reader.found.key if reader else "", tuple(params.items()), query)
-        context = Context(site=self._site, links=LINKS, now=time.time(), params=params, query=query, reader=reader)
+        role = request.state.role
+        key = (role, page.name, reader.found.key if reader else "", tuple(params.items()), query)
+        context = Context(
+            site=self._site, links=LINKS, now=time.time(), params=params, query=query, reader=reader,
+            csrf=csrf_of(self._site.settings.token_of(role)), acts=may_act(self._site.settings, role),
+        )  # fmt: skip
         with self._lock:
             kept, turn = self._kept.get(key), self._writing.setdefault(key, threading.Lock())
         if kept is not None and kept.state == self._state(reader):
@@ -140,7 +200,7 @@ class Shown:
             return error_page(404, "Not found", str(error))
         except CharterError as error:
             return error_page(500, "This page could not be made", str(error))
-        text = render_page(page, context, view, pages=PAGES, version=version, csrf=self._csrf)
+        text = render_page(page, context, view, pages=PAGES, version=version)
         return HTMLResponse(text, status_code=view.status)
 
 
@@ -158,12 +218,6 @@ def asset_bytes(name: str) -> bytes:
     """The content of an asset."""
     package, path, _ = ASSET_FILES[name]
     return files(package).joinpath(path).read_bytes()
-
-
-def error_page(status: int, title: str, message: str, *, steps: Sequence[str] = ()) -> Response:
-    """An error as a page like the others."""
-    page = render_plain("error.html", title=title, message=message, steps=steps, links=PLAIN_LINKS, status=status)
-    return HTMLResponse(page, status_code=status)
 
 
 async def _http_error(_: Request, error: Exception) -> Response:

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from charter.dashboard.links import ASSETS, PLAIN_LINKS
 from charter.dashboard.render import render_plain
-from charter.dashboard.settings import LOOPBACK_NAMES, Settings, is_loopback
+from charter.dashboard.settings import LOOPBACK_NAMES, OPERATOR, VIEWER, Settings, is_loopback
 
 READING = frozenset({"GET", "HEAD"})
 METHODS = READING | {"POST"}
@@ -25,7 +25,8 @@ HEADERS: Mapping[str, str] = {
     "content-security-policy": POLICY,
     "x-frame-options": "DENY",
     "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
+    # Not "no-referrer": browsers then send forms with `Origin: null`, which no page of this server could be told from.
+    "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), microphone=(), geolocation=(), payment=(), usb=()",
@@ -112,7 +113,9 @@ class Guard:
         self._settings = settings
         self._hosts = allowed_hosts(settings, port)
         self._cookie = cookie_name(port)
-        self._session, self.csrf = session_of(settings.token), csrf_of(settings.token)
+        roles = {OPERATOR: settings.token, **({VIEWER: settings.viewer_token} if settings.viewer_token else {})}
+        self._tokens: Mapping[str, str] = roles
+        self._sessions = {role: session_of(token) for role, token in roles.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -120,8 +123,6 @@ class Guard:
             await self.app(scope, receive, send)
             return
         refused = await self._refusal(Request(scope, receive))
-        if refused is None:
-            scope.setdefault("state", {})["csrf"] = self.csrf
         await (refused or self.app)(scope, receive, self._sealed(scope, send))
 
     def _sealed(self, scope: Scope, send: Send) -> Send:
@@ -154,21 +155,29 @@ class Guard:
             return await self._sign_in(request)
         if "token" in request.query_params:
             return self._with_token(request)
-        if not same(request.cookies.get(self._cookie), self._session):
+        role = self._role(request.cookies.get(self._cookie), self._sessions)
+        if role is None:
             return _sign_in_page(401)
+        request.state.role = role
         if request.method not in READING:
-            return await self._changing(request)
+            return await self._changing(request, csrf_of(self._tokens[role]))
         return None
+
+    def _role(self, given: str | None, secrets: Mapping[str, str]) -> str | None:
+        """Return whose secret that is; all are compared, so that the time says nothing."""
+        matches = [role for role, secret in secrets.items() if same(given, secret)]
+        return matches[0] if matches else None
 
     def _is_own(self, headers: Headers) -> bool:
         return origin_allowed(headers.get("origin"), scheme=self._settings.scheme, allowed=self._hosts)
 
-    async def _changing(self, request: Request) -> Response | None:
-        """A POST: it must carry the CSRF token, in a header or in its form."""
+    async def _changing(self, request: Request, csrf: str) -> Response | None:
+        """A POST: it must carry the CSRF token, in a header or in its form, which is read here once."""
         given = request.headers.get(CSRF_HEADER)
-        if given is None and request.url.path == SIGN_OUT:
-            given = (await _form(request)).get(CSRF_FIELD)
-        if not same(given, self.csrf):
+        if given is None:
+            request.state.form = await _form(request)
+            given = request.state.form.get(CSRF_FIELD)
+        if not same(given, csrf):
             return _plain(403, "the request lacks the token of this session's pages; reload the page")
         if int(request.headers.get("content-length") or LARGEST_BODY + 1) > LARGEST_BODY:
             return _plain(413, f"more than {LARGEST_BODY} bytes, or no content-length")
@@ -181,25 +190,27 @@ class Guard:
     async def _sign_in(self, request: Request) -> Response:
         if request.method in READING:
             return _sign_in_page(200)
-        if not same((await _form(request)).get("token", "").strip(), self._settings.token):
+        role = self._role((await _form(request)).get("token", "").strip(), self._tokens)
+        if role is None:
             return _sign_in_page(401, message="That is not the token of this dashboard.")
-        return self._let_in(RedirectResponse("/", status_code=303))
+        return self._let_in(RedirectResponse("/", status_code=303), role)
 
     def _with_token(self, request: Request) -> Response:
         """The first visit, by the printed address: the cookie, and a page that goes on without the token.
 
         A page rather than a redirect: after one that begins at another site, a browser keeps a strict cookie back.
         """
-        if request.method not in READING or not same(request.query_params["token"], self._settings.token):
+        role = self._role(request.query_params["token"], self._tokens)
+        if request.method not in READING or role is None:
             return _sign_in_page(401, message="That is not the token of this dashboard; each start makes a new one.")
         left = [(key, value) for key, value in parse_qsl(request.url.query) if key != "token"]
         path = "/" + request.url.path.lstrip("/\\")
         target = f"{path}?{urlencode(left)}" if left else path
-        return self._let_in(HTMLResponse(render_plain("entered.html", target=target, links=PLAIN_LINKS)))
+        return self._let_in(HTMLResponse(render_plain("entered.html", target=target, links=PLAIN_LINKS)), role)
 
-    def _let_in(self, response: Response) -> Response:
+    def _let_in(self, response: Response, role: str) -> Response:
         response.set_cookie(
-            self._cookie, self._session, httponly=True, samesite="strict", secure=self._settings.tls, path="/"
+            self._cookie, self._sessions[role], httponly=True, samesite="strict", secure=self._settings.tls, path="/"
         )
         return response
 

@@ -59,6 +59,10 @@ class Context:
     params: Params = field(default_factory=dict)
     query: Sequence[tuple[str, str]] = ()
     reader: ProjectReader | None = None
+    csrf: str = ""
+    """What forms and scripts must send back; empty in an export."""
+    acts: bool = False
+    """Whether this reader's pages have buttons."""
 
     @property
     def project(self) -> Snapshot:

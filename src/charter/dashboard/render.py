@@ -8,8 +8,10 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
+from starlette.responses import HTMLResponse, Response
 
 from charter import __version__
+from charter.dashboard.links import PLAIN_LINKS
 from charter.dashboard.page import Context, Page, View
 from charter.dashboard.view.words import ago, percent, short_seconds, state_word
 from charter.report.markup import script_json
@@ -42,10 +44,8 @@ def environment() -> Environment:
     return found
 
 
-def render_page(
-    page: Page, context: Context, view: View, *, pages: Sequence[Page], version: str = "", csrf: str = ""
-) -> str:
-    """A whole page among `pages`; `version` is of what was read, `csrf` what its scripts and forms must send back."""
+def render_page(page: Page, context: Context, view: View, *, pages: Sequence[Page], version: str = "") -> str:
+    """A whole page among `pages`; `version` is of what was read."""
     project = context.project if page.of_project else None
     return (
         environment()
@@ -61,7 +61,8 @@ def render_page(
             links=context.links,
             now=context.now,
             charter_version=__version__,
-            csrf=csrf,
+            csrf=context.csrf,
+            acts=context.acts,
         )
     )
 
@@ -69,6 +70,12 @@ def render_page(
 def render_plain(template: str, **values: Any) -> str:
     """A page outside the table: errors, sign-in."""
     return environment().get_template(template).render(charter_version=__version__, **values)
+
+
+def error_page(status: int, title: str, message: str, *, steps: Sequence[str] = ()) -> Response:
+    """An error as a page like the others."""
+    page = render_plain("error.html", title=title, message=message, steps=steps, links=PLAIN_LINKS, status=status)
+    return HTMLResponse(page, status_code=status)
 
 
 def iso(unix_seconds: float) -> str:

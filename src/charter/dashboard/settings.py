@@ -3,13 +3,15 @@
 import ipaddress
 import os
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from charter.errors import UsageError
 
 SHORTEST_TOKEN = 32
 """Characters of a token of one's own: as many as 128 bits in hexadecimal."""
+OPERATOR, VIEWER = "operator", "viewer"
+"""Who has the token may look and, where the dashboard has buttons, act; who has the viewer's token may look."""
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -20,7 +22,11 @@ class Settings:
     roots: tuple[Path, ...]
     """Directories that hold projects, at any depth that discovery looks into."""
     token: str = field(repr=False)
+    """Whoever has it may look, and act where `acts`."""
+    viewer_token: str | None = field(default=None, repr=False)
     """Whoever has it may look."""
+    acts: bool = False
+    """Whether pages have buttons that approve, stop and start."""
     host: str = "127.0.0.1"
     port: int = 0
     """0 lets the system choose a free one."""
@@ -28,6 +34,10 @@ class Settings:
     key: Path | None = None
     names: tuple[str, ...] = ()
     """Further names that browsers may call this server by, beside its address."""
+
+    def token_of(self, role: str) -> str:
+        """Return the token that lets a role in."""
+        return self.viewer_token if role == VIEWER and self.viewer_token else self.token
 
     @property
     def tls(self) -> bool:
@@ -73,6 +83,10 @@ def check_settings(settings: Settings) -> None:
             f"the token has {len(settings.token)} characters; at least {SHORTEST_TOKEN} printable ASCII ones are "
             'needed: python -c "import secrets; print(secrets.token_urlsafe(32))"'
         )
+    if settings.viewer_token is not None:
+        check_settings(replace(settings, token=settings.viewer_token, viewer_token=None))
+        if settings.viewer_token == settings.token:
+            raise UsageError("--viewer-token is the same as --token; give another, or leave it out")
     if not 0 <= settings.port <= 65535:
         raise UsageError(f"--port {settings.port} is not a port; give 0 (a free one) to 65535")
 

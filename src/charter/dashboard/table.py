@@ -3,7 +3,7 @@
 from starlette.routing import BaseRoute
 
 from charter.dashboard.page import Page
-from charter.dashboard.pages import accuracy, compare, cost, data, home, plan, records, run, samples, stage
+from charter.dashboard.pages import accuracy, approve, compare, cost, data, home, plan, records, run, samples, stage
 
 PAGES: tuple[Page, ...] = (
     home.PAGE,
@@ -13,6 +13,7 @@ PAGES: tuple[Page, ...] = (
     plan.PAGE,
     data.PAGE,
     samples.PAGE,
+    approve.PAGE,
     records.PAGE,
     accuracy.PAGE,
     compare.PAGE,

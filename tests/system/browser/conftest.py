@@ -21,6 +21,7 @@ HERE = Path(__file__).parent
 INTEGRATION = HERE.parent.parent / "integration"
 CASES = HERE.parent.parent / "cases"
 TOKEN = "browser-tests-0123456789-abcdefghij"
+VIEWERS = "browser-viewers-0123456789-abcdefghij"
 LONG = 300_000
 """Milliseconds: ends a test that hangs; nothing is measured by it."""
 
@@ -55,14 +56,14 @@ def chromium():
 
 @pytest.fixture
 def dashboard_of():
-    """Starts a dashboard for a directory; ended after the test."""
+    """Starts a dashboard for a directory, and gives its address, or that of its viewers; ended after the test."""
     started = []
 
-    def start(root: Path) -> Dashboard:
-        environment = {**os.environ, "BROWSER_TEST_TOKEN": TOKEN}
-        command = [sys.executable, "-m", "charter.cli.main", "ui", str(root), "--port", "0", "--token"]
+    def start(root: Path, *, viewer: bool = False) -> Dashboard:
+        environment = {**os.environ, "BROWSER_TEST_TOKEN": TOKEN, "BROWSER_VIEWERS": VIEWERS}
+        command = [sys.executable, "-m", "charter.cli.main", "ui", str(root), "--port", "0"]
         process = subprocess.Popen(
-            [*command, "env:BROWSER_TEST_TOKEN"],
+            [*command, "--token", "env:BROWSER_TEST_TOKEN", "--viewer-token", "env:BROWSER_VIEWERS"],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -71,7 +72,8 @@ def dashboard_of():
         started.append(process)
         line = process.stdout.readline()
         assert line.startswith("Dashboard: "), line + process.stdout.read()
-        return Dashboard(root=root, address=line.partition(": ")[2].strip())
+        address = line.partition(": ")[2].strip()
+        return Dashboard(root=root, address=address.replace(TOKEN, VIEWERS) if viewer else address)
 
     yield start
     for process in started:

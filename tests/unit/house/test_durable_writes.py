@@ -48,6 +48,7 @@ ALLOWED = {
     "hosted/run.py": WORK,
     "inference/vllm_generator.py": LOG,
     "launch/children.py": LOG,
+    "run/actions.py": LOG,
     "run/followers.py": LOG,
     "metering/sampler.py": LOG,
     "tracking/forward.py": LOG,

@@ -1,9 +1,141 @@
-"""The pipeline graph in pixels: boxes and curves for a template to draw, along the page or down it. Pure."""
+"""The pipeline as a drawing: places for stages and edges, and their SVG. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from charter.dashboard.view.graph_layout import Point, layered
+SWEEPS = 8
+NUDGES = 12
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Where nodes and edges are, in units of one layer and one row."""
+
+    nodes: Mapping[str, Point]
+    """Layer, and row within it: rows of one layer are at least 1 apart."""
+    edges: tuple[tuple[str, str, tuple[Point, ...]], ...]
+    """From, to, and the points that it passes on its way through the layers between."""
+    layers: int
+    rows: float
+
+
+def direct_edges(inputs: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
+    """The edges that no longer way replaces, which say as much with fewer lines.
+
+    >>> direct_edges({"a": [], "b": ["a"], "c": ["a", "b"]})
+    [('a', 'b'), ('b', 'c')]
+    """
+    above: dict[str, set[str]] = {}
+    found = []
+    for name, sources in inputs.items():
+        known = [source for source in dict.fromkeys(sources) if source in inputs]
+        above[name] = set(known).union(*(above.get(source, set()) for source in known))
+        for source in known:
+            if not any(source in above.get(other, set()) for other in known if other != source):
+                found.append((source, name))
+    return found
+
+
+def layered(inputs: Mapping[str, Sequence[str]]) -> Layout:
+    """Nodes on the layer after their last input, ordered so that edges cross little.
+
+    `inputs` says what each node reads, in an order in which inputs come before their readers.
+    """
+    edges = direct_edges(inputs)
+    layer: dict[str, int] = {}
+    for name in inputs:
+        layer[name] = 1 + max((layer[a] for a, b in edges if b == name), default=-1)
+    depth = max(layer.values(), default=-1) + 1
+    columns: list[list[str]] = [[] for _ in range(depth)]
+    for name in inputs:
+        columns[layer[name]].append(name)
+    chains = _chains(edges, layer, columns)
+    before, after = _neighbours(chains)
+    for sweep in range(SWEEPS):
+        columns = _ordered(columns, before if sweep % 2 == 0 else after, forward=sweep % 2 == 0)
+    rows = _rows(columns, before, after)
+    lowest = min(rows.values(), default=0.0)
+    at = {name: (float(index), rows[name] - lowest) for index, names in enumerate(columns) for name in names}
+    return Layout(
+        nodes={name: at[name] for name in inputs},
+        edges=tuple((chain[0], chain[-1], tuple(at[name] for name in chain)) for chain in chains),
+        layers=depth,
+        rows=max((row for _, row in at.values()), default=0.0) + 1,
+    )
+
+
+def _chains(edges: Sequence[tuple[str, str]], layer: Mapping[str, int], columns: list[list[str]]) -> list[list[str]]:
+    """Each edge as a chain with one stand-in on every layer that it crosses."""
+    chains = []
+    for number, (source, target) in enumerate(edges):
+        chain = [source]
+        for between in range(layer[source] + 1, layer[target]):
+            name = f"\x00{number}:{between}"
+            columns[between].append(name)
+            chain.append(name)
+        chains.append([*chain, target])
+    return chains
+
+
+def _neighbours(chains: Sequence[Sequence[str]]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    before: dict[str, list[str]] = {}
+    after: dict[str, list[str]] = {}
+    for chain in chains:
+        for a, b in pairwise(chain):
+            before.setdefault(b, []).append(a)
+            after.setdefault(a, []).append(b)
+    return before, after
+
+
+def _ordered(columns: list[list[str]], towards: Mapping[str, Sequence[str]], *, forward: bool) -> list[list[str]]:
+    """Every layer sorted by the mean place of its neighbours; nodes without any keep theirs."""
+    place = {name: index for names in columns for index, name in enumerate(names)}
+    found = [list(names) for names in columns]
+    for index in range(len(found)) if forward else reversed(range(len(found))):
+        names = found[index]
+
+        def mean(name: str) -> float:
+            near = towards.get(name, ())
+            return sum(place[other] for other in near) / len(near) if near else float(place[name])
+
+        names.sort(key=mean)
+        place.update({name: position for position, name in enumerate(names)})
+    return found
+
+
+def _rows(
+    columns: Sequence[Sequence[str]], before: Mapping[str, Sequence[str]], after: Mapping[str, Sequence[str]]
+) -> dict[str, float]:
+    """Rows near the means of the neighbours', in order, at least 1 apart (stand-ins 0.5)."""
+    rows = {name: index - (len(names) - 1) / 2 for names in columns for index, name in enumerate(names)}
+    for nudge in range(NUDGES):
+        for names in columns if nudge % 2 == 0 else reversed(columns):
+            wanted = []
+            for name in names:
+                near = [*before.get(name, ()), *after.get(name, ())]
+                wanted.append(sum(rows[other] for other in near) / len(near) if near else rows[name])
+            for name, row in zip(names, _apart(names, wanted), strict=True):
+                rows[name] = row
+    return rows
+
+
+def _apart(names: Sequence[str], wanted: Sequence[float]) -> list[float]:
+    """The wanted rows pushed apart evenly to both sides."""
+    down, up = list(wanted), list(wanted)
+    for index in range(1, len(names)):
+        gap = 0.5 if names[index].startswith("\x00") and names[index - 1].startswith("\x00") else 1.0
+        down[index] = max(wanted[index], down[index - 1] + gap)
+    for index in reversed(range(len(names) - 1)):
+        gap = 0.5 if names[index].startswith("\x00") and names[index + 1].startswith("\x00") else 1.0
+        up[index] = min(wanted[index], up[index + 1] - gap)
+    middle = [(low + high) / 2 for low, high in zip(up, down, strict=True)]
+    for index in range(1, len(names)):
+        gap = 0.5 if names[index].startswith("\x00") and names[index - 1].startswith("\x00") else 1.0
+        middle[index] = max(middle[index], middle[index - 1] + gap)
+    return middle
 
 
 @dataclass(frozen=True, kw_only=True)

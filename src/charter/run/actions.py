@@ -1,0 +1,122 @@
+"""What a person does to a run: approve a stage, stop it, start it again; each written down with who did it.
+
+Commands and buttons of the dashboard call these functions, so that both do the same and leave the same trace in
+`events.jsonl`.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from charter.artifacts import durable
+from charter.artifacts.lease import LEASE, read_holder
+from charter.errors import CharterError, ExitCode, UsageError
+from charter.run.approval import Approval, approve, who_is_here
+from charter.run.events import Events
+from charter.run.graph import Pipeline, PlannedStage
+from charter.run.paths import run_dir
+from charter.run.staleness import assess
+
+START_LOG = "started-from-page.txt"
+"""What a run says that a page has started, in the run directory."""
+STOP_SECONDS = 180.0
+"""For a stage to reach a safe point and write its checkpoint; jobs that a supervisor has left are ended after it."""
+LONGEST_REASON = 500
+"""Characters of that log that an event repeats."""
+
+
+def check_approvable(pipeline: Pipeline, stage: PlannedStage) -> None:
+    """Raise UsageError where there is nothing to approve, or nothing to look at yet."""
+    if not stage.spec.needs_approval:
+        raise UsageError(f"stage {stage.name} needs no approval; `needs_approval: true` in charter.yaml would hold it")
+    if assess(stage, pipeline.root).done:
+        raise UsageError(f"stage {stage.name} is done; there is nothing to approve")
+    unfinished = [name for name in stage.stage_inputs if not assess(pipeline.stages[name], pipeline.root).done]
+    if unfinished:
+        raise UsageError(
+            f"stage {stage.name} reads {', '.join(unfinished)}, not finished yet, so that there is nothing to look at\n"
+            "  `charter run` works up to the approval and says when it waits"
+        )
+    if missing := pipeline.inputs.problems_of(stage.outside_inputs):
+        raise UsageError("; ".join(f"{problem.path}: {problem.message}" for problem in missing))
+
+
+def approve_stage(pipeline: Pipeline, stage: PlannedStage, *, note: str = "", by: str | None = None) -> Approval:
+    """Let a stage start under its present fingerprint."""
+    check_approvable(pipeline, stage)
+    given = approve(stage, pipeline.root, note=note, by=by)
+    _write_down(
+        pipeline.root, "stage_approved", f"approved by {given.by}{f': {note}' if note else ''}", stage=stage.name
+    )
+    return given
+
+
+def stop(root: Path, *, wait_seconds: float, by: str | None = None) -> list[str]:
+    """Stop a run at its next safe point, or the jobs that its supervisor has left; return what was stopped in words."""
+    from charter.run.stop import end_sent_supervisor, stop_left_jobs, stop_run
+
+    holder = read_holder(run_dir(root) / LEASE)
+    if holder is not None and (holder.is_alive or not holder.is_here):
+        _write_down(root, "stop_requested", f"asked to stop by {by or who_is_here()}")
+    stopped = stop_run(root, wait_seconds=wait_seconds)
+    if stopped is not None:
+        return [f"stopped ({stopped}); `charter run` continues it"]
+    words = []
+    if sent := end_sent_supervisor(root):
+        words.append(f"stopped {sent}, the supervisor, which had not begun; `charter submit` sends another")
+    jobs = stop_left_jobs(root, wait_seconds=wait_seconds)
+    words += [f"stopped {job}, whose supervisor is gone; `charter run` continues it" for job in jobs]
+    if words:
+        _write_down(root, "stop_requested", f"{'; '.join(words)}; by {by or who_is_here()}")
+    return words
+
+
+def stop_beside(root: Path, *, by: str) -> None:
+    """Stop a run without waiting for it; what goes wrong is an event."""
+
+    def work() -> None:
+        try:
+            stop(root, wait_seconds=STOP_SECONDS, by=by)
+        except (CharterError, OSError) as error:
+            _write_down(root, "stop_failed", str(error).split("\n")[0])
+
+    threading.Thread(target=work, daemon=True).start()
+
+
+def start(root: Path, *, by: str | None = None) -> None:
+    """Start `charter run` in a process of its own, which outlives this one; refused while a run is active.
+
+    What it says goes to a file; where it ends before the run has begun, an event says why.
+    """
+    holder = read_holder(run_dir(root) / LEASE)
+    if holder is not None and (holder.is_alive or not holder.is_here):
+        raise UsageError(f"a run is active here already ({holder})")
+    durable.make_dir(run_dir(root))
+    _write_down(root, "start_requested", f"started by {by or who_is_here()}")
+    log = run_dir(root) / START_LOG
+    command = [sys.executable, "-m", "charter.cli.main", "run", "-C", str(root), "--yes"]
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
+            env={**os.environ, "NO_COLOR": "1"},
+        )  # fmt: skip
+    # A process that nobody waits for stays in the system's table for as long as the page is served.
+    threading.Thread(target=_wait_for, args=(process, root, log), daemon=True).start()
+
+
+def _wait_for(process: "subprocess.Popen[bytes]", root: Path, log: Path) -> None:
+    code = process.wait()
+    if code not in (ExitCode.DONE, ExitCode.STAGE, ExitCode.INTERRUPTED, ExitCode.CTRL_C):
+        text = log.read_text(encoding="utf-8", errors="replace").strip()
+        reason = text[text.rfind("error[") :] if "error[" in text else text
+        _write_down(root, "start_failed", f"the run did not go on (exit code {code}): {reason[:LONGEST_REASON]}")
+
+
+def _write_down(root: Path, event: str, message: str, **more: str) -> None:
+    """Append what was done to the run's events; an action that cannot be written down is not done."""
+    try:
+        Events(run_dir(root), ()).emit(event, message=message, **more)
+    except OSError as error:
+        raise CharterError(f"{run_dir(root)}: {error.strerror}, so that nothing can be written down there") from None

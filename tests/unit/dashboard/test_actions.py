@@ -1,0 +1,173 @@
+"""Buttons: who may press them, what they do, and the trace that they leave."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from dashboard_case import lively
+from starlette.testclient import TestClient
+
+from charter.artifacts.lease import Holder, host_id, start_ticks
+from charter.dashboard.app import build_app
+from charter.dashboard.discovery import key_of
+from charter.dashboard.guard import csrf_of
+from charter.dashboard.settings import Settings, check_settings
+from charter.errors import UsageError
+from charter.run import actions
+from charter.run.approval import read_approval
+from charter.run.graph import build_pipeline
+
+TOKEN = "correct-horse-battery-staple-0123456789"
+VIEWERS = "a-viewer-may-look-and-nothing-else-0123"
+PORT = 8765
+HOME = f"http://127.0.0.1:{PORT}"
+
+
+@pytest.fixture
+def case(tmp_path):
+    """A run whose evaluation waits for approval, and can be looked at."""
+    case = lively(tmp_path / "work" / "demo", pid=os.getpid())
+    case.done("ppo", 20)
+    case.done("pm", 20)
+    return case
+
+
+@pytest.fixture
+def enter(tmp_path, case):
+    """A client with a session: `enter(token)`."""
+
+    def entered(token, *, acts=True, viewer_token=VIEWERS):
+        settings = Settings(roots=(tmp_path / "work",), token=TOKEN, viewer_token=viewer_token, port=PORT, acts=acts)
+        client = TestClient(build_app(settings, PORT), base_url=HOME, raise_server_exceptions=False)
+        client.get("/", params={"token": token})
+        return client
+
+    return entered
+
+
+def press(client, case, button, token=TOKEN, **form):
+    return client.post(
+        f"/p/{key_of(case.root.resolve())}/do/{button}",
+        data={"csrf": csrf_of(token), **form},
+        headers={"origin": HOME},
+        follow_redirects=False,
+    )
+
+
+def events(case):
+    return [json.loads(line) for line in (case.run / "events.jsonl").read_text().splitlines()]
+
+
+def judged(case):
+    return build_pipeline(case.project, case.root).stages["judged"]
+
+
+def test_a_stage_is_approved_with_samples_beside_the_button(enter, case):
+    client = enter(TOKEN)
+    assert f"/p/{key_of(case.root.resolve())}/approve/judged" in client.get(f"/p/{key_of(case.root.resolve())}").text
+    page = client.get(f"/p/{key_of(case.root.resolve())}/approve/judged").text
+    assert "How long does rice cook?" in page
+    fields = dict(re.findall(r'name="(\w+)" value="([^"]*)"', page))
+    answer = press(client, case, "approve", stage="judged", fingerprint=fields["fingerprint"], note="looks right")
+    assert answer.status_code == 303
+    given = read_approval(judged(case), case.root)
+    assert (given.note, "in the dashboard" in given.by) == ("looks right", True)
+    assert events(case)[-1]["event"] == "stage_approved"
+    assert "looks right" in events(case)[-1]["message"]
+
+
+def test_what_changed_after_it_was_shown_is_not_approved(enter, case):
+    answer = press(enter(TOKEN), case, "approve", stage="judged", fingerprint="0" * 64)
+    assert answer.status_code == 409
+    assert "has changed since" in answer.text
+    assert read_approval(judged(case), case.root) is None
+
+
+@pytest.mark.parametrize(("stage", "words"), [("nobody", "there is no stage"), ("sft", "needs no approval")])
+def test_what_cannot_be_approved_is_refused_in_words(enter, case, stage, words):
+    fingerprint = build_pipeline(case.project, case.root).stages["sft"].asked_fingerprint
+    answer = press(enter(TOKEN), case, "approve", stage=stage, fingerprint=fingerprint)
+    assert (answer.status_code, words in answer.text) == (409, True)
+
+
+@pytest.mark.parametrize("button", ["approve", "stop", "start"])
+def test_a_viewer_is_refused_and_sees_no_button(enter, case, button, monkeypatch):
+    monkeypatch.setattr(
+        "charter.dashboard.actions.BUTTONS", dict.fromkeys(("approve", "stop", "start"), lambda *_: 1 / 0)
+    )
+    for client, token in ((enter(VIEWERS), VIEWERS), (enter(TOKEN, acts=False), TOKEN)):
+        assert "/do/" not in client.get(f"/p/{key_of(case.root.resolve())}").text
+        assert press(client, case, button, token).status_code == 403
+
+
+def test_an_operators_csrf_token_is_of_no_use_to_a_viewer(enter, case):
+    assert press(enter(VIEWERS), case, "stop", token=TOKEN).status_code == 403
+    assert press(enter(TOKEN), case, "stop", token=VIEWERS).status_code == 403
+
+
+def test_a_button_without_session_or_origin_does_nothing(enter, case):
+    address = f"/p/{key_of(case.root.resolve())}/do/stop"
+    assert enter("wrong" * 8).post(address, data={"csrf": csrf_of(TOKEN)}, headers={"origin": HOME}).status_code == 401
+    other = {"origin": "http://elsewhere.example"}
+    assert enter(TOKEN).post(address, data={"csrf": csrf_of(TOKEN)}, headers=other).status_code == 403
+    assert enter(TOKEN).get(address).status_code in (404, 405)
+    assert press(enter(TOKEN), case, "unknown").status_code == 404
+
+
+def test_tokens_of_the_two_roles_differ(tmp_path):
+    with pytest.raises(UsageError, match="same as --token"):
+        check_settings(Settings(roots=(tmp_path,), token=TOKEN, viewer_token=TOKEN))
+    with pytest.raises(UsageError, match="at least 32"):
+        check_settings(Settings(roots=(tmp_path,), token=TOKEN, viewer_token="short"))
+
+
+def hold(case, pid):
+    holder = Holder(pid=pid, start_ticks=start_ticks(pid), host=host_id(), since=1.0)
+    (case.run / "lease.json").write_text(json.dumps(vars(holder)))
+
+
+def test_stop_asks_the_process_that_holds_the_run(case):
+    script = "import signal; signal.signal(15, lambda *_: exit()); print('ready', flush=True); signal.pause()"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        hold(case, process.pid)
+        (words,) = actions.stop(case.root, wait_seconds=60, by="ada")
+        assert f"pid {process.pid}" in words
+        process.wait()
+    assert events(case)[-1] == {**events(case)[-1], "event": "stop_requested", "message": "asked to stop by ada"}
+
+
+def test_stop_of_what_does_not_run_leaves_no_trace(case):
+    before = (case.run / "events.jsonl").read_bytes()
+    assert actions.stop(case.root, wait_seconds=1) == []
+    assert (case.run / "events.jsonl").read_bytes() == before
+
+
+def test_a_second_start_is_refused(enter, case):
+    hold(case, os.getpid())
+    answer = press(enter(TOKEN), case, "start")
+    assert (answer.status_code, "a run is active here already" in answer.text) == (409, True)
+
+
+def test_a_start_that_fails_says_why_in_an_event(case, monkeypatch):
+    waited = []
+    monkeypatch.setattr(
+        actions.threading, "Thread", lambda target, args, daemon: waited.append((target, args)) or Quiet()
+    )
+    (case.root / "charter.yaml").write_text("pipeline: {sft: {kind: sfft}}\n")
+    actions.start(case.root, by="ada")
+    ((target, args),) = waited
+    target(*args)
+    requested, failed = events(case)[-2:]
+    assert (requested["event"], requested["message"]) == ("start_requested", "started by ada")
+    assert failed["event"] == "start_failed"
+    assert "exit code 2" in failed["message"]
+    assert "sfft" in failed["message"]
+
+
+class Quiet:
+    def start(self):
+        """Nothing: the test waits itself."""
