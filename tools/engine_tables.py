@@ -59,7 +59,7 @@ def _kind(kind: str) -> Iterator[str]:
     yield "| field | " + " | ".join(engine.title for engine in engines) + " |"
     yield "| --- " * (len(engines) + 1) + "|"
     for field in rows[engines[0].name]:
-        if field.removeprefix(f"{STAGE}.") not in CHARTERS_OWN:
+        if field not in {f"{STAGE}.{name}" for name in CHARTERS_OWN}:
             cells = [_cell(rows[engine.name][field], notes) for engine in engines]
             yield f"| `{field.removeprefix(f'{STAGE}.')}` | " + " | ".join(cells) + " |"
     yield ""

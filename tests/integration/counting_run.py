@@ -9,6 +9,7 @@ from pathlib import Path
 from charter.errors import CharterError
 from charter.launch.commands import STAGE_MODULES
 from charter.run.runner import RunOptions, run_project
+from charter.run.sweep import run_sweep, sweep_points
 from charter.spec.load import load_project
 
 MODULES = {
@@ -26,6 +27,7 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--grace", type=float, default=30.0)
     parser.add_argument("--on")
+    parser.add_argument("--sweep")
     arguments = parser.parse_args()
     options = RunOptions(
         only=tuple(arguments.only),
@@ -38,7 +40,12 @@ def main() -> int:
     )
     try:
         project = load_project(arguments.directory, overrides=arguments.set)
-        run_project(project, arguments.directory, options, [lambda event: print(json.dumps(event), flush=True)])
+        listeners = [lambda event: print(json.dumps(event), flush=True)]
+        if arguments.sweep:
+            points = sweep_points(arguments.directory, project, arguments.sweep, arguments.set)
+            run_sweep(points, lambda point: run_project(point, arguments.directory, options, listeners), print)
+        else:
+            run_project(project, arguments.directory, options, listeners)
     except CharterError as error:
         print(f"error[{error.label}]: {error}", file=sys.stderr)
         return error.exit_code

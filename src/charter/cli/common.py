@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 DirOption = Annotated[
     Path, typer.Option("-C", "--directory", help="Project directory (the one with charter.yaml).", show_default=False)
 ]
+SweepOption = Annotated[
+    str | None,
+    typer.Option("--sweep", metavar="NAME", help="All points of this sweep of charter.yaml.", show_default=False),
+]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a value of charter.yaml; repeatable.")
 ]

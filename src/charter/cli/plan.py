@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from charter.cli.common import JsonOption, SetOption, open_project, print_json, write_asked
+from charter.cli.common import JsonOption, SetOption, SweepOption, open_project, print_json, write_asked
 from charter.cli.inquiry import (
     AnswerTokens,
     Budget,
@@ -348,6 +348,7 @@ def plan(
         Path | None,
         typer.Option("--save", metavar="FILE", help="With KIND: write the charter.yaml that the question stands for."),
     ] = None,
+    sweep: SweepOption = None,
 ) -> None:
     """Estimate memory, time and cost per stage and choose hardware; no run is started.
 
@@ -374,6 +375,9 @@ def plan(
         print_expanded(project, deviations, as_json=as_json)
         return
     check_asked(project, explain=explain, what_if=what_if, as_json=as_json)
+    if sweep is not None:
+        _plan_points(path, project, root, sweep, changes, as_json=as_json)
+        return
     from charter.plan.project_plan import plan_project
 
     def planned(asked: "Project", number: int = 0) -> "Plan":
@@ -407,6 +411,19 @@ def plan(
         _check_budget(made, at_p90=fail_over_budget)
     if fail_over_deadline:
         _check_deadline(made)
+
+
+def _plan_points(path: Path, project: "Project", root: Path, name: str, changes: list[str], *, as_json: bool) -> None:
+    """Print the bill of a sweep, and end with the budget's exit code where it is over."""
+    from charter.report.sweep import print_sweep_plan
+    from charter.run.sweep import plan_sweep, sweep_points
+
+    bill = plan_sweep(sweep_points(path, project, name, changes), root)
+    if as_json:
+        print_json(bill.to_json())
+    else:
+        print_sweep_plan(bill, plan_console())
+    bill.check_budget()
 
 
 ALL_HARDWARE = ("resources.infra=null", "resources.any_of=[]", "resources.accelerators=[any]")

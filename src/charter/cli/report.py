@@ -6,7 +6,17 @@ from typing import Annotated, Any
 
 import typer
 
-from charter.cli.common import DirOption, open_project, project_root, write_asked
+from charter.cli.common import (
+    DirOption,
+    JsonOption,
+    SweepOption,
+    console,
+    open_project,
+    print_json,
+    project_root,
+    write_asked,
+)
+from charter.errors import UsageError
 
 
 def report(
@@ -18,9 +28,16 @@ def report(
     text: Annotated[
         bool, typer.Option("--text", help="Print results and plan against actual here; write no file.")
     ] = False,
+    sweep: SweepOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Write a self-contained HTML report of the run, or of the plan before the first run."""
     root = project_root(directory)
+    if sweep is not None:
+        _print_sweep(directory, sweep, as_json=as_json)
+        return
+    if as_json:
+        raise UsageError("--json goes with --sweep; `charter cost report --json` has a run's figures")
     if text:
         _print(root)
         return
@@ -33,8 +50,25 @@ def report(
     typer.echo(f"Wrote {path}")
 
 
+def _print_sweep(directory: Path, name: str, *, as_json: bool) -> None:
+    from charter.report.sweep import measured_points, print_sweep, sweep_result
+    from charter.run.sweep import find_sweep, pipelines, sweep_points
+
+    project, root = open_project(directory)
+    metric = find_sweep(project, name).metric
+    if metric is None:
+        raise UsageError(
+            f"sweep {name!r} says no metric\n  for example  metric: {{stage: eval, figure: exact_match.policy}}"
+        )
+    points = list(pipelines(sweep_points(directory, project, name), root))
+    result = sweep_result(name, metric, measured_points(points, metric))
+    if as_json:
+        print_json(result.to_json())
+    else:
+        print_sweep(result, console())
+
+
 def _print(root: Path) -> None:
-    from charter.cli.common import console
     from charter.report.results import print_summary
 
     print_summary(root, console(markup=True))

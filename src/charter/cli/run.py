@@ -5,11 +5,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from charter.cli.common import DirOption, SetOption, VerifyOption, open_project, wants_live_display
+from charter.cli.common import DirOption, SetOption, SweepOption, VerifyOption, open_project, wants_live_display
 from charter.errors import ExitCode
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from charter.run.runner import RunOptions, Work
+    from charter.run.sweep import SweepPoint
     from charter.spec.project import Project
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before spending.")]
@@ -55,6 +58,7 @@ def run(
     on: OnOption = None,
     anyway: AnywayOption = False,
     replan: ReplanOption = False,
+    sweep: SweepOption = None,
 ) -> None:
     """Run or resume a project, here or on an engine; skips what is done."""
     from charter.run.runner import RunOptions
@@ -64,11 +68,34 @@ def run(
         _write_template(template, where)
     loaded, root = open_project(where, set_)
     options = RunOptions(only=tuple(only or ()), reshard=reshard, engine=on, anyway=anyway, replan=replan)
+    points = None
+    if sweep is not None:
+        from charter.run.sweep import sweep_points
+
+        points = sweep_points(where, loaded, sweep, set_ or ())
     if dry_run:
+        for item in points or ():
+            print(f"{item.point.label}: {' '.join(item.point.overrides) or 'the file as it is'}")
         _show_work(loaded, root, options)
         return
     _confirm(loaded, yes=yes)
+    if points is not None:
+        _run_points(points, root, options, json_events=json_events)
+        print(f"Next: charter report --sweep {sweep} -C {root}")
+        return
     run_and_show(loaded, root, options, json_events=json_events)
+
+
+def _run_points(points: "Sequence[SweepPoint]", root: Path, options: "RunOptions", *, json_events: bool) -> None:
+    import sys
+
+    from charter.run.sweep import run_sweep
+
+    run_sweep(
+        points,
+        lambda project: run_and_show(project, root, options, json_events=json_events),
+        lambda line: print(line, file=sys.stderr if json_events else sys.stdout, flush=True),
+    )
 
 
 def resume(

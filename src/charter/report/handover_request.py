@@ -67,7 +67,7 @@ def handover_of(
         run=project.name,
         name=name,
         stage=stage,
-        seed=project.seed,
+        seed=project.seed_of(name),
         layout=option.layout,
         num_nodes=option.num_nodes,
         per_node=option.place.processes if option.place.is_cpu else option.place.per_node,

@@ -181,7 +181,7 @@ def job_of(stage: PlannedStage, project: Project, frozen: Mapping[str, str | int
         stage=stage.name,
         kind=stage.spec.kind,
         fingerprint=stage.asked_fingerprint,
-        seed=project.seed,
+        seed=project.seed_of(stage.name),
         spec=stage.spec,
         inputs=stage.inputs,
         constitution=stage.constitution,
@@ -236,7 +236,7 @@ def _plan(
         spec,
         name=name,
         inputs={role: [item.fingerprint for item in items] for role, items in found.items()},
-        seed=project.seed,
+        seed=project.seed_of(name),
         constitution=constitution,
     )
     asked = fingerprint(identity)

@@ -12,6 +12,7 @@ from charter.spec.architecture import Architecture
 from charter.spec.project import DataSpec, ModelSpec, Place, Project, Resources, Serving
 from charter.spec.quantity import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, SHARE, check_ranges
 from charter.spec.sections import check_alerts, check_budget, check_costs, check_metering, check_risk
+from charter.spec.sweep import check_sweeps
 from charter.spec.tracking import check_tracking
 
 
@@ -116,8 +117,10 @@ def check_project(project: Project) -> Iterator[Problem]:
     """Problems of the project's own fields: name, seed, execution block, what stages need from it."""
     yield from check_name(project.name, "name")
     yield from check_directories(project.pipeline, "pipeline")
-    if not 0 <= project.seed < 2**63:
-        yield Problem(message=f"must be from 0 to 2^63 - 1; found {project.seed}", path="seed")
+    seeds = {"seed": project.seed, **{f"pipeline.{name}.seed": stage.seed for name, stage in project.pipeline.items()}}
+    for path, seed in seeds.items():
+        if seed is not None and not 0 <= seed < 2**63:
+            yield Problem(message=f"must be from 0 to 2^63 - 1; found {seed}", path=path)
     yield from check_ranges(project, "", [("deadline", POSITIVE)])
     yield from check_ranges(project.storage, "storage", [("keep_last", AT_LEAST_ONE), ("keep_every", AT_LEAST_ONE)])
     yield from _check_ledger(project.storage.ledger)
@@ -128,6 +131,7 @@ def check_project(project: Project) -> Iterator[Problem]:
     yield from check_tracking(project.tracking)
     yield from check_metering(project.metering)
     yield from check_budget(project.budget, project.pipeline)
+    yield from check_sweeps(project.sweeps, {name: stage.kind for name, stage in project.pipeline.items()})
     yield from check_alerts(project.alerts)
     for name in project.notes:
         if name not in project.pipeline:

@@ -9,6 +9,7 @@ from charter.spec.launching import Launch
 from charter.spec.quantity import Bytes, BytesPerSecond, Count, Names, Seconds, Usd, UsdPerHour, added
 from charter.spec.sections import Alerts, Budget, Costs, EngineEnvironment, IdlePolicy, Metering, RiskSettings
 from charter.spec.stage import AnyStage, Engine, ServerPool
+from charter.spec.sweep import Sweep
 from charter.spec.tracking import TrackerEntry, TrackerName
 
 FORBID_EXTRA: dict[str, str] = {"extra": "forbid"}
@@ -247,5 +248,12 @@ class Project:
     """When an allocation counts as idle, and what happens then."""
     alerts: Alerts = field(default_factory=Alerts)
     """Who is told of budgets, failures and idle machines."""
+    sweeps: Mapping[str, Sweep] = field(default_factory=dict)
+    """Values and seeds over which the project is planned, run and compared, by name."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """Free text per stage, shown in reports."""
+
+    def seed_of(self, stage: str) -> int:
+        """Return the seed from which all draws of a stage derive: its own, else the project's."""
+        own = self.pipeline[stage].seed
+        return self.seed if own is None else own

@@ -167,7 +167,7 @@ class StageResources:
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """Fields of every stage: its kind, and the execution fields that never make it stale."""
+    """Fields of every stage: its kind, its seed, and the execution fields that never make it stale."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
     REVISION: ClassVar[int] = 1
@@ -182,6 +182,9 @@ class Stage:
     """Whether the native engine runs this kind yet; the others only plan."""
 
     kind: str
+    # Not counted among a stage's fields, since the seed that its draws derive from is in its identity, whoever gave it.
+    seed: int | None = execution()
+    """Of this stage's draws; the project's unless given."""
     resources: StageResources | None = execution()
     engine: Engine = execution("native")
     """Who computes it: this package, or another one, whose layouts are then planned and whose processes are started."""

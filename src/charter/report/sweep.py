@@ -1,0 +1,314 @@
+"""A sweep's results: settings side by side, paired over seeds, with intervals that know how many were compared."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from charter.evaluate.outcome import read_results
+from charter.spec.sweep import Point, SweepMetric
+from charter.units import format_seconds, format_usd
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from charter.run.graph import Pipeline
+    from charter.run.sweep import SweepPlan
+
+LEVEL = 0.95
+"""Of intervals, for all comparisons of a sweep together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """The metric of one point; None with the reason where there is none."""
+
+    point: Point
+    value: float | None
+    why: str = ""
+    unit: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One setting over its seeds, and against the first setting."""
+
+    name: str
+    values: tuple[float, ...]
+    missing: tuple[str, ...]
+    """Why points have no value; they are no zeros."""
+    mean: float | None
+    low: float | None
+    high: float | None
+    """Student's t over seeds; None with fewer than two."""
+    difference: float | None = None
+    """Mean of the differences from the first setting, seed by seed."""
+    difference_low: float | None = None
+    difference_high: float | None = None
+    pairs: int = 0
+    p_value: float | None = None
+    """Of no difference, two-sided, after Holm's correction for all comparisons."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepResult:
+    """The table of a sweep."""
+
+    name: str
+    metric: SweepMetric
+    unit: str
+    settings: tuple[Setting, ...]
+    comparisons: int
+
+    @property
+    def smallest_difference(self) -> float | None:
+        """Return the difference that so many seeds would show in half of all sweeps, by the spread that was seen.
+
+        Half the width of a single comparison's interval, the mean over settings; None without two seeds.
+        """
+        widths = [
+            (setting.difference_high - setting.difference_low) / 2
+            for setting in self.settings
+            if setting.difference_low is not None and setting.difference_high is not None
+        ]
+        return sum(widths) / len(widths) if widths else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return {
+            "schema": "charter.sweep/1",
+            "sweep": self.name,
+            "metric": vars(self.metric),
+            "unit": self.unit,
+            "comparisons": self.comparisons,
+            "level": LEVEL,
+            "smallest_difference": self.smallest_difference,
+            "settings": [vars(setting) | {"values": list(setting.values)} for setting in self.settings],
+        }
+
+
+def measured_points(points: "Sequence[tuple[Point, Pipeline]]", metric: SweepMetric) -> list[Measured]:
+    """Return the metric of every point, read from its evaluation's outputs."""
+    return [_measured(point, pipeline.stages[metric.stage].directory, metric) for point, pipeline in points]
+
+
+def _measured(point: Point, directory: "Path", metric: SweepMetric) -> Measured:
+    results = read_results(directory)
+    if results is None:
+        return Measured(point=point, value=None, why=f"{metric.stage} is not finished")
+    figures = {str(figure.get("key")): figure for figure in results["figures"] if isinstance(figure, Mapping)}
+    figure = figures.get(metric.figure, {})
+    value = figure.get("value")
+    if not isinstance(value, int | float):
+        return Measured(
+            point=point, value=None, why=f"{metric.stage} has no figure {metric.figure}: {', '.join(figures)}"
+        )
+    return Measured(point=point, value=float(value), unit=str(figure.get("unit") or ""))
+
+
+def sweep_result(name: str, metric: SweepMetric, measured: Sequence[Measured]) -> SweepResult:
+    """Return settings in their order, each compared with the first over the seeds that both have."""
+    by_setting: dict[str, dict[int, Measured]] = {}
+    for item in measured:
+        by_setting.setdefault(item.point.setting, {})[item.point.repetition] = item
+    names = list(by_setting)
+    values = {
+        setting: {seed: item.value for seed, item in by_setting[setting].items() if item.value is not None}
+        for setting in names
+    }
+    first = values[names[0]] if names else {}
+    paired = {
+        setting: [values[setting][seed] - first[seed] for seed in sorted(values[setting].keys() & first.keys())]
+        for setting in names[1:]
+    }
+    comparisons = sum(len(differences) > 1 for differences in paired.values())
+    corrected = holm(
+        {setting: _p_value(differences) for setting, differences in paired.items() if len(differences) > 1}
+    )
+    settings = []
+    for setting in names:
+        own = tuple(values[setting].values())
+        mean, low, high = interval(own, LEVEL)
+        # Bonferroni's level for intervals: together they hold with LEVEL, however many settings the sweep has.
+        level = 1 - (1 - LEVEL) / max(1, comparisons)
+        difference = interval(paired.get(setting, ()), level)
+        missing = dict.fromkeys(item.why for item in by_setting[setting].values() if item.value is None)
+        settings.append(
+            Setting(
+                name=setting,
+                values=own,
+                missing=tuple(missing),
+                mean=mean,
+                low=low,
+                high=high,
+                difference=difference[0],
+                difference_low=difference[1],
+                difference_high=difference[2],
+                pairs=len(paired.get(setting, ())),
+                p_value=corrected.get(setting),
+            )
+        )
+    unit = next((item.unit for item in measured if item.value is not None), "")
+    return SweepResult(name=name, metric=metric, unit=unit, settings=tuple(settings), comparisons=comparisons)
+
+
+def interval(values: Sequence[float], level: float) -> tuple[float | None, float | None, float | None]:
+    """Return mean, low and high of Student's interval; no ends with fewer than two values.
+
+    `mean +- t(level, n - 1) * s / sqrt(n)`, for values that are independent and about normal.
+
+    >>> [round(end, 3) for end in interval([1.0, 2.0, 3.0], 0.95)]
+    [2.0, -0.484, 4.484]
+    >>> interval([1.0], 0.95)
+    (1.0, None, None)
+    """
+    if not values:
+        return None, None, None
+    mean = math.fsum(values) / len(values)
+    if len(values) < 2:
+        return mean, None, None
+    half = t_quantile(level, len(values) - 1) * _standard_error(values)
+    return mean, mean - half, mean + half
+
+
+def t_within(t: float, degrees: int) -> float:
+    """Return the probability that Student's t lies between -t and t.
+
+    Exact series for whole degrees of freedom: Abramowitz and Stegun 1964, 26.7.3 and 26.7.4.
+
+    >>> round(t_within(12.706, 1), 4), round(t_within(2.228, 10), 4), round(t_within(2.365, 7), 4)
+    (0.95, 0.95, 0.95)
+    """
+    angle = math.atan2(t, math.sqrt(degrees))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = degrees % 2
+    term, total = (cosine, 0.0) if odd else (1.0, 0.0)
+    for power in range(1 if odd else 0, degrees - 1, 2):
+        total += term
+        term *= cosine**2 * (power + 1) / (power + 2)
+    return 2 / math.pi * (angle + sine * total) if odd else sine * total
+
+
+def t_quantile(level: float, degrees: int) -> float:
+    """Return the t between whose two signs a value lies with the probability `level`.
+
+    >>> round(t_quantile(0.95, 2), 3), round(t_quantile(0.95, 30), 3)
+    (4.303, 2.042)
+    """
+    low, high = 0.0, 1.0
+    while t_within(high, degrees) < level:
+        high *= 2
+    for _ in range(80):  # halvings: more than the digits of a double
+        middle = (low + high) / 2
+        low, high = (middle, high) if t_within(middle, degrees) < level else (low, middle)
+    return high
+
+
+def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+    """Return p-values that hold for all of them together (Holm 1979).
+
+    >>> holm({"a": 0.01, "b": 0.04, "c": 0.03})
+    {'a': 0.03, 'c': 0.06, 'b': 0.06}
+    """
+    corrected, most = dict[str, float](), 0.0
+    for rank, (name, value) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
+        most = max(most, min(1.0, value * (len(p_values) - rank)))
+        corrected[name] = most
+    return corrected
+
+
+def _p_value(differences: Sequence[float]) -> float:
+    error = _standard_error(differences)
+    mean = math.fsum(differences) / len(differences)
+    if error == 0:
+        return 1.0 if mean == 0 else 0.0
+    return 1 - t_within(abs(mean) / error, len(differences) - 1)
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values))
+
+
+def print_sweep_plan(bill: "SweepPlan", console: "Console") -> None:
+    """Print the bill of a sweep: a line per stage, with how many versions of it there are and who reads them."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("Stage", "Versions", "Points", "Done", "Time p50-p90", "Cost p50-p90"):
+        table.add_column(heading, justify="left" if heading == "Stage" else "right", overflow="fold")
+    for stage in dict.fromkeys(item.stage for item in bill.stages):
+        own = replace(bill, stages=tuple(item for item in bill.stages if item.stage == stage))
+        counts = (len(own.stages), sum(item.points for item in own.stages), sum(item.is_done for item in own.stages))
+        table.add_row(stage, *map(str, counts), *_spans(own.total("seconds"), own.total("usd")))
+    console.print(table)
+    seconds, usd = _spans(bill.total("seconds", left=True), bill.total("usd", left=True))
+    budget = "no budget is set" if bill.budget_usd is None else f"the budget is {format_usd(bill.budget_usd)}"
+    console.print(
+        f"{len(bill.points)} points, {len(bill.stages)} stages, of which {bill.shared} serve several points. "
+        f"Left: {seconds}, points one after the other, {usd}; {budget}.",
+        markup=False, highlight=False,
+    )  # fmt: skip
+    if len(bill.points) > 1 and not bill.shared:
+        words = "Nothing is shared: a field or a seed reaches the first stage; `seeded` says which stages vary."
+        console.print(words, markup=False, highlight=False)
+    for label, why in bill.refused.items():
+        console.print(f"cannot be planned: {label}: {why}", markup=False, highlight=False)
+
+
+def _spans(seconds: Mapping[str, float], usd: Mapping[str, float]) -> tuple[str, str]:
+    return (
+        f"{format_seconds(seconds['p50'])} to {format_seconds(seconds['p90'])}" if seconds else "no time planned",
+        f"{format_usd(usd['p50'])} to {format_usd(usd['p90'])}" if usd else "unpriced",
+    )
+
+
+def print_sweep(result: SweepResult, console: "Console") -> None:
+    """Print the table, and what it does and does not show."""
+    from rich.table import Table
+
+    from charter.report.results import figure_text
+
+    def text(value: float | None) -> str:
+        return "" if value is None else figure_text(value, result.unit)
+
+    def ends(low: float | None, high: float | None) -> str:
+        return "" if low is None or high is None else f"{text(low)} to {text(high)}"
+
+    metric, unit = result.metric, {"": "", "share": " (%)"}.get(result.unit, f" ({result.unit})")
+    title = f"Sweep {result.name}: {metric.figure} of {metric.stage}{unit}, to {metric.goal}"
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("Setting", "Seeds", "Mean", "95 % interval", "Less the first", "interval of all", "p (Holm)"):
+        table.add_column(heading, justify="left" if heading == "Setting" else "right", overflow="fold")
+    for setting in result.settings:
+        p_value = "" if setting.p_value is None else f"{setting.p_value:.3f}"
+        table.add_row(
+            setting.name, str(len(setting.values)), text(setting.mean), ends(setting.low, setting.high),
+            text(setting.difference), ends(setting.difference_low, setting.difference_high), p_value,
+        )  # fmt: skip
+    console.print(table)
+    for setting in result.settings:
+        for why in setting.missing:
+            console.print(f"{setting.name}: a point has no value: {why}", markup=False, highlight=False)
+    console.print(words_of(result), markup=False, highlight=False)
+
+
+def words_of(result: SweepResult) -> str:
+    """Say what the table shows: which settings differ, out of how many comparisons."""
+    first = result.settings[0].name if result.settings else ""
+    if not result.comparisons:
+        return "No setting can be compared: that needs two seeds that both settings have."
+    better = [
+        setting.name
+        for setting in result.settings
+        if setting.difference_low is not None
+        and setting.difference_high is not None
+        and (setting.difference_low > 0 if result.metric.goal == "maximise" else setting.difference_high < 0)
+    ]
+    said = (
+        f"Better than {first!r}: {', '.join(better)}" if better else f"No setting is shown to be better than {first!r}"
+    )
+    many = "comparison" if result.comparisons == 1 else "comparisons"
+    return f"{said}, over {result.comparisons} {many} paired by seed, whose intervals hold together with 95 %."

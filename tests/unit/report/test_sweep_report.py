@@ -1,0 +1,77 @@
+"""A sweep's table: pairs, missing points, corrections, and intervals that cover what they say."""
+
+import random
+
+import pytest
+
+from charter.report.sweep import Measured, interval, sweep_result, t_within, words_of
+from charter.spec.sweep import Point, SweepMetric
+
+METRIC = SweepMetric(stage="eval", figure="exact_match.policy")
+
+
+def point(setting, seed):
+    return Point(values={"pipeline.ppo.x": setting}, repetition=seed, overrides=())
+
+
+def result(values, metric=METRIC):
+    """`values`: setting -> value per seed, None for a point that failed."""
+    measured = [
+        Measured(point=point(setting, seed), value=value, why="" if value is not None else "eval is not finished")
+        for setting, own in values.items()
+        for seed, value in enumerate(own)
+    ]
+    return sweep_result("s", metric, measured)
+
+
+def test_settings_are_compared_seed_by_seed():
+    first, second = result({1: [0.10, 0.50, 0.90], 2: [0.20, 0.61, 0.99]}).settings
+    assert second.difference == pytest.approx(0.1)
+    assert second.difference_low > 0.05, "the seeds differ far more than the settings do within a seed"
+    assert second.p_value < 0.01
+    assert (first.difference, first.p_value, first.pairs) == (None, None, 0)
+
+
+def test_a_point_that_failed_is_no_zero_and_breaks_its_pair_only():
+    first, second = result({1: [0.1, 0.5, 0.9], 2: [0.2, None, 1.0]}).settings
+    assert (second.values, second.pairs) == ((0.2, 1.0), 2)
+    assert second.mean == pytest.approx(0.6)
+    assert second.missing == ("eval is not finished",)
+    assert first.missing == ()
+
+
+def test_one_seed_has_no_interval_and_nothing_is_claimed():
+    made = result({1: [0.1], 2: [0.9]})
+    assert made.comparisons == 0
+    assert made.settings[1].low is None
+    assert "two seeds" in words_of(made)
+
+
+def test_more_settings_widen_the_intervals_of_all():
+    own = {1: [0.1, 0.5, 0.9], 2: [0.2, 0.61, 0.99]}
+    alone, among = result(own), result({**own, **{number: [0.1, 0.5, 0.91] for number in range(3, 9)}})
+    assert among.settings[1].difference_low < alone.settings[1].difference_low
+    assert among.settings[1].p_value > alone.settings[1].p_value
+    assert among.comparisons == 7
+
+
+@pytest.mark.parametrize(("goal", "better"), [("maximise", "x 2"), ("minimise", "x 3")])
+def test_better_follows_the_goal(goal, better):
+    metric = SweepMetric(stage="eval", figure="loss", goal=goal)
+    made = result({1: [1.0, 2.0, 3.0], 2: [2.0, 3.0, 4.01], 3: [0.0, 1.0, 2.01]}, metric)
+    assert words_of(made).startswith(f"Better than 'x 1': {better}, over 2 comparisons")
+
+
+@pytest.mark.parametrize("number", [2, 3, 5, 10])
+def test_intervals_cover_as_often_as_they_say(number):
+    draws, covered = random.Random(number), 0
+    for _ in range(2000):
+        _, low, high = interval([draws.gauss(1.0, 2.0) for _ in range(number)], 0.95)
+        covered += low <= 1.0 <= high
+    assert covered / 2000 == pytest.approx(0.95, abs=0.015)
+
+
+@pytest.mark.parametrize(("degrees", "t"), [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (30, 2.042), (120, 1.980)])
+def test_students_t_is_that_of_the_tables(degrees, t):
+    assert t_within(t, degrees) == pytest.approx(0.95, abs=5e-5)
+    assert t_within(0.0, degrees) == 0.0
