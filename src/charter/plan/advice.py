@@ -1,4 +1,4 @@
-"""When a plan does not keep its deadline or budget: the nearest changes that would."""
+"""Advice on a plan that misses its deadline or budget: the nearest changes that would keep it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +18,7 @@ SHRUNK = 2
 
 
 def late_advice(plan: Plan, project: Project, quickest: Callable[[Project], Plan]) -> tuple[str, ...]:
-    """What to change when nothing that fits ends by the deadline at p90; `plan` is the earliest there is.
+    """Return the changes that help when nothing ends by the deadline at p90; `plan` is the earliest there is.
 
     `quickest` plans a changed project for its earliest p90 finish.
     """
@@ -33,19 +33,19 @@ def late_advice(plan: Plan, project: Project, quickest: Callable[[Project], Plan
         nodes = project.resources.max_nodes * factor
         resources = replace(project.resources, max_nodes=nodes)
         try:
-            found = quickest(replace(project, resources=resources))
+            faster = quickest(replace(project, resources=resources))
         except InfeasibleError:
             continue
-        if found.seconds.p90 < end * 0.99:
-            kept = "kept" if found.seconds.p90 <= project.deadline else "still late"
-            lines.append(f"with resources.max_nodes: {nodes} it is {format_seconds(found.seconds.p90)} ({kept})")
-        if found.seconds.p90 <= project.deadline:
+        if faster.seconds.p90 < end * 0.99:
+            verdict = "kept" if faster.seconds.p90 <= project.deadline else "still late"
+            lines.append(f"with resources.max_nodes: {nodes} it is {format_seconds(faster.seconds.p90)} ({verdict})")
+        if faster.seconds.p90 <= project.deadline:
             break
     return tuple(lines)
 
 
 def budget_advice(plan: Plan, project: Project) -> tuple[str, ...]:
-    """What to change when the budget is not kept at p90: less work in a dear stage, spot, a later deadline.
+    """Return the changes that keep the budget at p90: less work in a dear stage, spot, a later deadline.
 
     Money is taken as proportional to work, so that the fixed part of a stage (starting, a first checkpoint) is missed.
     """

@@ -18,13 +18,13 @@ def next_best(problem: Problem, first: Choice, number: int, objective: Objective
     """
     everything = [np.arange(len(ways)) for ways in problem.ways]
     parts = _parts(problem, everything, first, objective, limits)
-    found: list[Choice] = []
-    while parts and len(found) < number:
+    choices: list[Choice] = []
+    while parts and len(choices) < number:
         index = min(range(len(parts)), key=lambda part: _rank(parts[part][1], objective))
         allowed, choice = parts.pop(index)
-        found.append(choice)
+        choices.append(choice)
         parts += _parts(problem, allowed, choice, objective, limits)
-    return [_settled(problem, choice, objective, limits) for choice in found]
+    return [_settled(problem, choice, objective, limits) for choice in choices]
 
 
 Part = tuple[list[Indices], Choice]
@@ -34,7 +34,7 @@ def _parts(
     problem: Problem, allowed: list[Indices], choice: Choice, objective: Objective, limits: Limits
 ) -> list[Part]:
     """Everything in `allowed` but plans of the kind of `choice`, in disjoint parts, each with its best plan."""
-    found: list[Part] = []
+    parts: list[Part] = []
     for stage, ways in enumerate(problem.ways):
         kind = ways.family[choice.ways[stage]]
         part = list(allowed)
@@ -43,35 +43,35 @@ def _parts(
         part[stage] = allowed[stage][ways.family[allowed[stage]] != kind]
         if len(part[stage]):
             best = _within(problem, part, objective, limits)
-            found += [] if best is None else [(part, best)]
-    return found
+            parts += [] if best is None else [(part, best)]
+    return parts
 
 
 def _of_kind(problem: Problem, stage: int, allowed: list[Indices], choice: Choice) -> Indices:
     family = problem.ways[stage].family
-    kept: Indices = allowed[stage][family[allowed[stage]] == family[choice.ways[stage]]]
-    return kept
+    matches: Indices = allowed[stage][family[allowed[stage]] == family[choice.ways[stage]]]
+    return matches
 
 
 def _within(problem: Problem, rows: list[Indices], objective: Objective, limits: Limits) -> Choice | None:
-    found = ranked(_restricted(problem, rows), objective, limits)
-    return None if found is None else _translated(found, rows)
+    choice = ranked(_restricted(problem, rows), objective, limits)
+    return None if choice is None else _translated(choice, rows)
 
 
 def _settled(problem: Problem, choice: Choice, objective: Objective, limits: Limits) -> Choice:
     """The plan that the objective takes among those of the same kind."""
     everything = [np.arange(len(ways)) for ways in problem.ways]
     rows = [_of_kind(problem, stage, everything, choice) for stage in range(len(problem.ways))]
-    found = decide(_restricted(problem, rows), objective, limits)
-    return choice if found is None else _translated(found, rows)
+    settled = decide(_restricted(problem, rows), objective, limits)
+    return choice if settled is None else _translated(settled, rows)
 
 
 def _restricted(problem: Problem, rows: list[Indices]) -> Problem:
-    return replace(problem, ways=tuple(ways.take(kept) for ways, kept in zip(problem.ways, rows, strict=True)))
+    return replace(problem, ways=tuple(ways.take(indices) for ways, indices in zip(problem.ways, rows, strict=True)))
 
 
 def _translated(choice: Choice, rows: list[Indices]) -> Choice:
-    return replace(choice, ways=tuple(int(kept[way]) for kept, way in zip(rows, choice.ways, strict=True)))
+    return replace(choice, ways=tuple(int(indices[way]) for indices, way in zip(rows, choice.ways, strict=True)))
 
 
 def _rank(choice: Choice, objective: Objective) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""What other engines could do on the accelerators of a stage: their best layout beside the chosen one's."""
+"""Comparison with other engines on the accelerators of a stage: their best layout beside the chosen one's."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ def other_engines(question: Question, option: Option) -> tuple[EngineLayout, ...
     is_native_only = policy is not None and bool(policy.rewards)
     if not question.work.trained or option.place.is_cpu or is_native_only:
         return ()
-    found: list[EngineLayout] = []
+    layouts: list[EngineLayout] = []
     site = Site(place=option.place, num_nodes=option.num_nodes)
     places_roles = policy is not None
     for name in RL_ENGINES if places_roles else ENGINES:
@@ -35,12 +35,12 @@ def other_engines(question: Question, option: Option) -> tuple[EngineLayout, ...
         refused = hardware_refusal(name, kind, accelerator) or format_refusal(question.dtype, name, kind, accelerator)
         if name == option.engine or refused:
             continue
-        asked = replace(question, engine=name, peaks={})
+        inquiry = replace(question, engine=name, peaks={})
         search = rl_options if places_roles else training_options
-        options, _ = search(asked, site.place, site.num_nodes)
+        options, _ = search(inquiry, site.place, site.num_nodes)
         for best in options:
             seconds = best.overhead.useful_seconds
-            found.append(
+            layouts.append(
                 EngineLayout(
                     engine=name,
                     layout=best.layout_label,
@@ -49,7 +49,7 @@ def other_engines(question: Question, option: Option) -> tuple[EngineLayout, ...
                     peak_bytes=best.peak.total_bytes,
                 )
             )
-    return tuple(sorted(found, key=lambda item: (item.seconds, item.engine)))
+    return tuple(sorted(layouts, key=lambda item: (item.seconds, item.engine)))
 
 
 def with_other_engines(plan: Plan) -> Plan:

@@ -41,7 +41,7 @@ def short_plan(whole: Whole, choice: "Choice", facts: Facts) -> Plan:
 
 def full_plan(whole: Whole, choice: "Choice", gathered: Gathered, facts: Facts) -> Plan:
     """The plan of a choice with everything that a report shows."""
-    made, storage = _plan(whole, choice, facts)
+    plan, storage = _plan(whole, choice, facts)
     stages = tuple(
         replace(
             stage,
@@ -49,14 +49,14 @@ def full_plan(whole: Whole, choice: "Choice", gathered: Gathered, facts: Facts) 
             rejected=(*rejections(item, stage.option), *layout_verdicts(item.found.question, stage.option)),
             searched=item.found,
         )
-        for stage, item in zip(made.stages, whole.candidates, strict=True)
+        for stage, item in zip(plan.stages, whole.candidates, strict=True)
     )
     full = replace(
-        made,
+        plan,
         stages=stages,
         assumptions=_assumptions(whole, stages, [*gathered.library.assumptions, *storage], facts),
         models=_models(facts),
-        cost=project_cost(stages, whole.project, sharing=made.shared, book=facts.book),
+        cost=project_cost(stages, whole.project, sharing=plan.shared, book=facts.book),
     )
     return explain_markets(full)
 
@@ -71,7 +71,7 @@ def _plan(whole: Whole, choice: "Choice", facts: Facts) -> tuple[Plan, list[Assu
     stages: list[StagePlan] = []
     assumed: list[Assumption] = []
     for item in whole.candidates:
-        made, storage = stage_plan(
+        planned, storage = stage_plan(
             item.name,
             item.stage,
             project=project,
@@ -82,7 +82,7 @@ def _plan(whole: Whole, choice: "Choice", facts: Facts) -> tuple[Plan, list[Assu
             knowledge=facts.knowledge,
             book=facts.book,
         )
-        stages.append(_with_waits(made, whole, at))
+        stages.append(_with_waits(planned, whole, at))
         assumed += [storage] if storage else []
     made_plan = Plan(
         name=project.name,
@@ -171,28 +171,30 @@ def _assumptions(
     whole: Whole, stages: Sequence[StagePlan], known: Sequence[Assumption], facts: Facts
 ) -> tuple[Assumption, ...]:
     project = whole.project
-    found = dict.fromkeys(known)
+    assumptions = dict.fromkeys(known)
     for stage in stages:
         option = stage.option
         spot = option.price.market == "spot"
-        found.update(
+        assumptions.update(
             dict.fromkeys(risk_assumptions(option.place, spot=spot, knowledge=facts.knowledge, settings=project.risk))
         )
-        found[_price(option)] = None
+        assumptions[_price(option)] = None
         if project.resources.reserved is not None and option.num_accelerators:
-            found.update(dict.fromkeys(commitment_notes(option)))
+            assumptions.update(dict.fromkeys(commitment_notes(option)))
         maker, question = option.place.accelerator.vendor, stage.searched and stage.searched.question
         if question and question.work.trained and maker in capabilities(option.engine).untried:
             name, source = f"engine {option.engine} on {maker}", "its documentation; nobody here has seen it run there"
-            found[Assumption(name=name, value="never run", source=source)] = None
-    found.update(dict.fromkeys(_of_waits(stages)))
+            assumptions[Assumption(name=name, value="never run", source=source)] = None
+    assumptions.update(dict.fromkeys(_of_waits(stages)))
     if any(stage.usd is not None for stage in stages):
         days = project.costs.retention.days
-        found[Assumption(name="days that results are kept", value=days, source="judgement")] = None
+        assumptions[Assumption(name="days that results are kept", value=days, source="judgement")] = None
     rework = project.costs.rework
-    told = "costs.rework: lines of their own in the project's cost" if rework else "not counted: every stage runs once"
-    found[Assumption(name="reruns and sweeps", value=rework or 0, source=told)] = None
-    return tuple(sorted(found, key=lambda item: (item.name, str(item.value))))
+    rework_source = (
+        "costs.rework: lines of their own in the project's cost" if rework else "not counted: every stage runs once"
+    )
+    assumptions[Assumption(name="reruns and sweeps", value=rework or 0, source=rework_source)] = None
+    return tuple(sorted(assumptions, key=lambda item: (item.name, str(item.value))))
 
 
 def _price(option: Option) -> Assumption:
@@ -206,21 +208,23 @@ def _price(option: Option) -> Assumption:
 
 
 def _of_waits(stages: Sequence[StagePlan]) -> list[Assumption]:
-    """What queues, lead times and transfers rest on, where there are any."""
-    found = []
+    """Return the assumptions behind queues, lead times and transfers, where there are any."""
+    assumptions = []
     for stage in stages:
         place = stage.option.place
         if place.queue_seconds:
             source = f"charter.yaml; p90 is {QUEUE_P90:g} times that, as of an exponential wait"
-            found.append(Assumption(name=f"queue on {place.infra}, seconds", value=place.queue_seconds, source=source))
+            assumptions.append(
+                Assumption(name=f"queue on {place.infra}, seconds", value=place.queue_seconds, source=source)
+            )
         if place.lead_seconds:
             source = "charter.yaml: from the start of the project"
-            found.append(
+            assumptions.append(
                 Assumption(name=f"lead time of {place.infra}, seconds", value=place.lead_seconds, source=source)
             )
         if stage.transfer_bytes:
             source = "10 Gbit/s between providers; egress by charter.cost.storage, tiers per provider and month"
-            found.append(
+            assumptions.append(
                 Assumption(name=f"{stage.name}: bytes moved", value=round(stage.transfer_bytes), source=source)
             )
-    return found
+    return assumptions

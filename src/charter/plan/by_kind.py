@@ -61,7 +61,7 @@ OPTION_OF = {
 
 @dataclass(frozen=True, kw_only=True)
 class Inquiry:
-    """What was said of a stage that has no file; None where nothing was."""
+    """Description of a stage that has no file; None where nothing was said."""
 
     kind: str
     model: str | None = None

@@ -32,7 +32,7 @@ NVIDIA, AMD, GOOGLE = "NVIDIA", "AMD", "Google"
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What one engine can be told to do, and whose constants its time and memory take."""
+    """Abilities of one engine, and the names of the constants that its time and memory use."""
 
     name: str
     does: str

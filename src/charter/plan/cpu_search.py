@@ -56,7 +56,7 @@ def _answering(question: Question, place: Place) -> tuple[Layout, str, Peak]:
 
 
 def _share(work: Workload, processes: int) -> Workload:
-    """What one of several processes does: its rows of every batch, in as many steps."""
+    """Return the work of one of several processes: its rows of every batch, in as many steps."""
     if processes == 1 or not work.trained:
         return work
     return replace(work, phases=tuple(replace(phase, batch=-(-phase.batch // processes)) for phase in work.phases))
@@ -89,6 +89,6 @@ def _passes(work: Workload, phase: Phase, layout: Layout) -> int:
 
 
 def _is_reward(work: Workload, phase: Phase) -> bool:
-    """Whether a preference model scores what is being trained on."""
+    """Return True if a preference model scores what is being trained on."""
     role = work.role(phase.role)
     return bool(work.trained) and phase.work == "score" and role.scalar_head and not role.trained

@@ -76,8 +76,8 @@ def _answering(stage: Stage, option: Option, work: Workload) -> Iterator[tuple[s
         return
     alone = own_roles(stage, work)
     used = {phase.role for phase in work.phases}.difference(work.remote, alone)
-    asked = [role for role in work.roles if role.name in used]
-    own = (layout.tensor if asked else place.per_node) if alone else 0
+    served = [role for role in work.roles if role.name in used]
+    own = (layout.tensor if served else place.per_node) if alone else 0
     yield (
         CLIENT,
         RoleExecution(
@@ -90,8 +90,8 @@ def _answering(stage: Stage, option: Option, work: Workload) -> Iterator[tuple[s
         ),
     )
     first = ""
-    for model in dict.fromkeys(role.model for role in asked):
-        names = [role.name for role in asked if role.model == model]
+    for model in dict.fromkeys(role.model for role in served):
+        names = [role.name for role in served if role.model == model]
         yield (
             names[0],
             RoleExecution(

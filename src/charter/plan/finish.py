@@ -1,4 +1,4 @@
-"""When a plan ends: joint draws of all its stages, from which every finish, date and verdict is read."""
+"""Finish of a plan: joint draws of all its stages, from which every finish, date and verdict is read."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -55,7 +55,7 @@ def _noise() -> Noise:
 
 
 def durations(stages: Sequence[StagePlan], sharing: Sharing | None, costs: Costs = NO_COSTS) -> tuple[Duration, ...]:
-    """How long each stage takes, what it waits for and what it holds; `costs` may add reruns and idle time."""
+    """Return each stage's time, waits and holdings; `costs` may add reruns and idle time."""
     return tuple(
         Duration(
             stage=stage.name,
@@ -104,11 +104,11 @@ def _busy_seconds(stage: StagePlan) -> float:
 
 
 def _pool_waits(stage: StagePlan) -> tuple[Factor, ...]:
-    """How long a spot pool makes the stage wait; every stage has its own luck."""
-    found = stage.option.overhead.waits
-    if found is None or not found.curve:
+    """Return how long a spot pool makes the stage wait; every stage has its own luck."""
+    waiting = stage.option.overhead.waits
+    if waiting is None or not waiting.curve:
         return ()
-    waits = Quantiles(levels=CURVE, values=found.curve)
+    waits = Quantiles(levels=CURVE, values=waiting.curve)
     return (Factor(cause=f"spot pool of {stage.name}", distribution=waits),)
 
 

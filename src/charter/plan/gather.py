@@ -30,7 +30,7 @@ from charter.spec.stage import Stage
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What the planner is told beside the project."""
+    """Inputs of the planner beside the project."""
 
     architectures: Mapping[str, Architecture]
     """Of every entry of `models`."""
@@ -102,18 +102,18 @@ def _candidates(name: str, project: Project, models: Models, library: Library, f
         engine=stage.engine,
         risk=project.risk,
     )
-    found = search(question, where)
-    options = tuple(sorted(_paid(found.options, project), key=_name))
-    if not found.options:
-        raise infeasible(name, question, where, found)
+    answers = search(question, where)
+    options = tuple(sorted(_paid(answers.options, project), key=_name))
+    if not answers.options:
+        raise infeasible(name, question, where, answers)
     if not options:
-        raise InfeasibleError(_not_for_sale(name, found.options))
+        raise InfeasibleError(_not_for_sale(name, answers.options))
     return Candidates(
         name=name,
         stage=stage,
         work=work,
         inputs=stage_inputs(project, name),
-        found=found,
+        found=answers,
         options=options,
         refused=tuple(Rejected(option=item.option, reason=item.reason) for item in refused),
     )
@@ -121,14 +121,14 @@ def _candidates(name: str, project: Project, models: Models, library: Library, f
 
 def _paid(options: tuple[Option, ...], project: Project) -> list[Option]:
     """Every way to pay for every option that can be held at once; where one has a price, those without are left out."""
-    made = [way for option in options for way in purchases(option, project.resources)]
-    held = [option for option in made if not project.resources.quota or _within_quota(option, project)]
-    priced = [option for option in held if option.usd is not None]
-    return priced or held
+    purchasable = [way for option in options for way in purchases(option, project.resources)]
+    available = [option for option in purchasable if not project.resources.quota or _within_quota(option, project)]
+    priced = [option for option in available if option.usd is not None]
+    return priced or available
 
 
 def _not_for_sale(name: str, options: tuple[Option, ...]) -> str:
-    """Why nothing of what fits can be bought or held."""
+    """Return the reason why nothing of what fits can be bought or held."""
     labels = ", ".join(sorted({option.label for option in options}))
     return (
         f"stage {name!r} fits on {labels}, but none of it can be had\n"

@@ -117,7 +117,7 @@ def _factors(number: int) -> str:
 
 
 def _less(question: Question) -> str:
-    """What a stage can ask for instead that needs less memory, in its own fields."""
+    """Return what a stage can ask for instead that needs less memory, in its own fields."""
     shorter = "a shorter max_prompt_tokens or max_new_tokens" if isinstance(question.stage, Sampling) else ""
     shorter = shorter or "a shorter seq_len"
     trained = any(item.name == "adapter" for item in fields(question.stage))
@@ -130,13 +130,13 @@ def _other_engines(question: Question, places: tuple[Place, ...]) -> list[str]:
     """Engines that have a layout which fits, with that layout."""
     if not question.work.trained or any(place.is_cpu for place in places):
         return []
-    found = []
+    engines = []
     for name in (NATIVE, *RL_ENGINES) if isinstance(question.stage, PpoStage) else ENGINES:
         options = search(replace(question, engine=name, peaks={}), places).options
         if options:
             best = min(options, key=lambda option: option.overhead.useful_seconds)
-            found.append(f"{name} ({best.layout_label})")
-    return found
+            engines.append(f"{name} ({best.layout_label})")
+    return engines
 
 
 def _fewest(question: Question, name: str) -> tuple[int, int] | None:

@@ -1,4 +1,4 @@
-"""What the planner needs from disk: architectures of the models, sizes of the data sets."""
+"""Inputs that the planner reads from disk: architectures of the models, sizes of the data sets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

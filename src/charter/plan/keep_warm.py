@@ -30,7 +30,7 @@ class Gap:
 
 @dataclass(frozen=True, kw_only=True)
 class Warmth:
-    """What both ways cost."""
+    """Cost of keeping servers over a gap and of releasing them."""
 
     keep: bool
     kept_usd: float
@@ -43,15 +43,15 @@ class Warmth:
     @property
     def reason(self) -> str:
         """Both figures, in words."""
-        kept, released = format_usd(self.kept_usd), format_usd(self.released_usd)
+        idle, released = format_usd(self.kept_usd), format_usd(self.released_usd)
         limit = format_seconds(self.break_even_seconds)
         if self.keep:
-            return f"keep the servers: {kept} idle, {released} to start again (pays up to {limit})"
-        return f"release the servers: {kept} idle, {released} to start again (keeping pays up to {limit} only)"
+            return f"keep the servers: {idle} idle, {released} to start again (pays up to {limit})"
+        return f"release the servers: {idle} idle, {released} to start again (keeping pays up to {limit} only)"
 
 
 def warmth(gap: Gap) -> Warmth:
-    """Whether to keep servers over a gap.
+    """Return whether servers are worth keeping over a gap, with the cost of both ways.
 
     Kept they cost `gap x price`; released `(start + load) x price`, rounded up to the billing granule. Both are at the
     same price, so the break-even is a time: `start + load`. Where capacity may be gone at the second start (spot,
@@ -94,7 +94,7 @@ def shared_servers(stages: Sequence[StagePlan], timeline: Timeline) -> tuple[Sha
     reads a checkpoint.
     """
     asks = {stage.name: _served(stage) for stage in stages}
-    found = []
+    uses = []
     for model in dict.fromkeys(name for models in asks.values() for name in models):
         users = [stage for stage in stages if model in asks[stage.name]]
         users.sort(key=lambda stage: timeline.start_seconds[stage.name])
@@ -109,8 +109,8 @@ def shared_servers(stages: Sequence[StagePlan], timeline: Timeline) -> tuple[Sha
                 start_seconds=later.option.overhead.start_seconds,
                 load_seconds=asks[later.name][model] / CHECKPOINT_BYTES_PER_SECOND_PER_NODE,
             )
-            found.append(SharedServers(model=model, earlier=earlier.name, later=later.name, gap=gap))
-    return tuple(found)
+            uses.append(SharedServers(model=model, earlier=earlier.name, later=later.name, gap=gap))
+    return tuple(uses)
 
 
 def _served(stage: StagePlan) -> dict[str, float]:

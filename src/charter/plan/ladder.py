@@ -71,11 +71,11 @@ def methods(inquiry: Inquiry) -> Iterator[tuple[str, Inquiry]]:
 def rungs(inquiry: Inquiry, plan_of: Callable[[KindFile], Plan]) -> Iterator[Rung]:
     """Yield every model, the largest first, with every method; one model where the inquiry names it."""
     for size in LADDER if inquiry.model is None else (inquiry.model,):
-        for method, asked in methods(replace(inquiry, model=size)):
+        for method, question in methods(replace(inquiry, model=size)):
             try:
-                yield Rung(inquiry=asked, size=size, method=method, plan=plan_of(kind_file(asked)))
+                yield Rung(inquiry=question, size=size, method=method, plan=plan_of(kind_file(question)))
             except InfeasibleError as error:
-                yield Rung(inquiry=asked, size=size, method=method, why=str(error).splitlines()[0])
+                yield Rung(inquiry=question, size=size, method=method, why=str(error).splitlines()[0])
 
 
 def with_amount(inquiry: Inquiry, number: int) -> Inquiry:
@@ -101,8 +101,8 @@ def most_data(rung: Rung, plan_of: Callable[[KindFile], Plan]) -> Rung | None:
         return None
 
     def at(number: int) -> Rung:
-        asked = with_amount(rung.inquiry, number)
-        return replace(rung, inquiry=asked, plan=plan_of(kind_file(asked)))
+        scaled = with_amount(rung.inquiry, number)
+        return replace(rung, inquiry=scaled, plan=plan_of(kind_file(scaled)))
 
     best, low, high = None, amount, amount
     for _ in range(MOST_DOUBLINGS):

@@ -48,17 +48,17 @@ def make_plan(
         prices=prices,
     )
     gathered = gather(project, facts)
-    whole = _whole(project, gathered, facts)
-    choice, limits = _decision(whole, facts)
-    made = full_plan(whole, choice, gathered, facts)
-    others = next_best(whole.problem, choice, alternatives, project.objective, limits) if alternatives else []
-    plans = (replace(short_plan(whole, other, facts), start=start) for other in others)
+    problem = _whole(project, gathered, facts)
+    choice, limits = _decision(problem, facts)
+    main_plan = full_plan(problem, choice, gathered, facts)
+    others = next_best(problem.problem, choice, alternatives, project.objective, limits) if alternatives else []
+    plans = (replace(short_plan(problem, other, facts), start=start) for other in others)
     return replace(
-        made,
+        main_plan,
         start=start,
-        alternatives=tuple(plan for plan in plans if plan.deadline_verdict in (None, "ok", made.deadline_verdict)),
-        advice=late_advice(made, project, lambda changed: _quickest(changed, facts)),
-        budget_advice=budget_advice(made, project),
+        alternatives=tuple(plan for plan in plans if plan.deadline_verdict in (None, "ok", main_plan.deadline_verdict)),
+        advice=late_advice(main_plan, project, lambda changed: _quickest(changed, facts)),
+        budget_advice=budget_advice(main_plan, project),
     )
 
 
@@ -73,9 +73,9 @@ def _decision(whole: Whole, facts: Facts) -> tuple[Choice, Limits]:
     unhurried = Limits(
         budget_usd=project.budget.limit if project.budget and priced and project.objective != "cheapest" else None
     )
-    found = _in_time(whole, facts, project.objective, unhurried)
-    if found is not None:
-        return found.choice, replace(unhurried, deadline_seconds=found.limit_seconds)
+    timely = _in_time(whole, facts, project.objective, unhurried)
+    if timely is not None:
+        return timely.choice, replace(unhurried, deadline_seconds=timely.limit_seconds)
     cheapest = lowest_p90(whole.problem)
     if unhurried.budget_usd is not None and cheapest.usd[1] > unhurried.budget_usd:
         raise over_budget(project, short_plan(whole, cheapest, facts), in_time=True)
@@ -88,12 +88,12 @@ def _decision(whole: Whole, facts: Facts) -> tuple[Choice, Limits]:
 
 def _in_time(whole: Whole, facts: Facts, objective: Objective, limits: Limits) -> InTime | None:
     """The choice within the project's deadline, which the draws of the plan decide."""
-    known: dict[tuple[int, ...], float] = {}
+    p90_seconds: dict[tuple[int, ...], float] = {}
 
     def drawn_p90(choice: Choice) -> float:
-        if choice.ways not in known:
-            known[choice.ways] = short_plan(whole, choice, facts).seconds.p90
-        return known[choice.ways]
+        if choice.ways not in p90_seconds:
+            p90_seconds[choice.ways] = short_plan(whole, choice, facts).seconds.p90
+        return p90_seconds[choice.ways]
 
     return in_time(
         lambda limit: decide(whole.problem, objective, replace(limits, deadline_seconds=limit)),
@@ -105,5 +105,5 @@ def _in_time(whole: Whole, facts: Facts, objective: Objective, limits: Limits) -
 
 def _quickest(project: Project, facts: Facts) -> Plan:
     """The plan with the earliest p90 finish."""
-    whole = _whole(project, gather(project, facts), facts)
-    return short_plan(whole, earliest_p90(whole.problem), facts)
+    problem = _whole(project, gather(project, facts), facts)
+    return short_plan(problem, earliest_p90(problem.problem), facts)

@@ -22,7 +22,7 @@ SCHEMA = "charter.plan/1"
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What `charter plan` found. Pure data: no clock, no machine beyond what was passed in."""
+    """Result of `charter plan`. Pure data: no clock, no machine beyond what was passed in."""
 
     name: str
     stages: tuple[StagePlan, ...]
@@ -76,7 +76,7 @@ class Plan:
 
     @property
     def shared(self) -> Sharing | None:
-        """What stages that run at the same time share: pools, else the slots of one machine."""
+        """Return what stages that run at the same time share: pools, else the slots of one machine."""
         if self.sharing is None and self.max_parallel is not None:
             return slots([stage.name for stage in self.stages], self.max_parallel)
         return self.sharing
@@ -98,7 +98,7 @@ class Plan:
 
     @property
     def project_usd(self) -> MicroUsd | None:
-        """What a budget has to cover: the stages and what `costs:` adds; the stages alone where that has no price."""
+        """Return what a budget has to cover: the stages and what `costs:` adds; the stages alone without that price."""
         return self.usd if self.cost is None or self.cost.total is None else self.cost.total
 
     @property

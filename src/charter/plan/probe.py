@@ -69,8 +69,8 @@ class StageProbe:
     @property
     def measured(self) -> tuple[LayoutProbe, ...]:
         """The layouts with a measured step, fastest first."""
-        found = [item for item in self.layouts if item.measured_seconds is not None]
-        return tuple(sorted(found, key=lambda item: (item.measured_seconds or 0.0, item.label)))
+        layouts = [item for item in self.layouts if item.measured_seconds is not None]
+        return tuple(sorted(layouts, key=lambda item: (item.measured_seconds or 0.0, item.label)))
 
     @property
     def faster(self) -> tuple[LayoutProbe, ...]:
@@ -101,7 +101,7 @@ class StageProbe:
 
 
 def probe_steps(planned_seconds: float) -> int:
-    """How many steps are taken of a stage whose step is planned to take so long.
+    """Return the number of steps to take of a stage whose step is planned to take so long.
 
     >>> [probe_steps(seconds) for seconds in (0.01, 0.2, 60.0, 0.0)]
     [24, 15, 6, 6]
@@ -172,7 +172,7 @@ def full_steps(stage: Stage, planned: StagePlan) -> int:
 
 
 def not_probed(stage: Stage, planned: StagePlan, project: Project) -> str:
-    """Why a stage cannot be probed on this machine; empty when it can."""
+    """Return why a stage cannot be probed on this machine; empty when it can."""
     place = planned.option.place
     if place.infra != LOCAL:
         return f"planned on {place.label}, which is not this machine"
@@ -188,9 +188,9 @@ def not_probed(stage: Stage, planned: StagePlan, project: Project) -> str:
 
 def paces_of(probes: Sequence[StageProbe], kept: Sequence[Pace] = ()) -> tuple[Pace, ...]:
     """One pace per accelerator and kind from the probes; those known before stay where nothing new was measured."""
-    found = joined([probe.pace for probe in probes if probe.pace is not None])
-    new = {(pace.accelerator, pace.kind) for pace in found}
-    return (*found, *(pace for pace in kept if (pace.accelerator, pace.kind) not in new))
+    paces = joined([probe.pace for probe in probes if probe.pace is not None])
+    new = {(pace.accelerator, pace.kind) for pace in paces}
+    return (*paces, *(pace for pace in kept if (pace.accelerator, pace.kind) not in new))
 
 
 def planned_step_seconds(stage: Stage, plan: Plan, name: str) -> float:
@@ -208,19 +208,19 @@ def _nearest(first: int, batch: int, count: int) -> tuple[int, ...]:
 
 
 def _short(stage: AnyStage, steps: int, data: dict[str, DataSpec]) -> AnyStage:
-    kept = replace(stage, expected_fingerprint=None, timeout=None, checkpoint_every=10**9)
-    if isinstance(kept, SUPERVISED):
-        return replace(kept, steps=steps, epochs=None, warmup_steps=min(kept.warmup_steps, steps))
-    if isinstance(kept, PpoStage):
-        return replace(kept, episodes=steps * kept.rollout_batch, value_warmup_rollouts=0)
-    if isinstance(kept, CritiqueStage):
-        rows = steps * kept.rollout_batch
-        return replace(kept, num_prompts=rows if kept.num_prompts is None else min(kept.num_prompts, rows))
-    if isinstance(kept, LabelStage):
-        rows = steps * kept.rollout_batch
-        candidates = tuple(_fewer(name, rows, data) for name in kept.candidates)
-        return replace(kept, pairs=min(kept.pairs, rows), candidates=candidates)
-    return kept
+    probed = replace(stage, expected_fingerprint=None, timeout=None, checkpoint_every=10**9)
+    if isinstance(probed, SUPERVISED):
+        return replace(probed, steps=steps, epochs=None, warmup_steps=min(probed.warmup_steps, steps))
+    if isinstance(probed, PpoStage):
+        return replace(probed, episodes=steps * probed.rollout_batch, value_warmup_rollouts=0)
+    if isinstance(probed, CritiqueStage):
+        rows = steps * probed.rollout_batch
+        return replace(probed, num_prompts=rows if probed.num_prompts is None else min(probed.num_prompts, rows))
+    if isinstance(probed, LabelStage):
+        rows = steps * probed.rollout_batch
+        candidates = tuple(_fewer(name, rows, data) for name in probed.candidates)
+        return replace(probed, pairs=min(probed.pairs, rows), candidates=candidates)
+    return probed
 
 
 def _fewer(name: str, rows: int, data: dict[str, DataSpec]) -> str:

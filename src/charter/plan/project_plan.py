@@ -43,7 +43,7 @@ def plan_project(
     if knowledge is None and (directory / CALIBRATION_FILE).is_file():
         knowledge = Knowledge.of(load(directory / CALIBRATION_FILE))
     book = prices or _price_book(directory, today)
-    made = make_plan(
+    plan = make_plan(
         project,
         architectures=inputs.architectures,
         data_facts=inputs.facts,
@@ -54,8 +54,8 @@ def plan_project(
         start=start,
     )
     if today is None:
-        return made
-    return replace(made, assumptions=(*made.assumptions, *stale_prices(made, book, today)))
+        return plan
+    return replace(plan, assumptions=(*plan.assumptions, *stale_prices(plan, book, today)))
 
 
 def _price_book(directory: Path, today: date | None) -> PriceBook:

@@ -1,4 +1,4 @@
-"""What a budget, a compute or a wish comes to: size, tokens, loss, settings, and when it is done on a cluster."""
+"""Plan of a budget, a compute or a wish: size, tokens, loss, settings, and its finish on a cluster."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ this factor of it: another size takes another layout, so the cost has small jump
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleQuestion:
-    """What is known, and what it is to run on; at least one of budget, compute, parameters and tokens."""
+    """Given amounts, and what they run on; at least one of budget, compute, parameters and tokens."""
 
     law: FittedLaw
     clusters: tuple[Cluster, ...]

@@ -28,9 +28,9 @@ def search(question: Question, places: tuple[Place, ...]) -> Found:
     rejected = [Rejected(option=place.label, reason=reason) for place, reason in refusals.items() if reason]
     places = tuple(place for place, reason in refusals.items() if reason is None)
     sites = [Site(place=place, num_nodes=num_nodes) for place in places for num_nodes in place.nodes]
-    known = _answers(question, sites)
+    answers = _answers(question, sites)
     for site in sites:
-        fitting, missed = known[_hardware(site)]
+        fitting, missed = answers[_hardware(site)]
         for option in fitting:
             options += markets(question, replace(option, place=site.place, price=site.place.price))
         rejected += missed.rejected if not fitting else ()
@@ -42,8 +42,8 @@ def search(question: Question, places: tuple[Place, ...]) -> Found:
         options=tuple(options),
         rejected=tuple(rejected),
         closest=min(misses, key=lambda miss: miss[0].total_bytes / miss[1], default=None),
-        evaluated=sum(missed.evaluated for _, missed in known.values()),
-        pruned=sum(missed.pruned for _, missed in known.values()),
+        evaluated=sum(missed.evaluated for _, missed in answers.values()),
+        pruned=sum(missed.pruned for _, missed in answers.values()),
         question=question,
     )
 
@@ -61,7 +61,7 @@ Answer = tuple[tuple[Option, ...], Missed]
 
 
 def _answers(question: Question, sites: Sequence[Site]) -> dict[tuple[object, ...], Answer]:
-    """What is possible on every kind of hardware among the sites; training layouts of all of them in one go."""
+    """Return what is possible on every kind of hardware among the sites; training layouts of all of them in one go."""
     first: dict[tuple[object, ...], Site] = {}
     for site in sites:
         first.setdefault(_hardware(site), site)
@@ -72,7 +72,7 @@ def _answers(question: Question, sites: Sequence[Site]) -> dict[tuple[object, ..
 
 
 def _hardware(site: Site) -> tuple[object, ...]:
-    """What decides memory and time: two providers of one accelerator differ in the network between nodes only."""
+    """Return what decides memory and time: two providers of one accelerator differ only in the nodes' network."""
     place, num_nodes = site.place, site.num_nodes
     network = place.accelerator.scaleout_bytes_per_second_per_node if num_nodes > 1 else None
     return (place.infra == LOCAL, place.accelerator.name, place.per_node, num_nodes, network)

@@ -18,7 +18,7 @@ SPOT, ON_DEMAND = "spot", "on_demand"
 
 @dataclass(frozen=True, kw_only=True)
 class SpotVerdict:
-    """Which of two versions of an option is the better one, and what the other would change."""
+    """Better one of two versions of an option, and what the other would change."""
 
     market: Literal["spot", "on_demand"]
     usd_saved: float
@@ -73,7 +73,7 @@ def spot_verdict(on_demand: Option, spot: Option, *, allowed_seconds: float | No
 
 
 def market_reason(chosen: Option, options: Iterable[Option], *, allowed_seconds: float | None = None) -> str:
-    """Why the chosen option is on spot or on demand; empty where it could only be one of them.
+    """Return why the chosen option is on spot or on demand; empty where it could only be one of them.
 
     `options` is everything that fits, `allowed_seconds` what the deadline leaves for this stage. A choice that the
     comparison of the two alone does not explain was made for the whole plan, and the line says so.

@@ -12,14 +12,14 @@ PREFIX = "stale price: "
 def stale_prices(plan: Plan, book: PriceBook, today: date) -> tuple[Assumption, ...]:
     """One assumption for every price of the book that the plan rests on and that may be older than 60 days."""
     old = {(offer.cloud, offer.instance_type, offer.region): offer for offer in book.stale(today)}
-    found: dict[Assumption, None] = {}
+    assumptions: dict[Assumption, None] = {}
     for stage in plan.stages:
         places = [(stage.option.place, stage.option.price)]
         places += [(group.place, group.price) for group in stage.option.beside]
         for place, price in places:
             offer = old.get((place.infra, place.instance, price.region or ""))
             if offer is not None:
-                found[
+                assumptions[
                     Assumption(
                         name=f"{PREFIX}{place.label}, {price.market}",
                         value=price.usd_per_hour,
@@ -28,4 +28,4 @@ def stale_prices(plan: Plan, book: PriceBook, today: date) -> tuple[Assumption, 
                         as_of=price.as_of,
                     )
                 ] = None
-    return tuple(found)
+    return tuple(assumptions)

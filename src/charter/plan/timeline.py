@@ -1,4 +1,4 @@
-"""When each stage starts and ends, and which chain of stages decides the end."""
+"""Timeline of the stages: start and end of each, and the chain of stages that decides the end."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,23 +37,23 @@ def mean_shares(line: Timeline) -> Mapping[str, float]:
     """
     spans = {name: (start, line.end_seconds[name]) for name, start in line.start_seconds.items()}
     moments = sorted({moment for span in spans.values() for moment in span})
-    held = dict.fromkeys(spans, 0.0)
+    seconds = dict.fromkeys(spans, 0.0)
     for before, after in pairwise(moments):
         alive = [name for name, (start, end) in spans.items() if start <= before and after <= end]
         for name in alive:
-            held[name] += (after - before) / len(alive)
-    return {name: held[name] / (end - start) if end > start else 1.0 for name, (start, end) in spans.items()}
+            seconds[name] += (after - before) / len(alive)
+    return {name: seconds[name] / (end - start) if end > start else 1.0 for name, (start, end) in spans.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sharing:
-    """What stages that run at the same time share, and what each holds of it while it runs."""
+    """Resources that stages running at the same time share, and what each holds of them while it runs."""
 
     capacity: Mapping[str, float]
     demand: Mapping[str, Mapping[str, float]]
 
     def of(self, name: str) -> Mapping[str, float]:
-        """What a stage holds."""
+        """Return what a stage holds."""
         return self.demand.get(name, NOTHING)
 
 

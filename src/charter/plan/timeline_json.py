@@ -25,7 +25,7 @@ def timeline_json(lines: Mapping[str, Timeline], start: datetime | None) -> dict
 
 
 def finish_date(seconds: float, start: datetime) -> datetime:
-    """When something ends, to the minute, rounded up; the last minute that a date can say for all that is later.
+    """Return when something ends, to the minute, rounded up; later than any date gives the last minute of all.
 
     >>> finish_date(90.0, datetime(2026, 11, 20)).isoformat()
     '2026-11-20T00:02:00'

@@ -46,7 +46,7 @@ UTILISATIONS: Mapping[str, tuple[float, str]] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
-    """What is to be trained: size, tokens, and how a step looks."""
+    """Model to train: size, tokens, and the shape of a step."""
 
     num_parameters: float
     num_tokens: float
@@ -61,13 +61,13 @@ class TrainingRun:
 
     @property
     def stored_parameters(self) -> float:
-        """What a checkpoint holds: with experts more than a token passes through."""
+        """Return the parameters in a checkpoint: with experts more than a token passes through."""
         return self.num_parameters if self.architecture is None else count_parameters(self.architecture).total
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """What it runs on."""
+    """Accelerators that a training run has."""
 
     accelerator: Accelerator
     count: int
@@ -81,7 +81,7 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """When a run is done on a cluster, and what it costs."""
+    """Finish and cost of a run on a cluster."""
 
     cluster: Cluster
     utilisation: float
@@ -161,15 +161,15 @@ def affordable_flops(usd: float, schedule: Schedule, compute_flops: float) -> fl
 
 def snapshot_price(accelerator: Accelerator) -> tuple[float, str]:
     """Median over the clouds of each one's cheapest on-demand price per accelerator-hour, and where it is from."""
-    found = [
+    prices = [
         (offer.cloud, price, as_of_key(offer.provenance.as_of))
         for offer in offers(accelerator.name, market=Market.ON_DEMAND)
         if offer.whole_machine and (price := offer.usd_per_accelerator_hour(Market.ON_DEMAND)) is not None
     ]
-    if not found:
+    if not prices:
         raise UsageError(f"the price snapshot has no on-demand offer of {accelerator.name}; give --price")
-    cheapest = {cloud: min(price for other, price, _ in found if other == cloud) for cloud, _, _ in found}
-    newest = max(as_of for _, _, as_of in found)
+    cheapest = {cloud: min(price for other, price, _ in prices if other == cloud) for cloud, _, _ in prices}
+    newest = max(as_of for _, _, as_of in prices)
     date = "-".join(f"{part:02d}" for part in newest if part)
     return median(cheapest.values()), f"median of the cheapest on-demand offers of {len(cheapest)} clouds, {date}"
 
@@ -187,8 +187,8 @@ def utilisation_of(text: str) -> tuple[float, str]:
     except ValueError:
         value = 0.0
     if not 0 < value <= 1:
-        known = ", ".join(UTILISATIONS)
-        raise UsageError(f"--mfu {text}: give a share of the peak like 0.4 or 40%, or one of {known}")
+        names = ", ".join(UTILISATIONS)
+        raise UsageError(f"--mfu {text}: give a share of the peak like 0.4 or 40%, or one of {names}")
     return value, "stated"
 
 

@@ -16,13 +16,13 @@ def overrides_of(question: str, project: Project) -> list[str]:
     `gpus=N`: at most N accelerators at a time, and the earliest finish (objective fastest). `nodes=N`: every stage on
     N nodes. `accelerators=X`: only those. `market=`: spot, on_demand or auto. Any other dotted path is taken as it is.
     """
-    found: list[str] = []
+    overrides: list[str] = []
     for change in question.split(";"):
         key, equals, value = change.strip().partition("=")
         if not equals or not key or not value:
             raise UsageError(f"--what-if {question}: write it like {KNOWN}, or any path of charter.yaml")
-        found += _overrides(key.strip(), value.strip(), project, question)
-    return found
+        overrides += _overrides(key.strip(), value.strip(), project, question)
+    return overrides
 
 
 def _overrides(key: str, value: str, project: Project, question: str) -> list[str]:

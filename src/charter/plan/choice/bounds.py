@@ -130,7 +130,7 @@ class Bounds:
 
     def _usd_in_time(self, rows: Rows, usd: Array, limits: Array) -> Array:
         """The bound on money when everything ends within the limits."""
-        found = usd.copy()
+        bound = usd.copy()
         for time in (P50, P90):
             if not np.isfinite(limits[:, time]).any():
                 continue
@@ -142,11 +142,11 @@ class Bounds:
                     for money in (P50, P90) if self.goal.usd[P90] < NO_LIMIT else (P50,):
                         least = _highest(path.sums[money, time], self.prices, left)
                         total[:, money] += np.maximum(path.cheapest[money], least)
-                found = np.maximum(found, total)
-        return found
+                bound = np.maximum(bound, total)
+        return bound
 
     def open_figures(self, rows: Rows) -> tuple[Array, Indices]:
-        """What partial plans of one length differ in for the rest: figures where less is better; what must agree.
+        """Return what decides the rest of partial plans of one length: figures (less is better) and what must agree.
 
         Ends of stages that later ones read, the end of those that none reads, money; sites of results that move.
         Where capacity is shared, stages that may still be in the way must lie at the same times.
@@ -166,8 +166,8 @@ class Bounds:
         moving = [writer for writer, reader in self.problem.moves if writer < placed <= reader]
         groups = [rows.site[:, stage] for stage in sorted(set(moving))]
         for stage in self._in_the_way(placed) if self.problem.capacity and len(rows) else ():
-            held = np.concatenate([rows.start[:, stage], rows.end[:, stage]], axis=1)
-            groups += [np.unique(held, axis=0, return_inverse=True)[1].reshape(-1), rows.ways[:, stage]]
+            intervals = np.concatenate([rows.start[:, stage], rows.end[:, stage]], axis=1)
+            groups += [np.unique(intervals, axis=0, return_inverse=True)[1].reshape(-1), rows.ways[:, stage]]
         table = np.stack(groups, axis=1) if groups else np.zeros((len(rows), 0), dtype=np.intp)
         return np.stack(figures, axis=1), table.astype(np.intp)
 
@@ -228,12 +228,12 @@ class Least:
 
 def _after(problem: Problem, least: Least, placed: int) -> Array:
     """Least seconds from the end of each stage through readers from `placed` on."""
-    found = np.zeros_like(least.seconds)
+    seconds = np.zeros_like(least.seconds)
     for stage in range(placed):
         for reader in problem.readers(stage):
             if reader >= placed:
-                found[stage] = np.maximum(found[stage], least.seconds[reader] + least.tail[reader])
-    return found
+                seconds[stage] = np.maximum(seconds[stage], least.seconds[reader] + least.tail[reader])
+    return seconds
 
 
 def _cover(problem: Problem, least: Least, placed: int, begin: int | None) -> tuple[Path, ...]:
@@ -246,8 +246,8 @@ def _cover(problem: Problem, least: Least, placed: int, begin: int | None) -> tu
         if begin is not None and not paths:
             ready = [stage for stage in sorted(open_stages) if begin in problem.inputs[stage]]
         first = max(ready, key=lambda stage: float(least.seconds[stage, P50] + least.tail[stage, P50]))
-        known = [origin[other] for other in problem.inputs[first] if other in origin]
-        latest = max(known, key=lambda item: float(item[1][P50]), default=None)
+        origins = [origin[other] for other in problem.inputs[first] if other in origin]
+        latest = max(origins, key=lambda item: float(item[1][P50]), default=None)
         if begin is not None and not paths:
             latest = origin[begin]
         after, head = latest or (None, np.zeros(2))
@@ -272,10 +272,10 @@ def _cover(problem: Problem, least: Least, placed: int, begin: int | None) -> tu
 
 def _highest(sums: Array, slopes: Array, left: Array) -> Array:
     """The highest of the lines `sum - slope x left`."""
-    found = np.full(len(left), -np.inf)
+    highest = np.full(len(left), -np.inf)
     for total, slope in zip(sums, slopes, strict=True):
-        found = np.maximum(found, total - slope * left)
-    return found
+        highest = np.maximum(highest, total - slope * left)
+    return highest
 
 
 def _prices(problem: Problem) -> Array:

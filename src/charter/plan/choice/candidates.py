@@ -1,4 +1,4 @@
-"""What a plan is chosen from: of every stage, everything that fits."""
+"""Candidates of a plan: of every stage, everything that fits."""
 
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ class Candidates:
 
     @property
     def unpriced(self) -> bool:
-        """Whether some option has no price, so that options are compared by time."""
+        """Return True if some option has no price, so that options are compared by time."""
         return any(option.usd is None for option in self.options)
 
     def family(self, option: Option) -> tuple[object, ...]:
@@ -36,7 +36,7 @@ class Candidates:
 
 
 def rejections(item: Candidates, chosen: Option) -> tuple[Rejected, ...]:
-    """What fitted and lost, best first; then what does not fit; then what is not to be had.
+    """Return what fitted and lost, best first; then what does not fit; then what is not to be had.
 
     Of every number of nodes at a place and market only the best layout is named.
     """
@@ -57,18 +57,18 @@ def _cheapest(option: Option) -> tuple[float, float, str]:
 
 
 def held(item: Candidates, option: Option) -> dict[str, float]:
-    """What an option holds while it runs: nodes, its share of a pool, accelerators by type, a slot of this machine."""
+    """Return what an option holds while it runs: nodes, its share of a pool, accelerators by type, a local slot."""
     place = option.place
     if place.infra == LOCAL:
         return {SLOTS: 1.0}
     groups = [(place, option.num_nodes), *((group.place, group.num_nodes) for group in option.beside)]
-    found: dict[str, float] = {}
+    amounts: dict[str, float] = {}
     for where, nodes in groups:
         names = [NODES, accelerators_of(where.accelerator.name)] + ([where.pool] if where.pool else [])
         for name in names:
             amount = nodes * where.per_node if name not in (NODES, where.pool) else nodes
-            found[name] = found.get(name, 0.0) + amount
-    return found
+            amounts[name] = amounts.get(name, 0.0) + amount
+    return amounts
 
 
 NODES = "nodes (resources.max_nodes)"

@@ -38,10 +38,10 @@ def best(problem: Problem, goal: Goal, *, known: Sequence[Sequence[int]] = ()) -
     when the least that it can come to (`bounds`) exceeds a limit or the best plan known, or when another with the
     same open ends is no worse in every figure. Both rules are exact.
     """
-    kept = [useful(problem, stage) for stage in range(len(problem.ways))]
-    small = replace(problem, ways=tuple(ways.take(rows) for ways, rows in zip(problem.ways, kept, strict=True)))
+    selected = [useful(problem, stage) for stage in range(len(problem.ways))]
+    small = replace(problem, ways=tuple(ways.take(rows) for ways, rows in zip(problem.ways, selected, strict=True)))
     bounds = Bounds.of(small, goal)
-    back = [{int(row): index for index, row in enumerate(rows)} for rows in kept]
+    back = [{int(row): index for index, row in enumerate(rows)} for rows in selected]
     starts = [[back[stage].get(way, 0) for stage, way in enumerate(plan)] for plan in known]
     top = _improved(small, goal, _top(small, goal, evaluate(small, [*bounds.guesses(), *starts]), None))
     rows, considered, proven = Rows.empty(), 0, not (problem.capacity and problem.moves)
@@ -56,11 +56,11 @@ def best(problem: Problem, goal: Goal, *, known: Sequence[Sequence[int]] = ()) -
     top = _top(small, goal, rows, top)
     if top is None:
         return None
-    _, found = top
+    _, winner = top
     return Choice(
-        ways=tuple(int(kept[stage][way]) for stage, way in enumerate(found.ways[0])),
-        seconds=(float(found.end[0, :, P50].max()), float(found.end[0, :, P90].max())),
-        usd=(float(found.usd[0, P50]), float(found.usd[0, P90])),
+        ways=tuple(int(selected[stage][way]) for stage, way in enumerate(winner.ways[0])),
+        seconds=(float(winner.end[0, :, P50].max()), float(winner.end[0, :, P90].max())),
+        usd=(float(winner.usd[0, P50]), float(winner.usd[0, P90])),
         proven=proven,
         considered=considered,
     )
@@ -72,12 +72,12 @@ def _promising(problem: Problem, bounds: Bounds, rows: Rows, number: int, best_k
     So many parents at a time that memory stays small.
     """
     step = max(1, ROWS_AT_ONCE // number)
-    kept = []
+    batches = []
     for low in range(0, max(1, len(rows)), step):
         parents = np.arange(low, min(low + step, len(rows)))
-        made = extend(problem, rows, np.repeat(parents, number), np.tile(np.arange(number), len(parents)))
-        kept.append(made.take(np.flatnonzero(bounds.lower(made, best_key).may_beat(bounds.goal, best_key))))
-    return joined(kept)
+        extended = extend(problem, rows, np.repeat(parents, number), np.tile(np.arange(number), len(parents)))
+        batches.append(extended.take(np.flatnonzero(bounds.lower(extended, best_key).may_beat(bounds.goal, best_key))))
+    return joined(batches)
 
 
 def _improved(problem: Problem, goal: Goal, top: tuple[Array, Rows] | None) -> tuple[Array, Rows] | None:
@@ -89,10 +89,10 @@ def _improved(problem: Problem, goal: Goal, top: tuple[Array, Rows] | None) -> t
             one = np.tile(plan, (len(ways), 1))
             one[:, stage] = np.arange(len(ways))
             tried.append(one)
-        found = _top(problem, goal, evaluate(problem, np.concatenate(tried)), top)
-        if found is top:
+        better = _top(problem, goal, evaluate(problem, np.concatenate(tried)), top)
+        if better is top:
             break
-        top = found
+        top = better
     return top
 
 
@@ -103,14 +103,14 @@ def _top(problem: Problem, goal: Goal, rows: Rows, so_far: tuple[Array, Rows] | 
     seconds = rows.end.max(axis=1)
     allowed = (seconds <= np.asarray(goal.seconds) * (1 + TIE)).all(axis=1)
     allowed &= (rows.usd <= np.asarray(goal.usd) * (1 + TIE) + TIE).all(axis=1)
-    found = np.flatnonzero(allowed)
-    if len(found) == 0:
+    matches = np.flatnonzero(allowed)
+    if len(matches) == 0:
         return so_far
-    key = goal.key(seconds[found, P50], rows.usd[found, P50])
+    key = goal.key(seconds[matches, P50], rows.usd[matches, P50])
     first = int(np.lexsort((key[:, 1], key[:, 0]))[0])
     if so_far is not None and tuple(so_far[0]) <= tuple(key[first]):
         return so_far
-    return key[first], rows.take(found[first : first + 1])
+    return key[first], rows.take(matches[first : first + 1])
 
 
 def useful(problem: Problem, stage: int) -> Indices:
@@ -122,16 +122,16 @@ def useful(problem: Problem, stage: int) -> Indices:
     """
     ways = problem.ways[stage]
     figures = np.concatenate([ways.seconds, ways.waits, ways.not_before[:, None], ways.usd, ways.demand], axis=1)
-    kept = undominated(figures, ways.site[:, None])
+    front = undominated(figures, ways.site[:, None])
     moves = [move for pair, move in problem.moves.items() if stage in pair]
     if not moves:
-        return kept[undominated(figures[kept], np.zeros((len(kept), 1), dtype=np.intp))]
+        return front[undominated(figures[front], np.zeros((len(front), 1), dtype=np.intp))]
     usd_swing = sum(float(np.ptp(move.usd)) for move in moves)
     seconds_swing = sum(float(np.ptp(move.seconds)) for move in moves)
-    worse = figures[kept].copy()
+    worse = figures[front].copy()
     # A move later than the stage delays its readers, so the time swing is charged to the stage itself.
     worse[:, 0:2] += seconds_swing
     worse[:, 5:7] += usd_swing
-    beaten = np.array([(worse <= row).all(axis=1).any() for row in figures[kept]])
-    left: Indices = kept[~beaten]
+    beaten = np.array([(worse <= row).all(axis=1).any() for row in figures[front]])
+    left: Indices = front[~beaten]
     return left

@@ -29,7 +29,7 @@ def in_time(
     deadline: float | None,
     earliest: Callable[[], Choice],
 ) -> InTime | None:
-    """What `decide` gives under the widest limit with which `drawn_p90` keeps the deadline; None where none does.
+    """Return the choice of `decide` under the widest limit with which `drawn_p90` keeps the deadline, or None.
 
     `decide(limit)` is the best choice whose sum of p90s keeps a limit; `earliest` the one with the least such sum.
     Where the best choice of all keeps the deadline, it is exact. Else the limit is found by bisection after a first
@@ -43,14 +43,14 @@ def in_time(
         return InTime(choice=free, limit_seconds=free.seconds[1] * deadline / end)
     least = earliest()
     low, high = least.seconds[1], free.seconds[1]
-    found: InTime | None = None
+    closest: InTime | None = None
     limit = deadline / end * high
     for _ in range(TRIES):
         if not low <= limit < high:
             limit = (low + high) / 2
         choice = decide(limit)
         if choice is not None and drawn_p90(choice) <= deadline:
-            found, low = InTime(choice=choice, limit_seconds=limit), limit
+            closest, low = InTime(choice=choice, limit_seconds=limit), limit
         elif choice is None:
             low = limit
         else:
@@ -58,7 +58,7 @@ def in_time(
         if high - low <= CLOSE * high:
             break
         limit = (low + high) / 2
-    if found is not None:
-        return found
+    if closest is not None:
+        return closest
     last = decide(least.seconds[1])
     return InTime(choice=last, limit_seconds=least.seconds[1]) if last and drawn_p90(last) <= deadline else None

@@ -1,4 +1,4 @@
-"""Which of many rows of figures no other row beats."""
+"""Rows of figures that no other row beats."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,7 @@ def _front(figures: NDArray[np.float64], rows: NDArray[np.intp]) -> NDArray[np.i
     table = varying[order]
     if table.shape[1] <= 2:
         return rows[order[_staircase(table[:, -1], table[:, 0])]]
-    kept: list[NDArray[np.intp]] = []
+    blocks: list[NDArray[np.intp]] = []
     archive = table[:0]
     for low in range(0, len(table), BLOCK):
         block = np.arange(low, min(low + BLOCK, len(table)))
@@ -42,9 +42,9 @@ def _front(figures: NDArray[np.float64], rows: NDArray[np.intp]) -> NDArray[np.i
             block = block[~beaten]
         beats = np.logical_and.reduce(table[block][None] <= table[block][:, None], axis=2)
         block = block[~np.logical_or.reduce(np.tril(beats, -1), axis=1)]
-        kept.append(block)
+        blocks.append(block)
         archive = np.concatenate([archive, table[block]])
-    return rows[order[np.concatenate(kept)]]
+    return rows[order[np.concatenate(blocks)]]
 
 
 def _staircase(second: NDArray[np.float64], first: NDArray[np.float64]) -> NDArray[np.intp]:

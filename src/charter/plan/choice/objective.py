@@ -1,4 +1,4 @@
-"""What a plan is chosen for: cheapest, fastest or balanced, within deadline and budget."""
+"""Objectives of a plan: cheapest, fastest or balanced, within deadline and budget."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -12,7 +12,7 @@ Objective = Literal["cheapest", "fastest", "balanced"]
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What must not be exceeded at p90; None is no limit."""
+    """Limits at p90; None is no limit."""
 
     deadline_seconds: float | None = None
     budget_usd: float | None = None
@@ -61,14 +61,14 @@ def _nearly_cheapest(problem: Problem, limits: Limits) -> Choice | None:
 def earliest_p90(problem: Problem) -> Choice:
     """The plan with the earliest p90 finish, whatever it costs; of equal ones the cheapest."""
     swapped = tuple(replace(ways, seconds=ways.seconds[:, ::-1], waits=ways.waits[:, ::-1]) for ways in problem.ways)
-    found = best(replace(problem, ways=swapped), Goal(minimise="seconds"))
-    assert found is not None, "without limits every problem has an answer"
-    return replace(found, seconds=(found.seconds[1], found.seconds[0]))
+    choice = best(replace(problem, ways=swapped), Goal(minimise="seconds"))
+    assert choice is not None, "without limits every problem has an answer"
+    return replace(choice, seconds=(choice.seconds[1], choice.seconds[0]))
 
 
 def lowest_p90(problem: Problem) -> Choice:
     """The plan with the lowest p90 cost, whatever it takes."""
     swapped = tuple(replace(ways, usd=ways.usd[:, ::-1]) for ways in problem.ways)
-    found = best(replace(problem, ways=swapped), Goal(minimise="usd"))
-    assert found is not None, "without limits every problem has an answer"
-    return replace(found, usd=(found.usd[1], found.usd[0]))
+    choice = best(replace(problem, ways=swapped), Goal(minimise="usd"))
+    assert choice is not None, "without limits every problem has an answer"
+    return replace(choice, usd=(choice.usd[1], choice.usd[0]))

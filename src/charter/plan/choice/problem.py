@@ -47,7 +47,7 @@ class Ways:
 
 @dataclass(frozen=True, kw_only=True)
 class Move:
-    """What it takes to bring one stage's results to another: from the site in the row to the site in the column."""
+    """Cost of bringing one stage's results to another: from the site in the row to the site in the column."""
 
     usd: Array
     seconds: Array
@@ -70,11 +70,11 @@ class Problem:
 
     def before(self, stage: int) -> frozenset[int]:
         """Stages that a stage waits for, directly or through others."""
-        found: set[int] = set(self.inputs[stage])
+        stages: set[int] = set(self.inputs[stage])
         for earlier in reversed(range(stage)):
-            if earlier in found:
-                found.update(self.inputs[earlier])
-        return frozenset(found)
+            if earlier in stages:
+                stages.update(self.inputs[earlier])
+        return frozenset(stages)
 
 
 Minimise = Literal["usd", "seconds", "product"]
@@ -82,7 +82,7 @@ Minimise = Literal["usd", "seconds", "product"]
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What is minimised, and what must not be exceeded; two numbers are p50 and p90."""
+    """Figure to minimise, and limits that must not be exceeded; two numbers are p50 and p90."""
 
     minimise: Minimise
     """`usd` (p50), `seconds` (p50, then usd) or `product` of both, which is log time + log money."""
@@ -90,7 +90,7 @@ class Goal:
     usd: tuple[float, float] = (NO_LIMIT, NO_LIMIT)
 
     def key(self, seconds: Array, usd: Array) -> Array:
-        """What is minimised first, and second where that ties."""
+        """Return what is minimised first, and second where that ties."""
         first = {"usd": usd, "seconds": seconds, "product": seconds * usd}[self.minimise]
         second = seconds if self.minimise == "usd" else usd
         return np.stack([first, second], axis=-1)
@@ -151,28 +151,28 @@ def _with_capacity(problem: Problem, base: Rows, ways: Ways, ready: Array) -> Ar
     if not problem.capacity or base.ways.shape[1] == 0:
         return ready
     earlier = range(base.ways.shape[1])
-    held = np.stack([problem.ways[stage].demand[base.ways[:, stage]] for stage in earlier], axis=1)
-    contends = np.logical_or.reduce((held > 0) & (ways.demand[:, None] > 0), axis=2)
-    found = np.full_like(ready, np.inf)
+    demands = np.stack([problem.ways[stage].demand[base.ways[:, stage]] for stage in earlier], axis=1)
+    contends = np.logical_or.reduce((demands > 0) & (ways.demand[:, None] > 0), axis=2)
+    begins = np.full_like(ready, np.inf)
     for quantile in (P50, P90):
         start, end = base.start[:, :, quantile], base.end[:, :, quantile]
 
         def fits(point: Array, start: Array = start, end: Array = end) -> NDArray[np.bool_]:
-            """Whether the stage has room beside what runs at one moment of each plan."""
+            """Return True where the stage has room beside what runs at one moment of each plan."""
             running = (start <= point[:, None]) & (end > point[:, None])
-            load = (held * running[:, :, None]).sum(axis=1) + ways.demand
-            whole: NDArray[np.bool_] = ((load <= np.asarray(problem.capacity) + TIE) | (ways.demand == 0)).all(axis=1)
-            return whole
+            load = (demands * running[:, :, None]).sum(axis=1) + ways.demand
+            enough: NDArray[np.bool_] = ((load <= np.asarray(problem.capacity) + TIE) | (ways.demand == 0)).all(axis=1)
+            return enough
 
         at_starts = np.stack([fits(start[:, stage]) for stage in earlier], axis=1)
         moments = [ready[:, quantile], *(np.maximum(end[:, stage], ready[:, quantile]) for stage in earlier)]
         usable = [np.ones(len(ready), dtype=bool), *(contends[:, stage] for stage in earlier)]
-        for moment, asked in zip(moments, usable, strict=True):
+        for moment, possible in zip(moments, usable, strict=True):
             until = moment + ways.seconds[:, quantile]
             inside = (start >= moment[:, None]) & ((start < until[:, None]) | (start == moment[:, None]))
-            room = asked & fits(moment) & (at_starts | ~inside).all(axis=1)
-            found[:, quantile] = np.where(room, np.minimum(found[:, quantile], moment), found[:, quantile])
-    return found
+            room = possible & fits(moment) & (at_starts | ~inside).all(axis=1)
+            begins[:, quantile] = np.where(room, np.minimum(begins[:, quantile], moment), begins[:, quantile])
+    return begins
 
 
 def joined(parts: Sequence[Rows]) -> Rows:

@@ -48,7 +48,7 @@ class Whole:
         return tuple(item.options[row] for item, row in zip(self.candidates, choice.ways, strict=True))
 
     def sharing(self, options: Sequence[Option]) -> Sharing:
-        """What chosen stages share, for the timeline."""
+        """Return what the chosen stages share, for the timeline."""
         demand = {item.name: held(item, option) for item, option in zip(self.candidates, options, strict=True)}
         used = {pool for amounts in demand.values() for pool in amounts}
         return Sharing(capacity={name: most for name, most in self.capacity.items() if name in used}, demand=demand)
@@ -62,7 +62,7 @@ def whole_problem(
     locations = tuple(dict.fromkeys(location(option) for item in candidates for option in item.options))
     number = {place: index for index, place in enumerate(locations)}
     position = {item.name: index for index, item in enumerate(candidates)}
-    made = Problem(
+    problem = Problem(
         inputs=tuple(tuple(position[name] for name in item.inputs) for item in candidates),
         ways=tuple(_ways(project, item, freights[item.name], number, tuple(capacity), book) for item in candidates),
         capacity=tuple(capacity.values()),
@@ -74,7 +74,7 @@ def whole_problem(
         freights=freights,
         locations=locations,
         capacity=capacity,
-        problem=_scarce_only(made),
+        problem=_scarce_only(problem),
         book=book,
     )
 
@@ -120,13 +120,13 @@ def _usd(project: Project, item: Candidates, seconds: Sequence[tuple[float, floa
     """Machines and storage; where an option has no price, the time in its place."""
     if item.unpriced:
         return np.array(seconds) * RANK_USD_PER_SECOND
-    known: dict[str, tuple[float, float]] = {}
+    storage_lines: dict[str, tuple[float, float]] = {}
     rows = []
     for option, (p50, p90) in zip(item.options, seconds, strict=True):
         infra = option.place.infra
-        if infra not in known:
-            known[infra] = _storage_line(stage_storage(item.work, option, project, book))
-        start, slope = known[infra]
+        if infra not in storage_lines:
+            storage_lines[infra] = _storage_line(stage_storage(item.work, option, project, book))
+        start, slope = storage_lines[infra]
         usd = option.usd
         assert usd is not None
         rows.append((usd.p50 + start + slope * p50, usd.p90 + start + slope * p90))
@@ -158,16 +158,16 @@ def _moves(
     locations: Sequence[Location],
     book: PriceBook,
 ) -> dict[tuple[int, int], Move]:
-    """What moves between stages at each pair of places, where that is not always free."""
+    """Return what moves between stages at each pair of places, where that is not always free."""
     position = {item.name: index for index, item in enumerate(candidates)}
-    found = {}
+    moves = {}
     for item in candidates:
         for writer, num_bytes in freights[item.name].read_bytes.items():
             usd = [[move_usd(num_bytes, source, target, book) for target in locations] for source in locations]
             seconds = [[move_seconds(num_bytes, source, target) for target in locations] for source in locations]
             if np.any(usd) or np.any(seconds):
-                found[(position[writer], position[item.name])] = Move(usd=np.array(usd), seconds=np.array(seconds))
-    return found
+                moves[(position[writer], position[item.name])] = Move(usd=np.array(usd), seconds=np.array(seconds))
+    return moves
 
 
 def _scarce_only(problem: Problem) -> Problem:
@@ -181,9 +181,9 @@ def _scarce_only(problem: Problem) -> Problem:
         beside = [most[other] for other in range(number) if other not in apart]
         total = most[stage] + sum(beside, start=np.zeros_like(most[stage]))
         scarce |= (most[stage] > 0) & (total > np.array(problem.capacity))
-    kept = np.flatnonzero(scarce)
+    pools = np.flatnonzero(scarce)
     return replace(
         problem,
-        ways=tuple(replace(ways, demand=ways.demand[:, kept]) for ways in problem.ways),
-        capacity=tuple(problem.capacity[pool] for pool in kept),
+        ways=tuple(replace(ways, demand=ways.demand[:, pools]) for ways in problem.ways),
+        capacity=tuple(problem.capacity[pool] for pool in pools),
     )

@@ -1,1 +1,1 @@
-"""Where a stage could run: accelerators, nodes, providers, prices, and this machine."""
+"""Hardware that a stage could run on: accelerators, nodes, providers, prices, and this machine."""

@@ -23,9 +23,9 @@ def host_bytes_per_accelerator(accelerator: str, per_node: int) -> float:
     >>> host_bytes_per_accelerator("H100-SXM-80GB", 8) > 150e9, host_bytes_per_accelerator("none such", 8)
     (True, 128000000000.0)
     """
-    found = [
+    shares = [
         offer.host_memory_bytes / offer.count
         for offer in price_book.offers()
         if offer.accelerator == accelerator and offer.count == per_node and offer.host_memory_bytes
     ]
-    return min(found, default=HOST_BYTES_PER_ACCELERATOR)
+    return min(shares, default=HOST_BYTES_PER_ACCELERATOR)

@@ -27,7 +27,7 @@ SOURCE = "probe of this machine (matrix product and copy with numpy)"
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What one machine offers to a local run."""
+    """Capacity of one machine for a local run."""
 
     name: str
     cores: int
@@ -47,14 +47,14 @@ class Machine:
         used = self.cores if threads is None else min(threads, self.cores)
         first_threads = 1 + FURTHER_THREAD_GAIN * (used - 1)
         rate = self.flops_per_second * first_threads / self.cores
-        made = processor(
+        cpu = processor(
             flops_per_second=rate,
             memory_bytes_per_second=self.memory_bytes_per_second * first_threads / self.cores,
             memory_bytes=self.memory_bytes,
             cores=used,
             source=SOURCE,
         )
-        return replace(made, dense_flops_per_second={"fp32": rate, "bf16": rate * self.bf16_speedup})
+        return replace(cpu, dense_flops_per_second={"fp32": rate, "bf16": rate * self.bf16_speedup})
 
 
 def probe_machine(*, cpu_info: Path = Path("/proc/cpuinfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> Machine:
@@ -150,15 +150,15 @@ def _usual_cpu_seconds(make: Callable[[], Callable[[], object]], cores: int, *, 
     action = make()
     action()
     ready.wait()
-    found, end = list[float](), time.perf_counter() + budget_seconds
-    while time.perf_counter() < end or len(found) < PROBE_LEAST_RUNS:
+    samples, end = list[float](), time.perf_counter() + budget_seconds
+    while time.perf_counter() < end or len(samples) < PROBE_LEAST_RUNS:
         start = time.thread_time()
         action()
-        found.append(time.thread_time() - start)
+        samples.append(time.thread_time() - start)
     finished.set()
     for thread in others:
         thread.join()
-    return max(statistics.median(found), 1e-9)
+    return max(statistics.median(samples), 1e-9)
 
 
 def _repeat(action: Callable[[], object], ready: threading.Barrier, finished: threading.Event) -> None:
@@ -173,8 +173,8 @@ def _nvidia() -> tuple[str | None, int]:
         return None, 0
     command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+        listing = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None, 0
-    names = [line.strip() for line in found.splitlines() if line.strip()]
+    names = [line.strip() for line in listing.splitlines() if line.strip()]
     return (names[0], len(names)) if names else (None, 0)

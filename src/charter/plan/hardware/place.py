@@ -1,4 +1,4 @@
-"""Where a stage could run: accelerator, number per node, nodes, and what an hour of it costs there."""
+"""Place that a stage could run at: accelerator, number per node, nodes, and the price of an hour there."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ NODES_OF_A_REPLICA = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """What one accelerator (or, on a local machine, the machine) costs per hour in one market."""
+    """Price per hour of one accelerator (or, on a local machine, of the machine) in one market."""
 
     market: str
     """`on_demand`, `spot`, `reserved_1y`, `reserved_3y`, `capacity_block`, `owned`, `contract` or `unpriced`."""
@@ -60,7 +60,7 @@ class Place:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether the processors do the work."""
+        """Return True if the processors do the work."""
         return self.accelerator.kind == CPU
 
     @property
@@ -85,7 +85,7 @@ class Refused:
 
 
 def may_run_here(project: Project) -> bool:
-    """Whether a stage of the project may run on this machine."""
+    """Return True if a stage of the project may run on this machine."""
     resources = project.resources
     if resources.any_of:
         return any(place.infra == LOCAL for place in resources.any_of)
@@ -97,7 +97,7 @@ def may_run_here(project: Project) -> bool:
 
 
 def is_cpu_request(accelerators: str) -> bool:
-    """Whether `cpu`, or `cpu:4` for four processes, is asked for.
+    """Return True if `cpu`, or `cpu:4` for four processes, is requested.
 
     >>> is_cpu_request("cpu:4"), is_cpu_request("H100:4")
     (True, False)
@@ -107,11 +107,11 @@ def is_cpu_request(accelerators: str) -> bool:
 
 def control_place(machine: Machine | None) -> Place:
     """The machine that runs Charter, for stages without a model; nothing is rented for them."""
-    known = machine or _SMALL_MACHINE
+    controller = machine or _SMALL_MACHINE
     return Place(
         infra=LOCAL,
         region=None,
-        accelerator=known.processor(threads=1),
+        accelerator=controller.processor(threads=1),
         per_node=1,
         instance="the machine that runs Charter",
         price=Price(market="own", usd_per_hour=0.0, source="nothing is rented for a stage without a model", as_of=""),

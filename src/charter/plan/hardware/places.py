@@ -25,25 +25,25 @@ def places(
     `book` is the bundled price book unless given.
     """
     resources = project.resources
-    known = book or PriceBook.bundled()
+    prices = book or PriceBook.bundled()
     wanted = stage.resources.accelerators if stage.resources and stage.resources.accelerators else None
     threads = (stage.resources.cpus if stage.resources else None) or resources.cpus or _share(resources, machine)
-    found: list[Place] = []
+    candidates: list[Place] = []
     refused: list[Refused] = []
-    for site in sites(resources, known):
-        for text in requests((wanted,) if wanted else site.names, site, known, machine):
-            made = _place(site, text, resources, known, machine, threads, is_spread=stage.kind in TRAINS)
-            if isinstance(made, Place):
-                made = _with_nodes(made, resources, stage)
-            if isinstance(made, Refused):
-                refused.append(made)
+    for site in sites(resources, prices):
+        for text in requests((wanted,) if wanted else site.names, site, prices, machine):
+            option = _place(site, text, resources, prices, machine, threads, is_spread=stage.kind in TRAINS)
+            if isinstance(option, Place):
+                option = _with_nodes(option, resources, stage)
+            if isinstance(option, Refused):
+                refused.append(option)
             else:
-                found.append(made)
-    kept = [place for place in found if _affordable(place, resources, refused)]
-    if not kept:
+                candidates.append(option)
+    affordable = [place for place in candidates if _affordable(place, resources, refused)]
+    if not affordable:
         reasons = "\n".join(f"  {item.option}: {item.reason}" for item in refused)
         raise InfeasibleError(f"no place offers what resources ask for\n{reasons or _no_site(resources)}")
-    return tuple(_cheapest_first(kept)), tuple(refused)
+    return tuple(_cheapest_first(affordable)), tuple(refused)
 
 
 def _no_site(resources: Resources) -> str:
@@ -73,7 +73,7 @@ def _place(
         return Refused(option=f"cpu on {site.infra}", reason="training on rented processors is not planned yet")
     accelerator = accelerators.get(name)
     if site.infra == ON_PREM:
-        made: Place | Refused = Place(
+        place: Place | Refused = Place(
             infra=site.infra,
             region=site.region,
             accelerator=at_machine(accelerator, per_node, resources.network),
@@ -83,11 +83,11 @@ def _place(
             memory_bytes=resources.memory,
         )
     else:
-        made = _rented(site, accelerator, per_node, resources, book)
-    if isinstance(made, Refused):
-        return made
+        place = _rented(site, accelerator, per_node, resources, book)
+    if isinstance(place, Refused):
+        return place
     return replace(
-        made,
+        place,
         pool=site.pool,
         pool_nodes=site.pool_nodes,
         lead_seconds=site.lead_seconds,

@@ -1,4 +1,4 @@
-"""Which providers a plan may use, and what charter.yaml says about each: prices of one's own, nodes, waits."""
+"""Providers that a plan may use, and what charter.yaml says about each: prices of one's own, nodes, waits."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

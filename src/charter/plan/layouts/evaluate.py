@@ -58,8 +58,8 @@ def update_terms(task: Task, layouts: Sequence[Layout], devices: Devices) -> lis
             for column in step_table(replace(given, work=work)).columns
         ]
         for row in range(len(layouts)):
-            found = tuple(column.of(values[row]) for column, values in columns if values[row])
-            terms[row] += tuple(accelerator_time.over_steps(phase, phase.steps, found))
+            step_terms = tuple(column.of(values[row]) for column, values in columns if values[row])
+            terms[row] += tuple(accelerator_time.over_steps(phase, phase.steps, step_terms))
     return terms
 
 
@@ -71,13 +71,13 @@ def step_seconds_of(task: Task, phase: Phase, layouts: Layouts, devices: Devices
 
 
 def step_inputs(task: Task, phase: Phase, layouts: Layouts, devices: Devices) -> StepInputs:
-    """What the time of a step depends on, one value per row where rows differ; the work is left out."""
-    role, known = task.work.role(phase.role), task.known
-    precision = known.precision(task.dtype, devices.accelerators[0])
-    stacks = [with_precision(known.profile(one), precision) for one in devices.accelerators]
+    """Return what the time of a step depends on, one value per row where rows differ; the work is left out."""
+    role, engine = task.work.role(phase.role), task.known
+    precision = engine.precision(task.dtype, devices.accelerators[0])
+    stacks = [with_precision(engine.profile(one), precision) for one in devices.accelerators]
     job = step_job(
         layouts,
-        seq_len=_padded(phase, layouts.micro_batch, packed=known.does.packs),
+        seq_len=_padded(phase, layouts.micro_batch, packed=engine.does.packs),
         dtype=task.dtype,
         precision=precision,
         adapter=role.adapter,
@@ -90,7 +90,7 @@ def step_inputs(task: Task, phase: Phase, layouts: Layouts, devices: Devices) ->
         job=job,
         stack=rows_of(StackColumns.stack(stacks), devices.of_row),
         work=NOTHING_DONE,
-        constants=known.training,
+        constants=engine.training,
     )
 
 
@@ -104,16 +104,16 @@ def _padded(phase: Phase, micro_batch: Array, *, packed: bool) -> Array:
 def other_seconds(task: Task, layouts: Sequence[Layout], at: Sequence[Accelerator], fit: Fit, rows: Index) -> Array:
     """Seconds of generation and scoring of some rows, each computed once per tuple of what they depend on."""
     phases = [phase for phase in task.work.phases if phase.work != "train"]
-    known: dict[tuple[object, ...], float] = {}
-    found = np.zeros(len(rows))
+    by_key: dict[tuple[object, ...], float] = {}
+    seconds = np.zeros(len(rows))
     for number, (layout, accelerator, row) in enumerate(zip(layouts, at, rows, strict=True)):
         for phase in phases:
             together = int(fit.together[phase.name][row]) if phase.work == "generate" else 0
             gathers = layout.zero >= ZeroStage.PARAMETERS and phase.work == "generate"
             network = accelerator.scaleout_bytes_per_second_per_node if gathers else None
             key = (phase.name, accelerator.name, network, layout.data, layout.tensor, together, gathers)
-            if key not in known:
-                known[key] = accelerator_time.other_seconds(
+            if key not in by_key:
+                by_key[key] = accelerator_time.other_seconds(
                     task.work.role(phase.role),
                     phase,
                     layout,
@@ -122,8 +122,8 @@ def other_seconds(task: Task, layouts: Sequence[Layout], at: Sequence[Accelerato
                     task.knowledge,
                     task.known.does.name,
                 )
-            found[number] += known[key]
-    return array(found)
+            seconds[number] += by_key[key]
+    return array(seconds)
 
 
 def least_update_seconds(task: Task, layouts: Layouts, devices: Devices) -> Array:

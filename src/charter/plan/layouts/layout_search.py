@@ -55,7 +55,7 @@ class Searched:
 
     @property
     def fits(self) -> bool:
-        """Whether any layout does."""
+        """Return True if any layout fits."""
         return bool(np.any(np.isfinite(self.seconds)))
 
     def by_need(self) -> Index:
@@ -74,17 +74,17 @@ class Searched:
 
 def search_sites(question: Question, sites: Sequence[Site]) -> Iterator[Searched]:
     """Peak and seconds of every layout of every site."""
-    known = engine_knowledge(question.engine, question.knowledge)
-    task = Task(work=question.work, dtype=question.dtype, known=known, knowledge=question.knowledge)
-    limit = tied_limit(question, known)
-    able = question.stage.kind in known.does.kinds
+    engine = engine_knowledge(question.engine, question.knowledge)
+    task = Task(work=question.work, dtype=question.dtype, known=engine, knowledge=question.knowledge)
+    limit = tied_limit(question, engine)
+    able = question.stage.kind in engine.does.kinds
     spaces = [space(asked(question, site)) if able else EMPTY for site in sites]
     batch: list[tuple[Site, Space]] = []
-    for site, found in zip(sites, spaces, strict=True):
-        if batch and sum(each.size for _, each in batch) + found.size > CHUNK:
+    for site, candidate_space in zip(sites, spaces, strict=True):
+        if batch and sum(each.size for _, each in batch) + candidate_space.size > CHUNK:
             yield from _evaluate(task, batch, limit)
             batch = []
-        batch.append((site, found))
+        batch.append((site, candidate_space))
     yield from _evaluate(task, batch, limit)
 
 
@@ -115,30 +115,30 @@ def _shares(question: Question) -> tuple[tuple[int, int], ...]:
 
 def _evaluate(task: Task, batch: Sequence[tuple[Site, Space]], limit: float) -> Iterator[Searched]:
     """The layouts of some sites together."""
-    sizes = [found.size for _, found in batch]
+    sizes = [layout_space.size for _, layout_space in batch]
     if not sum(sizes):
-        yield from (_nothing(task, site, found) for site, found in batch)
+        yield from (_nothing(task, site, layout_space) for site, layout_space in batch)
         return
-    layouts = _joined([found.layouts for _, found in batch if found.size])
+    layouts = _joined([layout_space.layouts for _, layout_space in batch if layout_space.size])
     devices = _devices(task, batch)
-    made = evaluate(task, layouts, devices, [found for _, found in batch], limit=limit)
+    evaluated = evaluate(task, layouts, devices, [layout_space for _, layout_space in batch], limit=limit)
     ends = np.cumsum(sizes)
-    for number, (site, found) in enumerate(batch):
-        rows = slice(int(ends[number]) - found.size, int(ends[number]))
+    for number, (site, layout_space) in enumerate(batch):
+        rows = slice(int(ends[number]) - layout_space.size, int(ends[number]))
         yield Searched(
             site=site,
-            space=found,
-            peak=made.peak[rows],
-            seconds=made.seconds[rows],
-            too_slow=made.too_slow[rows],
+            space=layout_space,
+            peak=evaluated.peak[rows],
+            seconds=evaluated.seconds[rows],
+            too_slow=evaluated.too_slow[rows],
             capacity=float(devices.usable[number]),
-            pruned=int((made.too_large + made.too_slow)[rows].sum()),
+            pruned=int((evaluated.too_large + evaluated.too_slow)[rows].sum()),
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated:
-    """What is known of many layouts."""
+    """Memory and time of many layouts."""
 
     peak: Array
     """Bytes; of a pruned layout a bound below them; `inf` where host memory is too small for what waits there."""
@@ -173,12 +173,12 @@ def evaluate(
             slow[left[start:]] = 1.0
             break
         rows = left[start : start + chunk]
-        found = fit_of(task.work, rows_of(layouts, rows), some_rows(devices, rows), dtype=task.dtype, known=task.known)
-        peak[rows] = found.peak
-        inside = found.peak <= devices.room[rows]
+        fitted = fit_of(task.work, rows_of(layouts, rows), some_rows(devices, rows), dtype=task.dtype, known=task.known)
+        peak[rows] = fitted.peak
+        inside = fitted.peak <= devices.room[rows]
         fitting = rows[inside]
         if fitting.size:
-            chosen = Fit(peak=found.peak[inside], together={k: v[inside] for k, v in found.together.items()})
+            chosen = Fit(peak=fitted.peak[inside], together={k: v[inside] for k, v in fitted.together.items()})
             seconds[fitting] = _seconds(task, layouts, devices, spaces, chosen, fitting)
     return Evaluated(peak=peak, seconds=seconds, too_large=array(bound > devices.room), too_slow=slow)
 
@@ -199,7 +199,7 @@ def _devices(task: Task, batch: Sequence[tuple[Site, Space]]) -> Devices:
     accelerators = tuple(site.place.accelerator for site, _ in batch)
     return Devices(
         accelerators=accelerators,
-        of_row=np.repeat(np.arange(len(batch)), [found.size for _, found in batch]),
+        of_row=np.repeat(np.arange(len(batch)), [layout_space.size for _, layout_space in batch]),
         usable=array([task.known.usable_bytes(one, task.knowledge) for one in accelerators]),
         host=array([host_room(task.work, site.place) for site, _ in batch]),
     )

@@ -1,4 +1,4 @@
-"""Why the chosen layout and not another: one reason per family of layouts on the chosen accelerators."""
+"""Reasons for the chosen layout: one per family of layouts on the chosen accelerators."""
 
 from collections.abc import Iterator
 
@@ -20,17 +20,17 @@ SHOWN = (12, 6, 4)
 
 
 def layout_verdicts(question: Question | None, option: Option) -> tuple[Rejected, ...]:
-    """What became of every other family on the accelerators of a training option; none for other stages.
+    """Return the fate of every other family on the accelerators of a training option; none for other stages.
 
     PPO has placements instead of families (rl/search.py).
     """
     if question is None or not question.work.trained or option.place.is_cpu or isinstance(question.stage, PpoStage):
         return ()
     site = Site(place=option.place, num_nodes=option.num_nodes)
-    found = next(search_sites(question, [site]))
+    searched = next(search_sites(question, [site]))
     parts = (
-        list(_fitting(question, found, option)),
-        list(_missing(question, found)),
+        list(_fitting(question, searched, option)),
+        list(_missing(question, searched)),
         [Rejected(option=f"{site.label} {what}", reason=why) for what, why in indivisible(asked(question, site))],
     )
     verdicts = [verdict for part, most in zip(parts, SHOWN, strict=True) for verdict in part[:most]]

@@ -68,7 +68,7 @@ class Family:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What a space is made for."""
+    """Request for a space of layouts."""
 
     engine: Capabilities
     architecture: Architecture
@@ -85,7 +85,7 @@ class Asked:
     """Rows that all data ranks share evenly, each with how many of them stay together; empty: any split will do."""
 
     def fixes(self, name: str) -> int | str | bool | None:
-        """What the stage prescribes for an axis, if anything."""
+        """Return what the stage prescribes for an axis, if anything."""
         return None if self.fixed is None else getattr(self.fixed, name)
 
 
@@ -121,14 +121,14 @@ EMPTY = Space(families=(), family=np.zeros(0, dtype=np.intp), layouts=Layouts.of
 @lru_cache(maxsize=256)
 def space(asked: Asked) -> Space:
     """Every layout that the engine can execute on so many accelerators, and that divides model and batch."""
-    found = tuple(families(asked))
-    rows = [(number, *row) for number, family in enumerate(found) for row in _inner(asked, family)]
+    possible = tuple(families(asked))
+    rows = [(number, *row) for number, family in enumerate(possible) for row in _inner(asked, family)]
     table = np.array(rows, dtype=np.float64).reshape(-1, 4).T
     family = table[0].astype(np.intp)
-    outer = Layouts.of([item.layout for item in found]) if found else Layouts.of([Layout()])
+    outer = Layouts.of([item.layout for item in possible]) if possible else Layouts.of([Layout()])
     columns = {name: getattr(outer, name)[family] for name in outer.__dataclass_fields__}
     columns |= {"micro_batch": table[1], "accumulation": table[2], "recompute": table[3]}
-    return Space(families=found, family=family, layouts=Layouts(**columns))
+    return Space(families=possible, family=family, layouts=Layouts(**columns))
 
 
 def families(asked: Asked) -> Iterator[Family]:

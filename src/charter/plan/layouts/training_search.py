@@ -36,43 +36,43 @@ def training_options(question: Question, place: Place, num_nodes: int) -> tuple[
 def options_of(question: Question, sites: Sequence[Site]) -> Iterator[tuple[tuple[Option, ...], Missed]]:
     """The same for many sites, in their order."""
     searched = list(search_sites(question, sites))
-    chosen = [found.space.layout(chosen_row(found)) if found.fits else None for found in searched]
-    kept = [(found, layout) for found, layout in zip(searched, chosen, strict=True) if layout is not None]
-    terms = iter(_terms(question, kept))
-    for found, layout in zip(searched, chosen, strict=True):
-        counted = Missed(evaluated=found.evaluated, pruned=found.pruned)
+    chosen = [result.space.layout(chosen_row(result)) if result.fits else None for result in searched]
+    fitting = [(result, layout) for result, layout in zip(searched, chosen, strict=True) if layout is not None]
+    terms = iter(_terms(question, fitting))
+    for result, layout in zip(searched, chosen, strict=True):
+        counted = Missed(evaluated=result.evaluated, pruned=result.pruned)
         if layout is not None:
-            yield (_option(question, found, layout, next(terms)),), counted
+            yield (_option(question, result, layout, next(terms)),), counted
         else:
-            yield (), _missed(question, found, counted)
+            yield (), _missed(question, result, counted)
 
 
 def _terms(question: Question, kept: Sequence[tuple[Searched, Layout]]) -> list[tuple[Term, ...]]:
     """The terms of the time of the layouts that are kept; where a stage only trains, of all of them at once."""
     if kept and all(phase.work == "train" for phase in question.work.phases):
-        known = engine_knowledge(question.engine, question.knowledge)
-        task = Task(work=question.work, dtype=question.dtype, known=known, knowledge=question.knowledge)
+        engine = engine_knowledge(question.engine, question.knowledge)
+        task = Task(work=question.work, dtype=question.dtype, known=engine, knowledge=question.knowledge)
         devices = Devices(
-            accelerators=tuple(found.site.place.accelerator for found, _ in kept),
+            accelerators=tuple(searched.site.place.accelerator for searched, _ in kept),
             of_row=np.arange(len(kept)),
-            usable=array([found.capacity for found, _ in kept]),
+            usable=array([searched.capacity for searched, _ in kept]),
         )
         return update_terms(task, [layout for _, layout in kept], devices)
     return [
         accelerator_time.training_terms(
             question.work,
             layout,
-            accelerator=found.site.place.accelerator,
+            accelerator=searched.site.place.accelerator,
             dtype=question.dtype,
             knowledge=question.knowledge,
             engine=question.engine,
         )
-        for found, layout in kept
+        for searched, layout in kept
     ]
 
 
 def _missed(question: Question, found: Searched, counted: Missed) -> Missed:
-    """Why nothing fits at a site."""
+    """Return the reason why nothing fits at a site."""
     if not found.space.size:
         reason = nothing_to_try(question)
         return replace(counted, rejected=(Rejected(option=found.site.label, reason=reason),))
@@ -86,7 +86,7 @@ def _missed(question: Question, found: Searched, counted: Missed) -> Missed:
 
 
 def nothing_to_try(question: Question) -> str:
-    """Why the space of a stage is empty."""
+    """Return the reason why the space of a stage is empty."""
     engine = capabilities(question.engine)
     if question.stage.kind not in engine.kinds:
         return (
@@ -101,16 +101,16 @@ def nothing_to_try(question: Question) -> str:
 
 def _option(question: Question, found: Searched, layout: Layout, terms: tuple[Term, ...]) -> Option:
     place = found.site.place
-    known = engine_knowledge(question.engine, question.knowledge)
-    made = make_option(
+    engine = engine_knowledge(question.engine, question.knowledge)
+    option = make_option(
         question, place, found.site.num_nodes, layout, layout.label, peak_of(question, place, layout), terms
     )
     return replace(
-        made,
+        option,
         engine=question.engine,
         capacity_bytes=found.capacity,
-        tied_layouts=tied_layouts(question, found, known),
-        host_bytes=_waiting(question, known, place, layout, found.capacity),
+        tied_layouts=tied_layouts(question, found, engine),
+        host_bytes=_waiting(question, engine, place, layout, found.capacity),
     )
 
 

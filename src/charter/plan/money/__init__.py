@@ -1,1 +1,1 @@
-"""What a whole project costs, how far that may be off, and per unit of what it makes."""
+"""Cost of a whole project, its uncertainty, and cost per unit of what it makes."""

@@ -1,4 +1,4 @@
-"""What a project costs: lines that add up exactly, the spread around them, and cost per unit of work."""
+"""Cost of a project: lines that add up exactly, the spread around them, and cost per unit of work."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -70,8 +70,8 @@ class ProjectCost:
     @property
     def by_bucket(self) -> dict[str, MicroUsd]:
         """Sums by what was paid for, in a fixed order; empty buckets are left out."""
-        found = {bucket: [line for line in self.lines if line.bucket == bucket] for bucket in ALL_BUCKETS}
-        return {bucket: added(lines) for bucket, lines in found.items() if lines}
+        by_name = {bucket: [line for line in self.lines if line.bucket == bucket] for bucket in ALL_BUCKETS}
+        return {bucket: added(lines) for bucket, lines in by_name.items() if lines}
 
     @property
     def by_stage(self) -> dict[str, MicroUsd]:

@@ -1,4 +1,4 @@
-"""Which causes each amount of a plan depends on, for the Monte Carlo; those of time are in `plan.finish`."""
+"""Causes that each amount of a plan depends on, for the Monte Carlo; those of time are in `plan.finish`."""
 
 from collections.abc import Sequence
 from math import log
@@ -27,7 +27,7 @@ def amounts(
     stages: Sequence[StagePlan], lines: Sequence[CostLine], project: Project, per_second: float, book: PriceBook
 ) -> tuple[CostTerm, ...]:
     """Every addend of the cost; `per_second` is what fixed services and staff cost."""
-    made = [
+    terms = [
         CostTerm(
             stage=stage.name,
             usd=usd(stage.compute_usd.p50) * (1 + project.costs.rework) * (1 + premium_share(stage, project.costs)),
@@ -36,12 +36,12 @@ def amounts(
         for stage in stages
         if stage.compute_usd is not None
     ]
-    made += [
+    terms += [
         CostTerm(stage=line.stage, usd=usd(line.usd.p50), factors=(_price_of_line(line),))
         for line in lines
         if line.bucket in OWN_BUCKETS and line.usd.p50
     ]
-    return (*made, CostTerm(stage="", usd_per_second=per_second)) if per_second else tuple(made)
+    return (*terms, CostTerm(stage="", usd_per_second=per_second)) if per_second else tuple(terms)
 
 
 def _machine_factors(stage: StagePlan, project: Project, book: PriceBook) -> tuple[Factor, ...]:
@@ -56,8 +56,8 @@ def _price_factors(stage: StagePlan, costs: Costs, book: PriceBook) -> tuple[Fac
     option = stage.option
     if option.price.market in SETTLED_MARKETS or not option.price.usd_per_hour:
         return ()
-    if costs.provider == "open" and (found := _offered(stage, book)):
-        low, high = (price / option.price.usd_per_hour for price in found)
+    if costs.provider == "open" and (offered := _offered(stage, book)):
+        low, high = (price / option.price.usd_per_hour for price in offered)
         return (Factor(cause="price, provider open", distribution=LogUniform(low=low, high=high)),)
     return (Factor(cause=f"price on {option.place.infra}", distribution=Lognormal(sigma=PRICE_SIGMA)),)
 
@@ -65,8 +65,8 @@ def _price_factors(stage: StagePlan, costs: Costs, book: PriceBook) -> tuple[Fac
 def _offered(stage: StagePlan, book: PriceBook) -> tuple[float, float] | None:
     """Lowest and highest price in the book of the accelerator in the stage's market; None without two of them."""
     market = Market.SPOT if stage.option.price.market == Market.SPOT else Market.ON_DEMAND
-    found = book.offers(stage.option.place.accelerator.name, market=market)
-    prices = [price for offer in found if (price := offer.usd_per_accelerator_hour(market)) and offer.whole_machine]
+    offers = book.offers(stage.option.place.accelerator.name, market=market)
+    prices = [price for offer in offers if (price := offer.usd_per_accelerator_hour(market)) and offer.whole_machine]
     return (min(prices), max(prices)) if len(set(prices)) > 1 else None
 
 

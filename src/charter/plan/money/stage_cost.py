@@ -60,14 +60,14 @@ def scaled(amount: MicroUsd, factor: float) -> MicroUsd:
 def _compute(stage: StagePlan, costs: Costs) -> list[CostLine]:
     """The stage's compute cost split by time, then reruns and idle time on top of it."""
     assert stage.compute_usd is not None
-    found, option = stage_buckets(stage), stage.option
+    spent, option = stage_buckets(stage), stage.option
     per_second = (option.usd_per_hour or 0.0) / SECONDS_PER_HOUR
-    block = 0.0 if option.fixed_usd is None or not per_second else option.fixed_usd / per_second - found.total
+    block = 0.0 if option.fixed_usd is None or not per_second else option.fixed_usd / per_second - spent.total
     seconds = {
-        ("useful", "useful"): found.useful,
-        ("checkpoint", "checkpoint"): found.checkpoint,
-        ("lost and restart", "lost and restart"): found.lost_and_restart,
-        ("waiting", "idle"): found.idle,
+        ("useful", "useful"): spent.useful,
+        ("checkpoint", "checkpoint"): spent.checkpoint,
+        ("lost and restart", "lost and restart"): spent.lost_and_restart,
+        ("waiting", "idle"): spent.idle,
         ("unused part of the block", "idle"): max(0.0, block),
     }
     parts = _split(stage.compute_usd, tuple(seconds.values()))
@@ -145,9 +145,11 @@ def _disk(stage: StagePlan, costs: Costs, book: PriceBook) -> CostLine:
 
 
 def _endpoint(stage: StagePlan) -> CostLine:
-    asked, answered = (sum(getattr(use, name) for use in stage.done.api) for name in ("input_tokens", "output_tokens"))
+    prompted, answered = (
+        sum(getattr(use, name) for use in stage.done.api) for name in ("input_tokens", "output_tokens")
+    )
     names = ", ".join(dict.fromkeys(use.model for use in stage.done.api))
-    formula = f"{asked:,.0f} tokens asked, {answered:,.0f} answered, x their prices"
+    formula = f"{prompted:,.0f} tokens asked, {answered:,.0f} answered, x their prices"
     return _line(stage, API, stage.endpoint_usd, formula, f"serving: {names}")
 
 

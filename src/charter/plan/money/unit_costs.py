@@ -26,18 +26,18 @@ def unit_costs(stages: Sequence[StagePlan], lines: Sequence[CostLine]) -> tuple[
     """Whole cost of the stages that make a unit over the units they make, at the median; waste makes units dearer."""
     spent = {stage.name: usd(added(line for line in lines if line.stage == stage.name).p50) for stage in stages}
     priced = [stage for stage in stages if stage.compute_usd is not None]
-    made = [_per_unit(name, kinds, counter, per, priced, spent) for name, kinds, counter, per in PER_UNIT]
+    costs = [_per_unit(name, kinds, counter, per, priced, spent) for name, kinds, counter, per in PER_UNIT]
     runs = [stage for stage in priced if stage.kind == "eval"]
     if runs:
-        made.append(_ratio("usd_per_eval_run", sum(spent[stage.name] for stage in runs), len(runs), "eval stages"))
+        costs.append(_ratio("usd_per_eval_run", sum(spent[stage.name] for stage in runs), len(runs), "eval stages"))
     total = usd(added(lines).p50)
     if total:
         useful = usd(added(line for line in lines if line.bucket == "useful").p50)
-        made.append(_ratio("useful_usd_per_total_usd", useful, total, "all lines"))
+        costs.append(_ratio("useful_usd_per_total_usd", useful, total, "all lines"))
     operations = sum(stage.done.useful_flops for stage in priced)
     if operations:
-        made.append(_ratio("usd_per_useful_pflop", sum(spent.values()), operations / 1e15, "10^15 operations"))
-    return tuple(item for item in made if item is not None)
+        costs.append(_ratio("usd_per_useful_pflop", sum(spent.values()), operations / 1e15, "10^15 operations"))
+    return tuple(item for item in costs if item is not None)
 
 
 def energy_kwh(stages: Sequence[StagePlan], factor: float = 1.0) -> float | None:

@@ -10,10 +10,10 @@ from charter.plan.options.risk import overhead
 
 def markets(question: Question, option: Option) -> list[Option]:
     """The option at each market that `use_spot` allows, with the failures of its own place."""
-    made = [] if question.use_spot is True else [_at(question, option, option.price, spot=False)]
+    options = [] if question.use_spot is True else [_at(question, option, option.price, spot=False)]
     if question.use_spot and option.place.spot is not None:
-        made.append(_at(question, option, option.place.spot, spot=True))
-    return made
+        options.append(_at(question, option, option.place.spot, spot=True))
+    return options
 
 
 def _at(question: Question, option: Option, price: Price, *, spot: bool) -> Option:

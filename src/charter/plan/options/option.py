@@ -61,7 +61,7 @@ class DeviceGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class RoleGroup:
-    """What the accelerators of a stage do where not all do the same: those that generate, train or score."""
+    """Work of one group of a stage's accelerators where not all do the same: generating, training or scoring."""
 
     name: str
     """`all`, `trainers`, `scorers`, `critics` or `generators`."""
@@ -131,9 +131,9 @@ class Option:
     @property
     def idle_share(self) -> float:
         """Share of the accelerators' working time that is paid for and spent waiting for other groups."""
-        held = sum(group.num_accelerators for group in self.groups)
+        total = sum(group.num_accelerators for group in self.groups)
         busy = sum(group.num_accelerators * group.busy_share for group in self.groups)
-        return 1 - busy / held if held else 0.0
+        return 1 - busy / total if total else 0.0
 
     @property
     def idle_usd(self) -> float | None:
@@ -188,10 +188,12 @@ class Option:
     @property
     def usd(self) -> Interval | None:
         """Cost of machines and endpoints, None without a price of the machines."""
-        machines, asked = self.machines_usd, self.endpoint_usd
-        if machines is None or asked is None:
+        machines, endpoints = self.machines_usd, self.endpoint_usd
+        if machines is None or endpoints is None:
             return machines
-        return Interval(p10=machines.p10 + asked.p10, p50=machines.p50 + asked.p50, p90=machines.p90 + asked.p90)
+        return Interval(
+            p10=machines.p10 + endpoints.p10, p50=machines.p50 + endpoints.p50, p90=machines.p90 + endpoints.p90
+        )
 
     @property
     def machines_usd(self) -> Interval | None:

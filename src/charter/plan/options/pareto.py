@@ -1,4 +1,4 @@
-"""Which options nothing beats in time, money, headroom and p90 time; and which cannot be told from the chosen one."""
+"""Options that nothing beats in time, money, headroom and p90 time, and those that tie with the chosen one."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ def pareto(options: Sequence[Option]) -> tuple[Option, ...]:
     if not options:
         return ()
     table = np.array([_objectives(option) for option in options])
-    return tuple(option for option, kept in zip(options, front(table), strict=True) if kept)
+    return tuple(option for option, is_optimal in zip(options, front(table), strict=True) if is_optimal)
 
 
 def near_tied(options: Sequence[Option], chosen: Option) -> tuple[Option, ...]:
@@ -47,15 +47,15 @@ def front(table: Array) -> NDArray[np.bool_]:
     [True, True, False, True]
     """
     order = np.lexsort(table.T[::-1])
-    kept = np.zeros(len(table), dtype=bool)
+    mask = np.zeros(len(table), dtype=bool)
     best = np.empty((0, table.shape[1]))
     for row in order:
         one = table[row]
         beaten = np.all(best <= one, axis=1) & np.any(best < one, axis=1)
         if not beaten.any():
-            kept[row] = True
+            mask[row] = True
             best = np.vstack([best, one])
-    return kept
+    return mask
 
 
 def front_of_two(first: Array, second: Array) -> NDArray[np.intp]:

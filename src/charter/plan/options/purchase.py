@@ -59,7 +59,7 @@ def _block(option: Option) -> Option | None:
 
 
 def commitment_notes(option: Option) -> tuple[Assumption, ...]:
-    """What a commitment of the option's machines would cost if it were bought for this stage only, and when it pays.
+    """Return the cost of a commitment of the option's machines bought for this stage only, and when it pays.
 
     A commitment bills its whole term: `accelerators x 8,760 hours x years x price`. It beats on demand from
     `committed / on-demand` of the hours on (`cost.job.commitment_break_even_utilisation`).

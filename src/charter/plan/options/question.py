@@ -1,4 +1,4 @@
-"""What is asked of a search, and what it answers: one stage, the options that fit, and why the others do not."""
+"""Question to a search, and its answer: one stage, the options that fit, and why the others do not."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -42,7 +42,7 @@ class Question:
 
     @property
     def fixed(self) -> StageResources | None:
-        """What the stage itself prescribes."""
+        """Return what the stage itself prescribes."""
         return self.stage.resources
 
     @property
@@ -57,7 +57,7 @@ class Question:
 
     @property
     def time_sigmas_of(self) -> tuple[bool, bool]:
-        """Whether answers are generated, and whether their length is fixed."""
+        """Return whether answers are generated, and whether their length is fixed."""
         generates = any(phase.work == "generate" for phase in self.work.phases)
         stage = self.stage
         fixed = isinstance(stage, Sampling) and stage.min_new_tokens >= stage.max_new_tokens
@@ -87,7 +87,7 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class Missed:
-    """What did not fit at one place and node count."""
+    """Options that did not fit at one place and node count."""
 
     rejected: tuple[Rejected, ...] = ()
     peaks: tuple[tuple[Peak, float], ...] = ()

@@ -1,4 +1,4 @@
-"""What failures, preemptions and checkpoints add to a stage's time and bill, and how wide its range is."""
+"""Time and money that failures, preemptions and checkpoints add to a stage, and the width of its range."""
 
 import math
 from dataclasses import dataclass
@@ -78,7 +78,7 @@ def failure_rate(place: Place, settings: RiskSettings = PUBLISHED) -> NodeFailur
 
 
 def detection_delay(place: Place, settings: RiskSettings = PUBLISHED) -> Detection:
-    """How long a failure goes unnoticed: own clusters are taken to run Slurm, rented ones to rely on NCCL's timeout."""
+    """Return how long a failure goes unnoticed: own clusters are taken to run Slurm, rented ones to wait for NCCL."""
     if settings.detection is not None:
         return detection(settings.detection)
     return SLURM if place.infra == ON_PREM else NCCL
@@ -145,7 +145,7 @@ def _without_failures(useful_seconds: float, start_seconds: float) -> Overhead:
 
 
 def _save_seconds(checkpoint_bytes: float, num_nodes: int, settings: RiskSettings) -> tuple[float, float]:
-    """What a save blocks, and how long after that it is durable."""
+    """Return how long a save blocks, and how long after that it is durable."""
     write = transfer_seconds(
         checkpoint_bytes,
         bytes_per_second_per_writer=settings.save_bandwidth or CHECKPOINT_BYTES_PER_SECOND_PER_NODE,
@@ -218,7 +218,7 @@ def time_sigmas(efficiency: float, *, generates: bool, fixed_length: bool) -> tu
 def risk_assumptions(
     place: Place, *, spot: bool, knowledge: Knowledge, settings: RiskSettings = PUBLISHED
 ) -> tuple[Assumption, ...]:
-    """What the range and the overhead rest on."""
+    """Return the assumptions behind the range and the overhead."""
     if place.infra == LOCAL:
         return (
             Assumption(name="sigma of local time", value=LOCAL_SIGMA, source=LOCAL_SIGMA_SOURCE),
@@ -228,7 +228,7 @@ def risk_assumptions(
                 source="models, tokenizer and data are loaded; torch is imported once per run",
             ),
         )
-    made = [
+    assumptions = [
         Assumption(
             name="half-width of the 80 % interval of a training step, logarithm",
             value=round(knowledge.half_width(TRAINING, "training dense"), 3),
@@ -239,13 +239,13 @@ def risk_assumptions(
         Assumption(name="sigma of price", value=PRICE_SIGMA, source=SIGMA_SOURCE),
         Assumption(name="start of a stage, seconds", value=START_SECONDS, source="judgement: machines and images"),
     ]
-    return (*made, *_failure_assumptions(place, settings), *(_spot_assumptions(settings) if spot else ()))
+    return (*assumptions, *_failure_assumptions(place, settings), *(_spot_assumptions(settings) if spot else ()))
 
 
 def _failure_assumptions(place: Place, settings: RiskSettings) -> list[Assumption]:
     rate, unseen = failure_rate(place, settings), detection_delay(place, settings)
     own = settings.save_bandwidth is not None
-    made = [
+    assumptions = [
         Assumption(name="failures per node and day", value=rate.per_node_day, source=rate.source),
         Assumption(name="detection of a failure, seconds", value=unseen.seconds, source=unseen.source),
         Assumption(
@@ -260,16 +260,16 @@ def _failure_assumptions(place: Place, settings: RiskSettings) -> list[Assumptio
         ),
     ]
     if place.infra == ON_PREM and settings.spares == "auto":
-        made.append(Assumption(name="wait for the repair of an own node, seconds", value=0, source=NO_WAIT))
+        assumptions.append(Assumption(name="wait for the repair of an own node, seconds", value=0, source=NO_WAIT))
     if settings.async_saves:
-        made.append(
+        assumptions.append(
             Assumption(
                 name="copied to host memory, bytes per second and node",
                 value=COPY_BYTES_PER_SECOND_PER_NODE,
                 source=COPY_SOURCE,
             )
         )
-    return made
+    return assumptions
 
 
 def _spot_assumptions(settings: RiskSettings) -> list[Assumption]:

@@ -1,4 +1,4 @@
-"""What a stage's plan expects of failures: checkpoints, interruptions, lost hours, spare nodes."""
+"""Failures in the plan of a stage: checkpoints, interruptions, lost hours, spare nodes."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from charter.spec.sections import RiskSettings
 
 @dataclass(frozen=True, kw_only=True)
 class SpareAdvice:
-    """How many spare nodes a stage should have, and whether they are worth their price."""
+    """Number of spare nodes that a stage should have, and whether they are worth their price."""
 
     nodes: int
     """As many as the project says, else `best`."""
@@ -104,7 +104,7 @@ UNDISTURBED = Detection(seconds=0.0, source="this machine is not expected to fai
 
 
 def stage_risk(option: Option, settings: RiskSettings) -> StageRisk:
-    """What an option's overhead says of failures, with advice on spares."""
+    """Return what an option's overhead says of failures, with advice on spares."""
     around, place = option.overhead, option.place
     local = place.infra == LOCAL
     spent = around.spent or ExpectedTime(

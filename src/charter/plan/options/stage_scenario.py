@@ -14,7 +14,7 @@ from charter.units import format_seconds
 
 
 def stage_scenario(option: Option, settings: RiskSettings) -> tuple[Scenario, tuple[str, ...]]:
-    """What the plan of a stage assumes of failures, and lines that say so; on this machine nothing fails."""
+    """Return the failures that a stage's plan assumes, and lines that say so; on this machine nothing fails."""
     around, place = option.overhead, option.place
     nodes = option.num_nodes + sum(group.num_nodes for group in option.beside)
     if place.infra == LOCAL:
@@ -28,7 +28,7 @@ def stage_scenario(option: Option, settings: RiskSettings) -> tuple[Scenario, tu
     rate, unseen = failure_rate(place, settings), detection_delay(place, settings)
     mean = mean_between_failures_seconds(num_nodes=nodes, failures_per_node_day=rate.per_node_day)
     spares = settings.spares if isinstance(settings.spares, int) and place.infra == ON_PREM else None
-    made = Scenario(
+    scenario = Scenario(
         useful_seconds=around.useful_seconds,
         num_nodes=nodes,
         mean_between_failures_seconds=mean,
@@ -47,9 +47,9 @@ def stage_scenario(option: Option, settings: RiskSettings) -> tuple[Scenario, tu
         f"{often}: {1000 * rate.per_node_day:.3g} per 1,000 node-days; {rate.source}",
         f"noticed after {format_seconds(unseen.seconds)}: {unseen.source}",
     ]
-    if made.spot is not None:
-        notes.append(f"spot: mean time up {format_seconds(made.spot.mean_up_seconds)}")
-    return made, tuple(notes)
+    if scenario.spot is not None:
+        notes.append(f"spot: mean time up {format_seconds(scenario.spot.mean_up_seconds)}")
+    return scenario, tuple(notes)
 
 
 def _pool(settings: RiskSettings) -> SpotPool:

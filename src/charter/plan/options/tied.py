@@ -1,4 +1,4 @@
-"""When two layouts of one model on one kind of machine count as equally fast, and which of them is taken."""
+"""Ties: when two layouts of one model on one kind of machine count as equally fast, and which is taken."""
 
 from math import exp
 
@@ -17,14 +17,14 @@ whose predictions lie within 25 % (vTrain's runs, 385 pairs, constants fitted wi
 
 
 def splits(layout: Layout) -> tuple[int, ...]:
-    """How much a layout divides a model, the least first; ties are broken in this order."""
+    """Return how much a layout divides a model, the least first; ties are broken in this order."""
     offload = layout.offload_optimizer + layout.offload_parameters
     parts = (layout.pipeline, layout.tensor, layout.context, layout.expert)
     return (*parts, offload, layout.interleave, layout.replicas, int(layout.zero), int(layout.sequence_parallel))
 
 
 def tied_limit(question: Question, known: EngineKnowledge) -> float:
-    """How much slower than the fastest a layout may be estimated and still be as fast: `exp(share x half-width)`."""
+    """Return how much slower than the fastest a tied layout may be estimated: `exp(share x half-width)`."""
     moe = any(role.architecture.mixture is not None for role in question.work.roles)
     quantity, group = time_group(question.stage, moe=moe)
     return exp(RATIO_SHARE * question.knowledge.half_width(quantity, group))

@@ -35,7 +35,7 @@ SOURCE = "plan/physics/cpu_memory.py: measured with every allocation noted, torc
 
 @dataclass(frozen=True, kw_only=True)
 class BatchTerms:
-    """What a micro-batch holds at each moment."""
+    """Memory that a micro-batch holds at each moment."""
 
     kept: tuple[Term, ...]
     """When the forward pass is done."""
@@ -92,11 +92,11 @@ def batch_terms(role: Role, phase: Phase, layout: Layout, *, summed: bool) -> Ba
     flow = (*_live(role, tokens, layout), _hidden("gradients of one layer", BACKWARD_STATES * sizes.hidden + inner))
     last = _last_of_recomputed(role, layout, sizes, flow)
     if role.scalar_head:
-        kept = (*body, _hidden("input of the head", sizes.counted))
-        found = BatchTerms(kept=kept, forward=kept, backward=(*kept, *flow), read=())
+        saved = (*body, _hidden("input of the head", sizes.counted))
+        terms = BatchTerms(kept=saved, forward=saved, backward=(*saved, *flow), read=())
     else:
-        found = _summed(sizes, body, flow) if summed else _each(sizes, body, flow, role.architecture, tokens)
-    return replace(found, backward=max(found.backward, last, key=total))
+        terms = _summed(sizes, body, flow) if summed else _each(sizes, body, flow, role.architecture, tokens)
+    return replace(terms, backward=max(terms.backward, last, key=total))
 
 
 def _last_of_recomputed(role: Role, layout: Layout, sizes: "_Sizes", flow: tuple[Term, ...]) -> tuple[Term, ...]:
@@ -117,32 +117,32 @@ def _last_of_recomputed(role: Role, layout: Layout, sizes: "_Sizes", flow: tuple
 
 def _summed(sizes: _Sizes, body: tuple[Term, ...], flow: tuple[Term, ...]) -> BatchTerms:
     """Gradients by hidden states and head are made with the loss and scaled in the backward pass: both twice there."""
-    kept = (*body, _head("gradient of the head", sizes), _hidden("gradients of hidden states", sizes.counted))
+    saved = (*body, _head("gradient of the head", sizes), _hidden("gradients of hidden states", sizes.counted))
     scaled = (_head("gradient of the head, scaled", sizes), _hidden("the same, scaled", sizes.counted))
     making = (logit_term("chunks of the loss", sizes.copies), _hidden("positions with a loss", 2 * sizes.counted))
     late = (*body, _head("gradient of the head", sizes), *flow)
-    return BatchTerms(kept=kept, forward=(*kept, *making), backward=max((*kept, *scaled), late, key=total), read=())
+    return BatchTerms(kept=saved, forward=(*saved, *making), backward=max((*saved, *scaled), late, key=total), read=())
 
 
 def _each(sizes: _Sizes, body: tuple[Term, ...], flow: tuple[Term, ...], a: Architecture, tokens: float) -> BatchTerms:
     """Probabilities of all positions are kept up to a size, and above it computed again chunk by chunk."""
     fits = sizes.whole <= FP32 * KEPT_LOGITS
     probabilities = logit_term("probabilities", sizes.whole if fits else 0.0)
-    kept = (*body, _hidden("positions with a loss", sizes.counted), probabilities)
+    saved = (*body, _hidden("positions with a loss", sizes.counted), probabilities)
     work = logit_term("chunks of the loss", sizes.chunk * (1 if sizes.one_chunk else 2))
     copied = _hidden("hidden states of the loss", LOSS_STATES * sizes.hidden)
-    early = (*kept, _head("gradient of the head", sizes), _hidden("gradients of hidden states", sizes.counted), work)
+    early = (*saved, _head("gradient of the head", sizes), _hidden("gradients of hidden states", sizes.counted), work)
     late = (*body, _head("gradient of the head", sizes), *flow)
     layer = (_hidden("one layer of the reference", FP32 * tokens * (5 * a.hidden_size + 3 * a.intermediate_size)),)
-    asked = (
+    reference = (
         _hidden("hidden states of the reference", sizes.hidden),
         logit_term("its logits", COPIES_ONE * sizes.chunk),
     )
     return BatchTerms(
-        kept=kept,
-        forward=(*kept, copied, logit_term("log-probabilities of a chunk, and a product", 2 * sizes.chunk)),
+        kept=saved,
+        forward=(*saved, copied, logit_term("log-probabilities of a chunk, and a product", 2 * sizes.chunk)),
         backward=max(early, late, key=total),
-        read=max(layer, asked, key=total),
+        read=max(layer, reference, key=total),
     )
 
 

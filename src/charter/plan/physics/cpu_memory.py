@@ -71,7 +71,7 @@ def _training(work: Workload, role: Role, index: int, layout: Layout) -> list[tu
 
 
 def _reads_beside(work: Workload, role: Role, other: Role) -> bool:
-    """Whether a frozen model reads the batch while the trained one's activations wait: the reference of DPO."""
+    """Return True if a frozen model reads the batch while the trained one's activations wait: the reference of DPO."""
     generates = any(phase.work == "generate" for phase in work.phases)
     return not generates and not other.trained and role.trained
 
@@ -79,11 +79,11 @@ def _reads_beside(work: Workload, role: Role, other: Role) -> bool:
 def _state(role: Role, work: Workload) -> list[Term]:
     """Weights of every role; moments of what is trained."""
     weights = FP32 * _held(role, work)
-    found = [bytes_term("weights", "parameters", weights, f"{FP32:g} B x {weights / FP32:,.0f}", SOURCE)]
+    terms = [bytes_term("weights", "parameters", weights, f"{FP32:g} B x {weights / FP32:,.0f}", SOURCE)]
     if role.trained:
         trained = _trained(role)
-        found.append(bytes_term("optimizer", "optimizer", MOMENTS * trained, f"{MOMENTS:g} B x {trained:,.0f}", SOURCE))
-    return found
+        terms.append(bytes_term("optimizer", "optimizer", MOMENTS * trained, f"{MOMENTS:g} B x {trained:,.0f}", SOURCE))
+    return terms
 
 
 def _gradients(role: Role) -> Term:

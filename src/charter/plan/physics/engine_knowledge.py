@@ -28,7 +28,7 @@ class EngineKnowledge:
     """Of the 80 % interval of peak memory, in logarithms; None: that of the plan's own knowledge."""
 
     def profile(self, accelerator: Accelerator) -> StackProfile:
-        """How the engine's code runs on a device."""
+        """Return the profile by which the engine's code runs on a device."""
         return PROFILES[self.does.stack] if self.does.stack else native_profile(accelerator)
 
     def precision(self, dtype: str, accelerator: Accelerator) -> TrainingPrecision:

@@ -58,7 +58,7 @@ class Peak:
 
 
 def training_precision(dtype: str, accelerator: Accelerator) -> TrainingPrecision:
-    """How the native engine stores numbers: fp32 weights and Adam, computation in `dtype`."""
+    """Return how the native engine stores numbers: fp32 weights and Adam, computation in `dtype`."""
     return FP32 if dtype == "fp32" or accelerator.kind == CPU else FSDP_MIXED
 
 
@@ -252,8 +252,8 @@ def _trained(
     knowledge: Knowledge,
     engine: str = NATIVE,
 ) -> MemoryBreakdown:
-    known = engine_knowledge(engine, knowledge)
-    return job_memory(training_job(work, role, accelerator, dtype, engine), layout, known.memory)
+    constants = engine_knowledge(engine, knowledge)
+    return job_memory(training_job(work, role, accelerator, dtype, engine), layout, constants.memory)
 
 
 def training_job(work: Workload, role: Role, accelerator: Accelerator, dtype: str, engine: str = NATIVE) -> MemoryJob:
@@ -280,13 +280,13 @@ def _comes_and_goes(term: Term) -> bool:
 
 def _frozen(role: Role, layout: Layout, width_bytes: float) -> Term:
     rank = rank_parameters(role.architecture, layout, scalar_head=role.scalar_head)
-    held = rank.held(layout)
+    sharded_parameters = rank.held(layout)
     return Term(
         name="frozen weights",
         part="parameters",
-        value=width_bytes * held,
+        value=width_bytes * sharded_parameters,
         unit="bytes",
-        formula=f"{width_bytes:g} B x {held:,.0f} of {rank.total:,.0f}",
+        formula=f"{width_bytes:g} B x {sharded_parameters:,.0f} of {rank.total:,.0f}",
         source="weights only, sharded like the trained ones under ZeRO-3",
     )
 
@@ -310,7 +310,7 @@ def _generation_terms(work: Workload, phase: Phase, layout: Layout, room_bytes: 
     role = work.role(phase.role)
     gathered, cache = _gathered_bytes(role, layout), _cache_bytes(role, phase, layout)
     sequences = _together(role, phase, layout, room_bytes)
-    made = [
+    terms = [
         Term(
             name="weights gathered for generation",
             part="buffers",
@@ -328,4 +328,4 @@ def _generation_terms(work: Workload, phase: Phase, layout: Layout, room_bytes: 
             source="2 x layers x kv_heads x head_dim x bytes / TP",
         ),
     ]
-    return [(role.name, term) for term in made]
+    return [(role.name, term) for term in terms]

@@ -97,8 +97,8 @@ def waiting_bytes(work: Workload, layouts: Layouts, devices: Devices, *, dtype: 
     """Weights and optimizer state that offload moves to the host, per accelerator."""
     none = array(0.0)
     stays = replace(layouts, offload_optimizer=none, offload_parameters=none)
-    whole = least_bytes(work, stays, devices, dtype=dtype, known=known)
-    return array(whole - least_bytes(work, layouts, devices, dtype=dtype, known=known))
+    total = least_bytes(work, stays, devices, dtype=dtype, known=known)
+    return array(total - least_bytes(work, layouts, devices, dtype=dtype, known=known))
 
 
 def held(role: Role, layouts: Layouts) -> Array:
@@ -111,9 +111,9 @@ def held(role: Role, layouts: Layouts) -> Array:
 
 
 def _gathered_bytes(role: Role, layouts: Layouts) -> Array:
-    whole = replace(layouts, pipeline=array(1.0))
+    unsplit = replace(layouts, pipeline=array(1.0))
     model = ModelColumns.of(role.architecture, scalar_head=role.scalar_head)
-    return 2.0 * rank_columns(model, whole, stage="first", layers=model.layers).total
+    return 2.0 * rank_columns(model, unsplit, stage="first", layers=model.layers).total
 
 
 def _cache_bytes(role: Role, phase: Phase, layouts: Layouts) -> Array:
@@ -148,12 +148,12 @@ def _parts(table: MemoryTable, count: int) -> dict[str, Array]:
 
 def _split(stage: StageTable, count: int) -> dict[str, Array]:
     def total(phase: str, wanted: str) -> Array:
-        found = np.zeros(count)
+        values = np.zeros(count)
         for column in stage.phases[phase].columns:
             kind = "states" if column.part in fit.STATE_PARTS else "transient"
             if ("context" if column.name in fit.CONTEXT_TERMS else kind) == wanted:
-                found = found + column.values
-        return array(found)
+                values = values + column.values
+        return array(values)
 
     transient = [total(phase, "transient") for phase in stage.phases]
     return {

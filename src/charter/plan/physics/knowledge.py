@@ -1,4 +1,4 @@
-"""What the planner knows beside formulas: fitted constants, how far they may be off, and paces measured on a run."""
+"""Constants of the planner beside its formulas: fitted ones, their uncertainty, and paces measured on a run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -80,7 +80,7 @@ class Knowledge:
         return spread.half_width(group, self.situations.get(quantity, "unseen"))
 
     def rl_constants(self, stack: str) -> RlConstants:
-        """What a step of reinforcement learning costs beside its phases, under a stack."""
+        """Return the time of a step of reinforcement learning beside its phases, under a stack."""
         return self.rl.get(stack) or self.rl.get("") or RlConstants()
 
     def rl_sigma(self, stack: str) -> float:
@@ -89,17 +89,17 @@ class Knowledge:
         return spread.half_width("rl time", self.rl_situations.get(stack, "unseen")) / Z90
 
     def told(self, quantity: str, group: str, *, rl_stack: str | None = None) -> str:
-        """Which measurements the width of a quantity comes from, in words; `rl_stack` is another engine's than ours."""
-        found = self.measured.get(quantity, {})
-        if not found:
+        """Return the measurements behind a quantity's width, in words; `rl_stack` is another engine's than ours."""
+        rows = self.measured.get(quantity, {})
+        if not rows:
             return "no measurements: the widest that is allowed"
         stack = rl_stack or NATIVE_STACKS.get(quantity, "native")
         situation = self.rl_situations.get(stack, "unseen") if rl_stack else self.situations.get(quantity, "unseen")
-        known = "in none of them" if situation == "unseen" else "in some of them"
+        occurrence = "in none of them" if situation == "unseen" else "in some of them"
         dated = f" of {self.as_of}" if self.as_of else ""
         return (
-            f"{group}, from {sum(found.values())} rows of {len(found)} sources ({', '.join(sorted(found))}), each "
-            f"predicted without itself; stack {stack!r} {known}; {self.source}{dated}"
+            f"{group}, from {sum(rows.values())} rows of {len(rows)} sources ({', '.join(sorted(rows))}), each "
+            f"predicted without itself; stack {stack!r} {occurrence}; {self.source}{dated}"
         )
 
     def usable_bytes(self, accelerator: Accelerator) -> float:
@@ -109,7 +109,7 @@ class Knowledge:
         return accelerator.memory_bytes * exp(-self.half_width(TRAINING_MEMORY, "training memory"))
 
     def pace(self, accelerator: Accelerator, kind: str) -> Pace | None:
-        """What a stage of this kind was measured to take on this accelerator, over what was estimated."""
+        """Return the measured over the estimated time of a stage of this kind on this accelerator."""
         return next((pace for pace in self.paces if (pace.accelerator, pace.kind) == (accelerator.name, kind)), None)
 
     def time_sigma(self, stage: Stage, accelerator: Accelerator, *, moe: bool) -> float:
@@ -154,7 +154,7 @@ class MemoryOfStack:
 
 
 def memory_of_stack(stack: str, group: str) -> MemoryOfStack:
-    """What the shipped calibration says of a memory profile, or of an engine for the group `inference memory`.
+    """Return what the shipped calibration says of a memory profile, or of an engine for `inference memory`.
 
     The native engine has constants of its own only where its runs were measured; else the shared ones.
 
@@ -172,7 +172,7 @@ def memory_of_stack(stack: str, group: str) -> MemoryOfStack:
 
 @cache
 def shipped() -> Knowledge:
-    """What the published measurements taught."""
+    """Return the constants that the published measurements gave."""
     return Knowledge.of(bundled())
 
 

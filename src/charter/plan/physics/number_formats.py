@@ -1,4 +1,4 @@
-"""Whether a stage can be trained in its number format: by its engine, and on an accelerator."""
+"""Support for training a stage in its number format: by its engine, and on an accelerator."""
 
 from charter.catalog.accelerators import Accelerator, catalog
 from charter.spec.number_formats import FP8, INSTEAD, fp8_refusal
@@ -10,7 +10,7 @@ FP8_COPIES_BYTES = 2.0
 
 
 def format_refusal(dtype: str, engine: str, kind: str, accelerator: Accelerator) -> str | None:
-    """Why a stage cannot be trained so there, with the accelerators on which it can; None where it can."""
+    """Return why a stage cannot be trained so there, with accelerators on which it can; None where it can."""
     if dtype != FP8:
         return None
     reason = fp8_refusal(engine, kind)
@@ -24,7 +24,7 @@ def format_refusal(dtype: str, engine: str, kind: str, accelerator: Accelerator)
 
 
 def multiplies_in_fp8(accelerator: Accelerator) -> bool:
-    """Whether TransformerEngine multiplies in 8 bits on it.
+    """Return True if TransformerEngine multiplies in 8 bits on it.
 
     >>> from charter.catalog.accelerators import get
     >>> [multiplies_in_fp8(get(name)) for name in ("A100", "H100", "L40S", "B200", "MI300X")]

@@ -48,18 +48,18 @@ def across(question: Question, places: tuple[Place, ...]) -> tuple[Option, ...]:
 
 
 def _best_of_two(main: Setting, other: Setting) -> Iterator[Option]:
-    found = list(_generators_apart(main, other))
-    found = [mixed for mixed in found if host_shortage(main, mixed.item) is None]
-    if not found:
+    mixes = list(_generators_apart(main, other))
+    mixes = [mixed for mixed in mixes if host_shortage(main, mixed.item) is None]
+    if not mixes:
         return
-    table = step_table([mixed.item for mixed in found], main.work, main.engine, main.groups.constants)
+    table = step_table([mixed.item for mixed in mixes], main.work, main.engine, main.groups.constants)
     seconds = [float(value) for value in table.total]
-    usd = [mixed.usd_per_hour * value for mixed, value in zip(found, seconds, strict=True)]
-    numbers = range(len(found))
+    usd = [mixed.usd_per_hour * value for mixed, value in zip(mixes, seconds, strict=True)]
+    numbers = range(len(mixes))
     cheapest = min(numbers, key=lambda index: (usd[index], seconds[index], index))
     fastest = min(numbers, key=lambda index: (seconds[index], usd[index], index))
     for index in dict.fromkeys((cheapest, fastest)):
-        yield _option(main, other, found[index], over_rollouts(found[index].item, table.at(index), main.work))
+        yield _option(main, other, mixes[index], over_rollouts(mixes[index].item, table.at(index), main.work))
 
 
 def _generators_apart(main: Setting, other: Setting) -> Iterator[Mixed]:
@@ -97,8 +97,8 @@ def _mixed(main: Setting, other: Setting, item: Placed, mine: int, theirs: int) 
 
 def _option(main: Setting, other: Setting, mixed: Mixed, terms: tuple[Term, ...]) -> Option:
     """The option on the main place, with the other's accelerators beside it; a failure of any node stops all."""
-    made = option_of(main, mixed.item, terms, num_nodes=mixed.main_nodes, beside=other)
-    group = next(group for group in made.groups if group.hardware == other.place.accelerator.name)
+    option = option_of(main, mixed.item, terms, num_nodes=mixed.main_nodes, beside=other)
+    group = next(group for group in option.groups if group.hardware == other.place.accelerator.name)
     beside = DeviceGroup(
         name=group.name,
         place=other.place,
@@ -110,7 +110,7 @@ def _option(main: Setting, other: Setting, mixed: Mixed, terms: tuple[Term, ...]
         capacity_bytes=group.capacity_bytes,
     )
     risk = overhead(
-        made.overhead.useful_seconds,
+        option.overhead.useful_seconds,
         place=main.place,
         num_nodes=mixed.main_nodes + mixed.other_nodes,
         spot=False,
@@ -118,5 +118,5 @@ def _option(main: Setting, other: Setting, mixed: Mixed, terms: tuple[Term, ...]
         settings=main.question.risk,
         units=main.question.units,
     )
-    label = f"{made.layout_label}; {group.name} on {mixed.other_nodes} x {other.place.hardware}"
-    return replace(made, beside=(beside,), overhead=risk, layout_label=label)
+    label = f"{option.layout_label}; {group.name} on {mixed.other_nodes} x {other.place.hardware}"
+    return replace(option, beside=(beside,), overhead=risk, layout_label=label)

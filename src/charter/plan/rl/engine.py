@@ -12,7 +12,7 @@ Arrangement = Literal["colocated", "offloaded", "split", "async"]
 
 @dataclass(frozen=True, kw_only=True)
 class RlEngine:
-    """What a runner can do with the roles of a PPO stage; generation is vLLM's."""
+    """Abilities of a runner with the roles of a PPO stage; generation is vLLM's."""
 
     name: str
     arrangements: tuple[Arrangement, ...]
@@ -28,12 +28,12 @@ class RlEngine:
 
     @property
     def stack(self) -> RlStack:
-        """How it runs a step, and under which name its constants were fitted."""
+        """Return the stack that runs a step, under whose name its constants were fitted."""
         return rl_stack_named(self.name.replace("_", "-"))
 
     @property
     def does(self) -> Capabilities:
-        """How it can lay out what it trains."""
+        """Return the layouts it can give to what it trains."""
         return capabilities(self.name)
 
     @property

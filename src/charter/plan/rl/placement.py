@@ -38,7 +38,7 @@ class Placed:
 
     @property
     def together(self) -> bool:
-        """Whether the generator shares the accelerators of the trainers."""
+        """Return True if the generator shares the accelerators of the trainers."""
         return self.arrangement in ("colocated", "offloaded")
 
     @property
@@ -84,9 +84,9 @@ def placed(
         yield from _beside_reward(work, arrangement, groups, size=size, capacity=capacity)
         return
     if arrangement in ("colocated", "offloaded"):
-        found = groups.shared(size, work.names, capacity, offloaded=arrangement == "offloaded")
-        if found is not None:
-            yield Placed(arrangement=arrangement, trainers=(found[0],), generator=found[1])
+        pair = groups.shared(size, work.names, capacity, offloaded=arrangement == "offloaded")
+        if pair is not None:
+            yield Placed(arrangement=arrangement, trainers=(pair[0],), generator=pair[1])
         return
     parts = group_sizes(size, groups.per_node)
     for generating in parts:
@@ -96,11 +96,11 @@ def placed(
         for names in role_groups(work, engine, arrangement):
             modes = groups.modes if engine.one_mode and len(names) > 1 else (None,)
             for sizes, mode in product(_shares(size - generating, len(names), parts), modes):
-                made = [groups.trainer(part, role, capacity, mode) for part, role in zip(sizes, names, strict=True)]
-                if all(made):
+                choices = [groups.trainer(part, role, capacity, mode) for part, role in zip(sizes, names, strict=True)]
+                if all(choices):
                     yield Placed(
                         arrangement=arrangement,
-                        trainers=tuple(group for group in made if group is not None),
+                        trainers=tuple(group for group in choices if group is not None),
                         generator=generator,
                     )
 
@@ -114,8 +114,8 @@ def _beside_reward(
         return
     for part in group_sizes(size, groups.per_node):
         shared = groups.shared(size - part, rest, capacity, offloaded=False)
-        made = (groups.trainer(part, (REWARD,), capacity, mode) for mode in sorted(groups.modes, key=itemgetter(0)))
-        scorer = next((choice for choice in made if choice is not None), None)
+        choices = (groups.trainer(part, (REWARD,), capacity, mode) for mode in sorted(groups.modes, key=itemgetter(0)))
+        scorer = next((choice for choice in choices if choice is not None), None)
         if shared is not None and scorer is not None:
             yield Placed(arrangement=arrangement, trainers=(shared[0], scorer), generator=shared[1])
 
@@ -167,20 +167,20 @@ def over_rollouts(item: Placed, terms: tuple[Term, ...], work: RlWork) -> tuple[
     each = f"{work.rollouts:,.6g} rollouts x"
     if not any(term.name == "generate" for term in terms):
         terms = (replace(terms[0], name="generate", part="generate", value=0.0, source="serving/decode.py"), *terms)
-    made = []
+    scaled = []
     for term in terms:
         formula = term.formula
         if term.name == "generate" and item.arrangement == "async":
             formula = "max(0, rollout - score - update), as both sides run together"
         detail = _detail(item, term.name)
-        made.append(replace(term, value=term.value * work.rollouts, formula=f"{each} ({formula}{detail})"))
-    return tuple(made)
+        scaled.append(replace(term, value=term.value * work.rollouts, formula=f"{each} ({formula}{detail})"))
+    return tuple(scaled)
 
 
 def _detail(item: Placed, name: str) -> str:
     if name == "generate":
-        made = item.generator
-        return f"; {made.replicas} replicas of TP {made.tensor}, {made.together} sequences together"
+        generator = item.generator
+        return f"; {generator.replicas} replicas of TP {generator.tensor}, {generator.together} sequences together"
     if name in ("score", "update"):
         where = " | ".join(f"{', '.join(group.names)} on {group.size}" for group in item.trainers)
         return f"; {where}"

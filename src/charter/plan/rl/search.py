@@ -41,18 +41,18 @@ def rl_answers(question: Question, sites: Sequence[Site]) -> tuple[Answer, ...]:
     """
     if question.engine in RL_ENGINES:
         return tuple(_placements(question, site) for site in sites)
-    made = options_of(question, sites)
+    answers = options_of(question, sites)
     return tuple(
-        (tuple(replace(option, placement="colocated") for option in options), missed) for options, missed in made
+        (tuple(replace(option, placement="colocated") for option in options), missed) for options, missed in answers
     )
 
 
 def _placements(question: Question, site: Site) -> Answer:
     engine = RL_ENGINES[question.engine]
     setting = Setting(question=question, engine=engine, work=rl_work(question.work), place=site.place)
-    found = tuple(_best(setting, site.num_nodes))
-    if found:
-        return found, Missed()
+    options = tuple(_best(setting, site.num_nodes))
+    if options:
+        return options, Missed()
     option, reason, peak = _closest(setting, site.num_nodes)
     peaks = ((peak, setting.capacity),) if peak is not None else ()
     return (), Missed(rejected=(Rejected(option=option, reason=reason),), peaks=peaks)
@@ -61,8 +61,8 @@ def _placements(question: Question, site: Site) -> Answer:
 def _best(setting: Setting, num_nodes: int) -> Iterator[Option]:
     groups, size = setting.groups, num_nodes * setting.place.per_node
     for arrangement in setting.engine.arrangements:
-        found = placed(setting.work, setting.engine, arrangement, groups, size=size, capacity=setting.capacity)
-        fitting = [item for item in found if host_shortage(setting, item) is None]
+        placements = placed(setting.work, setting.engine, arrangement, groups, size=size, capacity=setting.capacity)
+        fitting = [item for item in placements if host_shortage(setting, item) is None]
         chosen = fastest(fitting, setting.work, setting.engine, groups.constants)
         if chosen is not None:
             yield option_of(setting, *chosen, num_nodes=num_nodes)
@@ -118,11 +118,11 @@ def _placement(item: Placed) -> str:
 def label_of(item: Placed) -> str:
     """`async: 6 train zero3 dp6 mb4; 2 generate tp1 x2, 64 together`."""
     trainers = " | ".join(f"{group.size} {_verb(group)} {group.layout.label}" for group in item.trainers)
-    made = item.generator
-    generator = f"generate tp{made.tensor} x{made.replicas}, {made.together} together"
+    choice = item.generator
+    generator = f"generate tp{choice.tensor} x{choice.replicas}, {choice.together} together"
     if item.together:
         return f"{item.arrangement}: {trainers}; {generator}"
-    return f"{item.arrangement}: {trainers}; {made.tensor * made.replicas} {generator}"
+    return f"{item.arrangement}: {trainers}; {choice.tensor * choice.replicas} {generator}"
 
 
 def _verb(group: TrainerChoice) -> str:
@@ -132,15 +132,17 @@ def _verb(group: TrainerChoice) -> str:
 def role_groups_of(
     setting: Setting, item: Placed, terms: tuple[Term, ...], beside: Setting | None = None
 ) -> tuple[RoleGroup, ...]:
-    """Who does what, with the fullest moment of each group; the last group lies on `beside` if that is given."""
+    """Return the work of each group, with its fullest moment; the last group lies on `beside` if that is given."""
     step = sum(term.value for term in terms) / setting.work.rollouts
     trainers, generating = busy_shares(item, setting.groups.constants, step)
-    made = []
+    groups = []
     for number, (group, share) in enumerate(zip(item.trainers, trainers, strict=True)):
         first = number == 0
         where = setting if first or beside is None or not item.together else beside
-        made.append(_trainer_group(where, item, group, share, generates=item.together and first))
-    return tuple(made) if item.together else (*made, _generator_group(beside or setting, item.generator, generating))
+        groups.append(_trainer_group(where, item, group, share, generates=item.together and first))
+    return (
+        tuple(groups) if item.together else (*groups, _generator_group(beside or setting, item.generator, generating))
+    )
 
 
 def _trainer_group(setting: Setting, item: Placed, group: TrainerChoice, busy: float, *, generates: bool) -> RoleGroup:
@@ -203,7 +205,7 @@ def fullest(setting: Setting, job: PpoJob, names: tuple[str, ...], *, generates:
 
 
 def _closest(setting: Setting, num_nodes: int) -> tuple[str, str, Peak | None]:
-    """Where no placement fits: what came closest, and the one reason why it does not."""
+    """Return what came closest where no placement fits, and the one reason why it does not."""
     groups, size = setting.groups, num_nodes * setting.place.per_node
     label = f"{num_nodes} x {setting.place.hardware}" if num_nodes > 1 else setting.place.hardware
     label = f"{label} {setting.engine.name}"

@@ -29,13 +29,13 @@ class Setting:
     @property
     def capacity(self) -> float:
         """Bytes that an estimate may reach on an accelerator."""
-        known = engine_knowledge(self.engine.name, self.question.knowledge)
-        return known.usable_bytes(self.place.accelerator, self.question.knowledge)
+        constants = engine_knowledge(self.engine.name, self.question.knowledge)
+        return constants.usable_bytes(self.place.accelerator, self.question.knowledge)
 
     @property
     def groups(self) -> Groups:
         """Tables of all group sizes that any node count of the place asks for."""
-        known = self.question.knowledge
+        knowledge = self.question.knowledge
         return _groups(
             _TableKey(
                 work=self.work,
@@ -44,13 +44,13 @@ class Setting:
                 per_node=self.place.per_node,
                 nodes=self.place.nodes,
                 question=self.question,
-                constants=known.rl_constants(self.engine.stack.label),
+                constants=knowledge.rl_constants(self.engine.stack.label),
             )
         )
 
 
 def host_shortage(setting: Setting, item: Placed) -> str | None:
-    """Why what waits in host memory does not fit a node beside loading, processes and loaders; None where it does.
+    """Return why what waits in host memory does not fit a node beside loading and processes; None where it does.
 
     Engines of reinforcement learning save synchronously, so no second copy of a checkpoint is staged.
     """
@@ -72,7 +72,7 @@ def host_shortage(setting: Setting, item: Placed) -> str | None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _TableKey:
-    """What tables depend on; equal where the same stage, engine and accelerator are asked for again."""
+    """Key of tables: equal where the same stage, engine and accelerator are asked for again."""
 
     work: RlWork
     engine: RlEngine

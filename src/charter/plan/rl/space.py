@@ -1,4 +1,4 @@
-"""Which layouts trainers and generators of a PPO stage are tried with, in a fixed order."""
+"""Layouts that trainers and generators of a PPO stage are tried with, in a fixed order."""
 
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -55,7 +55,7 @@ def trainer_layouts(
 
 
 def _as_asked(layout: Layout, fixed: StageResources) -> bool:
-    """Whether a layout is as the stage prescribes; a micro-batch counts as an upper bound."""
+    """Return True if a layout is as the stage prescribes; a micro-batch counts as an upper bound."""
     return (
         (fixed.tensor is None or layout.tensor == fixed.tensor)
         and (fixed.zero is None or layout.data == 1 or int(layout.zero) == fixed.zero)

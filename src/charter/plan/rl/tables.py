@@ -1,4 +1,4 @@
-"""What the groups of a PPO stage take on one accelerator, for every group size and layout at once.
+"""Memory and time of the groups of a PPO stage on one accelerator, for every group size and layout at once.
 
 A step is a sum over groups, so groups are computed once and placements only combine them: trainers (all roles but the
 generator, under every layout of every size) and generators (every size, tensor degree and number of sequences decoded
@@ -80,7 +80,7 @@ Mode = tuple[int, ZeroStage, Recompute, bool]
 
 
 def mode_of(layout: Layout) -> Mode:
-    """What roles of one engine may have to share: tensor parallelism, ZeRO stage, recomputation, offload."""
+    """Return what roles of one engine may have to share: tensor parallelism, ZeRO stage, recomputation, offload."""
     return layout.tensor, layout.zero, layout.recompute, layout.offload_optimizer
 
 
@@ -128,11 +128,11 @@ class Groups:
     @cached_property
     def _steps(self) -> dict[str, tuple[Array, Array]]:
         """Seconds of updates and of scoring per rollout, of every role."""
-        found: dict[tuple[object, ...], tuple[Array, Array]] = {}
-        made = {}
+        by_model: dict[tuple[object, ...], tuple[Array, Array]] = {}
+        by_role = {}
         for role in self.work.roles:
             key = (role.architecture, role.adapter)
-            if key not in found:
+            if key not in by_model:
                 job = UpdateJob(
                     architecture=role.architecture,
                     accelerator=self.accelerator,
@@ -143,11 +143,11 @@ class Groups:
                     per_node=self.per_node,
                 )
                 one = update_seconds(job, self.layouts)
-                found[key] = (one.step, one.forward)
-            step, forward = found[key]
+                by_model[key] = (one.step, one.forward)
+            step, forward = by_model[key]
             updates, passes = self.work.updates.get(role.name, 0.0), self.work.passes.get(role.name, 0.0)
-            made[role.name] = (array(step * updates), array(forward * passes))
-        return made
+            by_role[role.name] = (array(step * updates), array(forward * passes))
+        return by_role
 
     def seconds(self, names: tuple[str, ...]) -> tuple[Array, Array]:
         """Plain update and scoring seconds of a group, under every layout: its roles take turns."""
@@ -231,19 +231,19 @@ class Groups:
         self, size: int, names: tuple[str, ...], capacity: float, *, offloaded: bool
     ) -> tuple[TrainerChoice, GeneratorChoice] | None:
         rows = np.flatnonzero(self._size == size)
-        made = [row for row in self._generators if row.replicas * row.tensor == size]
-        if not len(rows) or not made:
+        generators = [row for row in self._generators if row.replicas * row.tensor == size]
+        if not len(rows) or not generators:
             return None
-        held = array([row.peak_bytes for row in made])
+        generator_bytes = array([row.peak_bytes for row in generators])
         resident = 0.0 if offloaded else self.memory.resident(names)[rows, None]
-        generating = self.memory.fixed[rows, None] + resident + held[None, :]
+        generating = self.memory.fixed[rows, None] + resident + generator_bytes[None, :]
         fits = (generating <= capacity) & (self.memory.peak(names, offloaded=offloaded)[rows, None] <= capacity)
         if not fits.any():
             return None
         factor = self.constants.generation_factor
-        seconds = self.weighed(names)[rows, None] + factor * array([row.seconds for row in made])[None, :]
+        seconds = self.weighed(names)[rows, None] + factor * array([row.seconds for row in generators])[None, :]
         first, second = np.unravel_index(int(np.argmin(np.where(fits, seconds, inf))), fits.shape)
-        return self.at(int(rows[first]), names, offloaded=offloaded), made[int(second)]
+        return self.at(int(rows[first]), names, offloaded=offloaded), generators[int(second)]
 
     def generator(self, size: int, capacity: float) -> GeneratorChoice | None:
         """The fastest replicas on `size` accelerators of their own."""
@@ -260,7 +260,7 @@ class Groups:
         if not rows:
             return ()
         tensors, limits = sorted({row[1] for row in rows}), sorted({row[2] for row in rows})
-        held = generation_bytes(
+        peak_bytes = generation_bytes(
             self.work.policy.architecture,
             seq_len=float(self.work.longest),
             tensors=tensors,
@@ -274,7 +274,7 @@ class Groups:
                 tensor=tensor,
                 together=together,
                 seconds=float(one),
-                peak_bytes=float(held[tensors.index(tensor), limits.index(together)]),
+                peak_bytes=float(peak_bytes[tensors.index(tensor), limits.index(together)]),
             )
             for (replicas, tensor, together), one in zip(rows, seconds, strict=True)
         )

@@ -22,16 +22,16 @@ LEAST_OF_A_WIDE_NODE = 4
 
 def answering_options(question: Question, place: Place, num_nodes: int) -> tuple[tuple[Option, ...], Missed]:
     """Every model served here; and where some may be behind an endpoint, the rest served here beside it."""
-    found: list[Option] = []
+    options: list[Option] = []
     missed = Missed()
     for number, work in enumerate(ways_to_serve(question.work)):
         if not work.needs_accelerator:
             continue
-        asked = replace(question, work=work)
-        made, reasons = _served(asked, place, num_nodes)
-        found += [with_endpoints(option, asked) for option in made]
+        inquiry = replace(question, work=work)
+        served, reasons = _served(inquiry, place, num_nodes)
+        options += [with_endpoints(option, inquiry) for option in served]
         missed = missed if number else reasons
-    return tuple(found), missed
+    return tuple(options), missed
 
 
 def _served(question: Question, place: Place, num_nodes: int) -> tuple[tuple[Option, ...], Missed]:
@@ -39,12 +39,12 @@ def _served(question: Question, place: Place, num_nodes: int) -> tuple[tuple[Opt
 
     Over two nodes only where one cannot hold it: every layer then waits for the network.
     """
-    work, known = question.work, question.knowledge
+    work, knowledge = question.work, question.knowledge
     alone = own_roles(question.stage, work)
     if alone and num_nodes > 1:
         label = f"{num_nodes} x {place.hardware}"
         return (), Missed(rejected=(Rejected(option=label, reason="an evaluation runs on one node"),))
-    capacity = known.usable_bytes(place.accelerator)
+    capacity = knowledge.usable_bytes(place.accelerator)
     best: Option | None = None
     smallest: tuple[Peak, int] | None = None
     tensor = 1
@@ -66,30 +66,30 @@ def _served(question: Question, place: Place, num_nodes: int) -> tuple[tuple[Opt
                 batches=batches,
                 alone=alone,
                 accelerator=place.accelerator,
-                knowledge=known,
+                knowledge=knowledge,
             )
             layout = Layout(data=replicas, tensor=tensor, micro_batch=round(max(batches.values())))
             terms = (*terms, *endpoint_terms(work))
-            made = make_option(question, place, num_nodes, layout, f"serve tp{tensor} x{replicas}", peak, terms)
-            if best is None or made.overhead.useful_seconds < best.overhead.useful_seconds * (1 - 1e-9):
-                best = made
+            candidate = make_option(question, place, num_nodes, layout, f"serve tp{tensor} x{replicas}", peak, terms)
+            if best is None or candidate.overhead.useful_seconds < best.overhead.useful_seconds * (1 - 1e-9):
+                best = candidate
         elif smallest is None or peak.total_bytes < smallest[0].total_bytes:
             smallest = (peak, tensor)
         tensor *= 2
-    found = () if best is None else (best,)
+    options = () if best is None else (best,)
     if smallest is None:
-        return found, Missed()
+        return options, Missed()
     reason = does_not_fit(smallest[0], capacity)
     option = f"{num_nodes} x {place.hardware} tp{smallest[1]}" if num_nodes > 1 else f"{place.hardware} tp{smallest[1]}"
-    return found, Missed(rejected=(Rejected(option=option, reason=reason),), peaks=((smallest[0], capacity),))
+    return options, Missed(rejected=(Rejected(option=option, reason=reason),), peaks=((smallest[0], capacity),))
 
 
 def own_roles(stage: Stage, work: Workload) -> tuple[str, ...]:
     """Return the roles whose weights the stage's own process needs, so that no server can answer for them."""
     if shares_accelerators(stage):
         return ()
-    asked = dict.fromkeys(phase.role for phase in work.phases)
-    return tuple(role for role in asked if role not in work.remote and not role.startswith("judge"))
+    names = dict.fromkeys(phase.role for phase in work.phases)
+    return tuple(role for role in names if role not in work.remote and not role.startswith("judge"))
 
 
 def _across(question: Question, place: Place, num_nodes: int) -> int:

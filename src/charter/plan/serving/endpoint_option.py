@@ -35,19 +35,19 @@ def endpoint_terms(work: Workload) -> tuple[Term, ...]:
         Term(
             name=f"{phase.name}: endpoint",
             part=phase.name,
-            value=made.seconds,
+            value=usage.seconds,
             unit="seconds",
             formula=f"{phase.sequences:,.0f} requests of {phase.prompt_tokens:,.0f} + {_answer_tokens(phase):,.0f} "
-            f"tokens, bound by {made.bound_by}",
+            f"tokens, bound by {usage.bound_by}",
             source=SOURCE,
         )
-        for phase, made in _judged(work)
+        for phase, usage in _judged(work)
     )
 
 
 def endpoint_usd(work: Workload) -> float:
-    """What the endpoints of a stage charge."""
-    return sum(made.usd for _, made in _judged(work))
+    """Return what the endpoints of a stage charge."""
+    return sum(usage.usd for _, usage in _judged(work))
 
 
 def with_endpoints(option: Option, question: Question) -> Option:
@@ -65,20 +65,20 @@ def with_endpoints(option: Option, question: Question) -> Option:
 def endpoint_only(question: Question, place: Place) -> Option:
     """A stage that no model runs for here: text work, and what endpoints answer."""
     terms = (text_term(question.work), *endpoint_terms(question.work))
-    made = make_option(question, place, 1, Layout(), "no model", NOTHING_LOADED, terms)
+    option = make_option(question, place, 1, Layout(), "no model", NOTHING_LOADED, terms)
     if not question.work.remote:
-        return made
-    return with_endpoints(replace(made, layout_label="no accelerator"), question)
+        return option
+    return with_endpoints(replace(option, layout_label="no accelerator"), question)
 
 
 def without_accelerators(question: Question) -> tuple[Option, ...]:
-    """Where every model of a stage may be behind an endpoint, the stage on the machine that runs Charter."""
+    """Return the stage on the machine that runs Charter, where every model may be behind an endpoint."""
     works = [work for work in ways_to_serve(question.work) if work is not question.work and not work.needs_accelerator]
     return tuple(endpoint_only(replace(question, work=work), control_place(None)) for work in works)
 
 
 def own_or_endpoint(chosen: Option, options: tuple[Option, ...]) -> str:
-    """Why a stage with both ways takes the one it does, with both figures; empty where there is one way.
+    """Return why a stage with both ways takes the one it does, with both figures; empty where there is one way.
 
     The other way is shown at its cheapest.
     """

@@ -1,1 +1,1 @@
-"""What was decided for one stage, and what it needs around its accelerators."""
+"""Decisions for one stage, and what it needs around its accelerators."""

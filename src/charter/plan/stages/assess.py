@@ -37,7 +37,7 @@ def stage_plan(
     work = work.answered_by_endpoints(option.remote) if work.either else work
     storage = stage_storage(work, option, project, book)
     compute = None if option.machines_usd is None else money(option.machines_usd)
-    made = StagePlan(
+    plan = StagePlan(
         name=name,
         kind=stage.kind,
         inputs=inputs,
@@ -58,7 +58,7 @@ def stage_plan(
         risk=stage_risk(option, project.risk),
         time_quantity=time_group(stage, moe=False)[0],
     )
-    return made, storage.assumption
+    return plan, storage.assumption
 
 
 def _answered(work: Workload, role: str) -> str:

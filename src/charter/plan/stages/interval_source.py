@@ -1,4 +1,4 @@
-"""How far the time and the memory of a stage may be off, and which measurements say so."""
+"""Sources of the intervals of a stage's time and memory: which measurements set their width."""
 
 from dataclasses import dataclass
 from math import exp, log
@@ -33,7 +33,7 @@ def peak_range(stage: Stage, option: Option, knowledge: Knowledge) -> PeakRange:
 
 
 def time_source(stage: Stage, option: Option, work: Workload, knowledge: Knowledge) -> str:
-    """Where the width of the stage's time comes from, in words."""
+    """Return the source of the width of the stage's time, in words."""
     moe = any(role.architecture.mixture is not None for role in work.roles)
     quantity, group = time_group(stage, moe=moe)
     engine = RL_ENGINES.get(option.engine) if option.groups else None

@@ -1,4 +1,4 @@
-"""What a stage needs around its accelerators: system memory, processor cores, bytes over the wire, bytes on disk."""
+"""Needs of a stage around its accelerators: system memory, processor cores, bytes over the wire and on disk."""
 
 from dataclasses import dataclass
 
@@ -170,31 +170,33 @@ def _memory(work: Workload, option: Option, full_checkpoint_bytes: float) -> Bre
     ranks = option.place.per_node
     loaded = max(count_parameters(role.architecture).total for role in work.roles if role.name not in work.remote)
     staged = 0.0 if option.engine in RL_ENGINES else full_checkpoint_bytes * ranks / option.num_accelerators
-    made = host_terms(
+    needs = host_terms(
         loading_bytes=2.0 * loaded,
         checkpoint_bytes=staged,
         offload_bytes=option.host_bytes * ranks,
         ranks=ranks,
     )
-    return Breakdown(terms=tuple(term for term in made.terms if term.value))
+    return Breakdown(terms=tuple(term for term in needs.terms if term.value))
 
 
 def storage_terms(work: Workload, keep_last: int) -> Breakdown:
     """Bytes on disk of a stage at its fullest: what it writes, checkpoints by retention, weights, logs."""
     full = checkpoint_bytes(work)
-    made = weights_bytes(work.trained[0].architecture) if work.trained else 0.0
-    kept = retained_bytes(full, 0.0, keep_last=keep_last) if full else 0.0
+    published = weights_bytes(work.trained[0].architecture) if work.trained else 0.0
+    retained = retained_bytes(full, 0.0, keep_last=keep_last) if full else 0.0
     steps = work.phases[0].steps if work.phases else 0.0
     terms = (
         *_data_terms(work),
         _stored(
             "checkpoints",
             "checkpoints",
-            kept,
+            retained,
             f"({keep_last} kept + 1 in writing) x {full:,.0f} B",
             "14 B per trained parameter",
         ),
-        _stored("weights it makes", "weights", made, "2 B x parameters of the first trained role", "16-bit weights"),
+        _stored(
+            "weights it makes", "weights", published, "2 B x parameters of the first trained role", "16-bit weights"
+        ),
         _stored(
             "metrics and logs",
             "logs",
@@ -212,12 +214,12 @@ def _data_terms(work: Workload) -> tuple[Term, ...]:
         return ()
     phases = [phase for phase in work.phases if phase.work == "generate"]
     weights = {phase.name: phase.sequences * phase.new_tokens for phase in phases}
-    whole = sum(weights.values())
+    total = sum(weights.values())
     generated = work.counters.generated_tokens * BYTES_PER_TOKEN_OF_TEXT if work.data_bytes else 0.0
     answers = tuple(
-        _stored(f"text of {name}", "data", generated * weight / whole, "4 B x tokens at most", "work/phase_kinds.py")
+        _stored(f"text of {name}", "data", generated * weight / total, "4 B x tokens at most", "work/phase_kinds.py")
         for name, weight in weights.items()
-        if whole
+        if total
     )
     given = work.data_bytes - sum(term.value for term in answers)
     verdicts = VERDICT_BYTES * work.counters.pairs

@@ -54,7 +54,7 @@ class Traffic:
 
 @dataclass(frozen=True, kw_only=True)
 class Wires:
-    """Which part of a group's traffic leaves a node; ranks are numbered tensor, data, pipeline, the fastest first."""
+    """Share of a group's traffic that leaves a node; ranks are numbered tensor, data, pipeline, the fastest first."""
 
     per_node: int
     domain: int
@@ -88,18 +88,18 @@ def stage_traffic(work: Workload, option: Option, *, dtype: str, knowledge: Know
     """All traffic of a stage on accelerators; nothing on one process without a network."""
     if option.place.is_cpu or not work.needs_accelerator:
         return ()
-    found: list[Traffic] = []
+    traffic: list[Traffic] = []
     steps = work.phases[0].steps
     for phase in work.phases:
         if phase.role in work.remote or (option.groups and phase.work != "train"):
             continue
         role = work.role(phase.role)
-        made = (
+        flows = (
             _update(role, phase, option, dtype, knowledge) if phase.work == "train" else _forward(work, phase, option)
         )
-        found += [_per_step(item, phase, steps) for item in made]
-    found += [*_weight_sync(work, option), *_storage(work, option)]
-    return tuple(item for item in found if item.num_bytes > 0)
+        traffic += [_per_step(item, phase, steps) for item in flows]
+    traffic += [*_weight_sync(work, option), *_storage(work, option)]
+    return tuple(item for item in traffic if item.num_bytes > 0)
 
 
 def _per_step(traffic: Traffic, phase: Phase, steps: float) -> Traffic:
@@ -201,7 +201,7 @@ def _weight_sync(work: Workload, option: Option) -> Iterator[Traffic]:
 
 
 def _storage(work: Workload, option: Option) -> Iterator[Traffic]:
-    """What comes from storage and goes there: tokens, and checkpoints where something is trained."""
+    """Yield what comes from storage and goes there: tokens, and checkpoints where something is trained."""
     steps, accelerators = work.phases[0].steps, option.num_accelerators
     seconds = option.overhead.useful_seconds / steps if steps else 0.0
     tokens = loaded_tokens(work) / steps / accelerators if steps else 0.0

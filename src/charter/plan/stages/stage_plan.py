@@ -1,4 +1,4 @@
-"""What was decided for one stage: where, how, how long, how much, and what was dropped."""
+"""Decisions for one stage: place, layout, time and money, and the options that were dropped."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -99,7 +99,7 @@ class StagePlan:
 
     @property
     def serving_reason(self) -> str:
-        """Why own accelerators or an endpoint, with the figures of both; empty where there is no choice."""
+        """Return why own accelerators or an endpoint, with the figures of both; empty where there is no choice."""
         return own_or_endpoint(self.option, self.options)
 
     @property

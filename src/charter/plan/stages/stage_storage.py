@@ -1,4 +1,4 @@
-"""What a stage keeps on disk, where, and what that costs over time."""
+"""Storage of a stage: bytes on disk, where they lie, and what they cost over time."""
 
 from dataclasses import dataclass
 
@@ -77,7 +77,7 @@ def stage_storage(work: Workload, option: Option, project: Project, book: PriceB
 
 
 def storage_tier(project: Project, option: Option, book: PriceBook, kind: str = STANDARD) -> StorageTier:
-    """Where artifacts of a stage live: the provider's object storage of that class, else S3's; own disks are free."""
+    """Return where a stage's artifacts live: the provider's storage of that class, else S3's; own disks are free."""
     if option.place.infra in (LOCAL, ON_PREM) and project.storage.artifacts is None:
         return OWN_DISK
     provider = "gcp" if (project.storage.artifacts or "").startswith("gs://") or option.place.infra == "gcp" else "aws"

@@ -1,4 +1,4 @@
-"""What a GB costs over a month in the places where a run really keeps its bytes, by the prices that the plan uses."""
+"""Price of a GB and month in the places where a run really keeps its bytes, by the prices that the plan uses."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What it takes to bring results from where a stage ran to where they are read: bytes, money, time."""
+"""Transfer of results from where a stage ran to where they are read: bytes, money, time."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ BUCKETS = {"s3": "aws", "gs": "gcp", "az": "azure", "abfs": "azure", "r2": "clou
 
 @dataclass(frozen=True, kw_only=True)
 class Location:
-    """Where bytes lie."""
+    """Provider and region where bytes lie."""
 
     infra: str
     region: str | None = None
 
     def same(self, other: "Location") -> bool:
-        """Whether nothing has to move; a region that is not known counts as the same."""
+        """Return True if nothing has to move; a region that is not known counts as the same."""
         unknown = {None, "all"}
         return self.infra == other.infra and (
             self.region == other.region or self.region in unknown or other.region in unknown
@@ -35,14 +35,14 @@ class Location:
 
 
 def location(option: Option) -> Location:
-    """Where the results of an option lie: the storage of its provider, in the region of its price."""
+    """Return where the results of an option lie: the storage of its provider, in the region of its price."""
     return Location(infra=option.place.infra, region=option.price.region or option.place.region)
 
 
 def bucket(project: Project) -> Location | None:
     """The storage that `storage.artifacts` names, through which everything then goes; its region is not known."""
-    scheme, found, _ = (project.storage.artifacts or "").partition("://")
-    return Location(infra=BUCKETS[scheme]) if found and scheme in BUCKETS else None
+    scheme, host, _ = (project.storage.artifacts or "").partition("://")
+    return Location(infra=BUCKETS[scheme]) if host and scheme in BUCKETS else None
 
 
 def move_usd(
@@ -90,13 +90,13 @@ def shipments_usd(shipments: Sequence[Shipment], book: PriceBook) -> list[float]
     [720, 691]
     """
     left: dict[tuple[str, int], float] = {}
-    found = []
+    amounts = []
     for item in shipments:
         key = (item.source.infra, item.month)
-        found.append(move_usd(item.num_bytes, item.source, item.target, book, already_bytes=left.get(key, 0.0)))
+        amounts.append(move_usd(item.num_bytes, item.source, item.target, book, already_bytes=left.get(key, 0.0)))
         if item.source.infra != item.target.infra:
             left[key] = left.get(key, 0.0) + item.num_bytes
-    return found
+    return amounts
 
 
 def _regional(infra: str, book: PriceBook) -> float:
@@ -117,7 +117,7 @@ def move_seconds(num_bytes: float, source: Location, target: Location) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Freight:
-    """What one stage writes for others, and what it reads from them and from the data sets of the project."""
+    """Bytes that one stage writes for others, and that it reads from them and from the data sets of the project."""
 
     written_bytes: float
     read_bytes: Mapping[str, float]

@@ -1,4 +1,4 @@
-"""What a stage does in countable units: model operations here, tokens of models that an endpoint answers for."""
+"""Work of a stage in countable units: model operations here, tokens of models that an endpoint answers for."""
 
 from dataclasses import dataclass
 

@@ -1,1 +1,1 @@
-"""What a stage does: its roles, phases and counters, from its fields and its data."""
+"""Work of a stage: its roles, phases and counters, from its fields and its data."""

@@ -29,7 +29,7 @@ def critique(stage: CritiqueStage, models: Models, library: Library) -> Workload
     assume_question(library)
     new = float(stage.expected_new_tokens)
     example = prompt + 3 * new + 2 * PRINCIPLE_TOKENS
-    asked, revised = (
+    critiqued, revised = (
         min(
             stage.few_shot * example + prompt + rounds * (new + PRINCIPLE_TOKENS),
             float(stage.max_prompt_tokens),
@@ -38,7 +38,7 @@ def critique(stage: CritiqueStage, models: Models, library: Library) -> Workload
     )
     phases = (
         answers("answer", "policy", count, stage, prompt),
-        answers("critique", "critic", count * stage.revisions, stage, asked, ragged=False),
+        answers("critique", "critic", count * stage.revisions, stage, critiqued, ragged=False),
         answers("revise", "critic", count * stage.revisions, stage, revised, ragged=False),
     )
     generated = count * new * (1 + 2 * stage.revisions)
@@ -59,18 +59,18 @@ def label(stage: LabelStage, models: Models, library: Library) -> Workload:
     existing = library.corpus(stage.candidates, judge.architecture)
     roles: tuple[Role, ...] = (judge,)
     phases: tuple[Phase, ...] = ()
-    made = NOTHING
+    sampled = NOTHING
     if stage.pairs and stage.policy is not None:
         policy = models.role("policy", stage.policy)
         source = library.prompts(stage.prompts, policy.architecture)
         prompt = min(source.prompt_tokens, stage.max_prompt_tokens)
-        made = Corpus(rows=stage.pairs, prompt_tokens=prompt, response_tokens=stage.expected_new_tokens)
+        sampled = Corpus(rows=stage.pairs, prompt_tokens=prompt, response_tokens=stage.expected_new_tokens)
         phases = (answers("sample pairs", "policy", 2.0 * stage.pairs, stage, prompt),)
         roles = (policy, judge)
         assume_length(library, stage)
     per_pair = questions_per_pair(stage.format, stage.both_orders) * stage.principles_per_pair
     corpora = [
-        (name, part) for name, part in (("judge sampled pairs", made), ("judge given pairs", existing)) if part.rows
+        (name, part) for name, part in (("judge sampled pairs", sampled), ("judge given pairs", existing)) if part.rows
     ]
     questions = tuple(
         forward(
@@ -91,18 +91,20 @@ def label(stage: LabelStage, models: Models, library: Library) -> Workload:
             for question, (_, part) in zip(questions, corpora, strict=True)
             for phase in (_reasoning(question, stage, per_pair * part.rows), question)
         )
-    pairs = made.rows + existing.rows
+    pairs = sampled.rows + existing.rows
     reasons = per_pair * pairs * stage.reasoning_tokens if stage.chain_of_thought else 0
     return Workload(
         roles=roles,
         phases=(*phases, *questions),
         counters=Counters(
             tokens=sum(phase.tokens for phase in questions if phase.work == "score"),
-            generated_tokens=made.rows * 2 * stage.expected_new_tokens + reasons,
+            generated_tokens=sampled.rows * 2 * stage.expected_new_tokens + reasons,
             pairs=pairs,
             records=pairs,
         ),
-        data_bytes=pairs * (made.row_tokens + made.response_tokens + existing.row_tokens) * BYTES_PER_TOKEN_OF_TEXT,
+        data_bytes=pairs
+        * (sampled.row_tokens + sampled.response_tokens + existing.row_tokens)
+        * BYTES_PER_TOKEN_OF_TEXT,
         remote=models.remote(*roles),
         either=models.either(*roles),
         endpoints=models.endpoints(*roles),
@@ -173,10 +175,10 @@ def evaluate(stage: EvalStage, models: Models, library: Library) -> Workload:
     if stage.judge is not None:
         roles.append(models.role("judge", stage.judge))
         given = (library.corpus(names, roles[0].architecture) for names in (stage.independent_pairs, stage.probes))
-        asked = [pairs, *given]
-        asked += [compared] if "judge_win_rate" in stage.suites else []
-        lengths = [question_tokens(part, stage.judge_format, library) for part in asked]
-        phases += [_read("judge", part, tokens, stage) for part, tokens in zip(asked, lengths, strict=True)]
+        judged = [pairs, *given]
+        judged += [compared] if "judge_win_rate" in stage.suites else []
+        lengths = [question_tokens(part, stage.judge_format, library) for part in judged]
+        phases += [_read("judge", part, tokens, stage) for part, tokens in zip(judged, lengths, strict=True)]
         for index, name in enumerate(stage.also_judges):
             roles.append(models.role(f"judge {index + 2}", name))
             phases.append(_read(f"judge {index + 2}", pairs, lengths[0], stage))

@@ -1,4 +1,4 @@
-"""How many rows and tokens a name in the pipeline stands for: a data set, or what an earlier stage will write."""
+"""Rows and tokens that a name in the pipeline stands for: a data set, or what an earlier stage will write."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -69,9 +69,9 @@ class Library:
 
     def assume(self, name: str, value: str | float | int | bool | None, source: str, as_of: str = "") -> None:
         """Note an assumption once."""
-        made = Assumption(name=name, value=value, source=source, as_of=as_of)
-        if made not in self.assumptions:
-            self.assumptions.append(made)
+        assumption = Assumption(name=name, value=value, source=source, as_of=as_of)
+        if assumption not in self.assumptions:
+            self.assumptions.append(assumption)
 
     def _one(self, name: str, architecture: Architecture) -> Corpus:
         if name in self.project.data:
@@ -115,11 +115,11 @@ class Library:
 
     def prompts(self, names: tuple[str, ...], architecture: Architecture) -> Corpus:
         """`names` read as prompts: a declared file that is not there holds prompts only."""
-        found = self.corpus(names, architecture)
+        corpus = self.corpus(names, architecture)
         declared = [name for name in names if name in self.project.data and name not in self.facts]
         if len(declared) == len(names):
-            return replace(found, prompt_tokens=found.row_tokens, response_tokens=0.0)
-        return found
+            return replace(corpus, prompt_tokens=corpus.row_tokens, response_tokens=0.0)
+        return corpus
 
     def _made_by(self, stage: Stage, architecture: Architecture) -> Corpus:
         match stage:

@@ -1,4 +1,4 @@
-"""What a stage does, as a short list of phases: train, score or generate with one model.
+"""Work of a stage as a short list of phases: train, score or generate with one model.
 
 Every kind of stage comes down to these three, so that memory and time are computed in one place. A role is a model
 as a stage holds it; a phase is work for one role.
@@ -93,7 +93,7 @@ def padded(mean_tokens: float, together: float, *, longest: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Counters:
-    """What a stage produces, in the units of the ledger."""
+    """Products of a stage, in the units of the ledger."""
 
     tokens: float = 0.0
     """Tokens trained on (or scored)."""

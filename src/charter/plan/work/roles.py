@@ -69,10 +69,10 @@ class Models:
         return self._served("auto", roles)
 
     def endpoints(self, *roles: Role) -> dict[str, ApiPrice]:
-        """What the endpoints of the roles charge, of those that say it."""
+        """Return what the endpoints of the roles charge, of those that say it."""
         names = (*self._served("endpoint", roles), *self._served("auto", roles))
-        found = {role.name: _api_price(self.project.serving[role.model]) for role in roles if role.name in names}
-        return {name: price for name, price in found.items() if price is not None}
+        prices = {role.name: _api_price(self.project.serving[role.model]) for role in roles if role.name in names}
+        return {name: price for name, price in prices.items() if price is not None}
 
     def _served(self, mode: str, roles: tuple[Role, ...]) -> tuple[str, ...]:
         served = self.project.serving

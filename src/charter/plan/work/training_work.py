@@ -95,18 +95,18 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
     """
     policy = models.role("policy", stage.policy, trained=True, adapter=stage.adapter)
     scorer = stage.preference_model
-    start, told = (stage.policy, "policy") if scorer is None else (scorer, "reward model")
+    start, origin = (stage.policy, "policy") if scorer is None else (scorer, "reward model")
     value = models.role("value", start, trained=True, adapter=stage.adapter, scalar=True)
     reference = (models.role("reference", stage.policy),) if stage.has_reference else ()
     reward = () if scorer is None else (models.role("reward", scorer, scalar=True),)
     judge = () if stage.judge is None else (models.role(stage.judge_role, stage.judge),)
     learning = ("policy", "value") if stage.has_value_model else ("policy",)
     if stage.has_value_model:
-        library.assume("ppo.value model", f"starts from the {told}, same size", "charter.train.ppo")
+        library.assume("ppo.value model", f"starts from the {origin}, same size", "charter.train.ppo")
     prompts = library.prompts(stage.prompts, policy.architecture)
     prompt = float(stage.max_prompt_tokens)
-    whole = prompt + stage.max_new_tokens
-    answered = stage.max_new_tokens / whole
+    longest = prompt + stage.max_new_tokens
+    answered = stage.max_new_tokens / longest
     library.assume(
         "ppo.prompt tokens",
         prompt,
@@ -115,10 +115,10 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
     )
     rollouts = ceil(stage.episodes / stage.rollout_batch)
     assume_length(library, stage)
-    question = whole + RATING_TOKENS
+    question = longest + RATING_TOKENS
     scoring = (
         *(
-            forward(f"score {role.name}", role.name, rollouts, stage.rollout_batch, whole, logit_share=answered)
+            forward(f"score {role.name}", role.name, rollouts, stage.rollout_batch, longest, logit_share=answered)
             for role in (policy, *reference, *reward)
         ),
         *(
@@ -126,7 +126,7 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
             for role in judge
         ),
         *(
-            forward(f"score {role}", role, rollouts, stage.rollout_batch, whole, logit_share=answered)
+            forward(f"score {role}", role, rollouts, stage.rollout_batch, longest, logit_share=answered)
             for role in learning[1:]
         ),
     )
@@ -147,7 +147,7 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
     updates = rollouts * ceil(stage.rollout_batch / stage.minibatch) * stage.ppo_epochs
     batch = min(stage.minibatch, stage.rollout_batch)
     training = tuple(
-        train(role, steps=updates, batch=batch, tokens=whole, longest=whole, ragged=False, logit_share=answered)
+        train(role, steps=updates, batch=batch, tokens=longest, longest=longest, ragged=False, logit_share=answered)
         for role in learning
     )
     return Workload(
