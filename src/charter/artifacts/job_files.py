@@ -144,8 +144,8 @@ class JobFiles:
             restart, place = map(int, path.stem.removeprefix("node-").split("-"))
             latest[place] = max(restart, latest.get(place, 0))
         for place, restart in latest.items():
-            if ended.get(place) != restart and (found := self.read_node(restart, place)) is not None:
-                yield found
+            if ended.get(place) != restart and (latest_record := self.read_node(restart, place)) is not None:
+                yield latest_record
 
     def fail(self, restart: int, failure: Failure) -> None:
         """Say that a start has failed; the first to say so counts."""

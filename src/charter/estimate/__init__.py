@@ -1,1 +1,1 @@
-"""What one configuration needs: parameters, flops, bytes, seconds."""
+"""Needs of one configuration: parameters, flops, bytes, seconds."""

@@ -18,7 +18,7 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, kw_only=True)
 class Described:
-    """What is known of one constant besides its value."""
+    """Description of one constant: its value, uncertainty, unit, source and bound."""
 
     name: str
     value: float

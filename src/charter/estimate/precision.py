@@ -1,4 +1,4 @@
-"""How many bytes a parameter, its gradient and its optimizer state take."""
+"""Bytes of a parameter, its gradient and its optimizer state."""
 
 from dataclasses import dataclass, replace
 
@@ -83,7 +83,7 @@ take 0.008 to 0.0005 bytes per parameter, below anything that decides."""
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """What an optimizer keeps per parameter beside the weights, in values of the weights' type and in bytes."""
+    """State of an optimizer per parameter beside the weights, in values of the weights' type and in bytes."""
 
     name: str
     values: float = 0.0
@@ -156,7 +156,7 @@ def with_optimizer(precision: TrainingPrecision, name: str) -> TrainingPrecision
 
 @dataclass(frozen=True, kw_only=True)
 class StoredFormat:
-    """How the weights of a model that only answers are stored."""
+    """Format in which the weights of a model that only answers are stored."""
 
     name: str
     matrix_bytes: float

@@ -40,7 +40,7 @@ def printed_formulas(
     """Return the printed formulas that speak of training a whole model with this layout, beside `memory`."""
     count = count_parameters(architecture).total
     state = sum(t.value for t in memory.phases[ALL_STATE] if t.part in {"parameters", "gradients", "optimizer"})
-    kept = memory.part("activations")
+    activation_bytes = memory.part("activations")
     size = {"layers": architecture.num_layers, "hidden_size": architecture.hidden_size}
     tokens = layout.micro_batch * seq_len * layout.data
     rows = [
@@ -59,7 +59,7 @@ def printed_formulas(
             printed_bytes=article_activation_bytes(
                 **size, tokens_in_flight=tokens, accelerators=layout.num_accelerators
             ),
-            our_bytes=kept,
+            our_bytes=activation_bytes,
             note="34 is the constant of a GPT layer with dropout; divided by all accelerators, printed in GB as GiB",
         ),
         PrintedFormula(
@@ -77,7 +77,7 @@ def printed_formulas(
             )
             * architecture.num_layers
             * korthikanti_first_stage_factor(pipeline=layout.pipeline, interleave=layout.interleave),
-            our_bytes=kept,
+            our_bytes=activation_bytes,
             note="a GPT layer in fp16 with dropout and unfused attention, and micro-batches that fill the pipeline",
         ),
     ]
@@ -101,10 +101,10 @@ def _korthikanti_layer(layout: Layout) -> str:
     """Return the printed formula of one layer: a row of table 2."""
     if layout.recompute is Recompute.FULL:
         return "2 s b h"
-    kept = layout.recompute is Recompute.NONE
+    keeps_scores = layout.recompute is Recompute.NONE
     if layout.sequence_parallel:
-        return f"s b h/t (34{' + 5 a s/h' if kept else ''})"
-    return f"s b h (10 + 24/t{' + 5 a s/(h t)' if kept else ''})"
+        return f"s b h/t (34{' + 5 a s/h' if keeps_scores else ''})"
+    return f"s b h (10 + 24/t{' + 5 a s/(h t)' if keeps_scores else ''})"
 
 
 def article_activation_bytes(

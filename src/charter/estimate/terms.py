@@ -1,4 +1,4 @@
-"""What an estimate is made of: named terms with their formula and source, and the interval around a total."""
+"""Parts of an estimate: named terms with their formula and source, and the interval around a total."""
 
 from __future__ import annotations
 
@@ -114,5 +114,5 @@ class TermTable:
     def at(self, index: int | tuple[int, ...] = ()) -> tuple[Term, ...]:
         """The addends of one configuration that are not zero."""
         shape = np.broadcast_shapes(*(column.values.shape for column in self.columns)) if self.columns else ()
-        whole = ((column, np.broadcast_to(column.values, shape)) for column in self.columns)
-        return tuple(replace(column, values=values).at(index) for column, values in whole if values[index])
+        broadcast = ((column, np.broadcast_to(column.values, shape)) for column in self.columns)
+        return tuple(replace(column, values=values).at(index) for column, values in broadcast if values[index])

@@ -28,12 +28,12 @@ def rebuilt_attempts(
     Time and money are those that `timings.json` says (to the millisecond, and to half a micro-USD per hour); how many
     attempts there were, on what and how much they counted is lost. None without the file.
     """
-    told = _timings(directory / TIMINGS_FILE)
-    if told is None:
+    timings = _timings(directory / TIMINGS_FILE)
+    if timings is None:
         return ()
-    seconds, useful, usd = told["seconds"], told["useful_seconds"], told["cost_usd"]
+    seconds, useful, usd = timings["seconds"], timings["useful_seconds"], timings["cost_usd"]
     price = None if usd is None or not seconds else round(usd * MICRO_USD_PER_USD * SECONDS_PER_HOUR / seconds)
-    lost, begun = max(0.0, seconds - useful), told["finished_at"] - seconds
+    lost, begun = max(0.0, seconds - useful), timings["finished_at"] - seconds
     parts = [(begun, lost, Outcome.KILLED)] if lost > 0 else []
     parts.append((begun + lost, min(useful, seconds), Outcome.DONE))
     return tuple(
@@ -66,12 +66,12 @@ def rebuilt_attempts(
 
 
 def _timings(path: Path) -> Mapping[str, Any] | None:
-    """What the file says; None where it is not there, torn, or not of this kind."""
+    """Return what the file says; None where it is not there, torn, or not of this kind."""
     try:
-        told = json.loads(path.read_bytes())
-        usd = told["cost_usd"]
+        document = json.loads(path.read_bytes())
+        usd = document["cost_usd"]
         return {
-            **{name: float(told[name]) for name in ("finished_at", "seconds", "useful_seconds")},
+            **{name: float(document[name]) for name in ("finished_at", "seconds", "useful_seconds")},
             "cost_usd": None if usd is None else float(usd),
         }
     except (OSError, ValueError, KeyError, TypeError):

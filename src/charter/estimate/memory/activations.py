@@ -44,7 +44,7 @@ class LayerActivations:
     """All that full recomputation keeps."""
 
     def bytes_per_token(self, layout: Layout, *, fused_attention: bool) -> float:
-        """What one rank keeps per token under a layout, before full recomputation."""
+        """Return what one rank keeps per token under a layout, before full recomputation."""
         keep_scores = not fused_attention and layout.recompute is Recompute.NONE
         replicated = self.replicated / (layout.tensor if layout.sequence_parallel else 1)
         return replicated + (self.sharded + keep_scores * self.scores) / layout.tensor
@@ -85,11 +85,11 @@ def layer_activations(
 
 def kept_by_layer(architecture: Architecture, kind: LayerKind, trained: Matrices = ALL_MATRICES) -> LayerActivations:
     """The same of a layer of any kind."""
-    kept = [item for item in layer_tensors(architecture, kind) if not item.needed_by or item.needed_by in trained]
+    tensors = [item for item in layer_tensors(architecture, kind) if not item.needed_by or item.needed_by in trained]
     return LayerActivations(
-        replicated=_sum(kept, "sequence"),
-        sharded=_sum(kept, "tensor"),
-        scores=_sum(kept, "scores"),
+        replicated=_sum(tensors, "sequence"),
+        sharded=_sum(tensors, "tensor"),
+        scores=_sum(tensors, "scores"),
         layer_input=kind.value_bytes * architecture.hidden_size,
     )
 

@@ -31,7 +31,7 @@ class MemoryBreakdown(Breakdown):
 
     @property
     def p10(self) -> float:
-        """What it needs at least, 9 times in 10."""
+        """Return the bytes that it needs at least, 9 times in 10."""
         return self.interval.p10
 
     @property
@@ -41,7 +41,7 @@ class MemoryBreakdown(Breakdown):
 
     @property
     def p90(self) -> float:
-        """What suffices 9 times in 10."""
+        """Return the bytes that suffice 9 times in 10."""
         return self.interval.p90
 
     @property
@@ -75,9 +75,9 @@ class MemoryBreakdown(Breakdown):
         return self.part("logits")
 
     def fits(self, capacity_bytes: float) -> bool:
-        """Whether it is within a capacity."""
+        """Return True if it is within a capacity."""
         return self.total <= capacity_bytes
 
     def surely_fits(self, capacity_bytes: float) -> bool:
-        """Whether even the 90th percentile is: a verdict that errs on the safe side."""
+        """Return True if even the 90th percentile is within a capacity: a verdict that errs on the safe side."""
         return self.p90 <= capacity_bytes

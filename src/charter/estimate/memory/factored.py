@@ -49,8 +49,8 @@ def factored_memory(
     rows, which = distinct([*(getattr(layouts, name) for name in MEMORY_AXES), *beside])
     few = replace(rows_of(replace(shape, source=""), rows), source=shape.source)
     table = training_memory_table(few, rows_of(layouts, rows), constants)
-    found = read(table, len(rows))
-    return {name: array(np.broadcast_to(column, (len(rows),))[which]) for name, column in found.items()}
+    columns = read(table, len(rows))
+    return {name: array(np.broadcast_to(column, (len(rows),))[which]) for name, column in columns.items()}
 
 
 def factored_peaks(

@@ -1,4 +1,4 @@
-"""What would make a job fit on the accelerators at hand: a short, ordered list of changes, tried one by one."""
+"""Changes that make a job fit on the accelerators at hand: a short, ordered list, tried one by one."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -28,14 +28,14 @@ def training_alternatives(
     Tried in turn: a smaller micro-batch, higher ZeRO stages, recomputation, both, optimizer offload, and twice as many
     accelerators until it fits. Each is judged by the same memory estimate.
     """
-    found = []
+    alternatives = []
     for change, candidate in (*_training_changes(layout), *_more_accelerators(layout)):
         total = memory(candidate).total_bytes
         if total <= capacity_bytes:
-            found.append(Alternative(change=change, count=candidate.num_accelerators, total_bytes=total))
+            alternatives.append(Alternative(change=change, count=candidate.num_accelerators, total_bytes=total))
             if candidate.num_accelerators > layout.num_accelerators:
                 break
-    return tuple(found)
+    return tuple(alternatives)
 
 
 def _training_changes(layout: Layout) -> Iterator[tuple[str, Layout]]:
@@ -75,21 +75,23 @@ def inference_alternatives(
     memory: Callable[[Layout, str], MemoryBreakdown], layout: Layout, weights: str, capacity_bytes: float
 ) -> tuple[Alternative, ...]:
     """Wider tensor parallelism and smaller weights that bring a model within the capacity."""
-    found = []
+    alternatives = []
     smaller = [kind for kind in ("fp8", "int4") if _BITS[kind] < _BITS.get(weights, 16)]
     for kind in smaller:
         total = memory(layout, kind).total_bytes
         if total <= capacity_bytes:
-            found.append(Alternative(change=f"weights in {kind}", count=layout.num_accelerators, total_bytes=total))
+            alternatives.append(
+                Alternative(change=f"weights in {kind}", count=layout.num_accelerators, total_bytes=total)
+            )
     wider = layout
     while wider.tensor * 2 <= MAX_TENSOR:
         wider = replace(wider, tensor=wider.tensor * 2, data=max(1, wider.data // 2))
         total = memory(wider, weights).total_bytes
         if total <= capacity_bytes:
             change = f"tensor parallel {wider.tensor}"
-            found.append(Alternative(change=change, count=wider.num_accelerators, total_bytes=total))
+            alternatives.append(Alternative(change=change, count=wider.num_accelerators, total_bytes=total))
             break
-    return tuple(found)
+    return tuple(alternatives)
 
 
 _BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "int4": 4}

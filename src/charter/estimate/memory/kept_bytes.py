@@ -41,7 +41,7 @@ class KeptTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerKind:
-    """What decides which tensors a layer keeps, besides the architecture."""
+    """Traits that decide which tensors a layer keeps, besides the architecture."""
 
     seq_len: float
     value_bytes: float = 2.0

@@ -39,7 +39,7 @@ class PpoRole:
 
     @property
     def head(self) -> Head:
-        """What it computes per position."""
+        """Return the kind of output that it computes per position."""
         return "scalar" if self.scalar_head else "lm"
 
 
@@ -123,27 +123,27 @@ def _state(breakdown: MemoryBreakdown) -> tuple[Term, ...]:
 
 def _training_phases(trained: Mapping[str, MemoryBreakdown]) -> dict[str, tuple[tuple[str, Term], ...]]:
     """For each trained role, what comes and goes at its fullest phase."""
-    found = {}
+    fullest = {}
     for name, breakdown in trained.items():
         phases = [
             tuple((name, term) for term in terms if term.part not in STATE and term.name not in FIXED)
             for terms in breakdown.phases.values()
         ]
-        found[f"train {name}"] = max(phases, key=lambda parts: sum(term.value for _, term in parts))
-    return found
+        fullest[f"train {name}"] = max(phases, key=lambda parts: sum(term.value for _, term in parts))
+    return fullest
 
 
 def _frozen(job: PpoJob, role: PpoRole) -> Term:
     """16-bit weights of a frozen role, sharded like the trained ones under ZeRO-3."""
     layout = job.scoring_layout or job.layout
     rank = rank_parameters(role.architecture, layout, scalar_head=role.scalar_head)
-    held = rank.held(layout)
+    sharded_parameters = rank.held(layout)
     return Term(
         name="frozen weights",
         part="parameters",
-        value=2.0 * held,
+        value=2.0 * sharded_parameters,
         unit="bytes",
-        formula=f"2 B x {held:,.0f} of {rank.total:,.0f}",
+        formula=f"2 B x {sharded_parameters:,.0f} of {rank.total:,.0f}",
         source="weights only, sharded like the trained ones under ZeRO-3",
     )
 
@@ -151,12 +151,12 @@ def _frozen(job: PpoJob, role: PpoRole) -> Term:
 def _scoring(job: PpoJob) -> dict[str, tuple[tuple[str, Term], ...]]:
     """One forward pass of a micro-batch through each frozen role."""
     layout = job.scoring_layout or job.layout
-    found = {}
+    phases = {}
     for role in job.roles:
         if role.trained:
             continue
         tokens = float(layout.micro_batch * job.seq_len)
-        made = job_inference_memory(
+        memory = job_inference_memory(
             InferenceJob(
                 architecture=role.architecture,
                 batch=0.0,
@@ -167,11 +167,11 @@ def _scoring(job: PpoJob) -> dict[str, tuple[tuple[str, Term], ...]]:
                 accelerator=job.accelerator,
             )
         )
-        parts = [(role.name, term) for term in made.phases["prefill"] if term.part == "activations"]
+        parts = [(role.name, term) for term in memory.phases["prefill"] if term.part == "activations"]
         if role.head == "lm":
             parts.append((role.name, _scored_logits(role, layout, tokens)))
-        found[f"score with {role.name}"] = tuple(parts)
-    return found
+        phases[f"score with {role.name}"] = tuple(parts)
+    return phases
 
 
 def _scored_logits(role: PpoRole, layout: Layout, tokens: float) -> Term:
@@ -188,7 +188,7 @@ def _scored_logits(role: PpoRole, layout: Layout, tokens: float) -> Term:
 
 def _generating(job: PpoJob) -> dict[str, tuple[tuple[str, Term], ...]]:
     """The generator's own copy of the policy's weights, and keys and values of what is decoded together."""
-    made = job_inference_memory(
+    memory = job_inference_memory(
         InferenceJob(
             architecture=job.policy.architecture,
             batch=job.rollout_sequences,
@@ -198,7 +198,7 @@ def _generating(job: PpoJob) -> dict[str, tuple[tuple[str, Term], ...]]:
             accelerator=job.accelerator,
         )
     )
-    parts = tuple(("generator", term) for term in made.phases["decode"] if term.name not in FIXED)
+    parts = tuple(("generator", term) for term in memory.phases["decode"] if term.name not in FIXED)
     return {"generate": parts}
 
 

@@ -69,13 +69,13 @@ def ppo_table(job: PpoJob, layouts: Sequence[Layout]) -> PpoTable:
     """
     columns = Layouts.of(layouts)
     fixed = array(0.0)
-    found: dict[str, RoleColumns] = {}
+    roles: dict[str, RoleColumns] = {}
     for role in job.roles:
         if role.trained:
-            found[role.name], fixed = _trained(job, role, columns, len(layouts))
+            roles[role.name], fixed = _trained(job, role, columns, len(layouts))
         else:
-            found[role.name] = _frozen(job, role, layouts)
-    return PpoTable(roles=found, fixed=fixed)
+            roles[role.name] = _frozen(job, role, layouts)
+    return PpoTable(roles=roles, fixed=fixed)
 
 
 def generation_bytes(
@@ -109,8 +109,8 @@ def generation_bytes(
         for limit in limits
     ]
     decode = inference_memory_table(InferenceShape.stacked(shapes)).phases["decode"]
-    held = [column.values for column in decode.columns if column.name not in FIXED]
-    return array(sum(held, start=np.float64(0.0))).reshape(len(tensors), len(limits))
+    sizes = [column.values for column in decode.columns if column.name not in FIXED]
+    return array(sum(sizes, start=np.float64(0.0))).reshape(len(tensors), len(limits))
 
 
 def _trained(job: PpoJob, role: PpoRole, layouts: Layouts, count: int) -> tuple[RoleColumns, Array]:
@@ -160,5 +160,5 @@ def _frozen(job: PpoJob, role: PpoRole, layouts: Sequence[Layout]) -> RoleColumn
     per_token = sum(term.value for term in one.phases["prefill"] if term.part == "activations")
     per_token += 6.0 * role.architecture.vocab_size if role.head == "lm" else 0.0
     tokens = array([layout.micro_batch * job.seq_len / layout.tensor for layout in layouts])
-    held = array([ranks[layout.tensor].held(layout) for layout in layouts])
-    return RoleColumns(resident=2.0 * held, transient=tokens * per_token)
+    sharded_parameters = array([ranks[layout.tensor].held(layout) for layout in layouts])
+    return RoleColumns(resident=2.0 * sharded_parameters, transient=tokens * per_token)

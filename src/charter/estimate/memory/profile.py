@@ -1,4 +1,4 @@
-"""What decides about memory in a training stack besides layout and precision: a few named traits of its code."""
+"""Memory profile of a training stack besides layout and precision: a few named traits of its code."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,4 +1,4 @@
-"""What a training step holds in memory besides the layout: one job, or many as arrays, ready for the formulas."""
+"""Memory shape of a training step besides the layout: one job, or many as arrays, ready for the formulas."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class MemoryShape:
 
 
 def _layer_numbers(job: MemoryJob) -> dict[str, float]:
-    """What the layers keep, and what the fullest of them holds while it runs; bytes per token."""
+    """Return what the layers keep, and what the fullest of them holds while it runs; bytes per token."""
     a, value = job.architecture, job.precision.compute_bytes
     keeps, extra = _kept_matrices(job), _adapter_activations(job)
     kinds = [(_kind(job, kind), count) for kind, count in layer_mix(a)]
@@ -112,7 +112,7 @@ def _layer_numbers(job: MemoryJob) -> dict[str, float]:
         "scores": _mean(layers, "scores"),
         "live_replicated": _largest(layers).replicated + extra.replicated,
         "live_sharded": _largest(layers).sharded + extra.sharded,
-        "live_scores": max(kept.scores for kept, _ in layers),
+        "live_scores": max(activations.scores for activations, _ in layers),
         "backward_replicated": 2 * value * a.hidden_size,
         "backward_sharded": max(_backward(a, kind) for kind, _ in kinds),
         "encoder_bytes": _encoder_bytes(a.encoder, job) if a.encoder and job.adapter is None else 0.0,
@@ -151,7 +151,7 @@ def _state_numbers(job: MemoryJob) -> dict[str, float]:
 
 
 def _run_numbers(job: MemoryJob) -> dict[str, float]:
-    """What the stack's code and the device add: buffers, temporaries of the step, the context."""
+    """Return what the stack's code and the device add: buffers, temporaries of the step, the context."""
     profile, device = job.profile, job.accelerator
     stays = profile.gathers_stay_frozen and job.adapter is not None
     first, last = job.end_layers or (0, 0)
@@ -207,9 +207,9 @@ def _kept_matrices(job: MemoryJob) -> Matrices:
 def _adapter_size(a: Architecture, adapter: AdapterUse) -> float:
     if adapter.trained is not None:
         return adapter.trained
-    whole = float(adapter_parameters(a, Adapter(rank=adapter.rank)))
+    everywhere = float(adapter_parameters(a, Adapter(rank=adapter.rank)))
     if adapter.targets >= LINEAR:
-        return whole
+        return everywhere
     width, keys = a.num_heads * a.head_size, a.kv_heads * a.head_size
     inner = a.intermediate_size if a.mixture is None else a.mixture.expert_intermediate_size
     sides = {
@@ -226,7 +226,7 @@ def _adapter_size(a: Architecture, adapter: AdapterUse) -> float:
 
 
 def _adapter_activations(job: MemoryJob) -> LayerActivations:
-    """What the adapters of one layer keep: their narrow values, dropped-out inputs, scaled outputs."""
+    """Return what the adapters of one layer keep: their narrow values, dropped-out inputs, scaled outputs."""
     a, adapter, value = job.architecture, job.adapter, job.precision.compute_bytes
     if adapter is None:
         return LayerActivations(replicated=0.0, sharded=0.0, scores=0.0, layer_input=0.0)
@@ -271,8 +271,8 @@ def _encoder_bytes(encoder: Encoder, job: MemoryJob) -> float:
 
 
 def _mean(layers: list[tuple[LayerActivations, float]], name: str) -> float:
-    return sum(float(getattr(kept, name)) * count for kept, count in layers) / sum(count for _, count in layers)
+    return sum(float(getattr(layer, name)) * count for layer, count in layers) / sum(count for _, count in layers)
 
 
 def _largest(layers: list[tuple[LayerActivations, float]]) -> LayerActivations:
-    return max((kept for kept, _ in layers), key=lambda kept: kept.replicated + kept.sharded)
+    return max((layer for layer, _ in layers), key=lambda kept: kept.replicated + kept.sharded)

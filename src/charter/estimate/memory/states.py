@@ -43,7 +43,7 @@ class RankParameters:
         return self.dense + self.experts
 
     def held(self, layout: Layout) -> float:
-        """What one rank keeps of weights that ZeRO-3 shards: routed experts over the rest of their smaller group.
+        """Return the parameters that one rank keeps under ZeRO-3: routed experts over the rest of their smaller group.
 
         >>> rank = RankParameters(dense=8.0, experts=2.0, layer_unit=1.0, end_unit=1.0, layers=1)
         >>> rank.held(Layout(data=8, expert=4, zero=ZeroStage.PARAMETERS))

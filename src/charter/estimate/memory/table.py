@@ -168,8 +168,8 @@ def _phase(
 ) -> TermTable:
     alive = [columns[key] for key in PHASES[phase]]
     transient = array(sum((item.values for item in alive if item.part in TRANSIENT), start=np.float64(0.0)))
-    kept = () if phase in ("load", "checkpoint") else (cached[phase == "optimizer step"],)
-    return TermTable(columns=(*alive, slack_column(rank, transient), *kept, *always))
+    reserved = () if phase in ("load", "checkpoint") else (cached[phase == "optimizer step"],)
+    return TermTable(columns=(*alive, slack_column(rank, transient), *reserved, *always))
 
 
 def _layers(shape: MemoryShape, layouts: Layouts, stage: Stage) -> Array:

@@ -166,7 +166,7 @@ def _frozen_base(rank: Rank) -> Array:
 
 
 def activation_columns(rank: Rank) -> dict[str, ExplainedColumn]:
-    """What the forward pass keeps on a pipeline stage, and one layer while its backward pass runs."""
+    """Return what the forward pass keeps on a pipeline stage, and one layer while its backward pass runs."""
     return {**_kept_columns(rank), **_live_columns(rank)}
 
 
@@ -185,7 +185,7 @@ def _kept_columns(rank: Rank) -> dict[str, ExplainedColumn]:
     again, sequence = _again(rank), _sequence_group(rank)
     eager = s.keeps_scores * (lay.recompute == 0)
     sharded = np.where(lay.context > 1, s.sharded_ring, s.sharded)
-    kept = s.replicated / sequence + (sharded + eager * s.scores) / lay.tensor
+    saved_bytes = s.replicated / sequence + (sharded + eager * s.scores) / lay.tensor
     inputs = s.compute_bytes * s.hidden / sequence
     on_device = rank.constants.activations * rank.tokens * layers * rank.held * (1 - s.offload_activations)
     shape = "{tokens:,.0f} tokens x {layers:.0f} layers x {held:.4g} micro-batches in flight"
@@ -195,10 +195,10 @@ def _kept_columns(rank: Rank) -> dict[str, ExplainedColumn]:
         "kept": column(
             "kept activations",
             "activations",
-            kept * on_device * (1 - again),
+            saved_bytes * on_device * (1 - again),
             "{kept:,.0f} B per token and layer x " + shape,
             ACTIVATION_SOURCE,
-            kept=array(kept),
+            kept=array(saved_bytes),
             **numbers,
         ),
         "inputs": column(

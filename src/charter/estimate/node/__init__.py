@@ -1,1 +1,1 @@
-"""What surrounds the accelerators: system memory, disks, bytes over the wire."""
+"""Needs around the accelerators: system memory, disks, bytes over the wire."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm:
-    """What one step does besides generating answers and updating the policy."""
+    """Work of one step besides generating answers and updating the policy."""
 
     name: str
     critic: bool = False
@@ -53,7 +53,7 @@ def algorithm_named(*texts: str) -> Algorithm | None:
 
 @dataclass(frozen=True, kw_only=True)
 class RlStack:
-    """How a framework runs a step."""
+    """Way in which a framework runs a step."""
 
     label: str
     engine: str
@@ -90,7 +90,7 @@ SEPARATE_ENGINE = RlStack(label="rl", engine="vllm")
 
 
 def rl_stack_named(framework: str) -> RlStack:
-    """How a framework runs a step; an unknown one as trainer and vLLM side by side.
+    """Return the stack by which a framework runs a step; an unknown one as trainer and vLLM side by side.
 
     >>> rl_stack_named("DeepSpeed-Chat hybrid engine 2023-04").label, rl_stack_named("my own").label
     ('deepspeed-chat', 'rl')
@@ -98,6 +98,6 @@ def rl_stack_named(framework: str) -> RlStack:
     ('sglang', 'transformers')
     """
     lowered = framework.casefold()
-    found = next((stack for pattern, stack in _STACKS if re.search(pattern, lowered)), SEPARATE_ENGINE)
-    separate = re.search(r"vllm|sglang|tensorrt", lowered) if found.label == "native" else None
-    return replace(SEPARATE_ENGINE, engine=separate[0]) if separate else found
+    by_name = next((stack for pattern, stack in _STACKS if re.search(pattern, lowered)), SEPARATE_ENGINE)
+    separate = re.search(r"vllm|sglang|tensorrt", lowered) if by_name.label == "native" else None
+    return replace(SEPARATE_ENGINE, engine=separate[0]) if separate else by_name

@@ -22,7 +22,7 @@ DIRECT_REFIT = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class RlConstants:
-    """What a step costs beside its phases, and how far phases are from plain generation and training."""
+    """Constants of a step beside its phases, and the ratio of its phases to plain generation and training."""
 
     generation_factor: Array = constant(
         1.1, sigma=0.3, unit="factor", source="judgement: engines inside a training loop start cold every step"

@@ -17,7 +17,7 @@ from charter.units import SECONDS_PER_HOUR
 
 @dataclass(frozen=True, kw_only=True)
 class RunConstants(RlConstants):
-    """What a run costs beside its steps; of a step's constants one factor is left free, since totals show no more."""
+    """Constants of a run beside its steps; of a step's constants one factor is left free, since totals show no more."""
 
     generation_factor: Array = constant(1.1, sigma=0.0, unit="factor", source="rl_step.py")
     score_factor: Array = constant(1.0, sigma=0.0, unit="factor", source="rl_step.py")

@@ -41,8 +41,8 @@ def fit_parametric(runs: Sequence[SmallRun], *, starts: Sequence[Array] | None =
     sizes, tokens, losses = _columns(runs)
     centre_n, centre_d = float(sizes.mean()), float(tokens.mean())
     objective = _parametric_objective(sizes - centre_n, tokens - centre_d, losses)
-    found = starts if starts is not None else _parametric_starts(sizes - centre_n, tokens - centre_d, losses)
-    point = _best(objective, found, bounds=[(-12.0, 6.0)] * 3 + [(0.005, MOST_EXPONENT)] * 2)
+    points = starts if starts is not None else _parametric_starts(sizes - centre_n, tokens - centre_d, losses)
+    point = _best(objective, points, bounds=[(-12.0, 6.0)] * 3 + [(0.005, MOST_EXPONENT)] * 2)
     log_e, log_a, log_b, alpha, beta = (float(value) for value in point)
     law = ParametricLaw(
         irreducible_loss=float(np.exp(log_e)),

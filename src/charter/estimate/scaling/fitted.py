@@ -98,20 +98,20 @@ class FittedLaw:
 
 
 def _warnings(known: Range, parameters: float, tokens: float, unique: float | None) -> tuple[str, ...]:
-    found = []
+    warnings = []
     factor = FLOPS_PER_PARAMETER_AND_TOKEN * parameters * tokens / known.compute_flops[1]
     if factor > VERY_FAR:
-        found.append(f"{factor:,.0f} times the compute of the largest fitted run: no more than a direction")
+        warnings.append(f"{factor:,.0f} times the compute of the largest fitted run: no more than a direction")
     elif factor > FAR:
-        found.append(f"{factor:,.0f} times the compute of the largest fitted run: an extrapolation")
+        warnings.append(f"{factor:,.0f} times the compute of the largest fitted run: an extrapolation")
     for what, value, (low, high) in (("parameters", parameters, known.parameters), ("tokens", tokens, known.tokens)):
         if not low * (1 - 1e-9) <= value <= high * (1 + 1e-9):
-            found.append(f"{value:.3g} {what} lie outside the fitted {low:.3g} to {high:.3g}")
+            warnings.append(f"{value:.3g} {what} lie outside the fitted {low:.3g} to {high:.3g}")
     if unique is not None and tokens / unique > 4:
-        found.append(
+        warnings.append(
             f"{tokens / unique:.1f} passes over the data; above 4 the returns fall quickly (Muennighoff et al. 2023)"
         )
-    return tuple(found)
+    return tuple(warnings)
 
 
 _CHINCHILLA_RUNS = Range(parameters=(44e6, 16e9), tokens=(5e9, 500e9), compute_flops=(6e18, 3e21))

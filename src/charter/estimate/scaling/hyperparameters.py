@@ -23,7 +23,7 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedRun:
-    """What a large run used."""
+    """Settings of a published large run."""
 
     name: str
     num_parameters: float
@@ -145,9 +145,9 @@ def rules(
     ['DeepSeek LLM', 'Step Law', 'Kaplan critical batch']
     """
     compute = 6 * num_parameters * num_tokens
-    found = []
+    answers = []
     if own_learning_rate or own_batch_tokens:
-        found.append(
+        answers.append(
             Rule(
                 name="your runs",
                 source="power law through the learning rates and batches of the fitted runs",
@@ -155,7 +155,7 @@ def rules(
                 batch_tokens=_own(own_batch_tokens, compute),
             )
         )
-    found += [
+    answers += [
         Rule(
             name="DeepSeek LLM",
             source="Bi et al. 2024 (arXiv:2401.02954), equation 1",
@@ -175,7 +175,7 @@ def rules(
             batch_tokens=_banded(critical_batch_tokens(loss)),
         ),
     ]
-    return tuple(found)
+    return tuple(answers)
 
 
 def nearest_runs(compute_flops: float, count: int = 2) -> tuple[PublishedRun, ...]:

@@ -58,7 +58,7 @@ def envelope(runs: Sequence[SmallRun]) -> Envelope:
     Source: Hoffmann et al. 2022, section 3.2 (approach 2). A parabola is a local picture: with sizes far to one side of
     the bottom, or exponents that differ much, its bottom is biased even without noise (arXiv:2603.22339).
     """
-    valleys = tuple(found for group in _budgets(runs) if (found := _valley(group)) is not None)
+    valleys = tuple(parabola for group in _budgets(runs) if (parabola := _valley(group)) is not None)
     seen = [valley for valley in valleys if valley.inside]
     if len(seen) < 2:
         return Envelope(valleys=valleys, size_exponent=None, size_coefficient=None)

@@ -77,22 +77,22 @@ def _budget(valley: Valley) -> dict[str, Any]:
 def read_law(text: str, file: str) -> FittedLaw:
     """The law of a file; DataError when it is not one."""
     try:
-        found = json.loads(text)
-        if found["schema"] != SCHEMA:
-            raise ValueError(f"its schema is {found['schema']!r}, not {SCHEMA!r}")
-        form, constants, source = found["form"], found["constants"], str(found["source"])
-        known = found["range"]
+        document = json.loads(text)
+        if document["schema"] != SCHEMA:
+            raise ValueError(f"its schema is {document['schema']!r}, not {SCHEMA!r}")
+        form, constants, source = document["form"], document["constants"], str(document["source"])
+        limits = document["range"]
         return FittedLaw(
             law=_law(form, [constants[name] for name in constants_of(form)], source),
-            draws=tuple(_law(form, row, source) for row in found["draws"]),
-            noise=float(found["noise"]),
+            draws=tuple(_law(form, row, source) for row in document["draws"]),
+            noise=float(document["noise"]),
             fitted_on=Range(
-                parameters=_pair(known["parameters"]),
-                tokens=_pair(known["tokens"]),
-                compute_flops=_pair(known["compute_flops"]),
+                parameters=_pair(limits["parameters"]),
+                tokens=_pair(limits["tokens"]),
+                compute_flops=_pair(limits["compute_flops"]),
             ),
-            learning_rate=_pair(found["learning_rate"]) if found.get("learning_rate") else None,
-            batch_tokens=_pair(found["batch_tokens"]) if found.get("batch_tokens") else None,
+            learning_rate=_pair(document["learning_rate"]) if document.get("learning_rate") else None,
+            batch_tokens=_pair(document["batch_tokens"]) if document.get("batch_tokens") else None,
         )
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(

@@ -15,7 +15,7 @@ GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 class Law(Protocol):
-    """What every form of law answers."""
+    """Protocol of every form of law."""
 
     @property
     def form(self) -> str:
@@ -23,7 +23,7 @@ class Law(Protocol):
 
     @property
     def source(self) -> str:
-        """Where its constants come from."""
+        """Return where its constants come from."""
 
     def loss(self, num_parameters: float, num_tokens: float) -> float:
         """Nats per token of a model after so many tokens, each seen once."""
@@ -139,7 +139,7 @@ REPEAT_DECAY = 15.387756
 
 
 def effective_tokens(num_tokens: float, unique_tokens: float) -> float:
-    """What `num_tokens` are worth when only `unique_tokens` of them differ: `U + U R* (1 - exp(-R / R*))`.
+    """Return the worth of `num_tokens` of which only `unique_tokens` differ: `U + U R* (1 - exp(-R / R*))`.
 
     U unique tokens, `R = D / U - 1` repeats, `R* = 15.39`. Source: Muennighoff et al. 2023 (arXiv:2305.16264),
     equation 5; fitted on models of up to 9e9 parameters and up to 1,500 epochs. Their second correction, for models
@@ -171,7 +171,7 @@ def tokens_for_loss(law: Law, num_parameters: float, loss: float) -> float:
 
 
 def minimised(cost: Callable[[float], float], low: float, high: float) -> float:
-    """Where a function with one minimum is least between `low` and `high`, by golden section to 1e-9 of the range.
+    """Return where a function with one minimum is least, by golden section to 1e-9 of `low` to `high`.
 
     The function may be infinite up to some point at the low end.
 

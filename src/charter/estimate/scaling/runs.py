@@ -59,16 +59,16 @@ def read_runs(text: str, file: str) -> tuple[SmallRun, ...]:
             f"  give the columns {', '.join(NEEDED)}, and any of {', '.join(OPTIONAL)}"
         )
     problems: list[str] = []
-    found = []
+    runs = []
     for row in reader:
         if not any((value or "").strip() for value in row.values() if isinstance(value, str)):
             continue
         run = _run(row, f"{file}:{reader.line_num}", problems)
         if run is not None:
-            found.append(run)
+            runs.append(run)
     if problems:
         raise DataError("\n".join(problems))
-    return tuple(found)
+    return tuple(runs)
 
 
 def check_runs(runs: Sequence[SmallRun]) -> None:

@@ -30,7 +30,7 @@ class ServingAware:
 
     @property
     def saved_share(self) -> float:
-        """What the smaller model saves of the accelerator time."""
+        """Return the share of the accelerator time that the smaller model saves."""
         return 1 - self.accelerator_flops / self.optimal_accelerator_flops
 
 

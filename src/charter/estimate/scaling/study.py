@@ -46,7 +46,7 @@ class HeldBack:
 
     @property
     def inside(self) -> bool:
-        """Whether the measured loss lies in the 80 % band."""
+        """Return True if the measured loss lies in the 80 % band."""
         return self.p10 <= self.run.loss <= self.p90
 
 
@@ -135,10 +135,12 @@ def power_law(points: Sequence[tuple[float, float | None]]) -> tuple[float, floa
     >>> round(p, 3)
     -0.5
     """
-    known = [(math.log(compute), math.log(value)) for compute, value in points if value is not None]
-    if len({round(compute, 2) for compute, _ in known}) < 3:
+    logarithms = [(math.log(compute), math.log(value)) for compute, value in points if value is not None]
+    if len({round(compute, 2) for compute, _ in logarithms}) < 3:
         return None
-    exponent, constant = (float(v) for v in np.polyfit(array([x for x, _ in known]), array([y for _, y in known]), 1))
+    exponent, constant = (
+        float(v) for v in np.polyfit(array([x for x, _ in logarithms]), array([y for _, y in logarithms]), 1)
+    )
     return math.exp(constant), exponent
 
 
@@ -152,19 +154,19 @@ def _held_back(runs: Sequence[SmallRun], *, form: Form, seed: int, draws: int) -
         fitted = fit_with_band(smaller, form=form, seed=seed, draws=draws)
     except DataError:
         return ()
-    found = []
+    checks = []
     for run in largest:
-        told = fitted.predict(run.num_parameters, run.num_tokens, run.unique_tokens)
-        found.append(
+        prediction = fitted.predict(run.num_parameters, run.num_tokens, run.unique_tokens)
+        checks.append(
             HeldBack(
                 run=run,
-                predicted=told.loss.p50,
-                p10=told.loss.p10,
-                p90=told.loss.p90,
+                predicted=prediction.loss.p50,
+                p10=prediction.loss.p10,
+                p90=prediction.loss.p90,
                 extrapolation=run.compute_flops / fitted.fitted_on.compute_flops[1],
             )
         )
-    return tuple(found)
+    return tuple(checks)
 
 
 def _other(runs: Sequence[SmallRun], form: Form) -> tuple[Form, float] | None:

@@ -42,7 +42,7 @@ class ApiPrice:
 
 @dataclass(frozen=True, kw_only=True)
 class ApiJudgement:
-    """What a number of requests takes."""
+    """Time and money of a number of requests."""
 
     seconds: float
     usd: float

@@ -8,7 +8,7 @@ from charter.estimate.constants import constant
 
 @dataclass(frozen=True, kw_only=True)
 class ServingConstants:
-    """What the roofline of prefill and decode needs besides data sheets."""
+    """Constants of the roofline of prefill and decode besides data sheets."""
 
     matmul_share: Array = constant(
         0.75,

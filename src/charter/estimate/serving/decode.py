@@ -21,7 +21,7 @@ Columns = TypeVar("Columns")
 
 
 def issue_of(engines: Engine | list[Engine]) -> Issue:
-    """How engines issue work, as columns.
+    """Return how engines issue work, as columns.
 
     >>> from charter.estimate.serving.engines import NATIVE, VLLM
     >>> issue_of([NATIVE, VLLM]).eager.tolist()

@@ -1,4 +1,4 @@
-"""What generation needs to know of an accelerator and of the group that serves one model, as numbers that broadcast."""
+"""Accelerator, and the group that serves one model, as generation sees them: numbers that broadcast."""
 
 from __future__ import annotations
 
@@ -126,8 +126,10 @@ def _has_rate(accelerator: Accelerator, compute: str) -> bool:
 def _ceiling(accelerator: Accelerator, dtype: str) -> float:
     name = dtype if _has_rate(accelerator, dtype) else "bf16"
     measured = accelerator.matmul_ceiling
-    known = "bf16" if name == "fp16" else name
-    share = measured.get(known) or measured.get("fp8" if name in ("fp4", "int8") else "bf16") or UNMEASURED_CEILING
+    measured_dtype = "bf16" if name == "fp16" else name
+    share = (
+        measured.get(measured_dtype) or measured.get("fp8" if name in ("fp4", "int8") else "bf16") or UNMEASURED_CEILING
+    )
     return accelerator.peak_flops_per_second(name) * (1.0 if accelerator.kind == "cpu" else share)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """How a generation engine issues work; times are relative to the constants of `serving.constants`."""
+    """Way in which a generation engine issues work; times are relative to the constants of `serving.constants`."""
 
     name: str
     eager: bool

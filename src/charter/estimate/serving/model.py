@@ -1,4 +1,4 @@
-"""What generation needs to know of an architecture, as numbers that broadcast over configurations."""
+"""Architecture as generation sees it: numbers that broadcast over configurations."""
 
 from __future__ import annotations
 

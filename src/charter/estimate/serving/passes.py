@@ -31,7 +31,7 @@ ROOFLINE = "roofline: Williams et al. 2009; Chen 2022"
 
 @dataclass(frozen=True, kw_only=True)
 class Issue:
-    """How work is issued: columns of `Engine`."""
+    """Way in which work is issued: columns of `Engine`."""
 
     eager: Array
     overlapped: Array
@@ -79,7 +79,7 @@ def pass_terms(
     hides = (issue.eager > 0) | ((issue.overlapped > 0) & (group.pipeline <= 1))
     waits = gaps + np.where(hides, _overlapped(host, busy + gaps) - busy - gaps, host)
     part = "decode" if work.decode else "prefill"
-    made = (
+    rows_of_terms = (
         ("weights", part, weights, "max(weight bytes / bandwidth, 2 weights rows / matrix rate)", ROOFLINE),
         ("keys and values", part, keys, "max(cache bytes / bandwidth, score operations / attention rate)", ROOFLINE),
         (
@@ -102,7 +102,7 @@ def pass_terms(
             formula=formula,
             source=source,
         )
-        for name, group_name, value, formula, source in made
+        for name, group_name, value, formula, source in rows_of_terms
     )
     return TermTable(columns=columns)
 

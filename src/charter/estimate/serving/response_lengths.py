@@ -1,4 +1,4 @@
-"""How long generated answers are: their distribution, the longest of a batch, and how a batch drains.
+"""Lengths of generated answers: their distribution, the longest of a batch, and how a batch drains.
 
 A batch that starts together ends with its longest answer; an engine that admits waiting requests at once is only held
 by the tail at the end of the work. Both follow from the survival function of the length.

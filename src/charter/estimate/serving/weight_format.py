@@ -1,4 +1,4 @@
-"""How weights are stored for generation, and what that costs: bytes, arithmetic, dequantisation."""
+"""Formats of stored weights for generation, and their cost: bytes, arithmetic, dequantisation."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def weight_format(printed: str) -> WeightFormat:
     lowered = printed.casefold().strip()
     lowered = re.sub(r"(int8|fp8|8[- ]?bit|int4|4[- ]?bit)[ -]*(kv|cache)\w*", "", lowered)
     lowered = re.sub(r"(kv|cache)[ -=:]*(int8|fp8|8[- ]?bit)", "", lowered)
-    for pattern, found in FORMATS:
+    for pattern, stored in FORMATS:
         if re.search(pattern, lowered):
-            return found
+            return stored
     return BF16
 
 

@@ -1,1 +1,1 @@
-"""What an architecture holds and does: parameters, operations, caches, layer by layer."""
+"""Contents and work of an architecture: parameters, operations, caches, layer by layer."""

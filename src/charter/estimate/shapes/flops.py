@@ -39,7 +39,7 @@ class ForwardFlops:
 
     @property
     def mixing(self) -> float:
-        """What meets other positions and has no weight matrix: attention scores and recurrences."""
+        """Return what meets other positions and has no weight matrix: attention scores and recurrences."""
         return self.scores + self.recurrence
 
     @property
@@ -115,8 +115,8 @@ def attended_positions(architecture: Architecture, seq_len: float, *, causal: bo
 
 def _chunked_positions(seq_len: float, chunk: int) -> float:
     """Mean positions seen, causal, where none sees across the border of its chunk."""
-    whole, rest = divmod(seq_len, chunk)
-    return (whole * chunk * chunk + rest * rest) / (2 * seq_len)
+    full, rest = divmod(seq_len, chunk)
+    return (full * chunk * chunk + rest * rest) / (2 * seq_len)
 
 
 def score_width(architecture: Architecture) -> int:

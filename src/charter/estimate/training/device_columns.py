@@ -59,7 +59,7 @@ MEMORY_SHARE = 0.85
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceColumns:
-    """What the time of a step needs of an accelerator; every field broadcasts against the layouts."""
+    """Accelerator as the time of a step sees it; every field broadcasts against the layouts."""
 
     rate_16: Array
     """Highest measured (or expected) 16-bit product rate, operations per second."""
@@ -168,8 +168,8 @@ def generation_of(name: str) -> str:
 
 def multiprocessors(name: str) -> float:
     """Units that work on output tiles side by side; 1 (no quantisation into waves) where nothing is published."""
-    known = [prefix for prefix in MULTIPROCESSORS if name.startswith(prefix)]
-    return float(MULTIPROCESSORS[max(known, key=len)]) if known else 1.0
+    prefixes = [prefix for prefix in MULTIPROCESSORS if name.startswith(prefix)]
+    return float(MULTIPROCESSORS[max(prefixes, key=len)]) if prefixes else 1.0
 
 
 def ceiling_16(accelerator: Accelerator) -> float:

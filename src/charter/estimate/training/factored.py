@@ -78,8 +78,8 @@ def factored_values(given: StepInputs, *, beside: Sequence[Array] = ()) -> dict[
     )
     few = replace(few, work=step_work(few.model, few.device, few.job, few.stack))
     layers = layer_seconds(few)
-    made = rows_of(_spread(layers, len(rows)), which)
-    return step_values(replace(given, work=_kept(few.work, len(rows), which)), made)
+    micro_batches = rows_of(_spread(layers, len(rows)), which)
+    return step_values(replace(given, work=_kept(few.work, len(rows), which)), micro_batches)
 
 
 def factored_seconds(given: StepInputs, *, beside: Sequence[Array] = ()) -> Array:
@@ -94,7 +94,7 @@ def _spread(value: Value, count: int) -> Value:
 
 
 def _kept(work: StepWork, count: int, which: Index) -> StepWork:
-    """What the rest of the step needs, for every row; the rest is dropped."""
+    """Return what the rest of the step needs, for every row; the rest is dropped."""
     nothing = array(0.0)
     later = {name: np.broadcast_to(getattr(work, name), (count,))[which] for name in USED_LATER}
     return StepWork(**{item.name: later.get(item.name, nothing) for item in fields(StepWork)})

@@ -22,5 +22,5 @@ def least_step_seconds(given: StepInputs) -> Array:
     tokens = at.micro_batch * job.seq / at.context
     flops = 2.0 * tokens * weights * (3.0 - job.frozen) / at.tensor
     spread = c.straggler * np.log2(np.maximum(at.num_accelerators / 8, 1.0))
-    whole = at.accumulation * flops / at.pipeline / product_rate(given)
-    return array(whole * c.unmodelled * given.stack.unmodelled * (1 + spread))
+    seconds = at.accumulation * flops / at.pipeline / product_rate(given)
+    return array(seconds * c.unmodelled * given.stack.unmodelled * (1 + spread))

@@ -1,4 +1,4 @@
-"""What share of a device's best product a given shape reaches: tiles, waves, and a short inner side."""
+"""Share of a device's best product that a given shape reaches: tiles, waves, and a short inner side."""
 
 import numpy as np
 
@@ -42,8 +42,8 @@ def shape_share(rows: Array, columns: Array, inner: Array, multiprocessors: Arra
     depth = inner / split
     filled = depth / (depth + short_inner * (OVERLAPPED_FILL + (1 - OVERLAPPED_FILL) / waves))
     best = (used * rate * filled * np.where(split > 1, SPLIT_SHARE, 1.0)).max(axis=0)
-    whole = np.minimum(best, 1.0)
-    whole = np.where(
-        multiprocessors > 1, whole, np.minimum(1.0, rows / (np.ceil(rows / 128) * 128)) * inner / (inner + short_inner)
+    share = np.minimum(best, 1.0)
+    share = np.where(
+        multiprocessors > 1, share, np.minimum(1.0, rows / (np.ceil(rows / 128) * 128)) * inner / (inner + short_inner)
     )
-    return array(whole)
+    return array(share)

@@ -73,7 +73,7 @@ class MicroBatch:
 
     @property
     def computing(self) -> Array:
-        """What the device computes for the layers."""
+        """Return the seconds in which the device computes for the layers."""
         return array(self.products + self.experts + self.casts + self.attention + self.traffic + self.recompute)
 
 

@@ -44,7 +44,7 @@ HEAD_PRODUCT = 13
 
 @dataclass(frozen=True, kw_only=True)
 class ModelColumns:
-    """What the time of a step needs of a model; fields broadcast against the layouts.
+    """Model as the time of a step sees it; fields broadcast against the layouts.
 
     Products have a first axis over `PRODUCTS`; all other fields have the axis of the cases only, or none.
     """
@@ -109,9 +109,9 @@ class ModelColumns:
         full = seq * (1 - causal / 2)
         window = np.minimum(self.window, seq)
         windowed = np.where(causal > 0, window - window * window / (2 * seq), window)
-        whole = np.floor(seq / self.chunk)
-        rest = seq - whole * self.chunk
-        chunked = (whole * self.chunk**2 + rest**2) / seq * (1 - causal / 2)
+        chunks = np.floor(seq / self.chunk)
+        rest = seq - chunks * self.chunk
+        chunked = (chunks * self.chunk**2 + rest**2) / seq * (1 - causal / 2)
         return array(self.full_layers * full + self.window_layers * windowed + self.chunk_layers * chunked)
 
 
@@ -142,7 +142,7 @@ def _columns(a: Architecture, mtp: bool) -> ModelColumns:
 
 @dataclass(frozen=True, kw_only=True)
 class _Layers:
-    """How many layers have what, those for multi-token prediction included."""
+    """Numbers of layers that have each part, those for multi-token prediction included."""
 
     attention: int
     dense: int
@@ -226,22 +226,22 @@ _NO_PRODUCT = (64.0, 64.0, WHOLE, 0.0)
 def _products(a: Architecture, layers: _Layers) -> list[tuple[float, ...]]:
     """Inner side, columns, split and count of every kind of product."""
     h, up, dense, moe = a.hidden_size, 1 + a.gated_mlp, layers.dense, layers.moe
-    found: list[tuple[float, ...]] = _attention_products(a, layers.attention)
-    found += [(h, up * a.intermediate_size, SPLIT_COLUMNS, dense), (a.intermediate_size, h, SPLIT_INNER, dense)]
+    products: list[tuple[float, ...]] = _attention_products(a, layers.attention)
+    products += [(h, up * a.intermediate_size, SPLIT_COLUMNS, dense), (a.intermediate_size, h, SPLIT_INNER, dense)]
     mixture, space = a.mixture, a.state_space
     shared = mixture.shared_width if mixture else 0
-    found += [(h, up * shared, SPLIT_COLUMNS, moe), (shared, h, SPLIT_INNER, moe)] if shared else [_NO_PRODUCT] * 2
+    products += [(h, up * shared, SPLIT_COLUMNS, moe), (shared, h, SPLIT_INNER, moe)] if shared else [_NO_PRODUCT] * 2
     if space:
-        found += [(h, state_space_input_width(space), SPLIT_COLUMNS, a.state_space_layers)]
-        found += [(space.inner_size, h, SPLIT_INNER, a.state_space_layers)]
+        products += [(h, state_space_input_width(space), SPLIT_COLUMNS, a.state_space_layers)]
+        products += [(space.inner_size, h, SPLIT_INNER, a.state_space_layers)]
     else:
-        found += [_NO_PRODUCT] * 2
+        products += [_NO_PRODUCT] * 2
     if mixture:
         outer, width = mixture.expert_hidden_size or h, mixture.expert_intermediate_size
-        found += [(outer, up * width, WHOLE, moe), (width, outer, WHOLE, moe)]
+        products += [(outer, up * width, WHOLE, moe), (width, outer, WHOLE, moe)]
     else:
-        found += [_NO_PRODUCT] * 2
-    return [*found, (a.embedding_width, a.vocab_size, SPLIT_COLUMNS, 1 + layers.extra)]
+        products += [_NO_PRODUCT] * 2
+    return [*products, (a.embedding_width, a.vocab_size, SPLIT_COLUMNS, 1 + layers.extra)]
 
 
 def _attention_products(a: Architecture, layers: int) -> list[tuple[float, ...]]:

@@ -1,4 +1,4 @@
-"""How long a step of several pipeline stages takes against the pass of its slowest stage."""
+"""Time of a step of several pipeline stages against the pass of its slowest stage."""
 
 import numpy as np
 

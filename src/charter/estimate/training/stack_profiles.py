@@ -1,4 +1,4 @@
-"""How training stacks differ: operations they issue, kernels they fuse, traffic they hide.
+"""Profiles of training stacks: operations they issue, kernels they fuse, traffic they hide.
 
 None of the figures was counted in a profile or in a stack's source. They are estimates from memory of how each stack
 works, and these were then set while looking at residuals of the calibration file: operations of `huggingface` (QFT

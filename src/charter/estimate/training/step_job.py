@@ -1,4 +1,4 @@
-"""What a training step does, as columns: its layout, its sequences, its number formats, and how its stack works."""
+"""Work of a training step, as columns: its layout, its sequences, its number formats, and how its stack works."""
 
 from __future__ import annotations
 

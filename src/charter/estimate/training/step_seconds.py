@@ -169,9 +169,9 @@ def _optimizer(given: StepInputs) -> Array:
     at, job, work = given.job.layouts, given.job, given.work
     ranks = np.maximum(np.minimum(at.shards, job.shard_group), 1.0)
     experts = np.where(job.frozen > 0, 0.0, work.rank_experts)
-    whole = np.where(at.zero >= 1, 0.0, 1.0)
-    owned = (work.trained - experts) * np.maximum(whole, 1 / ranks)
-    owned = owned + experts * np.maximum(whole, np.minimum(1.0, at.expert / ranks))
+    replicated = np.where(at.zero >= 1, 0.0, 1.0)
+    owned = (work.trained - experts) * np.maximum(replicated, 1 / ranks)
+    owned = owned + experts * np.maximum(replicated, np.minimum(1.0, at.expert / ranks))
     touched = np.where(at.zero < 3, GRADIENT_BYTES_TOUCHED * work.trained, 0.0)
     device = given.constants.optimizer_traffic * (given.stack.update_bytes * owned + touched) / given.device.bandwidth
     host = OFFLOADED_HOST_BYTES * owned * given.device.node / HOST_MEMORY_BYTES_PER_SECOND

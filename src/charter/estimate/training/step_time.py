@@ -100,11 +100,11 @@ def training_step(
     >>> 0.25 < step.model_flops_utilisation < 0.5
     True
     """
-    kept = with_precision(stack or native_profile(accelerator), precision)
+    fitted_stack = with_precision(stack or native_profile(accelerator), precision)
     job = step_job(
         layout, seq_len=seq_len, dtype=dtype, precision=precision, adapter=adapter, head_share=head_share, causal=causal
     )
-    model, device, profile = ModelColumns.of(architecture), DeviceColumns.of(accelerator), StackColumns.of(kept)
+    model, device, profile = ModelColumns.of(architecture), DeviceColumns.of(accelerator), StackColumns.of(fitted_stack)
     given = StepInputs(
         model=model,
         device=device,
@@ -138,7 +138,7 @@ def with_precision(stack: StackProfile, precision: TrainingPrecision) -> StackPr
 
 
 def native_profile(accelerator: Accelerator) -> StackProfile:
-    """What runs where nobody says otherwise: Hugging Face layers under PyTorch FSDP, or MaxText on TPUs."""
+    """Return the default profile: Hugging Face layers under PyTorch FSDP, or MaxText on TPUs."""
     return PROFILES["maxtext" if accelerator.kind == "tpu" else "native"]
 
 

@@ -87,7 +87,7 @@ def step_work(model: ModelColumns, device: DeviceColumns, job: StepJob, stack: S
     rank, experts = _rank_parameters(m, job)
     trained = np.where(job.frozen > 0, job.adapter_rank * m.trained_share / (at.tensor * at.pipeline), rank)
     adapted = ADAPTER_PASSES * stack.adapted_share * m.adapted_values
-    held = (m.parameters - m.end_parameters) / at.tensor
+    layer_parameters = (m.parameters - m.end_parameters) / at.tensor
     return StepWork(
         dense_flops=dense_flops,
         dense_bytes=dense_bytes,
@@ -104,7 +104,7 @@ def step_work(model: ModelColumns, device: DeviceColumns, job: StepJob, stack: S
         traffic=_traffic(m, job, stack, tokens),
         adapter_bytes=array(np.where(job.adapter_rank > 0, width * tokens * adapted / at.tensor, 0.0)),
         routed_bytes=array(width * m.routed_values * tokens / at.tensor),
-        dequantise_bytes=array(np.where(job.base_bits < 16, DEQUANTISED_BYTES * held, 0.0)),
+        dequantise_bytes=array(np.where(job.base_bits < 16, DEQUANTISED_BYTES * layer_parameters, 0.0)),
         logit_bytes=array(stack.logit_bytes * head_tokens * m.vocabulary / at.tensor),
         tensor_message=array(width * tokens * m.hidden),
         routed_message=array(width * tokens * m.hidden * m.experts_per_token / at.tensor),

@@ -1,4 +1,4 @@
-"""Which links a group of accelerators spans, and the seconds of collectives over them, for many layouts at once.
+"""Links that a group of accelerators spans, and the seconds of collectives over them, for many layouts at once.
 
 Ranks are numbered tensor, context, data, pipeline, the fastest first (Megatron-LM `parallel_state.py`), so a group is
 `size` ranks, one every `stride`. Inside the scale-up domain (NVLink, a TPU torus) it has that link; beyond it, rings
