@@ -31,7 +31,7 @@ from charter.spec.project import Project, Serving
 
 @dataclass(frozen=True, kw_only=True)
 class BillImported:
-    """What came of a bill."""
+    """Outcome of a bill's import."""
 
     bill: Bill
     findings: tuple[BillFinding, ...]
@@ -40,12 +40,12 @@ class BillImported:
 
     @property
     def ledger_usd(self) -> Decimal:
-        """What the ledger has for this run."""
+        """Return what the ledger has for this run."""
         return sum((item.ledger_usd or Decimal(0) for item in self.findings), Decimal(0))
 
     @property
     def agrees(self) -> bool:
-        """Whether every line and every attempt is equal to the second and the cent."""
+        """Return True if every line and every attempt is equal to the second and the cent."""
         return all(item.kind == "equal" for item in self.findings)
 
 
@@ -95,7 +95,7 @@ def reconcile_run(
         chosen = _chosen(before, endpoints)
         by_call: dict[str, tuple[CallBooks, int]] = {}
         ids = {row.request_id for row in rows}
-        found = reconcile(
+        compared = reconcile(
             _calls(books, run, chosen, by_call), rows, price=_prices(project), at=time.time(), source=source
         )
         if not ids & by_call.keys():
@@ -103,17 +103,17 @@ def reconcile_run(
                 f"none of the {len(rows)} requests in {source} is a call of this run to {', '.join(chosen)}\n"
                 "  give the log of the provider that was called, with the request ids that Charter sent (X-Request-Id)"
             )
-        if found.unpriced:
+        if compared.unpriced:
             raise UsageError(
-                f"{found.unpriced} requests in {source} have tokens but no cost, and charter.yaml has no price for "
+                f"{compared.unpriced} requests in {source} have tokens but no cost, and charter.yaml has no price for "
                 "their server\n  give serving.NAME.usd_per_million_input_tokens and _output_tokens, or a log with costs"
             )
         if not dry_run:
-            _correct(found, by_call)
+            _correct(compared, by_call)
             with Ledger.open(ledger_place(where, project.storage.ledger)) as ledger:
                 ledger.record_usage(_usage(books, run))
         return BillReconciled(
-            endpoints=chosen, before=_sums(before, chosen), after=_sums(_usage(books, run), chosen), found=found
+            endpoints=chosen, before=_sums(before, chosen), after=_sums(_usage(books, run), chosen), found=compared
         )
 
 
@@ -199,7 +199,7 @@ AT_END_SECONDS = LATE_SECONDS + AGAIN_SECONDS
 
 
 def start_key(job_id: str, *, shard: int | None = None, restart: int = 0) -> str:
-    """What the ledger calls one start of a job.
+    """Return the ledger's name of one start of a job.
 
     >>> start_key("12"), start_key("12", shard=3, restart=1)
     ('12', '12_3+1')
@@ -330,9 +330,9 @@ class EngineRecords:
 
 
 def _lacks_tasks(submission: Submission, starts: Sequence[JobAttempt]) -> bool:
-    """Whether an engine that has records of some tasks of an array has none of others yet."""
-    told = {start.shard for start in starts}
-    return bool(starts) and not told.issuperset(range(len(submission.shards)))
+    """Return True if an engine that has records of some tasks of an array has none of others yet."""
+    recorded_shards = {start.shard for start in starts}
+    return bool(starts) and not recorded_shards.issuperset(range(len(submission.shards)))
 
 
 def _went_well(start: JobAttempt) -> bool:
@@ -419,12 +419,12 @@ def rebuild_ledger(project: Project, root: Path, stages: Iterable[PlannedStage])
     Their time and money are in their directories, calls in their own books. Sums are compared with their rows before
     anything is added, and made anew where they are not theirs. Call it only while holding the run's lock.
     """
-    kept = {stage.name: (stage, attempts) for stage in stages if (attempts := _kept_attempts(project, stage))}
-    if not kept:
+    finished = {stage.name: (stage, attempts) for stage in stages if (attempts := _kept_attempts(project, stage))}
+    if not finished:
         return ()
     with Ledger.open(ledger_place(run_dir(root.resolve()), project.storage.ledger)) as ledger:
-        known = ledger.attempt_counts(run=project.name)
-        lost = {name: item for name, item in kept.items() if (name, item[0].asked_fingerprint) not in known}
+        counts = ledger.attempt_counts(run=project.name)
+        lost = {name: item for name, item in finished.items() if (name, item[0].asked_fingerprint) not in counts}
         if not lost:
             return ()
         try:
@@ -475,10 +475,10 @@ def end_finished(ledger: Ledger, stages: Iterable[PlannedStage], *, run: str, ke
     by_stage = {stage.name: stage for stage in stages} if running else {}
     for row in running:
         stage = by_stage.get(row.stage)
-        found = None if stage is None else _good_end(stage)
-        if stage is not None and found is not None and found[0] == row.job_id and is_finished(stage):
+        good_end = None if stage is None else _good_end(stage)
+        if stage is not None and good_end is not None and good_end[0] == row.job_id and is_finished(stage):
             step = checkpoint_step(stage.directory)
-            ledger.end(row.attempt_id, at=found[1], outcome=Outcome.DONE, kept_step=step)
+            ledger.end(row.attempt_id, at=good_end[1], outcome=Outcome.DONE, kept_step=step)
 
 
 def end_dropped(ledger: Ledger, stage: PlannedStage, *, run: str) -> None:
@@ -494,8 +494,8 @@ def _good_end(stage: PlannedStage) -> tuple[str, float] | None:
 
     Tasks of an array are started again one by one: of each the last start counts.
     """
-    known = numbers(stage.directory)
-    files = JobFiles(stage.directory, known[-1]) if known else None
+    submissions = numbers(stage.directory)
+    files = JobFiles(stage.directory, submissions[-1]) if submissions else None
     submission = read_submission(files) if files else None
     if files is None or submission is None or submission.job_id is None:
         return None

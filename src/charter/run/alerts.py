@@ -87,7 +87,7 @@ class AlertBook:
 
     def add(self, alert: Alert) -> bool:
         """Write an alert down; False when it was said before."""
-        if any(known.key == alert.key for known in self.alerts()):
+        if any(earlier.key == alert.key for earlier in self.alerts()):
             return False
         durable.make_dir(self.directory)
         durable.append_line(self.directory / ALERTS_FILE, asdict(alert), sync=True)
@@ -103,7 +103,7 @@ class AlertBook:
         return tuple(Alert(**line) for line in _lines(self.directory / ALERTS_FILE))
 
     def unsent(self, channels: tuple[str, ...]) -> tuple[tuple[Alert, str], ...]:
-        """What is still to be sent, and by which channel."""
+        """Return what is still to be sent, and by which channel."""
         sent = {(line["key"], line["channel"]) for line in _lines(self.directory / SENT_FILE) if "error" not in line}
         return tuple((alert, name) for alert in self.alerts() for name in channels if (alert.key, name) not in sent)
 
@@ -147,7 +147,7 @@ class AlertListener:
 
 
 def _looks_again(sender: "subprocess.Popen[bytes]") -> bool:
-    """Whether what is in the book now is seen by a sender for sure: it closes its input before it looks a last time."""
+    """Return True if a sender surely sees what is in the book now: it closes its input before its last look."""
     assert sender.stdin is not None
     closed = select.poll()
     closed.register(sender.stdin, 0)
@@ -155,7 +155,7 @@ def _looks_again(sender: "subprocess.Popen[bytes]") -> bool:
 
 
 def _has_ended(sender: "subprocess.Popen[bytes]") -> bool:
-    """Whether a sender has ended; its pipe is closed then."""
+    """Return True if a sender has ended; its pipe is closed then."""
     if sender.poll() is None:
         return False
     assert sender.stdin is not None
@@ -174,12 +174,12 @@ def channels_of(settings: Alerts) -> tuple[str, ...]:
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a file; one that a kill tore is left out."""
-    found = []
+    rows = []
     with contextlib.suppress(FileNotFoundError):
         for line in path.read_bytes().splitlines():
             with contextlib.suppress(ValueError):
-                found.append(json.loads(line))
-    return found
+                rows.append(json.loads(line))
+    return rows
 
 
 TIMEOUT_SECONDS = 10.0
@@ -195,7 +195,7 @@ def sender_of(channel: str, settings: Alerts, secrets: Secrets) -> Callable[[Ale
 
 
 def body_of(alert: Alert) -> dict[str, Any]:
-    """What is posted: `text`, which chat programs show, and the fields beside it."""
+    """Return what is posted: `text`, which chat programs show, and the fields beside it."""
     return {**asdict(alert), "text": f"[{alert.run}] {alert.text}"}
 
 
@@ -214,8 +214,8 @@ def message_of(alert: Alert, settings: Alerts) -> EmailMessage:
 
 def _writable(text: str) -> str:
     """A text that a mail can hold: no half of a pair of surrogates, no control characters but line ends."""
-    whole = text.encode("utf-8", "replace").decode("utf-8")
-    return "".join(sign if sign == "\n" or sign.isprintable() else " " for sign in whole)
+    valid = text.encode("utf-8", "replace").decode("utf-8")
+    return "".join(sign if sign == "\n" or sign.isprintable() else " " for sign in valid)
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

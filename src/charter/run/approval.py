@@ -32,7 +32,7 @@ LONGEST_NOTE = 2000
 
 @dataclass(frozen=True, kw_only=True)
 class Approval:
-    """Who let a stage start, when, and what it was then."""
+    """Approval of a stage's start: by whom, when, and of which version of the stage."""
 
     stage: str
     fingerprint: str
@@ -42,12 +42,12 @@ class Approval:
 
 
 def waits_for_approval(stage: PlannedStage, root: Path) -> bool:
-    """Whether a stage may not start yet because nobody has approved it under its present fingerprint."""
+    """Return True if a stage may not start yet because nobody has approved it under its present fingerprint."""
     return stage.spec.needs_approval and read_approval(stage, root) is None
 
 
 def waiting_words(stage: PlannedStage) -> str:
-    """Why such a stage does not start, and the command that lets it."""
+    """Return why such a stage does not start, and the command that lets it."""
     return f"waits for approval: charter approve {stage.name}"
 
 
@@ -60,24 +60,24 @@ def read_approval(stage: PlannedStage, root: Path) -> Approval | None:
     fields = dict(content) if isinstance(content, dict) else {}
     fields.pop("schema", None)
     try:
-        found = Approval(**fields)
+        approval = Approval(**fields)
     except TypeError:
         raise DataError(f"{path} is not an approval; move it away and approve the stage again") from None
-    if (found.stage, found.fingerprint) != (stage.name, stage.asked_fingerprint):
+    if (approval.stage, approval.fingerprint) != (stage.name, stage.asked_fingerprint):
         raise DataError(f"{path} approves something else than its name says; move it away and approve the stage again")
-    return found
+    return approval
 
 
 def approve(stage: PlannedStage, root: Path, *, note: str = "", by: str | None = None) -> Approval:
     """Write an approval durably; a later one of the same fingerprint takes its place."""
     if len(note) > LONGEST_NOTE:
         raise UsageError(f"the note has {len(note):,} characters; at most {LONGEST_NOTE:,} are kept")
-    found = Approval(
+    approval = Approval(
         stage=stage.name, fingerprint=stage.asked_fingerprint, by=by or who_is_here(), at=time.time(), note=note
     )
     durable.make_dir(run_dir(root) / APPROVALS)
-    durable.write_json(_path(stage, root), {"schema": SCHEMA, **asdict(found)})
-    return found
+    durable.write_json(_path(stage, root), {"schema": SCHEMA, **asdict(approval)})
+    return approval
 
 
 def who_is_here() -> str:
@@ -90,7 +90,7 @@ def who_is_here() -> str:
 
 
 class Gate:
-    """What a run asks before it starts a stage, and when nothing is left but stages that wait."""
+    """Questions of a run before it starts a stage, and when nothing is left but stages that wait."""
 
     def __init__(self, root: Path, tell: Callable[[PlannedStage, str], None]) -> None:
         self._root, self._tell = root, tell
@@ -98,7 +98,7 @@ class Gate:
         self._told: set[str] = set()
 
     def holds(self, stage: PlannedStage) -> bool:
-        """Whether a stage that is ready must wait; said once."""
+        """Return True if a stage that is ready must wait; said once."""
         if stage.name in self._open or not stage.spec.needs_approval:
             return False
         if not waits_for_approval(stage, self._root):
@@ -110,14 +110,14 @@ class Gate:
         return True
 
     def standstill(self, waiting: Sequence[PlannedStage], done: Collection[str]) -> InterruptedRunError | None:
-        """Why the run ends, where every stage whose inputs are done waits for approval; None where one may start."""
+        """Return why the run ends, where every stage whose inputs are done waits for approval; else None."""
         ready = [stage for stage in waiting if set(stage.stage_inputs) <= set(done)]
-        held = [stage for stage in ready if self.holds(stage)]
-        if not held or len(held) < len(ready):
+        blocked = [stage for stage in ready if self.holds(stage)]
+        if not blocked or len(blocked) < len(ready):
             return None
-        later = [stage.name for stage in waiting if stage not in held]
-        lines = [f"{len(held)} of {len(waiting)} stages that are left wait for approval:"]
-        lines += [f"  charter approve {stage.name}   shows samples of what it reads, and asks" for stage in held]
+        later = [stage.name for stage in waiting if stage not in blocked]
+        lines = [f"{len(blocked)} of {len(waiting)} stages that are left wait for approval:"]
+        lines += [f"  charter approve {stage.name}   shows samples of what it reads, and asks" for stage in blocked]
         if later:
             lines.append(f"  {', '.join(later)} come after; the same `charter run` goes on from here")
         return InterruptedRunError("\n".join(lines))
@@ -207,11 +207,11 @@ def shown_fields(row: Mapping[str, Any]) -> dict[str, str]:
     >>> shown_fields({"id": "1", "prompt": "hi", "chosen": [{"role": "assistant", "content": "hello"}], "round": 2})
     {'prompt': 'hi', 'chosen': 'hello', 'round': '2'}
     """
-    found: dict[str, str] = {}
+    shown: dict[str, str] = {}
     for field, title in _SHOWN:
         if field in row and row[field] not in (None, "", []) and _REPEATED_BY.get(field) not in row:
-            found.setdefault(title, _text(row[field]))
-    return found
+            shown.setdefault(title, _text(row[field]))
+    return shown
 
 
 def _text(value: Any) -> str:

@@ -78,7 +78,7 @@ class MachineShares:
 
 @dataclass(kw_only=True)
 class RunningAttempt:
-    """What the supervisor remembers of an attempt."""
+    """State of an attempt, as the supervisor remembers it."""
 
     stage: PlannedStage
     handle: StageHandle
@@ -110,17 +110,17 @@ class RunningAttempt:
 
     @property
     def seconds(self) -> float:
-        """How long it has run."""
+        """Return how long it has run."""
         return time.monotonic() - self.started
 
     def progress(self) -> dict[str, Any]:
-        """What this attempt has reported; what an earlier one has left behind does not count."""
-        found = read_progress(self.stage.directory)
-        return found if found.get("updated_at", 0) >= self.began_at and found.get("pid") == self.handle.pid else {}
+        """Return what this attempt has reported; what an earlier one has left behind does not count."""
+        latest = read_progress(self.stage.directory)
+        return latest if latest.get("updated_at", 0) >= self.began_at and latest.get("pid") == self.handle.pid else {}
 
     @property
     def began_at(self) -> float:
-        """When it began, by the clock of the machine that computes."""
+        """Return when it began, by the clock of the machine that computes."""
         job = self.handle.job
         return self.started_at if job is None else job.started_at
 
@@ -152,7 +152,7 @@ class RunningAttempt:
 
     @property
     def saved_since_asked(self) -> bool:
-        """Whether a checkpoint has been completed since it was asked to stop."""
+        """Return True if a checkpoint has been completed since it was asked to stop."""
         return checkpoint_step(self.stage.directory) > self.saved_when_asked
 
 
@@ -252,7 +252,7 @@ def last_step(attempt: RunningAttempt) -> int:
 
 def _metrics(attempt: RunningAttempt) -> list[dict[str, Any]]:
     """The metrics lines of an attempt; every step has one, where `progress.json` is written twice a second."""
-    found = []
+    rows = []
     path = attempt.stage.directory / METRICS
     for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
@@ -260,12 +260,12 @@ def _metrics(attempt: RunningAttempt) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             continue
         if isinstance(line, dict) and line.get("time", 0) >= attempt.began_at:
-            found.append(line)
-    return found
+            rows.append(line)
+    return rows
 
 
 def _in_all(attempt: RunningAttempt) -> dict[str, Any]:
-    """What an ended attempt did, to the last step that it reported."""
+    """Return what an ended attempt did, to the last step that it reported."""
     lines = _metrics(attempt)
     counted = {name for line in lines for name in COUNTERS if name in line}
     return {
@@ -321,7 +321,7 @@ def is_finished(stage: PlannedStage) -> bool:
 
 
 def ending_of(attempt: RunningAttempt, exit_code: int, *, out_of_memory: bool) -> Ending:
-    """How an attempt ended, for the restart policy; `out_of_memory`: the kernel has killed a process for memory."""
+    """Return how an attempt ended, for the restart policy; `out_of_memory`: the kernel killed a process for memory."""
     label = _failure(attempt).get("label", "")
     failure = classify(
         exit_code, label=str(label), hung=attempt.hang is not None, timed_out=attempt.timed_out, oom=out_of_memory
@@ -373,7 +373,7 @@ def outcome_of(ending: Ending) -> Outcome:
 
 
 def describe_ending(attempt: RunningAttempt, ending: Ending) -> str:
-    """What happened, in words."""
+    """Return what happened, in words."""
     who = f"process {attempt.handle.failed_rank} of {attempt.handle.processes} " if attempt.handle.processes > 1 else ""
     code, message = ending.exit_code, str(_failure(attempt).get("message", ""))
     if ending.failure == "timeout":
@@ -408,10 +408,10 @@ def failure_of(attempt: RunningAttempt, what: str, ending: Ending, reason: str) 
 def keep_failure(attempt: RunningAttempt, ending: Ending, what: str, error: CharterError) -> None:
     """Leave the first cause in `failure.json`, where the failed process could not write it or was not rank 0."""
     own = _failure(attempt)
-    told = own if own and ending.exit_code > 0 and ending.failure != "timeout" else {}
+    cause = own if own and ending.exit_code > 0 and ending.failure != "timeout" else {}
     content = {
-        "exit_code": told.get("exit_code", error.exit_code),
-        "label": told.get("label", error.label),
+        "exit_code": cause.get("exit_code", error.exit_code),
+        "label": cause.get("label", error.label),
         "message": what,
         "failure": ending.failure,
     }
@@ -419,7 +419,7 @@ def keep_failure(attempt: RunningAttempt, ending: Ending, what: str, error: Char
 
 
 def _failure(attempt: RunningAttempt) -> Mapping[str, Any]:
-    """What the process that failed first has written about it; empty when it could not."""
+    """Return what the process that failed first has written about it; empty when it could not."""
     try:
         content: Any = durable.read_json(attempt.stage.directory / failure_name(attempt.handle.failed_rank))
     except DataError:

@@ -1,4 +1,4 @@
-"""What the run has cost against what it may cost: told as it grows, held and stopped where the file asks for it."""
+"""Cost of the run against its limits: told as it grows, held and stopped where the file asks for it."""
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -54,25 +54,25 @@ class Spending:
     @property
     def by_stage(self) -> dict[str, Sums]:
         """The run's stages, with what earlier versions of them have cost."""
-        found: dict[str, Sums] = {}
+        sums: dict[str, Sums] = {}
         for (stage, _), part in self.by_fingerprint.items():
-            found[stage] = found.get(stage, Sums()) + part
-        return found
+            sums[stage] = sums.get(stage, Sums()) + part
+        return sums
 
     @property
     def usd_per_hour(self) -> float:
-        """What the running attempts cost per hour."""
+        """Return what the running attempts cost per hour."""
         return self.usd_per_hour_of({attempt.stage for attempt in self.running})
 
     def usd_per_hour_of(self, stages: Collection[str]) -> float:
-        """What the running attempts at some stages cost per hour."""
+        """Return what the running attempts at some stages cost per hour."""
         return running_usd_per_hour(self.running, stages, machine_usd_per_hour=self.machine_usd_per_hour) or 0.0
 
 
 def running_usd_per_hour(
     running: Collection[Attempt], stages: Collection[str], *, machine_usd_per_hour: float | None
 ) -> float | None:
-    """What attempts at some stages cost per hour at this moment; None where none of them has a price.
+    """Return what attempts at some stages cost per hour at this moment; None where none of them has a price.
 
     Those that share the processors of the run's machine cost its price in equal parts; jobs of an engine, and stages
     on accelerators of their own, what each of them does.
@@ -121,7 +121,7 @@ def first_of_month(unix_seconds: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class StageStep:
-    """How far a stage is."""
+    """Progress of a stage."""
 
     name: str
     kind: str
@@ -139,12 +139,12 @@ def stages_so_far(
 ) -> tuple[StageSoFar, ...]:
     """Plan (the JSON of `plan.json`), progress and sums put together, for a forecast."""
     planned = {str(stage["name"]): stage for stage in (plan or {}).get("stages", ())}
-    found = []
+    stages = []
     for stage in steps:
         in_plan = planned.get(stage.name, {})
         part = spending.by_fingerprint.get((stage.name, stage.fingerprint), Sums())
         lost_usd = part.totals.lost_to_kills_micro_usd + part.totals.lost_to_failures_micro_usd
-        found.append(
+        stages.append(
             StageSoFar(
                 name=stage.name,
                 kind=stage.kind,
@@ -160,7 +160,7 @@ def stages_so_far(
                 kept_usd=(part.most_micro_usd - lost_usd) / MICRO_USD_PER_USD if part.is_priced else None,
             )
         )
-    return tuple(found)
+    return tuple(stages)
 
 
 def _interval(quantiles: Mapping[str, float | None] | None) -> Interval | None:
@@ -209,7 +209,7 @@ class BudgetLine:
 
     @property
     def title(self) -> str:
-        """What the limit is for, in words."""
+        """Return what the limit is for, in words."""
         return self.name if self.scope == "project" else f"{self.scope} {self.name}"
 
     @property
@@ -219,13 +219,13 @@ class BudgetLine:
         return left / self.usd_per_hour * SECONDS_PER_HOUR if self.usd_per_hour > 0 else None
 
     def sentence(self) -> str:
-        """How it stands, in a line."""
+        """Return its state, in a line."""
         spent = f"{self.title} has cost {self.spent_words} of {format_usd(self.limit_usd)}"
         return f"{spent} ({100 * self.share:.0f} %), forecast {self.forecast_words}: {self.reason}"
 
     @property
     def spent_words(self) -> str:
-        """What it has cost; with both ends where calls are in flight, or nobody knows whether they were billed."""
+        """Return what it has cost; with both ends where calls are in flight, or may have been billed."""
         settled, most = format_usd(self.settled_usd), format_usd(self.spent_usd)
         return most if settled == most else f"{settled}, at most {most}"
 
@@ -263,18 +263,18 @@ def budget_lines(
         return ()
     names = set(left.stages)
     line = _Lines(budget=project.budget, spending=spending, left=left, running=set(running))
-    found = [line.of("project", project.name, project.budget.limit, spending.total, names)]
+    lines = [line.of("project", project.name, project.budget.limit, spending.total, names)]
     by_stage = spending.by_stage
     for name, limit in project.budget.stages.items():
-        found.append(line.of("stage", name, limit, by_stage.get(name, Sums()), {name}))
+        lines.append(line.of("stage", name, limit, by_stage.get(name, Sums()), {name}))
     for name, limit in project.budget.owners.items():
         part = spending.by_owner.get(name, Sums())
-        found.append(line.of("owner", name, limit, part, names if name == project.owner else set()))
+        lines.append(line.of("owner", name, limit, part, names if name == project.owner else set()))
     own = set(_pairs(project.tags))
     for name, limit in project.budget.tags.items():
         part = spending.by_tag.get(name, Sums())
-        found.append(line.of("tag", name, limit, part, names if name in own else set()))
-    return tuple(found)
+        lines.append(line.of("tag", name, limit, part, names if name in own else set()))
+    return tuple(lines)
 
 
 def binding(project: Project, lines: Collection[BudgetLine]) -> tuple[BudgetLine, ...]:
@@ -328,7 +328,7 @@ class _Lines:
         )
 
     def _warmed_up(self, stages: set[str]) -> bool:
-        """Whether a forecast may act: an attempt that runs has made some steps itself.
+        """Return True if a forecast may act: an attempt that runs has made some steps itself.
 
         What an earlier attempt has measured does not stop the next one before it could measure. To start nothing
         new, a stage that is done will do as well.
@@ -414,7 +414,7 @@ class BudgetWatch:
         return None if stop is None else budget_error(stop)
 
     def holds(self, stage: str) -> bool:
-        """Whether a budget lets this stage wait."""
+        """Return True if a budget lets this stage wait."""
         return any(scope != "stage" or name == stage for scope, name in self._held)
 
     def standstill(self, ledger: Ledger, *, done: Collection[str]) -> BudgetError | None:
@@ -458,15 +458,15 @@ def lines_now(
 
 
 def steps_now(pipeline: Pipeline, *, done: Collection[str]) -> tuple[StageStep, ...]:
-    """How far every stage is, by what it has last said."""
-    found = []
+    """Return how far every stage is, by what it has last said."""
+    steps = []
     for name, stage in pipeline.stages.items():
         progress = read_progress(stage.directory)
         paced_steps, paced_seconds = paced(progress)
         if name in done:
             progress = {}
         step, target = int(progress.get("step") or 0), progress.get("target_step")
-        found.append(
+        steps.append(
             StageStep(
                 name=name,
                 kind=stage.spec.kind,
@@ -478,16 +478,16 @@ def steps_now(pipeline: Pipeline, *, done: Collection[str]) -> tuple[StageStep, 
                 paced_seconds=paced_seconds,
             )
         )
-    return tuple(found)
+    return tuple(steps)
 
 
 def read_plan(root: Path) -> Mapping[str, Any] | None:
     """The plan that the run has kept, if any."""
     try:
-        found = durable.read_json(run_dir(root) / PLAN_FILE)
+        document = durable.read_json(run_dir(root) / PLAN_FILE)
     except DataError:
         return None
-    return found if isinstance(found, dict) else None
+    return document if isinstance(document, dict) else None
 
 
 def _is_over(line: BudgetLine, done: Collection[str]) -> bool:
@@ -505,7 +505,7 @@ TIME_SHARE = 0.05
 
 
 def calls_place(project: Project, stage: PlannedStage) -> str | Path:
-    """Where the calls of a stage are recorded."""
+    """Return where the calls of a stage are recorded."""
     return project.storage.ledger or stage.directory / CALLS_FILE
 
 
@@ -520,7 +520,7 @@ class CallCosts:
     _books: CallBooks | None = field(default=None, repr=False)
 
     def look(self, *, at_end: bool = False) -> tuple[ApiUsage, ...]:
-        """What they cost so far; nothing when it is too soon to look again.
+        """Return what they cost so far; nothing when it is too soon to look again.
 
         At the end every row is compared with its check; a DataError says that one has changed.
         """

@@ -1,4 +1,4 @@
-"""What `charter artifacts checkpoints backup | restore | scrub` do: a project's results to and from a second place."""
+"""Commands `charter ckpt backup | restore | scrub`: a project's results to and from a second place."""
 
 import queue
 import threading
@@ -115,11 +115,11 @@ def scrub(
 
 
 def damaged_results(project: Project, root: Path, stage: str | None) -> list[str]:
-    """What is wrong with what stages have written beside checkpoints, and with the ledger, in words."""
+    """Return what is wrong with what stages have written beside checkpoints, and with the ledger, in words."""
     pipeline = build_pipeline(project, root)
     wanted = [pipeline.stage(stage)] if stage is not None else pipeline.stages.values()
-    found = [wrong for item in wanted for wrong in damaged_in(item.directory, database=STAGE_DATABASE)]
-    return [*found, *damaged_database(run_dir(pipeline.root) / RUN_DATABASE)]
+    damages = [wrong for item in wanted for wrong in damaged_in(item.directory, database=STAGE_DATABASE)]
+    return [*damages, *damaged_database(run_dir(pipeline.root) / RUN_DATABASE)]
 
 
 LOOK_EVERY_SECONDS = 2.0
@@ -244,7 +244,7 @@ class Removable:
 
 def prunable_checkpoints(project: Project, root: Path, place: str | None) -> list[Removable]:
     """Checkpoints that retention does not keep, here and in the second place, after reading those that stay."""
-    found = []
+    checkpoints = []
     for stage in build_pipeline(project, root).stages.values():
         if not (stage.directory / JOB_FILE).exists():
             continue
@@ -253,25 +253,27 @@ def prunable_checkpoints(project: Project, root: Path, place: str | None) -> lis
         for position in retention.removable(map(_held, here.values())):
             item = here[position]
             remove = partial(durable.discard_dir, item.path)
-            found.append(Removable(name=str(item.path), why="older than what is kept", bytes=item.bytes, remove=remove))
+            checkpoints.append(
+                Removable(name=str(item.path), why="older than what is kept", bytes=item.bytes, remove=remove)
+            )
         if place or project.storage.artifacts:
             copies = copies_of(project, root, place)
             group = stage.directory.name
-            found += [_copy(copies, group, item.name, item.bytes) for item in prunable(copies, group, retention)]
-    return found
+            checkpoints += [_copy(copies, group, item.name, item.bytes) for item in prunable(copies, group, retention)]
+    return checkpoints
 
 
 def garbage(project: Project, root: Path, place: str | None, *, other_results: bool) -> list[Removable]:
-    """What crashes have left and nothing uses, here and in the second place.
+    """Return what crashes have left and nothing uses, here and in the second place.
 
     Results under other fingerprints are found too, and go only with `other_results`: a file that is changed back uses
     them again.
     """
     pipeline = build_pipeline(project, root)
-    found = [*_local_garbage(pipeline, other_results=other_results)]
+    leftovers = [*_local_garbage(pipeline, other_results=other_results)]
     if place or project.storage.artifacts:
-        found += _stored_garbage(copies_of(project, root, place))
-    return found
+        leftovers += _stored_garbage(copies_of(project, root, place))
+    return leftovers
 
 
 def remove_all(
@@ -282,12 +284,12 @@ def remove_all(
     Gives all that was found.
     """
     with hold(root):
-        found = [*find()]
-        for item in found:
+        items = [*find()]
+        for item in items:
             if item.remove is not None:
                 item.remove()
         then()
-    return found
+    return items
 
 
 def sample_cleaned(project: Project, root: Path, place: str | None, tell: Callable[[str], None]) -> None:

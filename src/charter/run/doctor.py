@@ -51,7 +51,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Said:
-    """What a command printed, and whether it succeeded."""
+    """Output of a command, and whether it succeeded."""
 
     ok: bool
     text: str
@@ -75,7 +75,7 @@ def ask(command: Sequence[str], *, seconds: float = COMMAND_SECONDS) -> Said:
 
 
 def references(project: Project) -> Iterator[tuple[str, str]]:
-    """Where in the file a secret is referred to, and the reference."""
+    """Yield where in the file a secret is referred to, and the reference."""
     for name, serving in project.serving.items():
         if serving.api_key is not None and serving.is_used:
             yield f"serving.{name}.api_key", serving.api_key
@@ -88,21 +88,21 @@ def examine_credentials(
     project: Project, root: Path, environment: Mapping[str, str] | None = None
 ) -> tuple[Check, ...]:
     """One check for every reference; a file that others may read is told."""
-    known = os.environ if environment is None else environment
-    return tuple(look_up(where, reference, root, known) for where, reference in references(project))
+    variables = os.environ if environment is None else environment
+    return tuple(look_up(where, reference, root, variables) for where, reference in references(project))
 
 
 def look_up(where: str, reference: str, root: Path, environment: Mapping[str, str]) -> Check:
-    """Whether one secret is where the file says.
+    """Return whether one secret is where the file says.
 
     >>> look_up("alerts.webhook", "env:HOOK", Path("."), {"HOOK": "https://..."}).found
     'HOOK is set'
     """
     scheme, _, name = reference.partition(":")
     if scheme == "env":
-        found = bool(environment.get(name))
-        said, advice = f"{name} is {'set' if found else 'not set'}", f"export {name}=... before charter run"
-        return Check(group="credentials", name=where, ok=found, found=said, advice=advice)
+        is_set = bool(environment.get(name))
+        said, advice = f"{name} is {'set' if is_set else 'not set'}", f"export {name}=... before charter run"
+        return Check(group="credentials", name=where, ok=is_set, found=said, advice=advice)
     path = (root / Path(name).expanduser()).resolve()
     try:
         mode = path.stat().st_mode
@@ -145,32 +145,32 @@ def _driver(count: int) -> Sequence[Check]:
         device = pynvml.nvmlDeviceGetHandleByIndex(0)
         cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
         memory = pynvml.nvmlDeviceGetMemoryInfo(device).total / GIB
-        found = (
+        description = (
             f"{count} x {pynvml.nvmlDeviceGetName(device)}, {memory:.0f} GiB each; driver "
             f"{pynvml.nvmlSystemGetDriverVersion()}, CUDA {cuda // 1000}.{cuda % 1000 // 10}"
         )
-        return [Check(group="drivers", name="driver", ok=True, found=found)]
+        return [Check(group="drivers", name="driver", ok=True, found=description)]
     finally:
         pynvml.nvmlShutdown()
 
 
 def torch_build(cuda: str | None, count: int) -> Check:
-    """Whether torch can use the GPUs that are here.
+    """Return whether torch can use the GPUs that are here.
 
     >>> torch_build(None, 8).ok, torch_build("12.8", 8).ok
     (False, True)
     """
-    found = f"built for CUDA {cuda}" if cuda else f"built for processors only, beside {count} GPUs"
-    return Check(group="drivers", name="torch", ok=cuda is not None, found=found, advice=TORCH_FOR_CUDA)
+    build = f"built for CUDA {cuda}" if cuda else f"built for processors only, beside {count} GPUs"
+    return Check(group="drivers", name="torch", ok=cuda is not None, found=build, advice=TORCH_FOR_CUDA)
 
 
 def torch_cuda(facts_file: Path | None = None) -> str | None:
     """The CUDA version that torch was built for, read without importing it; None for a build without."""
     if facts_file is None:
-        found = find_spec("torch")
-        if found is None or found.origin is None:
+        module_spec = find_spec("torch")
+        if module_spec is None or module_spec.origin is None:
             return None
-        facts_file = Path(found.origin).with_name("version").with_suffix(".py")
+        facts_file = Path(module_spec.origin).with_name("version").with_suffix(".py")
     match = re.search(r"^cuda\b[^=]*= '([\d.]+)'", facts_file.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return match[1] if match else None
 
@@ -179,16 +179,16 @@ class Look(Protocol):
     """Looks at one engine."""
 
     def __call__(self, project: Project) -> tuple[Check, ...]:
-        """What is there and what is not."""
+        """Return what is there and what is not."""
 
 
 def examine_engine(project: Project, root: Path, engine: str) -> tuple[Check, ...]:
     """The engine's own checks, and the nodes that the run leaves out."""
     look = LOOKS.get(engine)
-    found = look(project) if look else ()
+    checks = look(project) if look else ()
     left_out = read_bad_nodes(run_dir(root))
     if not left_out:
-        return found
+        return checks
     bad = Check(
         group="engine",
         name="nodes",
@@ -196,7 +196,7 @@ def examine_engine(project: Project, root: Path, engine: str) -> tuple[Check, ..
         found="left out: " + ", ".join(f"{node} ({why})" for node, why in sorted(left_out.items())),
         advice=f"mend them, then take their lines out of {run_dir(root) / 'bad_nodes.json'}",
     )
-    return (*found, bad)
+    return (*checks, bad)
 
 
 def _slurm(project: Project) -> tuple[Check, ...]:
@@ -217,13 +217,13 @@ def _slurm(project: Project) -> tuple[Check, ...]:
     if not up:
         return tuple(checks)
     if settings.partition is not None:
-        found = ask(["sinfo", "-h", "-p", settings.partition, "-o", "%D nodes, %a"])
-        known = found.ok and bool(found.text)
-        said = found.text or f"no partition is called {settings.partition}"
+        answer = ask(["sinfo", "-h", "-p", settings.partition, "-o", "%D nodes, %a"])
+        exists = answer.ok and bool(answer.text)
+        said = answer.text or f"no partition is called {settings.partition}"
         names = ask(["sinfo", "-h", "-o", "%R"]).text
         advice = f"set launch.slurm.partition; there is {names}"
         checks.append(
-            Check(group="engine", name=f"partition {settings.partition}", ok=known, found=said, advice=advice)
+            Check(group="engine", name=f"partition {settings.partition}", ok=exists, found=said, advice=advice)
         )
     accounting = ask(["sacct", "-n", "-X", "--starttime", "now-1minutes"])
     said = "slurmdbd answers" if accounting.ok else f"{accounting.text}; costs then come from Charter's own clock"
@@ -237,10 +237,10 @@ def _ray(project: Project) -> tuple[Check, ...]:
     if version == "absent":
         return (_missing("ray", 'pip install "charter-plan[ray]"'),)
     address = project.launch.ray.address
-    found = ask(["ray", "status", *(["--address", address] if address != "auto" else [])], seconds=60.0)
-    said = f"Ray {version}; " + ("the cluster answers" if found.ok else found.text or "no cluster answers")
+    answer = ask(["ray", "status", *(["--address", address] if address != "auto" else [])], seconds=60.0)
+    said = f"Ray {version}; " + ("the cluster answers" if answer.ok else answer.text or "no cluster answers")
     advice = "start one (ray start --head), or set launch.ray.address or RAY_ADDRESS"
-    return (Check(group="engine", name="ray", ok=found.ok, found=said, advice=advice),)
+    return (Check(group="engine", name="ray", ok=answer.ok, found=said, advice=advice),)
 
 
 def _kubernetes(project: Project) -> tuple[Check, ...]:
@@ -326,9 +326,9 @@ def examine_machine(directory: Path) -> tuple[Check, ...]:
 
 
 def _python() -> Check:
-    found = ".".join(map(str, sys.version_info[:3]))
+    version = ".".join(map(str, sys.version_info[:3]))
     return Check(
-        name="python", ok=sys.version_info >= OLDEST_PYTHON, found=found, advice="install Python 3.11 or newer"
+        name="python", ok=sys.version_info >= OLDEST_PYTHON, found=version, advice="install Python 3.11 or newer"
     )
 
 
@@ -338,11 +338,11 @@ def _packages() -> tuple[Check, ...]:
         Check(
             group="packages",
             name=name,
-            ok=found != "absent",
-            found=found,
+            ok=version != "absent",
+            found=version,
             advice=f"running stages needs it: {PIP_COMMAND}",
         )
-        for name, found in versions.items()
+        for name, version in versions.items()
     )
 
 
@@ -395,7 +395,7 @@ PORTS = {"http": 80, "https": 443, "postgresql": 5432, "smtp": 25, "smtps": 465}
 
 
 def addresses(project: Project) -> Iterator[tuple[str, str]]:
-    """Where in the file an address stands, and the address."""
+    """Yield where in the file an address stands, and the address."""
     for name, serving in project.serving.items():
         if serving.is_used:
             for number, address in enumerate((serving.endpoint, *serving.also_endpoints)):
@@ -418,7 +418,7 @@ def examine_network(project: Project, root: Path) -> tuple[Check, ...]:
 
 
 def connect(where: str, address: str, *, seconds: float = CONNECT_SECONDS) -> Check:
-    """Whether something accepts connections at an address; what it says is not asked."""
+    """Return whether something accepts connections at an address; what it says is not asked."""
     parts = urlsplit(address)
     try:
         port = parts.port or PORTS.get(parts.scheme.partition("+")[0])

@@ -22,7 +22,7 @@ OURS = "charter"
 
 @dataclass(frozen=True, kw_only=True)
 class DvcWritten:
-    """What was written."""
+    """Stages in the files that were written."""
 
     stages: tuple[str, ...]
     locked: tuple[str, ...]
@@ -44,9 +44,9 @@ def write_dvc(project: Project, root: Path) -> DvcWritten:
         )
     stages = {name: _stage(pipeline, stage) for name, stage in pipeline.stages.items()}
     finished = {name: _lock(pipeline, stage) for name, stage in pipeline.stages.items() if _is_finished(stage)}
-    kept = {name: stage for name, stage in (locked.get("stages") or {}).items() if name in foreign}
+    foreign_locks = {name: stage for name, stage in (locked.get("stages") or {}).items() if name in foreign}
     write_yaml(pipeline.root / PIPELINE_FILE, {**described, "stages": {**foreign, **stages}})
-    write_yaml(pipeline.root / LOCK_FILE, {"schema": LOCK_SCHEMA, "stages": {**kept, **finished}})
+    write_yaml(pipeline.root / LOCK_FILE, {"schema": LOCK_SCHEMA, "stages": {**foreign_locks, **finished}})
     return DvcWritten(stages=tuple(stages), locked=tuple(finished))
 
 
@@ -61,18 +61,18 @@ def _stage(pipeline: Pipeline, stage: PlannedStage) -> dict[str, Any]:
 
 
 def _lock(pipeline: Pipeline, stage: PlannedStage) -> dict[str, Any]:
-    made, cache = dvc_fact(stage.directory / OUTPUTS), pipeline.root / CACHE
+    outputs, cache = dvc_fact(stage.directory / OUTPUTS), pipeline.root / CACHE
     if cache.parents[2].is_dir():
-        fill_cache(cache, stage.directory / OUTPUTS, made)
+        fill_cache(cache, stage.directory / OUTPUTS, outputs)
     return {
         "cmd": _command(stage),
         "deps": [{"path": path, **dvc_fact(where).entry()} for path, where in _inputs(pipeline, stage)],
-        "outs": [{"path": _output(pipeline, stage), **made.entry()}],
+        "outs": [{"path": _output(pipeline, stage), **outputs.entry()}],
     }
 
 
 def _inputs(pipeline: Pipeline, stage: PlannedStage) -> list[tuple[str, Path]]:
-    """What a stage reads from disk, as DVC names it, sorted; a pattern or a catalog name is no file for DVC."""
+    """Return what a stage reads from disk, as DVC names it, sorted; a pattern or a catalog name is no file for DVC."""
     return sorted({_named(pipeline, path) for path in _paths(stage)})
 
 

@@ -1,4 +1,4 @@
-"""What happens in a run, as plain mappings: kept in `events.jsonl`, and given to whoever shows it."""
+"""Events of a run, as plain mappings: kept in `events.jsonl`, and given to whoever shows it."""
 
 import json
 import time

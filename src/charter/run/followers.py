@@ -68,9 +68,11 @@ class Followers:
 
     @property
     def is_needed(self) -> bool:
-        """Whether there is anything to do."""
+        """Return True if there is anything to do."""
         if not self._work:
-            return bool(self._trackers) and any(not found.is_up_to_date for found in status_of_trackers(self._run_dir))
+            return bool(self._trackers) and any(
+                not status.is_up_to_date for status in status_of_trackers(self._run_dir)
+            )
         metering = self._project.metering
         return bool(self._trackers or self._followed.meter_every_seconds or metering.prometheus_port is not None)
 
@@ -126,31 +128,31 @@ class Followers:
         self.end()
 
     def _tell_what_is_left(self) -> None:
-        behind = [found for found in status_of_trackers(self._run_dir) if not found.is_up_to_date]
+        behind = [status for status in status_of_trackers(self._run_dir) if not status.is_up_to_date]
         if behind:
-            names = ", ".join(found.tracker for found in behind)
-            why = next((found.message for found in behind if found.message), "it was not done in time")
+            names = ", ".join(status.tracker for status in behind)
+            why = next((status.message for status in behind if status.message), "it was not done in time")
             self.tell(
                 "tracking_behind",
-                trackers=[found.tracker for found in behind],
-                rows=sum(found.waiting_rows for found in behind),
+                trackers=[status.tracker for status in behind],
+                rows=sum(status.waiting_rows for status in behind),
                 message=f"{names} was not told everything ({why}); the next run or `charter status track sync` does it",
             )
 
 
 def followed_of(project: Project, root: Path, *, metered_here: bool) -> Followed:
-    """What the follower is told of a run; its key is that of the run directory, and made for the first run in it."""
+    """Return a follower's settings of a run; its key is that of the run directory, made for the first run in it."""
     where = run_dir(root)
     try:
-        known = read_followed(where)
+        earlier = read_followed(where)
     except DataError:
-        known = None
+        earlier = None
     settings = {
         tracked.name: {**asdict(tracked.settings), "drain_seconds": tracked.drain_seconds}
         for tracked in trackers_of(project.tracking)
     }
     return Followed(
-        key=uuid.uuid4().hex[:16] if known is None else known.key,
+        key=uuid.uuid4().hex[:16] if earlier is None else earlier.key,
         name=project.name,
         root=str(root),
         trackers=settings,
@@ -178,14 +180,14 @@ def check_trackers(trackers: tuple[Tracked, ...]) -> None:
 
 def _references(tracked: Tracked) -> list[tuple[str, str]]:
     settings = tracked.settings
-    found: list[tuple[str | None, str]] = []
+    secrets: list[tuple[str | None, str]] = []
     if isinstance(settings, MlflowSettings):
-        found = [(settings.password, "the password of MLflow"), (settings.token, "the token of MLflow")]
+        secrets = [(settings.password, "the password of MLflow"), (settings.token, "the token of MLflow")]
         if settings.uri is not None and is_reference(settings.uri):
-            found.append((settings.uri, "the address of MLflow"))
+            secrets.append((settings.uri, "the address of MLflow"))
     elif isinstance(settings, WandbSettings):
-        found = [(settings.api_key, "the key of W&B")]
-    return [(reference, what) for reference, what in found if reference is not None]
+        secrets = [(settings.api_key, "the key of W&B")]
+    return [(reference, what) for reference, what in secrets if reference is not None]
 
 
 WAIT_SECONDS = 5.0
@@ -213,5 +215,5 @@ def sync_trackers(project: Project, root: Path, *, only: Sequence[str] = ()) -> 
         for tracked in trackers:
             with TrackingLock(where, of=tracked.name, wait_seconds=WAIT_SECONDS):
                 deliver_once(where, tracked.name, followed)
-    found = status_of_trackers(where)
-    return tuple(item for item in found if not only or item.tracker in only)
+    statuses = status_of_trackers(where)
+    return tuple(item for item in statuses if not only or item.tracker in only)

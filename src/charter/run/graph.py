@@ -32,7 +32,7 @@ class Kept:
 
 @dataclass(frozen=True, kw_only=True)
 class Acceptance:
-    """What `charter artifacts accept` would keep, and how it differs from what the file asks for."""
+    """Result that `charter accept` would keep, and how it differs from what the file asks for."""
 
     stage: str
     kept: str
@@ -43,12 +43,12 @@ class Acceptance:
 def kept_record(root: Path, name: str, *, asked: str, pin: str | None, acceptances: Mapping[str, Any]) -> Kept | None:
     """The record that a pin or an acceptance keeps for a stage, None when the asked fingerprint counts."""
     if pin is not None and not asked.startswith(pin):
-        found = _finished(root, name, pin) if len(pin) >= MIN_PIN_LENGTH else None
-        return Kept(fingerprint=found.fingerprint, why="kept by its pin (expected_fingerprint)") if found else None
+        record = _finished(root, name, pin) if len(pin) >= MIN_PIN_LENGTH else None
+        return Kept(fingerprint=record.fingerprint, why="kept by its pin (expected_fingerprint)") if record else None
     accepted = acceptances.get(name)
     if accepted and accepted.get("wanted") == asked:
-        found = _finished(root, name, accepted["kept"])
-        return Kept(fingerprint=found.fingerprint, why="kept by `charter artifacts accept`") if found else None
+        record = _finished(root, name, accepted["kept"])
+        return Kept(fingerprint=record.fingerprint, why="kept by `charter artifacts accept`") if record else None
     return None
 
 
@@ -64,15 +64,15 @@ def read_acceptances(run_dir: Path) -> Mapping[str, Any]:
 
 
 def acceptance_of(root: Path, name: str, *, identity: Mapping[str, Any], asked: str) -> Acceptance:
-    """What can be accepted for a stage: its last finished result under another fingerprint."""
+    """Return what can be accepted for a stage: its last finished result under another fingerprint."""
     for directory in earlier_stage_dirs(root, name):
         record = read_record(directory)
         if record is None:
             continue
         if record.fingerprint == asked:
             raise UsageError(f"stage {name} is finished under its present fingerprint {asked[:8]}; nothing to accept")
-        found = tuple(differences(record.identity, identity))
-        return Acceptance(stage=name, kept=record.fingerprint, wanted=asked, differences=found)
+        changes = tuple(differences(record.identity, identity))
+        return Acceptance(stage=name, kept=record.fingerprint, wanted=asked, differences=changes)
     raise UsageError(f"stage {name} has no finished result that could be accepted; `charter run` computes it")
 
 
@@ -117,7 +117,7 @@ class PlannedStage:
 
     @property
     def fingerprint(self) -> str:
-        """What later stages build on: the kept one, or the one that is asked for."""
+        """Return what later stages build on: the kept one, or the one that is asked for."""
         return self.kept.fingerprint if self.kept else self.asked_fingerprint
 
     @property
@@ -175,7 +175,7 @@ def build_pipeline(project: Project, root: Path, *, keep_hashes: bool = True) ->
 
 
 def job_of(stage: PlannedStage, project: Project, frozen: Mapping[str, str | int]) -> Job:
-    """What the stage process is told."""
+    """Return the job of the stage process."""
     return Job(
         run=project.name,
         stage=stage.name,
@@ -190,25 +190,25 @@ def job_of(stage: PlannedStage, project: Project, frozen: Mapping[str, str | int
         keep_every=project.storage.keep_every,
         keep_best=project.storage.keep_best,
         serving=serving_of(stage, project),
-        engines={name: found for name, found in project.engines.items() if name == stage.spec.engine},
+        engines={name: settings for name, settings in project.engines.items() if name == stage.spec.engine},
         ledger=project.storage.ledger,
         identity=stage.identity,
     )
 
 
 def serving_of(stage: PlannedStage, project: Project) -> dict[str, Serving]:
-    """Where the models that a stage asks are served; those it trains or samples from as weights have no entry.
+    """Return where a stage's models are served; those it trains or samples from as weights have no entry.
 
     A pool of the stage's own resources is what the plan, or the file, wants for this stage; what the file says of the
     model beside that (its kind of interface, its limits) holds for it too.
     """
     named = {item.name for items in stage.inputs.values() for item in items}
-    found = {name: serving for name, serving in project.serving.items() if name in named and serving.is_used}
+    servings = {name: serving for name, serving in project.serving.items() if name in named and serving.is_used}
     for name, pool in ((stage.spec.resources.pools if stage.spec.resources else None) or {}).items():
-        if name in named and (name not in found or found[name].pool is not None):
+        if name in named and (name not in servings or servings[name].pool is not None):
             said = project.serving.get(name, OWN_SERVERS)
-            found[name] = replace(said, pool=pool, endpoint=None, mode="endpoint")
-    return found
+            servings[name] = replace(said, pool=pool, endpoint=None, mode="endpoint")
+    return servings
 
 
 OWN_SERVERS = Serving(api="completions", billed=False)
@@ -225,30 +225,30 @@ def _plan(
     acceptances: Mapping[str, Any],
 ) -> PlannedStage:
     spec = project.pipeline[name]
-    found = {
+    sources = {
         role: tuple(_input(project, inputs, before, item, role) for item in names)
         for role, names in inputs_of(project, name).items()
     }
     for role, paths in spec.sources.items():
-        found[role] = tuple(inputs.files(path, role) for path in paths)
+        sources[role] = tuple(inputs.files(path, role) for path in paths)
     path, constitution = inputs.constitution() if _reads_constitution(spec) else (None, None)
     identity = stage_identity(
         spec,
         name=name,
-        inputs={role: [item.fingerprint for item in items] for role, items in found.items()},
+        inputs={role: [item.fingerprint for item in items] for role, items in sources.items()},
         seed=project.seed_of(name),
         constitution=constitution,
     )
-    asked = fingerprint(identity)
-    kept = kept_record(root, name, asked=asked, pin=spec.expected_fingerprint, acceptances=acceptances)
+    wanted = fingerprint(identity)
+    accepted = kept_record(root, name, asked=wanted, pin=spec.expected_fingerprint, acceptances=acceptances)
     return PlannedStage(
         name=name,
         spec=spec,
         identity=identity,
-        asked_fingerprint=asked,
-        kept=kept,
-        directory=stage_dir(root, name, kept.fingerprint if kept else asked),
-        inputs={**found, **_tokenizer_inputs(project, inputs, found)},
+        asked_fingerprint=wanted,
+        kept=accepted,
+        directory=stage_dir(root, name, accepted.fingerprint if accepted else wanted),
+        inputs={**sources, **_tokenizer_inputs(project, inputs, sources)},
         constitution=path,
     )
 

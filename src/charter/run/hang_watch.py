@@ -1,4 +1,4 @@
-"""Whether a running stage hangs: no sign of life for much longer than its own pace explains. Pure but for its reader.
+"""Detection of hangs: no sign of life for much longer than a stage's own pace explains. Pure but for its reader.
 
 Time is counted by looks of the supervisor, each worth two seconds at most: while the machine sleeps, or the
 supervisor itself is frozen with its stages, no time passes here.
@@ -35,7 +35,7 @@ class Hang:
     """What that process was at, by its last sign."""
 
     def words(self, processes: int) -> str:
-        """What is told of it."""
+        """Return what is told of it."""
         who = f"process {self.rank} of {processes}" if processes > 1 else "its process"
         at = f" (last at {self.what})" if self.what else ""
         return (
@@ -46,7 +46,7 @@ class Hang:
 
 @dataclass
 class _Rank:
-    """What is known of one process."""
+    """Last sign of life of one process."""
 
     sign: tuple[Sign | None, int]
     changed_at: float
@@ -65,7 +65,7 @@ class HangWatch:
         self._ranks: dict[int, _Rank] = {}
 
     def is_due(self, now: float, processes: int = 1) -> bool:
-        """Whether it is time to look again; `now` is monotonic. Many processes are looked at less often."""
+        """Return True if it is time to look again; `now` is monotonic. Many processes are looked at less often."""
         every = min(LONGEST_LOOK_SECONDS, max(LOOK_EVERY_SECONDS, SECONDS_PER_PROCESS * processes))
         return self._looked_at is None or now - self._looked_at >= every
 
@@ -80,34 +80,34 @@ class HangWatch:
         for rank, sign in signs.items():
             self._take(rank, sign)
         deadline = self.deadline_seconds
-        started = {rank: found for rank, found in self._ranks.items() if rank == 0 or found.sign[0] is not None}
-        watched = {rank: found for rank, found in started.items() if rank in signs}
+        started = {rank: state for rank, state in self._ranks.items() if rank == 0 or state.sign[0] is not None}
+        watched = {rank: state for rank, state in started.items() if rank in signs}
         if not watched:
             return None
-        rank, found = min(watched.items(), key=lambda item: item[1].changed_at)
-        silent = self._clock - found.changed_at
+        rank, state = min(watched.items(), key=lambda item: item[1].changed_at)
+        silent = self._clock - state.changed_at
         if silent <= deadline:
             return None
-        what = found.sign[0].what if found.sign[0] else ""
+        what = state.sign[0].what if state.sign[0] else ""
         return Hang(rank=rank, silent_seconds=silent, deadline_seconds=deadline, what=what)
 
     @property
     def deadline_seconds(self) -> float:
-        """How long the stage may be silent now; what one process takes its time for, the others wait for."""
-        signs = [found.sign[0] for found in self._ranks.values()]
+        """Return how long the stage may be silent now; what one process takes its time for, the others wait for."""
+        signs = [state.sign[0] for state in self._ranks.values()]
         has_pace = any(sign is not None and sign.parts >= PARTS_BEFORE_PACE for sign in signs)
         slow = not has_pace or any(sign is not None and sign.is_slow for sign in signs)
         own = self._limit_seconds or max(self._least_seconds, GAPS * self._longest_gap)
         return max(START_SECONDS, own) if slow else own
 
     def _take(self, rank: int, sign: tuple[Sign | None, int]) -> None:
-        known = self._ranks.setdefault(rank, _Rank(sign=sign, changed_at=self._clock))
-        if sign == known.sign:
+        state = self._ranks.setdefault(rank, _Rank(sign=sign, changed_at=self._clock))
+        if sign == state.sign:
             return
         works = sign[0] is not None and not sign[0].is_slow
-        if works and known.worked:
-            self._longest_gap = max(self._longest_gap, self._clock - known.changed_at)
-        known.sign, known.changed_at, known.worked = sign, self._clock, works
+        if works and state.worked:
+            self._longest_gap = max(self._longest_gap, self._clock - state.changed_at)
+        state.sign, state.changed_at, state.worked = sign, self._clock, works
 
 
 def read_signs(stage_dir: Path, ranks: Iterable[int]) -> dict[int, tuple[Sign | None, int]]:
@@ -120,7 +120,7 @@ def read_signs(stage_dir: Path, ranks: Iterable[int]) -> dict[int, tuple[Sign | 
 
 
 def oom_kills(root: Path = Path("/")) -> int:
-    """How many processes the kernel has killed for memory in this process's control group (v2 or v1).
+    """Return how many processes the kernel has killed for memory in this process's control group (v2 or v1).
 
     The group's counter also has the victims that it lost when the whole machine ran out. Where no group counts, it is
     the machine's counter.
@@ -153,5 +153,5 @@ def _group(root: Path, kind: str) -> str:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ""
-    found = (line.split(":", 2) for line in lines if line.count(":") >= 2)
-    return next((path for _, kinds, path in found if kind in kinds.split(",") and (kind or not kinds)), "")
+    entries = (line.split(":", 2) for line in lines if line.count(":") >= 2)
+    return next((path for _, kinds, path in entries if kind in kinds.split(",") and (kind or not kinds)), "")

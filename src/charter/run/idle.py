@@ -29,7 +29,7 @@ def rows_since(stage_dir: Path, since: float) -> tuple[MeterRow, ...]:
 
 @dataclass(kw_only=True)
 class IdleClock:
-    """How long one attempt has been idle. Times are Unix seconds, since samples are."""
+    """Clock of one attempt's idle time. Times are Unix seconds, since samples are."""
 
     policy: IdlePolicy
     stage_dir: Path
@@ -66,15 +66,15 @@ class IdleClock:
         return self._ended_idle_seconds + (max(0.0, now - since) if self.verdict.idle else 0.0)
 
     def metered(self, now: float) -> Reached:
-        """What an attempt that ends now tells the ledger: energy and idle time, as far as anybody looked."""
+        """Return what an attempt that ends now tells the ledger: energy and idle time, as far as anybody looked."""
         seen = summarise(row for row in self.rows(self.stage_dir, self.started_at) if row.time <= now + 1)
-        found: Reached = {}
+        figures: Reached = {}
         if seen.samples:
-            found["idle_milliseconds"] = round(self.idle_seconds(now) * 1000)
+            figures["idle_milliseconds"] = round(self.idle_seconds(now) * 1000)
         if seen.energy_joules is not None:
-            found["energy_joules"] = round(seen.energy_joules)
-            found["energy_source"] = ", ".join(seen.energy_sources)
-        return found
+            figures["energy_joules"] = round(seen.energy_joules)
+            figures["energy_source"] = ", ".join(seen.energy_sources)
+        return figures
 
 
 def evidence(seen: MeterSummary, *, seconds_without_progress: float) -> Evidence:
@@ -87,13 +87,13 @@ def evidence(seen: MeterSummary, *, seconds_without_progress: float) -> Evidence
 
 
 def idle_words(stage: str, verdict: IdleVerdict, *, idle_seconds: float, usd_per_hour: float | None) -> str:
-    """What is said of an idle stage, with what it costs."""
+    """Return what is said of an idle stage, with what it costs."""
     cost = "" if usd_per_hour is None else f"; it costs ${usd_per_hour:,.2f} per hour"
     return f"stage {stage} is idle: {verdict.reason} (idle for {format_seconds(idle_seconds)}{cost})"
 
 
 class Watched(Protocol):
-    """What is looked at: a running attempt."""
+    """Running attempt, as its idle clock sees it."""
 
     idle: IdleClock
     ledger_id: int | None
@@ -107,7 +107,7 @@ class Watched(Protocol):
         """Its processes."""
 
     def progress(self) -> dict[str, Any]:
-        """What it has reported."""
+        """Return what it has reported."""
 
 
 class IdleWatch:

@@ -1,4 +1,4 @@
-"""What stages read from outside the pipeline, and its fingerprints.
+"""Inputs of stages from outside the pipeline, and their fingerprints.
 
 Data by content, models by files or architecture.
 """
@@ -33,11 +33,11 @@ class FileHashes:
 
     def sha256(self, path: Path) -> str:
         """The SHA-256 of a file's content."""
-        found = path.stat()
-        stamp: list[str | int] = [found.st_size, found.st_mtime_ns, found.st_ino]
-        known = self._known.get(str(path))
-        if known is not None and known[:3] == stamp:
-            return str(known[3])
+        status = path.stat()
+        stamp: list[str | int] = [status.st_size, status.st_mtime_ns, status.st_ino]
+        cached = self._known.get(str(path))
+        if cached is not None and cached[:3] == stamp:
+            return str(cached[3])
         digest = sha256_file(path)
         self._known[str(path)] = [*stamp, digest]
         self._changed = True
@@ -71,24 +71,24 @@ class Inputs:
     def data(self, name: str, role: str) -> JobInput:
         """A data set as an input."""
         spec = self._project.data[name]
-        found = self._once(name, lambda: self._data_fingerprint(name, spec))
+        digest = self._once(name, lambda: self._data_fingerprint(name, spec))
         return JobInput(
-            name=name, role=role, source="data", path=str(self._path(spec.path)), fingerprint=found, data=spec
+            name=name, role=role, source="data", path=str(self._path(spec.path)), fingerprint=digest, data=spec
         )
 
     def model(self, name: str, role: str) -> JobInput:
         """A model as an input; an inline architecture has no path, nor has one that is only served."""
         spec = self._project.models[name]
-        found = self._once(name, lambda: self._model_fingerprint(name, spec))
+        digest = self._once(name, lambda: self._model_fingerprint(name, spec))
         has_path = spec.model is not None and not self._is_only_served(name, spec)
         path = str(_model_directory(self._path(str(spec.model)))) if has_path else None
-        return JobInput(name=name, role=role, source="model", path=path, fingerprint=found, model=spec)
+        return JobInput(name=name, role=role, source="model", path=path, fingerprint=digest, model=spec)
 
     def files(self, written: str, role: str) -> JobInput:
         """A file or directory that is neither data nor a model as an input, by the names and content of its files."""
         path = self._path(written)
-        found = self._once(f"{role} {written}", lambda: self._files_fingerprint(f"{role} {written}", path))
-        return JobInput(name=f"{role} {written}", role=role, source="data", path=str(path), fingerprint=found)
+        digest = self._once(f"{role} {written}", lambda: self._files_fingerprint(f"{role} {written}", path))
+        return JobInput(name=f"{role} {written}", role=role, source="data", path=str(path), fingerprint=digest)
 
     def constitution(self) -> tuple[str | None, str | None]:
         """Path and fingerprint of the constitution.
@@ -118,23 +118,23 @@ class Inputs:
             if not is_there(path):
                 hint = f"put the file there, or correct the path; paths are relative to {self._root}"
                 return self._problem(name, f"no file {path}", path=f"data.{name}.path", hint=hint)
-            found = find_files(path, spec.format)
+            files = find_files(path, spec.format)
         except DataError as error:
             return self._problem(name, str(error), path=f"data.{name}.path", hint="")
         how = {key: value for key, value in canonical(spec).items() if key not in _NOT_IDENTITY}
-        return fingerprint({"schema": "charter.data/1", "how": how, **self._content(found)})
+        return fingerprint({"schema": "charter.data/1", "how": how, **self._content(files)})
 
     def _files_fingerprint(self, name: str, path: Path) -> str:
         if not path.exists():
             hint = f"paths are relative to {self._root}"
             return self._problem(name, f"no file or directory {path}", path=name.replace(" ", ": "), hint=hint)
         files = [path] if path.is_file() else sorted(item for item in path.rglob("*") if item.is_file())
-        kept = [item for item in files if "__pycache__" not in item.parts]
-        content = {item.relative_to(path.parent).as_posix(): self._hashes.sha256(item) for item in kept}
+        sources = [item for item in files if "__pycache__" not in item.parts]
+        content = {item.relative_to(path.parent).as_posix(): self._hashes.sha256(item) for item in sources}
         return fingerprint({"schema": "charter.files/1", "files": content})
 
     def _content(self, found: DatasetFiles) -> dict[str, Any]:
-        """What a data set holds: the hash of its one file, or names and hashes in the order of reading; the format.
+        """Return what a data set holds: the hash of its one file, or names and hashes in reading order; the format.
 
         Of one JSONL file the hash is all, as it was before there were other formats.
         """
@@ -162,7 +162,7 @@ class Inputs:
         return fingerprint(payload)
 
     def _is_only_served(self, name: str, spec: ModelSpec) -> bool:
-        """Whether an endpoint answers for a model whose weights are not on this machine."""
+        """Return True if an endpoint answers for a model whose weights are not on this machine."""
         serving = self._project.serving.get(name)
         if spec.model is None or serving is None or not serving.is_used:
             return False
@@ -190,7 +190,7 @@ def _model_files(directory: Path) -> list[Path]:
 
 
 def _model_problem(written: str, directory: Path) -> tuple[str, str] | None:
-    """What keeps a model from being loaded, and what would work."""
+    """Return what keeps a model from being loaded, and what would work."""
     if not directory.is_dir():
         return (
             f"no directory {directory}, so {written!r} has no weights on this machine",

@@ -12,10 +12,10 @@ def stage_log(project: Project, stage_dir: Path) -> Path | str | None:
     """The file of a stage's log, or its text where only the engine has it; None where there is none."""
     if (stage_dir / LOG).exists():
         return stage_dir / LOG
-    known = numbers(stage_dir)
-    if not known:
+    submitted = numbers(stage_dir)
+    if not submitted:
         return None
-    files = JobFiles(stage_dir, known[-1])
+    files = JobFiles(stage_dir, submitted[-1])
     if files.log.exists() and files.log.stat().st_size:
         return files.log
     submission = read_submission(files)

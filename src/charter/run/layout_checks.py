@@ -1,4 +1,4 @@
-"""Whether the native engine can run a stage in the layout that the file asks for, on this machine."""
+"""Checks that the native engine can run a stage in the layout that the file asks for, on this machine."""
 
 import math
 from collections.abc import Iterator
@@ -67,11 +67,11 @@ def check_layout(project: Project, name: str, stage: Stage, *, facts: NodeFacts 
 
 
 def _attention(project: Project, stage: Stage, where: str, gpus: int) -> Iterator[Problem]:
-    asked = stage.resources.attention if stage.resources else None
+    kernel = stage.resources.attention if stage.resources else None
     compiled = bool(stage.resources and stage.resources.compile)
-    for field, reason in refused_kernels(stage, attention=asked, compiled=compiled):
+    for field, reason in refused_kernels(stage, attention=kernel, compiled=compiled):
         yield Problem(path=f"{where}.{field}", message=reason, hint="see docs/concepts/training.md")
-    if asked == "flash_attention_2" and stage_device(project, stage, gpus=gpus) == "cpu":
+    if kernel == "flash_attention_2" and stage_device(project, stage, gpus=gpus) == "cpu":
         message = "flash_attention_2 runs on CUDA devices only; this stage runs on processors"
         yield Problem(path=f"{where}.attention", message=message, hint="attention: sdpa or eager")
 
@@ -90,11 +90,11 @@ def _heads(project: Project, name: str, tensor: int, where: str) -> Iterator[Pro
 
 def _models_under(project: Project, name: str) -> set[str]:
     """The models that a stage is made from, through any number of stages."""
-    found: set[str] = set()
+    names: set[str] = set()
     for source in (source for sources in inputs_of(project, name).values() for source in sources):
-        found |= {source} if source in project.models else set()
-        found |= _models_under(project, source) if source in project.pipeline else set()
-    return found
+        names |= {source} if source in project.models else set()
+        names |= _models_under(project, source) if source in project.pipeline else set()
+    return names
 
 
 def check_accelerators(project: Project, stage: Stage, where: str) -> Iterator[Problem]:
@@ -128,4 +128,4 @@ def _batches(name: str, stage: Stage, data: int) -> Iterator[Problem]:
 
 
 def _divisors(number: int) -> list[int]:
-    return [found for found in range(1, number + 1) if number % found == 0]
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]

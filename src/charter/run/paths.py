@@ -1,4 +1,4 @@
-"""Where things lie in a project's run directory."""
+"""Paths in a project's run directory."""
 
 import re
 from pathlib import Path
@@ -28,8 +28,8 @@ def earlier_stage_dirs(root: Path, name: str) -> list[Path]:
     pattern = re.compile(rf"{re.escape(name)}-[0-9a-f]{{8}}")
     if not stages_dir(root).is_dir():
         return []
-    found = [path for path in stages_dir(root).iterdir() if pattern.fullmatch(path.name)]
-    return sorted((path for path in found if (path / "job.json").exists()), key=_started_at, reverse=True)
+    directories = [path for path in stages_dir(root).iterdir() if pattern.fullmatch(path.name)]
+    return sorted((path for path in directories if (path / "job.json").exists()), key=_started_at, reverse=True)
 
 
 def _started_at(path: Path) -> float:

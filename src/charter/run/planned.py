@@ -40,7 +40,7 @@ def executions_for(planned: Mapping[str, Execution], project: Project, engine: s
     On processors a plan depends on measured speeds and the result on the layout, so that the file alone decides there.
     On this machine its own accelerators are used, as many as the file says.
     """
-    found = {}
+    executions = {}
     for name, execution in planned.items():
         stage = project.pipeline.get(name)
         if stage is None or not execution.accelerator:
@@ -49,8 +49,8 @@ def executions_for(planned: Mapping[str, Execution], project: Project, engine: s
             is_here = execution.infra == LOCAL and stage.kind in TRAINS
             if not is_here or execution.accelerators != stage_processes(project, stage):
                 continue
-        found[name] = execution
-    return found
+        executions[name] = execution
+    return executions
 
 
 def resolved_project(
@@ -90,9 +90,9 @@ PHASE_OF_WORK = {"generate": "generate", "score": "score", "reference": "score",
 def write_planned_steps(plan: Plan, stages: Iterable[PlannedStage]) -> None:
     """Put `planned.json` into the directories of stages that are planned for this machine and have none."""
     for stage in stages:
-        made = plan.stage(stage.name)
-        if made is not None and made.option.place.infra == "local":
-            planned = planned_step(stage.spec, made)
+        stage_plan = plan.stage(stage.name)
+        if stage_plan is not None and stage_plan.option.place.infra == "local":
+            planned = planned_step(stage.spec, stage_plan)
             if planned is not None:
                 write_planned_step(stage.directory, planned)
 
@@ -122,16 +122,16 @@ def seconds_by_phase(terms: Iterable[Term]) -> Mapping[str, float]:
     >>> dict(seconds_by_phase(made))
     {'generate': 6.0, 'update': 2.0}
     """
-    known: dict[str, float] = defaultdict(float)
+    by_phase: dict[str, float] = defaultdict(float)
     shared = 0.0
     for term in terms:
         phase = PHASE_OF_WORK.get(term.part.split(" ")[0])
         if phase is None:
             shared += term.value
         else:
-            known[phase] += term.value
-    total = sum(known.values())
-    return {name: value * (1 + shared / total) for name, value in known.items()} if total else {}
+            by_phase[phase] += term.value
+    total = sum(by_phase.values())
+    return {name: value * (1 + shared / total) for name, value in by_phase.items()} if total else {}
 
 
 PLAN_FILE = "plan.json"
@@ -158,8 +158,8 @@ def plan_now(project: Project, root: Path) -> PlanNow:
         from charter.plan.project_plan import plan_project
 
         plan = plan_project(project, root)
-        made = {stage.name: stage.execution for stage in plan.stages if stage.execution is not None}
-        return PlanNow(plan=plan, executions=made)
+        executions = {stage.name: stage.execution for stage in plan.stages if stage.execution is not None}
+        return PlanNow(plan=plan, executions=executions)
     except Exception as error:
         # Only bytes that do not fit say that the run must fail. All other errors leave the run as it is: data that
         # cannot be read is reported by the run itself, a missing price or place says nothing about memory, and
@@ -178,11 +178,11 @@ def plan_of_run(pipeline: Pipeline, *, replan: bool = False) -> PlanNow:
     key = plan_key(pipeline)
     if not replan:
         try:
-            kept = durable.read_json(run_dir(pipeline.root) / PLAN_FILE)
-            if kept.get("key") == key:
-                read = {item["name"]: item["execution"] for item in kept["stages"]}
-                made = {name: execution_from_json(item) for name, item in read.items() if item is not None}
-                return PlanNow(executions=made, key=key)
+            document = durable.read_json(run_dir(pipeline.root) / PLAN_FILE)
+            if document.get("key") == key:
+                read = {item["name"]: item["execution"] for item in document["stages"]}
+                executions = {name: execution_from_json(item) for name, item in read.items() if item is not None}
+                return PlanNow(executions=executions, key=key)
         except (DataError, AttributeError, KeyError, TypeError):
             pass  # no plan that can be read: a new one is made
     return replace(plan_now(pipeline.project, pipeline.root), key=key)
@@ -216,7 +216,7 @@ def measured_paces(project: Project, root: Path) -> tuple[Pace, ...]:
     """
     planned = plan_project(project, root, knowledge=shipped())
     pipeline = build_pipeline(project, root)
-    found = []
+    paces = []
     for name, stage in pipeline.stages.items():
         points = [(point.step, point.time) for point in read_metrics(stage.directory / METRICS)]
         measured = seconds_per_step([(step, clock) for step, clock in points if clock is not None])
@@ -225,7 +225,7 @@ def measured_paces(project: Project, root: Path) -> tuple[Pace, ...]:
         if measured is None or estimate is None or not steps or not estimate.option.overhead.useful_seconds:
             continue
         seconds, count = measured
-        found.append(
+        paces.append(
             Pace(
                 accelerator=estimate.option.place.accelerator.name,
                 kind=stage.spec.kind,
@@ -234,4 +234,4 @@ def measured_paces(project: Project, root: Path) -> tuple[Pace, ...]:
                 source=f"steps of {project.name}",
             )
         )
-    return joined(found)
+    return joined(paces)

@@ -33,8 +33,8 @@ def check_hosted(pipeline: Pipeline, stage: PlannedStage, *, facts: NodeFacts | 
     """Problems of one stage that another engine is to compute; `facts` are those of an engine's node."""
     where, project, name = f"pipeline.{stage.name}", pipeline.project, stage.spec.engine
     if name not in {engine.name for engine in HANDOVER_ENGINES}:
-        known = ", ".join(engine.name for engine in HANDOVER_ENGINES)
-        message = f"stages can be planned for the engine {name!r}, not handed over to it; the engines are {known}"
+        names = ", ".join(engine.name for engine in HANDOVER_ENGINES)
+        message = f"stages can be planned for the engine {name!r}, not handed over to it; the engines are {names}"
         yield Problem(path=f"{where}.engine", message=message, hint=_INSTEAD)
         return
     title = handover_engine(name).title
@@ -235,11 +235,11 @@ def _reward_models(todo: Sequence[PlannedStage]) -> list[Problem]:
 
 
 def _pins(todo: Sequence[PlannedStage]) -> list[Problem]:
-    found = []
+    problems = []
     for stage in todo:
         pin = stage.spec.expected_fingerprint
         if pin is not None and not (stage.kept or (len(pin) >= 8 and stage.asked_fingerprint.startswith(pin))):
-            found.append(
+            problems.append(
                 Problem(
                     path=f"pipeline.{stage.name}.expected_fingerprint",
                     message=f"expected {pin}, but the stage as written has {stage.asked_fingerprint}, "
@@ -247,12 +247,12 @@ def _pins(todo: Sequence[PlannedStage]) -> list[Problem]:
                     hint="restore what was changed, or remove the pin",
                 )
             )
-    return found
+    return problems
 
 
 def _unreadable(pipeline: Pipeline, todo: Sequence[PlannedStage], *, skip: set[str]) -> list[Problem]:
     """Data files that do not hold what the stages read from them; each file and way of reading once."""
-    found: dict[tuple[str, str], Problem] = {}
+    by_file: dict[tuple[str, str], Problem] = {}
     seen: set[tuple[str, str]] = set()
     for stage in todo:
         for role, items in stage.inputs.items():
@@ -269,12 +269,12 @@ def _unreadable(pipeline: Pipeline, todo: Sequence[PlannedStage], *, skip: set[s
                 except MissingExtraError:
                     raise
                 except CharterError as error:
-                    found[key] = Problem(path=f"data.{item.name} (read by {stage.name})", message=str(error))
-    return list(found.values())
+                    by_file[key] = Problem(path=f"data.{item.name} (read by {stage.name})", message=str(error))
+    return list(by_file.values())
 
 
 def _way(kind: str, role: str) -> str:
-    """How a stage reads a data set: as rows of any kind, pairs, questions, prompts, texts or conversations."""
+    """Return how a stage reads a data set: as rows of any kind, pairs, questions, prompts, texts or conversations."""
     if kind == "prepare":
         return ROWS
     if (kind, role) in _PAIR_ROLES or (kind == "eval" and role in _EVAL_PAIR_ROLES):

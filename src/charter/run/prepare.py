@@ -69,7 +69,7 @@ def prepare(
 
 
 def prepared_before(stage: PlannedStage, project: Project, here: Frozen, *, reshard: bool) -> Prepared | None:
-    """What a start that is under way was prepared with; None where it was prepared for something else."""
+    """Return what a start that is under way was prepared with; None where it was prepared for something else."""
     try:
         job = read_job(stage.directory)
     except DataError:
@@ -81,24 +81,24 @@ def prepared_before(stage: PlannedStage, project: Project, here: Frozen, *, resh
 
 
 def drift(stage: PlannedStage, project: Project, here: Frozen) -> list[str]:
-    """How this machine and the file differ from what a stage with a checkpoint was started on, in words.
+    """Return how this machine and the file differ from what a stage with a checkpoint was started on, in words.
 
     Empty when it may go on. A layout that the file no longer says stays as it was.
     """
     if not (stage.directory / JOB_FILE).exists() or checkpoint_position(stage.directory) == Position(0):
         return []
     frozen = read_job(stage.directory).frozen
-    found = {
+    values = {
         name: (frozen[name], value)
         for name, value in here.items()
         if name in frozen and name not in KEEPS_ITS_VALUE and name not in LAYOUT_DEFAULTS
     }
-    found[ENGINE] = (frozen.get(ENGINE, NATIVE), here.get(ENGINE, NATIVE))
+    values[ENGINE] = (frozen.get(ENGINE, NATIVE), here.get(ENGINE, NATIVE))
     if stage.spec.kind in MAKES_RECORDS:
-        return [f"{name} {old} -> {new}" for name, (old, new) in found.items() if old != new]
+        return [f"{name} {old} -> {new}" for name, (old, new) in values.items() if old != new]
     for name, value in asked_layout(project, stage.spec).items():
-        found[name] = (frozen.get(name, LAYOUT_DEFAULTS[name]), value)
-    return [f"{name} {old} -> {new}" for name, (old, new) in found.items() if old != new]
+        values[name] = (frozen.get(name, LAYOUT_DEFAULTS[name]), value)
+    return [f"{name} {old} -> {new}" for name, (old, new) in values.items() if old != new]
 
 
 def _frozen(stage: PlannedStage, project: Project, here: Frozen, *, started: bool, reshard: bool) -> Frozen:
@@ -107,8 +107,8 @@ def _frozen(stage: PlannedStage, project: Project, here: Frozen, *, started: boo
     changed = drift(stage, project, here)
     frozen = read_job(stage.directory).frozen
     if not changed and not reshard:
-        kept = {**{name: value for name, value in here.items() if name not in LAYOUT_DEFAULTS}, **frozen}
-        return {**kept, **_shards(here)} if stage.spec.kind in MAKES_RECORDS else kept
+        same = {**{name: value for name, value in here.items() if name not in LAYOUT_DEFAULTS}, **frozen}
+        return {**same, **_shards(here)} if stage.spec.kind in MAKES_RECORDS else same
     if not reshard:
         raise drift_error(stage, changed)
     if (old := frozen.get(ENGINE, NATIVE)) != (new := here.get(ENGINE, NATIVE)):
@@ -116,13 +116,13 @@ def _frozen(stage: PlannedStage, project: Project, here: Frozen, *, started: boo
             f"stage {stage.name} was started by the engine {old}, whose checkpoints {new} cannot read\n"
             f"  set `engine: {old}` again, or move {stage.directory} away to start it anew"
         )
-    told = f"at step {checkpoint_position(stage.directory)}: {', '.join(changed) or 'resources of the file'}; "
+    reason = f"at step {checkpoint_position(stage.directory)}: {', '.join(changed) or 'resources of the file'}; "
     earlier = [str(frozen[RESHARDED])] if RESHARDED in frozen else []
-    return {**here, RESHARDED: "; ".join([*earlier, f"{told}no longer bit-identical"])}
+    return {**here, RESHARDED: "; ".join([*earlier, f"{reason}no longer bit-identical"])}
 
 
 def _shards(here: Frozen) -> Frozen:
-    """How many processes make records: as the file says now, since no bit depends on it."""
+    """Return how many processes make records: as the file says now, since no bit depends on it."""
     return {"world_size": here.get("world_size", 1)}
 
 
@@ -143,7 +143,7 @@ def _set_damage_aside(directory: Path) -> list[str]:
     damage = damaged_output(directory, record, thorough=True)
     if damage is None:
         return []
-    kept = [durable.move_aside(directory / RECORD_FILE, "damaged").name]
+    moved = [durable.move_aside(directory / RECORD_FILE, "damaged").name]
     if (directory / OUTPUTS).exists():
-        kept.append(durable.move_aside(directory / OUTPUTS, "damaged").name)
-    return [f"outputs damaged ({damage}); kept as {', '.join(kept)}"]
+        moved.append(durable.move_aside(directory / OUTPUTS, "damaged").name)
+    return [f"outputs damaged ({damage}); kept as {', '.join(moved)}"]

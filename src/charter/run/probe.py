@@ -53,7 +53,7 @@ POLL_SECONDS = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a probe is."""
+    """Progress of a probe."""
 
     stage: str
     layout: str
@@ -64,7 +64,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeReport:
-    """What a probe found."""
+    """Result of a probe."""
 
     stages: tuple[StageProbe, ...]
     paces: tuple[Pace, ...]
@@ -103,10 +103,10 @@ def _why(probe: StageProbe) -> str:
 
 def _store(probes: tuple[StageProbe, ...], path: Path, name: str) -> tuple[Pace, ...]:
     """Write the paces beside the constants and other paces that the file holds already."""
-    known = load(path) if path.is_file() else Bundle(quantities={}, source="", as_of="", sha256="")
-    paces = paces_of(probes, known.paces)
+    stored = load(path) if path.is_file() else Bundle(quantities={}, source="", as_of="", sha256="")
+    paces = paces_of(probes, stored.paces)
     today = date.today().isoformat()
-    save(replace(known, paces=paces, source=f"probe of {name}", as_of=today), path)
+    save(replace(stored, paces=paces, source=f"probe of {name}", as_of=today), path)
     return paces
 
 
@@ -130,13 +130,13 @@ class _Bench:
         return self.tried[name][:1] if self.reasons[name] else self.tried[name]
 
     def probe(self, name: str, found: Sequence[LayoutProbe], why: str) -> StageProbe:
-        """What is known of one stage."""
-        made = _stage(self.plan, name)
+        """Return what is known of one stage."""
+        stage_plan = _stage(self.plan, name)
         return StageProbe(
             name=name,
-            kind=made.kind,
-            accelerator=made.option.place.accelerator.name,
-            full_steps=full_steps(self.project.pipeline[name], made),
+            kind=stage_plan.kind,
+            accelerator=stage_plan.option.place.accelerator.name,
+            full_steps=full_steps(self.project.pipeline[name], stage_plan),
             layouts=() if why else tuple(found),
             why=why,
         )
@@ -171,41 +171,41 @@ def _run(bench: _Bench, tell: Callable[[Progress], None]) -> tuple[StageProbe, .
                 failed[name] = bench.reasons[name] or f"needs {lacking}: {failed.get(lacking or '', '')}"
                 probes.append(bench.probe(name, (), failed[name]))
                 continue
-            found: list[LayoutProbe] = []
+            measured: list[LayoutProbe] = []
             for micro in bench.micros(name):
                 label = _label(bench.project, name, micro)
                 tell(Progress(stage=name, layout=label, done=done, total=total))
-                directory = stage.directory if not found else bench.place / "layouts" / f"{name}-{micro}"
+                directory = stage.directory if not measured else bench.place / "layouts" / f"{name}-{micro}"
                 why = _attempt(engine, bench.pipeline, stage, directory, micro)
                 done += 1
-                found.append(_measured(directory, label, micro, bench.planned[name, micro], why))
-                if len(found) == 1 and why:
+                measured.append(_measured(directory, label, micro, bench.planned[name, micro], why))
+                if len(measured) == 1 and why:
                     failed[name] = why
-            probes.append(bench.probe(name, found, bench.reasons[name]))
+            probes.append(bench.probe(name, measured, bench.reasons[name]))
     tell(Progress(stage="", layout="", done=total, total=total))
     return tuple(probes)
 
 
 def _stage(plan: Plan, name: str) -> StagePlan:
-    found = plan.stage(name)
-    assert found is not None
-    return found
+    planned = plan.stage(name)
+    assert planned is not None
+    return planned
 
 
 def _planned(
     project: Project, root: Path, plan: Plan, machine: Machine, tried: Mapping[str, tuple[int, ...]]
 ) -> dict[tuple[str, int], float]:
     """Planned seconds of a step of every stage and layout: the plan itself, and one for every further layout."""
-    found = {}
+    seconds = {}
     for index in range(max(len(micros) for micros in tried.values())):
         chosen = {name: micros[index] for name, micros in tried.items() if index < len(micros)}
         given = {name: micro for name, micro in chosen.items() if micro}
-        made = plan
+        variant = plan
         if index:
-            made = plan_project(with_micro_batch(project, given), root, machine=machine, knowledge=shipped())
+            variant = plan_project(with_micro_batch(project, given), root, machine=machine, knowledge=shipped())
         for name, micro in chosen.items():
-            found[name, micro] = planned_step_seconds(project.pipeline[name], made, name)
-    return found
+            seconds[name, micro] = planned_step_seconds(project.pipeline[name], variant, name)
+    return seconds
 
 
 def _reason(project: Project, plan: Plan, pipeline: Pipeline, stage: PlannedStage) -> str:
@@ -217,11 +217,11 @@ def _reason(project: Project, plan: Plan, pipeline: Pipeline, stage: PlannedStag
 
 def _needed(pipeline: Pipeline, wanted: set[str]) -> set[str]:
     """The stages to be measured and what they read."""
-    found = set(wanted)
+    names = set(wanted)
     for name in reversed(tuple(pipeline.stages)):
-        if name in found:
-            found.update(pipeline.stages[name].stage_inputs)
-    return found
+        if name in names:
+            names.update(pipeline.stages[name].stage_inputs)
+    return names
 
 
 @contextmanager
@@ -255,8 +255,8 @@ def _attempt(engine: Engine, pipeline: Pipeline, stage: PlannedStage, directory:
     if code == 0 and read_record(directory) is not None:
         return ""
     failure = directory / failure_name(handle.failed_rank)
-    told = failure.read_text(encoding="utf-8") if failure.is_file() else ""
-    return _message(told) or f"its process ended with {code}"
+    report = failure.read_text(encoding="utf-8") if failure.is_file() else ""
+    return _message(report) or f"its process ended with {code}"
 
 
 def _message(failure: str) -> str:
@@ -268,12 +268,12 @@ def _message(failure: str) -> str:
 
 def _measured(directory: Path, label: str, micro: int, planned: float, why: str) -> LayoutProbe:
     points = [(point.step, point.time) for point in read_metrics(directory / METRICS)]
-    found = seconds_per_step([(step, clock) for step, clock in points if clock is not None])
-    if found is None:
+    pace = seconds_per_step([(step, clock) for step, clock in points if clock is not None])
+    if pace is None:
         reached = read_progress(directory).get("step") or len(points)
         why = why or f"{reached} steps are too few to measure"
         return LayoutProbe(label=label, micro_batch=micro, planned_seconds=planned, measured_seconds=None, why=why)
-    seconds, steps = found
+    seconds, steps = pace
     return LayoutProbe(
         label=label, micro_batch=micro, planned_seconds=planned, measured_seconds=seconds, steps=steps, why=why
     )

@@ -1,4 +1,4 @@
-"""Whether a stage that fell over is started again: pure, from how its attempts ended."""
+"""Decision to start a stage that fell over again: pure, from how its attempts ended."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ TWICE_AT_A_STEP = frozenset({"error", "crashed", "hung"})
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """How one attempt ended without finishing its stage."""
+    """End of one attempt that did not finish its stage."""
 
     failure: FailureClass
     exit_code: int
@@ -62,7 +62,7 @@ class Ending:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What to do next, and why."""
+    """Next step, and its reason."""
 
     restart: bool
     wait_seconds: float
@@ -93,7 +93,7 @@ _WORDS = {"crashed": "crashed", "hung": "hung"}
 
 
 def _is_the_same(ending: Ending, other: Ending) -> bool:
-    """Whether two attempts ended alike at the same step; a hang is only known to the last step that was logged."""
+    """Return True if two attempts ended alike at the same step; a hang is only known to the last logged step."""
     alike = (ending.failure, ending.step) == (other.failure, other.step)
     return alike and (other.failure != "hung" or ending.checkpoint == other.checkpoint)
 
@@ -103,7 +103,7 @@ def _stop(reason: str) -> Decision:
 
 
 def _without_progress(endings: Sequence[Ending]) -> int:
-    """How many of the last attempts ended with the same newest checkpoint; a preemption says nothing about them."""
+    """Return how many of the last attempts ended with the same newest checkpoint; preemptions do not count."""
     count = 0
     for ending in reversed(endings):
         if ending.checkpoint != endings[-1].checkpoint:

@@ -56,7 +56,7 @@ def open_engine(
 
 
 class LeftJobs:
-    """What earlier runs have left with engines: jobs under way, and ended ones that are not in the ledger yet."""
+    """Jobs that earlier runs have left with engines: under way, or ended and not in the ledger yet."""
 
     def __init__(self, project: Project, ledger: Ledger, events: Events, engine: JobEngine | None) -> None:
         self._project, self._ledger, self._events, self._engine = project, ledger, events, engine
@@ -75,11 +75,11 @@ class LeftJobs:
     def end_others(self, stages: Sequence[PlannedStage]) -> None:
         """End the jobs of other engines that still run in these directories; settle what has ended."""
         ours = self._engine.name if self._engine else ""
-        for name, found in _by_engine(stages).items():
+        for name, jobs in _by_engine(stages).items():
             if name == ours or name not in RUNS:
                 continue
             try:
-                self._end(name, found)
+                self._end(name, jobs)
             except CharterError as error:
                 # Whatever still runs there is locked out by the next start's term, and publishes nothing.
                 self._events.emit("job_left", engine=name, message=str(error))
@@ -118,21 +118,21 @@ def books(
 
 
 def _by_engine(stages: Sequence[PlannedStage]) -> dict[str, list[tuple[PlannedStage, JobFiles, Submission]]]:
-    found: dict[str, list[tuple[PlannedStage, JobFiles, Submission]]] = {}
+    jobs: dict[str, list[tuple[PlannedStage, JobFiles, Submission]]] = {}
     for stage in stages:
         for number in numbers(stage.directory):
             files = JobFiles(stage.directory, number)
             submission = read_submission(files)
             if submission is not None and not submission.ended:
-                found.setdefault(submission.engine, []).append((stage, files, submission))
-    return found
+                jobs.setdefault(submission.engine, []).append((stage, files, submission))
+    return jobs
 
 
 LOOK_SECONDS = 1.0
 
 
 def is_started_again(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether SIGTERM was sent by an engine that will start this supervisor again, so that stages need not stop.
+    """Return True if SIGTERM came from an engine that will start this supervisor again, so stages need not stop.
 
     Only Slurm keeps a job's number, and says so; on other engines stages stop at checkpoints, and the next start goes
     on from these.
@@ -168,7 +168,7 @@ def take_run(run_dir: Path, *, stop_wanted: Callable[[], bool], environ: Mapping
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How a run is carried out; none of it changes what is computed."""
+    """Options of a run; none of them changes what is computed."""
 
     only: tuple[str, ...] = ()
     """Run these stages and what they need; all when empty."""
@@ -190,7 +190,7 @@ class RunOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a run would do, and why."""
+    """Work of a run, and its reasons."""
 
     pipeline: Pipeline
     verdicts: Mapping[str, StageState]
@@ -198,7 +198,7 @@ class Work:
 
 
 def find_work(project: Project, root: Path, options: RunOptions) -> Work:
-    """What has to run, and why; nothing is started."""
+    """Return what has to run, and why; nothing is started."""
     pipeline = build_pipeline(project, root)
     wanted = _wanted(pipeline, options.only)
     verdicts = {name: assess(stage, pipeline.root) for name, stage in pipeline.stages.items()}
@@ -238,7 +238,7 @@ def _check_setting(work: Work, options: RunOptions, engine: Engine | None) -> No
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedWork:
-    """What a run would do, as it was planned."""
+    """Work of a run, as it was planned."""
 
     work: Work
     """Of the project with what will run in the resources of its stages."""
@@ -338,9 +338,9 @@ def _run(
         meter.into(ledger),
     ):
         left = LeftJobs(project, ledger, events, jobs)
-        kept = left.recover(work.todo)
-        end_finished(ledger, every, run=project.name, keep_jobs=kept)
-        for attempt in ledger.close_abandoned(now=time.time(), run=project.name, keep_jobs=kept):
+        job_keys = left.recover(work.todo)
+        end_finished(ledger, every, run=project.name, keep_jobs=job_keys)
+        for attempt in ledger.close_abandoned(now=time.time(), run=project.name, keep_jobs=job_keys):
             events.emit("attempt_abandoned", stage=attempt.stage, number=attempt.number, step=attempt.last_step)
         left.end_others(every)
         record_calls(ledger, project, work.pipeline.stages.values())

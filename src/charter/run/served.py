@@ -17,7 +17,7 @@ ASKED = {
 
 
 def loads_weights(project: Project, stage: PlannedStage) -> bool:
-    """Whether some model of a stage is loaded into its own process."""
+    """Return True if some model of a stage is loaded into its own process."""
     served = {name for name, serving in project.serving.items() if serving.is_used}
     return any(
         item.name not in served
@@ -30,12 +30,17 @@ def loads_weights(project: Project, stage: PlannedStage) -> bool:
 def check_served(project: Project, todo: Sequence[PlannedStage]) -> Iterator[Problem]:
     """Roles that need weights, where the model is only served."""
     for stage in todo:
-        asked = ASKED.get(stage.spec.kind, frozenset())
+        served_roles = ASKED.get(stage.spec.kind, frozenset())
         if isinstance(stage.spec, PpoStage) and stage.spec.judge is not None:
-            asked = frozenset({stage.spec.judge_role})
+            served_roles = frozenset({stage.spec.judge_role})
         for role, items in stage.inputs.items():
             for item in items:
-                if item.source == "model" and item.path is None and item.name in project.serving and role not in asked:
+                if (
+                    item.source == "model"
+                    and item.path is None
+                    and item.name in project.serving
+                    and role not in served_roles
+                ):
                     yield Problem(
                         path=f"pipeline.{stage.name}.{role}",
                         message=f"needs the weights of {item.name!r}, which is only served "

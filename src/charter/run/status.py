@@ -49,14 +49,14 @@ class SentSupervisor:
 
 
 def sent_supervisor(root: Path, *, environ: Mapping[str, str] = os.environ) -> dict[str, Any] | None:
-    """What is known of it, in the shape that machines read; None where none was sent from here."""
+    """Return what is known of it, in the shape that machines read; None where none was sent from here."""
     directory = run_dir(root) / SUPERVISOR_DIR
-    known = numbers(directory)
-    if not known:
+    submitted = numbers(directory)
+    if not submitted:
         return None
     from charter.artifacts.job_files import read_submission
 
-    submission = read_submission(JobFiles(directory, known[-1]))
+    submission = read_submission(JobFiles(directory, submitted[-1]))
     if submission is None:
         return None
     state = _asked(submission, environ)
@@ -88,9 +88,9 @@ def _asked(submission: "Submission", environ: Mapping[str, str]) -> "JobState | 
 
 def _forgotten(submission: "Submission", root: Path) -> SentSupervisor:
     """An engine forgets jobs that have ended, and no others."""
-    found = _by_files(submission, root)
-    reason = found.reason if found.state == "ended" else f"{submission.engine} does not know the job any more"
-    return _sent(submission, state="ended", reason=reason, known_at=found.known_at, asked=True)
+    last = _by_files(submission, root)
+    reason = last.reason if last.state == "ended" else f"{submission.engine} does not know the job any more"
+    return _sent(submission, state="ended", reason=reason, known_at=last.known_at, asked=True)
 
 
 def _by_files(submission: "Submission", root: Path) -> SentSupervisor:
@@ -191,7 +191,7 @@ def status_of(project: Project, root: Path, *, thorough: bool = False) -> dict[s
 
 
 def _outcomes(stages: Sequence[Mapping[str, Any]]) -> "list[Outcome]":
-    """What the finished evaluations say of their policies."""
+    """Return what the finished evaluations say of their policies."""
     done = [stage for stage in stages if stage["kind"] == "eval" and stage["state"] == "done"]
     if not done:
         return []
@@ -208,12 +208,12 @@ def actual_over_planned(progress: Mapping[str, Any]) -> dict[str, float]:
     {'seconds': 1.25}
     """
     metrics = progress.get("metrics") or {}
-    found = {name: metrics.get(f"actual_over_planned_{name}") for name in ("seconds", "bytes")}
-    return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+    ratios = {name: metrics.get(f"actual_over_planned_{name}") for name in ("seconds", "bytes")}
+    return {name: float(value) for name, value in ratios.items() if isinstance(value, int | float)}
 
 
 def _guarantee(stage: PlannedStage) -> str | None:
-    """What holds when the stage is killed and goes on; None where another engine computes it and has not started."""
+    """Return what holds when the stage is killed and goes on; None where another engine has not started it."""
     if not is_hosted(stage.spec):
         return EXACT
     facts = read_hosted_facts(stage.directory)

@@ -83,12 +83,12 @@ def _stop_elsewhere(root: Path, holder: Holder, wait_seconds: float) -> Holder |
     notice.touch()
     deadline = time.monotonic() + wait_seconds
     while time.monotonic() < deadline:
-        found = read_holder(lease)
-        if found is None:
+        present = read_holder(lease)
+        if present is None:
             return holder
-        if found != holder:
+        if present != holder:
             # Its engine has started it again meanwhile, and the new start forgets notices that were left before it.
-            holder = found
+            holder = present
             notice.touch()
         elif _age_seconds(lease) > FRESH_SECONDS:
             # It has died in the meantime, and may wait in the queue to be started again.
@@ -122,10 +122,10 @@ def _stop_job(scheduler: Scheduler, job: LiveJob, wait_seconds: float) -> None:
 
 def _engines(root: Path) -> set[str]:
     """The engines that have jobs of this run which nobody has settled yet."""
-    found = set()
+    names = set()
     for stage_dir in stages_dir(root).iterdir() if stages_dir(root).is_dir() else ():
         for number in numbers(stage_dir)[-1:]:
             submission = read_submission(JobFiles(stage_dir, number))
             if submission is not None and not submission.ended and submission.engine in RUNS:
-                found.add(submission.engine)
-    return found
+                names.add(submission.engine)
+    return names

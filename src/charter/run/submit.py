@@ -24,7 +24,7 @@ from charter.spec.stage import TRAINS
 
 @dataclass(frozen=True, kw_only=True)
 class Preview:
-    """What would be sent to an engine, by the plan."""
+    """Jobs that would be sent to an engine, by the plan."""
 
     texts: str
     """Scripts and manifests as the engine gets them."""
@@ -105,16 +105,16 @@ def _entries(
         market = "spot" if job.use_spot else "owned"
         yield {**_entry(job, stage, role, launcher, market=market), "layout": layout}
         return
-    for name, held in execution.roles.items():
+    for name, part in execution.roles.items():
         entry = _entry(job, stage, name, launcher, market=execution.market)
         yield {
             **entry,
-            "nodes": held.nodes,
-            "accelerator": held.accelerator,
-            "accelerators_per_node": held.accelerators_per_node,
-            "ranks": held.layout.ranks,
-            "layout": asdict(held.layout),
-            "shares": held.shares or None,
+            "nodes": part.nodes,
+            "accelerator": part.accelerator,
+            "accelerators_per_node": part.accelerators_per_node,
+            "ranks": part.layout.ranks,
+            "layout": asdict(part.layout),
+            "shares": part.shares or None,
         }
 
 

@@ -61,12 +61,12 @@ class StopSignals:
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody has asked to stop."""
+        """Return True if anybody has asked to stop."""
         return bool(self.interrupts or self._terminated or self.noticed)
 
     @property
     def _terminated(self) -> bool:
-        """Whether SIGTERM is meant for the run: judged once, and not in the handler.
+        """Return True if SIGTERM is meant for the run: judged once, and not in the handler.
 
         Who takes a machine away sends several, and gives other answers while it does.
         """
@@ -76,7 +76,7 @@ class StopSignals:
 
     @property
     def noticed(self) -> bool:
-        """Whether somebody has left a notice that this machine will be taken away."""
+        """Return True if somebody has left a notice that this machine will be taken away."""
         return self._notice is not None and self._notice.exists()
 
     def forget_notice(self) -> None:
@@ -86,7 +86,7 @@ class StopSignals:
 
     @property
     def impatient(self) -> bool:
-        """Whether Ctrl-C came twice: do not wait for a checkpoint."""
+        """Return True if Ctrl-C came twice: do not wait for a checkpoint."""
         return self.interrupts > 1
 
     def __enter__(self) -> "StopSignals":
@@ -180,9 +180,9 @@ def begin_job(attempt: RunningAttempt, ledger: Ledger, project: Project) -> bool
     attempt.started, attempt.started_at = time.monotonic(), time.time()
     attempt.idle.started_at = attempt.started_at
     key = start_key(job.job_id, restart=job.restart)
-    known = [row for row in ledger.running(run=project.name) if row.stage == stage.name and row.job_id == key]
-    if known:
-        attempt.ledger_id, attempt.is_own_clock = known[0].attempt_id, False
+    rows = [row for row in ledger.running(run=project.name) if row.stage == stage.name and row.job_id == key]
+    if rows:
+        attempt.ledger_id, attempt.is_own_clock = rows[0].attempt_id, False
         return True
     # The job has run for a moment when it is seen to: the clock of here counts on from there.
     before = max(0.0, time.time() - job.started_at) if job.busy_seconds is None else 0.0
@@ -386,8 +386,8 @@ class Supervisor:
         self._oom_kills = kills
         what = describe_ending(attempt, ending)
         end_attempt(self._ledger, attempt, outcome_of(ending), note=what)
-        asked = attempt.stop_asked is not None and (ending.failure in ENDED_BY_STOPPING or exit_code == 0)
-        if not asked and ending.failure != "stopped":
+        was_stopped = attempt.stop_asked is not None and (ending.failure in ENDED_BY_STOPPING or exit_code == 0)
+        if not was_stopped and ending.failure != "stopped":
             self._restart_or_give_up(attempt, ending, what, waiting)
             return
         self._failure = self._failure or InterruptedRunError(f"stage {stage.name} was asked to stop; {STOPPED}")

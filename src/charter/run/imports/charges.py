@@ -24,7 +24,7 @@ MARKETS = ("on_demand", "spot", "reserved", "owned")
 
 @dataclass(frozen=True, kw_only=True)
 class Machines:
-    """What the run was on, as its owner says: logs do not tell."""
+    """Machines of the run, as its owner says: logs do not tell."""
 
     accelerators: str | None = None
     """`H100:8`, of one node."""
@@ -54,7 +54,7 @@ class Machines:
 
 @dataclass(frozen=True, kw_only=True)
 class Belongs:
-    """Which stage of which run the attempts are put under."""
+    """Stage and run that the attempts are put under."""
 
     run: str
     stage: str
@@ -79,9 +79,9 @@ def imported_attempts(
     seconds = _seconds(found, machines)
     starts = _starts(found, machines, seconds)
     identity = found.content if another else found.identity
-    made = []
+    attempts = []
     for number, attempt in enumerate(found.attempts):
-        made.append(
+        attempts.append(
             _attempt(
                 found,
                 attempt,
@@ -93,7 +93,7 @@ def imported_attempts(
                 last=number == len(found.attempts) - 1,
             )
         )
-    return tuple(made)
+    return tuple(attempts)
 
 
 def _problems(found: FoundRun, machines: Machines) -> Iterator[Problem]:
@@ -108,24 +108,24 @@ def _problems(found: FoundRun, machines: Machines) -> Iterator[Problem]:
         spans = ", ".join(f"{item.first_step} to {item.last_step}" for item in unknown)
         hint = "give --hours, the time on the wall of the whole run"
         yield Problem(message=f"{what} does not say how long its steps {spans} took", hint=hint)
-    known = sum(attempt.seconds or 0.0 for attempt in found.attempts)
-    if machines.hours is not None and unknown and machines.hours * 3600 < known:
-        message = f"--hours {machines.hours:g} is less than the {known / 3600:.3f} hours that {what} tells of"
+    logged_seconds = sum(attempt.seconds or 0.0 for attempt in found.attempts)
+    if machines.hours is not None and unknown and machines.hours * 3600 < logged_seconds:
+        message = f"--hours {machines.hours:g} is less than the {logged_seconds / 3600:.3f} hours that {what} tells of"
         yield Problem(message=message, hint="give the time of the whole run, all its processes together")
 
 
 def _seconds(found: FoundRun, machines: Machines) -> list[float]:
     """Of each process; hours that were given go to those whose time is not known, by their steps."""
-    told = [attempt.seconds for attempt in found.attempts]
+    logged = [attempt.seconds for attempt in found.attempts]
     if machines.hours is None:
-        return [seconds or 0.0 for seconds in told]
-    if None not in told:
-        known = sum(seconds or 0.0 for seconds in told)
-        return [machines.hours * 3600 * (seconds or 0.0) / known if known else 0.0 for seconds in told]
-    left = machines.hours * 3600 - sum(seconds or 0.0 for seconds in told)
+        return [seconds or 0.0 for seconds in logged]
+    if None not in logged:
+        total = sum(seconds or 0.0 for seconds in logged)
+        return [machines.hours * 3600 * (seconds or 0.0) / total if total else 0.0 for seconds in logged]
+    left = machines.hours * 3600 - sum(seconds or 0.0 for seconds in logged)
     steps = [_steps(item) if item.seconds is None else 0 for item in found.attempts]
     shared = [left * count / max(1, sum(steps)) for count in steps]
-    return [share if seconds is None else seconds for seconds, share in zip(told, shared, strict=True)]
+    return [share if seconds is None else seconds for seconds, share in zip(logged, shared, strict=True)]
 
 
 def _steps(attempt: FoundAttempt) -> int:
@@ -236,9 +236,9 @@ def measured_row(found: FoundRun, facts: Mapping[str, str], given: Mapping[str, 
 
 
 def facts_of_stage(stage: Stage) -> dict[str, str]:
-    """What the specification of a stage says of a run of it."""
+    """Return what the specification of a stage says of a run of it."""
     adapter = getattr(stage, "adapter", None)
-    found = {
+    facts = {
         "kind": KINDS.get(stage.kind, ""),
         "seq": getattr(stage, "seq_len", ""),
         "gbs": getattr(stage, "global_batch", ""),
@@ -248,15 +248,15 @@ def facts_of_stage(stage: Stage) -> dict[str, str]:
         "adapter": "full" if adapter is None else "qlora" if adapter.base_bits == 4 else "lora",
         "lora_rank": "" if adapter is None else adapter.rank,
     }
-    return {name: str(value) for name, value in found.items() if value not in ("", None)}
+    return {name: str(value) for name, value in facts.items() if value not in ("", None)}
 
 
 def csv_text(rows: Sequence[Measurement], *, before: str = "") -> str:
     """A file of rows; those of `before` stay, and a row with the same id takes the place of the one there."""
     table = csv.DictReader(before.splitlines())
-    known = {row["id"]: row for row in table}
+    earlier = {row["id"]: row for row in table}
     new = {row.id: _cells(row) for row in rows}
-    merged = {**known, **new}
+    merged = {**earlier, **new}
     names = dict.fromkeys((*(table.fieldnames or ()), *_used(new.values())))
     return _table(names, merged.values())
 
@@ -264,12 +264,12 @@ def csv_text(rows: Sequence[Measurement], *, before: str = "") -> str:
 def without_row(before: str, row_id: str) -> str:
     """A file of rows without one of them; its columns stay."""
     table = csv.DictReader(before.splitlines())
-    kept = [row for row in table if row["id"] != row_id]
-    return _table(table.fieldnames or (), kept)
+    others = [row for row in table if row["id"] != row_id]
+    return _table(table.fieldnames or (), others)
 
 
 def row_hash(row: Measurement) -> str:
-    """What tells a row from one that was edited since."""
+    """Return what tells a row from one that was edited since."""
     return _hash_of(_cells(row))
 
 

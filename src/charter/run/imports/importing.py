@@ -64,33 +64,33 @@ class Receipt:
     def __add__(self, later: "Receipt") -> "Receipt":
         """With what a later import of the same run wrote; where it wrote in the same place, only that."""
         replaced = {(row.file, row.row_id) for row in later.rows}
-        kept = tuple(row for row in self.rows if (row.file, row.row_id) not in replaced)
+        earlier = tuple(row for row in self.rows if (row.file, row.row_id) not in replaced)
         return Receipt(
             import_id=later.import_id,
             stage=later.stage,
             curves={**self.curves, **later.curves},
-            rows=(*kept, *later.rows),
+            rows=(*earlier, *later.rows),
         )
 
 
 def receipt_path(run_dir: Path, import_id: str) -> Path:
-    """Where the receipt of an import lies."""
+    """Return where the receipt of an import lies."""
     return run_dir / RECEIPTS / f"{import_id}.json"
 
 
 def add_receipt(run_dir: Path, receipt: Receipt) -> None:
     """Write down what an import is about to write, beside what it wrote before."""
     path = receipt_path(run_dir, receipt.import_id)
-    known = _read(path) if path.exists() else None
-    merged = receipt if known is None else known + receipt
+    earlier = _read(path) if path.exists() else None
+    merged = receipt if earlier is None else earlier + receipt
     durable.make_dir(path.parent)
     durable.write_json(path, _json(merged))
 
 
 def read_receipts(run_dir: Path) -> dict[str, Receipt]:
     """All receipts of a run by the id of the import; DataError for one that is damaged."""
-    found = (_read(path) for path in sorted((run_dir / RECEIPTS).glob("*.json")))
-    return {receipt.import_id: receipt for receipt in found}
+    receipts = (_read(path) for path in sorted((run_dir / RECEIPTS).glob("*.json")))
+    return {receipt.import_id: receipt for receipt in receipts}
 
 
 def remove_receipt(run_dir: Path, import_id: str) -> None:
@@ -129,7 +129,7 @@ MODEL_ROLES = ("init", "policy")
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
-    """What came of a run."""
+    """Outcome of a run's import."""
 
     found: FoundRun
     attempts: tuple[ImportedAttempt, ...] = ()
@@ -140,7 +140,7 @@ class Imported:
 
     @property
     def import_id(self) -> str | None:
-        """What `--take-back` calls it; None where it is in no ledger."""
+        """Return the id that `--take-back` takes; None where it is in no ledger."""
         return import_id_of(self.attempts[0].job_id) if self.attempts else None
 
     @property
@@ -284,7 +284,7 @@ def _curve_lines(found: FoundRun) -> str:
 
 
 def _plain(metrics: Mapping[str, float]) -> dict[str, float]:
-    """What a line of metrics can hold beside its own fields."""
+    """Return what a line of metrics can hold beside its own fields."""
     return {
         name: value
         for name, value in metrics.items()
@@ -308,7 +308,7 @@ class PastImport:
 
 @dataclass(frozen=True, kw_only=True)
 class TakenBack:
-    """What taking an import back removes beside its attempts, and what of it stays."""
+    """Removals of taking an import back beside its attempts, and what of it stays."""
 
     past: PastImport
     curves: tuple[Path, ...] = ()
@@ -326,32 +326,32 @@ def past_imports(project: Project, root: Path) -> tuple[PastImport, ...]:
         with Ledger.open(place, create=False) as ledger:
             stored = {item.import_id: item for item in ledger.imports(run=project.name)}
     receipts = read_receipts(where)
-    made = [
+    imports = [
         PastImport(import_id=name, stage=item.stage, stored=item, receipt=receipts.get(name))
         for name, item in stored.items()
     ]
     left = [item for name, item in receipts.items() if name not in stored]
-    return (*made, *(PastImport(import_id=item.import_id, stage=item.stage, receipt=item) for item in left))
+    return (*imports, *(PastImport(import_id=item.import_id, stage=item.stage, receipt=item) for item in left))
 
 
 def chosen(imports: Sequence[PastImport], asked: str) -> PastImport:
     """The import that an id, or its first characters, names; UsageError for none or several."""
-    found = [item for item in imports if item.import_id == asked]
-    if not found and len(asked) >= LEAST_OF_AN_ID:
-        found = [item for item in imports if item.import_id.startswith(asked)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise UsageError(f"{asked} begins the ids of {', '.join(item.import_id for item in found)}; give more of it")
-    known = ", ".join(item.import_id for item in imports) or "nothing: no run was imported"
+    matches = [item for item in imports if item.import_id == asked]
+    if not matches and len(asked) >= LEAST_OF_AN_ID:
+        matches = [item for item in imports if item.import_id.startswith(asked)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise UsageError(f"{asked} begins the ids of {', '.join(item.import_id for item in matches)}; give more of it")
+    names = ", ".join(item.import_id for item in imports) or "nothing: no run was imported"
     raise UsageError(
-        f"asked for the import {asked!r}; this project has {known}\n"
+        f"asked for the import {asked!r}; this project has {names}\n"
         f"  give an id of `charter artifacts import --list`, or its first {LEAST_OF_AN_ID} characters or more"
     )
 
 
 def what_goes(past: PastImport, imports: Sequence[PastImport], root: Path) -> TakenBack:
-    """What taking an import back would remove; nothing is removed yet."""
+    """Return what taking an import back would remove; nothing is removed yet."""
     if past.receipt is None:
         unknown = "nothing here says which curves and measurements it wrote; those stay"
         return TakenBack(past=past, stays=(unknown,))

@@ -68,15 +68,15 @@ class FoundRun:
 
     @property
     def is_done(self) -> bool:
-        """Whether it reached the steps that it was started for; a log that does not tell them counts as finished."""
+        """Return True if it reached its target step; a log that does not tell the target counts as finished."""
         return self.finished and (self.target_step is None or self.last_step >= self.target_step)
 
     @property
     def identity(self) -> str:
         """The hash of its first step as it was logged: it stays when the log grows, and when the file moves."""
         first = next((step for attempt in self.attempts for step in attempt.steps), None)
-        told = None if first is None else [first.step, dict(sorted(first.metrics.items())), first.tokens, first.time]
-        return hashlib.sha256(json.dumps([self.format, told]).encode()).hexdigest()
+        logged = None if first is None else [first.step, dict(sorted(first.metrics.items())), first.tokens, first.time]
+        return hashlib.sha256(json.dumps([self.format, logged]).encode()).hexdigest()
 
 
 def attempts_of(steps: Iterable[LoggedStep]) -> tuple[FoundAttempt, ...]:
@@ -105,12 +105,12 @@ def summed_seconds(first_step: int, steps: Sequence[LoggedStep]) -> float | None
     """The time of all steps by that of each logged one, which stands for those since the line before it."""
     ends = (first_step, *(step.step for step in steps))
     spent = [(step.seconds, end - before) for step, (before, end) in zip(steps, pairwise(ends), strict=True)]
-    known = [seconds * count for seconds, count in spent if seconds is not None]
-    return sum(known) if known and len(known) == len(spent) else None
+    timed = [seconds * count for seconds, count in spent if seconds is not None]
+    return sum(timed) if timed and len(timed) == len(spent) else None
 
 
 def _seconds_before(steps: Sequence[LoggedStep], gap: int) -> float:
-    """What the steps of the first line took: as it tells, else as long as those of the others."""
+    """Return what the steps of the first line took: as it tells, else as long as those of the others."""
     if steps[0].seconds is not None:
         return steps[0].seconds * gap
     gaps = [(late.time or 0.0) - (early.time or 0.0) for early, late in pairwise(steps)]
@@ -119,14 +119,14 @@ def _seconds_before(steps: Sequence[LoggedStep], gap: int) -> float:
 
 def seconds_per_step(run: FoundRun) -> tuple[float, str] | None:
     """Seconds of one optimizer step (of a rollout, in reinforcement learning), and how they were found."""
-    told, between = [], []
+    logged, between = [], []
     for attempt in run.attempts:
         own = [step.seconds for step in attempt.steps if step.seconds is not None]
-        told += own[WARM_UP_STEPS:] if len(own) > 2 * WARM_UP_STEPS else own
+        logged += own[WARM_UP_STEPS:] if len(own) > 2 * WARM_UP_STEPS else own
         clocks = [(step.step, step.time) for step in attempt.steps if step.time is not None]
         gaps = [(end - start) / (late - early) for (early, start), (late, end) in pairwise(clocks)]
         between += gaps[1:] if len(gaps) > 2 * WARM_UP_STEPS else gaps
-    for seconds, how in ((told, "median of the logged step times"), (between, "median between logged steps")):
+    for seconds, how in ((logged, "median of the logged step times"), (between, "median between logged steps")):
         if seconds:
             return median(seconds), f"{how}, {len(seconds)} of them"
     timed = [(item.seconds, item.last_step - item.first_step) for item in run.attempts if item.seconds is not None]
@@ -194,18 +194,18 @@ def _lines(path: Path) -> tuple[list[str], tuple[str, ...]]:
 
 
 def _format_of(path: Path, lines: list[str]) -> Format:
-    found: list[Format] = [
+    matches: list[Format] = [
         name for name in CONSOLES if next(iter(steps_of(name, path, lines[:PROBED_LINES])), None) is not None
     ]
-    if len(found) == 1:
-        return found[0]
-    known = ", ".join(get_args(Format))
-    if not found:
+    if len(matches) == 1:
+        return matches[0]
+    names = ", ".join(get_args(Format))
+    if not matches:
         raise UsageError(
             f"{path}: neither a trainer_state.json nor a log with steps of {', '.join(CONSOLES)}; "
-            f"say what it is with --format ({known})"
+            f"say what it is with --format ({names})"
         )
-    raise UsageError(f"{path} can be read as {' and as '.join(found)}; say which with --format")
+    raise UsageError(f"{path} can be read as {' and as '.join(matches)}; say which with --format")
 
 
 TRL_FIGURES = frozenset({"token_accuracy", "accuracy", "reward", "reward_margin", "kl", "entropy"})
@@ -213,7 +213,7 @@ TRL_FIGURES = frozenset({"token_accuracy", "accuracy", "reward", "reward_margin"
 
 
 def is_trainer_state(path: Path) -> bool:
-    """Whether a path is a state (of any name in `.json`), or an output directory that holds one."""
+    """Return True if a path is a state (of any name in `.json`), or an output directory that holds one."""
     return path.suffix == Path(STATE_FILE).suffix if path.is_file() else path.is_dir() and find_state(path) is not None
 
 
@@ -239,12 +239,12 @@ def read_trainer_run(path: Path) -> FoundRun:
 def _attempts(log: TrainerLog) -> tuple[FoundAttempt, ...]:
     """One for every process; the runtime that the state holds is that of the last one."""
     ends = (*log.starts[1:], log.last_step)
-    found = []
+    attempts = []
     for number, (start, end) in enumerate(zip(log.starts, ends, strict=True)):
         steps = tuple(step for step in log.steps if start < step.step <= end)
         last = number == len(log.starts) - 1
         seconds = log.runtime_seconds if last else None
         if seconds is None:
             seconds = summed_seconds(start, steps)
-        found.append(FoundAttempt(first_step=start, steps=steps, seconds=seconds))
-    return tuple(found)
+        attempts.append(FoundAttempt(first_step=start, steps=steps, seconds=seconds))
+    return tuple(attempts)

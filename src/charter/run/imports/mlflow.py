@@ -116,25 +116,25 @@ def _steps(points: Mapping[str, Sequence[Point]]) -> list[LoggedStep]:
         for point in series:
             if point.step > 0 and math.isfinite(point.value):
                 rows.setdefault((point.time, point.step), {})[NAMES.get(name, name)] = point.value
-    found: list[LoggedStep] = []
+    logged: list[LoggedStep] = []
     for (time, step), values in sorted(rows.items()):
-        if found and found[-1].step == step:
-            found[-1] = replace(found[-1], metrics={**found[-1].metrics, **values})
+        if logged and logged[-1].step == step:
+            logged[-1] = replace(logged[-1], metrics={**logged[-1].metrics, **values})
         else:
-            found.append(LoggedStep(step=step, metrics=values, time=time))
-    return _with_tokens(found)
+            logged.append(LoggedStep(step=step, metrics=values, time=time))
+    return _with_tokens(logged)
 
 
 def _with_tokens(steps: Sequence[LoggedStep]) -> list[LoggedStep]:
     """The counter of tokens that TRL logs, as tokens of each step; a process that resumes may count from 0."""
-    found, before = [], 0.0
+    counted, before = [], 0.0
     for step in steps:
         metrics = dict(step.metrics)
         count = next((metrics.pop(name) for name in COUNTERS if name in metrics), None)
         tokens = None if count is None else round(count - before if count >= before else count)
         before = before if count is None else count
-        found.append(replace(step, metrics=metrics, tokens=tokens))
-    return found
+        counted.append(replace(step, metrics=metrics, tokens=tokens))
+    return counted
 
 
 def _with_bounds(attempts: tuple[FoundAttempt, ...], run: MlflowRun) -> tuple[FoundAttempt, ...]:
@@ -142,13 +142,13 @@ def _with_bounds(attempts: tuple[FoundAttempt, ...], run: MlflowRun) -> tuple[Fo
     if not attempts:
         return ()
     first = attempts[0]
-    made = list(attempts)
+    bounded = list(attempts)
     if run.started_at is not None and first.started_at is not None and first.seconds is not None:
         seconds = first.started_at + first.seconds - run.started_at
-        made[0] = replace(first, first_step=0, started_at=run.started_at, seconds=seconds)
-    if run.ended_at is not None and (began := made[-1].started_at) is not None and run.ended_at > began:
-        made[-1] = replace(made[-1], seconds=run.ended_at - began)
-    return tuple(made)
+        bounded[0] = replace(first, first_step=0, started_at=run.started_at, seconds=seconds)
+    if run.ended_at is not None and (began := bounded[-1].started_at) is not None and run.ended_at > began:
+        bounded[-1] = replace(bounded[-1], seconds=run.ended_at - began)
+    return tuple(bounded)
 
 
 META = "meta.yaml"
@@ -202,25 +202,25 @@ def _is_run(path: Path) -> bool:
 
 def _meta(path: Path) -> Mapping[str, Any]:
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 def _points(path: Path, text: str) -> tuple[list[Point], bool]:
     """The points of one metric, and whether its last line is torn; every other bad line is told, all at once."""
     *lines, last = text.split("\n")
-    found, bad = [], []
+    points, bad = [], []
     for number, line in enumerate(lines, start=1):
         point = _point(line)
         if point is None:
             bad.append(f"{path}:{number}: expected time in milliseconds, value and step, found {line[:60]!r}")
         else:
-            found.append(point)
+            points.append(point)
     if bad:
         raise DataError("\n".join(bad))
-    return found, bool(last.strip())
+    return points, bool(last.strip())
 
 
 def _point(line: str) -> Point | None:
@@ -273,11 +273,11 @@ def _read(client: Any, run_id: str) -> MlflowRun:
         ]
         for name in sorted(run.data.metrics)
     }
-    told = {name: [[item.step, item.value, item.time] for item in series] for name, series in points.items()}
+    values = {name: [[item.step, item.value, item.time] for item in series] for name, series in points.items()}
     return MlflowRun(
         run_id=run_id,
         source=f"MLflow run {run_id}",
-        content=hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest(),
+        content=hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest(),
         started_at=run.info.start_time / 1000 if run.info.start_time else None,
         ended_at=run.info.end_time / 1000 if run.info.end_time else None,
         points=points,
