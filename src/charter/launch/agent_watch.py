@@ -171,14 +171,14 @@ class NodeWatch:
         restart = self._processes.record.restart
         if self._task.nodes > 1 and self._files.failed(restart).exists():
             self._kill(group, "peer")
-        asked = self._files.asked()
-        if asked.kill:
+        wishes = self._files.asked()
+        if wishes.kill:
             self._kill(group, "supervisor")
-        if asked.stop:
+        if wishes.stop:
             self._ask_to_stop(group, "supervisor")
-        if asked.dumps != self._control.dumps:
+        if wishes.dumps != self._control.dumps:
             group.dump_stacks()
-        self._control = asked
+        self._control = wishes
 
     def _ask_to_stop(self, group: GroupHandle, by: StoppedBy) -> None:
         if not self._stopped_by:

@@ -19,7 +19,7 @@ from charter.launch.servers import Keeper
 
 
 def inherited_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What stages inherit: this process's variables, but not the meeting place of a job that it is part of."""
+    """Return the variables that stages inherit: this process's, but not the meeting place of its own job."""
     own = {name: value for name, value in os.environ.items() if name not in ("MASTER_ADDR", "MASTER_PORT")}
     return {**own, **environment, faults.SUPERVISOR_PID: str(os.getpid())}
 
@@ -55,7 +55,7 @@ class DeviceShares:
         self._uses = dict.fromkeys(names, 0)
 
     def taken(self, request: StageStart) -> tuple[StageStart, Callable[[], None]]:
-        """What a stage is started with, and how its devices are given back.
+        """Return the start of a stage with its devices, and how they are given back.
 
         A stage with servers shares its devices with them by another plan, and one without devices sees what is there.
         """

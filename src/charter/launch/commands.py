@@ -1,4 +1,4 @@
-"""Which module runs which kind of stage."""
+"""Modules that run the kinds of stages."""
 
 import sys
 from collections.abc import Iterable, Mapping
@@ -43,7 +43,7 @@ def module_of(stage: Stage, modules: Mapping[str, str] = STAGE_MODULES) -> str:
 
 
 def preloaded_modules(stage_modules: Iterable[str], *, with_models: bool = True) -> list[str]:
-    """What a stage server imports once for all its stages; `with_models` where one of them loads weights.
+    """Return what a stage server imports once for all its stages; `with_models` where one of them loads weights.
 
     >>> preloaded_modules(["charter.train.sft", "charter.train.sft"])
     ['charter.models.preload', 'charter.train.sft']

@@ -1,4 +1,4 @@
-"""What the pipeline asks of an engine: start a stage process, see how it ended, stop it."""
+"""Protocol of an engine for the pipeline: start a stage process, see how it ended, stop it."""
 
 import signal
 from collections.abc import Mapping, Sequence
@@ -71,7 +71,7 @@ class StageHandle(Protocol):
 
     @property
     def processes(self) -> int:
-        """How many they are."""
+        """Return how many they are."""
 
     @property
     def failed_rank(self) -> int:
@@ -87,7 +87,7 @@ class StageHandle(Protocol):
 
     @property
     def waits(self) -> bool:
-        """Whether it waits in a queue of its engine: it spends nothing yet, and gives no signs of life."""
+        """Return True if it waits in a queue of its engine: it spends nothing yet, and gives no signs of life."""
 
     @property
     def cause(self) -> str:
@@ -122,13 +122,13 @@ class Engine(Protocol):
 
     @property
     def elsewhere(self) -> bool:
-        """Whether stages are jobs, which wait in a queue and outlive the supervisor."""
+        """Return True if stages are jobs, which wait in a queue and outlive the supervisor."""
 
     def facts_of(self, stage: str) -> NodeFacts | None:
-        """What the nodes are that compute a stage; None for this machine."""
+        """Return the facts of the nodes that compute a stage; None for this machine."""
 
     def under_way(self, request: StageStart) -> bool:
-        """Whether an attempt as this one runs already: started by the engine itself, or by a supervisor that died.
+        """Return True if an attempt as this one runs already, started by the engine or by a supervisor that died.
 
         `start` then goes on with it. One that is not as this one is ended.
         """

@@ -51,7 +51,7 @@ class GroupHandle:
 
     @property
     def processes(self) -> int:
-        """How many processes there are."""
+        """Return how many processes there are."""
         return len(self._members)
 
     @property

@@ -26,7 +26,7 @@ def handover_of(
     target_steps: int,
     rows: Mapping[str, int] = NO_ROWS,
 ) -> Handover:
-    """What a renderer is asked of a stage that runs on one node."""
+    """Return the order to a renderer for a stage that runs on one node."""
     layout = layout_of(job)
     resources = job.spec.resources
     named = resources.accelerators.partition(":")[0] if resources and resources.accelerators else GPU
@@ -50,27 +50,27 @@ def handover_of(
 
 def layout_of(job: Job) -> Layout:
     """The layout in a job's frozen values, in the planner's terms: a micro-batch counts sequences."""
-    found = engine_layout(job.frozen)
+    frozen = engine_layout(job.frozen)
     degrees = {name: int(job.frozen.get(name, default)) for name, default in HOSTED_DEGREES.items()}
-    spread = found.tensor * degrees["pipeline"] * degrees["context"]
-    data = max(1, found.world_size // spread)
+    spread = frozen.tensor * degrees["pipeline"] * degrees["context"]
+    data = max(1, frozen.world_size // spread)
     share = max(1, _batch(job) // data)
-    micro = min(found.micro_batch or share, share)
+    micro = min(frozen.micro_batch or share, share)
     return Layout(
         data=data,
-        tensor=found.tensor,
+        tensor=frozen.tensor,
         pipeline=degrees["pipeline"],
         context=degrees["context"],
         expert=degrees["expert"],
         interleave=degrees["interleave"],
         sequence_parallel=bool(degrees["sequence_parallel"]),
-        zero=ZeroStage(found.zero),
+        zero=ZeroStage(frozen.zero),
         micro_batch=micro * job.spec.SEQUENCES_PER_ROW,
         accumulation=-(-share // micro),
-        recompute=Recompute(found.recompute),
-        offload_optimizer=found.offload in ("optimizer", "all"),
-        offload_parameters=found.offload == "all",
-        replicas=found.replicas,
+        recompute=Recompute(frozen.recompute),
+        offload_optimizer=frozen.offload in ("optimizer", "all"),
+        offload_parameters=frozen.offload == "all",
+        replicas=frozen.replicas,
     )
 
 

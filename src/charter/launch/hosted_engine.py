@@ -60,8 +60,8 @@ def engines_at(engines: Mapping[Engine, EngineEnvironment], root: Path) -> dict[
 
 def interpreter_of(engines: Mapping[Any, EngineEnvironment], name: Engine) -> str:
     """The interpreter that an engine is started with."""
-    found = engines.get(name)
-    return found.python if found is not None and found.python else sys.executable
+    environment = engines.get(name)
+    return environment.python if environment is not None and environment.python else sys.executable
 
 
 def package_of(name: Engine) -> str:
@@ -95,9 +95,11 @@ def versions_at(python: str, packages: tuple[str, ...]) -> Mapping[str, str]:
 
 
 def hosted_values(project: Project, stage: Stage) -> dict[str, str | int]:
-    """What the bits of a stage that another engine computes depend on beside its processes."""
-    asked = {name: getattr(stage.resources, name, None) for name in HOSTED_DEGREES}
-    degrees = {name: int(value) for name, value in asked.items() if value is not None and value != HOSTED_DEGREES[name]}
+    """Return what the bits of a stage that another engine computes depend on beside its processes."""
+    values = {name: getattr(stage.resources, name, None) for name in HOSTED_DEGREES}
+    degrees = {
+        name: int(value) for name, value in values.items() if value is not None and value != HOSTED_DEGREES[name]
+    }
     return {ENGINE: stage.engine, **degrees, **stage_versions(project.engines, stage)}
 
 

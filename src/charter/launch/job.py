@@ -15,7 +15,7 @@ RESTART = "CHARTER_RESTART"
 
 @dataclass(frozen=True, kw_only=True)
 class StageJob:
-    """What is asked of an engine.
+    """Job of a stage, as an engine is asked to run it.
 
     The command is the same on every node: the node agent (`charter.launch.agent`), which starts the stage's processes
     of that node. It finds its place in `CHARTER_NODE_RANK` (0 to nodes - 1), or for a shard in `CHARTER_SHARD` (0 to

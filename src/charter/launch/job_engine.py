@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def facts_path(run_dir: Path, job: StageJob, *, engine: str) -> Path:
-    """Where the facts of the kind of node that a job asks for are kept."""
+    """Return where the facts of the kind of node that a job asks for are kept."""
     kind = [engine, job.accelerator, job.command[0], sorted(job.environment.items())]
     digest = hashlib.sha256(json.dumps(kind).encode()).hexdigest()[:12]
     return run_dir / FACTS / f"{engine}-{digest}.json"
@@ -195,7 +195,7 @@ class JobEngine:
         return True
 
     def facts_of(self, stage: str) -> NodeFacts:
-        """What the nodes are that compute a stage, looked at by a tiny job on one of them."""
+        """Return the facts of the nodes that compute a stage, looked at by a tiny job on one of them."""
         job = self._facts_job(stage)
         path = facts_path(self._run_dir, job, engine=self.name)
         if path not in self._facts:
@@ -203,26 +203,26 @@ class JobEngine:
         return self._facts[path]
 
     def has(self, job_id: str) -> bool:
-        """Whether a job has not ended, as far as is known."""
+        """Return True if a job has not ended, as far as is known."""
         return any(live.job_id == job_id for live in self.table.all())
 
     def recover(self, stage_dirs: Sequence[Path]) -> list[Submission]:
         """Find the jobs that a dead supervisor has left under way; they wait for `start`, or end with `close`."""
-        found = []
+        submissions = []
         for stage_dir in stage_dirs:
             if (job := left_job(self.scheduler, stage_dir)) is not None:
                 self.table.add(job)
-                found.append(job.submission)
-        return found
+                submissions.append(job.submission)
+        return submissions
 
     def under_way(self, request: StageStart) -> bool:
-        """Whether the stage's job runs on by itself, and is what would be submitted now; another one is ended."""
+        """Return True if the stage's job runs on by itself, as it would be submitted now; another one is ended."""
         live = self.table.get(request.stage_dir)
         if live is None or not live.goes_on:
             return False
         submission = live.submission
-        asked = self._asked(submission.number, submission.token, submission.shards)
-        if settings_of(self._job(replace(request, attempt=submission.attempt), asked)) == submission.settings:
+        order = self._asked(submission.number, submission.token, submission.shards)
+        if settings_of(self._job(replace(request, attempt=submission.attempt), order)) == submission.settings:
             return True
         self.drop(live)
         return False
@@ -274,13 +274,13 @@ class JobEngine:
         if stage.kind in MAKES_RECORDS and request.processes > 1:
             shards = missing_shards(request.stage_dir, of=request.processes)
         number = max(numbers(request.stage_dir), default=0) + 1
-        asked = self._asked(number, new_token(), shards)
-        files, job = JobFiles(request.stage_dir, number), self._job(request, asked)
+        order = self._asked(number, new_token(), shards)
+        files, job = JobFiles(request.stage_dir, number), self._job(request, order)
         durable.make_dir(files.directory)
         if shards:
             files.write_shards(shards, of=request.processes)
-        open_term(request.stage_dir, number, group=asked.token)
-        submission = submission_of(job, asked, request, engine=self.name, at=time.time())
+        open_term(request.stage_dir, number, group=order.token)
+        submission = submission_of(job, order, request, engine=self.name, at=time.time())
         write_submission(files, submission)
         job_id = self.scheduler.submit(job)
         submission = replace(submission, job_id=job_id)
@@ -325,10 +325,10 @@ class JobEngine:
 
 def left_job(scheduler: Scheduler, stage_dir: Path) -> LiveJob | None:
     """The job of a stage that was submitted to this engine and has not ended; None where there is none."""
-    known = numbers(stage_dir)
-    if not known:
+    submitted = numbers(stage_dir)
+    if not submitted:
         return None
-    files = JobFiles(stage_dir, known[-1])
+    files = JobFiles(stage_dir, submitted[-1])
     submission = read_submission(files)
     if submission is None or submission.ended or submission.engine != scheduler.name:
         return None

@@ -70,7 +70,7 @@ class JobHandle:
 
     @property
     def job(self) -> JobStart | None:
-        """What the ledger needs to know."""
+        """Return what the ledger needs to know."""
         first = self._first
         if first is None:
             return None
@@ -94,7 +94,7 @@ class JobHandle:
 
     @property
     def waits(self) -> bool:
-        """Whether no process of it has started yet."""
+        """Return True if no process of it has started yet."""
         return self._exit is None and not any(record.first_pid for record in self._records.values())
 
     @property
@@ -104,7 +104,7 @@ class JobHandle:
 
     @property
     def note(self) -> str:
-        """What the engine, or the checks of a node, said of the ending."""
+        """Return what the engine, or the checks of a node, said of the ending."""
         return self._note
 
     @property
@@ -156,11 +156,11 @@ class JobHandle:
     def _read(self) -> None:
         """Take in what the agents of this start have written."""
         for place in range(self._live.submission.nodes + self._spares()):
-            known = self._records.get(place)
-            if known is None or known.ended_at is None:
-                found = self._live.files.read_node(self._restart, place)
-                if found is not None:
-                    self._records[place] = found
+            last = self._records.get(place)
+            if last is None or last.ended_at is None:
+                record = self._live.files.read_node(self._restart, place)
+                if record is not None:
+                    self._records[place] = record
 
     def _spares(self) -> int:
         return self._live.submission.spares
@@ -199,15 +199,15 @@ class JobHandle:
         if self._succeeded_at is None:
             self._succeeded_at, self._answers_then = now, self._live.answered
             self._ended_at = self._ended_at or now
-        told = self._live.answered > self._answers_then + 1 and now - self._succeeded_at > FILES_SECONDS
-        if told or now - self._succeeded_at > WORD_SECONDS:
+        answered = self._live.answered > self._answers_then + 1 and now - self._succeeded_at > FILES_SECONDS
+        if answered or now - self._succeeded_at > WORD_SECONDS:
             # An engine that does not count this start has no word for why it came: its cause is of something else.
             stopped = _stopped(records, "signal")
             code = self._code(records) if stopped else None
             self._end(code or LOST, "preempted" if stopped else "node_lost", goes_on=True)
 
     def _is_own(self, code: int | None, records: list[NodeRecord]) -> bool:
-        """Whether the agents know why they ended, so that the engine need not be asked."""
+        """Return True if the agents know why they ended, so that the engine need not be asked."""
         if code == INTERRUPTED_EXIT:
             return self._control.stop or _stopped(records, "time_limit")
         return code is not None and 0 <= code <= CHECKS_FAILED_EXIT and code != PEER_EXIT

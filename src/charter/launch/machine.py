@@ -1,4 +1,4 @@
-"""What the bits of a stage depend on here: processes and layout, threads, device, instruction set, library versions."""
+"""Dependencies of a stage's bits here: processes and layout, threads, device, instruction set, library versions."""
 
 import os
 import sys
@@ -39,7 +39,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFacts:
-    """What the bits of a stage depend on at the machine that computes it."""
+    """Facts of a machine on which the bits of a stage computed there depend."""
 
     gpus: int
     cpu_capability: str
@@ -90,16 +90,16 @@ def devices_of(frozen: Mapping[str, str | int]) -> int:
 
 def asked_layout(project: Project, stage: Stage, *, gpus: int | None = None) -> dict[str, str | int]:
     """The part of a stage's layout that the file says, by the names of `StageLayout`; processes are always said."""
-    asked: dict[str, str | int] = {"world_size": stage_processes(project, stage, gpus=gpus)}
+    layout: dict[str, str | int] = {"world_size": stage_processes(project, stage, gpus=gpus)}
     if stage.resources is None:
-        return asked
+        return layout
     for name in LAYOUT_DEFAULTS:
         value = getattr(stage.resources, name, None)
         if value is not None:
-            asked[name] = value if isinstance(value, str) else int(value)
+            layout[name] = value if isinstance(value, str) else int(value)
     if stage.resources.micro_batch:
-        asked["micro_batch"] = max(1, stage.resources.micro_batch // stage.SEQUENCES_PER_ROW)
-    return asked
+        layout["micro_batch"] = max(1, stage.resources.micro_batch // stage.SEQUENCES_PER_ROW)
+    return layout
 
 
 def stage_processes(project: Project, stage: Stage, *, gpus: int | None = None) -> int:
@@ -129,8 +129,8 @@ def asked_accelerators(project: Project, stage: Stage) -> tuple[str, int]:
     The project's first counts where the stage says nothing of its own.
     """
     own = (stage.resources.accelerators,) if stage.resources else ()
-    asked = next((name for name in (*own, *project.resources.accelerators) if name), "")
-    name, _, count = asked.partition(":")
+    accelerators = next((name for name in (*own, *project.resources.accelerators) if name), "")
+    name, _, count = accelerators.partition(":")
     return name, int(count or 1)
 
 
@@ -190,7 +190,7 @@ def cuda_facts(driver: Path = Path("/proc/driver/nvidia"), module: Path = Path("
     }
     for name, packages in CUDA_LIBRARIES.items():
         present = (installed_version(package) for package in packages)
-        facts[name] = next((found for found in present if found != ABSENT), "")
+        facts[name] = next((installed for installed in present if installed != ABSENT), "")
     return {name: value for name, value in facts.items() if value}
 
 
@@ -199,8 +199,8 @@ def cpu_capability(cpu_info: Path = Path("/proc/cpuinfo")) -> str:
 
     `ATEN_CPU_CAPABILITY` overrides it, as in torch.
     """
-    if asked := os.environ.get("ATEN_CPU_CAPABILITY"):
-        return asked.lower()
+    if override := os.environ.get("ATEN_CPU_CAPABILITY"):
+        return override.lower()
     try:
         lines = cpu_info.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Where the nodes of a job reach one another: their addresses, and the place where their processes meet."""
+"""Addresses at which the nodes of a job reach one another, and the place where their processes meet."""
 
 import contextlib
 import socket
@@ -46,10 +46,10 @@ def meeting_place(
     """Wait for the record of the node of rank 0; nodes of one machine meet on its loopback."""
     deadline = time.monotonic() + seconds
     while True:
-        found = files.read_node(mine.restart, first)
-        if found is not None and found.port:
+        record = files.read_node(mine.restart, first)
+        if record is not None and record.port:
             break
         if time.monotonic() > deadline:
             raise StageError(f"node {first} of the job has not started within {seconds:g} s of node {mine.place}")
         time.sleep(_LOOK_SECONDS)
-    return MeetingPlace(address=LOOPBACK if found.host_id == host_id() else found.address, port=found.port)
+    return MeetingPlace(address=LOOPBACK if record.host_id == host_id() else record.address, port=record.port)

@@ -26,7 +26,7 @@ TORCHRUN_FAILED = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Torchrun:
-    """What torchrun is told beside the number of processes."""
+    """Arguments of torchrun beside the number of processes."""
 
     nodes: int
     node: int
@@ -52,7 +52,7 @@ class NodeProcesses:
 
     @property
     def record(self) -> NodeRecord:
-        """What is known of this start on this node."""
+        """Return what is known of this start on this node."""
         return self._record
 
     def seen(self, pid: int | None) -> bool:

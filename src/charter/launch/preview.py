@@ -1,4 +1,4 @@
-"""What would be sent to an engine for each stage: the texts that a run submits, but for names made at submission."""
+"""Preview of what would be sent to an engine for each stage: the submitted texts, but for names made at submission."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

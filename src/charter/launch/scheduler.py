@@ -1,4 +1,4 @@
-"""What an engine that is not this machine does for Charter: five thin verbs over texts that are rendered purely."""
+"""Scheduler of an engine that is not this machine: five thin verbs over texts that are rendered purely."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Cause = Literal["", "done", "failed", "cancelled", "preempted", "node_lost", "ti
 
 @dataclass(frozen=True, kw_only=True)
 class JobState:
-    """How a job stands, as its engine says."""
+    """State of a job, as its engine says."""
 
     phase: Phase
     cause: Cause = ""
@@ -46,7 +46,7 @@ class JobAttempt:
 
     @property
     def seconds(self) -> float | None:
-        """How long it was allocated; None while it runs."""
+        """Return how long it was allocated; None while it runs."""
         return None if self.ended_at is None else max(0.0, self.ended_at - self.started_at)
 
 
@@ -66,7 +66,7 @@ class Scheduler(Protocol):
         """The number of a job that was submitted under a name, when its submitter died before it was told."""
 
     def poll(self, job_ids: Sequence[str]) -> Mapping[str, JobState]:
-        """How jobs stand; one call of the engine for all of them. A job that it no longer knows is `unknown`."""
+        """Return the states of jobs; one call of the engine for all of them. A job it no longer knows is `unknown`."""
 
     def cancel(self, job_id: str) -> None:
         """End a job now; nothing when it has ended."""
@@ -75,7 +75,7 @@ class Scheduler(Protocol):
         """Let a job that the engine has put back into its queue start at once, where the engine makes it wait."""
 
     def logs(self, job_id: str) -> str:
-        """What the engine kept of its output."""
+        """Return what the engine kept of its output."""
 
     def attempts(self, job_id: str) -> tuple[JobAttempt, ...]:
         """Every start of the job by the engine's own records, oldest first; empty where it keeps none."""

@@ -24,7 +24,7 @@ NEXT = "\n  nothing was submitted; `charter status` shows how it goes, `charter 
 
 
 def supervisor_dir(root: Path) -> Path:
-    """Where the supervisor's jobs are remembered."""
+    """Return where the supervisor's jobs are remembered."""
     return root / "run" / SUPERVISOR
 
 
@@ -45,7 +45,7 @@ def send_supervisor(
     durable.make_dir(directory)
     with locked(directory):
         _refuse_a_second(project, root, scheduler)
-        asked = Asked(number=max(numbers(directory), default=0) + 1, token=new_token())
+        order = Asked(number=max(numbers(directory), default=0) + 1, token=new_token())
         job = supervisor_job(
             project,
             path,
@@ -53,11 +53,11 @@ def send_supervisor(
             engine=scheduler.name,
             only=only,
             words=words,
-            token=asked.token,
+            token=order.token,
         )
-        request = StageStart(stage=SUPERVISOR, module="-", stage_dir=directory, attempt=asked.number)
-        files = JobFiles(directory, asked.number)
-        submission = submission_of(job, asked, request, engine=scheduler.name, at=time.time())
+        request = StageStart(stage=SUPERVISOR, module="-", stage_dir=directory, attempt=order.number)
+        files = JobFiles(directory, order.number)
+        submission = submission_of(job, order, request, engine=scheduler.name, at=time.time())
         write_submission(files, submission)
         job_id = scheduler.submit(job)
         write_submission(files, replace(submission, job_id=job_id))
@@ -66,18 +66,18 @@ def send_supervisor(
 
 def end_sent_supervisor(project: Project, root: Path) -> str:
     """End the supervisor's job that waits, or has just begun; its name, empty where there is none."""
-    with _sent(project, root) as found:
-        if found is None:
+    with _sent(project, root) as sent:
+        if sent is None:
             return ""
-        scheduler, live = found
+        scheduler, live = sent
         scheduler.cancel(live.job_id)
         return f"{scheduler.name} job {live.job_id}"
 
 
 def _refuse_a_second(project: Project, root: Path, scheduler: Scheduler) -> None:
-    with _sent(project, root, opened=scheduler) as found:
-        if found is not None:
-            engine, live = found
+    with _sent(project, root, opened=scheduler) as sent:
+        if sent is not None:
+            engine, live = sent
             reason = f", {live.state.reason}" if live.state.phase == "queued" and live.state.reason else ""
             raise UsageError(
                 f"{engine.name} job {live.job_id} has this project already: it is {live.state.phase}{reason}{NEXT}"
@@ -98,8 +98,8 @@ def _sent(
 
     Another engine than `opened` may be gone for good: then its job, should it ever start, finds the project in use.
     """
-    known = numbers(supervisor_dir(root))
-    submission = read_submission(JobFiles(supervisor_dir(root), known[-1])) if known else None
+    submitted = numbers(supervisor_dir(root))
+    submission = read_submission(JobFiles(supervisor_dir(root), submitted[-1])) if submitted else None
     if submission is None or submission.engine not in RUNS:
         yield None
     elif opened is not None and opened.name == submission.engine:

@@ -66,7 +66,7 @@ class PoolSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where one replica runs on its node."""
+    """Place of one replica on its node."""
 
     replica: int
     devices: tuple[int, ...]
@@ -365,11 +365,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--accelerators", type=int, default=0)
     parser.add_argument("--pools", type=pools_of, required=True)
     parser.add_argument("--parent", type=int, default=0)
-    asked = parser.parse_args(argv)
-    if asked.parent:
-        die_with_parent(asked.parent)
-    durable.make_dir(asked.directory)
-    host = route_address() if asked.nodes > 1 else LOOPBACK
+    options = parser.parse_args(argv)
+    if options.parent:
+        die_with_parent(options.parent)
+    durable.make_dir(options.directory)
+    host = route_address() if options.nodes > 1 else LOOPBACK
     over = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: over.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -378,14 +378,14 @@ def main(argv: Sequence[str] | None = None) -> None:
             Replica(
                 pool,
                 place,
-                directory=asked.directory,
+                directory=options.directory,
                 host=host,
-                key=client_key(asked.directory),
-                log=asked.logs / f"server-{pool.model}-{place.replica}.txt",
+                key=client_key(options.directory),
+                log=options.logs / f"server-{pool.model}-{place.replica}.txt",
             )
-            for place in places_on(pool, node=asked.node, nodes=asked.nodes, accelerators=asked.accelerators)
+            for place in places_on(pool, node=options.node, nodes=options.nodes, accelerators=options.accelerators)
         ]
-        for pool in asked.pools
+        for pool in options.pools
     ]
     replicas = [replica for pool in by_pool for replica in pool]
     for replica in replicas:
@@ -394,7 +394,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for replica in pool:
             replica.start()
         # A server measures the free memory of its accelerators when it starts: models that share them come in turn.
-        while asked.accelerators and not over.is_set() and not all(replica.has_settled.is_set() for replica in pool):
+        while options.accelerators and not over.is_set() and not all(replica.has_settled.is_set() for replica in pool):
             over.wait(LOOK_SECONDS)
     while not over.wait(LOOK_SECONDS) and any(replica.is_alive() for replica in replicas):
         pass

@@ -136,8 +136,8 @@ def _run(module: str, stage_dir: Path) -> int:
     os.close(log)
 
     def load() -> Callable[[StageDir], None]:
-        found: Callable[[StageDir], None] = importlib.import_module(module).run
-        return found
+        entry: Callable[[StageDir], None] = importlib.import_module(module).run
+        return entry
 
     return run_stage(load, stage_dir)
 

@@ -25,7 +25,7 @@ NAME_PART = 18
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What a submission needs to know beside the stage's start."""
+    """Facts of a submission beside the stage's start."""
 
     number: int
     token: str
@@ -114,7 +114,7 @@ def settings_of(job: StageJob) -> str:
 
 
 def submission_of(job: StageJob, asked: Asked, request: StageStart, *, engine: str, at: float) -> Submission:
-    """What is remembered of a job, before its engine is asked."""
+    """Return what is remembered of a job, before its engine is asked."""
     return Submission(
         engine=engine,
         name=job.name,

@@ -49,7 +49,7 @@ def take_devices(wanted: int, locks: Path) -> Devices | None:
     from filelock import FileLock, Timeout
 
     wanted = min(wanted, gpus_here())
-    held: list[Any] = []
+    file_locks: list[Any] = []
     numbers: list[int] = []
     durable.make_dir(locks)
     for number in _device_numbers():
@@ -58,9 +58,9 @@ def take_devices(wanted: int, locks: Path) -> Devices | None:
         lock = FileLock(locks / f"gpu-{number}.lock", timeout=0, is_singleton=False, thread_local=False)
         with contextlib.suppress(Timeout):
             lock.acquire()
-            held.append(lock)
+            file_locks.append(lock)
             numbers.append(number)
-    devices = Devices(numbers, held)
+    devices = Devices(numbers, file_locks)
     if len(numbers) < wanted:
         devices.give_back()
         return None
@@ -141,7 +141,7 @@ class Keeper:
 
     @property
     def _slots(self) -> int:
-        """How many agents may run at a time: all nodes of a job, of an array as many as there are cores for."""
+        """Return how many agents may run at a time: all nodes of a job, of an array as many as there are cores for."""
         return max(1, usable_cores() // max(1, self._job.cpus_per_node)) if self._apart else len(self._places)
 
     def _start_some(self) -> bool:

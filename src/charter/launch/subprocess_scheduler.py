@@ -31,7 +31,7 @@ LOG_BYTES = 256 * 1024
 
 
 def default_state_dir() -> Path:
-    """Where jobs of this machine are kept unless the environment says otherwise."""
+    """Return where jobs of this machine are kept unless the environment says otherwise."""
     if given := os.environ.get(STATE_VARIABLE):
         return Path(given)
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
@@ -80,7 +80,7 @@ class SubprocessScheduler:
             return None
 
     def poll(self, job_ids: Sequence[str]) -> Mapping[str, JobState]:
-        """How jobs stand; one whose keeper was killed has lost its node."""
+        """Return the states of jobs; one whose keeper was killed has lost its node."""
         return {job_id: self._state(job_id) for job_id in job_ids}
 
     def cancel(self, job_id: str) -> None:
@@ -178,10 +178,10 @@ def state_from_json(content: Mapping[str, Any]) -> JobState:
 
 
 def _environment(job: StageJob) -> dict[str, str]:
-    """What the keeper inherits: this process's variables without those of a stage that it may be part of."""
+    """Return what the keeper inherits: this process's variables without those of a stage it may be part of."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("CHARTER_")}
-    kept = {name: value for name, value in os.environ.items() if name == STATE_VARIABLE}
-    return {**ours, **kept, "PYTHONUNBUFFERED": "1"}
+    state = {name: value for name, value in os.environ.items() if name == STATE_VARIABLE}
+    return {**ours, **state, "PYTHONUNBUFFERED": "1"}
 
 
 def _reap_later(process: "subprocess.Popen[bytes]") -> None:

@@ -1,4 +1,4 @@
-"""Who a job, a pod or a bucket belongs to: one set of tags, and its spelling for every place that takes them."""
+"""Owner tags of a job, a pod or a bucket: one set, and its spelling for every place that takes them."""
 
 import re
 from collections.abc import Mapping
@@ -104,21 +104,21 @@ def object_tags(tags: Mapping[str, str]) -> ObjectTags:
     >>> object_tags({"goal": "a#b", "run": "r1"}).changed
     ("tag goal: its value 'a#b' becomes 'a-b'",)
     """
-    kept: dict[str, str] = {}
+    spellings: dict[str, str] = {}
     changed = []
     for key in sorted(tags, key=lambda name: name not in OWN_KEYS):
         (spelled,) = aws_tags({key: tags[key]}) or ({"Key": "", "Value": ""},)
         name, value = _cut(spelled["Key"], AWS_KEY_CHARACTERS), _cut(spelled["Value"], AWS_VALUE_CHARACTERS)
-        if refusal := _refusal(kept, name, value):
+        if refusal := _refusal(spellings, name, value):
             changed.append(f"tag {key[:60]} is left out: {refusal}")
             continue
-        kept[name] = value
+        spellings[name] = value
         if key not in OWN_KEYS and name != key:
             changed.append(f"tag {key[:60]} becomes {name[:60]}{_cut_at(AWS_KEY_CHARACTERS, key)}")
         if value != tags[key]:
             how = f"{tags[key][:60]!r} becomes {value[:60]!r}{_cut_at(AWS_VALUE_CHARACTERS, tags[key])}"
             changed.append(f"tag {key[:60]}: its value {how}")
-    return ObjectTags(tags=kept, changed=tuple(changed))
+    return ObjectTags(tags=spellings, changed=tuple(changed))
 
 
 def _refusal(kept: Mapping[str, str], name: str, value: str) -> str:

@@ -39,7 +39,7 @@ class ClusterOutOfReachError(StageError):
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a call has printed."""
+    """Output of a call, and its exit code."""
 
     code: int
     out: str
@@ -88,7 +88,7 @@ class Kubectl:
         )
 
     def text(self, *arguments: str, text: str | None = None) -> str:
-        """What it prints, or an error that says what the cluster said."""
+        """Return what it prints, or raise an error that says what the cluster said."""
         answer = self.run(*arguments, text=text)
         if answer.code != 0:
             raise failure(arguments, answer)
@@ -96,27 +96,27 @@ class Kubectl:
 
     def items(self, *arguments: str) -> list[Mapping[str, Any]]:
         """The objects of `get ... --output json`."""
-        found = json.loads(self.text("get", *arguments, "--output", "json"))
-        items: list[Mapping[str, Any]] = found["items"] if found.get("kind", "").endswith("List") else [found]
+        document = json.loads(self.text("get", *arguments, "--output", "json"))
+        items: list[Mapping[str, Any]] = document["items"] if document.get("kind", "").endswith("List") else [document]
         return items
 
 
 def failure(arguments: Sequence[str], answer: Answer) -> StageError | UsageError:
-    """What the cluster refused is the user's to change; anything else failed."""
+    """Return the error of a failed call: what the cluster refused is the user's to change; anything else failed."""
     said = answer.err.strip() or answer.out.strip() or f"exit code {answer.code}"
     message = f"kubectl {' '.join(arguments[:2])}: {said}"
     return UsageError(message) if _mentions(said, _REFUSED) else StageError(message)
 
 
 def lacks_kind(answer: Answer) -> bool:
-    """Whether the cluster does not have the kind of object that was asked for."""
+    """Return True if the cluster does not have the kind of object that was asked for."""
     return _mentions(
         answer.err, ("doesn't have a resource type", "no matches for kind", "could not find the requested")
     )
 
 
 def already_exists(answer: Answer) -> bool:
-    """Whether an object of that name is there."""
+    """Return True if an object of that name is there."""
     return _mentions(answer.err, ("alreadyexists", "already exists"))
 
 

@@ -235,19 +235,19 @@ def manifest(job: StageJob, settings: KubernetesSettings) -> dict[str, Any]:
 
 def kind_of(job: StageJob, settings: KubernetesSettings) -> Kind:
     """Shards are an indexed Job; several nodes a JobSet, or a TrainJob where the file says so; else a Job."""
-    asked, gang = settings.shape, job.nodes + job.spare_nodes > 1
+    shape, gang = settings.shape, job.nodes + job.spare_nodes > 1
     if job.shards > 1 and gang:
         raise UsageError(f"{job.stage}: shards are pods of one node each\n  use num_nodes: 1 with shards")
-    if job.shards > 1 or (asked == "auto" and not gang):
+    if job.shards > 1 or (shape == "auto" and not gang):
         return "job"
-    if asked in ("job", "indexed_job"):
+    if shape in ("job", "indexed_job"):
         if gang:
             raise UsageError(
                 f"{job.stage}: a Job cannot run {job.nodes + job.spare_nodes} nodes together\n"
                 "  use launch.kubernetes.shape: auto, jobset or trainjob"
             )
         return "job"
-    return "trainjob" if asked == "trainjob" else "jobset"
+    return "trainjob" if shape == "trainjob" else "jobset"
 
 
 def secret_text(job: StageJob, settings: KubernetesSettings, values: Mapping[str, str]) -> str:

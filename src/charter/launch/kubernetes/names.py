@@ -1,4 +1,4 @@
-"""What the objects of a job are called, and by which labels they are found again."""
+"""Names of the objects of a job, and the labels by which they are found again."""
 
 import hashlib
 import json
@@ -33,8 +33,8 @@ def object_name(name: str) -> str:
 def job_labels(job: StageJob) -> dict[str, str]:
     """Labels of every object of a job."""
     own = {"run": job.run, "stage": job.stage, "attempt": str(job.attempt)}
-    found = kubernetes_labels({**job.labels, **own})
-    return {**found, JOB_LABEL: object_name(job.name), "app.kubernetes.io/managed-by": "charter"}
+    labels = kubernetes_labels({**job.labels, **own})
+    return {**labels, JOB_LABEL: object_name(job.name), "app.kubernetes.io/managed-by": "charter"}
 
 
 def job_annotations(job: StageJob) -> dict[str, str]:

@@ -79,10 +79,10 @@ def affinity(job: StageJob, settings: KubernetesSettings) -> dict[str, Any] | No
 
 def _accelerator_terms(job: StageJob, settings: KubernetesSettings) -> list[list[dict[str, Any]]]:
     """A user who selects nodes knows better what they are called."""
-    known = PRODUCTS.get(accelerators.get(job.accelerator).name) if job.accelerator else None
-    if known is None or not job.accelerators_per_node or settings.node_selector:
+    labels = PRODUCTS.get(accelerators.get(job.accelerator).name) if job.accelerator else None
+    if labels is None or not job.accelerators_per_node or settings.node_selector:
         return [[]]
-    products, google = known
+    products, google = labels
     alternatives = ((GPU_PRODUCT, products), (GKE_ACCELERATOR, google))
     return [[_expression(key, "In", values)] for key, values in alternatives if values]
 
@@ -189,7 +189,7 @@ def pod_template(job: StageJob, settings: KubernetesSettings) -> dict[str, Any]:
 
 
 def pod_spec(job: StageJob, settings: KubernetesSettings) -> dict[str, Any]:
-    """What runs, with what, where, and how long it may take to stop."""
+    """Return what runs, with what, where, and how long it may take to stop."""
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": grace_seconds(job),
@@ -221,7 +221,7 @@ def container(job: StageJob, settings: KubernetesSettings) -> dict[str, Any]:
 
 
 def resources(job: StageJob, settings: KubernetesSettings) -> dict[str, Any]:
-    """What is asked and, of memory and accelerators, also the most that is given; quantities are texts.
+    """Return what is asked and, of memory and accelerators, also the most that is given; quantities are texts.
 
     There is no limit on CPUs: it would slow a process down that nobody else needs them from.
     """
@@ -230,8 +230,8 @@ def resources(job: StageJob, settings: KubernetesSettings) -> dict[str, Any]:
         hard["memory"] = str(job.memory_bytes_per_node)
     if job.accelerators_per_node:
         hard[settings.accelerator_resource] = str(job.accelerators_per_node)
-    asked: Mapping[str, Any] = {"requests": {"cpu": str(job.cpus_per_node), **hard}, "limits": hard}
-    return {key: value for key, value in asked.items() if value}
+    parts: Mapping[str, Any] = {"requests": {"cpu": str(job.cpus_per_node), **hard}, "limits": hard}
+    return {key: value for key, value in parts.items() if value}
 
 
 def volumes(job: StageJob, settings: KubernetesSettings) -> list[dict[str, Any]]:
@@ -246,7 +246,7 @@ def volumes(job: StageJob, settings: KubernetesSettings) -> list[dict[str, Any]]
 
 
 def volume_mounts(settings: KubernetesSettings) -> list[dict[str, str]]:
-    """Where they are in the container."""
+    """Return where they are in the container."""
     return [
         {"name": PROJECT_VOLUME, "mountPath": settings.mount_path},
         {"name": SHARED_MEMORY, "mountPath": "/dev/shm"},

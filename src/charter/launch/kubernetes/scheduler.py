@@ -190,7 +190,7 @@ def _is_ours(job_id: str) -> bool:
 
 def _kind(job_id: str) -> Kind:
     kind = job_id.partition("/")[0]
-    return next(known for known in KINDS if known == kind)
+    return next(name for name in KINDS if name == kind)
 
 
 def _name(job_id: str) -> str:

@@ -1,4 +1,4 @@
-"""How a job stands, from the object that runs it and its pods; pure."""
+"""State of a job, from the object that runs it and its pods; pure."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -20,11 +20,11 @@ def indexes(text: str) -> frozenset[int]:
     >>> sorted(indexes(""))
     []
     """
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return frozenset(found)
+        numbers.update(range(int(first), int(last or first) + 1))
+    return frozenset(numbers)
 
 
 SIGNAL_CODE = 128
@@ -84,11 +84,11 @@ class Pod:
 
     @property
     def has_ended(self) -> bool:
-        """Whether none of its processes runs."""
+        """Return True if none of its processes runs."""
         return self.phase in ("Succeeded", "Failed", "Gone")
 
     def is_lost(self, now: float) -> bool:
-        """Whether it was to leave and its node says nothing any more; it may still run there."""
+        """Return True if it was to leave and its node says nothing any more; it may still run there."""
         late = self.leaves_by is not None and now > self.leaves_by + 1.0
         return self.is_leaving and not self.has_ended and (self.cause == "node_lost" or late)
 
@@ -101,7 +101,7 @@ def pod_of(item: Mapping[str, Any], *, job_label: str, accelerator_resource: str
     conditions = {condition["type"]: condition for condition in status.get("conditions", ())}
     cause, reason = _cause(status, conditions, ended)
     leaves = metadata.get("deletionTimestamp")
-    asked = spec.get("containers", [{}])[0].get("resources", {})
+    resources = spec.get("containers", [{}])[0].get("resources", {})
     return Pod(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -118,8 +118,8 @@ def pod_of(item: Mapping[str, Any], *, job_label: str, accelerator_resource: str
         exit_code=exit_code(ended["exitCode"]) if ended else None,
         cause=cause,
         reason=reason,
-        accelerators=int(asked.get("limits", {}).get(accelerator_resource, 0)),
-        cpus=whole_cpus(asked.get("requests", {}).get("cpu", "0")),
+        accelerators=int(resources.get("limits", {}).get(accelerator_resource, 0)),
+        cpus=whole_cpus(resources.get("requests", {}).get("cpu", "0")),
     )
 
 
@@ -159,16 +159,16 @@ def _key(path: str) -> str:
 
 def _terminated(status: Mapping[str, Any]) -> Mapping[str, Any] | None:
     for container in status.get("containerStatuses", ()):
-        found: Mapping[str, Any] | None = container.get("state", {}).get("terminated")
-        if found is not None:
-            return found
+        ended: Mapping[str, Any] | None = container.get("state", {}).get("terminated")
+        if ended is not None:
+            return ended
     return None
 
 
 def _cause(
     status: Mapping[str, Any], conditions: Mapping[str, Mapping[str, Any]], ended: Mapping[str, Any] | None
 ) -> tuple[Cause, str]:
-    """Why it ended, or is being ended; for one that waits, the word that says why it does."""
+    """Return why it ended, or is being ended; for one that waits, the word that says why it does."""
     disruption = conditions.get("DisruptionTarget", {})
     if disruption.get("status") == "True":
         word = str(disruption.get("reason", ""))
@@ -232,13 +232,13 @@ def job_state(item: Mapping[str, Any] | None, pods: Sequence[Pod], *, now: float
 def attempts_of(job_id: str, pods: Sequence[Pod], *, shards: bool) -> tuple[JobAttempt, ...]:
     """Every pod that held a node, as one attempt; those of one index are numbered in their order."""
     counts: dict[int, int] = {}
-    found = []
+    attempts = []
     for pod in sorted(pods, key=lambda pod: (pod.created_at, pod.name)):
         if pod.started_at is None:
             continue
         number = counts.get(pod.index, 0)
         counts[pod.index] = number + 1
-        found.append(
+        attempts.append(
             JobAttempt(
                 job_id=job_id,
                 shard=pod.index if shards else None,
@@ -251,7 +251,7 @@ def attempts_of(job_id: str, pods: Sequence[Pod], *, shards: bool) -> tuple[JobA
                 cpus=pod.cpus,
             )
         )
-    return tuple(found)
+    return tuple(attempts)
 
 
 def _state(item: Mapping[str, Any], pods: Sequence[Pod], now: float) -> JobState:
@@ -323,7 +323,7 @@ def _tasks(item: Mapping[str, Any], pods: Sequence[Pod], shards: int, now: float
 
 
 def _restarts(item: Mapping[str, Any], pods: Sequence[Pod]) -> int:
-    """How often all of it was started again; that of a shard is told with the shard."""
+    """Return how often all of it was started again; that of a shard is told with the shard."""
     if item["kind"] == "JobSet":
         return int(item.get("status", {}).get("restarts", 0))
     if item.get("spec", {}).get("completions", 1) > 1:

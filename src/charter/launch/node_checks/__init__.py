@@ -1,1 +1,1 @@
-"""What a node must show before an attempt starts on it, and which nodes take part."""
+"""Checks that a node must pass before an attempt starts on it, and the choice of nodes that take part."""

@@ -98,7 +98,7 @@ ADVICE = "drain the node and reset the accelerator (nvidia-smi --gpu-reset), or 
 
 
 def accelerators() -> tuple[Finding, ...]:
-    """What NVML says of every accelerator; one finding that there are none where there is no driver."""
+    """Return what NVML says of every accelerator; one finding that there are none where there is no driver."""
     try:
         import pynvml
 
@@ -144,9 +144,9 @@ def xid_errors(log: Iterable[str]) -> Finding:
     >>> xid_errors(["NVRM: Xid (PCI:0000:3b:00): 13, Graphics Exception"]).ok
     True
     """
-    found = {(number, place) for line in log for place, number in XID.findall(line) if int(number) in NEEDS_RESET}
-    words = ", ".join(f"Xid {number} at {place}" for number, place in sorted(found))
-    return Finding(name="Xid", ok=not found, found=words or "none in the kernel's log", advice=ADVICE)
+    errors = {(number, place) for line in log for place, number in XID.findall(line) if int(number) in NEEDS_RESET}
+    words = ", ".join(f"Xid {number} at {place}" for number, place in sorted(errors))
+    return Finding(name="Xid", ok=not errors, found=words or "none in the kernel's log", advice=ADVICE)
 
 
 def kernel_log(device: Path = Path("/dev/kmsg")) -> list[str]:

@@ -102,10 +102,10 @@ LOOK_SECONDS = 0.2
 def look_at_this_node(stage_dir: Path, settings: NodeChecks, *, node: str, rank: int, compare: bool) -> NodeReport:
     """All checks of this node; its own speeds only where there are others to compare them with."""
     findings = (*disk(stage_dir, least_bytes=settings.disk_bytes), clock(stage_dir))
-    found = accelerators()
-    xid = (xid_errors(kernel_log()),) if any(finding.name.startswith("accelerator ") for finding in found) else ()
+    devices = accelerators()
+    xid = (xid_errors(kernel_log()),) if any(finding.name.startswith("accelerator ") for finding in devices) else ()
     rates = processor_rates() if compare else {}
-    return NodeReport(node=node, rank=rank, findings=(*findings, *found, *xid), rates=rates)
+    return NodeReport(node=node, rank=rank, findings=(*findings, *devices, *xid), rates=rates)
 
 
 def meet(
@@ -153,7 +153,7 @@ def _agreed(
     while (decided := _decided(stage_dir, start)) is None:
         reports = read_reports(stage_dir, start)
         waited = now() - begun
-        decides = rank == min(found.rank for found in reports)
+        decides = rank == min(report.rank for report in reports)
         if waited > 2 * MEETING_SECONDS or (decides and (len(reports) == expected or waited > MEETING_SECONDS)):
             chosen = assign(reports, needed=needed, expected=expected, slow_ratio=settings.slow_rank_ratio)
             _decide(stage_dir, start, chosen)
@@ -164,13 +164,13 @@ def _agreed(
 
 def read_reports(stage_dir: Path, start: str) -> list[NodeReport]:
     """The reports that are there for a start, by number of the node; torn ones are not there yet."""
-    found = []
+    reports = []
     for path in stage_dir.glob(f"check-{start}-*.json"):
         try:
-            found.append(report_from_json(json.loads(path.read_text(encoding="utf-8"))))
+            reports.append(report_from_json(json.loads(path.read_text(encoding="utf-8"))))
         except (OSError, ValueError, KeyError, TypeError):
             continue
-    return sorted(found, key=lambda report: report.rank)
+    return sorted(reports, key=lambda report: report.rank)
 
 
 def unfit_nodes(stage_dir: Path, start: str) -> dict[str, str]:

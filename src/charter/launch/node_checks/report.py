@@ -1,4 +1,4 @@
-"""What was found on a node, and which of the nodes that are there take part: pure."""
+"""Findings on a node, and the choice of nodes that take part: pure."""
 
 import statistics
 import time
@@ -38,13 +38,13 @@ class NodeReport:
 
     @property
     def problems(self) -> tuple[Finding, ...]:
-        """What is wrong with it."""
+        """Return what is wrong with it."""
         return tuple(finding for finding in self.findings if not finding.ok)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """Which nodes take part in a start, and why others do not."""
+    """Choice of the nodes that take part in a start, and why others do not."""
 
     ranks: tuple[int, ...]
     """Of the nodes that take part, in order: the first one becomes node 0 of the group. Empty when too few are fit."""
@@ -92,13 +92,13 @@ def slow_rates(report: NodeReport, peers: Sequence[NodeReport], slow_ratio: floa
     Fewer than three nodes are not compared: of two, the quicker one may be the odd one, and noise is told from a fault
     only by how the others do.
     """
-    found = []
+    findings = []
     for name, rate in report.rates.items():
-        known = [peer.rates[name] for peer in peers if name in peer.rates]
-        median = statistics.median(known)
-        if len(known) >= LEAST_COMPARED and rate * slow_ratio < median:
-            found.append(f"slow: {name} is {rate:.3g}, the median of its {len(known)} peers is {median:.3g}")
-    return found
+        rates = [peer.rates[name] for peer in peers if name in peer.rates]
+        median = statistics.median(rates)
+        if len(rates) >= LEAST_COMPARED and rate * slow_ratio < median:
+            findings.append(f"slow: {name} is {rate:.3g}, the median of its {len(rates)} peers is {median:.3g}")
+    return findings
 
 
 def report_to_json(report: NodeReport) -> dict[str, Any]:

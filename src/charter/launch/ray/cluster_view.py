@@ -1,4 +1,4 @@
-"""What a Ray cluster says of its nodes, read for the keeper: which died and why, which leave, what fits nowhere.
+"""View of a Ray cluster's nodes for the keeper: which died and why, which leave, what fits nowhere.
 
 Used inside the cluster, where Charter may not be installed.
 """
@@ -27,7 +27,7 @@ def death_of(nodes: Sequence[Mapping[str, Any]], node_ids: Iterable[str]) -> tup
 
 
 def all_answer(nodes: Sequence[Mapping[str, Any]], node_ids: Iterable[str]) -> bool:
-    """Whether the raylets of these nodes take connections; one that was killed does not, long before Ray says so.
+    """Return True if the raylets of these nodes take connections; a killed one does not, long before Ray says so.
 
     >>> all_answer([{"NodeID": "a", "NodeManagerAddress": "127.0.0.1", "NodeManagerPort": 1}], {"a"})
     False
@@ -49,17 +49,17 @@ def matching_ids(nodes: Sequence[Mapping[str, Any]], names: Iterable[str]) -> li
     ['ab12']
     """
     wanted = tuple(names)
-    found = []
+    ids = []
     for node in nodes:
         called = {node["NodeID"], node.get("NodeName"), node.get("NodeManagerHostname"), node.get("NodeManagerAddress")}
         by_id = any(node["NodeID"].startswith(name.rpartition("/")[2]) for name in wanted if "/" in name)
         if node["Alive"] and (by_id or called & set(wanted)):
-            found.append(node["NodeID"])
-    return sorted(found)
+            ids.append(node["NodeID"])
+    return sorted(ids)
 
 
 def why_waiting(nodes: Sequence[Mapping[str, Any]], request: Mapping[str, Any]) -> str:
-    """Why a task is not placed: `Resources` when it must wait for others, else what the cluster has not.
+    """Return why a task is not placed: `Resources` when it must wait for others, else what the cluster has not.
 
     >>> nodes = [{"NodeID": "a", "Alive": True, "Resources": {"CPU": 4.0}}]
     >>> asked = {"resources_per_task": {"CPU": 1, "GPU": 8}, "tasks": {"nodes": 1}, "exclude_nodes": []}
@@ -68,19 +68,19 @@ def why_waiting(nodes: Sequence[Mapping[str, Any]], request: Mapping[str, Any]) 
     >>> why_waiting(nodes, {**asked, "resources_per_task": {"CPU": 1}, "tasks": {"nodes": 2}})
     'Infeasible: 2 nodes with 1 CPU are asked for, and the cluster has 1'
     """
-    asked: Mapping[str, float] = request["resources_per_task"]
+    resources: Mapping[str, float] = request["resources_per_task"]
     left_out = matching_ids(nodes, request["exclude_nodes"])
     living = [node["Resources"] for node in nodes if node["Alive"] and node["NodeID"] not in left_out]
-    fitting = sum(1 for have in living if all(have.get(name, 0) >= amount for name, amount in asked.items()))
+    fitting = sum(1 for have in living if all(have.get(name, 0) >= amount for name, amount in resources.items()))
     wanted = request["tasks"].get("nodes", 1)
     if fitting >= wanted:
         return "Resources"
     if not fitting:
-        for name, amount in asked.items():
+        for name, amount in resources.items():
             most = max((have.get(name, 0) for have in living), default=0)
             if most < amount:
                 return f"Infeasible: no node has {amount:g} {name} (the most is {most:g})"
-    what = ", ".join(f"{amount:g} {name}" for name, amount in asked.items())
+    what = ", ".join(f"{amount:g} {name}" for name, amount in resources.items())
     are = "nodes with" if wanted > 1 else "node with"
     return f"Infeasible: {wanted} {are} {what} are asked for, and the cluster has {fitting}"
 

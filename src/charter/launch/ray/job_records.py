@@ -1,4 +1,4 @@
-"""What the keeper remembers of its jobs: units (a whole job, or one shard) and their starts.
+"""Memory of the keeper of its jobs: units (a whole job, or one shard) and their starts.
 
 Used inside the cluster, where Charter may not be installed: nothing but the standard library is imported.
 """
@@ -24,7 +24,7 @@ RESTARTED = frozenset({"preempted", "node_lost"})
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How one start ended."""
+    """End of one start."""
 
     cause: str
     exit_code: int | None = None
@@ -54,7 +54,7 @@ class Start:
 
 @dataclass(kw_only=True)
 class Unit:
-    """What is started and ended as one: all nodes of a job, or one shard."""
+    """Part of a job that is started and ended as one: all nodes of a job, or one shard."""
 
     shard: int | None
     starts: list[Start] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Unit:
         return self.starts[-1] if self.starts else None
 
     def state(self) -> dict[str, Any]:
-        """How it stands, in the words of `charter.launch.scheduler.JobState`."""
+        """Return its state, in the words of `charter.launch.scheduler.JobState`."""
         last = self.last
         before = next((start.outcome for start in reversed(self.starts) if start.outcome is not None), None)
         shown = self.outcome or before or Outcome(cause="")
@@ -99,11 +99,11 @@ class JobRecord:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing of it will run any more."""
+        """Return True if nothing of it will run any more."""
         return all(unit.outcome is not None for unit in self.units)
 
     def state(self) -> dict[str, Any]:
-        """How it stands; of shards, each by its number, and the whole from all of them."""
+        """Return its state; of shards, each by its number, and the whole from all of them."""
         states = [unit.state() for unit in self.units]
         if self.units[0].shard is None:
             return states[0]
@@ -122,8 +122,8 @@ class JobRecord:
 
     def attempts(self) -> list[dict[str, Any]]:
         """Every start that reached a node, oldest first, in the words of `JobAttempt`."""
-        asked = self.request["resources_per_task"]
-        found = [
+        resources = self.request["resources_per_task"]
+        starts = [
             {
                 "job_id": self.request["name"],
                 "shard": unit.shard,
@@ -132,14 +132,14 @@ class JobRecord:
                 "started_at": start.started_at,
                 "ended_at": start.ended_at,
                 "nodes": [start.nodes[rank] for rank in sorted(start.nodes)],
-                "accelerators": int(asked.get("GPU", 0)) * len(start.nodes),
-                "cpus": int(asked.get("CPU", 0)) * len(start.nodes),
+                "accelerators": int(resources.get("GPU", 0)) * len(start.nodes),
+                "cpus": int(resources.get("CPU", 0)) * len(start.nodes),
             }
             for unit in self.units
             for start in unit.starts
             if start.started_at is not None
         ]
-        return sorted(found, key=lambda attempt: (attempt["started_at"], attempt["shard"] or 0))
+        return sorted(starts, key=lambda attempt: (attempt["started_at"], attempt["shard"] or 0))
 
 
 def worst(outcomes: list[Outcome]) -> Outcome:

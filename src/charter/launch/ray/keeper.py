@@ -55,11 +55,11 @@ class Keeper:
         return str(name)
 
     async def knows(self, name: str) -> bool:
-        """Whether a job of this name was submitted."""
+        """Return True if a job of this name was submitted."""
         return name in self._records
 
     async def poll(self, names: list[str]) -> dict[str, dict[str, Any]]:
-        """How jobs stand; one that is not known is left out."""
+        """Return the states of jobs; one that is not known is left out."""
         return {name: record.state() for name in names if (record := self._records.get(name)) is not None}
 
     async def attempts(self, name: str) -> list[dict[str, Any]]:
@@ -68,7 +68,7 @@ class Keeper:
         return record.attempts() if record is not None else []
 
     async def log_path(self, name: str) -> str | None:
-        """Where a job's output is written."""
+        """Return where a job's output is written."""
         record = self._records.get(name)
         return record.request["log"] if record is not None else None
 
@@ -100,7 +100,7 @@ class Keeper:
         return True
 
     async def orders(self, name: str, unit: int, restart: int, rank: int, told: bool = False) -> str:
-        """What a running task should do: `end`, or `stop` at a checkpoint; empty when there was nothing for a while.
+        """Return what a running task should do: `end`, or `stop` at a checkpoint; empty when nothing came for a while.
 
         Answers as soon as there is something to say, which `told` tasks know already.
         """
@@ -173,17 +173,17 @@ class Keeper:
                 remove_placement_group(group)
 
     async def _options(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        asked = dict(request["resources_per_task"])
+        resources = dict(request["resources_per_task"])
         selector = dict(request["label_selector"])
         if request["exclude_nodes"]:
             ids = matching_ids(await asyncio.to_thread(ray.nodes), request["exclude_nodes"])
             if ids:
                 selector["ray.io/node-id"] = f"!in({','.join(ids)})"
         return {
-            "num_cpus": asked.pop("CPU", 1),
-            "num_gpus": asked.pop("GPU", 0),
-            "memory": asked.pop("memory", None),
-            "resources": asked,
+            "num_cpus": resources.pop("CPU", 1),
+            "num_gpus": resources.pop("GPU", 0),
+            "memory": resources.pop("memory", None),
+            "resources": resources,
             "label_selector": selector,
             "max_retries": 0,
         }
@@ -246,7 +246,7 @@ def _order(record: JobRecord, number: int, start: Start, rank: int) -> dict[str,
     request = record.request
     shard = record.units[number].shard
     place = {"CHARTER_NODE_RANK": str(rank)} if shard is None else {"CHARTER_SHARD": str(shard)}
-    told = {**place, "CHARTER_RESTART": str(start.restart), "CHARTER_ENGINE_JOB": request["name"]}
+    identity = {**place, "CHARTER_RESTART": str(start.restart), "CHARTER_ENGINE_JOB": request["name"]}
     return {
         "name": request["name"],
         "unit": number,
@@ -256,7 +256,7 @@ def _order(record: JobRecord, number: int, start: Start, rank: int) -> dict[str,
         "directory": request["directory"],
         "log": request["log"],
         "gpus": request["resources_per_task"].get("GPU", 0),
-        "environment": {**request["environment"], **told},
+        "environment": {**request["environment"], **identity},
         "time_limit_seconds": request["time_limit_seconds"],
         "stop_before_seconds": request["stop_before_seconds"],
     }

@@ -87,11 +87,11 @@ def _wait(
     process: "subprocess.Popen[bytes]", order: dict[str, Any], keeper: Any, place: Any, interrupts: list[int]
 ) -> dict[str, Any]:
     started = time.monotonic()
-    asked = keeper.orders.remote(**place)
+    answer = keeper.orders.remote(**place)
     limit, before = order["time_limit_seconds"], order["stop_before_seconds"] or 0.0
     # An agent knows its limit and stops by its own clock, which began later than this one: it comes first.
     remind = None if limit is None else max(limit / 2, limit - before / 2)
-    told = limit_passed = False
+    notified = limit_passed = False
     while (code := process.poll()) is None:
         time.sleep(LOOK_SECONDS)
         if interrupts:
@@ -100,31 +100,31 @@ def _wait(
         if limit is not None and now - started > limit:
             limit_passed = True
             _end(process)
-        elif not told and remind is not None and now - started > remind:
-            told = limit_passed = True
+        elif not notified and remind is not None and now - started > remind:
+            notified = limit_passed = True
             process.send_signal(signal.SIGTERM)
-        if not ray.wait([asked], timeout=0)[0]:
+        if not ray.wait([answer], timeout=0)[0]:
             continue
-        wanted = ray.get(asked)
+        wanted = ray.get(answer)
         if wanted == "end":
             return {"exit_code": None, "cause": "cancelled"}
-        if wanted == "stop" and not told:
-            told = True
+        if wanted == "stop" and not notified:
+            notified = True
             process.send_signal(signal.SIGTERM)
-        asked = keeper.orders.remote(**place, told=told)
+        answer = keeper.orders.remote(**place, told=notified)
     cause = "time_limit" if limit_passed and code != 0 else "done" if code == 0 else "failed"
     return {"exit_code": code, "cause": cause}
 
 
 def _environment(order: dict[str, Any], secrets: dict[str, str]) -> dict[str, str]:
     """The worker's own variables, without those by which Ray would take the command for a part of this task."""
-    kept = {
+    inherited = {
         name: value for name, value in os.environ.items() if not name.startswith("RAY_") or name.startswith("RAY_AUTH_")
     }
-    kept["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
+    inherited["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
     if not order["gpus"]:
-        kept["CUDA_VISIBLE_DEVICES"] = ""
-    return {**kept, **order["environment"], **secrets}
+        inherited["CUDA_VISIBLE_DEVICES"] = ""
+    return {**inherited, **order["environment"], **secrets}
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

@@ -1,4 +1,4 @@
-"""What is asked of Ray for one attempt at a stage, as a plain mapping; pure. Submitted as it is printed."""
+"""Request to Ray for one attempt at a stage, as a plain mapping; pure. Submitted as it is printed."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -54,8 +54,8 @@ def ray_accelerator_type(accelerator: str) -> str:
     """
     parts = accelerators.get(accelerator).name.split("-")
     for length in range(len(parts), 0, -1):
-        if found := RAY_TYPES.get("-".join(parts[:length])):
-            return found
+        if name := RAY_TYPES.get("-".join(parts[:length])):
+            return name
     raise UsageError(
         f"Ray has no name for the accelerator {accelerator}\n"
         f"  it knows {', '.join(RAY_TYPES)}\n"
@@ -98,21 +98,21 @@ def request_of(job: StageJob, settings: RaySettings) -> dict[str, Any]:
 
 
 def resources_per_task(job: StageJob, settings: RaySettings) -> dict[str, float]:
-    """What one task takes of its node, by Ray's names; memory in bytes.
+    """Return what one task takes of its node, by Ray's names; memory in bytes.
 
     The custom resources that the file names are those of one process, so a node takes them times its processes.
     """
-    asked: dict[str, float] = {"CPU": job.cpus_per_node}
+    resources: dict[str, float] = {"CPU": job.cpus_per_node}
     if job.accelerators_per_node:
-        asked["GPU"] = job.accelerators_per_node
+        resources["GPU"] = job.accelerators_per_node
     if job.accelerators_per_node and job.accelerator:
-        asked[f"accelerator_type:{ray_accelerator_type(job.accelerator)}"] = ACCELERATOR_RESOURCE_SHARE
+        resources[f"accelerator_type:{ray_accelerator_type(job.accelerator)}"] = ACCELERATOR_RESOURCE_SHARE
     if job.memory_bytes_per_node is not None:
-        asked["memory"] = job.memory_bytes_per_node
+        resources["memory"] = job.memory_bytes_per_node
     processes = 1 if job.shards > 1 else job.processes_per_node
     for name, amount in sorted(settings.resources.items()):
-        asked[name] = amount * processes
-    return asked
+        resources[name] = amount * processes
+    return resources
 
 
 def render_request(job: StageJob, settings: RaySettings) -> str:

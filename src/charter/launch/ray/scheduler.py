@@ -119,8 +119,8 @@ class BridgeClient:
                 raise EOFError
             self._buffer += received
         line, _, self._buffer = self._buffer.partition(b"\n")
-        found: dict[str, Any] = json.loads(line)
-        return found
+        message: dict[str, Any] = json.loads(line)
+        return message
 
     def _said(self) -> str:
         """The end of what the bridge printed, for messages."""
@@ -164,7 +164,7 @@ class RayScheduler:
         self._client: BridgeClient | None = None
 
     def render(self, job: StageJob) -> str:
-        """What is asked of the cluster."""
+        """Return what is asked of the cluster."""
         return render_request(job, self._settings)
 
     def submit(self, job: StageJob) -> str:
@@ -177,9 +177,9 @@ class RayScheduler:
         return name if self._ask("knows", name) else None
 
     def poll(self, job_ids: Sequence[str]) -> Mapping[str, JobState]:
-        """How jobs stand; one call for all."""
-        known = self._ask("poll", list(job_ids))
-        return {job: state_of(known[job]) if job in known else JobState(phase="unknown") for job in job_ids}
+        """Return the states of jobs; one call for all."""
+        states = self._ask("poll", list(job_ids))
+        return {job: state_of(states[job]) if job in states else JobState(phase="unknown") for job in job_ids}
 
     def cancel(self, job_id: str) -> None:
         """End a job; what it ran has ended when this returns."""

@@ -1,4 +1,4 @@
-"""How a task of a Ray cluster ended: its own word, or Ray's; and how a task is ended.
+"""Outcome of a task of a Ray cluster: its own word, or Ray's; and how a task is ended.
 
 Used inside the cluster, where Charter may not be installed: nothing but Ray and the standard library is imported.
 """
@@ -43,7 +43,7 @@ async def outcome_of_task(ref: Any, start: Start) -> Outcome:
 
 
 async def _death(start: Start, *, sure: bool) -> tuple[str, str]:
-    """Whether a node of a start has died under a task: what Ray says, waited for as long as a node does not answer."""
+    """Return whether a node of a start died under a task: Ray's word, waited for while a node does not answer."""
     began = time.monotonic()
     while True:
         nodes = await asyncio.to_thread(ray.nodes)

@@ -64,8 +64,8 @@ def sky_accelerator(name: str) -> str:
     >>> sky_accelerator("H100-SXM-80GB"), sky_accelerator("A100-80GB"), sky_accelerator("L4")
     ('H100', 'A100-80GB', 'L4')
     """
-    known = accelerators.get(name).name
-    return SKY_ACCELERATORS.get(known, known)
+    full_name = accelerators.get(name).name
+    return SKY_ACCELERATORS.get(full_name, full_name)
 
 
 def sky_cloud(infra: str) -> str:

@@ -82,11 +82,11 @@ def _rows(offer: Offer) -> list[dict[str, Any]]:
 
 
 def _gpu_info(offer: Offer) -> str:
-    found = get(offer.accelerator)
-    memory_mib = int(found.memory_bytes / 1024**2)
+    accelerator = get(offer.accelerator)
+    memory_mib = int(accelerator.memory_bytes / 1024**2)
     gpu = {
         "Name": sky_accelerator(offer.accelerator),
-        "Manufacturer": found.vendor,
+        "Manufacturer": accelerator.vendor,
         "Count": float(offer.count),
         "MemoryInfo": {"SizeInMiB": memory_mib},
     }
@@ -155,7 +155,7 @@ def write_dry_run(project: Project, plan: Plan, book: PriceBook, directory: Path
 
 
 def run_optimizer(directory: Path, python: Path, *, target: str = "cost") -> dict[str, Any]:
-    """What SkyPilot would choose for every task, by its own optimizer; `python` is one that has SkyPilot."""
+    """Return what SkyPilot's own optimizer would choose for every task; `python` is one that has SkyPilot."""
     done = subprocess.run(
         [str(python), str(SCRIPT), target],
         cwd=directory,
@@ -168,5 +168,5 @@ def run_optimizer(directory: Path, python: Path, *, target: str = "cost") -> dic
     if done.returncode != 0:
         said = "\n  ".join((done.stderr or done.stdout).strip().splitlines()[-8:])
         raise StageError(f"SkyPilot's optimizer did not take the pipeline (exit code {done.returncode}):\n  {said}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    choices: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return choices

@@ -42,21 +42,21 @@ def estimator(rows: Sequence[Row]) -> Callable[[Any], int]:
     """The seconds of one task on given resources."""
 
     def seconds(resources: Any) -> int:
-        found = [row["seconds"] for row in rows if fits(resources, row)]
-        if not found:
+        times = [row["seconds"] for row in rows if fits(resources, row)]
+        if not times:
             raise SystemExit(f"no time is known of {rows[0]['task']} on {resources}")
-        return int(min(found))
+        return int(min(times))
 
     return seconds
 
 
 def planned(candidates: Any, rows: Sequence[Row], task: str) -> list[Any]:
     """The candidates that the plan has a time of: on the others the stage does not fit."""
-    return [found for found in candidates if any(row["task"] == task and fits(found, row) for row in rows)]
+    return [candidate for candidate in candidates if any(row["task"] == task and fits(candidate, row) for row in rows)]
 
 
 def fits(resources: Any, row: Row) -> bool:
-    """Whether a row of the table is of these resources; a candidate without a cloud is of any."""
+    """Return True if a row of the table is of these resources; a candidate without a cloud is of any."""
     cloud = None if resources.cloud is None else str(resources.cloud).lower()
     accelerators = {name.lower(): count for name, count in (resources.accelerators or {}).items()}
     return (
@@ -67,7 +67,7 @@ def fits(resources: Any, row: Row) -> bool:
 
 
 def outcome(task: Any) -> dict[str, Any]:
-    """What was chosen for one task, and what it costs there."""
+    """Return what was chosen for one task, and what it costs there."""
     best = task.best_resources
     seconds = task.estimate_runtime(best)
     return {
@@ -86,8 +86,8 @@ def secret_names(text: str) -> list[str]:
     """Names of the secrets that tasks ask for: a dry run gives each a word in place of a value."""
     import yaml
 
-    found = {name for document in yaml.safe_load_all(text) for name in document.get("secrets", {})}
-    return sorted(found)
+    names = {name for document in yaml.safe_load_all(text) for name in document.get("secrets", {})}
+    return sorted(names)
 
 
 if __name__ == "__main__":

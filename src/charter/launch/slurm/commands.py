@@ -46,7 +46,7 @@ class SlurmCommands:
     """How often each command was run."""
 
     def run(self, *command: str, text: str | None = None, environment: Mapping[str, str] | None = None) -> str:
-        """What a command prints; an error that says what it complained of."""
+        """Return what a command prints; an error that says what it complained of."""
         self.calls[command[0]] += 1
         try:
             done = subprocess.run(
@@ -72,7 +72,7 @@ class SlurmCommands:
 
 
 def complaint(command: Sequence[str], said: str) -> StageError:
-    """What a failed command means: Slurm does not answer, or it refuses."""
+    """Return the error of a failed command: Slurm does not answer, or it refuses."""
     text = " / ".join(line.strip() for line in said.strip().splitlines()) or "it said nothing"
     if any(words in text.lower() for words in _UNREACHABLE):
         return SlurmUnreachableError(f"Slurm does not answer {command[0]}: {text}\n  jobs that run are not affected")
@@ -80,7 +80,7 @@ def complaint(command: Sequence[str], said: str) -> StageError:
 
 
 def unknown_job(error: SlurmRefusedError) -> bool:
-    """Whether what was refused is a job that Slurm no longer knows."""
+    """Return True if what was refused is a job that Slurm no longer knows."""
     return any(words in str(error).lower() for words in _UNKNOWN)
 
 

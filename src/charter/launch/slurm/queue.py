@@ -98,7 +98,7 @@ def task_numbers(text: str) -> tuple[int, ...]:
 
 
 def array_state(tasks: Mapping[int, JobState]) -> JobState:
-    """How an array stands by its tasks: it has ended when all have; its cause is that of the worst."""
+    """Return the state of an array by its tasks: it has ended when all have; its cause is that of the worst."""
     states = tasks.values()
     phases = {state.phase for state in states}
     restarts = sum(state.restarts for state in states)
@@ -121,7 +121,7 @@ def array_state(tasks: Mapping[int, JobState]) -> JobState:
 
 
 def starts_of(state: JobState) -> int:
-    """How many starts a job has had that has ended: none where it never had a node.
+    """Return how many starts a job has had that has ended: none where it never had a node.
 
     >>> starts_of(JobState(phase="ended", restarts=2, nodes=("n1",))), starts_of(JobState(phase="ended"))
     (3, 0)
@@ -133,10 +133,10 @@ def starts_of(state: JobState) -> int:
 
 def by_job(rows: Iterable[Row]) -> dict[str, list[Row]]:
     """Rows by the job that they belong to."""
-    found: dict[str, list[Row]] = {}
+    groups: dict[str, list[Row]] = {}
     for row in rows:
-        found.setdefault(row.job_id, []).append(row)
-    return found
+        groups.setdefault(row.job_id, []).append(row)
+    return groups
 
 
 ASK_SECONDS = 20.0
@@ -145,7 +145,7 @@ _FIELDS = "RestartCnt:0|,PreemptTime:0|,StartTime:0|"
 
 
 def is_put_back(environ: Mapping[str, str], commands: SlurmCommands | None = None) -> bool:
-    """Whether Slurm ends this job in order to start it again: it is being preempted, or stands in the queue once more.
+    """Return True if Slurm ends this job in order to start it again: it is being preempted, or queued once more.
 
     A job that somebody cancels is not, nor one that is only signalled. Where Slurm does not answer, nobody says so.
     """

@@ -40,7 +40,7 @@ class Record:
 
     @property
     def took_place(self) -> bool:
-        """Whether it ever had a node."""
+        """Return True if it ever had a node."""
         return self.started_at is not None and bool(self.nodes)
 
 
@@ -127,10 +127,10 @@ def with_live(records: Sequence[Record], live: Sequence[Record]) -> list[Record]
     Where GPUs are not among what the cluster counts, the controller also knows how many per node were asked for.
     """
     per_node = max((record.accelerators // len(record.nodes) for record in live if record.nodes), default=0)
-    known = {(record.task, record.started_at, record.nodes) for record in records}
+    recorded = {(record.task, record.started_at, record.nodes) for record in records}
     return [
         *(it if it.accelerators else replace(it, accelerators=per_node * len(it.nodes)) for it in records),
-        *(it for it in live if (it.task, it.started_at, it.nodes) not in known),
+        *(it for it in live if (it.task, it.started_at, it.nodes) not in recorded),
     ]
 
 
@@ -219,7 +219,7 @@ DAYS_BACK = 30
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """What a cluster says of its own configuration."""
+    """Configuration of a cluster, as it says itself."""
 
     keeper: Keeper
     """Who knows of every start: slurmdbd; of every start that has ended: jobcomp; of the last ones: the controller."""
@@ -230,7 +230,7 @@ class Cluster:
 
 
 def cluster_of(configuration: str) -> Cluster:
-    """What `scontrol show config` says."""
+    """Return the cluster that `scontrol show config` describes."""
     settings = dict(_SETTING.findall(configuration))
     file = Path(settings.get("JobCompLoc", ""))
     readable = settings.get("JobCompType", "").endswith("/filetxt") and file.is_file()
@@ -252,13 +252,13 @@ class Accounts:
 
     @property
     def cluster(self) -> Cluster:
-        """What the cluster is like; asked once."""
+        """Return what the cluster is like; asked once."""
         if self._cluster is None:
             self._cluster = cluster_of(self._commands.run("scontrol", "show", "config"))
         return self._cluster
 
     def records(self, job_ids: Sequence[str]) -> list[Record]:
-        """What is kept of jobs: one call, or one reading of the file, for all of them."""
+        """Return what is kept of jobs: one call, or one reading of the file, for all of them."""
         wanted = frozenset(job_ids)
         if not wanted:
             return []
@@ -282,12 +282,12 @@ class Accounts:
     def named(self, name: str) -> str | None:
         """The number of the newest job that ended under a name."""
         if self.cluster.keeper == "slurmdbd":
-            found = sacct_records(
+            rows = sacct_records(
                 self._commands.run(*_SACCT, f"--name={name}", "-a", f"--starttime=now-{DAYS_BACK}days")
             )
         else:
-            found = (record for record in self._of_file() if record.name == name)
-        return max((record.job_id for record in found), key=int, default=None)
+            rows = (record for record in self._of_file() if record.name == name)
+        return max((record.job_id for record in rows), key=int, default=None)
 
     def _of_file(self) -> list[Record]:
         if self.cluster.file is None:

@@ -52,7 +52,7 @@ def directives(job: StageJob, settings: SlurmSettings, *, after: tuple[str, ...]
 
 
 def gres_type(accelerator: str, names: Mapping[str, str]) -> str:
-    """What the cluster calls an accelerator: what the file says, or the first word of its catalog name.
+    """Return the cluster's name of an accelerator: what the file says, or the first word of its catalog name.
 
     >>> gres_type("H100-80GB", {}), gres_type("H100-80GB", {"H100-80GB": "nvidia_h100_80gb_hbm3"})
     ('h100', 'nvidia_h100_80gb_hbm3')
@@ -248,13 +248,13 @@ _SECRET = re.compile(r"key|token|secret|passw|credential", re.IGNORECASE)
 
 
 def command_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What Slurm's commands are given: texts in English, times in Unix seconds, lists of tasks in full."""
-    kept = {name: value for name, value in environ.items() if name in _CONFIGURATION or not _OF_A_JOB.match(name)}
-    return {**kept, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
+    """Return the variables of Slurm's commands: English texts, times in Unix seconds, full lists of tasks."""
+    inherited = {name: value for name, value in environ.items() if name in _CONFIGURATION or not _OF_A_JOB.match(name)}
+    return {**inherited, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 
 
 def submission_environment(job: StageJob, environ: Mapping[str, str]) -> dict[str, str]:
-    """What `sbatch` is given and carries to the nodes: the submitter's variables, as Slurm's users expect.
+    """Return what `sbatch` carries to the nodes: the submitter's variables, as Slurm's users expect.
 
     Not those of a job or a process that the submitter is itself part of, and none whose name sounds like a secret,
     unless the job asks for it by its name.

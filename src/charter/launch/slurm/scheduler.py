@@ -63,7 +63,7 @@ class SlurmScheduler:
 
     @property
     def calls(self) -> Counter[str]:
-        """How often each of Slurm's commands was run."""
+        """Return how often each of Slurm's commands was run."""
         return self._commands.calls
 
     def render(self, job: StageJob) -> str:
@@ -99,7 +99,7 @@ class SlurmScheduler:
         return max(numbers, key=int) if numbers else self._accounts.named(name)
 
     def poll(self, job_ids: Sequence[str]) -> Mapping[str, JobState]:
-        """How jobs stand, at most so long ago as lies between two questions to the controller."""
+        """Return the states of jobs, at most as old as the pause between two questions to the controller."""
         rounds = self._watch.rounds
         states = self._watch.look(job_ids)
         if self._watch.rounds != rounds:
@@ -134,7 +134,7 @@ class SlurmScheduler:
             self._commands.run("scontrol", "update", f"jobid={job_id}", f"StartTime=now+{SECONDS_AFTER_REVOKED}")
 
     def logs(self, job_id: str) -> str:
-        """What its agents have printed; the file is the job's own."""
+        """Return what its agents have printed; the file is the job's own."""
         path = self._logs.get(job_id) or self._log_of(job_id)
         return path.read_text(encoding="utf-8", errors="replace") if path is not None and path.is_file() else ""
 

@@ -1,4 +1,4 @@
-"""What Slurm's words for a job mean."""
+"""Meaning of Slurm's words for a job."""
 
 import os
 import re
@@ -55,7 +55,7 @@ def phase_of(state: str) -> Phase:
 
 
 def cause_of(state: str, *, exit_code: int | None = None) -> Cause:
-    """Why a start with this state has ended; empty for one that has not.
+    """Return why a start with this state has ended; empty for one that has not.
 
     Slurm calls it a failure, too, when a job ends because it was asked to: its exit code says that it stopped at a
     checkpoint, and the place it gave up was wanted by somebody else.
@@ -144,9 +144,9 @@ def _numbers(item: str) -> Iterator[str]:
     >>> list(_numbers("08-10"))
     ['08', '09', '10']
     """
-    found = _RANGE.match(item)
-    if found is None:
+    match = _RANGE.match(item)
+    if match is None:
         yield item
         return
-    first, last = found[1], found[2] or found[1]
+    first, last = match[1], match[2] or match[1]
     yield from (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))

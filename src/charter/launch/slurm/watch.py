@@ -1,4 +1,4 @@
-"""How jobs stand, asked of the controller seldom: one call for all of them, and none before its time has come.
+"""Watch of jobs that asks the controller seldom: one call for all of them, and none before its time has come.
 
 A controller that does not answer is asked ever less often, and its silence says nothing about jobs: they stand as they
 did.
@@ -55,19 +55,19 @@ class Watched:
 
     @property
     def state(self) -> JobState:
-        """How the job stands."""
+        """Return the state of the job."""
         if None in self.tasks or not self.tasks:
             return self.tasks.get(None, UNKNOWN)
         return array_state({task: state for task, state in self.tasks.items() if task is not None})
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing can change any more."""
+        """Return True if nothing can change any more."""
         return bool(self.tasks) and all(state.phase == "ended" for state in self.tasks.values())
 
     @property
     def needs_records(self) -> bool:
-        """Whether the queue's answer leaves something open."""
+        """Return True if the queue's answer leaves something open."""
         return bool(self.gone or self.unexplained or self.incomplete)
 
 
@@ -78,7 +78,7 @@ def submitted(shards: int, *, stop_before_seconds: float) -> Watched:
 
 
 def take_rows(job: Watched, rows: Sequence[Row]) -> None:
-    """What the queue says of a job; what it does not say stays, and is gone."""
+    """Take in what the queue says of a job; what it does not say stays, and is gone."""
     seen: dict[Task, JobState] = {}
     for row in rows:
         for task in (None,) if row.tasks is None else row.tasks:
@@ -93,7 +93,7 @@ def take_rows(job: Watched, rows: Sequence[Row]) -> None:
 
 
 def _next_state(job: Watched, task: Task, row: Row) -> JobState:
-    """How a task stands by a row of the queue, which does not say why an earlier start of it has ended."""
+    """Return a task's state by a row of the queue, which does not say why an earlier start of it has ended."""
     state, before = row.state, job.tasks.get(task, UNKNOWN)
     if state.exit_code in (INTERRUPTED_EXIT, ASKED_EARLY) and state.cause in ("failed", "preempted"):
         left = inf if row.seconds_left is None else row.seconds_left
@@ -112,7 +112,7 @@ def _next_state(job: Watched, task: Task, row: Row) -> JobState:
 
 
 def take_records(job: Watched, records: Sequence[Record], *, are_late: bool = True) -> None:
-    """What the records say of what is gone, and of starts that were followed by another.
+    """Take in what the records say of what is gone, and of starts that were followed by another.
 
     Without `are_late`, what they lack may still come.
     """
@@ -133,7 +133,7 @@ def take_records(job: Watched, records: Sequence[Record], *, are_late: bool = Tr
 
 
 def ended_state(starts: Sequence[Record]) -> JobState | None:
-    """How a job ended by the records of its starts; None while one of them has not."""
+    """Return how a job ended by the records of its starts; None while one of them has not."""
     last = latest(starts)
     if last is None or any(phase_of(start.state) != "ended" for start in starts):
         return None
@@ -148,16 +148,16 @@ def ended_state(starts: Sequence[Record]) -> JobState | None:
 
 
 def why_started_again(starts: Sequence[Record]) -> Cause:
-    """Why the last start that has ended did; empty where no record says so."""
+    """Return why the last start that has ended did; empty where no record says so."""
     last = latest([start for start in starts if start.took_place and phase_of(start.state) == "ended"])
     return cause_of(last.state, exit_code=last.exit_code) if last is not None else ""
 
 
 def _by_task(records: Sequence[Record]) -> Mapping[Task, list[Record]]:
-    found: dict[Task, list[Record]] = {}
+    groups: dict[Task, list[Record]] = {}
     for record in records:
-        found.setdefault(record.task, []).append(record)
-    return found
+        groups.setdefault(record.task, []).append(record)
+    return groups
 
 
 LONGEST_SECONDS = 60.0
@@ -189,7 +189,7 @@ class Watch:
         self._jobs[job_id] = submitted(job.shards, stop_before_seconds=job.stop_before_seconds)
 
     def look(self, job_ids: Sequence[str]) -> dict[str, JobState]:
-        """How jobs stand now, or stood when the controller could last be asked."""
+        """Return how jobs stand now, or stood when the controller could last be asked."""
         watched = {job_id: self._jobs.setdefault(job_id, Watched()) for job_id in job_ids}
         unsettled = {job_id: job for job_id, job in watched.items() if not job.is_over}
         if unsettled and self._is_due(any(not job.was_asked for job in unsettled.values())):
@@ -197,12 +197,12 @@ class Watch:
         return {job_id: job.state if job.was_asked else SILENT for job_id, job in watched.items()}
 
     def known(self, job_id: str) -> JobState | None:
-        """How a job stood last; None for one that was never asked about."""
+        """Return how a job stood last; None for one that was never asked about."""
         job = self._jobs.get(job_id)
         return job.state if job is not None and job.was_asked else None
 
     def _is_due(self, has_new_jobs: bool) -> bool:
-        """Whether the controller may be asked; about a job of an earlier supervisor at once, if it answers at all."""
+        """Return True if the controller may be asked; for a job of an earlier supervisor at once, if it answers."""
         return self._clock() >= self._next or (has_new_jobs and self._pause == self._between)
 
     def _ask(self, jobs: Mapping[str, Watched]) -> None:
