@@ -27,15 +27,15 @@ def accept(
     if stage not in pipeline.stages:
         raise UsageError(f"no stage is called {stage!r}; the stages are {', '.join(pipeline.stages)}")
     planned = pipeline.stages[stage]
-    found = acceptance_of(root, stage, identity=planned.identity, asked=planned.asked_fingerprint)
+    acceptance = acceptance_of(root, stage, identity=planned.identity, asked=planned.asked_fingerprint)
     names = input_names(planned, {}, planned.identity)
-    print(f"stage {stage}: finished as {found.kept[:8]}, now {found.wanted[:8]}")
-    for item in found.differences:
+    print(f"stage {stage}: finished as {acceptance.kept[:8]}, now {acceptance.wanted[:8]}")
+    for item in acceptance.differences:
         print(f"  {describe(*item, names)}")
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError("give --yes to accept this difference")
         typer.confirm("Keep the finished result in spite of this?", abort=True)
     with Lease(run_dir(root), lock_name="run.lock", what="the project"):
-        record_acceptance(run_dir(root), found)
-    print(f"accepted: {stage} stays as {found.kept[:8]} until its fingerprint changes again")
+        record_acceptance(run_dir(root), acceptance)
+    print(f"accepted: {stage} stays as {acceptance.kept[:8]} until its fingerprint changes again")

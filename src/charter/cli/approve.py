@@ -47,9 +47,9 @@ def _approve(pipeline: "Pipeline", stage: "PlannedStage", *, note: str, count: i
     from charter.run.approval import read_approval, samples_of
 
     check_approvable(pipeline, stage)
-    found = samples_of(stage, count, seed=pipeline.project.seed)
+    samples = samples_of(stage, count, seed=pipeline.project.seed)
     if not as_json:
-        _show(stage, found)
+        _show(stage, samples)
     if (earlier := read_approval(stage, pipeline.root)) is not None and not note:
         print(f"stage {stage.name} is approved already, by {earlier.by}", file=sys.stderr if as_json else sys.stdout)
         return

@@ -130,11 +130,14 @@ def _command(rung: "Rung") -> str:
     """The command that shows a rung's plan."""
     from charter.plan.by_kind import OPTION_OF
 
-    asked = rung.inquiry
-    words = ["charter plan", asked.kind, str(asked.model)]
-    given = {OPTION_OF[name]: _short(getattr(asked, name)) for name in OPTION_OF if name != "model"}
-    given |= {"--on": asked.accelerators, "--nodes": asked.nodes, "--price": asked.price}
-    given |= {"--budget": None if asked.budget_usd is None else f"{asked.budget_usd:g}", "--deadline": asked.deadline}
+    inquiry = rung.inquiry
+    words = ["charter plan", inquiry.kind, str(inquiry.model)]
+    given = {OPTION_OF[name]: _short(getattr(inquiry, name)) for name in OPTION_OF if name != "model"}
+    given |= {"--on": inquiry.accelerators, "--nodes": inquiry.nodes, "--price": inquiry.price}
+    given |= {
+        "--budget": None if inquiry.budget_usd is None else f"{inquiry.budget_usd:g}",
+        "--deadline": inquiry.deadline,
+    }
     return " ".join([*words, *(f"{option} {value}" for option, value in given.items() if value is not None)])
 
 

@@ -102,13 +102,13 @@ def _report(bundle: "Bundle", output: Path) -> dict[str, object]:
         "paces": [pace.to_json() for pace in bundle.paces],
         "quantities": {
             name: {
-                "sources": dict(found.sources),
-                "left_out_median_error": dict(found.left_out),
-                "half_widths": {group: dict(widths) for group, widths in found.spread.half_widths.items()},
-                "common": dict(found.fitted.shared),
-                "stacks": {stack: dict(shift) for stack, shift in found.fitted.stacks.items()},
+                "sources": dict(fit.sources),
+                "left_out_median_error": dict(fit.left_out),
+                "half_widths": {group: dict(widths) for group, widths in fit.spread.half_widths.items()},
+                "common": dict(fit.fitted.shared),
+                "stacks": {stack: dict(shift) for stack, shift in fit.fitted.stacks.items()},
             }
-            for name, found in bundle.quantities.items()
+            for name, fit in bundle.quantities.items()
         },
     }
 
@@ -120,12 +120,12 @@ def _print(bundle: "Bundle", output: Path) -> None:
     if bundle.quantities:
         error = ("median error without its rows", "right")
         table = plain_table(("quantity", "left"), ("source", "left"), ("rows", "right"), error)
-        moved = any(found.calibrated_stacks for found in bundle.quantities.values())
-        for name, found in bundle.quantities.items():
-            for prefix, count in found.sources.items():
-                if moved and not (found.calibrated_stacks and prefix not in found.without):
+        moved = any(fit.calibrated_stacks for fit in bundle.quantities.values())
+        for name, fit in bundle.quantities.items():
+            for prefix, count in fit.sources.items():
+                if moved and not (fit.calibrated_stacks and prefix not in fit.without):
                     continue
-                left_out = found.left_out.get(prefix)
+                left_out = fit.left_out.get(prefix)
                 table.add_row(name, prefix, str(count), "" if left_out is None else f"{left_out:.1%}")
         out.print(table)
     if bundle.paces:

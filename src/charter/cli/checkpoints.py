@@ -108,8 +108,8 @@ def prune(
     project, root = open_project(directory, set_)
     acts = yes and not dry_run
     then = partial(sample_cleaned, project, root, place, partial(typer.echo, err=True))
-    found = remove_all(root, lambda: prunable_checkpoints(project, root, place), then=then) if acts else None
-    _show_removable(prunable_checkpoints(project, root, place) if found is None else found, removed=acts, as_json=json_)
+    gone = remove_all(root, lambda: prunable_checkpoints(project, root, place), then=then) if acts else None
+    _show_removable(prunable_checkpoints(project, root, place) if gone is None else gone, removed=acts, as_json=json_)
 
 
 def gc(
@@ -134,8 +134,8 @@ def gc(
     acts = yes and not dry_run
     find = partial(garbage, project, root, place, other_results=other_results)
     then = partial(sample_cleaned, project, root, place, partial(typer.echo, err=True))
-    found = remove_all(root, find, then=then) if acts else find()
-    _show_removable(found, removed=acts, as_json=json_)
+    leftovers = remove_all(root, find, then=then) if acts else find()
+    _show_removable(leftovers, removed=acts, as_json=json_)
 
 
 def _show_removable(found: "Sequence[Removable]", *, removed: bool, as_json: bool) -> None:
@@ -154,8 +154,8 @@ def _show_removable(found: "Sequence[Removable]", *, removed: bool, as_json: boo
         return
     table = plain_table(("What", "wrap"), ("Why", "wrap"), ("Size", "right"))
     for item in found:
-        kept = " (kept: --other-results removes it)" if item.remove is None else ""
-        table.add_row(item.name, item.why + kept, format_bytes(item.bytes))
+        suffix = " (kept: --other-results removes it)" if item.remove is None else ""
+        table.add_row(item.name, item.why + suffix, format_bytes(item.bytes))
     console().print(table)
     size = format_bytes(sum(item.bytes for item in found if item.remove is not None))
     typer.echo(f"removed {size}" if removed else f"{size} could be removed; --yes does it")
@@ -177,7 +177,7 @@ At = Annotated[str, typer.Argument(help="Finished steps, as 12; or steps and par
 def list_checkpoints(
     stage: OneStage = None, directory: DirOption = Path("."), json_: JsonOption = False, set_: SetOption = None
 ) -> None:
-    """What is there; the manifests and the sizes of files are looked at, `verify` reads them whole."""
+    """List the checkpoints; the manifests and the sizes of files are looked at, `verify` reads them whole."""
     _show(_found(directory, stage, set_, verify=False), as_json=json_)
 
 
@@ -193,14 +193,14 @@ def verify_checkpoints(
     from charter.errors import DataError
     from charter.run.copies import damaged_results
 
-    found = _found(directory, stage, set_, verify=True)
-    _show(found, as_json=json_)
-    damaged = [line for items in found.values() for line in names_of_damaged(items)]
+    by_stage = _found(directory, stage, set_, verify=True)
+    _show(by_stage, as_json=json_)
+    damaged = [line for items in by_stage.values() for line in names_of_damaged(items)]
     others = damaged_results(*open_project(directory, set_), stage)
     if damaged or others:
         raise DataError(
             "\n".join(
-                [f"{len(damaged)} of {sum(map(len, found.values()))} checkpoints are damaged:", *damaged]
+                [f"{len(damaged)} of {sum(map(len, by_stage.values()))} checkpoints are damaged:", *damaged]
                 + ([f"{len(others)} other things are damaged:", *others] if others else [])
             )
             + "\n  `charter run` sets damaged ones aside and goes on from the newest that is whole; where there is a"

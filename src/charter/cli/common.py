@@ -1,4 +1,4 @@
-"""What several commands share: where the project is, how JSON is printed, options."""
+"""Parts that several commands share: where the project is, how JSON is printed, options."""
 
 import json
 import os
@@ -90,7 +90,7 @@ def print_json(value: Any) -> None:
 
 
 def wants_live_display() -> bool:
-    """Whether stdout is a terminal that can redraw; `CI` and a dumb terminal say no."""
+    """Return True if stdout is a terminal that can redraw; `CI` and a dumb terminal say no."""
     return sys.stdout.isatty() and not os.environ.get("CI") and os.environ.get("TERM") != "dumb"
 
 
@@ -101,8 +101,8 @@ def console(pipe_width: int = PIPE_WIDTH, *, markup: bool = False) -> "Console":
     """A console on stdout; `pipe_width` columns where there is no terminal to ask, nor COLUMNS."""
     from rich.console import Console
 
-    known = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(highlight=markup, markup=markup, width=None if known else pipe_width)
+    has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(highlight=markup, markup=markup, width=None if has_width else pipe_width)
 
 
 def plain_table(*columns: tuple[str, str]) -> "Table":
@@ -136,7 +136,7 @@ class ListByDefault(TyperGroup):
     """A group whose `list` runs when the first word is none of its commands."""
 
     def is_meant(self, word: str) -> bool:
-        """Whether a word is a subcommand or nearly one, so that a slip is told as such."""
+        """Return True if a word is a subcommand or nearly one, so that a slip is told as such."""
         return bool(get_close_matches(word, list(self.commands), n=1, cutoff=0.75))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -51,20 +51,20 @@ def compare(
     if _wants_runs(things, plans=plans, runs=runs or html is not None or all_figures, overrides=overrides):
         _compare_runs(things, as_json=as_json, html=html, all_figures=all_figures)
         return
-    found = [(label, _plan(text, overrides)) for label, text in zip(_labels(things), things, strict=True)]
+    compared = [(label, _plan(text, overrides)) for label, text in zip(_labels(things), things, strict=True)]
     if as_json:
         from charter.report.compare_totals import comparison
 
-        print_json(comparison(found))
+        print_json(comparison(compared))
         return
     from charter.cli.plan import plan_console
     from charter.report.compare_saved import saved_table
 
-    plan_console().print(saved_table(found))
+    plan_console().print(saved_table(compared))
 
 
 def _wants_runs(things: list[str], *, plans: bool, runs: bool, overrides: list[str] | None) -> bool:
-    """Whether runs are compared: asked for, or all are projects that have run and nothing asks for plans."""
+    """Return True if runs are compared: asked for, or all are projects that have run and nothing asks for plans."""
     from charter.errors import UsageError
     from charter.report.run_compare.read import has_run
 
@@ -89,18 +89,18 @@ def _compare_runs(things: list[str], *, as_json: bool, html: Path | None, all_fi
     paths = [Path(text) for text in things]
     names = [project_dir_of(path).resolve().name for path in paths]
     labels = names if len(set(names)) == len(names) else things
-    found = compare_runs(read_sides(paths, labels, with_metrics=as_json or html is not None))
+    result = compare_runs(read_sides(paths, labels, with_metrics=as_json or html is not None))
     if html is not None:
         from charter.report.run_compare.page import comparison_html
 
-        write_asked("--html", html, comparison_html(found, now=time.time()))
+        write_asked("--html", html, comparison_html(result, now=time.time()))
     if as_json:
-        print_json(found.to_json())
+        print_json(result.to_json())
         return
     from charter.cli.plan import plan_console
     from charter.report.run_compare.text import comparison_text
 
-    plan_console().print(comparison_text(found, all_figures=all_figures))
+    plan_console().print(comparison_text(result, all_figures=all_figures))
 
 
 def _labels(plans: list[str]) -> list[str]:
@@ -117,7 +117,7 @@ def _plan(text: str, overrides: list[str] | None) -> "Mapping[str, Any]":
     from charter.templates.shipped import TEMPLATES
 
     template = None if path.exists() else text
-    names = [known.name for known in TEMPLATES]
+    names = [shipped.name for shipped in TEMPLATES]
     if template is not None and template not in names:
         raise UsageError(f"{text}: no such project, saved plan or template; the templates are {', '.join(names)}")
     from datetime import UTC, datetime
@@ -136,24 +136,24 @@ def _saved(path: Path) -> "Mapping[str, Any]":
     from charter.plan.plan import SCHEMA
 
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise UsageError(f"{path} is no JSON: {error}; write one with charter plan --output {path}") from None
-    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise UsageError(f"{path} is not a plan ({SCHEMA}); write one with charter plan --output {path}")
-    missing = _missing(found)
+    missing = _missing(document)
     if missing:
         raise UsageError(
             f"{path} is a plan without {', '.join(missing)}, as an older or another program wrote it\n"
             f"  plan again and save it with charter plan --output {path}"
         )
-    return found
+    return document
 
 
 def _missing(found: "Mapping[str, Any]") -> list[str]:
-    """What a saved plan lacks of that which is compared."""
+    """Return what a saved plan lacks of that which is compared."""
     measures = ("seconds", "gpu_hours", "usd")
     needed = ("name", "accelerator", "count", "market", "layout", "peak_bytes", "capacity_bytes", *measures)
     return [

@@ -35,12 +35,12 @@ def list_principles(
     from charter.feedback.constitution import load_constitution
 
     path = _path(file, directory)
-    found = load_constitution(path)
-    shown = [item for item in found.principles if not tag or set(tag) & set(item.tags)]
+    constitution = load_constitution(path)
+    shown = [item for item in constitution.principles if not tag or set(tag) & set(item.tags)]
     if not shown:
-        known = ", ".join(sorted({name for item in found.principles for name in item.tags})) or "none"
-        raise UsageError(f"no principle of {path} has the tag {' or '.join(tag or [])}; the tags are {known}")
-    total = sum(item.weight for item in found.principles)
+        tags = ", ".join(sorted({name for item in constitution.principles for name in item.tags})) or "none"
+        raise UsageError(f"no principle of {path} has the tag {' or '.join(tag or [])}; the tags are {tags}")
+    total = sum(item.weight for item in constitution.principles)
     rows = [
         {
             "id": item.id,
@@ -54,9 +54,16 @@ def list_principles(
         for item in shown
     ]
     if json_:
-        print_json({"schema": "charter.principles/1", "name": found.name, "version": found.version, "principles": rows})
+        print_json(
+            {
+                "schema": "charter.principles/1",
+                "name": constitution.name,
+                "version": constitution.version,
+                "principles": rows,
+            }
+        )
     else:
-        _print(found, rows)
+        _print(constitution, rows)
 
 
 @constitution_app.command("lint")
@@ -66,7 +73,7 @@ def lint_constitution(
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 2 for warnings too.")] = False,
     json_: JsonOption = False,
 ) -> None:
-    """What is wrong or doubtful: repeated and nearly equal principles, weights, tags, placeholders; exit code 2."""
+    """List faults and doubts: repeated and nearly equal principles, weights, tags, placeholders; exit code 2."""
     from charter.errors import DataError, SpecError
     from charter.feedback.constitution import lint, read_constitution_file
 
@@ -75,19 +82,19 @@ def lint_constitution(
         raw = read_constitution_file(path)
     except DataError as error:
         raise SpecError(str(error)) from None
-    found = lint(raw)
+    problems = lint(raw)
     if json_:
-        findings = [{"level": item.level, "where": item.where, "message": item.message} for item in found]
+        findings = [{"level": item.level, "where": item.where, "message": item.message} for item in problems]
         print_json({"schema": "charter.lint/1", "file": str(path), "findings": findings})
     else:
-        for item in found:
+        for item in problems:
             print(item)
-    errors = sum(item.level == "error" for item in found)
-    told = f"{errors} errors and {len(found) - errors} warnings in {path}"
-    if errors or (strict and found):
-        raise SpecError(told)
+    errors = sum(item.level == "error" for item in problems)
+    summary = f"{errors} errors and {len(problems) - errors} warnings in {path}"
+    if errors or (strict and problems):
+        raise SpecError(summary)
     if not json_:
-        print(f"{len(raw['principles'])} principles; {told}")
+        print(f"{len(raw['principles'])} principles; {summary}")
 
 
 @constitution_app.command("import")
@@ -106,11 +113,11 @@ def import_principles(
 
     if out.exists() and not force:
         raise UsageError(f"{out} is there already; give another --out, or --force to replace it")
-    found = import_constitution(sources)
-    write_asked("--out", out, constitution_text(found, name=name or sources[0].stem))
+    imported = import_constitution(sources)
+    write_asked("--out", out, constitution_text(imported, name=name or sources[0].stem))
     loaded = load_constitution(out)
-    derived = sum("derived" in item for item in found.principles)
-    for note in found.notes:
+    derived = sum("derived" in item for item in imported.principles)
+    for note in imported.notes:
         print(note)
     print(f"wrote {len(loaded.principles)} principles to {out}; `charter data constitution lint {out}` checks them")
     if derived:

@@ -126,7 +126,7 @@ def check(
     file: Annotated[Path, typer.Argument(metavar="FILE.csv", help="A FOCUS dataset, of Charter or of anyone.")],
     json_: JsonOption = False,
 ) -> None:
-    """Whether a FOCUS CSV keeps the rules of the specification; exit code 8 if it does not."""
+    """Check that a FOCUS CSV keeps the rules of the specification; exit code 8 if it does not."""
     import csv
     import io
 
@@ -140,15 +140,15 @@ def check(
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{file} is not CSV ({error})") from None
     header, body = (rows[0], rows[1:]) if rows else ([], [])
-    found = check_focus(header, (dict(zip(header, row, strict=False)) for row in body))
+    violations = check_focus(header, (dict(zip(header, row, strict=False)) for row in body))
     if json_:
-        problems = [{"row": item.row, "column": item.column, "message": item.message} for item in found]
+        problems = [{"row": item.row, "column": item.column, "message": item.message} for item in violations]
         print_json({"schema": "charter.focus_check/1", "rows": len(body), "problems": problems})
     else:
-        for item in found:
+        for item in violations:
             typer.echo(str(item))
-        typer.echo(f"{len(body)} rows, {'no' if not found else len(found)} problem{'' if len(found) == 1 else 's'}")
-    if found:
+        typer.echo(f"{len(body)} rows, {len(violations) or 'no'} problem{'' if len(violations) == 1 else 's'}")
+    if violations:
         raise typer.Exit(DataError.exit_code)
 
 
@@ -171,11 +171,13 @@ def buy_or_rent(
     name = get(accelerator).name
     server = owned_server(name, scenario, server_usd=server_usd, power_kw=power_kw)
     rents = [("given", value) for value in rent] if rent else _offered(name)
-    found = [(source, own_or_rent(server, rent_usd_per_hour=usd, utilisation=utilisation)) for source, usd in rents]
+    comparisons = [
+        (source, own_or_rent(server, rent_usd_per_hour=usd, utilisation=utilisation)) for source, usd in rents
+    ]
     if json_:
-        print_json(_own_as_json(name, scenario, server, found))
+        print_json(_own_as_json(name, scenario, server, comparisons))
     else:
-        _own_print(name, scenario, server, found, utilisation)
+        _own_print(name, scenario, server, comparisons, utilisation)
 
 
 def _offered(accelerator: str) -> list[tuple[str, float]]:
@@ -352,7 +354,7 @@ cost_app = typer.Typer(
 
 @cost_app.callback(invoke_without_command=True)
 def cost(context: typer.Context, directory: DirOption = Path("."), json_: JsonOption = False) -> None:
-    """What was spent against the plan, what was lost, and the forecast."""
+    """Show what was spent against the plan, what was lost, and the forecast."""
     context.obj = (directory, json_)
     if context.invoked_subcommand is None:
         _report(directory, as_json=json_)
@@ -394,7 +396,7 @@ def cost_budget(context: typer.Context, directory: DirOption = Path("."), json_:
 
 @cost_app.command("advise")
 def cost_advise(context: typer.Context, directory: DirOption = Path("."), json_: JsonOption = False) -> None:
-    """What would make the run cheaper, and what it saves: fewer or smaller accelerators, spot, idle ones given back."""
+    """Show what would make the run cheaper, and by how much: fewer or smaller accelerators, spot, no idle ones."""
     from dataclasses import asdict
 
     from charter.cli.common import console
@@ -402,11 +404,11 @@ def cost_advise(context: typer.Context, directory: DirOption = Path("."), json_:
     from charter.report.cost_read import read_advice, read_costs
 
     project, root = open_project(_chosen(context, directory))
-    found = read_advice(read_costs(project, root), root)
+    advice = read_advice(read_costs(project, root), root)
     if json_ or context.obj[1]:
-        print_json({"schema": "charter.advice/1", "advice": [asdict(item) for item in found]})
-    elif found:
-        console(markup=True).print(advice_table(found))
+        print_json({"schema": "charter.advice/1", "advice": [asdict(item) for item in advice]})
+    elif advice:
+        console(markup=True).print(advice_table(advice))
     else:
         typer.echo("Nothing is known that would make this run cheaper.")
 

@@ -29,13 +29,13 @@ def data_version(
         else:
             typer.echo(f"{path}: what it names is here, as recorded")
         return
-    found = version_of(path)
+    version = version_of(path)
     pointer = write_pointer(path) if write else None
     if json_:
-        told = {"sha256": found.sha256, "bytes": found.bytes, "files": len(found.files)}
-        print_json({"schema": "charter.data_version/1", "path": str(path), **told})
+        figures = {"sha256": version.sha256, "bytes": version.bytes, "files": len(version.files)}
+        print_json({"schema": "charter.data_version/1", "path": str(path), **figures})
         return
-    typer.echo(f"{found.sha256}  {path}  ({len(found.files)} files, {found.bytes} bytes)")
+    typer.echo(f"{version.sha256}  {path}  ({len(version.files)} files, {version.bytes} bytes)")
     if pointer is not None:
         typer.echo(f"wrote {pointer}")
 
@@ -72,13 +72,13 @@ def check(path: PathArgument, format: FormatOption = "auto", json_: JsonOption =
     from charter.errors import DataError
     from charter.report.data_check import check_data, check_lines
 
-    found = check_data(path, _spec(path, format))
+    report = check_data(path, _spec(path, format))
     if json_:
-        print_json(found.to_json())
+        print_json(report.to_json())
     else:
-        print("\n".join(check_lines(found)))
-    if not found.is_sound:
-        raise DataError(f"{found.bad.count + found.blank.count} rows of {path} cannot be used")
+        print("\n".join(check_lines(report)))
+    if not report.is_sound:
+        raise DataError(f"{report.bad.count + report.blank.count} rows of {path} cannot be used")
 
 
 @data_app.command("stats")
@@ -86,11 +86,11 @@ def stats(path: PathArgument, format: FormatOption = "auto", json_: JsonOption =
     """Counts, lengths, labels; of records of critique and label stages also the principles and their agreement."""
     from charter.report.data_stats import data_stats, stats_json, stats_lines
 
-    found = data_stats(path, _spec(path, format, on_bad_row="skip"))
+    statistics = data_stats(path, _spec(path, format, on_bad_row="skip"))
     if json_:
-        print_json(stats_json(found))
+        print_json(stats_json(statistics))
     else:
-        print("\n".join(stats_lines(found)))
+        print("\n".join(stats_lines(statistics)))
 
 
 @data_app.command("convert")
@@ -107,12 +107,12 @@ def convert(
     if out.exists() and (not force or out.is_dir() or out.samefile(path)):
         hint = "give another name" if out.is_dir() or out.samefile(path) else "give another name, or --force"
         raise UsageError(f"{out} is there already; {hint}")
-    made = _write(path, out, _spec(path, format, on_bad_row="skip" if skip_bad_rows else "fail"))
-    kinds = ", ".join(f"{count:,} {kind}" for kind, count in made.kinds.items())
-    print(f"wrote {made.rows:,} rows to {out}: {kinds}; {made.changed:,} were in another layout")
-    for name, count in made.dropped.items():
+    written = _write(path, out, _spec(path, format, on_bad_row="skip" if skip_bad_rows else "fail"))
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in written.kinds.items())
+    print(f"wrote {written.rows:,} rows to {out}: {kinds}; {written.changed:,} were in another layout")
+    for name, count in written.dropped.items():
         print(f"  the field {name!r} of {count:,} rows has no place in the new layout and was left out")
-    for line in made.skipped.lines():
+    for line in written.skipped.lines():
         print(line)
 
 
@@ -137,7 +137,7 @@ def _write(path: Path, out: Path, spec: "DataSpec") -> "Converted":
 
 
 def _spec(path: Path, format: DataFormat, *, on_bad_row: Literal["fail", "skip"] = "fail") -> "DataSpec":
-    """How a data set is read that no charter.yaml describes."""
+    """Return how a data set is read that no charter.yaml describes."""
     from charter.data.formats import is_there
     from charter.errors import UsageError
     from charter.spec.project import DataSpec

@@ -26,12 +26,12 @@ def doctor(directory: DirOption = Path("."), on: OnOption = None, json_: JsonOpt
     from charter.run.doctor import LOOKS, examine
 
     root = project_root(directory)
-    found = (root / "charter.yaml").is_file() or directory.is_file()
+    has_project = (root / "charter.yaml").is_file() or directory.is_file()
     if on is not None and on not in (*LOOKS, "local"):
         raise UsageError(f"--on {on}: no such engine; Charter can look at local, {', '.join(LOOKS)}")
-    if on is not None and not found:
+    if on is not None and not has_project:
         raise UsageError(f"--on {on} needs a project, and there is no charter.yaml in {root}; give one with -C DIR")
-    project = open_project(directory)[0] if found else None
+    project = open_project(directory)[0] if has_project else None
     infra = project.resources.infra if project else None
     checks = examine(root, project, engine=on or (infra if infra in LOOKS else None) or "local")
     if json_:

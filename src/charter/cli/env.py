@@ -38,7 +38,7 @@ def env(json_: JsonOption = False) -> None:
     from charter.run.doctor import ask, examine_drivers
     from charter.units import format_bytes
 
-    found = {
+    versions = {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cores": str(usable_cores()),
@@ -49,7 +49,7 @@ def env(json_: JsonOption = False) -> None:
         **{name: said.text for name, command in TOOLS if (said := ask(command)).ok},
     }
     if json_:
-        print_json(found)
+        print_json(versions)
         return
-    for name, value in found.items():
+    for name, value in versions.items():
         print(f"{name:<16} {value}")

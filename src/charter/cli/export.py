@@ -73,9 +73,9 @@ def export(
     if format != "model":
         from charter.report.data_export.exporting import export_data
 
-        made = export_data(project, root, stage, target, format=format, licence=licence)
-        kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(made.kinds.items()))
-        typer.echo(f"Wrote {stage} ({made.fingerprint[:8]}) to {target}: {kinds} rows as {format}, README.md")
+        exported = export_data(project, root, stage, target, format=format, licence=licence)
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(exported.kinds.items()))
+        typer.echo(f"Wrote {stage} ({exported.fingerprint[:8]}) to {target}: {kinds} rows as {format}, README.md")
         return
     from charter.report.export import CARD, COST, export_stage
 
@@ -107,15 +107,15 @@ def _export_handover(
         check_target(where_at)
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(TemporaryDirectory(prefix=".export-", dir=root))) if data else None
-        made = export_handover(project, root, stage, engine, today=datetime.now(UTC).date(), scratch=scratch)
+        handover = export_handover(project, root, stage, engine, today=datetime.now(UTC).date(), scratch=scratch)
         if not print_:
-            write_export(made, where_at)
+            write_export(handover, where_at)
     if json_:
-        print_json({**made.to_json(), "target": None if print_ else str(where)})
+        print_json({**handover.to_json(), "target": None if print_ else str(where)})
     elif print_:
-        typer.echo(printed(made.files), nl=False)
+        typer.echo(printed(handover.files), nl=False)
     else:
-        _summary(made, where)
+        _summary(handover, where)
 
 
 def _summary(made: "HandoverExport", where: Path) -> None:

@@ -46,8 +46,8 @@ def gpus_list(
     from charter.catalog import accelerators
     from charter.cli.gpus_view import as_json, print_list, rated, sorted_by
 
-    found = (accelerators.get(name),) if name else accelerators.catalog()
-    views = sorted_by(rated(found, _book(directory)), _sort_key(sort))
+    devices = (accelerators.get(name),) if name else accelerators.catalog()
+    views = sorted_by(rated(devices, _book(directory)), _sort_key(sort))
     if json_:
         print_json({"accelerators": [as_json(view) for view in views]})
     else:

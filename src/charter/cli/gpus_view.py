@@ -1,4 +1,4 @@
-"""How `charter catalog gpus` prints accelerators: a list, one in full, several side by side, JSON."""
+"""Views of `charter catalog gpus`: a list of accelerators, one in full, several side by side, JSON."""
 
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet

@@ -79,10 +79,10 @@ def moment_of(text: str | None) -> float | None:
     if text is None:
         return None
     try:
-        found = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(text)
     except ValueError:
         raise UsageError(f"--started-at {text!r} is not a time; write 2026-07-01T09:00, or +02:00 after it") from None
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def facts_of(options: list[str] | None) -> dict[str, str]:
@@ -139,10 +139,10 @@ def import_run(
         market=market,
     )
     machines.check()
-    found = _found(run, format=format, tracking_uri=tracking_uri, target_step=target_step)
+    logged_run = _found(run, format=format, tracking_uri=tracking_uri, target_step=target_step)
     project = None if stage is None else open_project(directory, set_)
     done, row = _import(
-        found, machines, project, stage or "", measurements, facts=fact, another=another, dry_run=dry_run
+        logged_run, machines, project, stage or "", measurements, facts=fact, another=another, dry_run=dry_run
     )
     if json_:
         print_json(import_json(done, row))
@@ -154,11 +154,11 @@ def _refuse_mixed(run: str | None, *, list_: bool, take_back: str | None) -> Non
     """One thing at a time."""
     from charter.errors import UsageError
 
-    asked = {"RUN": run is not None, "--list": list_, "--take-back": take_back is not None}
-    names = [name for name, given in asked.items() if given]
+    choices = {"RUN": run is not None, "--list": list_, "--take-back": take_back is not None}
+    names = [name for name, given in choices.items() if given]
     if len(names) != 1:
-        found = " and ".join(names) or "none of them"
-        raise UsageError(f"give RUN, --list or --take-back ID; found {found}")
+        given_names = " and ".join(names) or "none of them"
+        raise UsageError(f"give RUN, --list or --take-back ID; found {given_names}")
 
 
 def _found(run: str, *, format: RunFormat, tracking_uri: str | None, target_step: int | None) -> "FoundRun":
@@ -166,8 +166,8 @@ def _found(run: str, *, format: RunFormat, tracking_uri: str | None, target_step
 
     from charter.run.imports.importing import read_run
 
-    found = read_run(run, format=None if format == "auto" else format, tracking_uri=tracking_uri)
-    return found if target_step is None else replace(found, target_step=target_step)
+    logged_run = read_run(run, format=None if format == "auto" else format, tracking_uri=tracking_uri)
+    return logged_run if target_step is None else replace(logged_run, target_step=target_step)
 
 
 def _import(

@@ -1,4 +1,4 @@
-"""What `charter artifacts import RUN` shows: the run that was found, its attempts, its row of measurements."""
+"""Views of `charter artifacts import RUN`: the run that was found, its attempts, its row of measurements."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,18 +16,18 @@ def import_json(done: "Imported", row: "Measurement | None") -> dict[str, Any]:
     """An import as one JSON object."""
     from dataclasses import asdict
 
-    found = done.found
+    run = done.found
     return {
         "schema": SCHEMA,
         "import": done.import_id,
-        "format": found.format,
-        "source": found.source,
-        "content_sha256": found.content,
-        "identity": found.identity,
-        "done": found.is_done,
-        "last_step": found.last_step,
-        "target_step": found.target_step,
-        "notes": list(found.notes),
+        "format": run.format,
+        "source": run.source,
+        "content_sha256": run.content,
+        "identity": run.identity,
+        "done": run.is_done,
+        "last_step": run.last_step,
+        "target_step": run.target_step,
+        "notes": list(run.notes),
         "processes": [
             {
                 "first_step": item.first_step,
@@ -36,7 +36,7 @@ def import_json(done: "Imported", row: "Measurement | None") -> dict[str, Any]:
                 "started_at": item.started_at,
                 "tokens": item.tokens,
             }
-            for item in found.attempts
+            for item in run.attempts
         ],
         "attempts": [asdict(item) for item in done.attempts],
         "changes": list(done.changes),
@@ -50,10 +50,10 @@ def print_import(
     done: "Imported", row: "Measurement | None", measurements: Path | None, *, stage: str | None, dry_run: bool
 ) -> None:
     """An import for people."""
-    found = done.found
-    target = "" if found.target_step is None else f" of {found.target_step:,}"
-    typer.echo(f"{found.source}: {found.format}, step {found.last_step:,}{target}, {_counted(found.attempts)}")
-    for note in found.notes:
+    run = done.found
+    target = "" if run.target_step is None else f" of {run.target_step:,}"
+    typer.echo(f"{run.source}: {run.format}, step {run.last_step:,}{target}, {_counted(run.attempts)}")
+    for note in run.notes:
         typer.echo(f"  {note}")
     _print_attempts(done, stage=stage, dry_run=dry_run)
     if row is not None:

@@ -72,9 +72,9 @@ def mem(
 
     if explain and mode != "train":
         raise UsageError(f"--explain: papers print formulas for training a whole model; found --mode {mode}")
-    found = models.resolve(model)
+    catalog_model = models.resolve(model)
     device, count = _device(accelerator)
-    _check_degrees(found, count, tensor=tensor, pipeline=pipeline, context=context, expert=expert)
+    _check_degrees(catalog_model, count, tensor=tensor, pipeline=pipeline, context=context, expert=expert)
     layout = Layout(
         data=count // (tensor * pipeline * context),
         tensor=tensor,
@@ -89,10 +89,12 @@ def mem(
         offload_optimizer=offload_optimizer,
     )
     if mode == "infer":
-        memory, changes = _answering(found.architecture, device, layout, batch=batch, seq_len=seq_len, weights=weights)
+        memory, changes = _answering(
+            catalog_model.architecture, device, layout, batch=batch, seq_len=seq_len, weights=weights
+        )
     else:
         judge = _training(
-            found.architecture,
+            catalog_model.architecture,
             device,
             seq_len=seq_len,
             precision=_precision(precision, optimizer),
@@ -103,19 +105,19 @@ def mem(
         memory = judge(layout)
         capacity = device.memory_bytes
         changes = () if memory.fits(capacity) else training_alternatives(layout, judge, capacity)
-    report = memory_json(found, device, count, mode, layout, memory, changes)
+    report = memory_json(catalog_model, device, count, mode, layout, memory, changes)
     if explain:
         from dataclasses import asdict
 
         from charter.estimate.source_formulas import printed_formulas
 
         kind = _precision(precision, optimizer)
-        rows = printed_formulas(found.architecture, layout, memory, seq_len=seq_len, precision=kind)
+        rows = printed_formulas(catalog_model.architecture, layout, memory, seq_len=seq_len, precision=kind)
         report["printed"] = [asdict(row) for row in rows]
     if json_:
         print_json(report)
     else:
-        print_memory(found, device, report, memory)
+        print_memory(catalog_model, device, report, memory)
         if explain:
             print_printed(report["printed"])
     if not report["fits"]:
@@ -187,7 +189,7 @@ def _training(
     from charter.spec.layout import Adapter
 
     adapter = None if mode == "train" else Adapter(rank=rank, base_bits=4 if mode == "qlora" else 16)
-    known = memory_of_stack(stack, "training memory" if adapter is None else "adapter memory")
+    fitted = memory_of_stack(stack, "training memory" if adapter is None else "adapter memory")
 
     def judge(layout: "Layout") -> "MemoryBreakdown":
         memory = training_memory(
@@ -198,9 +200,9 @@ def _training(
             adapter=adapter,
             accelerator=device,
             profile=PROFILES[stack],
-            constants=known.training,
+            constants=fitted.training,
         )
-        return replace(memory, sigma=known.sigma)
+        return replace(memory, sigma=fitted.sigma)
 
     return judge
 
@@ -227,7 +229,7 @@ def _inference(
     from charter.estimate.memory.peak import inference_memory
     from charter.plan.physics.knowledge import INFERENCE_MEMORY, NATIVE_STACKS, memory_of_stack
 
-    known = memory_of_stack(NATIVE_STACKS[INFERENCE_MEMORY], "inference memory")
+    fitted = memory_of_stack(NATIVE_STACKS[INFERENCE_MEMORY], "inference memory")
     memory = inference_memory(
         shape,
         batch=batch,
@@ -236,6 +238,6 @@ def _inference(
         pipeline=layout.pipeline,
         weights=weights,
         accelerator=device,
-        constants=known.inference,
+        constants=fitted.inference,
     )
-    return replace(memory, sigma=known.sigma)
+    return replace(memory, sigma=fitted.sigma)

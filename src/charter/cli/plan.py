@@ -48,10 +48,10 @@ def start_of(text: str | None) -> datetime | None:
     if text is None:
         return None
     try:
-        found = datetime.fromisoformat(text.strip())
+        moment = datetime.fromisoformat(text.strip())
     except ValueError:
         raise UsageError(f"--start {text}: is no date; write it like 2026-12-01 or 2026-12-01T09:30") from None
-    return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
 def objective_of(text: str) -> str:
@@ -61,9 +61,9 @@ def objective_of(text: str) -> str:
     from charter.errors import UsageError
     from charter.plan.choice.objective import Objective
 
-    known = get_args(Objective)
-    if text not in known:
-        raise UsageError(f"--objective {text}: there is no such objective; give {', '.join(known)}")
+    objectives = get_args(Objective)
+    if text not in objectives:
+        raise UsageError(f"--objective {text}: there is no such objective; give {', '.join(objectives)}")
     return text
 
 
@@ -83,8 +83,8 @@ def check_asked(project: "Project", *, explain: str | None, what_if: Sequence[st
     from charter.plan.what_if import overrides_of
 
     if explain is not None and explain not in project.pipeline:
-        known = ", ".join(project.pipeline)
-        raise UsageError(f"--explain {explain}: there is no such stage; this project has {known}")
+        names = ", ".join(project.pipeline)
+        raise UsageError(f"--explain {explain}: there is no such stage; this project has {names}")
     if explain is not None and (as_json or what_if):
         other = "--json" if as_json else "--what-if"
         raise UsageError(f"--explain prints one stage and {other} the plan; give one of them")
@@ -189,8 +189,8 @@ def print_probe(report: "ProbeReport") -> None:
     out.print(table)
     for probe in report.stages:
         for item in probe.faster[:1]:
-            asked = f"pipeline.{probe.name}.resources.micro_batch: {probe.sequences(item)}"
-            out.print(f"faster: {probe.name} {item.label}; a run takes it where charter.yaml says {asked}")
+            setting = f"pipeline.{probe.name}.resources.micro_batch: {probe.sequences(item)}"
+            out.print(f"faster: {probe.name} {item.label}; a run takes it where charter.yaml says {setting}")
     for probe in report.stages:
         for label, why in [("", probe.why), *((f" {item.label}", item.why) for item in probe.layouts)]:
             if why:
@@ -365,12 +365,12 @@ def plan(
     path, begin = config or directory, start_of(start)
     said = {"tokens": tokens, "pairs": pairs, "prompts": prompts, "answers": answers, "seq": seq, "lora": lora}
     said |= {"judge": judge, "on": on, "nodes": nodes, "price": price, "budget": budget, "deadline": deadline}
-    asked = question_file(config, model, said, save)
-    if asked is not None:
-        project, root = project_of_text(asked.text, changes)
+    inquiry = question_file(config, model, said, save)
+    if inquiry is not None:
+        project, root = project_of_text(inquiry.text, changes)
     else:
         project, root = planned_project(path, template, changes)
-    deviations = () if template is not None or asked is not None else deviation_lines(path, changes)
+    deviations = () if template is not None or inquiry is not None else deviation_lines(path, changes)
     if expand:
         print_expanded(project, deviations, as_json=as_json)
         return
@@ -388,29 +388,29 @@ def plan(
         )
 
     probed = probe_first(project, root, probe, calibration=calibration, as_json=as_json)
-    made = planned(project, alternatives)
+    result = planned(project, alternatives)
     if any_engine:
         from charter.plan.any_engine import with_other_engines
 
-        made = with_other_engines(made)
-    _warn(made)
+        result = with_other_engines(result)
+    _warn(result)
     if output is not None:
-        _write(made, output)
+        _write(result, output)
     if html is not None:
-        _write_page(made, html, begin)
-    more = probed | ({} if asked is None else {"charter_yaml": asked.text, "assumed": list(asked.assumed)})
+        _write_page(result, html, begin)
+    more = probed | ({} if inquiry is None else {"charter_yaml": inquiry.text, "assumed": list(inquiry.assumed)})
     if what_if:
-        show(made, what_if_answers(what_if, project, path, template, changes, planned), as_json=as_json, more=more)
+        show(result, what_if_answers(what_if, project, path, template, changes, planned), as_json=as_json, more=more)
     else:
-        _show(made, as_json=as_json, explain=explain, more=more)
-    if asked is not None and not as_json:
-        show_assumed(asked, save)
+        _show(result, as_json=as_json, explain=explain, more=more)
+    if inquiry is not None and not as_json:
+        show_assumed(inquiry, save)
     for line in () if as_json else deviations:
         typer.echo(line)
     if not allow_over_budget:
-        _check_budget(made, at_p90=fail_over_budget)
+        _check_budget(result, at_p90=fail_over_budget)
     if fail_over_deadline:
-        _check_deadline(made)
+        _check_deadline(result)
 
 
 def _plan_points(path: Path, project: "Project", root: Path, name: str, changes: list[str], *, as_json: bool) -> None:
@@ -430,7 +430,7 @@ ALL_HARDWARE = ("resources.infra=null", "resources.any_of=[]", "resources.accele
 
 
 def _warn(made: "Plan") -> None:
-    """What is old about the prices, on stderr."""
+    """Print what is old about the prices, on stderr."""
     from charter.plan.stale import PREFIX
     from charter.units import format_usd
 
@@ -479,7 +479,7 @@ def _show(made: "Plan", *, as_json: bool, explain: str | None, more: dict[str, o
 
 
 def _finish(made: "Plan") -> str:
-    """When it ends, in dates."""
+    """Return when it ends, in dates."""
     from charter.plan.timeline_json import finish_date
 
     assert made.start is not None
@@ -560,15 +560,15 @@ def what_if_answers(
     from charter.errors import BudgetError, InfeasibleError
     from charter.plan.what_if import overrides_of
 
-    found = []
-    for asked in questions:
-        changes = overrides_of(asked, project)
+    answers = []
+    for question in questions:
+        changes = overrides_of(question, project)
         changed, _ = planned_project(path, template, [*overrides, *changes])
         try:
-            found.append(Answer(asked=asked, changes=changes, plan=planned(changed)))
+            answers.append(Answer(asked=question, changes=changes, plan=planned(changed)))
         except (InfeasibleError, BudgetError) as error:
-            found.append(Answer(asked=asked, changes=changes, plan=None, reason=str(error)))
-    return found
+            answers.append(Answer(asked=question, changes=changes, plan=None, reason=str(error)))
+    return answers
 
 
 def show(made: "Plan", found: list[Answer], *, as_json: bool, more: dict[str, object]) -> None:
@@ -577,7 +577,7 @@ def show(made: "Plan", found: list[Answer], *, as_json: bool, more: dict[str, ob
     from charter.report.compare_totals import ratios
 
     if as_json:
-        told = [
+        rows = [
             {
                 "change": answer.asked,
                 "set": answer.changes,
@@ -587,7 +587,7 @@ def show(made: "Plan", found: list[Answer], *, as_json: bool, more: dict[str, ob
             }
             for answer in found
         ]
-        print_json({**made.to_json(), **more, "what_if": told})
+        print_json({**made.to_json(), **more, "what_if": rows})
         return
     terminal = plan_console()
     beside = [(answer.asked, answer.plan) for answer in found if answer.plan is not None]

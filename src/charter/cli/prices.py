@@ -25,18 +25,18 @@ def prices_diff(
     """Compare two price lists offer by offer: old and new price, ratio, dates."""
     from charter.catalog.price_diff import difference
 
-    found = difference(_book(old), _book(new))
+    changes = difference(_book(old), _book(new))
     if json_:
         print_json(
             {
-                "changed": [_change_json(change) for change in found.changed],
-                "unchanged": found.unchanged,
-                "only_in_a": [list(offer.key) for offer in found.only_in_old],
-                "only_in_b": [list(offer.key) for offer in found.only_in_new],
+                "changed": [_change_json(change) for change in changes.changed],
+                "unchanged": changes.unchanged,
+                "only_in_a": [list(offer.key) for offer in changes.only_in_old],
+                "only_in_b": [list(offer.key) for offer in changes.only_in_new],
             }
         )
     else:
-        _print(found, old, new)
+        _print(changes, old, new)
 
 
 def _book(text: str) -> "PriceBook":
@@ -137,11 +137,11 @@ def prices_import(
     checked = _only(checked, accelerator)
     _refuse_bad(checked, file, skip_bad=skip_bad)
     target = output or (directory.parent if directory.is_file() else directory) / "prices.csv"
-    held = read_list(target, layout="charter", cloud="", as_of="", today=today).rows if target.is_file() else ()
+    present = read_list(target, layout="charter", cloud="", as_of="", today=today).rows if target.is_file() else ()
     new = by_region(checked.good_rows)
-    kept = merged(held, new)
-    write_asked("--output", target, prices_csv(kept), make_directory=True)
-    _tell(checked, target, written=len(new), total=len(kept), as_json=json_)
+    rows = merged(present, new)
+    write_asked("--output", target, prices_csv(rows), make_directory=True)
+    _tell(checked, target, written=len(new), total=len(rows), as_json=json_)
 
 
 def read_list(path: Path, *, layout: str | None, cloud: str, as_of: str, today: date) -> "Checked":
@@ -152,9 +152,9 @@ def read_list(path: Path, *, layout: str | None, cloud: str, as_of: str, today: 
     from charter.catalog.price_row import Import
     from charter.errors import UsageError
 
-    known = [item.value for item in PriceFormat]
-    if layout is not None and layout not in known:
-        raise UsageError(f"--format {layout} is unknown{closest(layout, known)}; it is one of {', '.join(known)}")
+    formats = [item.value for item in PriceFormat]
+    if layout is not None and layout not in formats:
+        raise UsageError(f"--format {layout} is unknown{closest(layout, formats)}; it is one of {', '.join(formats)}")
     if as_of and earliest_day(as_of) is None:
         raise UsageError(f"--as-of {as_of} names no date; write it like 2026-08-20")
     if not path.is_file():
@@ -179,9 +179,9 @@ def _only(checked: "Checked", accelerator: list[str] | None) -> "Checked":
     rows = tuple(row for row in checked.rows if row.accelerator in names)
     lines = {row.number for row in rows} | {0}
     read = {row.number for row in checked.rows}
-    told = tuple(finding for finding in checked.findings if finding.row in lines or finding.row not in read)
+    findings = tuple(finding for finding in checked.findings if finding.row in lines or finding.row not in read)
     left_out = {**checked.left_out, "other accelerators than asked for": len(checked.rows) - len(rows)}
-    return replace(checked, rows=rows, findings=told, left_out=left_out)
+    return replace(checked, rows=rows, findings=findings, left_out=left_out)
 
 
 def _refuse_bad(checked: "Checked", file: Path, *, skip_bad: bool) -> None:
@@ -315,8 +315,8 @@ def _list_offers(
     from charter.cli.prices_view import offer_json, print_offers
     from charter.errors import UsageError
 
-    found = book.offers(accelerator, cloud=cloud, region=region, latest=latest)
-    if not found:
+    offers = book.offers(accelerator, cloud=cloud, region=region, latest=latest)
+    if not offers:
         clouds = sorted({offer.cloud for offer in book.rows})
         wanted = ", ".join(part for part in (accelerator, cloud, region) if part)
         hint = closest(cloud, clouds) if cloud and cloud not in clouds else ""
@@ -324,14 +324,14 @@ def _list_offers(
     if as_json:
         print_json(
             {
-                "offers": [offer_json(offer, today) for offer in found],
+                "offers": [offer_json(offer, today) for offer in offers],
                 "source": book.source,
                 "as_of": book.as_of,
                 "issues": [issue.message for issue in book.issues],
             }
         )
     else:
-        print_offers(found, book, today)
+        print_offers(offers, book, today)
 
 
 def _list_storage(
@@ -342,13 +342,13 @@ def _list_storage(
 
     if accelerator is not None:
         raise UsageError(f"--storage lists storage; {accelerator} is an accelerator: leave one of the two out")
-    found = [
+    prices = [
         price for price in book.storage if cloud in (None, price.provider) and region in (None, price.region, "any")
     ]
-    if not found:
-        known = ", ".join(sorted({price.provider for price in book.storage}))
-        raise UsageError(f"no storage price is known for {cloud or region}; providers: {known}")
+    if not prices:
+        providers = ", ".join(sorted({price.provider for price in book.storage}))
+        raise UsageError(f"no storage price is known for {cloud or region}; providers: {providers}")
     if as_json:
-        print_json({"storage": [storage_json(price) for price in found]})
+        print_json({"storage": [storage_json(price) for price in prices]})
     else:
-        print_storage(found)
+        print_storage(prices)

@@ -1,4 +1,4 @@
-"""How `charter catalog prices` prints offers, storage prices and findings."""
+"""Views of `charter catalog prices`: offers, storage prices and findings."""
 
 from collections.abc import Mapping, Sequence
 from datetime import date
@@ -158,5 +158,5 @@ def _usd(price: float | None) -> str:
 
 
 def _cheapest(offer: Offer) -> tuple[str, float, str, str]:
-    known = [p for market in Market if (p := offer.usd_per_accelerator_hour(market)) is not None]
-    return offer.accelerator, offer.usd_per_accelerator_hour(Market.ON_DEMAND) or min(known), offer.cloud, offer.region
+    prices = [p for market in Market if (p := offer.usd_per_accelerator_hour(market)) is not None]
+    return offer.accelerator, offer.usd_per_accelerator_hour(Market.ON_DEMAND) or min(prices), offer.cloud, offer.region

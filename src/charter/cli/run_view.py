@@ -1,4 +1,4 @@
-"""How a run is shown: redrawn on a terminal, plain lines elsewhere, JSON lines for machines."""
+"""Views of a run: redrawn on a terminal, plain lines elsewhere, JSON lines for machines."""
 
 import json
 import time

@@ -106,14 +106,14 @@ def scale_plan_command(
         mfu=mfu,
         model=model,
     )
-    made = scale_plan(question)
-    report = _report(made, question, price_source)
+    scaled = scale_plan(question)
+    report = _report(scaled, question, price_source)
     if json_:
         print_json(report)
         return
     from charter.cli.scale_view import print_plan
 
-    print_plan(made, question, price_source)
+    print_plan(scaled, question, price_source)
 
 
 def _priced(accelerator: str, price: str | None) -> "tuple[Accelerator, float, str]":
@@ -141,9 +141,9 @@ def _question(
     from charter.plan.scaling_plan import DEFAULT_BATCH_TOKENS, ScaleQuestion
     from charter.plan.training_run import Cluster, utilisation_of
 
-    known = {name: None if text is None else count_of(text, f"--{name}") for name, text in wishes.items()}
+    wanted = {name: None if text is None else count_of(text, f"--{name}") for name, text in wishes.items()}
     shape = None if model is None else models.resolve(model).architecture
-    size = known["parameters"]
+    size = wanted["parameters"]
     if size is None and shape is not None:
         size = float(count_parameters(shape).active)
     return ScaleQuestion(
@@ -152,13 +152,13 @@ def _question(
             Cluster(accelerator=device, count=count, price_usd_per_hour=usd) for device, count, usd in clusters
         ),
         budget_usd=None if budget is None else _usd(budget, "--budget"),
-        compute_flops=known["compute"],
+        compute_flops=wanted["compute"],
         num_parameters=size,
-        num_tokens=known["tokens"],
-        unique_tokens=known["unique-tokens"],
-        generated_tokens=known["generated-tokens"],
+        num_tokens=wanted["tokens"],
+        unique_tokens=wanted["unique-tokens"],
+        generated_tokens=wanted["generated-tokens"],
         utilisation=None if mfu is None else utilisation_of(mfu),
-        batch_tokens=known["batch-tokens"] or DEFAULT_BATCH_TOKENS,
+        batch_tokens=wanted["batch-tokens"] or DEFAULT_BATCH_TOKENS,
         architecture=shape,
     )
 
@@ -167,12 +167,12 @@ def _counts(text: str) -> tuple[int, ...]:
     from charter.errors import UsageError
 
     try:
-        found = tuple(int(part.replace("_", "")) for part in text.split(","))
+        counts = tuple(int(part.replace("_", "")) for part in text.split(","))
     except ValueError:
-        found = ()
-    if not found or min(found) < 1:
+        counts = ()
+    if not counts or min(counts) < 1:
         raise UsageError(f"--gpus {text}: give whole numbers above zero, like 2048 or 2048,4096,10240")
-    return found
+    return counts
 
 
 def _usd(text: str, option: str) -> float:
@@ -290,17 +290,17 @@ def scale_fit(
     from charter.estimate.scaling.runs import read_runs
     from charter.estimate.scaling.study import study
 
-    found = study(read_runs(_text(file), file.name), form=form, seed=seed, draws=draws)
-    report = study_json(found, source=f"{len(found.runs)} runs of {file.name}")
+    fitted = study(read_runs(_text(file), file.name), form=form, seed=seed, draws=draws)
+    report = study_json(fitted, source=f"{len(fitted.runs)} runs of {file.name}")
     write_asked("--output", output, json.dumps(report, indent=1, allow_nan=False) + "\n")
     if html is not None:
         from charter.report.scaling_page import scaling_html
 
-        write_asked("--html", html, scaling_html(found, source=f"{len(found.runs)} runs of {file.name}"))
+        write_asked("--html", html, scaling_html(fitted, source=f"{len(fitted.runs)} runs of {file.name}"))
     if json_:
         print_json({"output": str(output), **report})
     else:
-        print_study(found, output)
+        print_study(fitted, output)
 
 
 @scale_app.command("predict")
@@ -314,17 +314,19 @@ def scale_predict(
     """Loss of a model after so many tokens, with p10 and p90; told when that is far beyond what was fitted."""
     fitted = law_of(law)
     size, seen = count_of(parameters, "--parameters"), count_of(tokens, "--tokens")
-    told = fitted.predict(size, seen, None if unique is None else count_of(unique, "--unique-tokens"))
+    prediction = fitted.predict(size, seen, None if unique is None else count_of(unique, "--unique-tokens"))
     if json_:
-        print_json({"law": fitted.law.source, "parameters": size, "tokens": seen, **prediction_json(told)})
+        print_json({"law": fitted.law.source, "parameters": size, "tokens": seen, **prediction_json(prediction)})
         return
-    typer.echo(f"loss {told.loss.p50:.3f} nats per token (p10 {told.loss.p10:.3f}, p90 {told.loss.p90:.3f})")
+    typer.echo(
+        f"loss {prediction.loss.p50:.3f} nats per token (p10 {prediction.loss.p10:.3f}, p90 {prediction.loss.p90:.3f})"
+    )
     typer.echo(f"law: {fitted.law.source}")
-    if told.worth_tokens < seen:
+    if prediction.worth_tokens < seen:
         typer.echo(
-            f"{seen:.3g} tokens with repeats are worth {told.worth_tokens:.3g} new ones (Muennighoff et al. 2023)"
+            f"{seen:.3g} tokens with repeats are worth {prediction.worth_tokens:.3g} new ones (Muennighoff et al. 2023)"
         )
-    for warning in told.warnings:
+    for warning in prediction.warnings:
         typer.echo(f"warning: {warning}")
 
 

@@ -1,4 +1,4 @@
-"""What `charter plan scale` prints: the fitted law with its curve, and the plan of a large run."""
+"""Views of `charter plan scale`: the fitted law with its curve, and the plan of a large run."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -127,7 +127,7 @@ def print_plan(made: "ScalePlan", question: "ScaleQuestion", price_source: str) 
     from charter.units import format_count
 
     out = console()
-    told = made.prediction
+    prediction = made.prediction
     out.print(
         f"{format_count(made.num_parameters.p50)} parameters{_band(made.num_parameters)}, "
         f"{format_count(made.num_tokens.p50)} tokens{_band(made.num_tokens)}: "
@@ -138,13 +138,16 @@ def print_plan(made: "ScalePlan", question: "ScaleQuestion", price_source: str) 
             f"best for the same compute: {format_count(made.best_parameters)} parameters, "
             f"{format_count(made.best_tokens)} tokens"
         )
-    out.print(f"loss {told.loss.p50:.3f} (p10 {told.loss.p10:.3f}, p90 {told.loss.p90:.3f}); {question.law.law.source}")
-    if told.worth_tokens < made.num_tokens.p50:
-        out.print(f"with repeats the tokens are worth {format_count(told.worth_tokens)} new ones")
+    out.print(
+        f"loss {prediction.loss.p50:.3f} (p10 {prediction.loss.p10:.3f}, p90 {prediction.loss.p90:.3f}); "
+        f"{question.law.law.source}"
+    )
+    if prediction.worth_tokens < made.num_tokens.p50:
+        out.print(f"with repeats the tokens are worth {format_count(prediction.worth_tokens)} new ones")
     _schedules(out, made, question, price_source)
     _settings(out, made)
     _serving(out, made)
-    for warning in told.warnings:
+    for warning in prediction.warnings:
         out.print(f"warning: {warning}")
 
 
@@ -184,8 +187,8 @@ def _schedules(out: "Console", made: "ScalePlan", question: "ScaleQuestion", pri
         out.print(f"{unfit.cluster.count:,}: infeasible, {unfit.reason}")
     usd = question.clusters[0].price_usd_per_hour
     out.print(f"{device} at ${usd:.2f} per hour ({price_source}); MFU: {made.schedules[0].utilisation_source}")
-    kept = "kept for every number of GPUs" if question.utilisation else "planned anew for each"
-    out.print(f"efficiency {kept}; days p50 hold failures, restarts and checkpoints, days at work do not")
+    basis = "kept for every number of GPUs" if question.utilisation else "planned anew for each"
+    out.print(f"efficiency {basis}; days p50 hold failures, restarts and checkpoints, days at work do not")
 
 
 def _millions(usd: float) -> str:

@@ -53,7 +53,7 @@ def simulate(
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """How long a job takes when machines fail: closed form beside simulation, quantiles, and where the time goes.
+    """Simulate a job whose machines fail: closed form beside simulation, quantiles, and where the time goes.
 
     Either a stage of the project in DIR, with what its plan says; or --work and --gpus with the other options.
     """
@@ -71,9 +71,9 @@ def simulate(
                 f"stage {stage} is simulated as it is planned; its machines and failures come from charter.yaml\n"
                 "  change them there or with --set, for instance --set risk.restart=8m --set resources.use_spot=true"
             )
-        asked = planned(stage, directory, overrides, interval)
+        question = planned(stage, directory, overrides, interval)
     else:
-        asked = given(
+        question = given(
             work=seconds("--work", work or ""),
             gpus=gpus or GPUS_PER_NODE,
             per_node=gpus_per_node,
@@ -94,7 +94,7 @@ def simulate(
             pool=lambda nodes: spot_pool(spot, spot_up, availability, trace, nodes),
             notice_seconds=seconds("--notice", notice),
         )
-    _show(asked, runs=runs, seed=seed, as_json=as_json, html=html)
+    _show(question, runs=runs, seed=seed, as_json=as_json, html=html)
 
 
 def _show(asked: "Asked", *, runs: int, seed: int, as_json: bool, html: Path | None) -> None:
@@ -102,11 +102,11 @@ def _show(asked: "Asked", *, runs: int, seed: int, as_json: bool, html: Path | N
     from charter.resilience.scenario import sweep
     from charter.resilience.simulate import simulate as run_simulation
 
-    found = run_simulation(asked.scenario.job(asked.interval_seconds), runs=runs, seed=seed)
+    simulated = run_simulation(asked.scenario.job(asked.interval_seconds), runs=runs, seed=seed)
     points = sweep(asked.scenario, asked.interval_seconds, runs=max(2, min(runs, 200)), seed=seed)
     if html is not None:
-        write_page(asked, found, points, seed=seed, path=html)
+        write_page(asked, simulated, points, seed=seed, path=html)
     if as_json:
-        print_json(answer_json(asked, found, points, seed=seed))
+        print_json(answer_json(asked, simulated, points, seed=seed))
     else:
-        print_answer(asked, found, points, seed=seed)
+        print_answer(asked, simulated, points, seed=seed)

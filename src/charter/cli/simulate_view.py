@@ -1,4 +1,4 @@
-"""How a simulation is shown: tables and bars on a terminal, one JSON object for machines."""
+"""Views of a simulation: tables and bars on a terminal, one JSON object for machines."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -72,14 +72,16 @@ def given(
     """A scenario from options; `times` are fields of `Scenario`."""
     nodes = max(1, -(-gpus // per_node))
     mean, failing = _mean_between_failures(mtbf, rate, nodes)
-    known = delay(unseen if unseen in BY_NAME else seconds(f"--detection ({', '.join(BY_NAME)}, or a time)", unseen))
+    unnoticed = delay(
+        unseen if unseen in BY_NAME else seconds(f"--detection ({', '.join(BY_NAME)}, or a time)", unseen)
+    )
     market, about = pool(nodes)
     saved = notice_success(save_seconds=times["save_seconds"], notice_seconds=notice_seconds)
     scenario = Scenario(
         useful_seconds=work,
         num_nodes=nodes,
         mean_between_failures_seconds=mean,
-        detection_seconds=known.seconds,
+        detection_seconds=unnoticed.seconds,
         preemption_detection_seconds=SPOT_NOTICE.seconds,
         shape=shape,
         spares=spares,
@@ -89,7 +91,7 @@ def given(
         **times,
     )
     notes = [failing]
-    notes += [f"noticed after {format_seconds(known.seconds)}: {known.source}"] if known.seconds else []
+    notes += [f"noticed after {format_seconds(unnoticed.seconds)}: {unnoticed.source}"] if unnoticed.seconds else []
     notes += [about] if about else []
     notes += [] if spares is None else ["spares: all nodes are sound at the start; the closed form is the long run"]
     return Asked(
@@ -113,17 +115,17 @@ def _mean_between_failures(mtbf: str | None, rate: str | None, nodes: int) -> tu
         return mean, f"a failure every {format_seconds(mean)}: your own"
     name = rate or "llama3"
     if name in PUBLISHED:
-        known = PUBLISHED[name]
+        failure_rate = PUBLISHED[name]
     else:
         try:
-            known = NodeFailureRate(per_node_day=float(name), source="your own")
+            failure_rate = NodeFailureRate(per_node_day=float(name), source="your own")
         except ValueError:
             raise UsageError(f"--failures-per-node-day {name}: a number, or one of {', '.join(PUBLISHED)}") from None
-        if not 0 <= known.per_node_day < float("inf"):
+        if not 0 <= failure_rate.per_node_day < float("inf"):
             raise UsageError(f"--failures-per-node-day {name}: must be 0 or more")
-    mean = mean_between_failures_seconds(num_nodes=nodes, failures_per_node_day=known.per_node_day)
+    mean = mean_between_failures_seconds(num_nodes=nodes, failures_per_node_day=failure_rate.per_node_day)
     often = "no failures" if mean == float("inf") else f"a failure every {format_seconds(mean)}"
-    return mean, f"{often}: {1000 * known.per_node_day:.3g} per 1,000 node-days; {known.source}"
+    return mean, f"{often}: {1000 * failure_rate.per_node_day:.3g} per 1,000 node-days; {failure_rate.source}"
 
 
 def spot_pool(spot: bool, up: str, availability: float, trace: str | None, nodes: int) -> tuple[SpotPool | None, str]:
@@ -132,12 +134,12 @@ def spot_pool(spot: bool, up: str, availability: float, trace: str | None, nodes
         record = find_trace(trace)
         most = max(record.available)
         gang = max(1, min(nodes, most))
-        found = SpotPool.of_periods(record.periods(gang))
-        share = "always" if found.mean_down_seconds == 0 else f"{trace_statistics(record, gang).availability:.0%}"
+        pool = SpotPool.of_periods(record.periods(gang))
+        share = "always" if pool.mean_down_seconds == 0 else f"{trace_statistics(record, gang).availability:.0%}"
         stands = f" (stands for {nodes:,} nodes)" if nodes > most else ""
-        return found, (
+        return pool, (
             f"trace {record.name}: gang of {gang}{stands}, available {share} of the time, "
-            f"mean time up {format_seconds(min(found.mean_up_seconds, record.length_seconds))}"
+            f"mean time up {format_seconds(min(pool.mean_up_seconds, record.length_seconds))}"
         )
     if not spot:
         return None, ""
@@ -290,7 +292,7 @@ COLUMNS = ("closed form", "simulated", "p50", "p90", "p99")
 
 
 def _bar_width(out: "Console") -> int:
-    """What a terminal has left beside the columns of figures, at most `BAR`."""
+    """Return what a terminal has left beside the columns of figures, at most `BAR`."""
     return max(8, min(BAR, out.width - FIGURES_WIDTH))
 
 

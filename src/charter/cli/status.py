@@ -20,16 +20,16 @@ def status(
     verify: VerifyOption = False,
     set_: SetOption = None,
 ) -> None:
-    """Where every stage is, how far, and why."""
+    """Show where every stage is, how far, and why."""
     from charter.run.status import status_of
 
     while True:
         project, root = open_project(directory, set_)
-        found = status_of(project, root, thorough=verify)
+        report = status_of(project, root, thorough=verify)
         if json_:
-            print_json(found)
+            print_json(report)
         else:
-            _print(found)
+            _print(report)
         if not watch:
             return
         try:
@@ -83,5 +83,5 @@ def _engine(stage: dict[str, Any]) -> str:
 def _beside_plan(ratios: dict[str, float]) -> str:
     """`; 1.20 x the planned time per step, 0.98 x the planned memory`, as far as it was measured."""
     names = {"seconds": "time per step", "bytes": "memory"}
-    told = ", ".join(f"{ratios[key]:.2f} x the planned {name}" for key, name in names.items() if key in ratios)
-    return f"; {told}" if told else ""
+    ratios_text = ", ".join(f"{ratios[key]:.2f} x the planned {name}" for key, name in names.items() if key in ratios)
+    return f"; {ratios_text}" if ratios_text else ""

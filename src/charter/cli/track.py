@@ -15,19 +15,19 @@ track_app = typer.Typer(no_args_is_help=True, help="What trackers (MLflow, W&B, 
 
 @track_app.command("status")
 def track_status(directory: DirOption = Path("."), as_json: JsonOption = False) -> None:
-    """How far every tracker has been told, and what went wrong last."""
+    """Show how far every tracker has been told, and what went wrong last."""
     from charter.cli.common import open_project, print_json
     from charter.run.paths import run_dir
     from charter.tracking.status import status_of_trackers
 
     _, root = open_project(directory)
-    found = status_of_trackers(run_dir(root))
+    statuses = status_of_trackers(run_dir(root))
     if as_json:
-        print_json({"trackers": [_plain(item) for item in found]})
+        print_json({"trackers": [_plain(item) for item in statuses]})
         return
-    for item in found:
+    for item in statuses:
         print(_line(item))
-    if not found:
+    if not statuses:
         print("no run here has named a tracker; `tracking: [mlflow]` in charter.yaml does")
 
 
@@ -48,17 +48,17 @@ def track_sync(
     from charter.run.followers import sync_trackers
 
     project, root = open_project(directory)
-    found = sync_trackers(project, root, only=tuple(only or ()))
+    statuses = sync_trackers(project, root, only=tuple(only or ()))
     if as_json:
-        print_json({"trackers": [_plain(item) for item in found]})
+        print_json({"trackers": [_plain(item) for item in statuses]})
     else:
-        for item in found:
+        for item in statuses:
             print(_line(item))
-    behind = [item for item in found if not item.is_up_to_date]
+    behind = [item for item in statuses if not item.is_up_to_date]
     if behind:
-        told = "; ".join(f"{item.tracker}: {item.message or 'not everything was told'}" for item in behind)
+        reasons = "; ".join(f"{item.tracker}: {item.message or 'not everything was told'}" for item in behind)
         raise InterruptedRunError(
-            f"not everything was delivered; {told}; `charter status track sync` goes on from there"
+            f"not everything was delivered; {reasons}; `charter status track sync` goes on from there"
         )
 
 

@@ -70,7 +70,7 @@ def _report(verdicts: "Sequence[Verdict]", groups: "Mapping[str, Score]", by: st
         "sources": {
             prefix: _score(score([item for item in verdicts if item.row.prefix == prefix])) for prefix in prefixes
         },
-        "groups": {"by": by} | {name: _score(found) for name, found in groups.items()},
+        "groups": {"by": by} | {name: _score(group_score) for name, group_score in groups.items()},
         "total": _score(score(verdicts)),
     }
 
@@ -111,8 +111,8 @@ def _print(file: Path, verdicts: "Sequence[Verdict]", groups: "Mapping[str, Scor
     out.print(f"{file}: {total.rows} rows, {total.refused} refused, {total.configurations} configurations predicted")
     headings = [(by, "left"), *((name, "right") for name in _COLUMNS)]
     table = plain_table(*headings)
-    for name, found in groups.items():
-        table.add_row(name, *_cells(found))
+    for name, group_score in groups.items():
+        table.add_row(name, *_cells(group_score))
     table.add_section()
     table.add_row("all", *_cells(total), style="bold")
     out.print(table)
@@ -172,8 +172,8 @@ def _print_worst(verdicts: "Sequence[Verdict]", count: int) -> None:
     table = plain_table(
         ("row", "left"), ("error", "right"), ("measured", "right"), ("predicted", "right"), ("what", "wrap")
     )
-    known = [item for item in verdicts if item.error is not None]
-    for item in sorted(known, key=lambda item: -abs(item.error or 0.0))[:count]:
+    predicted = [item for item in verdicts if item.error is not None]
+    for item in sorted(predicted, key=lambda item: -abs(item.error or 0.0))[:count]:
         what = f"{item.row.model}, {item.row.gpus or ''} x {item.row.gpu}, {item.row.framework}, {item.row.metric}"
         table.add_row(item.row.id, f"{item.error:+.0%}", f"{item.row.value:g}", f"{item.predicted:.4g}", what)
     console().print(table)

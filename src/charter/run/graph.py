@@ -32,7 +32,7 @@ class Kept:
 
 @dataclass(frozen=True, kw_only=True)
 class Acceptance:
-    """Result that `charter accept` would keep, and how it differs from what the file asks for."""
+    """Result that `charter artifacts accept` would keep, and how it differs from what the file asks for."""
 
     stage: str
     kept: str
