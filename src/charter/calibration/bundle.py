@@ -23,7 +23,7 @@ FITTED = DATA / "fitted.json"
 
 @dataclass(frozen=True, kw_only=True)
 class QuantityFit:
-    """What is known of one quantity: constants, constants without each source, interval widths."""
+    """Fit of one quantity: constants, constants without each source, interval widths."""
 
     fitted: Fitted
     without: Mapping[str, Fitted] = field(default_factory=dict)
@@ -64,13 +64,13 @@ def save(bundle: Bundle, path: Path) -> None:
 def load(path: Path) -> Bundle:
     """Read a bundle; DataError when the file is not one."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"))
         return Bundle(
-            quantities={name: _quantity(item) for name, item in found["quantities"].items()},
-            source=found["source"],
-            as_of=found["as_of"],
-            sha256=found["sha256"],
-            paces=tuple(Pace.from_json(item) for item in found.get("paces", ())),
+            quantities={name: _quantity(item) for name, item in document["quantities"].items()},
+            source=document["source"],
+            as_of=document["as_of"],
+            sha256=document["sha256"],
+            paces=tuple(Pace.from_json(item) for item in document.get("paces", ())),
         )
     except OSError as error:
         raise DataError(
@@ -110,7 +110,7 @@ def _as_json(bundle: Bundle) -> dict[str, Any]:
                 "left_out": dict(item.left_out),
                 "calibrated_stacks": list(item.calibrated_stacks),
                 "sources": dict(item.sources),
-                "measured_stacks": {stack: list(found) for stack, found in item.measured_stacks.items()},
+                "measured_stacks": {stack: list(prefixes) for stack, prefixes in item.measured_stacks.items()},
             }
             for name, item in bundle.quantities.items()
         },

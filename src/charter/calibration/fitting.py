@@ -20,7 +20,7 @@ def make(quantities: Sequence[Quantity], rows: Sequence[Measurement], *, source:
     """Fit every quantity that has rows, and measure its intervals by leaving sources out."""
     fits = ((quantity.name, fit_quantity(quantity, rows)) for quantity in quantities)
     return Bundle(
-        quantities={name: found for name, found in fits if found.sources},
+        quantities={name: fit for name, fit in fits if fit.sources},
         source=source,
         as_of=as_of,
         sha256=fingerprint(rows),
@@ -34,20 +34,20 @@ def extend(
 
     What the rows do not speak for stays. The interval of such a stack is that of a source calibrated on a few rows.
     """
-    found = dict(bundle.quantities)
+    fits = dict(bundle.quantities)
     for quantity in quantities:
         cases, _ = cases_of(quantity, rows)
         if cases:
-            known = found[quantity.name]
+            earlier = fits[quantity.name]
             own = {case.stack for case in cases}
-            found[quantity.name] = replace(
-                known,
-                fitted=calibrated(quantity, cases, known.fitted),
-                calibrated_stacks=tuple(sorted({*known.calibrated_stacks, *own})),
-                sources={**known.sources, **_counts(cases)},
-                left_out={**known.left_out, **_errors(quantity, cases, known.fitted)},
+            fits[quantity.name] = replace(
+                earlier,
+                fitted=calibrated(quantity, cases, earlier.fitted),
+                calibrated_stacks=tuple(sorted({*earlier.calibrated_stacks, *own})),
+                sources={**earlier.sources, **_counts(cases)},
+                left_out={**earlier.left_out, **_errors(quantity, cases, earlier.fitted)},
             )
-    return Bundle(quantities=found, source=source, as_of=as_of, sha256=fingerprint(rows), paces=bundle.paces)
+    return Bundle(quantities=fits, source=source, as_of=as_of, sha256=fingerprint(rows), paces=bundle.paces)
 
 
 def _counts(cases: Sequence[Case]) -> dict[str, int]:
@@ -71,15 +71,15 @@ def fit_quantity(quantity: Quantity, rows: Iterable[Measurement]) -> QuantityFit
     without = {
         prefix: fitted_to(quantity, [case for case in cases if case.row.prefix != prefix]) for prefix in prefixes
     }
-    found = _situations(quantity, cases, without, stacks)
-    left_out = by(found.get("unseen", []), lambda item: item.row.prefix)
+    situations = _situations(quantity, cases, without, stacks)
+    left_out = by(situations.get("unseen", []), lambda item: item.row.prefix)
     return QuantityFit(
         fitted=fitted_to(quantity, cases),
         without=without,
-        spread=spreads(found) if len(prefixes) >= FEWEST_SOURCES else Spread(half_widths={}),
+        spread=spreads(situations) if len(prefixes) >= FEWEST_SOURCES else Spread(half_widths={}),
         left_out={prefix: round(summary(items).median_error, 4) for prefix, items in left_out.items()},
         sources={prefix: sum(case.row.prefix == prefix for case in cases) for prefix in prefixes},
-        measured_stacks={stack: tuple(sorted(found)) for stack, found in sorted(stacks.items())},
+        measured_stacks={stack: tuple(sorted(situations)) for stack, situations in sorted(stacks.items())},
     )
 
 
@@ -94,23 +94,23 @@ def _situations(
         if len(own) > 2 * FEW_ROWS:
             after += scored(quantity, own, fitted, rows=FEW_ROWS)
     elsewhere = [item for item in unseen if stacks[item.stack] - {item.row.prefix}]
-    found: dict[Knowledge, list[Scored]] = {
+    by_knowledge: dict[Knowledge, list[Scored]] = {
         "unseen": unseen,
         "seen": elsewhere,
         "calibrated": after,
         "source": _folded(quantity, cases),
     }
-    return {knowledge: items for knowledge, items in found.items() if items}
+    return {knowledge: items for knowledge, items in by_knowledge.items() if items}
 
 
 def _folded(quantity: Quantity, cases: Sequence[Case]) -> list[Scored]:
     """Every row predicted from a fit without its fold of configurations: what a new row of a known source meets."""
     configurations = sorted({case.row.config_id or case.row.id for case in cases})
     fold = {name: index % FOLDS for index, name in enumerate(configurations)}
-    found: list[Scored] = []
+    predictions: list[Scored] = []
     for number in range(FOLDS):
         inside = [case for case in cases if fold[case.row.config_id or case.row.id] == number]
         outside = [case for case in cases if fold[case.row.config_id or case.row.id] != number]
         if inside and outside:
-            found += scored(quantity, inside, fitted_to(quantity, outside))
-    return found
+            predictions += scored(quantity, inside, fitted_to(quantity, outside))
+    return predictions

@@ -1,4 +1,4 @@
-"""How far a prediction may be off: split-conformal intervals over sources, by how much is known of the stack.
+"""Uncertainty of a prediction: split-conformal intervals over sources, by how much is known of the stack.
 
 The score of a measured row is |log(predicted / measured)|, predicted without its source. The half-width of the 80 %
 interval is a quantile of these scores in which every source has the same weight, because the next row comes from a new
@@ -68,9 +68,9 @@ class Spread:
     def half_width(self, group: str, knowledge: Knowledge) -> float:
         """The half-width of a group; of all groups where it was not measured on enough rows."""
         for name in (group, "*"):
-            found = self.half_widths.get(name, {})
-            if knowledge in found:
-                return found[knowledge]
+            widths = self.half_widths.get(name, {})
+            if knowledge in widths:
+                return widths[knowledge]
         return WIDEST / 2
 
     def interval(self, predicted: float, group: str, knowledge: Knowledge, *, factor: float = 1.0) -> Interval:
@@ -126,16 +126,16 @@ def _enough(rows: "Sequence[Scored]") -> bool:
 
 def _ordered(widths: Mapping[str, float]) -> dict[str, float]:
     """More knowledge never widens: from a stack unseen over one seen and one calibrated to a source with many rows."""
-    limit, made = WIDEST, {}
+    limit, ordered = WIDEST, {}
     for knowledge in ("unseen", "seen", "calibrated", "source"):
         if knowledge in widths:
             limit = min(limit, widths[knowledge])
-            made[knowledge] = limit
-    return made
+            ordered[knowledge] = limit
+    return ordered
 
 
 def scatter_factor(own: "Sequence[Scored]", expected_half_width: float) -> float:
-    """How much wider or narrower the rows of a source scatter than expected, from the few that calibrated it.
+    """Return how much wider or narrower a source's rows scatter than expected, by the few that calibrated it.
 
     `sqrt((n0 + sum of squared scaled errors) / (n0 + n))`: the usual update of a scale with a prior of n0 rows. The
     rows were fitted, so their errors are small on average; the factor never goes below 0.7.

@@ -50,10 +50,10 @@ def joined(paces: Sequence[Pace]) -> tuple[Pace, ...]:
     groups: dict[tuple[str, str], list[Pace]] = {}
     for pace in paces:
         groups.setdefault((pace.accelerator, pace.kind), []).append(pace)
-    made = []
+    means = []
     for (accelerator, kind), members in sorted(groups.items()):
         steps = sum(pace.steps for pace in members)
         mean = sum(pace.steps * log(pace.factor) for pace in members) / steps
         source = "; ".join(sorted({pace.source for pace in members}))
-        made.append(Pace(accelerator=accelerator, kind=kind, factor=exp(mean), steps=steps, source=source))
-    return tuple(made)
+        means.append(Pace(accelerator=accelerator, kind=kind, factor=exp(mean), steps=steps, source=source))
+    return tuple(means)

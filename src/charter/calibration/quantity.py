@@ -1,4 +1,4 @@
-"""What the generic parts (fit, score, interval) need to know of a predicted quantity."""
+"""Protocol of a predicted quantity for the generic parts (fit, score, interval)."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -17,14 +17,14 @@ class Quantity(Protocol):
 
     @property
     def name(self) -> str:
-        """What is predicted, in one or two words."""
+        """Return what is predicted, in one or two words."""
 
     @property
     def constants(self) -> type:
         """A frozen dataclass of `charter.estimate.constants.constant` fields."""
 
     def accepts(self, row: Measurement) -> bool:
-        """Whether rows of this kind and metric belong to this quantity."""
+        """Return True if rows of this kind and metric belong to this quantity."""
 
     def case(self, row: Measurement) -> Any:
         """The configuration behind a row, every gap filled; raises Refusal with the reason."""

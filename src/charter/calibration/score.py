@@ -1,4 +1,4 @@
-"""How far predictions are from measurements: row by row, per source, and per quantity; with a source left out."""
+"""Errors of predictions against measurements: by row, by source, by quantity; with a source left out."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class Scored:
 
 def cases_of(quantity: Quantity, rows: Iterable[Measurement]) -> tuple[list[Case], list[tuple[Measurement, str]]]:
     """The rows of a quantity as cases, and those refused with their reason."""
-    made, refused = [], []
+    cases, refused = [], []
     for row in rows:
         if not quantity.accepts(row):
             continue
@@ -56,8 +56,8 @@ def cases_of(quantity: Quantity, rows: Iterable[Measurement]) -> tuple[list[Case
         except Refusal as refusal:
             refused.append((row, refusal.reason))
         else:
-            made.append(Case(row=row, case=case, stack=quantity.stack(case)))
-    return made, refused
+            cases.append(Case(row=row, case=case, stack=quantity.stack(case)))
+    return cases, refused
 
 
 def fitted_to(quantity: Quantity, cases: Sequence[Case]) -> Fitted:
@@ -75,7 +75,7 @@ def fitted_to(quantity: Quantity, cases: Sequence[Case]) -> Fitted:
 
 
 def _taught(quantity: Quantity) -> Callable[[Any, Any], Array]:
-    """What a fit compares with the rows: the prediction, unless the quantity censors some rows (`taught`)."""
+    """Return what a fit compares with the rows: the prediction, unless the quantity censors some rows (`taught`)."""
     return getattr(quantity, "taught", quantity.predict)
 
 
@@ -128,12 +128,12 @@ def spread_over(cases: Sequence[Case], count: int) -> list[int]:
 
 def leave_source_out(quantity: Quantity, cases: Sequence[Case], *, rows: int = 0) -> list[Scored]:
     """Each source predicted with constants fitted to the others, and to `rows` rows of its own."""
-    found = []
+    predictions = []
     for prefix in sorted({case.row.prefix for case in cases}):
         own = [case for case in cases if case.row.prefix == prefix]
         fitted = fitted_to(quantity, [case for case in cases if case.row.prefix != prefix])
-        found += scored(quantity, own, fitted, rows=rows)
-    return found
+        predictions += scored(quantity, own, fitted, rows=rows)
+    return predictions
 
 
 def scored(quantity: Quantity, own: Sequence[Case], fitted: Fitted, *, rows: int = 0) -> list[Scored]:

@@ -41,15 +41,15 @@ def alarms_of(row: Measurement) -> tuple[str, ...]:
     >>> alarms_of(row)[0]
     'experts are spread over 8 ranks in a model without experts'
     """
-    made = []
+    alarms = []
     for check in (_experts, _device, _speed, _memory):
         try:
             text = check(row)
         except (Refusal, CharterError, ArithmeticError, LookupError, TypeError, ValueError):
             continue
         if text:
-            made.append(text)
-    return tuple(made)
+            alarms.append(text)
+    return tuple(alarms)
 
 
 def _experts(row: Measurement) -> str:
@@ -157,7 +157,7 @@ class Verdict:
 
     @property
     def covered(self) -> bool:
-        """Whether the measured value lies in the interval."""
+        """Return True if the measured value lies in the interval."""
         return self.p10 is not None and self.p90 is not None and self.p10 <= self.row.value <= self.p90
 
 
@@ -176,9 +176,9 @@ def validate(
     further source prefixes to refit without. `calibrate_rows` first moves the constants of each stack to fit that many
     rows of each source.
     """
-    known = {**bundled().quantities, **(bundle.quantities if bundle else {})}
+    fits = {**bundled().quantities, **(bundle.quantities if bundle else {})}
     fitted_rows = set() if in_sample else {(row.id, row.value) for row in bundled_measurements()}
-    found: dict[int, Verdict] = {}
+    verdicts: dict[int, Verdict] = {}
     numbers = {id(row): number for number, row in enumerate(rows)}
     alarms = {number: raised for number, row in enumerate(rows) if (raised := alarms_of(row))}
     flagged = {id(rows[number]) for number in alarms}
@@ -187,24 +187,24 @@ def validate(
         mine = [row for row in rows if quantity_of(row) is quantity and row.metric != OOM]
         cases, refused = safe_cases(quantity, mine)
         for row, reason in refused:
-            found[numbers[id(row)]] = Verdict(row=row, refused=reason, quantity=quantity.name)
+            verdicts[numbers[id(row)]] = Verdict(row=row, refused=reason, quantity=quantity.name)
         for prefix in sorted({case.row.prefix for case in cases}):
             own = [case for case in cases if case.row.prefix == prefix]
             itself = (prefix,) if any((case.row.id, case.row.value) in fitted_rows for case in own) else ()
-            fit = known[quantity.name]
+            fit = fits[quantity.name]
             start = without(quantity, fit, tuple(sorted({*leave_out, *itself})))
             source = prefix in fit.sources and prefix not in (*leave_out, *itself)
             for verdict in _verdicts(quantity, fit, own, start, calibrate_rows, flagged, known_source=source):
-                found[numbers[id(verdict.row)]] = verdict
+                verdicts[numbers[id(verdict.row)]] = verdict
     for number, row in enumerate(rows):
-        if number not in found:
-            found[number] = _verdict_on_memory(row) if row.metric == OOM else _nobody(row)
+        if number not in verdicts:
+            verdicts[number] = _verdict_on_memory(row) if row.metric == OOM else _nobody(row)
     return tuple(
         replace(
-            found[number],
+            verdicts[number],
             alarms=alarms.get(number, ()),
             assumptions=(*inferred(vars(row)), *unknowns(vars(row))),
-            fits_probability=None if found[number].refused is not None else _chance(row),
+            fits_probability=None if verdicts[number].refused is not None else _chance(row),
         )
         for number, row in enumerate(rows)
     )
@@ -222,7 +222,7 @@ def _chance(row: Measurement) -> float | None:
 
 def safe_cases(quantity: Quantity, rows: Sequence[Measurement]) -> tuple[list[Case], list[tuple[Measurement, str]]]:
     """Cases of rows; a row that breaks the reader of its configuration is refused, not the file."""
-    made: list[Case] = []
+    sound: list[Case] = []
     refused: list[tuple[Measurement, str]] = []
     for row in rows:
         try:
@@ -237,9 +237,9 @@ def safe_cases(quantity: Quantity, rows: Sequence[Measurement]) -> tuple[list[Ca
         except (CharterError, ArithmeticError, LookupError, TypeError, ValueError) as error:
             refused.append((row, f"the configuration cannot be read: {error}"))
         else:
-            made += cases
+            sound += cases
             refused += reasons
-    return made, refused
+    return sound, refused
 
 
 def without(quantity: Quantity, fit: QuantityFit, leave_out: tuple[str, ...]) -> Fitted:
@@ -271,7 +271,7 @@ def _verdicts(
         Scored(row=case.row, stack=case.stack, predicted=float(value), used=index in used)
         for index, (case, value) in enumerate(zip(own, values, strict=True))
     ]
-    made = []
+    verdicts = []
     for item in scored:
         moved = bool(used) or item.stack in fit.calibrated_stacks
         knowledge = _knowledge(item, start, calibrated=moved, source=known_source)
@@ -279,7 +279,7 @@ def _verdicts(
         width = fit.spread.half_width(group, knowledge)
         factor = scatter_factor(scored, width) if used else 1.0
         interval = fit.spread.interval(item.predicted, group, knowledge, factor=factor)
-        made.append(
+        verdicts.append(
             Verdict(
                 row=item.row,
                 predicted=item.predicted,
@@ -291,7 +291,7 @@ def _verdicts(
                 used=item.used,
             )
         )
-    return made
+    return verdicts
 
 
 def _knowledge(item: Scored, start: Fitted, *, calibrated: bool, source: bool) -> Knowledge:
@@ -303,7 +303,7 @@ def _knowledge(item: Scored, start: Fitted, *, calibrated: bool, source: bool) -
 
 
 def _verdict_on_memory(row: Measurement) -> Verdict:
-    """Whether a run would have run out of memory; p10 and p90 are the verdicts at the ends of the interval."""
+    """Return whether a run would have run out of memory; p10 and p90 are the verdicts at the interval's ends."""
     try:
         if row.problems:
             raise Refusal("; ".join(row.problems))

@@ -396,7 +396,7 @@ def cost_budget(context: typer.Context, directory: DirOption = Path("."), json_:
 
 @cost_app.command("advise")
 def cost_advise(context: typer.Context, directory: DirOption = Path("."), json_: JsonOption = False) -> None:
-    """Show what would make the run cheaper, and by how much: fewer or smaller accelerators, spot, no idle ones."""
+    """Show what would make the run cheaper, and by how much: fewer or smaller accelerators, spot, idle ones freed."""
     from dataclasses import asdict
 
     from charter.cli.common import console

@@ -96,9 +96,9 @@ class Generation:
         first = prefill_terms(p.model, p.group, p.issue, constants, sequences=p.sequences, prompt=p.prompt).total
         middle = p.prompt + p.new_tokens / 2
         step = decode_terms(p.model, p.group, p.issue, constants, sequences=p.sequences, context=middle).total
-        whole = first + p.new_tokens * step
+        total = first + p.new_tokens * step
         counted = p.sequences * p.replicas * p.counted
-        latency = np.where(p.is_prefill > 0, first, np.where(p.is_step > 0, step, whole))
+        latency = np.where(p.is_prefill > 0, first, np.where(p.is_step > 0, step, total))
         return array(p.scale * np.where(p.is_rate > 0, counted / latency, latency))
 
 

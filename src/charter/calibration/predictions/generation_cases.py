@@ -100,7 +100,7 @@ def generation_case(row: Measurement) -> GenerationCase:
 
 
 def _metric(row: Measurement) -> tuple[str, float]:
-    """What of a configuration was measured, and the factor from seconds (or tokens per second) to its unit."""
+    """Return what of a configuration was measured, and the factor from seconds (or tokens per second) to its unit."""
     name = row.metric
     if re.search(r"latency|ttft|tpot|itl(_|$)|time_(per|to)_", name):
         scale = 1e3 if "ms" in name.split("_") or row.unit.strip() == "ms" else 1.0
@@ -167,14 +167,14 @@ def _degrees(
         while tensor < needed and tensor < 64:
             tensor *= 2
     replicas = row.dp if row.dp and row.tp else (row.gpus or tensor * pipeline) / (tensor * pipeline)
-    held = 0.8 * needed / MOST_WEIGHTS
-    while row.gpus and tensor * pipeline < held and 2 * tensor * pipeline <= row.gpus:
+    ranks = 0.8 * needed / MOST_WEIGHTS
+    while row.gpus and tensor * pipeline < ranks and 2 * tensor * pipeline <= row.gpus:
         tensor, replicas = 2 * tensor, row.gpus / (2 * tensor * pipeline)
     return tensor, pipeline, max(1.0, float(replicas))
 
 
 def _attention_is_data_parallel(row: Measurement, tensor: int) -> bool:
-    """Whether every rank of a group attends to sequences of its own; experts are spread over the group all the same."""
+    """Return True if every rank of a group attends to sequences of its own; experts spread over the group anyway."""
     words = r"(dp|data[- ]parallel)[- _]?attention|attention[- _](dp|data)|\bdep\d*\b"
     said = re.search(words, f"{row.framework} {row.notes}", re.I)
     return tensor > 1 and (said is not None or tensor > (row.tp or (1 if row.dp else tensor)))
@@ -195,19 +195,19 @@ def _stated_batch(row: Measurement) -> float | None:
     """Batch or concurrency as a column or a note says it."""
     if row.mbs:
         return row.mbs
-    found = re.search(
+    match = re.search(
         r"(?:batch(?: size)?|concurrency|concurrent(?: requests| users)?|bs)\s*[=:]?\s*(\d+)", row.notes, re.I
     )
-    if found:
-        return float(found[1])
-    found = re.search(r"(\d+)\s*(?:concurrent|parallel)\s*(?:requests|users|streams|sequences)", row.notes, re.I)
-    return float(found[1]) if found else None
+    if match:
+        return float(match[1])
+    match = re.search(r"(\d+)\s*(?:concurrent|parallel)\s*(?:requests|users|streams|sequences)", row.notes, re.I)
+    return float(match[1]) if match else None
 
 
 def _requests(row: Measurement) -> float | None:
     """Requests of the whole test, where the notes say so."""
-    found = re.search(r"(?:queued|requests|prompts)\s*\((\d+)\)|\b(\d{2,})\s+(?:requests|prompts)\b", row.notes, re.I)
-    return float(found[1] or found[2]) if found else None
+    match = re.search(r"(?:queued|requests|prompts)\s*\((\d+)\)|\b(\d{2,})\s+(?:requests|prompts)\b", row.notes, re.I)
+    return float(match[1] or match[2]) if match else None
 
 
 def _even_waves(sequences: float, requests: float | None, replicas: float) -> float:
@@ -231,7 +231,7 @@ def _full_load(
     apart: bool,
 ) -> float:
     """Sequences whose cache fits beside the weights, at most what the engine admits per pipeline stream."""
-    held = resident_sequences(
+    resident = resident_sequences(
         architecture,
         accelerator.memory_bytes * engine.memory_share,
         weights=weights,
@@ -241,7 +241,7 @@ def _full_load(
         tokens=tokens,
         data_attention=apart,
     )
-    return max(1.0, min(held, engine.most_sequences * pipeline * (tensor if apart else 1)))
+    return max(1.0, min(resident, engine.most_sequences * pipeline * (tensor if apart else 1)))
 
 
 def resident_sequences(
@@ -258,8 +258,8 @@ def resident_sequences(
     """Sequences of `tokens` tokens whose keys and values fit beside the weights on every rank of a replica."""
     total = count_parameters(architecture)
     sixteen = total.embedding + total.head
-    held = weights.head_bytes * sixteen + weights.bytes_per_weight * (total.total - sixteen)
-    free = room_bytes - WORKSPACE_BYTES - held / (tensor * pipeline)
+    stored_bytes = weights.head_bytes * sixteen + weights.bytes_per_weight * (total.total - sixteen)
+    free = room_bytes - WORKSPACE_BYTES - stored_bytes / (tensor * pipeline)
     one = kv_cache_bytes(architecture, tokens, bytes_per_value=cache_bytes, tensor=1 if data_attention else tensor)
     one = one / pipeline / (tensor if data_attention else 1)
     return max(1.0, free / one)

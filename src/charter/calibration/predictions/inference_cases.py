@@ -107,7 +107,7 @@ def stack_of(row: Measurement) -> str:
 
 
 def stored_format(row: Measurement, stack: str) -> StoredFormat:
-    """How the weights are stored, from the dtype as printed; a format of the cache after a plus sign is not one."""
+    """Return how the weights are stored, by the printed dtype; a format of the cache after a plus sign is not one."""
     text = re.split(r"\+", row.dtype.lower())[0].strip()
     text = re.sub(r"(fp8|int8|8-?bit|int4|4-?bit)[ _-]*(kv|cache)\w*", "", text)
     bits_each = re.search(r"(\d(?:\.\d+)?) ?bpw|\b([2367])-?bit", text)

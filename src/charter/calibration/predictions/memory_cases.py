@@ -129,7 +129,7 @@ def sequence_of(row: Measurement, adapter: bool) -> float:
 
 
 def fused_attention(row: Measurement, accelerator: Accelerator | None) -> bool:
-    """Whether attention is fused; blank: yes, on devices whose kernels exist (not V100, T4) and since 2023."""
+    """Return True if attention is fused; blank: yes, on devices whose kernels exist (not V100, T4) and since 2023."""
     if row.flash is not None:
         return bool(row.flash)
     old = accelerator is not None and accelerator.year < 2020
@@ -225,7 +225,7 @@ def _sequence_parallel(row: Measurement, profile: MemoryProfile) -> bool:
 
 
 def zero_of(row: Measurement, profile: MemoryProfile, size: float, adapter: bool) -> ZeroStage:
-    """What is sharded; blank: everything under FSDP, the optimizer under Megatron, under DeepSpeed what a job needs."""
+    """Return what is sharded; blank: all under FSDP, the optimizer under Megatron, under DeepSpeed what a job needs."""
     shard = row.shard.lower()
     printed = re.search(r"(?:zero|stage)[- _]?([0-3])", shard)
     if printed:
@@ -247,8 +247,11 @@ def zero_of(row: Measurement, profile: MemoryProfile, size: float, adapter: bool
 
 
 def recompute_of(row: Measurement, profile: MemoryProfile, size: float, adapter: bool) -> Recompute:
-    """What is recomputed; blank: everything in fine-tuning of all but small models (as the scripts of Trainer, TRL,
-    axolotl, LLaMA-Factory, torchtune and Unsloth ship), attention in Megatron, nothing in litgpt on one device."""
+    """Return what is recomputed, by the column or the habit of the stack.
+
+    Blank: everything in fine-tuning of all but small models (as the scripts of Trainer, TRL, axolotl, LLaMA-Factory,
+    torchtune and Unsloth ship), attention in Megatron, nothing in litgpt on one device.
+    """
     mode = row.recompute.lower()
     if re.search(r"full|block|uniform|layer|checkpoint|^yes|true|unsloth|^1$", mode):
         return Recompute.FULL
@@ -273,10 +276,10 @@ def recompute_share(row: Measurement, architecture: Architecture) -> float:
     every = re.search(r"selective[-_ :]*(\d+)?", row.recompute.lower())
     if every and re.search(r"torchtitan", row.framework.lower()):
         return 1 / int(every[1] or TITAN_SAVED)
-    found = re.search(r"(?:block|full|layers?)\D{0,6}(\d+)", row.recompute.lower())
-    if not found or not re.search(r"block|layer", row.recompute.lower()):
+    block = re.search(r"(?:block|full|layers?)\D{0,6}(\d+)", row.recompute.lower())
+    if not block or not re.search(r"block|layer", row.recompute.lower()):
         return 1.0
-    return min(1.0, int(found[1]) * (row.pp or 1) * (row.vpp or 1) / architecture.num_layers)
+    return min(1.0, int(block[1]) * (row.pp or 1) * (row.vpp or 1) / architecture.num_layers)
 
 
 def _other_roles(row: Measurement, profile: MemoryProfile, size: float) -> float:

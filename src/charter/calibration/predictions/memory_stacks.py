@@ -1,4 +1,4 @@
-"""Which memory profile a printed framework is, and how a source like it reads memory."""
+"""Memory profile of a printed framework, and how a source like it reads memory."""
 
 import re
 from dataclasses import replace
@@ -57,17 +57,17 @@ def profile_of(row: Measurement) -> MemoryProfile:
     text = row.framework.lower()
     shard = row.shard.lower()
     parallel = (row.tp or 1) > 1 or (row.pp or 1) > 1
-    found = next((profile for words, profile in _BY_WORD if re.search(words, text)), None)
-    if found is HUGGINGFACE and shard.startswith("zero"):
+    named = next((profile for words, profile in _BY_WORD if re.search(words, text)), None)
+    if named is HUGGINGFACE and shard.startswith("zero"):
         return DEEPSPEED
-    if found is HUGGINGFACE and "fsdp" in shard:
+    if named is HUGGINGFACE and "fsdp" in shard:
         return FSDP
-    if found is DEEPSPEED and parallel:
+    if named is DEEPSPEED and parallel:
         return MEGATRON_DEEPSPEED
-    if found is DEEPSPEED and not shard and (row.gpus or 1) == 1 and row.adapter in ("lora", "adapter"):
+    if named is DEEPSPEED and not shard and (row.gpus or 1) == 1 and row.adapter in ("lora", "adapter"):
         return HUGGINGFACE
-    if found is not None:
-        return found
+    if named is not None:
+        return named
     if parallel or "dist" in shard:
         return MEGATRON_STACK
     if shard.startswith("zero"):
@@ -116,10 +116,10 @@ def typed_states(row: Measurement, habit: TrainingPrecision) -> TrainingPrecisio
     gradient = BYTES_PER_VALUE.get(row.gradient_dtype)
     master = BYTES_PER_VALUE.get(row.master_dtype)
     moments = [BYTES_PER_VALUE.get(name) for name in row.optimizer_dtype.split("+")]
-    known = [value for value in moments if value is not None]
-    if parameter is None and gradient is None and master is None and not known:
+    typed = [value for value in moments if value is not None]
+    if parameter is None and gradient is None and master is None and not typed:
         return habit
-    states = sum(known) * (2 if len(moments) == 1 else 1) if len(known) == len(moments) else None
+    states = sum(typed) * (2 if len(moments) == 1 else 1) if len(typed) == len(moments) else None
     kept_master = habit.master_bytes if master is None else master
     kept_states = habit.optimizer_bytes - habit.master_bytes if states is None else states
     return replace(
@@ -173,7 +173,7 @@ def unit_bytes(row: Measurement, profile_name: str) -> float:
 
 
 def probe_of(row: Measurement, profile_name: str) -> tuple[bool, bool]:
-    """Whether a figure counts reserved memory, and whether it counts the context.
+    """Return whether a figure counts reserved memory, and whether it counts the context.
 
     By `memory_probe`; where that is unknown litgpt, torchtune and SimuMax read torch's allocated peak, Unsloth the
     reserved one, and the rest `nvidia-smi`.

@@ -1,4 +1,4 @@
-"""Whether a run would have run out of memory: what it needs at the safe end of the interval against the device."""
+"""Verdict on running out of memory: the need at the safe end of the interval against the device."""
 
 import math
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from charter.units import GB
 
 @dataclass(frozen=True, kw_only=True)
 class OomVerdict:
-    """Whether it runs out of memory: `verdict` errs on the safe side and asks the 90th percentile, `p10` the 10th."""
+    """Out-of-memory verdict: `verdict` errs on the safe side and asks the 90th percentile, `p10` the 10th."""
 
     verdict: bool
     p10: bool
@@ -54,8 +54,8 @@ def out_of_memory(row: Measurement) -> OomVerdict:
     what is recomputed, everything is taken to be: only what cannot fit is called out of memory.
     """
     if row.kind == "inference":
-        made = inference_case(row)
-        need, stack, device = inference_need(made.job), made.stack, made.job.accelerator
+        inference = inference_case(row)
+        need, stack, device = inference_need(inference.job), inference.stack, inference.job.accelerator
     else:
         case = training_case(leanest(row))
         need, stack, device = training_need(case.job, case.layout), case.job.profile.name, case.job.accelerator

@@ -121,13 +121,13 @@ def _refit_bytes(row: Measurement, s: RlSetting) -> float:
     A separate engine takes the whole model once. A hybrid engine gathers shards of ZeRO-3 for the rollout and for two
     scoring passes, over the network or, inside a node, over a link that much faster.
     """
-    whole = 2.0 * count_parameters(s.architecture).total
+    model_bytes = 2.0 * count_parameters(s.architecture).total
     if s.stack.resharding:
-        return whole
+        return model_bytes
     if s.devices == 1 or re.search(r"zero-?[012]|ddp|none", row.shard):
         return 0.0
     inside = s.devices <= max(s.accelerator.scaleup_domain, 1)
-    return SHARD_GATHERS * whole * (NETWORK_OVER_LINK if inside else 1.0)
+    return SHARD_GATHERS * model_bytes * (NETWORK_OVER_LINK if inside else 1.0)
 
 
 def _split(row: Measurement, s: RlSetting, *, side: bool) -> tuple[int, float, int]:
@@ -186,14 +186,14 @@ def _update_job(row: Measurement, s: RlSetting, architecture: Architecture, *, t
 def _small_models(row: Measurement, s: RlSetting) -> list[tuple[float, bool]]:
     """Sizes of the value model (trained) and of the reward model (read); blank is as large as the policy for PPO."""
     own = count_parameters(s.architecture).total / 1e9
-    found = []
+    sizes = []
     critic = own if row.critic_params_b is None and s.algorithm.critic else row.critic_params_b
     if critic and s.algorithm.critic:
-        found.append((critic, True))
+        sizes.append((critic, True))
     reward = own if row.reward_params_b is None and s.algorithm.critic else row.reward_params_b
     if reward:
-        found.append((reward, False))
-    return found
+        sizes.append((reward, False))
+    return sizes
 
 
 @lru_cache(maxsize=256)
@@ -227,13 +227,13 @@ def together_in_training(s: RlSetting, devices: int) -> float:
     Judgement: scripts stay far below what would fit for small models, and recompute or offload for large ones.
     """
     parameters = count_parameters(s.architecture).total
-    held = 16.0 * parameters / devices + 4.0 * parameters / max(devices, 1) + 4e9
-    free = max(0.25 * s.accelerator.memory_bytes, 0.9 * s.accelerator.memory_bytes - held)
+    state_bytes = 16.0 * parameters / devices + 4.0 * parameters / max(devices, 1) + 4e9
+    free = max(0.25 * s.accelerator.memory_bytes, 0.9 * s.accelerator.memory_bytes - state_bytes)
     layer = layer_activations(s.architecture, seq_len=s.seq_limit)
     one = layer.bytes_per_token(Layout(), fused_attention=False) * s.seq_limit * s.architecture.num_layers
     return min(max(2.0 * math.sqrt(max(free / one, 1.0)), FEWEST_TOGETHER), MOST_TOGETHER)
 
 
 def _epochs(row: Measurement) -> float:
-    found = re.search(r"(\d+)\s*(?:ppo|inner|update) epochs", row.notes, re.I)
-    return float(found[1]) if found else 1.0
+    match = re.search(r"(\d+)\s*(?:ppo|inner|update) epochs", row.notes, re.I)
+    return float(match[1]) if match else 1.0

@@ -39,9 +39,9 @@ def recompute_of(printed: str) -> Recompute:
 def zero_of(printed: str, *, usual: ZeroStage = ZeroStage.PARAMETERS) -> ZeroStage:
     """The ZeRO stage behind the column, with FSDP as stage 3 and a distributed optimizer as stage 1."""
     lowered = printed.casefold()
-    found = re.search(r"zero[-_ ]?(?:stage)?[-_ ]?([0-3])|stage[-_ ]?([0-3])", lowered)
-    if found:
-        return ZeroStage(int(found[1] or found[2]))
+    stage = re.search(r"zero[-_ ]?(?:stage)?[-_ ]?([0-3])|stage[-_ ]?([0-3])", lowered)
+    if stage:
+        return ZeroStage(int(stage[1] or stage[2]))
     if re.search(r"fsdp|full_shard|hsdp", lowered):
         return ZeroStage.PARAMETERS
     if re.search(r"dist|optim", lowered):
@@ -81,7 +81,7 @@ def printed_layout(
 def _fits(
     architecture: Architecture, name: str, layout: Layout, seq_len: int, rank: int, base_bits: int
 ) -> tuple[bool, float]:
-    """Whether a layout fits, and its bytes."""
+    """Return whether a layout fits, and its bytes."""
     accelerator = accelerators.get(name)
     memory = training_memory(
         architecture,
@@ -108,7 +108,7 @@ def best_layout(
     seconds = update_seconds(job, layouts)
     leanest, least = 0, math.inf
     for index in sorted(range(len(layouts)), key=lambda index: float(seconds.step[index])):
-        held = _fits(
+        verdict = _fits(
             job.architecture,
             job.accelerator.name,
             layouts[index],
@@ -116,10 +116,10 @@ def best_layout(
             round(job.adapter_rank),
             round(job.base_bits),
         )
-        if held[0]:
+        if verdict[0]:
             return (layouts[index], *seconds.at(index))
-        if held[1] < least:
-            leanest, least = index, held[1]
+        if verdict[1] < least:
+            leanest, least = index, verdict[1]
     return (layouts[leanest], *seconds.at(leanest))
 
 
@@ -132,7 +132,7 @@ def _candidates(
 ) -> list[Layout]:
     modes = (Recompute.NONE, Recompute.FULL) if recompute is None else (recompute,)
     contexts = (1, 2, 4) if count_parameters(architecture).total > LONG_MODEL else (1,)
-    made: list[Layout] = []
+    layouts: list[Layout] = []
     for (tensor, pipeline), context in product(_degrees(architecture, accelerator, devices), contexts):
         data = devices // (tensor * pipeline * context)
         for micro in (1, 2, 4, 8):
@@ -150,8 +150,8 @@ def _candidates(
                 micro_batch=micro,
                 accumulation=max(1, math.ceil(sequences / (data * micro))),
             )
-            made += [replace(base, recompute=mode) for mode in modes]
-    return made
+            layouts += [replace(base, recompute=mode) for mode in modes]
+    return layouts
 
 
 def _chunks(architecture: Architecture, pipeline: int) -> int:

@@ -1,4 +1,4 @@
-"""What a row of reinforcement learning says of a step: model, algorithm, lengths, answers."""
+"""Setting of a step of reinforcement learning, from its row: model, algorithm, lengths, answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ USUAL_SAMPLES = 512.0
 
 @dataclass(frozen=True, kw_only=True)
 class RlSetting:
-    """What a row says of a step, gaps filled."""
+    """Step of reinforcement learning as a row describes it, gaps filled."""
 
     architecture: Architecture
     accelerator: Accelerator
@@ -46,7 +46,7 @@ class RlSetting:
 
 
 def rl_setting(row: Measurement, *, samples: float | None = None) -> RlSetting:
-    """What the row says of a step."""
+    """Return what the row says of a step."""
     architecture = architecture_of(row)
     accelerator = in_node_of(accelerator_of(row), row.gpus_per_node)
     devices = row.gpus or _devices_in(row)
@@ -69,9 +69,9 @@ def rl_setting(row: Measurement, *, samples: float | None = None) -> RlSetting:
 
 
 def _devices_in(row: Measurement) -> int:
-    found = re.search(r"\b(\d{1,5})\s*x?\s*(?:A100|H100|H800|H200|B200|GB200|V100|MI300X|GPUs?\b|TPU)", row.notes)
-    if found:
-        return int(found[1])
+    match = re.search(r"\b(\d{1,5})\s*x?\s*(?:A100|H100|H800|H200|B200|GB200|V100|MI300X|GPUs?\b|TPU)", row.notes)
+    if match:
+        return int(match[1])
     degrees = [row.tp, row.pp, row.cp, row.dp]
     if any(degrees):
         return math.prod(degree or 1 for degree in degrees)
@@ -84,8 +84,8 @@ def _samples(row: Measurement) -> float:
         return row.samples_per_step
     if row.gbs:
         return row.gbs
-    found = re.search(r"(?:rollout|train|global)?\s*batch(?: size)?\s*(?:of|=|:)?\s*(\d[\d,]*)", row.notes, re.I)
-    prompts = float(found[1].replace(",", "")) if found else 0.0
+    match = re.search(r"(?:rollout|train|global)?\s*batch(?: size)?\s*(?:of|=|:)?\s*(\d[\d,]*)", row.notes, re.I)
+    prompts = float(match[1].replace(",", "")) if match else 0.0
     return prompts * (row.n_generations or 1) if prompts else USUAL_SAMPLES
 
 
@@ -96,9 +96,9 @@ def _lengths(row: Measurement) -> tuple[float, ResponseLengths, float]:
         if row.mean_len and row.mean_len < row.isl + row.osl:
             lengths = ResponseLengths(mean=max(1.0, row.mean_len - row.isl), limit=row.osl, spread=USUAL_SPREAD)
         return row.isl, lengths, row.isl + row.osl
-    whole = row.mean_len or (math.sqrt(min(SHORTEST_MEAN, row.seq) * row.seq) if row.seq else 0.0) or 1024.0
-    limit = float(row.seq or 2 * whole)
-    prompt = row.isl or PROMPT_SHARE * whole
+    total = row.mean_len or (math.sqrt(min(SHORTEST_MEAN, row.seq) * row.seq) if row.seq else 0.0) or 1024.0
+    limit = float(row.seq or 2 * total)
+    prompt = row.isl or PROMPT_SHARE * total
     most = row.osl or max(1.0, limit - prompt)
-    mean = min(most, max(1.0, whole - prompt))
+    mean = min(most, max(1.0, total - prompt))
     return prompt, ResponseLengths(mean=mean, limit=most, spread=USUAL_SPREAD), limit

@@ -38,7 +38,7 @@ ONCE_PER_STEP = (
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateJob:
-    """What is trained, on what, by which stack."""
+    """Training of one role: the model, its accelerator and its stack."""
 
     architecture: Architecture
     accelerator: Accelerator

@@ -141,8 +141,8 @@ def _usual_length(row: Measurement, a: Architecture) -> int:
 
 
 def _devices_in_notes(row: Measurement) -> int | None:
-    found = re.search(r"\b(\d{2,5})\s*(?:x\s*)?(?:A100|H100|H800|H200|B200|V100|MI250X|MI300X|GPUs?\b|TPU)", row.notes)
-    return int(found[1]) if found else None
+    match = re.search(r"\b(\d{2,5})\s*(?:x\s*)?(?:A100|H100|H800|H200|B200|V100|MI250X|MI300X|GPUs?\b|TPU)", row.notes)
+    return int(match[1]) if match else None
 
 
 def _devices(architecture: Architecture) -> int:
@@ -174,8 +174,8 @@ def _rl_run(row: Measurement, price: float) -> RunCase:
     setting = rl_setting(row)
     metric, scale = run_metric(row) or (row.metric, 1.0)
     total = _answers(row, setting)
-    known = row.samples_per_step or row.gbs or (setting.samples if setting.stack.resharding else None)
-    samples = known or _largest_step(row, setting, total)
+    stated = row.samples_per_step or row.gbs or (setting.samples if setting.stack.resharding else None)
+    samples = stated or _largest_step(row, setting, total)
     setting = rl_setting(row, samples=min(samples, total))
     return RunCase(
         stack=setting.stack.label,

@@ -1,4 +1,4 @@
-"""What notes and public model cards say of a run: tokens, samples, steps, epochs, price."""
+"""Facts of a run in notes and public model cards: tokens, samples, steps, epochs, price."""
 
 from __future__ import annotations
 
@@ -102,10 +102,10 @@ def amount(text: str, noun: str) -> float | None:
     >>> amount("trained on 15 trillion tokens", "tokens"), amount("no number", "steps")
     (15000000000000.0, None)
     """
-    found = re.search(rf"{_NUMBER}\s*(?:of\s+|training\s+|optimizer\s+|unique\s+)*(?:{noun})\b", text, re.I)
-    if not found:
+    match = re.search(rf"{_NUMBER}\s*(?:of\s+|training\s+|optimizer\s+|unique\s+)*(?:{noun})\b", text, re.I)
+    if not match:
         return None
-    return float(found[1].replace(",", "")) * _UNITS[(found[2] or "").casefold()]
+    return float(match[1].replace(",", "")) * _UNITS[(match[2] or "").casefold()]
 
 
 def tokens_of(row: Measurement) -> float | None:
@@ -134,8 +134,8 @@ def batch_tokens_of(row: Measurement) -> float | None:
     >>> batch_tokens_of(Measurement(id="X-1", metric="gpu_hours", value=1.0, notes="seq 2048, batch 4M tokens"))
     4000000.0
     """
-    found = re.search(r"batch(?: size)?(?: of)?\s*[~=:]?\s*" + _NUMBER + r"\s*tok", row.notes, re.I)
-    return float(found[1].replace(",", "")) * _UNITS[(found[2] or "").casefold()] if found else None
+    match = re.search(r"batch(?: size)?(?: of)?\s*[~=:]?\s*" + _NUMBER + r"\s*tok", row.notes, re.I)
+    return float(match[1].replace(",", "")) * _UNITS[(match[2] or "").casefold()] if match else None
 
 
 def usd_per_accelerator_hour(row: Measurement, accelerator: Accelerator) -> float | None:

@@ -82,12 +82,12 @@ class RunTotal:
 def _phases(cases: Sequence[RlCase | None]) -> RlPhases:
     """Phases of those that have any, spread over all rows."""
     places = [index for index, case in enumerate(cases) if case is not None]
-    found = phases_of([case for case in cases if case is not None]) if places else None
+    phases = phases_of([case for case in cases if case is not None]) if places else None
     columns = {}
     for name in RlPhases.__dataclass_fields__:
         column = np.zeros(len(cases))
-        if found is not None:
-            column[places] = getattr(found, name)
+        if phases is not None:
+            column[places] = getattr(phases, name)
         columns[name] = array(column)
     return RlPhases(**columns)
 

@@ -1,4 +1,4 @@
-"""Which stack profile a framework is, from its name as sources print it."""
+"""Stack profile of a framework, from its name as sources print it."""
 
 import re
 from typing import TYPE_CHECKING

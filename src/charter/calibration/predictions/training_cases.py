@@ -114,25 +114,25 @@ def training_case(row: Measurement) -> TrainingCase:
 
 
 def _metric(row: Measurement) -> str:
-    found = training_metric(row) or ""
-    if found == "step":
+    counted = training_metric(row) or ""
+    if counted == "step":
         return "step_time_s"
-    return "tokens_per_s_per_gpu" if found.endswith("per gpu") else "tokens_per_s_total"
+    return "tokens_per_s_per_gpu" if counted.endswith("per gpu") else "tokens_per_s_total"
 
 
 def _counted(row: Measurement, sequences: float, tokens: float) -> float:
-    """What a rate of the row counts in one step: its tokens, its samples, or the step itself."""
-    found = training_metric(row) or ""
-    if found.startswith("samples"):
+    """Return what a rate of the row counts in one step: its tokens, its samples, or the step itself."""
+    unit = training_metric(row) or ""
+    if unit.startswith("samples"):
         return sequences
-    return 1.0 if found.startswith("steps") else sequences * tokens
+    return 1.0 if unit.startswith("steps") else sequences * tokens
 
 
 def _network(row: Measurement, accelerator: Accelerator) -> float | None:
     """Of a node, as printed; a cluster that does not say has no workstation's network card."""
-    found = node_network(row.interconnect, row.gpus_per_node or accelerator.devices_per_node)
-    known = accelerator.scaleout_bytes_per_second_per_node
-    return found or (LEAST_CLUSTER_NETWORK if known and known < LEAST_CLUSTER_NETWORK else None)
+    printed = node_network(row.interconnect, row.gpus_per_node or accelerator.devices_per_node)
+    usual = accelerator.scaleout_bytes_per_second_per_node
+    return printed or (LEAST_CLUSTER_NETWORK if usual and usual < LEAST_CLUSTER_NETWORK else None)
 
 
 def _sequence(row: Measurement) -> float:

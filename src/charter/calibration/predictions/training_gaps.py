@@ -1,4 +1,4 @@
-"""What a measured training step leaves unsaid: parallel degrees, ZeRO stage, batches, recomputation.
+"""Gaps of a measured training step: parallel degrees, ZeRO stage, batches, recomputation.
 
 The rules are the habits of the stacks (their default recipes, from memory), and a rough memory estimate that says what
 fits."""
@@ -55,7 +55,7 @@ class Job:
 
     @property
     def trained(self) -> bool:
-        """Whether all parameters are trained."""
+        """Return True if all parameters are trained."""
         return self.row.adapter in ("", "full") and self.row.kind != "lora"
 
 
@@ -98,8 +98,8 @@ def _zero_bubble(row: Measurement) -> bool:
 
 def _devices(row: Measurement) -> int | None:
     """Accelerators as printed, or as the name of the accelerator counts them (`8x H100`)."""
-    found = re.match(r"(\d{1,5})\s*[x*]\s*[a-z]", row.gpu.casefold())
-    return row.gpus or (int(found[1]) if found else None)
+    match = re.match(r"(\d{1,5})\s*[x*]\s*[a-z]", row.gpu.casefold())
+    return row.gpus or (int(match[1]) if match else None)
 
 
 def _experts(job: Job) -> int:
@@ -134,16 +134,16 @@ def _chunks(layers: int, pipeline: int) -> int:
     if pipeline == 1 or units % pipeline:
         return 1
     each = units // pipeline
-    found = next(count for count in range(min(each, MOST_CHUNKS), 0, -1) if each % count == 0)
-    return each if found == 1 else found
+    divisor = next(count for count in range(min(each, MOST_CHUNKS), 0, -1) if each % count == 0)
+    return each if divisor == 1 else divisor
 
 
 def zero_stage(job: Job, data: int) -> ZeroStage:
     """The stage printed; else the stack's habit: distributed optimizer, FSDP, or DeepSpeed's usual files."""
     text, deepspeed = job.row.shard.casefold(), "deepspeed" in job.row.framework.casefold()
-    found = re.search(r"(?:zero|stage)[-_ ]*(\d)", text)
-    if found:
-        return ZeroStage(min(3, int(found[1])))
+    printed = re.search(r"(?:zero|stage)[-_ ]*(\d)", text)
+    if printed:
+        return ZeroStage(min(3, int(printed[1])))
     if any(word in text for word in ("fsdp", "shard", "hybrid", "full")):
         return ZeroStage.PARAMETERS
     if "dist" in text and "data" not in text:
@@ -248,8 +248,8 @@ def _state_bytes(job: Job, layout: Layout) -> float:
     if not job.trained:
         return 2.0 * (dense + experts) / (ranks if layout.zero >= ZeroStage.PARAMETERS else 1)
     owner = max(1.0, ranks / layout.expert)
-    kept, divided = {0: (18.0, 0.0), 1: (6.0, 12.0), 2: (2.0, 16.0), 3: (0.0, 18.0)}[int(layout.zero)]
-    return (kept + divided / ranks) * dense + (kept + divided / owner) * experts
+    replicated, divided = {0: (18.0, 0.0), 1: (6.0, 12.0), 2: (2.0, 16.0), 3: (0.0, 18.0)}[int(layout.zero)]
+    return (replicated + divided / ranks) * dense + (replicated + divided / owner) * experts
 
 
 def _activation_bytes(job: Job, layout: Layout) -> float:
@@ -267,5 +267,5 @@ def _activation_bytes(job: Job, layout: Layout) -> float:
     tokens, layers = job.seq / layout.context, a.num_layers / layout.pipeline
     in_flight = layout.pipeline + (layout.pipeline - 1) / layout.interleave
     replicated = own / (layout.tensor if layout.sequence_parallel else 1)
-    kept = tokens * (replicated + (divided + scores) / layout.tensor)
-    return kept * layers * in_flight + 6.0 * tokens * a.vocab_size / layout.tensor
+    layer_bytes = tokens * (replicated + (divided + scores) / layout.tensor)
+    return layer_bytes * layers * in_flight + 6.0 * tokens * a.vocab_size / layout.tensor

@@ -29,34 +29,34 @@ def accelerator_of(row: Measurement) -> Accelerator:
     memory = row.mem_gb or _memory_in_name(row.gpu)
     for name in _spellings(row.gpu, memory):
         try:
-            found = accelerators.get(name)
+            device = accelerators.get(name)
         except UsageError:
             continue
-        return _with_memory(found, _by_memory(row.gpu, memory), memory)
+        return _with_memory(device, _by_memory(row.gpu, memory), memory)
     near = _by_memory(row.gpu, memory)
     if near is not None:
         return near
-    known = ", ".join(item.name for item in accelerators.catalog())
-    raise Refusal(f"no accelerator of the catalog is called {row.gpu!r}; known are {known}")
+    names = ", ".join(item.name for item in accelerators.catalog())
+    raise Refusal(f"no accelerator of the catalog is called {row.gpu!r}; known are {names}")
 
 
 def _as_typed(row: Measurement) -> Accelerator:
     """The catalog's device with the memory, the bandwidth and the power that a row types for its own."""
     plain_row = replace(row, device_hbm_gb=None, device_hbm_tb_per_s=None, device_power_watts=None, mem_gb=None)
-    known = accelerator_of(plain_row)
+    device = accelerator_of(plain_row)
     return replace(
-        known,
-        memory_bytes=row.device_hbm_gb * GB if row.device_hbm_gb else known.memory_bytes,
+        device,
+        memory_bytes=row.device_hbm_gb * GB if row.device_hbm_gb else device.memory_bytes,
         memory_bytes_per_second=(
-            row.device_hbm_tb_per_s * 1e12 if row.device_hbm_tb_per_s else known.memory_bytes_per_second
+            row.device_hbm_tb_per_s * 1e12 if row.device_hbm_tb_per_s else device.memory_bytes_per_second
         ),
-        tdp_watts=row.device_power_watts or known.tdp_watts,
-        memory_is_reported=row.device_hbm_gb is None and known.memory_is_reported,
+        tdp_watts=row.device_power_watts or device.tdp_watts,
+        memory_is_reported=row.device_hbm_gb is None and device.memory_is_reported,
     )
 
 
 def _spellings(name: str, memory: float | None) -> tuple[str, ...]:
-    """What to look up, the most exact first: with the memory, as printed, without trailing memory or count."""
+    """Return what to look up, the most exact first: with the memory, as printed, without trailing memory or count."""
     stem = re.sub(r"[-_ ]*\d+(?:\.\d+)?\s*(?:GB|GiB|G)\b", "", name, flags=re.IGNORECASE).strip()
     stem = re.sub(r"^\d+\s*[x*]\s*", "", stem, flags=re.IGNORECASE)
     stem = re.sub(r"^(?:nvidia[- ])?(?:DGX|HGX|HPU|XPU|NPU)[- ]", "", stem, flags=re.IGNORECASE)
@@ -109,8 +109,8 @@ def _with_memory(found: Accelerator, near: Accelerator | None, memory: float | N
 
 
 def _memory_in_name(name: str) -> float | None:
-    found = re.search(r"(\d+(?:\.\d+)?)\s*(?:GB|GiB|G)\b", name, flags=re.IGNORECASE)
-    return float(found[1]) if found else None
+    match = re.search(r"(\d+(?:\.\d+)?)\s*(?:GB|GiB|G)\b", name, flags=re.IGNORECASE)
+    return float(match[1]) if match else None
 
 
 _ANONYMOUS: Mapping[str, str] = {"24": "RTX3090", "40": "A100-SXM-40GB", "48": "RTX-A6000", "80": "A100-SXM-80GB"}
@@ -131,5 +131,5 @@ def _by_memory(name: str, memory: float | None) -> Accelerator | None:
 
 
 def _is_variant(name: str, stem: str) -> bool:
-    """Whether a catalog name is the stem with more behind it, and not a longer number (H20, H200)."""
+    """Return True if a catalog name is the stem with more behind it, and not a longer number (H20, H200)."""
     return name.startswith(stem) and not name[len(stem) : len(stem) + 1].isdigit()

@@ -42,23 +42,23 @@ def architecture_of(row: Measurement) -> Architecture:
     >>> architecture_of(row).num_layers, architecture_of(row).kv_heads
     (12, 8)
     """
-    known = _known(row)
-    if known is None and (row.hidden is None or row.layers is None):
-        known = _of_size(row)
-    base = plain_architecture(row) if known is None else known
+    relative = _known(row)
+    if relative is None and (row.hidden is None or row.layers is None):
+        relative = _of_size(row)
+    base = plain_architecture(row) if relative is None else relative
     shape = _with_columns(base, row)
-    shape = _with_attention(shape, row, known)
+    shape = _with_attention(shape, row, relative)
     shape = _with_mixture(shape, row)
     shape = _with_state_space(shape, row)
-    return fit_to_size(shape, row, known=known is not None)
+    return fit_to_size(shape, row, known=relative is not None)
 
 
 def _known(row: Measurement) -> Architecture | None:
     """The catalog model of the row's name, unless the row's columns say that it is another one."""
-    found = model_named(row.model)
-    if found is None:
+    catalog_model = model_named(row.model)
+    if catalog_model is None:
         return None
-    shape = found.architecture
+    shape = catalog_model.architecture
     for column, own in ((row.hidden, shape.hidden_size), (row.ffn, shape.intermediate_size)):
         if column is not None and column != own:
             return None
@@ -105,7 +105,7 @@ def _with_columns(base: Architecture, row: Measurement) -> Architecture:
 
 
 def _with_attention(shape: Architecture, row: Measurement, known: Architecture | None) -> Architecture:
-    """What the column `attention` adds to a model that the catalog does not describe."""
+    """Return the model with what the column `attention` adds where the catalog does not describe it."""
     kind = row.attention.casefold()
     if kind == "mqa" and row.kv_heads is None and known is None:
         return replace(shape, num_kv_heads=1)
@@ -132,9 +132,9 @@ def _latent(shape: Architecture) -> LatentAttention:
 def _with_mixture(shape: Architecture, row: Measurement) -> Architecture:
     if not row.n_experts:
         return shape
-    known = shape.mixture
-    width = row.expert_ffn or (known.expert_intermediate_size if known else shape.intermediate_size)
-    base = known or MixtureOfExperts(num_experts=row.n_experts, experts_per_token=1, expert_intermediate_size=width)
+    mixture = shape.mixture
+    width = row.expert_ffn or (mixture.expert_intermediate_size if mixture else shape.intermediate_size)
+    base = mixture or MixtureOfExperts(num_experts=row.n_experts, experts_per_token=1, expert_intermediate_size=width)
     own: dict[str, Any] = {
         "num_experts": row.n_experts,
         "experts_per_token": row.n_active_experts,

@@ -27,8 +27,8 @@ def node_network(text: str, accelerators_per_node: int) -> float | None:
         return float(cards[1]) * float(cards[2]) * GB / BITS_PER_BYTE
     rate = _RATE.search(plain)
     if rate:
-        whole = float(rate[1]) * (1000.0 if rate[2].casefold() == "t" else 1.0) * GB / BITS_PER_BYTE
-        return whole * (accelerators_per_node if "per gpu" in plain.casefold() else 1)
+        bytes_per_second = float(rate[1]) * (1000.0 if rate[2].casefold() == "t" else 1.0) * GB / BITS_PER_BYTE
+        return bytes_per_second * (accelerators_per_node if "per gpu" in plain.casefold() else 1)
     for name, gigabits in _INFINIBAND.items():
         if name in plain.casefold():
             return gigabits * accelerators_per_node * GB / BITS_PER_BYTE

@@ -159,7 +159,7 @@ def read_measurements(path: Path) -> tuple[Measurement, ...]:
 
 def parse(rows: Iterable[Mapping[str, Any]], file: str) -> tuple[Measurement, ...]:
     """Typed rows. A row without id, metric or value is an error (all of a file at once); other bad cells go with it."""
-    made, errors = [], []
+    typed, errors = [], []
     for number, cells in enumerate(rows, start=2):
         values: dict[str, Any] = {}
         problems = []
@@ -175,10 +175,10 @@ def parse(rows: Iterable[Mapping[str, Any]], file: str) -> tuple[Measurement, ..
         if missing:
             errors += problems or [f"line {number}: {', '.join(missing)} missing"]
         else:
-            made.append(Measurement(**settled(values), problems=tuple(problems)))
+            typed.append(Measurement(**settled(values), problems=tuple(problems)))
     if errors:
         raise DataError("\n".join(f"{file}, {error}" for error in errors))
-    return tuple(made)
+    return tuple(typed)
 
 
 def _cell(column: str, text: Any) -> Any:

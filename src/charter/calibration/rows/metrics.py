@@ -31,7 +31,7 @@ _PHASES: tuple[tuple[str, str], ...] = (
 
 
 def in_milliseconds(row: Measurement) -> bool:
-    """Whether a time is printed in milliseconds, by metric or unit.
+    """Return True if a time is printed in milliseconds, by metric or unit.
 
     >>> in_milliseconds(Measurement(id="X-1", metric="step_time_ms", value=1.0))
     True
@@ -48,13 +48,13 @@ def training_metric(row: Measurement) -> str | None:
     """
     if _STEP.fullmatch(row.metric):
         return "step"
-    found = _RATE.fullmatch(row.metric)
-    if not found or found["what"] == "requests":
+    match = _RATE.fullmatch(row.metric)
+    if not match or match["what"] == "requests":
         return None
     unit = row.unit.casefold()
     bare_of_one = "_total" not in row.metric and re.search(r"/\s*(gpu|device|chip|card|s/gpu)", unit)
-    what = "tokens" if found["what"] == "tokens" else "steps" if found["what"][:2] in ("st", "it") else "samples"
-    return f"{what} per gpu" if found["one"] or found["after"] or bare_of_one else what
+    what = "tokens" if match["what"] == "tokens" else "steps" if match["what"][:2] in ("st", "it") else "samples"
+    return f"{what} per gpu" if match["one"] or match["after"] or bare_of_one else what
 
 
 def run_metric(row: Measurement) -> tuple[str, float] | None:
@@ -79,12 +79,12 @@ def rl_metric(row: Measurement) -> str | None:
         return "answers"
     if re.fullmatch(rf"total_tokens_{_PER_SECOND}\w*", row.metric):
         return "tokens"
-    found = training_metric(row)
-    return None if found is None or "steps" in found else found.removesuffix(" per gpu")
+    counted = training_metric(row)
+    return None if counted is None or "steps" in counted else counted.removesuffix(" per gpu")
 
 
 def compares_pairs(row: Measurement) -> bool:
-    """Whether fine-tuning reads two answers per sample (DPO and its relatives), as its notes or names say.
+    """Return True if fine-tuning reads two answers per sample (DPO and its relatives), by its notes or names.
 
     >>> compares_pairs(Measurement(id="X-1", metric="step_time_s", value=1.0, kind="sft", framework="TRL DPOTrainer"))
     True
@@ -93,7 +93,7 @@ def compares_pairs(row: Measurement) -> bool:
 
 
 def needs_reference(row: Measurement) -> bool:
-    """Whether a frozen copy scores the pairs too (not in ORPO, SimPO and CPO)."""
+    """Return True if a frozen copy scores the pairs too (not in ORPO, SimPO and CPO)."""
     return not re.search(r"orpo|simpo|\bcpo", _words(row))
 
 

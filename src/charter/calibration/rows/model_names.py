@@ -41,12 +41,12 @@ def model_named(name: str) -> CatalogModel | None:
     True
     """
     short, *parts = _parts(name)
-    whole = tokens(short)
-    for words in (whole, *(tokens(part) for part in parts)):
-        found = _match(words, sized=_has_size(whole))
-        if found is not None:
-            return found
-    return _match_with_gaps(whole)
+    all_words = tokens(short)
+    for words in (all_words, *(tokens(part) for part in parts)):
+        match = _match(words, sized=_has_size(all_words))
+        if match is not None:
+            return match
+    return _match_with_gaps(all_words)
 
 
 def tokens(name: str) -> Tokens:
@@ -55,22 +55,22 @@ def tokens(name: str) -> Tokens:
     >>> tokens("Qwen3_30B_a3B"), tokens("DeepSeek V3") == tokens("DeepSeekV3"), tokens("Pythia-1.0B")
     (('qwen', '3', '30', 'b', 'a', '3', 'b'), True, ('pythia', '1', 'b'))
     """
-    made: list[str] = []
+    words: list[str] = []
     joinable = False
     for piece in _PIECE.findall(name.casefold()):
         if piece in _NOISE:
             continue
         if not piece[0].isdigit():
-            unit = bool(made) and made[-1][0].isdigit() and piece in _UNITS
+            unit = bool(words) and words[-1][0].isdigit() and piece in _UNITS
             if joinable and not unit:
-                made[-1] += piece
+                words[-1] += piece
             else:
-                made.append(piece)
+                words.append(piece)
             joinable = not unit
             continue
-        made.append(f"{float(piece):g}")
+        words.append(f"{float(piece):g}")
         joinable = False
-    return tuple(made)
+    return tuple(words)
 
 
 def size_in_name(name: str) -> float | None:
@@ -79,9 +79,9 @@ def size_in_name(name: str) -> float | None:
     >>> size_in_name("OPT-350M reward"), size_in_name("13B (FasterTransformer)"), size_in_name("Mixtral 8x7B")
     (0.35, 13.0, None)
     """
-    found = tokens(re.sub(r"(?<![a-z])a\d+(?:\.\d+)?b\b", " ", name.casefold()))
-    for position, (number, unit) in enumerate(pairwise(found)):
-        if number[0].isdigit() and unit in _UNITS and (position == 0 or found[position - 1] not in ("x", "a")):
+    words = tokens(re.sub(r"(?<![a-z])a\d+(?:\.\d+)?b\b", " ", name.casefold()))
+    for position, (number, unit) in enumerate(pairwise(words)):
+        if number[0].isdigit() and unit in _UNITS and (position == 0 or words[position - 1] not in ("x", "a")):
             return round(float(number) * _UNITS[unit], 6)
     return None
 
@@ -98,12 +98,12 @@ def family_of(name: str) -> str:
 
 def layers_in_name(name: str) -> int | None:
     """Layers a shortened model states (`llama3_70b-12layers`), None where it states none."""
-    found = re.search(r"(\d+)[-_ ]*layers?\b", name.casefold())
-    return int(found[1]) if found else None
+    match = re.search(r"(\d+)[-_ ]*layers?\b", name.casefold())
+    return int(match[1]) if match else None
 
 
 def is_sparse_name(name: str) -> bool:
-    """Whether a name states active parameters or experts (`35B-A3B`, `8x7B`, `17B-16E`).
+    """Return True if a name states active parameters or experts (`35B-A3B`, `8x7B`, `17B-16E`).
 
     >>> is_sparse_name("Qwen3.5-35B-A3B"), is_sparse_name("Mixtral 8x7B"), is_sparse_name("OPT-13B")
     (True, True, False)
@@ -117,8 +117,8 @@ def active_in_name(name: str) -> float | None:
     >>> active_in_name("ERNIE-4.5-300B-A47B"), active_in_name("Mixtral 8x7B")
     (47.0, None)
     """
-    found = re.search(r"(?<![a-z])a(\d+(?:\.\d+)?)b\b", name.casefold())
-    return float(found[1]) if found else None
+    match = re.search(r"(?<![a-z])a(\d+(?:\.\d+)?)b\b", name.casefold())
+    return float(match[1]) if match else None
 
 
 def _parts(name: str) -> tuple[str, ...]:

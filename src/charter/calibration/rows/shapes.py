@@ -117,9 +117,9 @@ def architecture_of_size(billions: float, name: str = "") -> Architecture:
     target, family = billions * 1e9, family_of(name)
     for wanted, nearest in ((family, RELATIVE_SIZE), ("llama", SAME_SIZE)):
         alike = [shape for first, shape in _dense_catalog() if wanted and first == wanted]
-        found = min(alike, key=lambda shape: _distance(shape, target), default=None)
-        if found is not None and _distance(found, target) < nearest:
-            return with_size(found, target)
+        relative = min(alike, key=lambda shape: _distance(shape, target), default=None)
+        if relative is not None and _distance(relative, target) < nearest:
+            return with_size(relative, target)
     return _scaled_llama(target)
 
 
@@ -133,9 +133,9 @@ def sparse_relative(billions: float, name: str) -> Architecture | None:
     family, target = family_of(name), billions * 1e9
     alike = [shape for first, shape in _family_catalog() if family and first.startswith(family)]
     alike += [shape for first, shape in _family_catalog() if len(first) > 3 and family.startswith(first)]
-    found = min(alike, key=lambda shape: _distance(shape, target), default=None)
-    close = found is not None and found.mixture is not None and _distance(found, target) < NOMINAL_SIZE
-    return found if close else None
+    relative = min(alike, key=lambda shape: _distance(shape, target), default=None)
+    close = relative is not None and relative.mixture is not None and _distance(relative, target) < NOMINAL_SIZE
+    return relative if close else None
 
 
 def sparse_of_size(billions: float, active: float) -> Architecture:
@@ -150,12 +150,12 @@ def sparse_of_size(billions: float, active: float) -> Architecture:
         share = math.log(count.active / count.total / (active / billions))
         return 0.3 * _distance(shape, billions * 1e9) + abs(share)
 
-    found = min((shape for _, shape in _family_catalog() if shape.mixture), key=distance)
-    count = count_parameters(found)
-    if _distance(found, billions * 1e9) < NOMINAL_SIZE:
-        return found
-    layers = (billions * 1e9 - (count.total - count.layers)) / (count.layers / found.num_layers)
-    return deepened(found, max(2, round(layers)))
+    relative = min((shape for _, shape in _family_catalog() if shape.mixture), key=distance)
+    count = count_parameters(relative)
+    if _distance(relative, billions * 1e9) < NOMINAL_SIZE:
+        return relative
+    layers = (billions * 1e9 - (count.total - count.layers)) / (count.layers / relative.num_layers)
+    return deepened(relative, max(2, round(layers)))
 
 
 def deepened(shape: Architecture, layers: int) -> Architecture:

@@ -43,7 +43,7 @@ def kind_of(printed: str) -> str:
 
 
 def adapter_of(printed: str, *, kind: str) -> str:
-    """What is trained: `full`, `lora`, `qlora` or the adapter's own name; rows of kind lora train adapters.
+    """Return what is trained: `full`, `lora`, `qlora` or the adapter's own name; rows of kind lora train adapters.
 
     >>> adapter_of("QLoRA (nf4)", kind="lora"), adapter_of("Full-parameter", kind="sft")
     ('qlora', 'full')
@@ -53,9 +53,9 @@ def adapter_of(printed: str, *, kind: str) -> str:
     plain = printed.casefold().strip()
     if not plain:
         return "lora" if kind == "lora" else ""
-    found = next((spelt for words, spelt in _ADAPTERS if re.search(words, plain)), "")
-    if found:
-        return found
+    spelling = next((spelt for words, spelt in _ADAPTERS if re.search(words, plain)), "")
+    if spelling:
+        return spelling
     return "lora" if re.search(r"lora|dora", plain) else plain
 
 
@@ -74,7 +74,7 @@ def recompute_of(printed: str) -> str:
 
 
 def offload_of(printed: str, *, shard: str, framework: str) -> str:
-    """What is kept in host memory; a bare yes or `cpu` is the optimizer, with parameters where those are sharded.
+    """Return what is in host memory; a bare yes or `cpu` is the optimizer, with parameters where those are sharded.
 
     >>> offload_of("cpu", shard="zero3", framework=""), offload_of("", shard="ZeRO-Offload", framework="")
     ('optimizer+params', 'optimizer')
