@@ -68,7 +68,7 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What one evaluation says of its policy."""
+    """Answer of one evaluation about its policy."""
 
     stage: str
     comparisons: tuple[Comparison, ...]

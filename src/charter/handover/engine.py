@@ -1,4 +1,4 @@
-"""What Charter knows of an engine that stages are handed over to."""
+"""Engines that stages are handed over to, as Charter knows them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -19,8 +19,8 @@ def handover_engine(name: str) -> HandoverEngine:
     for engine in HANDOVER_ENGINES:
         if engine.name == name:
             return engine
-    known = ", ".join(engine.name for engine in HANDOVER_ENGINES)
-    raise UsageError(f"no stage can be handed over to {name!r}; the engines are {known}")
+    names = ", ".join(engine.name for engine in HANDOVER_ENGINES)
+    raise UsageError(f"no stage can be handed over to {name!r}; the engines are {names}")
 
 
 def check_kind(name: str, engine_name: str, kind: str) -> None:

@@ -33,7 +33,7 @@ CHARTERS_OWN: dict[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class MappedField:
-    """What became of one field."""
+    """Outcome of mapping one field."""
 
     field: str
     """`stage.learning_rate`, `layout.tensor`, `seed`."""
@@ -131,15 +131,15 @@ class FieldMapper:
         """All rows in the order of the file; raises a `SpecError` with everything that was refused."""
         wanted = fields_of(self.handover.stage)
         refused = {_field_of(problem, self.handover.name) for problem in self.problems}
-        told = {row.field for row in self.rows}
-        assert told | refused >= set(wanted), f"not mapped: {sorted(set(wanted) - told - refused)}"
+        mapped = {row.field for row in self.rows}
+        assert mapped | refused >= set(wanted), f"not mapped: {sorted(set(wanted) - mapped - refused)}"
         if self.problems:
             raise SpecError(self.problems)
         order = {name: index for index, name in enumerate(wanted)}
         return tuple(sorted(self.rows, key=lambda row: order[row.field]))
 
     def _add(self, row: MappedField) -> None:
-        if all(known.field != row.field for known in self.rows):
+        if all(earlier.field != row.field for earlier in self.rows):
             self.rows.append(row)
 
 

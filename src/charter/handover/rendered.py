@@ -1,4 +1,4 @@
-"""What a renderer returns: files, a command, the mapping, and what can be relied on when it is resumed."""
+"""Output of a renderer: files, a command, the mapping, and what can be relied on when it is resumed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ run. `same_data_order`: every row is seen once and in order, numbers may differ.
 
 @dataclass(frozen=True, kw_only=True)
 class Resume:
-    """What holds when a run of this engine is killed and goes on from its own checkpoint."""
+    """Guarantee of a run of this engine that is killed and goes on from its own checkpoint."""
 
     guarantee: Guarantee
     reason: str

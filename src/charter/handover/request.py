@@ -1,4 +1,4 @@
-"""What is handed over to an engine: one stage, laid out on its accelerators, with the places of what it reads."""
+"""Handover of one stage to an engine: laid out on its accelerators, with the places of what it reads."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ class RolesTogether:
 
 @dataclass(frozen=True, kw_only=True)
 class RlPlacement:
-    """Where the roles of a reinforcement-learning stage run."""
+    """Placement of the roles of a reinforcement-learning stage."""
 
     arrangement: Arrangement = "colocated"
     groups: tuple[RolesTogether, ...] = ()
@@ -36,7 +36,7 @@ class RlPlacement:
 
 @dataclass(frozen=True, kw_only=True)
 class HandoverPaths:
-    """Where things lie, as the engine will see them."""
+    """Paths as the engine will see them."""
 
     work: str
     """Directory that the engine runs in: its configuration files, and what it writes."""
@@ -77,7 +77,7 @@ class Handover:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether processors do the work."""
+        """Return True if processors do the work."""
         return self.accelerator == CPU
 
     @property

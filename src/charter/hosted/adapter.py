@@ -1,4 +1,4 @@
-"""What a hosted stage needs to know of an engine: where its checkpoints are, when one is whole, how it is resumed."""
+"""Adapter of an engine for a hosted stage: where its checkpoints are, when one is whole, how it is resumed."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Adapter(Protocol):
 
     @property
     def saves_on_sigterm(self) -> bool:
-        """Whether SIGTERM to all its processes makes it write a whole checkpoint of its present step, and end.
+        """Return True if SIGTERM to all its processes makes it write a whole checkpoint of its present step, and end.
 
         Where it does not, a stop waits for the engine's next checkpoint and ends it then.
         """

@@ -40,9 +40,9 @@ def write_merged_classifier(directory: Path, source: Path, adapter: Adapter, tar
     """Write the language model that is the body of a classifier, its adapter added in, and the classifier's score."""
     from safetensors.torch import save_file
 
-    model, whole = merged(directory, source, adapter, beside=(SCORE,))
+    model, head = merged(directory, source, adapter, beside=(SCORE,))
     model.save(target)
-    save_file(whole, str(target / "score.safetensors"))
+    save_file(head, str(target / "score.safetensors"))
 
 
 def merged(
@@ -59,8 +59,8 @@ def merged(
     except DataError as error:
         raise StageError(f"the model that the adapter belongs to cannot be read: {error}") from None
     matrices = _matrices(directory / ADAPTER_WEIGHTS)
-    whole = {name: matrices.pop(name) for name in beside if name in matrices}
-    wrong = [] if len(whole) == len(beside) else [f"{name} is missing" for name in sorted({*beside} - {*whole})]
+    untouched = {name: matrices.pop(name) for name in beside if name in matrices}
+    wrong = [] if len(untouched) == len(beside) else [f"{name} is missing" for name in sorted({*beside} - {*untouched})]
     with torch.no_grad():
         for name, layer in _adapted(model.model).items():
             wrong += _add(layer, name, matrices, adapter)
@@ -70,7 +70,7 @@ def merged(
         raise StageError(
             f"the adapter that the engine has left is none of {source}: {'; '.join(wrong[:_MOST_SHOWN])}{more}"
         )
-    return model, whole
+    return model, untouched
 
 
 def _copy_adapter(directory: Path, target: Path) -> None:
@@ -87,19 +87,21 @@ def _copy_adapter(directory: Path, target: Path) -> None:
 
 def _settings(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        settings = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise StageError(f"the engine has left no adapter: {path} cannot be read: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(settings, dict):
         raise StageError(f"the engine has left no adapter: {path} holds no settings")
-    return found
+    return settings
 
 
 def _check_settings(path: Path, adapter: Adapter) -> None:
-    found = _settings(path)
+    settings = _settings(path)
     wanted = {"peft_type": "LORA", "r": adapter.rank, "lora_alpha": adapter.alpha}
-    wrong = [f"{name} {found.get(name)!r}, not {value!r}" for name, value in wanted.items() if found.get(name) != value]
-    wrong += [f"{name} {found[name]!r}" for name, value in _PLAIN.items() if (found.get(name) or value) != value]
+    wrong = [
+        f"{name} {settings.get(name)!r}, not {value!r}" for name, value in wanted.items() if settings.get(name) != value
+    ]
+    wrong += [f"{name} {settings[name]!r}" for name, value in _PLAIN.items() if (settings.get(name) or value) != value]
     if wrong:
         raise StageError(f"the engine has left another adapter than was asked for: {path} has {', '.join(wrong)}")
 

@@ -20,7 +20,7 @@ _EMBEDDINGS = "lm_head."
 
 
 def is_preference_model(path: Path) -> bool:
-    """Whether a directory holds a preference model of Charter's."""
+    """Return True if a directory holds a preference model of Charter's."""
     return (path / HEAD_FILE).is_file()
 
 
@@ -48,9 +48,9 @@ def write_classifier(source: Path, target: Path) -> None:
 
 
 def settings_of(path: Path) -> dict[str, Any]:
-    """What the scores of a preference model mean."""
-    found: dict[str, Any] = json.loads((path / HEAD_FILE).read_text(encoding="utf-8"))
-    return found
+    """Return what the scores of a preference model mean."""
+    settings: dict[str, Any] = json.loads((path / HEAD_FILE).read_text(encoding="utf-8"))
+    return settings
 
 
 def check_prompts(reward: Path, prompts: Sequence[Sequence[Turn]]) -> None:

@@ -38,7 +38,7 @@ PARQUET = ".parquet"
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """What a role of a stage holds, before it is put in order."""
+    """Rows of a role of a stage, before they are put in order."""
 
     count: int
     """Rows that a batch is drawn from."""
@@ -107,19 +107,19 @@ def _rows(stage: StageDir, setup: Setup, tokenizer: Any) -> Rows:
             items=len(stream),
         )
     if reads_messages(spec):
-        made = message_rows(setup, tokenizer, spec)
+        pair_rows = message_rows(setup, tokenizer, spec)
     elif isinstance(spec, PreferenceModelStage):
-        made = reward_rows(setup, tokenizer, spec)
+        pair_rows = reward_rows(setup, tokenizer, spec)
     else:
         assert isinstance(spec, DpoStage)
-        made = dpo_rows(setup, tokenizer, spec)
+        pair_rows = dpo_rows(setup, tokenizer, spec)
     return Rows(
-        count=len(made.rows),
-        row=lambda index: made.rows[index],
-        tokens=lambda index: made.tokens[index],
-        items=len(made.rows),
+        count=len(pair_rows.rows),
+        row=lambda index: pair_rows.rows[index],
+        tokens=lambda index: pair_rows.tokens[index],
+        items=len(pair_rows.rows),
         sequences=spec.SEQUENCES_PER_ROW,
-        notes=made.notes,
+        notes=pair_rows.notes,
     )
 
 
@@ -138,11 +138,11 @@ def _counters(
     rows: Rows, target: int, batch: int, order: Sequence[int], *, pairs: bool
 ) -> dict[int, Mapping[str, int]]:
     """The work of each step, counted as the native engine counts it."""
-    found: dict[int, Mapping[str, int]] = {}
+    by_step: dict[int, Mapping[str, int]] = {}
     for step in range(target):
         tokens = sum(rows.tokens(index) for index in order[step * batch : (step + 1) * batch])
-        found[step + 1] = {"tokens": tokens, **({"pairs": batch} if pairs else {})}
-    return found
+        by_step[step + 1] = {"tokens": tokens, **({"pairs": batch} if pairs else {})}
+    return by_step
 
 
 def _write(stage: StageDir, directory: Path, role: str, rows: Iterable[Row]) -> str:

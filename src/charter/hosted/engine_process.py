@@ -102,11 +102,11 @@ def end_left(stage_dir: Path) -> int:
 
 def _marked(stage_dir: Path) -> set[int]:
     wanted = f"{MARK}={stage_dir}".encode()
-    found = set()
+    pids = set()
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if not name.isdecimal() or int(name) == os.getpid():
             continue
         with contextlib.suppress(OSError):
             if wanted in Path("/proc", name, "environ").read_bytes().split(b"\0"):
-                found.add(int(name))
-    return found
+                pids.add(int(name))
+    return pids

@@ -40,7 +40,7 @@ def move_to(directory: Path, path: Path) -> None:
 
 
 def read_log(log: Path, read: Callable[[Iterable[str]], Iterator[Read]]) -> Iterator[Read]:
-    """What `read` makes of the lines of a log; nothing where there is no log yet."""
+    """Yield what `read` makes of the lines of a log; nothing where there is no log yet."""
     try:
         with log.open(encoding="utf-8", errors="replace") as lines:
             yield from read(lines)

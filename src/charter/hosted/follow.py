@@ -59,10 +59,10 @@ class Follower:
         return code
 
     def _look(self, *, hurry: bool = False) -> None:
-        found = self._signature()
-        if found == self._seen:
+        signature = self._signature()
+        if signature == self._seen:
             return
-        self._seen = found
+        self._seen = signature
         self.stage.alive()
         self.pump.pump()
         self._report(hurry=hurry)
@@ -71,7 +71,7 @@ class Follower:
             self._seen = None
 
     def _signature(self) -> object:
-        """What changes whenever the engine writes something that is looked at."""
+        """Return what changes whenever the engine writes something that is looked at."""
         size = self.log.stat().st_size if self.log.exists() else 0
         return size, tuple(sorted(_written(self.work)))
 
@@ -102,15 +102,15 @@ class Follower:
         self._counters = {}
 
     def _work_of(self, step: LoggedStep) -> dict[str, int]:
-        """What the ledger counts of the steps since the last one that was logged."""
+        """Return what the ledger counts of the steps since the last one that was logged."""
         missed = range(self.last_step + 1, step.step + 1)
-        known = [self.data.counters[number] for number in missed if number in self.data.counters]
-        if known:
-            return _sum(known)
+        counters = [self.data.counters[number] for number in missed if number in self.data.counters]
+        if counters:
+            return _sum(counters)
         return {} if step.tokens is None else {"tokens": step.tokens}
 
     def _heed_stop(self) -> None:
-        """Where SIGTERM makes the engine save it gets one; else it is ended at its next checkpoint."""
+        """Ask the engine to stop: SIGTERM where that makes it save; else it is ended at its next checkpoint."""
         if not self.stage.should_stop():
             return
         if not self.stopping:
@@ -123,11 +123,11 @@ class Follower:
 
 
 def _sum(counters: list[Mapping[str, int]]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    sums: dict[str, int] = {}
     for item in counters:
         for name, count in item.items():
-            found[name] = found.get(name, 0) + count
-    return found
+            sums[name] = sums.get(name, 0) + count
+    return sums
 
 
 def _written(directory: Path, *, levels: int = 3) -> Iterator[tuple[str, int]]:

@@ -103,8 +103,8 @@ def descendants(pid: int) -> set[int]:
     """All processes that were started below a process and still run."""
     below: dict[int, set[int]] = {}
     for name in os.listdir("/proc"):
-        if name.isdecimal() and (found := _parent_of(int(name))) is not None:
-            below.setdefault(found, set()).add(int(name))
+        if name.isdecimal() and (parent := _parent_of(int(name))) is not None:
+            below.setdefault(parent, set()).add(int(name))
     found_all: set[int] = set()
     waiting = [pid]
     while waiting:

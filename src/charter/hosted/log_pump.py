@@ -1,4 +1,4 @@
-"""What an engine prints, passed on into the stage's own log, where `charter logs` shows it."""
+"""Pump of an engine's output into the stage's own log, where `charter logs` shows it."""
 
 import sys
 from pathlib import Path
@@ -20,12 +20,12 @@ class LogPump:
         try:
             with self._path.open("rb") as file:
                 file.seek(self._position)
-                found = file.read(_MOST_BYTES)
+                new_bytes = file.read(_MOST_BYTES)
         except OSError:
             return
-        if found:
-            self._position += len(found)
-            sys.stdout.write(found.decode(errors="replace"))
+        if new_bytes:
+            self._position += len(new_bytes)
+            sys.stdout.write(new_bytes.decode(errors="replace"))
             sys.stdout.flush()
 
     def last_lines(self, number: int) -> str:

@@ -19,7 +19,7 @@ _INDEXED, _RANKED = "megatron", "nemo_rl"
 
 
 def reads_messages(stage: Stage) -> bool:
-    """Whether a stage's engine is given messages, and not tokens."""
+    """Return True if a stage's engine is given messages, and not tokens."""
     return stage.engine not in TOKENISED
 
 
@@ -31,8 +31,10 @@ def message_rows(setup: Setup, tokenizer: Any, stage: Stage) -> PairRows:
             "  `charter artifacts export` renders the stage with the commands that make its data"
         )
     if isinstance(stage, SftStage):
-        found = [item.turns for item in setup.rows("data", read_conversations)]
-        rows = [{"messages": messages(turns)} for turns in found if any(turn.role == "assistant" for turn in turns)]
+        conversations = [item.turns for item in setup.rows("data", read_conversations)]
+        rows = [
+            {"messages": messages(turns)} for turns in conversations if any(turn.role == "assistant" for turn in turns)
+        ]
         if not rows:
             raise DataError("no conversation with an assistant turn in the stage's data; the loss would count nothing")
         return PairRows(rows=rows, tokens=[0] * len(rows))

@@ -24,7 +24,7 @@ class PairRows:
 
 @dataclass(frozen=True)
 class _Reads:
-    """What decides how a preference model reads an answer."""
+    """Settings by which a preference model reads an answer."""
 
     tokenizer: Any
     settings: dict[str, Any]
@@ -60,8 +60,8 @@ def dpo_rows(setup: Setup, tokenizer: Any, spec: DpoStage | PreferenceModelStage
                 "rejected": messages([Turn("assistant", pair.rejected)]),
             }
         )
-        whole = encode_pair(tokenizer, pair, max_tokens=1 << 30)
-        lengths = [len(whole.prompt) + len(answer) for answer in (whole.chosen, whole.rejected)]
+        encoded = encode_pair(tokenizer, pair, max_tokens=1 << 30)
+        lengths = [len(encoded.prompt) + len(answer) for answer in (encoded.chosen, encoded.rejected)]
         cut += max(lengths) > spec.seq_len
         tokens.append(sum(min(length, spec.seq_len) for length in lengths))
     note = (

@@ -32,9 +32,9 @@ def write_preference_model(plain: Path, source: Path, target: Path, setup: Setup
         raise StageError(f"the engine has left no model with one score: {plain} has no {SCORE} of one row")
     before = {name: item for path in sorted(source.glob("*.safetensors")) for name, item in read_header(path).items()}
     body = {name: item for name, item in tensors.items() if name != SCORE}
-    kept = {name: item for name, item in before.items() if name.startswith(_EMBEDDINGS)}
+    embeddings = {name: item for name, item in before.items() if name.startswith(_EMBEDDINGS)}
     copy_beside(source, target)
-    write_tensors(target / "model.safetensors", {**kept, **body})
+    write_tensors(target / "model.safetensors", {**embeddings, **body})
     _write_head(plain, target)
     settings: dict[str, Any] = {"pooling": "last", "context": spec.context, "seq_len": spec.seq_len}
     _write_settings(target, {**settings, "score_mean": 0.0, "score_deviation": 1.0})

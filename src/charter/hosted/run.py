@@ -66,7 +66,7 @@ class HostedStage:
 
     @property
     def work(self) -> Path:
-        """Where the engine works."""
+        """Return where the engine works."""
         return self.stage.path / WORK
 
     def run(self) -> None:
@@ -75,26 +75,26 @@ class HostedStage:
             print(f"ended {ended} processes that an earlier start had left", file=sys.stderr)
         self.stage.sweep()
         take_over_left(self.stage, self.adapter, self.work)
-        found = self._checkpoint()
+        checkpoint = self._checkpoint()
         self.stage.beat(START)
         empty(self.stage, self.work)
         models = stage_models(self.stage.job, self.work)
         data = write_data(self.stage, self.setup, models.tokenizer, self.work / DATA)
-        handover, rendered = self._rendered(models, data, found)
+        handover, rendered = self._rendered(models, data, checkpoint)
         facts = self._tell(rendered, data)
-        self._compute(rendered, data, 0 if found is None else found.step)
+        self._compute(rendered, data, 0 if checkpoint is None else checkpoint.step)
         self._publish(handover, models, facts)
         discard(self.work)
 
     def _checkpoint(self) -> Checkpoint | None:
-        found = self.stage.latest_checkpoint()
+        checkpoint = self.stage.latest_checkpoint()
         engine = self.stage.job.spec.engine
-        if found is not None and (by := found.manifest["frozen"].get(ENGINE, "native")) != engine:
+        if checkpoint is not None and (by := checkpoint.manifest["frozen"].get(ENGINE, "native")) != engine:
             raise DataError(
-                f"{found.path} was written by the engine {by}, and {engine} cannot read it\n"
+                f"{checkpoint.path} was written by the engine {by}, and {engine} cannot read it\n"
                 f"  set `engine: {by}` again, or move {self.stage.path} away to start the stage anew"
             )
-        return found
+        return checkpoint
 
     def _rendered(self, models: StageModels, data: DataFiles, found: Checkpoint | None) -> tuple[Handover, RenderedRun]:
         resume = None if found is None else self.adapter.place(found.path, found.step, self.work)
@@ -118,7 +118,7 @@ class HostedStage:
         return handover, rendered
 
     def _tell(self, rendered: RenderedRun, data: DataFiles) -> HostedFacts:
-        """What a reader of the log must know, in the log and beside the record."""
+        """Write what a reader of the log must know, into the log and beside the record."""
         job = self.stage.job
         engine = handover_engine(job.spec.engine)
         version = str(job.frozen.get(package_of(engine.name), ""))

@@ -18,7 +18,7 @@ MODELS = "models"
 
 @dataclass(frozen=True, kw_only=True)
 class StageModels:
-    """Where the models lie, by role, and the tokenizer of the one that is trained."""
+    """Directories of the models, by role, and the tokenizer of the one that is trained."""
 
     directories: Mapping[str, Path]
     architectures: Mapping[str, Architecture]

@@ -1,4 +1,4 @@
-"""Whether a model that an engine has left is one: headers that fit, every tensor there, of its shape, and finite."""
+"""Check of a model that an engine has left: headers that fit, every tensor there, of its shape, and finite."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -29,14 +29,14 @@ def _wrong(directory: Path, files: Sequence[Path]) -> list[str]:
 
 def _differences(files: Sequence[Path], model: Any) -> list[str]:
     """Tensors that are missing, unknown, or of another shape than the configuration says."""
-    found = {name: item.shape for path in files for name, item in read_header(path).items()}
+    shapes = {name: item.shape for path in files for name, item in read_header(path).items()}
     wanted = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     tied = set(model.all_tied_weights_keys)
-    wrong = [f"{name} is missing" for name in sorted(wanted.keys() - found.keys() - tied)]
-    wrong += [f"{name} belongs to no layer" for name in sorted(found.keys() - wanted.keys())]
-    for name in sorted(found.keys() & wanted.keys()):
-        if found[name] != wanted[name]:
-            wrong.append(f"{name} has the shape {list(found[name])}, not {list(wanted[name])}")
+    wrong = [f"{name} is missing" for name in sorted(wanted.keys() - shapes.keys() - tied)]
+    wrong += [f"{name} belongs to no layer" for name in sorted(shapes.keys() - wanted.keys())]
+    for name in sorted(shapes.keys() & wanted.keys()):
+        if shapes[name] != wanted[name]:
+            wrong.append(f"{name} has the shape {list(shapes[name])}, not {list(wanted[name])}")
     return wrong
 
 

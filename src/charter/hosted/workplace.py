@@ -30,8 +30,8 @@ def take_over(stage: StageDir, adapter: Adapter, work: Path) -> bool:
     Only those younger than what Charter has; what vanishes while it is taken was one too many for the engine.
     """
     newest = max((position.step for position in stage.checkpoints.positions()), default=0)
-    found = [item for item in _kept_by_engine(adapter, work) if item.step > newest]
-    return any([_take(stage, adapter, work, item) for item in found])
+    checkpoints = [item for item in _kept_by_engine(adapter, work) if item.step > newest]
+    return any([_take(stage, adapter, work, item) for item in checkpoints])
 
 
 def _kept_by_engine(adapter: Adapter, work: Path) -> Sequence[EngineCheckpoint]:
@@ -64,16 +64,16 @@ def take_over_left(stage: StageDir, adapter: Adapter, work: Path) -> None:
 
 
 def owner_of(work: Path) -> Mapping[str, Any]:
-    """Which engine has worked there, since which start of the machine; empty where nothing says so."""
+    """Return which engine has worked there, since which start of the machine; empty where nothing says so."""
     try:
-        found = durable.read_json(work / OWNER)
+        owner = durable.read_json(work / OWNER)
     except DataError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return owner if isinstance(owner, dict) else {}
 
 
 def processes_in(work: Path) -> int:
-    """How many processes the engine has that works there."""
+    """Return how many processes the engine has that works there."""
     return int(owner_of(work).get(PROCESSES, 1))
 
 

@@ -100,8 +100,8 @@ def is_readable_in_parts(module: nn.Module, directory: Path) -> bool:
     stored = stored_names(module)
     with contextlib.ExitStack() as stack:
         files = _open(directory, stack)
-        known = {item for names in stored.values() for item in names}
-        return set(files) <= known and all(any(item in files for item in names) for names in stored.values())
+        names_in_model = {item for names in stored.values() for item in names}
+        return set(files) <= names_in_model and all(any(item in files for item in names) for names in stored.values())
 
 
 def read_weights(directory: Path, names: Collection[str]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""What will run, as one frozen value per stage: the plan makes it, and launchers, engines, exports and checks read it.
+"""Execution of a stage as one frozen value: the plan makes it; launchers, engines, exports and checks read it.
 
 Three kinds of facts meet here. What decides bits (engine, ranks, layout) is frozen with the stage when it first starts.
 Where it runs (accelerator, market, provider) may be another equivalent offer at every start. What is left are counts
@@ -23,7 +23,7 @@ CPU = "cpu"
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutableLayout:
-    """How one role is spread over its accelerators; degrees have the names of the plan.
+    """Spread of one role over its accelerators; degrees have the names of the plan.
 
     Of a role that is served, `data` counts its replicas, each over `tensor` accelerators.
     """
@@ -83,7 +83,7 @@ class RoleExecution:
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """What will run for one stage."""
+    """Execution of one stage."""
 
     engine: str
     nodes: int
@@ -107,7 +107,7 @@ class Execution:
 
     @property
     def uses_spot(self) -> bool:
-        """Whether it runs on capacity that may be taken away."""
+        """Return True if it runs on capacity that may be taken away."""
         return self.market == "spot"
 
     @property
@@ -229,8 +229,8 @@ def _resources(stage: Stage, execution: Execution) -> StageResources:
         }
     said = {item.name: getattr(own, item.name) for item in fields(StageResources)}
     # Which accelerator, and how many of them a node has, is one fact: the file may offer several to choose from.
-    kept = {name: value for name, value in said.items() if value is not None and name != "accelerators"}
-    return replace(own, **{**planned, **kept})
+    own_values = {name: value for name, value in said.items() if value is not None and name != "accelerators"}
+    return replace(own, **{**planned, **own_values})
 
 
 PLANNED_FIELDS = (

@@ -226,17 +226,17 @@ class Sampler:
     ) -> "Scored":
         """This process's answers by the list of rewards; a group with a failure is not learnt from."""
         ended_B, device = self._ended(answers), self.setup.device
-        asked = [
+        rateable = [
             Answer(self.prompts[row].turns, text, self.prompts[row].columns, tokens, ended, seed)
             for row, text, tokens, ended, seed in zip(
                 rows, texts, answers.answer_mask_BR.sum(1).tolist(), ended_B.tolist(), seeds, strict=True
             )
         ]
-        rated = rewards.rate(asked, name=f"{name}-{self.setup.ranks.data_rank}")
+        rated = rewards.rate(rateable, name=f"{name}-{self.setup.ranks.data_rank}")
         reward_BK, failed_BK = rated.reward_BK.to(device), rated.failed_BK.to(device)
         weight_K = torch.tensor([item.weight for item in rewards.rewards], device=device)
         failed_G = failed_BK.any(1).view(-1, self.spec.samples_per_prompt).any(1)
-        seconds_K = torch.tensor(rated.seconds_K, device=device) / max(len(asked), 1)
+        seconds_K = torch.tensor(rated.seconds_K, device=device) / max(len(rateable), 1)
         return Scored(
             answers,
             weighted_sum(reward_BK, weight_K),

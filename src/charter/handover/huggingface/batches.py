@@ -1,4 +1,4 @@
-"""Which rows make a step: sequences of a layout become rows of a device, and their number has to come out even."""
+"""Rows of a step: sequences of a layout become rows of a device, and their number has to come out even."""
 
 from charter.handover.huggingface.configuration import Configuration
 

@@ -30,7 +30,7 @@ class Configuration:
 
     @property
     def script(self) -> str:
-        """Which of `trl.scripts` trains the stage."""
+        """Return the script of `trl.scripts` that trains the stage."""
         match self.handover.stage:
             case PreferenceModelStage():
                 return "reward"
@@ -48,7 +48,7 @@ class Configuration:
 
     @property
     def backend(self) -> Backend:
-        """What spreads the model over the processes."""
+        """Return what spreads the model over the processes."""
         layout, engine = self.handover.layout, self.handover.engine
         if engine == "deepspeed":
             return "deepspeed"

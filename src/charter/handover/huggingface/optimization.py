@@ -1,4 +1,4 @@
-"""How weights are updated, by transformers' TrainingArguments (5.23.0) and TRL's ModelConfig (1.16.0)."""
+"""Updates of weights, by transformers' TrainingArguments (5.23.0) and TRL's ModelConfig (1.16.0)."""
 
 from charter.handover.huggingface.configuration import Configuration
 from charter.spec.layout import WHOLE_BITS, Adapter
@@ -88,15 +88,15 @@ def _map_adapter(configuration: Configuration, adapter: Adapter | None, dtype: s
     if adapter is None:
         configuration.write("stage.adapter", {"use_peft": False}, how="computed", note="all weights are trained")
         return
-    whole = adapter.base_bits == WHOLE_BITS
-    if not whole and configuration.handover.layout.zero:
+    is_unquantised = adapter.base_bits == WHOLE_BITS
+    if not is_unquantised and configuration.handover.layout.zero:
         configuration.mapper.refuse(
             "stage.adapter", "a base in 8 or 4 bits is not sharded", "zero: 0, or base_bits: 16"
         )
     if adapter.base_bits not in (4, 8, WHOLE_BITS):
         configuration.mapper.refuse("stage.adapter", "bitsandbytes has 8 and 4 bits")
     is_reward = isinstance(configuration.handover.stage, PreferenceModelStage)
-    if not whole:
+    if not is_unquantised:
         configuration.put({"dtype": TORCH_DTYPES[dtype]})
     configuration.write(
         "stage.adapter",
@@ -119,7 +119,7 @@ def _map_adapter(configuration: Configuration, adapter: Adapter | None, dtype: s
 
 
 def _adapter_note(stage: Stage) -> str:
-    """Which layers have one, and what stands for the reference model."""
+    """Return which layers have one, and what stands for the reference model."""
     note = "beside all linear layers but the output, as here"
     match stage:
         case PreferenceModelStage():

@@ -1,4 +1,4 @@
-"""How the model is spread: DDP, FSDP2 and HSDP in Accelerate's file (1.15.0), ZeRO in DeepSpeed's (0.19.8)."""
+"""Spread of the model: DDP, FSDP2 and HSDP in Accelerate's file (1.15.0), ZeRO in DeepSpeed's (0.19.8)."""
 
 from charter.handover.huggingface.configuration import ACCELERATE_FILE, DEEPSPEED_FILE, Configuration
 from charter.handover.huggingface.trainer import DEFAULT_ATTENTION, attention
@@ -35,7 +35,7 @@ def map_parallelism(configuration: Configuration) -> None:
 
 
 def launch(configuration: Configuration) -> tuple[str, ...]:
-    """What a node runs."""
+    """Return the command that a node runs."""
     handover = configuration.handover
     script = ["-m", f"trl.scripts.{configuration.script}", "--config", configuration.trainer_file]
     several = handover.num_nodes > 1

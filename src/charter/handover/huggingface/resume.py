@@ -1,4 +1,4 @@
-"""What holds when a run of TRL's trainers is killed and goes on from its own checkpoint."""
+"""Guarantee of a run of TRL's trainers that is killed and goes on from its own checkpoint."""
 
 from charter.handover.huggingface.configuration import Configuration
 from charter.handover.rendered import Resume

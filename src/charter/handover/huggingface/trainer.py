@@ -1,4 +1,4 @@
-"""What every trainer of TRL is told: model, steps, checkpoints, logs, seeds, order of the rows."""
+"""Settings common to the trainers of TRL: model, steps, checkpoints, logs, seeds, order of the rows."""
 
 from charter.handover.huggingface.configuration import Configuration
 from charter.handover.request import Handover

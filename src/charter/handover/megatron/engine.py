@@ -53,8 +53,8 @@ def _start(handover: Handover) -> tuple[str, ...]:
 def _environment(handover: Handover) -> dict[str, str]:
     """Up to Hopper its checks ask for one queue of work where tensors or sequences are divided (validate_args)."""
     layout = handover.layout
-    found = {"HF_DATASETS_CACHE": f"{handover.paths.work}/datasets"}
-    return found | ({"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if layout.tensor > 1 or layout.context > 1 else {})
+    variables = {"HF_DATASETS_CACHE": f"{handover.paths.work}/datasets"}
+    return variables | ({"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if layout.tensor > 1 or layout.context > 1 else {})
 
 
 def _notes(handover: Handover) -> tuple[str, ...]:

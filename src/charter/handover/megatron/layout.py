@@ -16,8 +16,10 @@ def layout_arguments(given: Arguments, model: Architecture, *, batch: int, seq_l
         note = "what tensor, pipeline and context parallelism leave of all accelerators"
         fields.to("layout.data", "--global-batch-size", how="computed", note=note)
     else:
-        found = f"it divides {given.handover.num_accelerators} accelerators, the layout is of {layout.num_accelerators}"
-        fields.refuse("layout.data", found)
+        mismatch = (
+            f"it divides {given.handover.num_accelerators} accelerators, the layout is of {layout.num_accelerators}"
+        )
+        fields.refuse("layout.data", mismatch)
     _batch(given, batch)
     _tensor(given)
     _pipeline(given, model)
@@ -32,13 +34,13 @@ def layout_arguments(given: Arguments, model: Architecture, *, batch: int, seq_l
 def _batch(given: Arguments, batch: int) -> None:
     layout = given.handover.layout
     given.to("layout.micro_batch", "--micro-batch-size")
-    made = layout.micro_batch * layout.accumulation * layout.data
-    if made == batch:
+    rows_per_step = layout.micro_batch * layout.accumulation * layout.data
+    if rows_per_step == batch:
         given.to("stage.global_batch", "--global-batch-size")
         note = "batch over micro-batch and data parallelism"
         given.fields.to("layout.accumulation", "--global-batch-size", how="computed", note=note)
     else:
-        reason = f"micro-batch x accumulation x data parallelism is {made}, the batch {batch}"
+        reason = f"micro-batch x accumulation x data parallelism is {rows_per_step}, the batch {batch}"
         given.fields.refuse("stage.global_batch", reason)
         given.fields.refuse("layout.accumulation", reason)
 

@@ -47,15 +47,15 @@ def model_arguments(given: Arguments, model: Architecture, seq_len: int) -> None
 
 
 def impossible(model: Architecture) -> Iterator[str]:
-    """What of the model has no option, or none that Charter knows to be the same."""
+    """Yield what of the model has no option, or none that Charter knows to be the same."""
     if model.model_type not in FAMILIES:
         yield f"models of type {model.model_type} are not mapped; {', '.join(FAMILIES)} are"
         return
     if not float(model.rope_theta).is_integer():
         yield f"--rotary-base is a whole number; found {model.rope_theta}"
-    yield from (words for words, found in _unlike(model) if found)
+    yield from (words for words, lacks_option in _unlike(model) if lacks_option)
     if model.mixture is not None:
-        yield from (words for words, found in _unlike_experts(model, model.mixture) if found)
+        yield from (words for words, lacks_option in _unlike_experts(model, model.mixture) if lacks_option)
 
 
 def _unlike(model: Architecture) -> Iterator[tuple[str, object]]:

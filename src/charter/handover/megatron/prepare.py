@@ -1,4 +1,4 @@
-"""What Megatron-LM needs before its first start: weights and tokenizer in its forms, texts as tokens."""
+"""Preparation of Megatron-LM's first start: weights and tokenizer in its forms, texts as tokens."""
 
 import json
 import shlex

@@ -1,4 +1,4 @@
-"""Which options Megatron-LM's parser knows, as recorded from its code by tools/engine_schemas/megatron_lm.py."""
+"""Options of Megatron-LM's parser, as recorded from its code by tools/engine_schemas/megatron_lm.py."""
 
 import json
 from collections.abc import Mapping
@@ -20,5 +20,5 @@ class Schema:
 @cache
 def recorded_schema() -> Schema:
     """The record that is installed with Charter."""
-    found = json.loads(files("charter.handover.megatron").joinpath("schema.json").read_text(encoding="utf-8"))
-    return Schema(commit=found["commit"], version=found["version"], options=found["options"])
+    document = json.loads(files("charter.handover.megatron").joinpath("schema.json").read_text(encoding="utf-8"))
+    return Schema(commit=document["commit"], version=document["version"], options=document["options"])

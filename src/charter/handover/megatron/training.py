@@ -1,4 +1,4 @@
-"""What Megatron-LM is told of training itself: data, batches, schedule, checkpoints, precision.
+"""Megatron-LM's options of training itself: data, batches, schedule, checkpoints, precision.
 
 Sources at the recorded commit: megatron/training/arguments.py, config/training_config.py,
 megatron/core/optimizer_param_scheduler.py (get_lr), datasets/sft_dataset.py, datasets/data_samplers.py (rows in the

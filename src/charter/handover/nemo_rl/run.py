@@ -1,4 +1,4 @@
-"""What all of NeMo RL's algorithms share: steps, checkpoints, logs, machines."""
+"""Options that all of NeMo RL's algorithms share: steps, checkpoints, logs, machines."""
 
 from charter.handover.sheet import Sheet
 

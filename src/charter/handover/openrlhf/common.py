@@ -1,4 +1,4 @@
-"""What all of OpenRLHF's programs are told alike: layout, optimizer, checkpoints, seed.
+"""Options that all of OpenRLHF's programs share: layout, optimizer, checkpoints, seed.
 
 Sources, all in OpenRLHF 0.11.2: cli/train_*.py (options), utils/deepspeed/deepspeed.py (schedules, batches,
 checkpoints), utils/deepspeed/deepspeed_utils.py (which parameters are decayed, what can be offloaded).
@@ -158,9 +158,9 @@ def _micro_batch(given: Arguments, sequences_per_row: int, micro_batch: int) -> 
         note = "batch over micro-batch and data parallelism; DeepSpeed works it out"
         given.fields.to("layout.accumulation", "--train.batch_size", how="computed", note=note)
     else:
-        made = f"{rows} x {steps} x {layout.data} = {rows * steps * layout.data}"
-        given.fields.refuse(field, f"DeepSpeed asks for micro-batch x accumulation x data, {made}")
-        given.fields.refuse("layout.accumulation", f"the batch is {batch}, not {made}")
+        product = f"{rows} x {steps} x {layout.data} = {rows * steps * layout.data}"
+        given.fields.refuse(field, f"DeepSpeed asks for micro-batch x accumulation x data, {product}")
+        given.fields.refuse("layout.accumulation", f"the batch is {batch}, not {product}")
 
 
 def _tensor(given: Arguments) -> None:

@@ -1,4 +1,4 @@
-"""Where the roles of OpenRLHF's PPO run: which of them share accelerators, how many each has.
+"""Placement of the roles of OpenRLHF's PPO: which of them share accelerators, how many each has.
 
 Source: cli/train_ppo_ray.py of OpenRLHF 0.11.2. Roles share accelerators in three ways only: policy with reference,
 value with reward, or all of them with the generator (with async training: all but the generator). All of them are
@@ -45,15 +45,15 @@ def placement_arguments(given: Arguments, stage: PpoStage) -> None:
 def trained_micro_batch(given: Arguments) -> int:
     """The smallest micro-batch of the roles that are trained, which all of them get."""
     placement = given.handover.placement or RlPlacement()
-    found = [group.layout.micro_batch for group in placement.groups if TRAINED_ROLES & set(group.roles)]
-    return min([given.handover.layout.micro_batch, *found])
+    micro_batches = [group.layout.micro_batch for group in placement.groups if TRAINED_ROLES & set(group.roles)]
+    return min([given.handover.layout.micro_batch, *micro_batches])
 
 
 def data_sizes(given: Arguments) -> list[int]:
     """Data-parallel size of every group of roles that computes on rollouts."""
     placement = given.handover.placement or RlPlacement()
-    found = [group.layout.data for group in placement.groups if GENERATE not in group.roles]
-    return found or [given.handover.layout.data]
+    sizes = [group.layout.data for group in placement.groups if GENERATE not in group.roles]
+    return sizes or [given.handover.layout.data]
 
 
 def _all_together(given: Arguments, stage: PpoStage, placement: RlPlacement) -> None:
@@ -117,7 +117,7 @@ def _layout_of(layout: Layout, group: RolesTogether) -> Iterator[tuple[str, str]
     is_trained = bool(TRAINED_ROLES & set(group.roles))
     for name in (*degrees, "zero", "recompute", "offload_optimizer") if is_trained else degrees:
         if getattr(wanted, name) != getattr(layout, name):
-            found = f"{name} {getattr(wanted, name)} beside {getattr(layout, name)} of the others"
-            yield f"give {names} {found}", f"one {name} for all roles"
+            difference = f"{name} {getattr(wanted, name)} beside {getattr(layout, name)} of the others"
+            yield f"give {names} {difference}", f"one {name} for all roles"
     if not is_trained and wanted.zero is ZeroStage.PARAMETERS and layout.zero is not ZeroStage.PARAMETERS:
         yield f"shard {names} while the trained roles have ZeRO {int(layout.zero)}", "ZeRO-3 for all roles"

@@ -148,7 +148,7 @@ def _token_means(stage: PpoStage) -> list[tuple[str, bool]]:
 
 
 def _absent(given: Arguments, stage: PpoStage) -> None:
-    """What OpenRLHF does not do."""
+    """Map the fields of what OpenRLHF does not do."""
     fields = given.fields
     reason = "its penalty of cut answers replaces or scales the reward (ppo_utils/length_penalty.py)"
     fields.same("stage.missing_end_penalty", None, reason)

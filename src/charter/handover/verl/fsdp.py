@@ -70,8 +70,8 @@ def check_machine(mapper: FieldMapper) -> None:
         hint = "take engine native or trl on processors"
         mapper.problems.append(Problem(path=path, message="verl needs accelerators for FSDP and vLLM", hint=hint))
     elif handover.layout.num_accelerators != handover.num_accelerators:
-        found = f"the layout has {handover.layout.num_accelerators}, the machines {handover.num_accelerators}"
-        mapper.problems.append(Problem(path=path, message=f"verl trains on all accelerators; {found}"))
+        mismatch = f"the layout has {handover.layout.num_accelerators}, the machines {handover.num_accelerators}"
+        mapper.problems.append(Problem(path=path, message=f"verl trains on all accelerators; {mismatch}"))
 
 
 def _sharding(sheet: Sheet, engines: tuple[str, ...]) -> None:

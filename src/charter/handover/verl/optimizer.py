@@ -1,4 +1,4 @@
-"""How weights are updated, as verl's FSDP engine spells it.
+"""Updates of weights, as verl's FSDP engine spells them.
 
 Read in verl/workers/config/optimizer.py and verl/workers/engine/fsdp.
 """

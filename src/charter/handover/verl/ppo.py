@@ -143,10 +143,10 @@ def _placement(sheet: Sheet) -> None:
     arrangement = placement.arrangement if placement else "colocated"
     if arrangement in ("split", "async") or (placement is not None and len(placement.groups) > 1):
         reason = "its synchronous trainer has all roles on all accelerators"
-        path, found = f"pipeline.{handover.name}.resources", f"the plan's arrangement is {arrangement}"
+        path, planned = f"pipeline.{handover.name}.resources", f"the plan's arrangement is {arrangement}"
         hint = "openrlhf and nemo_rl place roles apart"
         sheet.mapper.problems.append(
-            Problem(path=path, message=f"verl cannot express it: {reason}; {found}", hint=hint)
+            Problem(path=path, message=f"verl cannot express it: {reason}; {planned}", hint=hint)
         )
     waits = arrangement == "offloaded"
     for engine in ENGINES:

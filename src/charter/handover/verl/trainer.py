@@ -13,17 +13,17 @@ LEAST_KEPT = 2
 
 
 def map_trainer(sheet: Sheet, *, actor_and_critic: bool) -> None:
-    """Where checkpoints go, how many, and which one it goes on from."""
+    """Map where checkpoints go, how many, and which one it goes on from."""
     handover = sheet.mapper.handover
     paths = handover.paths
     sheet.as_is("stage.checkpoint_every", "trainer.save_freq", note="the last step is always saved")
-    kept = max(LEAST_KEPT, handover.keep_last) + SPARE_CHECKPOINTS
+    checkpoints_to_keep = max(LEAST_KEPT, handover.keep_last) + SPARE_CHECKPOINTS
     names = ("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep") if actor_and_critic else ("max_ckpt_to_keep",)
     settings: dict[str, object] = {
         "nnodes": handover.num_nodes,
         "n_gpus_per_node": handover.per_node,
         "default_local_dir": f"{paths.work}/{CHECKPOINTS}",
-        **dict.fromkeys(names, kept),
+        **dict.fromkeys(names, checkpoints_to_keep),
         "resume_mode": "auto" if paths.resume_from is None else "resume_path",
         "resume_from_path": paths.resume_from,
         "total_epochs": 1,

@@ -65,10 +65,12 @@ class HuggingFaceAdapter:
     def final_step(self, work: Path) -> int | None:
         """The step of the newest checkpoint, when the final weights are that checkpoint's to the last byte."""
         final = _weights(work / OUTPUT)
-        known = [found for name in (OUTPUT, TAKEN, RESUME) for found in self._whole_ones(work / name, work)]
-        if not final or not known:
+        checkpoints = [
+            checkpoint for name in (OUTPUT, TAKEN, RESUME) for checkpoint in self._whole_ones(work / name, work)
+        ]
+        if not final or not checkpoints:
             return None
-        newest = max(known, key=lambda item: item.step)
+        newest = max(checkpoints, key=lambda item: item.step)
         saved = _weights(newest.path)
         if saved and not _are_equal(saved, final):
             return None
@@ -92,9 +94,11 @@ class HuggingFaceAdapter:
 
     def _whole_ones(self, directory: Path, work: Path) -> list[EngineCheckpoint]:
         """Those at the end of a step of the stage."""
-        found = [item for item in sorted(_numbered(directory)) if item[0] % self.updates == 0]
+        numbered = [item for item in sorted(_numbered(directory)) if item[0] % self.updates == 0]
         return [
-            EngineCheckpoint(step=step // self.updates, path=path) for step, path in found if is_whole(path, step, work)
+            EngineCheckpoint(step=step // self.updates, path=path)
+            for step, path in numbered
+            if is_whole(path, step, work)
         ]
 
 

@@ -1,4 +1,4 @@
-"""Whether a checkpoint of the Trainer of transformers is whole: every file that its order of writing promises.
+"""Check that a checkpoint of the Trainer of transformers is whole: every file that its order of writing promises.
 
 `trainer_state.json` is written last by rank 0; the generators of the other ranks may come later still, so they are
 counted. Weights have headers that fit their files; what torch saves is a ZIP file, whose directory is at its end.
@@ -18,7 +18,7 @@ _TORCH_FILES = frozenset({".pt", ".pth", ".bin"})
 
 
 def is_whole(path: Path, step: int, work: Path) -> bool:
-    """Whether nothing of a checkpoint is missing or torn; False also for one that vanishes or is written again."""
+    """Return True if nothing of a checkpoint is missing or torn; False also if it vanishes or is written again."""
     try:
         return _is_whole(path, step, processes_in(work))
     except (OSError, ValueError, KeyError, TypeError):
@@ -66,7 +66,7 @@ def _is_readable(path: Path) -> bool:
 
 def _step_of(path: Path) -> int | None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))["global_step"]
+        step = json.loads(path.read_text(encoding="utf-8"))["global_step"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return found if isinstance(found, int) else None
+    return step if isinstance(step, int) else None

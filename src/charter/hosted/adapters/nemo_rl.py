@@ -76,8 +76,8 @@ class NemoRlAdapter:
 
 
 def _newest(work: Path) -> EngineCheckpoint | None:
-    known = [*_whole_ones(work / CHECKPOINTS), *_whole_ones(work / TAKEN)]
-    return max(known, key=lambda item: item.step, default=None)
+    checkpoints = [*_whole_ones(work / CHECKPOINTS), *_whole_ones(work / TAKEN)]
+    return max(checkpoints, key=lambda item: item.step, default=None)
 
 
 def _whole_ones(directory: Path) -> Iterator[EngineCheckpoint]:
@@ -91,7 +91,7 @@ def _whole_ones(directory: Path) -> Iterator[EngineCheckpoint]:
 
 
 def _is_whole(path: Path, step: int) -> bool:
-    """Whether its own description, the loader's place, weights and optimizer are there to their ends."""
+    """Return True if its own description, the loader's place, weights and optimizer are there to their ends."""
     try:
         info = json.loads((path / "training_info.json").read_text(encoding="utf-8"))
         tensors = list((path / "policy" / "weights").rglob("*.safetensors"))

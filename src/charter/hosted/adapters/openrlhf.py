@@ -105,12 +105,12 @@ def merge_command(python: str, model: Path, adapter: Path, target: Path) -> list
 def _roles(work: Path) -> tuple[str, ...]:
     """Directories that a checkpoint consists of, by what the engine was told."""
     try:
-        told = json.loads((work / ARGUMENTS_FILE).read_text(encoding="utf-8"))
+        arguments = json.loads((work / ARGUMENTS_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return ("",)
-    if not told["module"].endswith("train_ppo_ray"):
+    if not arguments["module"].endswith("train_ppo_ray"):
         return ("",)
-    return (ACTOR, CRITIC) if "--critic.model_name_or_path" in told["options"] else (ACTOR,)
+    return (ACTOR, CRITIC) if "--critic.model_name_or_path" in arguments["options"] else (ACTOR,)
 
 
 def _saved_steps(directory: Path) -> set[int]:
@@ -119,8 +119,8 @@ def _saved_steps(directory: Path) -> set[int]:
         names = [path.name for path in directory.iterdir()]
     except OSError:
         return set()
-    found = ((int(tag[1]), directory / tag[0] / SAVED) for name in names if (tag := _TAG.fullmatch(name)))
-    return {step for step, path in found if _is_json(path)}
+    tags = ((int(tag[1]), directory / tag[0] / SAVED) for name in names if (tag := _TAG.fullmatch(name)))
+    return {step for step, path in tags if _is_json(path)}
 
 
 def _is_json(path: Path) -> bool:

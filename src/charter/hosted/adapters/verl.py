@@ -83,8 +83,8 @@ def merge_command(python: str, checkpoint: Path, target: Path) -> list[str]:
 
 
 def _newest(work: Path, adapter: VerlAdapter) -> EngineCheckpoint | None:
-    known = [*adapter.checkpoints(work), *_whole_ones(work / TAKEN, work), *_whole_ones(work / RESUME, work)]
-    return max(known, key=lambda item: item.step, default=None)
+    checkpoints = [*adapter.checkpoints(work), *_whole_ones(work / TAKEN, work), *_whole_ones(work / RESUME, work)]
+    return max(checkpoints, key=lambda item: item.step, default=None)
 
 
 def _whole_ones(directory: Path, work: Path) -> Iterator[EngineCheckpoint]:

@@ -1,4 +1,4 @@
-"""When a checkpoint of verl is whole, file by file.
+"""Check that a checkpoint of verl is whole, file by file.
 
 Read in verl 0.9.1: utils/checkpoint/fsdp_checkpoint_manager.py (three files of every rank, by their number; the model's
 configuration and `fsdp_config.json` of rank 0), trainer/ppo/v1/trainer_base.py (`_save_checkpoint`: actor, critic,
@@ -29,7 +29,7 @@ def tracked_step(checkpoints: Path) -> int:
 
 
 def is_whole(path: Path, work: Path) -> bool:
-    """Whether every file is there to its end, for the configuration in `work`."""
+    """Return True if every file is there to its end, for the configuration in `work`."""
     try:
         if (work / PPO_FILE).exists():
             roles = [ACTOR, *([CRITIC] if _value(work / PPO_FILE, "critic", "enable") else [])]
@@ -51,8 +51,8 @@ def _ranks(directory: Path) -> int:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return document
 
 
 def _value(path: Path, section: str, name: str) -> Any:

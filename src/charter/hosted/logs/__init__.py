@@ -1,1 +1,1 @@
-"""What other engines write while they train, read back: one module an engine, from lines of text to logged steps."""
+"""Logs that other engines write while they train: one module an engine, from lines of text to logged steps."""

@@ -48,8 +48,8 @@ def _records(data: bytes) -> Iterator[bytes]:
 
 
 def _scalars(record: bytes) -> Iterator[Scalar]:
-    found = dict(_fields(record))
-    summary, time, step = found.get(_SUMMARY), found.get(_WALL_TIME), found.get(_STEP, 0)
+    event = dict(_fields(record))
+    summary, time, step = event.get(_SUMMARY), event.get(_WALL_TIME), event.get(_STEP, 0)
     if not isinstance(summary, bytes) or not isinstance(time, bytes) or not isinstance(step, int):
         return
     for number, value in _fields(summary):

@@ -36,7 +36,7 @@ _COUNTERS = ("step", _TOKENS_OF_PROCESS, _TOKENS_OF_RUN)
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerLog:
-    """What one `trainer_state.json` tells of a run."""
+    """Run as one `trainer_state.json` tells it."""
 
     steps: tuple[LoggedStep, ...]
     starts: tuple[int, ...]
@@ -51,8 +51,8 @@ class TrainerLog:
 
 def find_state(directory: Path) -> Path | None:
     """The newest state below an output directory: its own, or that of its last checkpoint."""
-    found = [directory / STATE_FILE, *directory.glob(f"{CHECKPOINT}*/{STATE_FILE}")]
-    steps = [(_step_of(path), path.parent == directory, path) for path in found if path.is_file()]
+    states = [directory / STATE_FILE, *directory.glob(f"{CHECKPOINT}*/{STATE_FILE}")]
+    steps = [(_step_of(path), path.parent == directory, path) for path in states if path.is_file()]
     return max(steps)[2] if steps else None
 
 
@@ -97,13 +97,13 @@ def _steps(history: list[dict[str, Any]]) -> tuple[tuple[LoggedStep, ...], tuple
     """Training lines in order, what was evaluated at the same step beside them; and where processes began."""
     trained = [line for line in history if _is_training(line)]
     evaluated = {line["step"]: _metrics(line) for line in history if any(name.startswith("eval_") for name in line)}
-    starts, found = [0], []
+    starts, logged = [0], []
     for before, line in pairwise([{"step": 0}, *trained]):
         tokens = _tokens(before, line)
         if line.get(_TOKENS_OF_PROCESS, 0) < before.get(_TOKENS_OF_PROCESS, 0):
             starts.append(before["step"])
             tokens = int(line[_TOKENS_OF_PROCESS])
-        found.append(
+        logged.append(
             LoggedStep(
                 step=line["step"],
                 metrics={**_metrics(line), **evaluated.get(line["step"], {})},
@@ -111,7 +111,7 @@ def _steps(history: list[dict[str, Any]]) -> tuple[tuple[LoggedStep, ...], tuple
                 seconds=line.get("step_time"),
             )
         )
-    return _without_repeats(found), tuple(starts)
+    return _without_repeats(logged), tuple(starts)
 
 
 def _is_training(line: Mapping[str, Any]) -> bool:

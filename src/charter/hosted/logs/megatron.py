@@ -22,15 +22,15 @@ _COUNTERS = ("consumed samples", "skipped samples", "global batch size")
 def console_steps(lines: Iterable[str]) -> Iterator[LoggedStep]:
     """The iterations in what it has printed; an iteration whose line is torn is left out."""
     for line in lines:
-        found = _LINE.search(line.rstrip())
-        if found is None or _LAST not in found[2] or not found[2].endswith("|"):
+        match = _LINE.search(line.rstrip())
+        if match is None or _LAST not in match[2] or not match[2].endswith("|"):
             continue
-        pairs = ((name.strip(), _number(text)) for name, text in _PAIR.findall(found[2]))
+        pairs = ((name.strip(), _number(text)) for name, text in _PAIR.findall(match[2]))
         values = {name: number for name, number in pairs if math.isfinite(number)}
         others = (item for item in values.items() if item[0] not in (_MILLISECONDS, *_COUNTERS))
         milliseconds = values.get(_MILLISECONDS)
         yield LoggedStep(
-            step=int(found[1]),
+            step=int(match[1]),
             metrics={NAMES.get(name, name): value for name, value in others},
             seconds=None if milliseconds is None else milliseconds / 1000,
         )

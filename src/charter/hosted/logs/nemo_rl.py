@@ -1,4 +1,4 @@
-"""What NeMo RL prints of its steps.
+"""Steps as NeMo RL prints them.
 
 Read in NeMo RL 0.6.0 (7ea279a): nemo_rl/algorithms/{sft,rm,dpo,grpo}.py. A step begins with
 `===== Step 3/10 =====`, its figures follow under `Training Results:` (`  • Loss: 1.2345`), and
@@ -29,8 +29,8 @@ def console_steps(lines: Iterable[str]) -> Iterator[LoggedStep]:
     """The steps that have ended, in what the process has printed."""
     step, values, listens = 0, dict[str, float](), False
     for line in lines:
-        if found := _STEP.search(line):
-            step, values, listens = int(found[1]), {}, False
+        if begun := _STEP.search(line):
+            step, values, listens = int(begun[1]), {}, False
         elif _RESULTS in line:
             listens = step > 0
         elif listens and (ended := _END.match(line)):

@@ -1,4 +1,4 @@
-"""What OpenRLHF logs of its steps: TensorBoard scalars of every program, and the console line of PPO.
+"""Steps as OpenRLHF logs them: TensorBoard scalars of every program, and the console line of PPO.
 
 Read in OpenRLHF 0.11.2: trainer/sft_trainer.py, rm_trainer.py, dpo_trainer.py (`save_logs_and_checkpoints`:
 a scalar below `train` at every optimizer step; on the console only progress bars, which count micro-batches),
@@ -42,9 +42,9 @@ _PAIR = re.compile(r"'([^']+)': (-?(?:[0-9.]+(?:e[+-]?[0-9]+)?|inf|nan))(?=[,}])
 def console_steps(lines: Iterable[str]) -> Iterator[LoggedStep]:
     """The rollouts in what PPO has printed; Ray puts the name and the process of an actor before each line."""
     for line in lines:
-        found = _LINE.search(line)
-        if found is not None:
-            yield _step(int(found[1]), {name: float(text) for name, text in _PAIR.findall(found[2])}, time=None)
+        match = _LINE.search(line)
+        if match is not None:
+            yield _step(int(match[1]), {name: float(text) for name, text in _PAIR.findall(match[2])}, time=None)
 
 
 def event_steps(directory: Path) -> Iterator[LoggedStep]:

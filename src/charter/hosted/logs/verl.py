@@ -1,4 +1,4 @@
-"""What verl logs of its steps: the console line of its LocalLogger, and the JSON lines of its FileLogger.
+"""Steps as verl logs them: the console line of its LocalLogger, and the JSON lines of its FileLogger.
 
 Read in verl 0.9.1: utils/logger/aggregate_logger.py (`concat_dict_to_str`: `step:N - key:value - key:value`, values as
 `pprint` prints them, so NumPy's come as `np.float64(0.5)`), utils/tracking.py (`{"step": N, "data": {...}}`).
@@ -34,12 +34,12 @@ _NUMPY = re.compile(r"^np\.\w+\((.*)\)$")
 def console_steps(lines: Iterable[str]) -> Iterator[LoggedStep]:
     """The steps in what a process has printed; Ray puts the name of its task before each line."""
     for line in lines:
-        found = _LINE.search(line.rstrip())
-        if found is None:
+        match = _LINE.search(line.rstrip())
+        if match is None:
             continue
-        pairs = (part.rpartition(":") for part in found[2].split(" - "))
+        pairs = (part.rpartition(":") for part in match[2].split(" - "))
         values = {name: number for name, _, text in pairs if name and (number := _number(text)) is not None}
-        yield from _step(int(found[1]), values)
+        yield from _step(int(match[1]), values)
 
 
 def file_steps(path: Path) -> Iterator[LoggedStep]:

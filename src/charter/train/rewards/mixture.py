@@ -26,7 +26,7 @@ DIRECTORY = "rewards"
 
 @dataclass(frozen=True)
 class Answer:
-    """What a reward may read of an answer."""
+    """Answer as a reward may read it."""
 
     turns: tuple[Turn, ...]
     text: str
@@ -185,7 +185,7 @@ class RewardList:
 
 
 def own_file(reward: Reward, sources: Iterable[tuple[str, Path]]) -> Path | None:
-    """Where the file of a user's function is, of the stage's inputs by their name; None for a shipped function."""
+    """Return the path of a user's function among the stage's inputs by name; None for a shipped function."""
     if reward.source is None:
         return None
     for name, path in sources:

@@ -150,10 +150,10 @@ class RewardProcess:
 
 def _environment(directory: str) -> dict[str, str]:
     """Variables of a reward's process: none of the caller's secrets, no accelerator, the same hashes each time."""
-    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH") if name in os.environ}
+    inherited = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH") if name in os.environ}
     source = str(Path(__file__).parents[3])
     return {
-        **kept,
+        **inherited,
         "HOME": directory,
         "TMPDIR": directory,
         "PYTHONPATH": source,
