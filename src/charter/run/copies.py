@@ -1,4 +1,4 @@
-"""Commands `charter ckpt backup | restore | scrub`: a project's results to and from a second place."""
+"""Commands `charter artifacts checkpoints backup | restore | scrub`: results to and from a second place."""
 
 import queue
 import threading
