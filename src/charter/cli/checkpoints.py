@@ -108,8 +108,10 @@ def prune(
     project, root = open_project(directory, set_)
     acts = yes and not dry_run
     then = partial(sample_cleaned, project, root, place, partial(typer.echo, err=True))
-    gone = remove_all(root, lambda: prunable_checkpoints(project, root, place), then=then) if acts else None
-    _show_removable(prunable_checkpoints(project, root, place) if gone is None else gone, removed=acts, as_json=json_)
+    removed = remove_all(root, lambda: prunable_checkpoints(project, root, place), then=then) if acts else None
+    _show_removable(
+        prunable_checkpoints(project, root, place) if removed is None else removed, removed=acts, as_json=json_
+    )
 
 
 def gc(

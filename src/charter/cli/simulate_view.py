@@ -72,7 +72,7 @@ def given(
     """A scenario from options; `times` are fields of `Scenario`."""
     nodes = max(1, -(-gpus // per_node))
     mean, failing = _mean_between_failures(mtbf, rate, nodes)
-    unnoticed = delay(
+    detection = delay(
         unseen if unseen in BY_NAME else seconds(f"--detection ({', '.join(BY_NAME)}, or a time)", unseen)
     )
     market, about = pool(nodes)
@@ -81,7 +81,7 @@ def given(
         useful_seconds=work,
         num_nodes=nodes,
         mean_between_failures_seconds=mean,
-        detection_seconds=unnoticed.seconds,
+        detection_seconds=detection.seconds,
         preemption_detection_seconds=SPOT_NOTICE.seconds,
         shape=shape,
         spares=spares,
@@ -91,7 +91,7 @@ def given(
         **times,
     )
     notes = [failing]
-    notes += [f"noticed after {format_seconds(unnoticed.seconds)}: {unnoticed.source}"] if unnoticed.seconds else []
+    notes += [f"noticed after {format_seconds(detection.seconds)}: {detection.source}"] if detection.seconds else []
     notes += [about] if about else []
     notes += [] if spares is None else ["spares: all nodes are sound at the start; the closed form is the long run"]
     return Asked(

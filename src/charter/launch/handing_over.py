@@ -26,7 +26,7 @@ def handover_of(
     target_steps: int,
     rows: Mapping[str, int] = NO_ROWS,
 ) -> Handover:
-    """Return the order to a renderer for a stage that runs on one node."""
+    """Return the handover of a stage that runs on one node, as a renderer takes it."""
     layout = layout_of(job)
     resources = job.spec.resources
     named = resources.accelerators.partition(":")[0] if resources and resources.accelerators else GPU

@@ -73,9 +73,9 @@ def _decision(whole: Whole, facts: Facts) -> tuple[Choice, Limits]:
     unhurried = Limits(
         budget_usd=project.budget.limit if project.budget and priced and project.objective != "cheapest" else None
     )
-    timely = _in_time(whole, facts, project.objective, unhurried)
-    if timely is not None:
-        return timely.choice, replace(unhurried, deadline_seconds=timely.limit_seconds)
+    decision = _in_time(whole, facts, project.objective, unhurried)
+    if decision is not None:
+        return decision.choice, replace(unhurried, deadline_seconds=decision.limit_seconds)
     cheapest = lowest_p90(whole.problem)
     if unhurried.budget_usd is not None and cheapest.usd[1] > unhurried.budget_usd:
         raise over_budget(project, short_plan(whole, cheapest, facts), in_time=True)

@@ -90,7 +90,7 @@ def who_is_here() -> str:
 
 
 class Gate:
-    """Questions of a run before it starts a stage, and when nothing is left but stages that wait."""
+    """Approval gate of a run: asked before a stage starts, and when only stages that wait are left."""
 
     def __init__(self, root: Path, tell: Callable[[PlannedStage, str], None]) -> None:
         self._root, self._tell = root, tell

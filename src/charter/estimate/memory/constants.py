@@ -9,7 +9,7 @@ from charter.units import GIB, MIB
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingMemoryConstants:
-    """Memory that no list of tensors gives; shares are of what the list gives."""
+    """Constants of memory that no list of tensors gives; shares are of what the list gives."""
 
     activations: Array = constant(1.0, sigma=0.06, unit="share", source="1 = the list of kept tensors is complete")
     logits: Array = constant(1.0, sigma=0.15, unit="share", source="1 = the bytes per logit of the loss in use")
@@ -37,7 +37,7 @@ class TrainingMemoryConstants:
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceMemoryConstants:
-    """Memory that weights, keys and values do not explain."""
+    """Constants of memory that weights, keys and values do not explain."""
 
     weights: Array = constant(1.0, sigma=0.02, unit="share", source="1 = stored bytes of every matrix")
     cache: Array = constant(1.0, sigma=0.05, unit="share", source="1 = two vectors per token, layer and head")

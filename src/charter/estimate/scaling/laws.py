@@ -15,7 +15,7 @@ GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 class Law(Protocol):
-    """Protocol of every form of law."""
+    """Protocol of a scaling law, whatever its form."""
 
     @property
     def form(self) -> str:

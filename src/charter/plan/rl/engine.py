@@ -33,7 +33,7 @@ class RlEngine:
 
     @property
     def does(self) -> Capabilities:
-        """Return the layouts it can give to what it trains."""
+        """Return the capabilities of the engine that trains."""
         return capabilities(self.name)
 
     @property
