@@ -80,13 +80,13 @@ class CheckpointRetention:
     go_back_steps: int | None = None
     """How far training may have to go back from the newest one (`guard: on_divergence: roll_back`)."""
 
-    def removable(self, held: Iterable[Held]) -> list[Position]:
+    def removable(self, stored: Iterable[Held]) -> list[Position]:
         """The positions that may be removed, oldest first.
 
         Only what is older than `keep_last` verified checkpoints ever goes, and nothing while the newest is not
         verified: so at least one verified checkpoint is left by any sequence of saves and removals.
         """
-        newest_first = sorted(held, key=lambda item: item.position, reverse=True)
+        newest_first = sorted(stored, key=lambda item: item.position, reverse=True)
         if not newest_first or not newest_first[0].verified:
             return []
         retained = {item.position for item in newest_first if item.pinned or self._is_on_the_grid(item.position)}
@@ -455,6 +455,6 @@ def _wrong_size(file: Path, name: str, fact: Mapping[str, int]) -> str | None:
     return None if size == fact["bytes"] else f"{name} has {size} bytes, recorded {fact['bytes']}"
 
 
-def names_of_damaged(found: Sequence[ListedCheckpoint]) -> list[str]:
+def names_of_damaged(checkpoints: Sequence[ListedCheckpoint]) -> list[str]:
     """The damaged ones, each with what is wrong."""
-    return [f"{item.path}: {item.damage}" for item in found if item.damage is not None]
+    return [f"{item.path}: {item.damage}" for item in checkpoints if item.damage is not None]

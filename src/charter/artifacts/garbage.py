@@ -33,12 +33,12 @@ def find_garbage(run_dir: Path, *, stages: Collection[Path]) -> list[Garbage]:
     return sorted(_found(run_dir, {path.resolve() for path in stages}), key=lambda item: item.path)
 
 
-def remove_garbage(found: Garbage) -> None:
+def remove_garbage(item: Garbage) -> None:
     """Remove one of them; for whoever holds the run's lease."""
-    if found.path.is_dir():
-        durable.discard_dir(found.path)
+    if item.path.is_dir():
+        durable.discard_dir(item.path)
     else:
-        durable.remove_file(found.path)
+        durable.remove_file(item.path)
 
 
 def _found(directory: Path, stages: Collection[Path]) -> Iterator[Garbage]:

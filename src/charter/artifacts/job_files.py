@@ -136,9 +136,9 @@ class JobFiles:
         records = [record for path in self.directory.glob("node-*.json") if (record := _node(path)) is not None]
         yield from sorted(records, key=lambda record: (record.restart, record.place))
 
-    def nodes_again(self, known: Mapping[int, NodeRecord]) -> Iterator[NodeRecord]:
+    def nodes_again(self, records: Mapping[int, NodeRecord]) -> Iterator[NodeRecord]:
         """The latest start in every place; what has ended is not read again."""
-        ended = {record.place: record.restart for record in known.values() if record.ended_at is not None}
+        ended = {record.place: record.restart for record in records.values() if record.ended_at is not None}
         latest: dict[int, int] = {}
         for path in self.directory.glob("node-*.json"):
             restart, place = map(int, path.stem.removeprefix("node-").split("-"))

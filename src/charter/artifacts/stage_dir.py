@@ -227,8 +227,8 @@ class StageDir:
         return last
 
 
-def _as_kept(files: Mapping[str, FileFact], kept: Mapping[str, FileFact]) -> Mapping[str, FileFact]:
-    changed = sorted(name for name, fact in kept.items() if files.get(name) != fact)
+def _as_kept(files: Mapping[str, FileFact], earlier: Mapping[str, FileFact]) -> Mapping[str, FileFact]:
+    changed = sorted(name for name, fact in earlier.items() if files.get(name) != fact)
     if changed:
         raise StageError(
             f"{changed[0]} is no longer as it was in the checkpoint it comes from; the disk may be failing\n"

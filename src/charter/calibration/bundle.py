@@ -127,17 +127,17 @@ def _fitted_json(fitted: Fitted) -> dict[str, Any]:
     }
 
 
-def _quantity(found: Mapping[str, Any]) -> QuantityFit:
+def _quantity(document: Mapping[str, Any]) -> QuantityFit:
     return QuantityFit(
-        fitted=_fitted(found["fitted"]),
-        without={prefix: _fitted(fitted) for prefix, fitted in found["without"].items()},
-        spread=Spread(half_widths=found["half_widths"]),
-        sources=found["sources"],
-        measured_stacks={stack: tuple(names) for stack, names in found["measured_stacks"].items()},
-        left_out=found["left_out"],
-        calibrated_stacks=tuple(found.get("calibrated_stacks", ())),
+        fitted=_fitted(document["fitted"]),
+        without={prefix: _fitted(fitted) for prefix, fitted in document["without"].items()},
+        spread=Spread(half_widths=document["half_widths"]),
+        sources=document["sources"],
+        measured_stacks={stack: tuple(names) for stack, names in document["measured_stacks"].items()},
+        left_out=document["left_out"],
+        calibrated_stacks=tuple(document.get("calibrated_stacks", ())),
     )
 
 
-def _fitted(found: Mapping[str, Any]) -> Fitted:
-    return Fitted(shared=found["common"], stacks=found["stacks"], noise=found["noise"])
+def _fitted(document: Mapping[str, Any]) -> Fitted:
+    return Fitted(shared=document["common"], stacks=document["stacks"], noise=document["noise"])

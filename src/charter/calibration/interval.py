@@ -104,10 +104,10 @@ def half_width(rows: "Sequence[Scored]", *, coverage: float = COVERAGE) -> float
     return float(min(max(np.array(scores)[order][position], NARROWEST), WIDEST))
 
 
-def spreads(found: Mapping[Knowledge, "Iterable[Scored]"]) -> Spread:
+def spreads(situations: Mapping[Knowledge, "Iterable[Scored]"]) -> Spread:
     """Half-widths from scored rows of each situation."""
     widths: dict[str, dict[str, float]] = {}
-    for knowledge, rows in found.items():
+    for knowledge, rows in situations.items():
         groups: dict[str, list[Scored]] = {"*": []}
         for item in rows:
             groups["*"].append(item)

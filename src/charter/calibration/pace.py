@@ -23,9 +23,9 @@ class Pace:
     source: str
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> "Pace":
+    def from_json(cls, document: Mapping[str, Any]) -> "Pace":
         """Read what `to_json` wrote."""
-        return cls(**found)
+        return cls(**document)
 
     def to_json(self) -> dict[str, Any]:
         """All fields."""

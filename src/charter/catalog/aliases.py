@@ -127,12 +127,12 @@ SPELLINGS = tuple(alias for aliases in _SPELLINGS.values() for alias in aliases)
 """The aliases as people write them, for suggestions."""
 
 
-def closest(name: str, known: Iterable[str], *, limit: int = 3) -> str:
+def closest(name: str, names: Iterable[str], *, limit: int = 3) -> str:
     """`; did you mean A, B?` for a name that is nearly a known one, else nothing.
 
     >>> closest("H10O", ["H100", "A100"])
     '; did you mean H100?'
     """
-    spelled = {item.casefold(): item for item in known}
+    spelled = {item.casefold(): item for item in names}
     near = get_close_matches(name.casefold(), list(spelled), n=limit, cutoff=0.6)
     return f"; did you mean {', '.join(spelled[item] for item in near)}?" if near else ""

@@ -127,9 +127,9 @@ def _newest_date(rows: Iterable[Offer]) -> str:
     return max(dates, key=as_of_key, default="")
 
 
-def _newest(found: tuple[Offer, ...]) -> tuple[Offer, ...]:
+def _newest(candidates: tuple[Offer, ...]) -> tuple[Offer, ...]:
     newest: dict[tuple[str, str, str, str], Offer] = {}
-    for offer in found:
+    for offer in candidates:
         latest = newest.get(offer.key)
         if latest is None or as_of_key(offer.provenance.as_of) >= as_of_key(latest.provenance.as_of):
             newest[offer.key] = offer

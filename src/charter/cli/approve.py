@@ -64,14 +64,14 @@ def _approve(pipeline: "Pipeline", stage: "PlannedStage", *, note: str, count: i
         print(f"approved: {stage.name} as {given.fingerprint[:8]}, by {given.by}; `charter run` starts it")
 
 
-def _show(stage: "PlannedStage", found: "list[Sampled]") -> None:
+def _show(stage: "PlannedStage", samples: "list[Sampled]") -> None:
     from rich.text import Text
 
     from charter.cli.common import console, plain_table
     from charter.run.approval import visible
 
     print(f"stage {stage.name} ({stage.spec.kind}), fingerprint {stage.asked_fingerprint[:8]}")
-    for item in found:
+    for item in samples:
         print(f"\n{item.role}: {item.name}, {len(item.samples)} of {item.rows} rows")
         table = plain_table(("Id", "left"), ("Field", "left"), ("Text", "wrap"))
         for sample in item.samples:
@@ -81,7 +81,7 @@ def _show(stage: "PlannedStage", found: "list[Sampled]") -> None:
                 name = ""
         if item.samples:
             console().print(table)
-    if not found:
+    if not samples:
         print("it reads models only, of which there is nothing to show here; `charter report` has their figures")
 
 

@@ -117,11 +117,11 @@ def _climbed(inquiry: "Inquiry") -> "list[Rung]":
     return rows
 
 
-def _plan(asked: "KindFile") -> "Plan":
+def _plan(file: "KindFile") -> "Plan":
     from charter.cli.plan import project_of_text
     from charter.plan.project_plan import plan_project
 
-    project, root = project_of_text(asked.text, [])
+    project, root = project_of_text(file.text, [])
     now = datetime.now(tz=UTC)
     return plan_project(project, root, today=now.date(), start=now.replace(tzinfo=None))
 

@@ -140,26 +140,26 @@ def gc(
     _show_removable(leftovers, removed=acts, as_json=json_)
 
 
-def _show_removable(found: "Sequence[Removable]", *, removed: bool, as_json: bool) -> None:
+def _show_removable(items: "Sequence[Removable]", *, removed: bool, as_json: bool) -> None:
     from charter.cli.common import console, plain_table
     from charter.units import format_bytes
 
     if as_json:
         rows = [
             {"name": item.name, "why": item.why, "bytes": item.bytes, "removed": removed and item.remove is not None}
-            for item in found
+            for item in items
         ]
         print_json({"schema": "charter.removable/1", "items": rows})
         return
-    if not found:
+    if not items:
         typer.echo("nothing to remove")
         return
     table = plain_table(("What", "wrap"), ("Why", "wrap"), ("Size", "right"))
-    for item in found:
+    for item in items:
         suffix = " (kept: --other-results removes it)" if item.remove is None else ""
         table.add_row(item.name, item.why + suffix, format_bytes(item.bytes))
     console().print(table)
-    size = format_bytes(sum(item.bytes for item in found if item.remove is not None))
+    size = format_bytes(sum(item.bytes for item in items if item.remove is not None))
     typer.echo(f"removed {size}" if removed else f"{size} could be removed; --yes does it")
 
 
@@ -250,13 +250,13 @@ def _found(
     return {name: listed(path, verify=verify) for name, path in stage_dirs.items()}
 
 
-def _show(found: "Mapping[str, Sequence[ListedCheckpoint]]", *, as_json: bool) -> None:
+def _show(by_stage: "Mapping[str, Sequence[ListedCheckpoint]]", *, as_json: bool) -> None:
     if as_json:
         print_json(
-            {"schema": "charter.checkpoints/1", "stages": {name: list(map(_json, found[name])) for name in found}}
+            {"schema": "charter.checkpoints/1", "stages": {name: list(map(_json, by_stage[name])) for name in by_stage}}
         )
         return
-    _print(found)
+    _print(by_stage)
 
 
 def _json(item: "ListedCheckpoint") -> dict[str, Any]:
@@ -274,7 +274,7 @@ def _json(item: "ListedCheckpoint") -> dict[str, Any]:
     }
 
 
-def _print(found: "Mapping[str, Sequence[ListedCheckpoint]]") -> None:
+def _print(by_stage: "Mapping[str, Sequence[ListedCheckpoint]]") -> None:
     from charter.cli.common import console, plain_table
     from charter.units import format_bytes, format_seconds
 
@@ -283,7 +283,7 @@ def _print(found: "Mapping[str, Sequence[ListedCheckpoint]]") -> None:
         ("Processes", "right"), ("Age", "right"), ("Pinned", "left"), ("Verified", "wrap"),
     )  # fmt: skip
     now = time.time()
-    for name, items in found.items():
+    for name, items in by_stage.items():
         for item in items:
             table.add_row(
                 name,

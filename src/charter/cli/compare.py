@@ -152,12 +152,12 @@ def _saved(path: Path) -> "Mapping[str, Any]":
     return document
 
 
-def _missing(found: "Mapping[str, Any]") -> list[str]:
+def _missing(document: "Mapping[str, Any]") -> list[str]:
     """Return what a saved plan lacks of that which is compared."""
     measures = ("seconds", "gpu_hours", "usd")
     needed = ("name", "accelerator", "count", "market", "layout", "peak_bytes", "capacity_bytes", *measures)
     return [
-        *(name for name in ("name", "stages", "total") if name not in found),
-        *(f"total.{name}" for name in measures if name not in found.get("total", dict.fromkeys(measures))),
-        *(f"stages.{name}" for name in needed if any(name not in stage for stage in found.get("stages", ()))),
+        *(name for name in ("name", "stages", "total") if name not in document),
+        *(f"total.{name}" for name in measures if name not in document.get("total", dict.fromkeys(measures))),
+        *(f"stages.{name}" for name in needed if any(name not in stage for stage in document.get("stages", ()))),
     ]

@@ -137,12 +137,12 @@ def _path(file: Path | None, directory: Path) -> Path:
     return root / project.constitution
 
 
-def _print(found: "Constitution", rows: list[dict[str, Any]]) -> None:
+def _print(constitution: "Constitution", rows: list[dict[str, Any]]) -> None:
     from charter.cli.common import console, plain_table
 
     table = plain_table(("Id", "left"), ("Drawn", "right"), ("Tags", "wrap"), ("Which answer is better", "wrap"))
     for row in rows:
         table.add_row(row["id"], f"{row['drawn_share']:.1%}", ", ".join(row["tags"]) or "-", row["compare"])
-    version = f" {found.version}" if found.version else ""
-    print(f"{found.name}{version}: {len(rows)} of {len(found.principles)} principles")
+    version = f" {constitution.version}" if constitution.version else ""
+    print(f"{constitution.name}{version}: {len(rows)} of {len(constitution.principles)} principles")
     console().print(table)

@@ -197,12 +197,12 @@ def _offered(accelerator: str) -> list[tuple[str, float]]:
 
 
 def _own_as_json(
-    name: str, scenario: str, server: "OwnedServer", found: "list[tuple[str, OwnOrRent]]"
+    name: str, scenario: str, server: "OwnedServer", comparisons: "list[tuple[str, OwnOrRent]]"
 ) -> dict[str, Any]:
     from charter.cost.own_hardware import owned_usd_per_year
 
     rows = []
-    for source, row in found:
+    for source, row in comparisons:
         values = {key: None if value == math.inf else value for key, value in vars(row).items()}
         verdicts = {"owning_is_cheaper": row.owning_is_cheaper, "pays_back_in_life": row.pays_back_in_life}
         rows.append({"rent_from": source, **values, **verdicts})
@@ -216,7 +216,7 @@ def _own_as_json(
 
 
 def _own_print(
-    name: str, scenario: str, server: "OwnedServer", found: "list[tuple[str, OwnOrRent]]", utilisation: float
+    name: str, scenario: str, server: "OwnedServer", comparisons: "list[tuple[str, OwnOrRent]]", utilisation: float
 ) -> None:
     from charter.cli.common import console, plain_table
     from charter.cost.own_hardware import owned_usd_per_accelerator_hour, owned_usd_per_year
@@ -237,7 +237,7 @@ def _own_print(
         ("pays back in", "right"),
         ("at this use", "left"),
     )
-    for source, row in found:
+    for source, row in comparisons:
         even = f"{row.break_even_utilisation:.0%}" if row.break_even_utilisation <= 1 else "never"
         months = f"{row.crossover_months:.0f} months" if row.crossover_months < math.inf else "never"
         verdict = "buy" if row.owning_is_cheaper else "rent"

@@ -118,15 +118,15 @@ def _export_handover(
         _summary(handover, where)
 
 
-def _summary(made: "HandoverExport", where: Path) -> None:
+def _summary(handover: "HandoverExport", where: Path) -> None:
     from charter.report.handover_pages import HOW_WORDS, resume_words
 
-    typer.echo(f"Wrote {made.handover.name} for {made.engine.title} {made.engine.version} to {where}")
-    typer.echo(f"  {made.planned.option.label}; {made.planned.option.layout_label}")
-    for how, number in made.counts.items():
+    typer.echo(f"Wrote {handover.handover.name} for {handover.engine.title} {handover.engine.version} to {where}")
+    typer.echo(f"  {handover.planned.option.label}; {handover.planned.option.layout_label}")
+    for how, number in handover.counts.items():
         typer.echo(f"  {number:>4} fields  {HOW_WORDS[how]}")
     typer.echo("     0 fields  dropped")
-    if made.inputs is not None:
-        rows = ", ".join(f"{count:,} rows of {role}" for role, count in made.inputs.rows.items())
+    if handover.inputs is not None:
+        rows = ", ".join(f"{count:,} rows of {role}" for role, count in handover.inputs.rows.items())
         typer.echo(f"  with {rows} in the order in which they are read, and its models")
-    typer.echo(f"  resume: {resume_words(made.rendered.resume)}")
+    typer.echo(f"  resume: {resume_words(handover.rendered.resume)}")

@@ -22,12 +22,12 @@ class View:
     spot: Value
 
 
-def rated(found: Sequence[Accelerator], book: PriceBook) -> tuple[View, ...]:
+def rated(devices: Sequence[Accelerator], book: PriceBook) -> tuple[View, ...]:
     """Accelerators with their cheapest offers."""
-    on_demand, spot = (values(found, book, market) for market in (Market.ON_DEMAND, Market.SPOT))
+    on_demand, spot = (values(devices, book, market) for market in (Market.ON_DEMAND, Market.SPOT))
     return tuple(
         View(item=item, on_demand=first, spot=second)
-        for item, first, second in zip(found, on_demand, spot, strict=True)
+        for item, first, second in zip(devices, on_demand, spot, strict=True)
     )
 
 

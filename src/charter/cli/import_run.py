@@ -171,7 +171,7 @@ def _found(run: str, *, format: RunFormat, tracking_uri: str | None, target_step
 
 
 def _import(
-    found: "FoundRun",
+    run: "FoundRun",
     machines: "Machines",
     into: "tuple[Project, Path] | None",
     stage: str,
@@ -189,12 +189,12 @@ def _import(
     given, row = facts_of(facts), None
     project, root = into or (None, Path("."))
     if measurements is not None:
-        row = row_of(found, machines, given, project=project, root=root, stage=stage)
+        row = row_of(run, machines, given, project=project, root=root, stage=stage)
     rows = [] if measurements is None or row is None else [written_row(measurements, row)]
-    done = Imported(found=found)
+    done = Imported(found=run)
     if project is not None:
         done = import_into(
-            project, root, found, stage=stage, machines=machines, another=another,
+            project, root, run, stage=stage, machines=machines, another=another,
             now=time.time(), rows=rows, dry_run=dry_run,
         )  # fmt: skip
     if measurements is not None and row is not None and not dry_run:

@@ -86,13 +86,13 @@ def inquiry_of(kind: str, model: str | None, said: Mapping[str, str | None]) -> 
     )
 
 
-def show_assumed(asked: "KindFile", save: Path | None) -> None:
+def show_assumed(file: "KindFile", save: Path | None) -> None:
     """Say what was filled in, and write the file or say how."""
     from charter.cli.common import write_asked
 
-    typer.echo("Assumed: " + "; ".join(asked.assumed) + ".")
+    typer.echo("Assumed: " + "; ".join(file.assumed) + ".")
     if save is None:
         typer.echo("--save charter.yaml writes the file that this question stands for.")
     else:
-        write_asked("--save", save, asked.text)
+        write_asked("--save", save, file.text)
         typer.echo(f"Written: {save}; bring the data that it names, then charter run.")

@@ -380,11 +380,11 @@ def plan(
         return
     from charter.plan.project_plan import plan_project
 
-    def planned(asked: "Project", number: int = 0) -> "Plan":
+    def planned(changed: "Project", number: int = 0) -> "Plan":
         now = datetime.now(tz=UTC)
         first = (begin or now).replace(tzinfo=None)
         return plan_project(
-            asked, root, knowledge=_knowledge(calibration), today=now.date(), alternatives=number, start=first
+            changed, root, knowledge=_knowledge(calibration), today=now.date(), alternatives=number, start=first
         )
 
     probed = probe_first(project, root, probe, calibration=calibration, as_json=as_json)
@@ -429,12 +429,12 @@ def _plan_points(path: Path, project: "Project", root: Path, name: str, changes:
 ALL_HARDWARE = ("resources.infra=null", "resources.any_of=[]", "resources.accelerators=[any]")
 
 
-def _warn(made: "Plan") -> None:
+def _warn(result: "Plan") -> None:
     """Print what is old about the prices, on stderr."""
     from charter.plan.stale import PREFIX
     from charter.units import format_usd
 
-    for item in made.assumptions:
+    for item in result.assumptions:
         if item.name.startswith(PREFIX) and isinstance(item.value, float):
             name, price = item.name.removeprefix(PREFIX), format_usd(item.value)
             day = item.as_of.split(" (")[0]
@@ -450,91 +450,94 @@ def _knowledge(calibration: Path | None) -> "Knowledge | None":
     return Knowledge.of(load(calibration))
 
 
-def _show(made: "Plan", *, as_json: bool, explain: str | None, more: dict[str, object]) -> None:
+def _show(result: "Plan", *, as_json: bool, explain: str | None, more: dict[str, object]) -> None:
     if as_json:
-        print_json(made.to_json() | more)
+        print_json(result.to_json() | more)
         return
     from charter.report.plan_explain import explain_stage
     from charter.report.plan_table import plan_table
 
     if explain is None:
-        plan_console().print(plan_table(made, today=datetime.now(tz=UTC).date()))
-        if made.start is not None:
-            plan_console().print(_finish(made), highlight=False)
-        if made.alternatives:
+        plan_console().print(plan_table(result, today=datetime.now(tz=UTC).date()))
+        if result.start is not None:
+            plan_console().print(_finish(result), highlight=False)
+        if result.alternatives:
             from charter.report.alternatives_table import alternatives_table
 
-            plan_console().print(alternatives_table(made))
+            plan_console().print(alternatives_table(result))
         from charter.plan.any_engine import with_other_engines
         from charter.report.engine_lines import engine_line, engine_lines
 
-        for line in engine_lines(made):
+        for line in engine_lines(result):
             plan_console().print(line, markup=False, highlight=False)
-        if not any(stage.other_engines for stage in made.stages) and (line := engine_line(with_other_engines(made))):
+        if not any(stage.other_engines for stage in result.stages) and (
+            line := engine_line(with_other_engines(result))
+        ):
             plan_console().print(line, markup=False, highlight=False)
         return
-    stage = made.stage(explain)
+    stage = result.stage(explain)
     assert stage is not None, "asked for before the plan was made"
-    plan_console().print(explain_stage(stage, made))
+    plan_console().print(explain_stage(stage, result))
 
 
-def _finish(made: "Plan") -> str:
+def _finish(result: "Plan") -> str:
     """Return when it ends, in dates."""
     from charter.plan.timeline_json import finish_date
 
-    assert made.start is not None
+    assert result.start is not None
     median, high = (
-        finish_date(value, made.start).strftime("%Y-%m-%d %H:%M") for value in (made.seconds.p50, made.seconds.p90)
+        finish_date(value, result.start).strftime("%Y-%m-%d %H:%M")
+        for value in (result.seconds.p50, result.seconds.p90)
     )
-    return f"Dates: started on {made.start:%Y-%m-%d %H:%M} UTC, it ends on {median} (p50) to {high} (p90)."
+    return f"Dates: started on {result.start:%Y-%m-%d %H:%M} UTC, it ends on {median} (p50) to {high} (p90)."
 
 
-def _write(made: "Plan", output: Path) -> None:
+def _write(result: "Plan", output: Path) -> None:
     import json
 
-    write_asked("--output", output, json.dumps(made.to_json(), indent=2, ensure_ascii=False) + "\n")
+    write_asked("--output", output, json.dumps(result.to_json(), indent=2, ensure_ascii=False) + "\n")
 
 
-def _write_page(made: "Plan", path: Path, start: datetime | None) -> None:
+def _write_page(result: "Plan", path: Path, start: datetime | None) -> None:
     """The HTML page of a plan; the clock is read here."""
     import time
 
     from charter.report.plan_page.page import plan_html
 
     now = time.time()
-    write_asked("--html", path, plan_html(made, now=now, start=now if start is None else start.timestamp()))
+    write_asked("--html", path, plan_html(result, now=now, start=now if start is None else start.timestamp()))
 
 
-def _check_budget(made: "Plan", *, at_p90: bool) -> None:
+def _check_budget(result: "Plan", *, at_p90: bool) -> None:
     """Raise a `BudgetError` where the budget is exceeded at p50 or cannot be checked; `at_p90`: there too."""
     from charter.errors import BudgetError
     from charter.units import format_usd
 
-    verdict = made.budget_verdict
-    if made.budget_usd is None or verdict in ("ok", None) or (verdict != "over" and not at_p90):
+    verdict = result.budget_verdict
+    if result.budget_usd is None or verdict in ("ok", None) or (verdict != "over" and not at_p90):
         return
-    limit, advice = format_usd(made.budget_usd), "".join(f"\n  or {line}" for line in made.budget_advice)
-    usd = made.project_usd
+    limit, advice = format_usd(result.budget_usd), "".join(f"\n  or {line}" for line in result.budget_advice)
+    usd = result.project_usd
     if usd is None:
         raise BudgetError(f"budget {limit} cannot be checked: a stage has no price; set resources.price")
     high, middle = format_usd(usd.p90 / 1e6), format_usd(usd.p50 / 1e6)
     raise BudgetError(
-        f"the plan of {made.name!r} costs {middle} (p50) to {high} (p90), above its budget of {limit}\n"
+        f"the plan of {result.name!r} costs {middle} (p50) to {high} (p90), above its budget of {limit}\n"
         f"  nothing was started; raise budget.limit to {high}, or give --allow-over-budget{advice}"
     )
 
 
-def _check_deadline(made: "Plan") -> None:
+def _check_deadline(result: "Plan") -> None:
     from charter.errors import InfeasibleError
     from charter.units import format_seconds
 
-    if made.deadline_verdict in ("ok", None):
+    if result.deadline_verdict in ("ok", None):
         return
-    middle, high = format_seconds(made.seconds.p50), format_seconds(made.seconds.p90)
-    limit = format_seconds(made.deadline_seconds or 0.0)
-    advice = "".join(f"\n  {line}" for line in made.advice)
+    middle, high = format_seconds(result.seconds.p50), format_seconds(result.seconds.p90)
+    limit = format_seconds(result.deadline_seconds or 0.0)
+    advice = "".join(f"\n  {line}" for line in result.advice)
     raise InfeasibleError(
-        f"the plan of {made.name!r} takes {middle} (p50) to {high} (p90), beyond its deadline of {limit}{advice}"
+        f"the plan of {result.name!r} takes {middle} (p50) to {high} (p90), beyond its deadline of {limit}{advice}"
     )
 
 
@@ -571,7 +574,7 @@ def what_if_answers(
     return answers
 
 
-def show(made: "Plan", found: list[Answer], *, as_json: bool, more: dict[str, object]) -> None:
+def show(result: "Plan", answers: list[Answer], *, as_json: bool, more: dict[str, object]) -> None:
     """Side by side with ratios; what cannot be planned is said below."""
     from charter.report.compare_table import compare_table
     from charter.report.compare_totals import ratios
@@ -582,16 +585,16 @@ def show(made: "Plan", found: list[Answer], *, as_json: bool, more: dict[str, ob
                 "change": answer.asked,
                 "set": answer.changes,
                 "plan": None if answer.plan is None else answer.plan.to_json(),
-                "ratio": None if answer.plan is None else ratios(answer.plan, made),
+                "ratio": None if answer.plan is None else ratios(answer.plan, result),
                 "reason": answer.reason,
             }
-            for answer in found
+            for answer in answers
         ]
-        print_json({**made.to_json(), **more, "what_if": rows})
+        print_json({**result.to_json(), **more, "what_if": rows})
         return
     terminal = plan_console()
-    beside = [(answer.asked, answer.plan) for answer in found if answer.plan is not None]
-    terminal.print(compare_table([("plan", made), *beside]))
-    for answer in found:
+    beside = [(answer.asked, answer.plan) for answer in answers if answer.plan is not None]
+    terminal.print(compare_table([("plan", result), *beside]))
+    for answer in answers:
         for line in answer.plan.advice if answer.plan else (answer.reason,):
             terminal.print(f"What if {answer.asked}: {line}", markup=False, highlight=False)

@@ -73,7 +73,7 @@ def _change_json(change: "Change") -> dict[str, Any]:
     }
 
 
-def _print(found: "PriceBookDifference", old: str, new: str) -> None:
+def _print(changes: "PriceBookDifference", old: str, new: str) -> None:
     from charter.cli.common import console, plain_table
 
     texts = ("cloud", "instance", "region", "market")
@@ -85,7 +85,7 @@ def _print(found: "PriceBookDifference", old: str, new: str) -> None:
         ("old as of", "left"),
         ("new as of", "left"),
     )
-    for change in found.changed:
+    for change in changes.changed:
         table.add_row(
             *(change.old.cloud, change.old.instance_type, change.old.region, str(change.market).replace("_", " ")),
             _usd(change.old_usd_per_hour),
@@ -95,11 +95,11 @@ def _print(found: "PriceBookDifference", old: str, new: str) -> None:
             change.new.provenance.as_of.split(" (")[0],
         )
     out = console()
-    if found.changed:
+    if changes.changed:
         out.print(table)
     out.print(
-        f"{len(found.changed)} prices changed, {found.unchanged} the same; "
-        f"{len(found.only_in_old)} offers only in {old}, {len(found.only_in_new)} only in {new}",
+        f"{len(changes.changed)} prices changed, {changes.unchanged} the same; "
+        f"{len(changes.only_in_old)} offers only in {old}, {len(changes.only_in_new)} only in {new}",
         style="dim",
     )
 

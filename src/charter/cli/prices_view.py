@@ -66,9 +66,9 @@ def finding_json(finding: PriceFinding) -> dict[str, Any]:
     }
 
 
-def print_offers(found: Sequence[Offer], book: PriceBook, today: date) -> None:
+def print_offers(offers: Sequence[Offer], book: PriceBook, today: date) -> None:
     """Offers per accelerator-hour, cheapest first."""
-    markets = [market for market in Market if any(offer.usd_per_hour(market) is not None for offer in found)]
+    markets = [market for market in Market if any(offer.usd_per_hour(market) is not None for offer in offers)]
     table = plain_table(
         ("accelerators", "left"),
         *((str(market).replace("_", " "), "right") for market in markets),
@@ -78,7 +78,7 @@ def print_offers(found: Sequence[Offer], book: PriceBook, today: date) -> None:
         ("as of", "left"),
         ("figures", "left"),
     )
-    for offer in sorted(found, key=_cheapest):
+    for offer in sorted(offers, key=_cheapest):
         table.add_row(
             f"{offer.count} x {offer.accelerator}",
             *(_usd(offer.usd_per_accelerator_hour(market)) for market in markets),
@@ -92,22 +92,22 @@ def print_offers(found: Sequence[Offer], book: PriceBook, today: date) -> None:
     out.print(table)
     for issue in book.issues:
         out.print(f"{issue.offer}: {issue.message}", style="yellow")
-    old = sum(offer.is_stale(today, STALE_DAYS) for offer in found)
+    old = sum(offer.is_stale(today, STALE_DAYS) for offer in offers)
     out.print(
         "USD per accelerator-hour; spot is the median zone; `-` is not offered or not known.\n"
         "Dated lists, not live prices. "
-        + (f"{old} of {len(found)} may be older than {STALE_DAYS} days. " if old else "")
+        + (f"{old} of {len(offers)} may be older than {STALE_DAYS} days. " if old else "")
         + "`charter catalog prices import FILE` adds newer lists and contracts; `resources.price` sets one.",
         style="dim",
     )
 
 
-def print_storage(found: Sequence[StoragePrice]) -> None:
+def print_storage(prices: Sequence[StoragePrice]) -> None:
     """Prices of storage, requests and transfer."""
     columns = (("provider", "left"), ("product", "left"), ("tier", "left"), ("region", "left"), ("USD", "right"))
     more = (("per", "left"), ("min days", "right"), ("as of", "left"), ("figures", "left"))
     table = plain_table(*columns, *more)
-    for price in found:
+    for price in prices:
         days = price.min_duration_days
         table.add_row(
             *(

@@ -188,21 +188,22 @@ def _usd(text: str, option: str) -> float:
     return value
 
 
-def _report(made: "ScalePlan", question: "ScaleQuestion", price_source: str) -> dict[str, object]:
+def _report(scaled: "ScalePlan", question: "ScaleQuestion", price_source: str) -> dict[str, object]:
     return {
         "law": question.law.law.source,
-        "parameters": asdict(made.num_parameters),
-        "tokens": asdict(made.num_tokens),
-        "tokens_per_parameter": made.tokens_per_parameter,
-        "compute_flops": made.compute_flops,
-        "optimal": {"parameters": made.best_parameters, "tokens": made.best_tokens},
-        "loss": asdict(made.prediction.loss),
-        "worth_tokens": made.prediction.worth_tokens,
-        "warnings": list(made.prediction.warnings),
+        "parameters": asdict(scaled.num_parameters),
+        "tokens": asdict(scaled.num_tokens),
+        "tokens_per_parameter": scaled.tokens_per_parameter,
+        "compute_flops": scaled.compute_flops,
+        "optimal": {"parameters": scaled.best_parameters, "tokens": scaled.best_tokens},
+        "loss": asdict(scaled.prediction.loss),
+        "worth_tokens": scaled.prediction.worth_tokens,
+        "warnings": list(scaled.prediction.warnings),
         "price": {"usd_per_accelerator_hour": question.clusters[0].price_usd_per_hour, "source": price_source},
-        "schedules": [_schedule(item) for item in made.schedules],
+        "schedules": [_schedule(item) for item in scaled.schedules],
         "infeasible": [
-            {"accelerator": item.name, "accelerators": item.cluster.count, "reason": item.reason} for item in made.unfit
+            {"accelerator": item.name, "accelerators": item.cluster.count, "reason": item.reason}
+            for item in scaled.unfit
         ],
         "settings": [
             {
@@ -211,7 +212,7 @@ def _report(made: "ScalePlan", question: "ScaleQuestion", price_source: str) -> 
                 "learning_rate": None if rule.learning_rate is None else asdict(rule.learning_rate),
                 "batch_tokens": None if rule.batch_tokens is None else asdict(rule.batch_tokens),
             }
-            for rule in made.rules
+            for rule in scaled.rules
         ],
         "published_runs": [
             {
@@ -220,11 +221,11 @@ def _report(made: "ScalePlan", question: "ScaleQuestion", price_source: str) -> 
                 "batch_tokens": run.batch_tokens,
                 "source": run.source,
             }
-            for run in made.nearest
+            for run in scaled.nearest
         ],
         "serving_aware": None
-        if made.serving is None
-        else vars(made.serving) | {"saved_share": made.serving.saved_share},
+        if scaled.serving is None
+        else vars(scaled.serving) | {"saved_share": scaled.serving.saved_share},
     }
 
 
@@ -330,13 +331,13 @@ def scale_predict(
         typer.echo(f"warning: {warning}")
 
 
-def prediction_json(told: "Prediction") -> dict[str, object]:
+def prediction_json(prediction: "Prediction") -> dict[str, object]:
     """A prediction as JSON."""
     return {
-        "loss": asdict(told.loss),
-        "worth_tokens": told.worth_tokens,
-        "extrapolation": told.extrapolation,
-        "warnings": list(told.warnings),
+        "loss": asdict(prediction.loss),
+        "worth_tokens": prediction.worth_tokens,
+        "extrapolation": prediction.extrapolation,
+        "warnings": list(prediction.warnings),
     }
 
 

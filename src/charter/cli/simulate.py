@@ -97,16 +97,16 @@ def simulate(
     _show(question, runs=runs, seed=seed, as_json=as_json, html=html)
 
 
-def _show(asked: "Asked", *, runs: int, seed: int, as_json: bool, html: Path | None) -> None:
+def _show(question: "Asked", *, runs: int, seed: int, as_json: bool, html: Path | None) -> None:
     from charter.cli.simulate_view import answer_json, print_answer, write_page
     from charter.resilience.scenario import sweep
     from charter.resilience.simulate import simulate as run_simulation
 
-    simulated = run_simulation(asked.scenario.job(asked.interval_seconds), runs=runs, seed=seed)
-    points = sweep(asked.scenario, asked.interval_seconds, runs=max(2, min(runs, 200)), seed=seed)
+    simulated = run_simulation(question.scenario.job(question.interval_seconds), runs=runs, seed=seed)
+    points = sweep(question.scenario, question.interval_seconds, runs=max(2, min(runs, 200)), seed=seed)
     if html is not None:
-        write_page(asked, simulated, points, seed=seed, path=html)
+        write_page(question, simulated, points, seed=seed, path=html)
     if as_json:
-        print_json(answer_json(asked, simulated, points, seed=seed))
+        print_json(answer_json(question, simulated, points, seed=seed))
     else:
-        print_answer(asked, simulated, points, seed=seed)
+        print_answer(question, simulated, points, seed=seed)

@@ -194,20 +194,20 @@ def bar(share: float, width: int = BAR) -> str:
 
 
 def answer_json(
-    asked: "Asked", found: SimulationOutcome, points: "Sequence[SweepPoint]", *, seed: int
+    question: "Asked", simulated: SimulationOutcome, points: "Sequence[SweepPoint]", *, seed: int
 ) -> dict[str, object]:
     """Everything that is printed, in seconds; null for what has no number."""
-    scenario = asked.scenario
-    form = scenario.closed_form(asked.interval_seconds)
+    scenario = question.scenario
+    form = scenario.closed_form(question.interval_seconds)
     job = scenario.interruptions
     return {
-        "title": asked.title,
-        "notes": list(asked.notes),
+        "title": question.title,
+        "notes": list(question.notes),
         "inputs": {
-            "accelerators": asked.accelerators,
+            "accelerators": question.accelerators,
             "num_nodes": scenario.num_nodes,
             "useful_seconds": scenario.useful_seconds,
-            "interval_seconds": asked.interval_seconds,
+            "interval_seconds": question.interval_seconds,
             "save_seconds": scenario.save_seconds,
             "persist_seconds": scenario.persist_seconds,
             "restart_seconds": scenario.restart_seconds,
@@ -222,9 +222,9 @@ def answer_json(
             "ettr": form.useful_share,
             "buckets_seconds": {name: _finite(getattr(form, f"{name}_seconds")) for name in BUCKETS},
         },
-        "simulation": found.to_json(),
-        "usd": None if _usd(asked, found) is None else _usd(asked, found),
-        "histogram": [{"from_seconds": a, "to_seconds": b, "runs": n} for a, b, n in found.histogram()],
+        "simulation": simulated.to_json(),
+        "usd": None if _usd(question, simulated) is None else _usd(question, simulated),
+        "histogram": [{"from_seconds": a, "to_seconds": b, "runs": n} for a, b, n in simulated.histogram()],
         "sweep": [
             {"interval_seconds": p.interval_seconds, "ettr": p.ettr, "closed_form_ettr": p.closed_form} for p in points
         ],
@@ -232,56 +232,56 @@ def answer_json(
 
 
 def write_page(
-    asked: "Asked", found: SimulationOutcome, points: "Sequence[SweepPoint]", *, seed: int, path: Path
+    question: "Asked", simulated: SimulationOutcome, points: "Sequence[SweepPoint]", *, seed: int, path: Path
 ) -> None:
     """The same as one HTML page."""
     page = simulation_page(
-        title=asked.title,
-        notes=asked.notes,
-        found=found,
-        expected=asked.scenario.closed_form(asked.interval_seconds),
+        title=question.title,
+        notes=question.notes,
+        found=simulated,
+        expected=question.scenario.closed_form(question.interval_seconds),
         points=points,
-        interval_seconds=asked.interval_seconds,
+        interval_seconds=question.interval_seconds,
         seed=seed,
     )
     write_asked("--html", path, page)
 
 
-def print_answer(asked: "Asked", found: SimulationOutcome, points: "Sequence[SweepPoint]", *, seed: int) -> None:
+def print_answer(question: "Asked", simulated: SimulationOutcome, points: "Sequence[SweepPoint]", *, seed: int) -> None:
     """Tables and bars."""
     out = console()
-    form = asked.scenario.closed_form(asked.interval_seconds)
-    out.print(asked.title)
-    for note in asked.notes:
+    form = question.scenario.closed_form(question.interval_seconds)
+    out.print(question.title)
+    for note in question.notes:
         out.print(f"  {note}")
-    save = f"save {format_seconds(asked.scenario.save_seconds)}"
-    if asked.scenario.persist_seconds:
-        save += f" of stall, durable {format_seconds(asked.scenario.persist_seconds)} later"
-    out.print(f"  a checkpoint every {format_seconds(asked.interval_seconds)} of work, {save}")
-    out.print(f"  {found.runs:,} runs, seed {seed}\n")
-    _print_figures(out, asked, found, form)
-    _print_buckets(out, found, form)
-    _print_histogram(out, found)
-    _print_sweep(out, points, asked.interval_seconds)
+    save = f"save {format_seconds(question.scenario.save_seconds)}"
+    if question.scenario.persist_seconds:
+        save += f" of stall, durable {format_seconds(question.scenario.persist_seconds)} later"
+    out.print(f"  a checkpoint every {format_seconds(question.interval_seconds)} of work, {save}")
+    out.print(f"  {simulated.runs:,} runs, seed {seed}\n")
+    _print_figures(out, question, simulated, form)
+    _print_buckets(out, simulated, form)
+    _print_histogram(out, simulated)
+    _print_sweep(out, points, question.interval_seconds)
 
 
-def _print_figures(out: "Console", asked: "Asked", found: SimulationOutcome, form: "ExpectedTime") -> None:
+def _print_figures(out: "Console", question: "Asked", simulated: SimulationOutcome, form: "ExpectedTime") -> None:
     table = plain_table(*((name, "left" if not name else "right") for name in ("", *COLUMNS)))
     for name, expected, seconds in (
-        ("wall time", form.wall_seconds, found.wall_seconds),
-        ("billed time", form.billed_seconds, found.billed_seconds),
-        ("lost work", form.lost_seconds, found.lost_seconds),
+        ("wall time", form.wall_seconds, simulated.wall_seconds),
+        ("billed time", form.billed_seconds, simulated.billed_seconds),
+        ("lost work", form.lost_seconds, simulated.lost_seconds),
     ):
-        levels = [format_seconds(value) for value in found.quantiles(seconds).values()]
+        levels = [format_seconds(value) for value in simulated.quantiles(seconds).values()]
         table.add_row(name, format_seconds(expected), format_seconds(float(np.mean(seconds))), *levels)
-    counts = found.interruptions.astype(np.float64)
-    levels = [f"{value:,.0f}" for value in found.quantiles(counts).values()]
+    counts = simulated.interruptions.astype(np.float64)
+    levels = [f"{value:,.0f}" for value in simulated.quantiles(counts).values()]
     table.add_row("interruptions", f"{form.interruptions:,.1f}", f"{np.mean(counts):,.1f}", *levels)
-    table.add_row("useful share (ETTR)", f"{form.useful_share:.1%}", f"{found.ettr:.1%}", "", "", "")
+    table.add_row("useful share (ETTR)", f"{form.useful_share:.1%}", f"{simulated.ettr:.1%}", "", "", "")
     billed = form.billed_seconds
     share = form.useful_seconds / billed if billed > 0 else 1.0
-    table.add_row("  of billed time", f"{share:.1%}", f"{found.ettr_billed:.1%}", "", "", "")
-    money = _usd(asked, found)
+    table.add_row("  of billed time", f"{share:.1%}", f"{simulated.ettr_billed:.1%}", "", "", "")
+    money = _usd(question, simulated)
     if money is not None:
         table.add_row("bill", "", format_usd(money["mean"]), *(format_usd(money[q]) for q in ("p50", "p90", "p99")))
     out.print(table)
@@ -296,20 +296,20 @@ def _bar_width(out: "Console") -> int:
     return max(8, min(BAR, out.width - FIGURES_WIDTH))
 
 
-def _print_buckets(out: "Console", found: SimulationOutcome, form: "ExpectedTime") -> None:
+def _print_buckets(out: "Console", simulated: SimulationOutcome, form: "ExpectedTime") -> None:
     out.print("\nWhere the time goes")
     table = plain_table(
         ("", "left"), ("closed form", "right"), ("simulated", "right"), ("share", "right"), ("", "left")
     )
-    for name, seconds in found.buckets().items():
-        share = seconds / found.mean_wall_seconds if found.mean_wall_seconds else 0.0
+    for name, seconds in simulated.buckets().items():
+        share = seconds / simulated.mean_wall_seconds if simulated.mean_wall_seconds else 0.0
         expected = format_seconds(getattr(form, f"{name}_seconds"))
         table.add_row(WORDS[name], expected, format_seconds(seconds), f"{share:.1%}", bar(share, _bar_width(out)))
     out.print(table)
 
 
-def _print_histogram(out: "Console", found: SimulationOutcome) -> None:
-    bins = found.histogram()
+def _print_histogram(out: "Console", simulated: SimulationOutcome) -> None:
+    bins = simulated.histogram()
     if len(bins) == 1:
         return
     out.print("\nWall time, runs")
@@ -334,13 +334,13 @@ def _print_sweep(out: "Console", points: "Sequence[SweepPoint]", chosen: float) 
     out.print(table)
 
 
-def _usd(asked: "Asked", found: SimulationOutcome) -> dict[str, float] | None:
-    price = asked.usd_per_accelerator_hour
+def _usd(question: "Asked", simulated: SimulationOutcome) -> dict[str, float] | None:
+    price = question.usd_per_accelerator_hour
     if price is None:
         return None
-    hourly = price * asked.accelerators / SECONDS_PER_HOUR
-    levels = found.quantiles(found.billed_seconds)
-    return {"mean": hourly * found.mean_billed_seconds} | {name: hourly * value for name, value in levels.items()}
+    hourly = price * question.accelerators / SECONDS_PER_HOUR
+    levels = simulated.quantiles(simulated.billed_seconds)
+    return {"mean": hourly * simulated.mean_billed_seconds} | {name: hourly * value for name, value in levels.items()}
 
 
 def _finite(value: float) -> float | None:

@@ -38,14 +38,14 @@ def status(
             raise typer.Exit(ExitCode.CTRL_C) from None
 
 
-def _print(found: dict[str, Any]) -> None:
-    phases = max((len(stage["phase"]) for stage in found["stages"]), default=0)
-    width = max((len(stage["name"]) for stage in found["stages"]), default=0)
-    print(found["run"])
-    if found["supervisor"] is not None:
-        is_done = all(stage["state"] == "done" for stage in found["stages"])
-        print(f"  {_supervisor(found['supervisor'], is_done=is_done)}")
-    for stage in found["stages"]:
+def _print(report: dict[str, Any]) -> None:
+    phases = max((len(stage["phase"]) for stage in report["stages"]), default=0)
+    width = max((len(stage["name"]) for stage in report["stages"]), default=0)
+    print(report["run"])
+    if report["supervisor"] is not None:
+        is_done = all(stage["state"] == "done" for stage in report["stages"])
+        print(f"  {_supervisor(report['supervisor'], is_done=is_done)}")
+    for stage in report["stages"]:
         steps = f"{stage['step']}/{stage['target_step']}" if stage["target_step"] else "-"
         attempts = f"{stage['attempts']} attempt{'' if stage['attempts'] == 1 else 's'}"
         mark = _MARKS[stage["state"]]
@@ -53,7 +53,7 @@ def _print(found: dict[str, Any]) -> None:
             f"  {mark} {stage['name']:<{width}}  {stage['kind']:<16} {stage['phase']:<{phases}} {steps:>11}  "
             f"{attempts:<11} {stage['why']}{_engine(stage)}{_beside_plan(stage['actual_over_planned'])}"
         )
-    for outcome in found["outcomes"]:
+    for outcome in report["outcomes"]:
         for item in outcome["comparisons"]:
             print(f"{item['question']} {item['answer'].capitalize()}: {item['why']}.")
 

@@ -96,10 +96,10 @@ def _row(item: "Verdict") -> dict[str, Any]:
     }
 
 
-def _score(found: "Score") -> dict[str, Any]:
+def _score(total: "Score") -> dict[str, Any]:
     from dataclasses import asdict
 
-    return asdict(found)
+    return asdict(total)
 
 
 def _print(file: Path, verdicts: "Sequence[Verdict]", groups: "Mapping[str, Score]", by: str) -> None:
@@ -148,21 +148,21 @@ _COLUMNS = (
 )
 
 
-def _cells(found: "Score") -> list[str]:
+def _cells(total: "Score") -> list[str]:
     def share(value: float | None, sign: str = "") -> str:
         return "" if value is None else f"{value:{sign}.1%}"
 
     return [
-        str(found.rows),
-        str(found.refused or ""),
-        str(found.configurations or ""),
-        share(found.median_error),
-        share(found.p90_error),
-        share(found.bias, "+"),
-        share(found.coverage),
-        "" if found.width is None else f"{found.width:.2f}",
-        str(found.said_fits_was_oom) if found.oom_rows else "",
-        str(found.said_oom_ran) if found.oom_rows else "",
+        str(total.rows),
+        str(total.refused or ""),
+        str(total.configurations or ""),
+        share(total.median_error),
+        share(total.p90_error),
+        share(total.bias, "+"),
+        share(total.coverage),
+        "" if total.width is None else f"{total.width:.2f}",
+        str(total.said_fits_was_oom) if total.oom_rows else "",
+        str(total.said_oom_ran) if total.oom_rows else "",
     ]
 
 

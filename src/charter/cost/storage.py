@@ -33,7 +33,7 @@ class StoredBytes:
     seconds: float
 
 
-def storage_usd(held: Sequence[StoredBytes], tier: StorageTier) -> float:
+def storage_usd(stored: Sequence[StoredBytes], tier: StorageTier) -> float:
     """Cost in usd of bytes over time: `price x sum GB x months`, each piece billed for the tier's minimum
     at least.
 
@@ -46,7 +46,7 @@ def storage_usd(held: Sequence[StoredBytes], tier: StorageTier) -> float:
     minimum_seconds = tier.minimum_days * 86400
     gb_months = sum(
         piece.num_bytes / GB * max(piece.seconds, minimum_seconds) / (HOURS_PER_MONTH * SECONDS_PER_HOUR)
-        for piece in held
+        for piece in stored
     )
     return gb_months * tier.usd_per_gb_month
 

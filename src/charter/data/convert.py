@@ -115,8 +115,8 @@ _LAYOUTS: Mapping[tuple[str, ...], Callable[[Row], dict[str, Any] | None]] = {
 _CONSUMED = frozenset({name for fields in _LAYOUTS for name in fields} | {"system", "completion"})
 
 
-def _is_human_text(found: Any) -> bool:
-    return isinstance(found, str) and _HUMAN_TURNS.match(found.lstrip(" ")) is not None
+def _is_human_text(value: Any) -> bool:
+    return isinstance(value, str) and _HUMAN_TURNS.match(value.lstrip(" ")) is not None
 
 
 def _human_turns(row: Row, text: str) -> list[Turn]:

@@ -301,13 +301,13 @@ def _turn(row: Row, place: str, item: Any) -> Turn:
     return Turn(role, text_field(row, f"{place}.content", item["content"]))
 
 
-def text_field(row: Row, place: str, found: Any) -> str:
+def text_field(row: Row, place: str, value: Any) -> str:
     """A text of a row that is not empty."""
-    if not isinstance(found, str) or not found.strip():
-        row.refuse(f"`{place}` must be a text that is not empty, found {json_kind(found)}")
-    if not is_unicode(found):
+    if not isinstance(value, str) or not value.strip():
+        row.refuse(f"`{place}` must be a text that is not empty, found {json_kind(value)}")
+    if not is_unicode(value):
         row.refuse(f"`{place}` holds half of a surrogate pair (\\ud800 to \\udfff), which is not a character")
-    return found
+    return value
 
 
 def _answer(row: Row, key: str, *, after: Turns = ()) -> str:
@@ -435,15 +435,15 @@ def _correct_choice(row: Row, choices: tuple[str, ...]) -> int:
     return place
 
 
-def _place(found: Any, choices: tuple[str, ...]) -> int | None:
+def _place(answer: Any, choices: tuple[str, ...]) -> int | None:
     """Return the index of the choice that an answer names; its own words count before a letter."""
-    if isinstance(found, int) and not isinstance(found, bool):
-        return found if 0 <= found < len(choices) else None
-    if not isinstance(found, str):
+    if isinstance(answer, int) and not isinstance(answer, bool):
+        return answer if 0 <= answer < len(choices) else None
+    if not isinstance(answer, str):
         return None
-    if found in choices:
-        return choices.index(found)
-    letter = found.strip().strip("()").upper()
+    if answer in choices:
+        return choices.index(answer)
+    letter = answer.strip().strip("()").upper()
     return LETTERS.index(letter) if len(letter) == 1 and letter in LETTERS[: len(choices)] else None
 
 

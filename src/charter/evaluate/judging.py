@@ -123,12 +123,12 @@ class Judging:
         return [item for number, _ in makings for item in by_batch[number]]
 
 
-def _require_some(stage: str, role: str, valid: int, found: Sequence[object]) -> None:
+def _require_some(stage: str, role: str, valid: int, answers: Sequence[object]) -> None:
     """A judge that answered nothing in a way that can be read measures nothing."""
-    if found and not valid:
-        invalid = next(item for item in found if isinstance(item, Invalid))
+    if answers and not valid:
+        invalid = next(item for item in answers if isinstance(item, Invalid))
         raise DataError(
-            f"stage {stage}: {role} gave no valid answer to any of {len(found)} questions ({invalid.reason}); "
+            f"stage {stage}: {role} gave no valid answer to any of {len(answers)} questions ({invalid.reason}); "
             "look at its format and at `serving.log_probabilities`"
         )
 
@@ -144,10 +144,12 @@ def first_option_share(verdict: Verdict) -> float:
     return sum(win_of(value, 0) for value in as_shown) / len(as_shown)
 
 
-def invalid_note(asked: int, valid: int) -> str:
+def invalid_note(comparisons: int, valid: int) -> str:
     """Return the note of a figure about comparisons that have no verdict.
 
     >>> invalid_note(100, 98), invalid_note(100, 100)
     ('2 of 100 comparisons left out: no valid answer', '')
     """
-    return f"{asked - valid} of {asked} comparisons left out: no valid answer" if valid < asked else ""
+    return (
+        f"{comparisons - valid} of {comparisons} comparisons left out: no valid answer" if valid < comparisons else ""
+    )

@@ -88,14 +88,15 @@ class HarnessModel:
         read = likelihoods(self.language_model, rows, batch=self.batch)
         return [(item.log_probability, item.is_greedy) for item in read]
 
-    def _cut(self, given: Sequence[int], asked: Sequence[int]) -> Continuation:
+    def _cut(self, given: Sequence[int], continuation: Sequence[int]) -> Continuation:
         """The last `max_length` + 1 tokens, of which the model reads all but the last."""
-        if len(asked) > self.max_length:
+        if len(continuation) > self.max_length:
             raise DataError(
-                f"a continuation of {len(asked)} tokens, where the model takes {self.max_length}; shorten the task"
+                f"a continuation of {len(continuation)} tokens, where the model takes {self.max_length}; "
+                "shorten the task"
             )
-        room = self.max_length + 1 - len(asked)
-        return Continuation(tuple(given[-room:]), tuple(asked))
+        room = self.max_length + 1 - len(continuation)
+        return Continuation(tuple(given[-room:]), tuple(continuation))
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """The log-probability of whole texts, each token once, with as much before it as the model takes."""
@@ -124,13 +125,13 @@ class HarnessModel:
                 by_request |= zip(part, texts, strict=True)
         return [by_request[index] for index in range(len(requests))]
 
-    def _settings(self, asked: Mapping[str, Any]) -> tuple[SamplingSettings, tuple[str, ...]]:
-        length = next((int(asked[name]) for name in _LENGTH_NAMES if name in asked), DEFAULT_NEW_TOKENS)
-        stops = asked.get("until") or ()
+    def _settings(self, options: Mapping[str, Any]) -> tuple[SamplingSettings, tuple[str, ...]]:
+        length = next((int(options[name]) for name in _LENGTH_NAMES if name in options), DEFAULT_NEW_TOKENS)
+        stops = options.get("until") or ()
         settings = SamplingSettings(
             max_new_tokens=length,
-            temperature=float(asked.get("temperature") or 0.0) if asked.get("do_sample") else 0.0,
-            top_p=float(asked.get("top_p", 1.0)),
+            temperature=float(options.get("temperature") or 0.0) if options.get("do_sample") else 0.0,
+            top_p=float(options.get("top_p", 1.0)),
         )
         return settings, (stops,) if isinstance(stops, str) else tuple(stops)
 

@@ -154,18 +154,18 @@ def _evasive(bench: Bench, role: str, read: _Read) -> list[Figure]:
     return figures
 
 
-def _both_orders(prompt: Prompt, answer: str, asked: tuple[str, str, str]) -> tuple[Question, Question]:
+def _both_orders(prompt: Prompt, answer: str, wording: tuple[str, str, str]) -> tuple[Question, Question]:
     """A question about an answer, with the first statement as (A), then as (B)."""
-    question, first, second = asked
+    question, first, second = wording
     return _question(prompt, answer, question, first, second), _question(prompt, answer, question, second, first)
 
 
-def _question(prompt: Prompt, answer: str, asked: str, shown_as_a: str, shown_as_b: str) -> Question:
+def _question(prompt: Prompt, answer: str, wording: str, shown_as_a: str, shown_as_b: str) -> Question:
     return Question(
         Part("Conversation:\n"),
         Part(conversation_text(prompt.turns), CONVERSATION),
         Part("\nAssistant:"),
         Part(f" {quoted(answer)}", ANSWER),
-        Part(f"\n\n{asked}\n(A) {shown_as_a}\n(B) {shown_as_b}"),
+        Part(f"\n\n{wording}\n(A) {shown_as_a}\n(B) {shown_as_b}"),
         Part("\nThe better answer is ("),
     )

@@ -108,9 +108,9 @@ STATEMENTS = (
 """Figure, what its interval must lie above, and what may be said then."""
 
 
-def _about_drift(found: Mapping[str, Figure]) -> list[str]:
+def _about_drift(figures: Mapping[str, Figure]) -> list[str]:
     """The alarm: the judge is not the one that the probes were judged by, or not asked in the same way."""
-    same, distance = found.get("probes.same_verdict"), found.get("probes.ks")
+    same, distance = figures.get("probes.same_verdict"), figures.get("probes.ks")
     flipped = same is not None and same.high < SAME_VERDICTS
     shifted = distance is not None and distance.low > 0
     if same is None or not (flipped or shifted):
@@ -122,9 +122,9 @@ def _about_drift(found: Mapping[str, Figure]) -> list[str]:
     ]
 
 
-def _about_parting(found: Mapping[str, Figure]) -> list[str]:
+def _about_parting(figures: Mapping[str, Figure]) -> list[str]:
     """State over-optimisation where it shows: reward goes up with KL, and quality does not."""
-    reward, quality = found.get("goodhart.reward_slope"), found.get("goodhart.quality_slope")
+    reward, quality = figures.get("goodhart.reward_slope"), figures.get("goodhart.quality_slope")
     if reward is None or quality is None or reward.low <= 0 or quality.low > 0:
         return []
     trend = "falls" if quality.high < 0 else "is not shown to rise"
@@ -146,15 +146,15 @@ def _judge_statement(figure: Figure, threshold: float, claim: str, may: list[str
         may_not.append(f"Not shown, the interval {side} {_share(threshold)}: {claim} ({_measured(figure)}).")
 
 
-def _about_the_reward(found: Mapping[str, Figure]) -> list[str]:
+def _about_the_reward(figures: Mapping[str, Figure]) -> list[str]:
     """State why a higher reward alone says nothing, with the control's figure where there is one."""
-    if "win_rate.policy" not in found:
+    if "win_rate.policy" not in figures:
         return []
-    measured = f"policy {_measured(found['win_rate.policy'])}"
-    if "win_rate.control_own" in found:
-        measured += f"; a control by its own reward, on shuffled labels: {_measured(found['win_rate.control_own'])}"
+    measured = f"policy {_measured(figures['win_rate.policy'])}"
+    if "win_rate.control_own" in figures:
+        measured += f"; a control by its own reward, on shuffled labels: {_measured(figures['win_rate.control_own'])}"
     text = f"That a higher reward shows better answers: the reward is what the policy was trained on ({measured})."
-    if "independent_check.difference" in found:
+    if "independent_check.difference" in figures:
         return [text]
     return [text, "That the AI labels themselves had an effect: no control on shuffled labels was measured."]
 

@@ -151,30 +151,30 @@ class Odds:
 Asking = Generator[Sequence[Ask], list[Reply], list[Odds | Invalid]]
 
 
-def odds_of(asked: Sequence[SeededQuestion], choices: tuple[str, str], manner: Manner) -> Asking:
+def odds_of(questions: Sequence[SeededQuestion], choices: tuple[str, str], manner: Manner) -> Asking:
     """The log-odds of each question; several attempts at those that have no valid answer."""
-    odds: list[Odds | Invalid] = [Invalid(reason="not asked")] * len(asked)
-    waiting = list(range(len(asked)))
+    odds: list[Odds | Invalid] = [Invalid(reason="not asked")] * len(questions)
+    waiting = list(range(len(questions)))
     for attempt in range(ATTEMPTS):
         if not waiting:
             break
-        answers = yield from _attempt([asked[index] for index in waiting], choices, manner, attempt)
+        answers = yield from _attempt([questions[index] for index in waiting], choices, manner, attempt)
         for index, answer in zip(waiting, answers, strict=True):
             odds[index] = replace(answer, tokens=answer.tokens + odds[index].tokens)
         waiting = [index for index in waiting if isinstance(odds[index], Invalid)]
     return odds
 
 
-def _attempt(asked: Sequence[SeededQuestion], choices: tuple[str, str], manner: Manner, attempt: int) -> Asking:
+def _attempt(questions: Sequence[SeededQuestion], choices: tuple[str, str], manner: Manner, attempt: int) -> Asking:
     """Every question once, after a chain of thought where one is wanted; no choice is asked of a judge that refused."""
     if not manner.chain_of_thought:
-        asks = [_choose(item, None, choices, manner, attempt) for item in asked]
+        asks = [_choose(item, None, choices, manner, attempt) for item in questions]
         return (yield from _chosen(asks, manner, attempt))
-    replies = yield [_reasoning(item, manner, attempt) for item in asked]
+    replies = yield [_reasoning(item, manner, attempt) for item in questions]
     thoughts = [reply for reply in replies if isinstance(reply, Text)]
     odds: list[Odds | Invalid] = [Invalid(reason=REFUSED, text=thought.refusal) for thought in thoughts]
     willing = [index for index, thought in enumerate(thoughts) if not thought.refusal]
-    asks = [_choose(asked[index], thoughts[index], choices, manner, attempt) for index in willing]
+    asks = [_choose(questions[index], thoughts[index], choices, manner, attempt) for index in willing]
     for index, answer in zip(willing, (yield from _chosen(asks, manner, attempt)), strict=True):
         odds[index] = answer
     return [

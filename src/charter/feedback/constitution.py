@@ -393,10 +393,10 @@ def _name(index: int, item: Any) -> str:
     return f"principle {index + 1}" + (f" ({id})" if isinstance(id, str) and id else "")
 
 
-def _fields(where: str, found: Mapping[str, Any], known: Sequence[str]) -> Iterator[ConstitutionFinding]:
-    for key in found:
-        if key not in known:
-            near = nearest(key, known)
+def _fields(where: str, entry: Mapping[str, Any], names: Sequence[str]) -> Iterator[ConstitutionFinding]:
+    for key in entry:
+        if key not in names:
+            near = nearest(key, names)
             hint = f"; did you mean {near!r}?" if near else ""
             yield ConstitutionFinding("warning", where, f"the field {key!r} is not read{hint}")
 

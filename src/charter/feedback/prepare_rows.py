@@ -123,8 +123,8 @@ def _opening(turns: tuple[Turn, ...]) -> str:
     return next((turn.content for turn in turns if turn.role == "user"), turns[0].content if turns else "")
 
 
-def _has_assistant(found: Any) -> bool:
-    turns = found if isinstance(found, list) else []
+def _has_assistant(value: Any) -> bool:
+    turns = value if isinstance(value, list) else []
     return any(isinstance(turn, dict) and turn.get("role") == "assistant" for turn in turns)
 
 

@@ -96,8 +96,10 @@ class HostedStage:
             )
         return checkpoint
 
-    def _rendered(self, models: StageModels, data: DataFiles, found: Checkpoint | None) -> tuple[Handover, RenderedRun]:
-        resume = None if found is None else self.adapter.place(found.path, found.step, self.work)
+    def _rendered(
+        self, models: StageModels, data: DataFiles, checkpoint: Checkpoint | None
+    ) -> tuple[Handover, RenderedRun]:
+        resume = None if checkpoint is None else self.adapter.place(checkpoint.path, checkpoint.step, self.work)
         handover = handover_of(
             self.stage.job,
             paths=HandoverPaths(

@@ -320,13 +320,13 @@ class _Unfinished:
         if rest:
             self._keep(unfinished_L)
 
-    def _keep(self, kept: Tensor) -> None:
+    def _keep(self, rows: Tensor) -> None:
         """Let go of what the cache holds of other rows, and of columns that are padding in all that stay."""
         empty = 0
         if self.mask_LT is not None:
-            self.mask_LT = self.mask_LT[kept]
+            self.mask_LT = self.mask_LT[rows]
             empty = int(self.mask_LT.any(0).int().argmax())
-        lost = keep_rows(self.cache, kept, empty)
+        lost = keep_rows(self.cache, rows, empty)
         self.columns -= lost
         if self.mask_LT is not None:
             self.mask_LT = self.mask_LT[:, lost:]

@@ -289,9 +289,9 @@ class JobEngine:
         self.table.add(live)
         return live
 
-    def _job(self, request: StageStart, asked: Asked) -> StageJob:
+    def _job(self, request: StageStart, order: Asked) -> StageJob:
         request = replace(request, environment={**self._environment, **request.environment})
-        return stage_job(self._project, request, asked, engine=self.name)
+        return stage_job(self._project, request, order, engine=self.name)
 
     def _asked(self, number: int, token: str, shards: tuple[int, ...]) -> Asked:
         return Asked(

@@ -23,10 +23,10 @@ RUNS: Mapping[str, str] = MappingProxyType(
 """Engines that stages run on as jobs."""
 
 
-def engine_name(project: Project, asked: str | None) -> str:
+def engine_name(project: Project, wanted: str | None) -> str:
     """The engine of a run: the one that is asked for, `resources.infra` where that names one, or this machine."""
-    name = asked or project.resources.infra or LOCAL
-    if asked is not None and name not in (LOCAL, *RUNS, *TARGETS):
+    name = wanted or project.resources.infra or LOCAL
+    if wanted is not None and name not in (LOCAL, *RUNS, *TARGETS):
         raise UsageError(f"no engine is called {name!r}; there are {', '.join((LOCAL, *RUNS, *TARGETS))}")
     return name if name in (*RUNS, *TARGETS) else LOCAL
 

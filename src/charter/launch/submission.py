@@ -35,25 +35,25 @@ class Asked:
     exclude_nodes: tuple[str, ...] = ()
 
 
-def stage_job(project: Project, request: StageStart, asked: Asked, *, engine: str) -> StageJob:
+def stage_job(project: Project, request: StageStart, order: Asked, *, engine: str) -> StageJob:
     """One attempt at a stage as a job; the same for the same arguments."""
     stage, launch = project.pipeline[request.stage], project.launch
     nodes = stage_nodes(project, stage) if stage.kind in TRAINS or request.pools else 1
     per_node = _per_node(request, nodes) if stage.kind in TRAINS else 1
     threads = stage_threads(project, stage, processes=request.processes)
     kind, accelerators = _accelerators(project, stage, has_pools=bool(request.pools))
-    files = JobFiles(request.stage_dir, asked.number)
+    files = JobFiles(request.stage_dir, order.number)
     spares = launch.node_checks.spares if stage.kind in TRAINS and nodes > 1 else 0
-    checks = launch.node_checks.enabled and not asked.shards and stage.kind in TRAINS
+    checks = launch.node_checks.enabled and not order.shards and stage.kind in TRAINS
     task = Task(
         stage_dir=request.stage_dir,
         module=request.module,
-        job=asked.number,
-        token=asked.token,
+        job=order.number,
+        token=order.token,
         attempt=request.attempt,
         nodes=nodes,
         processes=per_node,
-        apart=bool(asked.shards),
+        apart=bool(order.shards),
         launcher=launch.launcher if stage.kind in TRAINS else "direct",
         time_limit_seconds=launch.time_limit,
         stop_before_seconds=launch.stop_before,
@@ -67,12 +67,12 @@ def stage_job(project: Project, request: StageStart, asked: Asked, *, engine: st
         with_parent=engine == "subprocess",
     )
     return StageJob(
-        name=job_name(project.name, request.stage, asked.token),
+        name=job_name(project.name, request.stage, order.token),
         run=project.name,
         stage=request.stage,
         kind=stage.kind,
         attempt=request.attempt,
-        command=command_of(task, python=asked.python or launch.python or sys.executable),
+        command=command_of(task, python=order.python or launch.python or sys.executable),
         directory=request.stage_dir,
         log=files.log,
         environment={**stage_environment(threads=threads), **request.environment, **launch.environment},
@@ -80,7 +80,7 @@ def stage_job(project: Project, request: StageStart, asked: Asked, *, engine: st
         nodes=nodes,
         spare_nodes=spares,
         processes_per_node=per_node,
-        shards=max(1, len(asked.shards)),
+        shards=max(1, len(order.shards)),
         accelerator=kind,
         accelerators_per_node=accelerators,
         cpus_per_node=_cores(project, stage, request, threads * per_node),
@@ -88,7 +88,7 @@ def stage_job(project: Project, request: StageStart, asked: Asked, *, engine: st
         time_limit_seconds=launch.time_limit,
         stop_before_seconds=launch.stop_before,
         use_spot=_wants_spot(project, stage),
-        exclude_nodes=asked.exclude_nodes,
+        exclude_nodes=order.exclude_nodes,
         labels=tags_of(project, run=project.name, stage=request.stage, attempt=request.attempt),
     )
 
@@ -113,13 +113,13 @@ def settings_of(job: StageJob) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def submission_of(job: StageJob, asked: Asked, request: StageStart, *, engine: str, at: float) -> Submission:
+def submission_of(job: StageJob, order: Asked, request: StageStart, *, engine: str, at: float) -> Submission:
     """Return what is remembered of a job, before its engine is asked."""
     return Submission(
         engine=engine,
         name=job.name,
-        token=asked.token,
-        number=asked.number,
+        token=order.token,
+        number=order.number,
         settings=settings_of(job),
         attempt=request.attempt,
         nodes=job.nodes,
@@ -128,7 +128,7 @@ def submission_of(job: StageJob, asked: Asked, request: StageStart, *, engine: s
         accelerator=job.accelerator,
         count=job.nodes * max(1, job.accelerators_per_node),
         market="spot" if job.use_spot else "owned",
-        shards=asked.shards,
+        shards=order.shards,
         submitted_at=at,
     )
 

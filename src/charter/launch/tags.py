@@ -121,14 +121,14 @@ def object_tags(tags: Mapping[str, str]) -> ObjectTags:
     return ObjectTags(tags=spellings, changed=tuple(changed))
 
 
-def _refusal(kept: Mapping[str, str], name: str, value: str) -> str:
+def _refusal(spellings: Mapping[str, str], name: str, value: str) -> str:
     if not name:
         return "it has no name"
-    if name in kept:
+    if name in spellings:
         return f"another one is {name} already, in the letters that S3 takes"
-    if len(kept) == S3_OBJECT_TAGS:
+    if len(spellings) == S3_OBJECT_TAGS:
         return f"an object has {S3_OBJECT_TAGS} tags at most, Charter's own among them"
-    if len(urlencode({**kept, name: value}, quote_via=quote)) > S3_HEADER_BYTES:
+    if len(urlencode({**spellings, name: value}, quote_via=quote)) > S3_HEADER_BYTES:
         return f"all together they are longer than the {S3_HEADER_BYTES} bytes that a request has room for"
     return ""
 

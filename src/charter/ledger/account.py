@@ -277,5 +277,5 @@ def _days(started_at: float, milliseconds: int) -> Iterator[tuple[str, int]]:
         yield day, max(passed, 0)
 
 
-def _share(totals: Totals, part: int, whole: int) -> Totals:
-    return Totals(**{name: getattr(totals, name) * part // whole for name in TOTALLED})
+def _share(totals: Totals, part: int, total: int) -> Totals:
+    return Totals(**{name: getattr(totals, name) * part // total for name in TOTALLED})

@@ -174,8 +174,8 @@ def server_url(address: str) -> URL:
     return url.set(drivername="postgresql+psycopg")
 
 
-def _not_a_server(found: str) -> str:
-    return f"a ledger on a server is postgresql://HOST/DATABASE; {found}. Leave storage.ledger out for a SQLite file"
+def _not_a_server(reason: str) -> str:
+    return f"a ledger on a server is postgresql://HOST/DATABASE; {reason}. Leave storage.ledger out for a SQLite file"
 
 
 @contextmanager

@@ -133,12 +133,12 @@ def stage_usage(usage: Iterable[ApiUsage]) -> dict[str, CallSums]:
     return by_stage
 
 
-def refuse_fewer(known: int | None, item: ApiUsage) -> None:
+def refuse_fewer(seen_before: int | None, item: ApiUsage) -> None:
     """DataError when a store has fewer calls than the ledger has seen in it: it has lost some."""
-    if known is not None and known > item.route.sums.requests:
+    if seen_before is not None and seen_before > item.route.sums.requests:
         raise DataError(
             f"the calls of stage {item.stage} to {item.route.endpoint} are {item.route.sums.requests} by their "
-            f"own record, and were {known} before: calls.sqlite in the stage's directory has lost some\n"
+            f"own record, and were {seen_before} before: calls.sqlite in the stage's directory has lost some\n"
             "  move it away (with its -wal and -shm) and run again: what they cost stays in the ledger"
         )
 

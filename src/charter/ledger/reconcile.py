@@ -238,9 +238,9 @@ def _kind(call: Call, billed: Sequence[BilledRow], cost: Decimal) -> Kind:
 
 
 def _settlement(call: Call, billed: Sequence[BilledRow], micro_usd: int, *, at: float, note: str) -> Settlement:
-    def tokens(name: Literal["prompt_tokens", "cached_tokens", "completion_tokens"], known: int) -> int:
+    def tokens(name: Literal["prompt_tokens", "cached_tokens", "completion_tokens"], counted: int) -> int:
         counts = [value for row in billed if (value := getattr(row, name)) is not None]
-        return sum(counts) if counts else known
+        return sum(counts) if counts else counted
 
     return Settlement(
         call_id=call.call_id,

@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 SECONDS_PER_MONTH = HOURS_PER_MONTH * SECONDS_PER_HOUR
 
 
-def short_plan(whole: Whole, choice: "Choice", facts: Facts) -> Plan:
+def short_plan(problem: Whole, choice: "Choice", facts: Facts) -> Plan:
     """A plan without assumptions, reasons and the project's other costs: to compare with."""
-    return _plan(whole, choice, facts)[0]
+    return _plan(problem, choice, facts)[0]
 
 
-def full_plan(whole: Whole, choice: "Choice", gathered: Gathered, facts: Facts) -> Plan:
+def full_plan(problem: Whole, choice: "Choice", gathered: Gathered, facts: Facts) -> Plan:
     """The plan of a choice with everything that a report shows."""
-    plan, storage = _plan(whole, choice, facts)
+    plan, storage = _plan(problem, choice, facts)
     stages = tuple(
         replace(
             stage,
@@ -49,14 +49,14 @@ def full_plan(whole: Whole, choice: "Choice", gathered: Gathered, facts: Facts) 
             rejected=(*rejections(item, stage.option), *layout_verdicts(item.found.question, stage.option)),
             searched=item.found,
         )
-        for stage, item in zip(plan.stages, whole.candidates, strict=True)
+        for stage, item in zip(plan.stages, problem.candidates, strict=True)
     )
     full = replace(
         plan,
         stages=stages,
-        assumptions=_assumptions(whole, stages, [*gathered.library.assumptions, *storage], facts),
+        assumptions=_assumptions(problem, stages, [*gathered.library.assumptions, *storage], facts),
         models=_models(facts),
-        cost=project_cost(stages, whole.project, sharing=plan.shared, book=facts.book),
+        cost=project_cost(stages, problem.project, sharing=plan.shared, book=facts.book),
     )
     return explain_markets(full)
 
@@ -65,12 +65,12 @@ def _models(facts: Facts) -> tuple[tuple[str, float], ...]:
     return tuple((name, float(count_parameters(item).total)) for name, item in facts.architectures.items())
 
 
-def _plan(whole: Whole, choice: "Choice", facts: Facts) -> tuple[Plan, list[Assumption]]:
-    project, options = whole.project, whole.options(choice)
-    at = {item.name: option for item, option in zip(whole.candidates, options, strict=True)}
+def _plan(problem: Whole, choice: "Choice", facts: Facts) -> tuple[Plan, list[Assumption]]:
+    project, options = problem.project, problem.options(choice)
+    at = {item.name: option for item, option in zip(problem.candidates, options, strict=True)}
     stages: list[StagePlan] = []
     assumed: list[Assumption] = []
-    for item in whole.candidates:
+    for item in problem.candidates:
         planned, storage = stage_plan(
             item.name,
             item.stage,
@@ -82,20 +82,20 @@ def _plan(whole: Whole, choice: "Choice", facts: Facts) -> tuple[Plan, list[Assu
             knowledge=facts.knowledge,
             book=facts.book,
         )
-        stages.append(_with_waits(planned, whole, at))
+        stages.append(_with_waits(planned, problem, at))
         assumed += [storage] if storage else []
     made_plan = Plan(
         name=project.name,
         stages=tuple(stages),
         budget_usd=None if project.budget is None else project.budget.limit,
         deadline_seconds=project.deadline,
-        max_parallel=_max_parallel(project, whole.candidates, options),
+        max_parallel=_max_parallel(project, problem.candidates, options),
         assumptions=(),
-        sharing=whole.sharing(options),
+        sharing=problem.sharing(options),
         objective=project.objective,
         proven=choice.proven,
     )
-    return _with_transfer(_on_one_machine(made_plan), whole), assumed
+    return _with_transfer(_on_one_machine(made_plan), problem), assumed
 
 
 def _on_one_machine(plan: Plan) -> Plan:
@@ -115,12 +115,12 @@ def _on_one_machine(plan: Plan) -> Plan:
     return replace(plan, stages=tuple(stages))
 
 
-def _with_waits(stage: StagePlan, whole: Whole, at: dict[str, Option]) -> StagePlan:
+def _with_waits(stage: StagePlan, problem: Whole, at: dict[str, Option]) -> StagePlan:
     """The stage with what moves to it, the queue and the lead time of its place."""
-    option, project, freight = stage.option, whole.project, whole.freights[stage.name]
+    option, project, freight = stage.option, problem.project, problem.freights[stage.name]
     here, queue = location(option), option.place.queue_seconds
     hub = bucket(project)
-    _, hub_seconds = hub_transfer(project, freight, option, whole.book)
+    _, hub_seconds = hub_transfer(project, freight, option, problem.book)
     pairs = {} if hub else {name: (location(at[name]), size) for name, size in freight.read_bytes.items()}
     moving = {name: pair for name, pair in pairs.items() if not pair[0].same(here)}
     through_hub = 0.0 if hub is None or hub.same(here) else freight.total_read_bytes + freight.written_bytes
@@ -135,15 +135,15 @@ def _with_waits(stage: StagePlan, whole: Whole, at: dict[str, Option]) -> StageP
     )
 
 
-def _with_transfer(plan: Plan, whole: Whole) -> Plan:
+def _with_transfer(plan: Plan, problem: Whole) -> Plan:
     """The plan with what its transfers cost: by provider over all stages, in the month of the median start."""
     shipments: list[Shipment] = []
     owners: list[str] = []
-    hub = bucket(whole.project)
+    hub = bucket(problem.project)
     at = {stage.name: location(stage.option) for stage in plan.stages}
     starts = plan.timeline().start_seconds if any(stage.transfer_bytes for stage in plan.stages) else {}
     for stage in sorted(plan.stages, key=lambda stage: starts.get(stage.name, 0.0)):
-        freight, here = whole.freights[stage.name], at[stage.name]
+        freight, here = problem.freights[stage.name], at[stage.name]
         moves = [(size, at[name], here) for name, size in freight.read_bytes.items()]
         if hub is not None:
             moves = [(freight.total_read_bytes, hub, here), (freight.written_bytes, here, hub)]
@@ -151,7 +151,7 @@ def _with_transfer(plan: Plan, whole: Whole) -> Plan:
         shipments += [Shipment(num_bytes=size, source=there, target=to, month=month) for size, there, to in moves]
         owners += [stage.name] * len(moves)
     paid: dict[str, float] = {}
-    for name, usd in zip(owners, shipments_usd(shipments, whole.book), strict=True):
+    for name, usd in zip(owners, shipments_usd(shipments, problem.book), strict=True):
         paid[name] = paid.get(name, 0.0) + usd
     if not any(paid.values()):
         return plan
@@ -168,10 +168,10 @@ def _max_parallel(project: Project, candidates: Sequence[Candidates], options: S
 
 
 def _assumptions(
-    whole: Whole, stages: Sequence[StagePlan], known: Sequence[Assumption], facts: Facts
+    problem: Whole, stages: Sequence[StagePlan], others: Sequence[Assumption], facts: Facts
 ) -> tuple[Assumption, ...]:
-    project = whole.project
-    assumptions = dict.fromkeys(known)
+    project = problem.project
+    assumptions = dict.fromkeys(others)
     for stage in stages:
         option = stage.option
         spot = option.price.market == "spot"

@@ -249,7 +249,7 @@ DEGREES = ("tensor", "pipeline", "interleave", "context", "expert", "sequence_pa
 
 
 def unsupported(
-    asked: ExecutableLayout | StageResources, engine: Capabilities, *, on_accelerator: bool = True
+    layout: ExecutableLayout | StageResources, engine: Capabilities, *, on_accelerator: bool = True
 ) -> Iterator[tuple[str, str]]:
     """Yield each field of a layout that an engine cannot execute, with the reason; what is not given is not looked at.
 
@@ -259,23 +259,23 @@ def unsupported(
     [('pipeline', 'the native engine runs pipeline: 1 only; found 2')]
     """
     for field in DEGREES:
-        value = getattr(asked, field) or 1
+        value = getattr(layout, field) or 1
         if getattr(engine, field) or not (value is True or value > 1):
             continue
         if field == "sequence_parallel":
             yield field, f"the {engine.name} engine runs tensor parallelism without sequence parallelism"
         else:
             yield field, f"the {engine.name} engine runs {field}: 1 only; found {value}"
-    if asked.zero is not None and asked.zero not in engine.zero:
+    if layout.zero is not None and layout.zero not in engine.zero:
         stages = one_of([int(stage) for stage in engine.zero])
-        yield "zero", f"the {engine.name} engine runs zero: {stages}; found {int(asked.zero)}"
-    elif (asked.pipeline or 1) > 1 and asked.zero is not None and asked.zero not in engine.zero_beside_pipeline:
+        yield "zero", f"the {engine.name} engine runs zero: {stages}; found {int(layout.zero)}"
+    elif (layout.pipeline or 1) > 1 and layout.zero is not None and layout.zero not in engine.zero_beside_pipeline:
         stages = one_of([int(stage) for stage in engine.zero if stage in engine.zero_beside_pipeline])
-        yield "zero", f"beside a pipeline the {engine.name} engine runs zero: {stages}; found {int(asked.zero)}"
-    if (asked.replicas or 1) > 1 and not engine.hybrid:
-        yield "replicas", f"the {engine.name} engine has no hybrid sharding (replicas: 1 only); found {asked.replicas}"
-    if on_accelerator and asked.offload not in (None, "none"):
-        yield from _offload(str(asked.offload), asked.zero, engine)
+        yield "zero", f"beside a pipeline the {engine.name} engine runs zero: {stages}; found {int(layout.zero)}"
+    if (layout.replicas or 1) > 1 and not engine.hybrid:
+        yield "replicas", f"the {engine.name} engine has no hybrid sharding (replicas: 1 only); found {layout.replicas}"
+    if on_accelerator and layout.offload not in (None, "none"):
+        yield from _offload(str(layout.offload), layout.zero, engine)
 
 
 def _offload(what: str, zero: int | None, engine: Capabilities) -> Iterator[tuple[str, str]]:

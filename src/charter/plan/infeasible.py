@@ -23,30 +23,32 @@ NEARBY = (16, 8, 4, 2)
 """Multiples of nodes next to the number that was asked for, which divide into more layouts; the roundest first."""
 
 
-def infeasible(name: str, question: Question, places: tuple[Place, ...], found: Found) -> InfeasiblePlanError:
+def infeasible(name: str, question: Question, places: tuple[Place, ...], answers: Found) -> InfeasiblePlanError:
     """The error of a stage that fits nowhere among `places`."""
     tried = ", ".join(sorted({f"up to {place.nodes[-1]} x {place.label}" for place in places}))
     lines = [f"stage {name!r} does not fit on {tried}"]
-    cause = _divisibility(question, places) if found.closest is not None else ""
+    cause = _divisibility(question, places) if answers.closest is not None else ""
     if cause:
         lines.append(f"  {cause}")
-    elif found.closest is not None:
-        peak, capacity = found.closest
+    elif answers.closest is not None:
+        peak, capacity = answers.closest
         term = largest_term(peak)
         lines.append(f"  {does_not_fit(peak, capacity)} (at {peak.moment})")
         lines.append(f"  the largest part is {term.name}: {term.value / GIB:.1f} GiB = {term.formula}")
-        lines += [f"  {item.option}: {item.reason}" for item in found.rejected if item.reason.startswith(SHORT_OF_HOST)]
+        lines += [
+            f"  {item.option}: {item.reason}" for item in answers.rejected if item.reason.startswith(SHORT_OF_HOST)
+        ]
     else:
-        reasons = sorted({item.reason for item in found.rejected})
+        reasons = sorted({item.reason for item in answers.rejected})
         lines += [f"  {reason}" for reason in reasons] or ["  no layout divides the model and the batch as asked"]
     engines = _other_engines(question, places)
     if engines:
         lines.append(
             f"  another engine could train it there, by its plan: {', '.join(engines)} (`engine:` of the stage)"
         )
-    if found.closest is not None and not cause:
+    if answers.closest is not None and not cause:
         lines.append(f"  {_what_would_fit(question)}")
-    return InfeasiblePlanError("\n".join(lines), stage=name, is_overflow=found.closest is not None)
+    return InfeasiblePlanError("\n".join(lines), stage=name, is_overflow=answers.closest is not None)
 
 
 def _what_would_fit(question: Question) -> str:

@@ -66,40 +66,40 @@ def _whole(project: Project, gathered: Gathered, facts: Facts) -> Whole:
     return whole_problem(project, gathered.candidates, gathered.freights, facts.book)
 
 
-def _decision(whole: Whole, facts: Facts) -> tuple[Choice, Limits]:
+def _decision(problem: Whole, facts: Facts) -> tuple[Choice, Limits]:
     """The choice within the limits; the earliest there is where the deadline cannot be kept, with that limit lifted."""
-    project = whole.project
-    priced = not any(item.unpriced for item in whole.candidates)
+    project = problem.project
+    priced = not any(item.unpriced for item in problem.candidates)
     unhurried = Limits(
         budget_usd=project.budget.limit if project.budget and priced and project.objective != "cheapest" else None
     )
-    decision = _in_time(whole, facts, project.objective, unhurried)
+    decision = _in_time(problem, facts, project.objective, unhurried)
     if decision is not None:
         return decision.choice, replace(unhurried, deadline_seconds=decision.limit_seconds)
-    cheapest = lowest_p90(whole.problem)
+    cheapest = lowest_p90(problem.problem)
     if unhurried.budget_usd is not None and cheapest.usd[1] > unhurried.budget_usd:
-        raise over_budget(project, short_plan(whole, cheapest, facts), in_time=True)
+        raise over_budget(project, short_plan(problem, cheapest, facts), in_time=True)
     if unhurried.budget_usd is not None:
-        dearer = _in_time(whole, facts, "cheapest", Limits())
+        dearer = _in_time(problem, facts, "cheapest", Limits())
         if dearer is not None:
-            raise over_budget(project, short_plan(whole, dearer.choice, facts), in_time=False)
-    return earliest_p90(whole.problem), unhurried
+            raise over_budget(project, short_plan(problem, dearer.choice, facts), in_time=False)
+    return earliest_p90(problem.problem), unhurried
 
 
-def _in_time(whole: Whole, facts: Facts, objective: Objective, limits: Limits) -> InTime | None:
+def _in_time(problem: Whole, facts: Facts, objective: Objective, limits: Limits) -> InTime | None:
     """The choice within the project's deadline, which the draws of the plan decide."""
     p90_seconds: dict[tuple[int, ...], float] = {}
 
     def drawn_p90(choice: Choice) -> float:
         if choice.ways not in p90_seconds:
-            p90_seconds[choice.ways] = short_plan(whole, choice, facts).seconds.p90
+            p90_seconds[choice.ways] = short_plan(problem, choice, facts).seconds.p90
         return p90_seconds[choice.ways]
 
     return in_time(
-        lambda limit: decide(whole.problem, objective, replace(limits, deadline_seconds=limit)),
+        lambda limit: decide(problem.problem, objective, replace(limits, deadline_seconds=limit)),
         drawn_p90,
-        whole.project.deadline,
-        lambda: earliest_p90(whole.problem),
+        problem.project.deadline,
+        lambda: earliest_p90(problem.problem),
     )
 
 

@@ -186,11 +186,11 @@ def not_probed(stage: Stage, planned: StagePlan, project: Project) -> str:
     return f"{served[0]} answers at an endpoint; no requests are sent by a probe" if served else ""
 
 
-def paces_of(probes: Sequence[StageProbe], kept: Sequence[Pace] = ()) -> tuple[Pace, ...]:
+def paces_of(probes: Sequence[StageProbe], earlier: Sequence[Pace] = ()) -> tuple[Pace, ...]:
     """One pace per accelerator and kind from the probes; those known before stay where nothing new was measured."""
     paces = joined([probe.pace for probe in probes if probe.pace is not None])
     new = {(pace.accelerator, pace.kind) for pace in paces}
-    return (*paces, *(pace for pace in kept if (pace.accelerator, pace.kind) not in new))
+    return (*paces, *(pace for pace in earlier if (pace.accelerator, pace.kind) not in new))
 
 
 def planned_step_seconds(stage: Stage, plan: Plan, name: str) -> float:

@@ -422,11 +422,11 @@ def read_trace(path: Path) -> Trace:
     return trace_of(content, name=path.stem)
 
 
-def trace_of(found: object, *, name: str) -> Trace:
+def trace_of(document: object, *, name: str) -> Trace:
     """A trace from read JSON."""
     wanted = 'a trace is {"metadata": {"gap_seconds": 195}, "data": [1, 1, 0, ...]}'
-    metadata = found.get("metadata") if isinstance(found, Mapping) else None
-    data = found.get("data") if isinstance(found, Mapping) else None
+    metadata = document.get("metadata") if isinstance(document, Mapping) else None
+    data = document.get("data") if isinstance(document, Mapping) else None
     gap = metadata.get("gap_seconds") if isinstance(metadata, Mapping) else None
     if not isinstance(gap, int | float) or isinstance(gap, bool) or not gap > 0 or gap == float("inf"):
         raise UsageError(f"trace {name}: metadata.gap_seconds is {gap!r}, not a time above zero; {wanted}")

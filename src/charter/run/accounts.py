@@ -153,11 +153,11 @@ def _calls(
                 yield call
 
 
-def _correct(found: Reconciled, by_call: dict[str, tuple[CallBooks, int]]) -> None:
+def _correct(compared: Reconciled, by_call: dict[str, tuple[CallBooks, int]]) -> None:
     for book in {id(item[0]): item[0] for item in by_call.values()}.values():
         mine = [
             (by_call[call.call_id][1], call, settlement)
-            for call, settlement in found.corrections
+            for call, settlement in compared.corrections
             if by_call[call.call_id][0] is book
         ]
         if mine:

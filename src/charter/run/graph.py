@@ -268,10 +268,10 @@ def _input(project: Project, inputs: Inputs, before: Mapping[str, PlannedStage],
 
 
 def _tokenizer_inputs(
-    project: Project, inputs: Inputs, found: Mapping[str, tuple[JobInput, ...]]
+    project: Project, inputs: Inputs, sources: Mapping[str, tuple[JobInput, ...]]
 ) -> dict[str, tuple[JobInput, ...]]:
     """Data to train a tokenizer on, where a model asks for one; its fingerprint is part of the model's."""
-    models = [item.model for items in found.values() for item in items if item.model is not None]
+    models = [item.model for items in sources.values() for item in items if item.model is not None]
     names = [name for model in models if model.tokenizer is not None for name in model.tokenizer.train_on]
     items = tuple(inputs.data(name, "tokenizer") for name in dict.fromkeys(names))
     return {"tokenizer": items} if items else {}

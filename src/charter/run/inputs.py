@@ -133,15 +133,15 @@ class Inputs:
         content = {item.relative_to(path.parent).as_posix(): self._hashes.sha256(item) for item in sources}
         return fingerprint({"schema": "charter.files/1", "files": content})
 
-    def _content(self, found: DatasetFiles) -> dict[str, Any]:
+    def _content(self, files: DatasetFiles) -> dict[str, Any]:
         """Return what a data set holds: the hash of its one file, or names and hashes in reading order; the format.
 
         Of one JSONL file the hash is all, as it was before there were other formats.
         """
-        hashes = [self._hashes.sha256(path) for path in found.files]
-        if not found.single:
-            return {"format": found.format, "files": [list(pair) for pair in zip(found.names, hashes, strict=True)]}
-        return {"sha256": hashes[0]} | ({} if found.format == "jsonl" else {"format": found.format})
+        hashes = [self._hashes.sha256(path) for path in files.files]
+        if not files.single:
+            return {"format": files.format, "files": [list(pair) for pair in zip(files.names, hashes, strict=True)]}
+        return {"sha256": hashes[0]} | ({} if files.format == "jsonl" else {"format": files.format})
 
     def _model_fingerprint(self, name: str, spec: ModelSpec) -> str:
         payload: dict[str, Any] = {"schema": "charter.model/1", "precision": spec.precision}

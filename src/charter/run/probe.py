@@ -129,7 +129,7 @@ class _Bench:
         """Layouts to run; one of a stage that is run only because others read from it."""
         return self.tried[name][:1] if self.reasons[name] else self.tried[name]
 
-    def probe(self, name: str, found: Sequence[LayoutProbe], why: str) -> StageProbe:
+    def probe(self, name: str, measured: Sequence[LayoutProbe], why: str) -> StageProbe:
         """Return what is known of one stage."""
         stage_plan = _stage(self.plan, name)
         return StageProbe(
@@ -137,7 +137,7 @@ class _Bench:
             kind=stage_plan.kind,
             accelerator=stage_plan.option.place.accelerator.name,
             full_steps=full_steps(self.project.pipeline[name], stage_plan),
-            layouts=() if why else tuple(found),
+            layouts=() if why else tuple(measured),
             why=why,
         )
 

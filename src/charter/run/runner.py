@@ -84,11 +84,11 @@ class LeftJobs:
                 # Whatever still runs there is locked out by the next start's term, and publishes nothing.
                 self._events.emit("job_left", engine=name, message=str(error))
 
-    def _end(self, name: str, found: Sequence[tuple[PlannedStage, JobFiles, Submission]]) -> None:
+    def _end(self, name: str, jobs: Sequence[tuple[PlannedStage, JobFiles, Submission]]) -> None:
         scheduler = open_scheduler(self._project, name)
         try:
             records = EngineRecords(self._ledger, self._project, scheduler)
-            for stage, files, submission in found:
+            for stage, files, submission in jobs:
                 job_id = submission.job_id or scheduler.find(submission.name)
                 if job_id is not None and scheduler.poll([job_id])[job_id].phase in ("queued", "running"):
                     scheduler.cancel(job_id)

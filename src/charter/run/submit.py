@@ -41,7 +41,7 @@ class Preview:
 def preview(
     project: Project,
     root: Path,
-    asked: str | None,
+    wanted_engine: str | None,
     stages: Sequence[str],
     *,
     path: Path | None = None,
@@ -53,7 +53,7 @@ def preview(
 
     Raises the plan's own error when a stage cannot fit, unless `anyway`.
     """
-    name = engine_of(project, asked)
+    name = engine_of(project, wanted_engine)
     check_stages(project, stages)
     pipeline = build_pipeline(project, root, keep_hashes=False)
     planned = plan_of_run(pipeline, replan=replan)
@@ -139,7 +139,7 @@ def _entry(job: StageJob, stage: str | None, role: str, launcher: str, *, market
 def submit_supervisor(
     project: Project,
     root: Path,
-    asked: str | None,
+    wanted_engine: str | None,
     stages: Sequence[str],
     *,
     path: Path | None = None,
@@ -152,14 +152,14 @@ def submit_supervisor(
     It reads the project from `path` (a directory, or another file than its charter.yaml), with the same `overrides`.
     Raises the plan's own error when a stage cannot fit, unless `anyway`.
     """
-    name = engine_of(project, asked)
+    name = engine_of(project, wanted_engine)
     check_stages(project, stages)
     target = TARGETS.get(name)
     if target and not target.submit:
         raise UsageError(
             f"Charter does not submit to {target.title} itself: `charter submit --on {name} --print` makes the texts"
         )
-    options = RunOptions(only=tuple(stages), engine=asked, anyway=anyway, replan=replan)
+    options = RunOptions(only=tuple(stages), engine=wanted_engine, anyway=anyway, replan=replan)
     ready = plan_work(find_work(project, root, options), options)
     if ready.planned.overflow is not None:
         refuse_overflow(ready.planned.overflow, ready.work, options)
@@ -175,9 +175,9 @@ def submit_supervisor(
         scheduler.close()
 
 
-def engine_of(project: Project, asked: str | None) -> str:
+def engine_of(project: Project, wanted: str | None) -> str:
     """Return the engine that something is submitted to; a UsageError where that is this machine."""
-    name = engine_name(project, asked)
+    name = engine_name(project, wanted)
     if name not in (*RUNS, *TARGETS):
         raise UsageError(
             "nothing is submitted to this machine: say where with --on, or with resources.infra in charter.yaml\n"

@@ -137,12 +137,12 @@ def _read_table(document: Document, section: str, problems: list[Problem]) -> di
     return values
 
 
-def _rest_of(cls: type, value: Mapping[str, Any], document: Document, told: Sequence[Problem]) -> Any:
+def _rest_of(cls: type, value: Mapping[str, Any], document: Document, reported: Sequence[Problem]) -> Any:
     """The stage without the keys that were wrong, so that the rest of it is checked in the same go.
 
     None where a wrong key names something else or is required: what would be missing is no second error.
     """
-    wrong = {part for problem in told for part in problem.path.split(".")[2:3]}
+    wrong = {part for problem in reported for part in problem.path.split(".")[2:3]}
     if wrong & set(getattr(cls, "REFERENCES", ())):
         return None
     rest = {key: item for key, item in value.items() if key not in wrong}
@@ -219,9 +219,9 @@ def _tell(cls: type, value: Any, path: Path_, item: Mapping[str, Any], document:
     return place, document.problem(place, f"expected {expected}, found {kind_of(reading)}")
 
 
-def _is_told_inside(place: Path_, told: Mapping[Path_, Problem]) -> bool:
+def _is_told_inside(place: Path_, reported: Mapping[Path_, Problem]) -> bool:
     """Return True for the refusal of a union that a problem further inside explains."""
-    return any(len(other) > len(place) and other[: len(place)] == place for other in told)
+    return any(len(other) > len(place) and other[: len(place)] == place for other in reported)
 
 
 def _join(first: Problem, second: Problem) -> Problem:

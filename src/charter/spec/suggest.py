@@ -41,7 +41,7 @@ HABITS = {
 """What users of other tools write (transformers, TRL, verl, SkyPilot), and the key here."""
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, names: Iterable[str]) -> str:
     """A hint with the nearest known word, or with all of them when none is near.
 
     >>> did_you_mean("learning_rte", ["learning_rate", "epochs"])
@@ -49,14 +49,14 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     >>> did_you_mean("xyz", ["b", "a"])
     'known: b, a'
     """
-    words = list(dict.fromkeys(known))
+    words = list(dict.fromkeys(names))
     near = nearest(word, words)
     if near is not None:
         return f"did you mean {near!r}?"
     return f"known: {', '.join(words)}" if words else ""
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
+def nearest(word: str, names: Iterable[str]) -> str | None:
     """The known word most like `word`, ignoring case; None when nothing is like it.
 
     >>> nearest("PPO", ["ppo", "pm"]), nearest("sfts", ["sft"]), nearest("x", ["abc"])
@@ -64,7 +64,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     >>> nearest("lr", ["learning_rate", "epochs"])
     'learning_rate'
     """
-    by_folded = {_fold(candidate): candidate for candidate in known}
+    by_folded = {_fold(candidate): candidate for candidate in names}
     if HABITS.get(_fold(word)) in by_folded:
         return by_folded[HABITS[_fold(word)]]
     matches = difflib.get_close_matches(_fold(word), by_folded, n=1, cutoff=0.6)

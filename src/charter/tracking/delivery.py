@@ -174,11 +174,11 @@ def read_told(run_dir: Path, tracker: str) -> dict[str, Told]:
     return {key: Told(**entry) for key, entry in content.items()}
 
 
-def waiting_rows(run_dir: Path, told: Mapping[str, Told]) -> int:
+def waiting_rows(run_dir: Path, delivered: Mapping[str, Told]) -> int:
     """Rows of all journals of a run that a tracker has not been told."""
     journals = sorted(journal_path(run_dir, "x").parent.glob("*.jsonl"))
     nothing = Told()
-    return sum(max(0, count_rows(path) - told.get(path.stem, nothing).rows) for path in journals)
+    return sum(max(0, count_rows(path) - delivered.get(path.stem, nothing).rows) for path in journals)
 
 
 def _with_tags(facts: RunFacts, standing: Standing) -> RunFacts:

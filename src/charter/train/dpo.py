@@ -66,19 +66,19 @@ def answer_log_probabilities(
     return each_N.new_zeros(ids_BT.numel()).index_copy(0, place_N, each_N).view(ids_BT.shape).sum(1)
 
 
-def summed_loss(found: DpoLoss, probability_B: Tensor, pairs: Sequence[EncodedDpoPair]) -> BatchLoss:
+def summed_loss(loss: DpoLoss, probability_B: Tensor, pairs: Sequence[EncodedDpoPair]) -> BatchLoss:
     """The loss of a micro-batch as a sum over its pairs, with what is reported of them."""
     answers = sum(len(pair.chosen) + len(pair.rejected) for pair in pairs)
     counters = {"pairs": len(pairs), "tokens": answers + 2 * sum(len(pair.prompt) for pair in pairs)}
-    margin_B = found.chosen_reward_B - found.rejected_reward_B
+    margin_B = loss.chosen_reward_B - loss.rejected_reward_B
     right = ((margin_B > 0) == (probability_B >= 0.5)).sum()
     sums = {
         "accuracy": right,
         "reward_margin": margin_B.sum(),
-        "chosen_reward": found.chosen_reward_B.sum(),
-        "rejected_reward": found.rejected_reward_B.sum(),
+        "chosen_reward": loss.chosen_reward_B.sum(),
+        "rejected_reward": loss.rejected_reward_B.sum(),
     }
-    return BatchLoss(found.loss_B.sum(), float(len(probability_B)), sums, counters, logits=answers)
+    return BatchLoss(loss.loss_B.sum(), float(len(probability_B)), sums, counters, logits=answers)
 
 
 def pairs_loss(

@@ -137,12 +137,12 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     `known` tensors are there before. What a kernel takes for itself while it runs is not seen. On processors only.
     """
 
-    def __init__(self, known: Iterable[Tensor] = ()) -> None:
+    def __init__(self, tensors: Iterable[Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak_bytes = self.now_bytes = 0
         self.is_open = False
         self._alive: dict[int, tuple[weakref.ref[Any], int]] = {}
-        for tensor in known:
+        for tensor in tensors:
             self.note(tensor)
 
     def note(self, tensor: Tensor) -> None:
@@ -376,7 +376,7 @@ class Meter:
             [*tensors, *(tensor for optimizer in self._optimizers for tensor in moments_of(optimizer))]
         )
 
-    def _beside_plan(self, seconds_per_step: float, found: Mapping[str, float]) -> dict[str, float]:
+    def _beside_plan(self, seconds_per_step: float, figures: Mapping[str, float]) -> dict[str, float]:
         planned = self._planned
         if planned is None:
             return {}
@@ -386,8 +386,8 @@ class Meter:
         }
         if planned.seconds_per_step > 0:
             ratios["actual_over_planned_seconds"] = seconds_per_step / planned.seconds_per_step
-        if planned.peak_bytes > 0 and "peak_bytes" in found:
-            ratios["actual_over_planned_bytes"] = found["peak_bytes"] / planned.peak_bytes
+        if planned.peak_bytes > 0 and "peak_bytes" in figures:
+            ratios["actual_over_planned_bytes"] = figures["peak_bytes"] / planned.peak_bytes
         return ratios
 
     @contextmanager

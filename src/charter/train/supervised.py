@@ -179,11 +179,11 @@ class SupervisedTask:
         return norm
 
 
-def keep_extremes(found: dict[str, float], more: Mapping[str, float]) -> None:
+def keep_extremes(figures: dict[str, float], more: Mapping[str, float]) -> None:
     """Add figures of which the least (`_min`) or the largest (`_max`) is kept."""
     for name, value in more.items():
         keep = min if name.endswith("_min") else max
-        found[name] = keep(found.get(name, value), value)
+        figures[name] = keep(figures.get(name, value), value)
 
 
 class LanguageStage(TrainingSettings, OptimizerSettings, Protocol):

@@ -96,16 +96,16 @@ _INSTANCES: tuple[tuple[str, str], ...] = (
 """Instances of clouds by the start of their name (their public lists, from memory), and near relatives of a device."""
 
 
-def _with_memory(found: Accelerator, near: Accelerator | None, memory: float | None) -> Accelerator:
+def _with_memory(device: Accelerator, near: Accelerator | None, memory: float | None) -> Accelerator:
     """The device with the memory the row states: another variant, or the same rates with that memory.
 
     Packages of two devices and TPU chips of two cores print the memory of either, so theirs stays.
     """
-    if memory is None or found.kind == "tpu" or found.name in DEVICES_PER_PACKAGE:
-        return found
-    if abs(found.memory_bytes / (memory * GB) - 1) < NEAR:
-        return found
-    return near or replace(found, memory_bytes=memory * GB, memory_is_reported=False)
+    if memory is None or device.kind == "tpu" or device.name in DEVICES_PER_PACKAGE:
+        return device
+    if abs(device.memory_bytes / (memory * GB) - 1) < NEAR:
+        return device
+    return near or replace(device, memory_bytes=memory * GB, memory_is_reported=False)
 
 
 def _memory_in_name(name: str) -> float | None:

@@ -104,12 +104,12 @@ def _with_columns(base: Architecture, row: Measurement) -> Architecture:
     return shape if layers is None or layers == base.num_layers else deepened(shape, layers)
 
 
-def _with_attention(shape: Architecture, row: Measurement, known: Architecture | None) -> Architecture:
+def _with_attention(shape: Architecture, row: Measurement, relative: Architecture | None) -> Architecture:
     """Return the model with what the column `attention` adds where the catalog does not describe it."""
     kind = row.attention.casefold()
-    if kind == "mqa" and row.kv_heads is None and known is None:
+    if kind == "mqa" and row.kv_heads is None and relative is None:
         return replace(shape, num_kv_heads=1)
-    if kind == "gqa" and row.kv_heads is None and known is None:
+    if kind == "gqa" and row.kv_heads is None and relative is None:
         return replace(shape, num_kv_heads=min(8, shape.num_heads))
     if kind == "mla" and shape.latent_attention is None:
         return replace(shape, latent_attention=_latent(shape), head_dim=None)

@@ -128,29 +128,29 @@ def _parts(name: str) -> tuple[str, ...]:
     return (short, plain, plain.partition("+")[0], plain.partition(" ")[0])
 
 
-def _match(found: Tokens, *, sized: bool) -> CatalogModel | None:
+def _match(words: Tokens, *, sized: bool) -> CatalogModel | None:
     table = _by_tokens()
-    for length in range(len(found), 0, -1):
-        for start in range(len(found) - length + 1):
-            key = found[start : start + length]
-            if key in table and (_has_size(key) or not sized) and (length > 1 or len(found) == 1):
+    for length in range(len(words), 0, -1):
+        for start in range(len(words) - length + 1):
+            key = words[start : start + length]
+            if key in table and (_has_size(key) or not sized) and (length > 1 or len(words) == 1):
                 return table[key]
     return None
 
 
-def _match_with_gaps(found: Tokens) -> CatalogModel | None:
+def _match_with_gaps(words: Tokens) -> CatalogModel | None:
     table = _by_tokens()
-    keys = [key for key in table if found and key[0] == found[0] and _has_size(key) and _in_order(key, found)]
+    keys = [key for key in table if words and key[0] == words[0] and _has_size(key) and _in_order(key, words)]
     return table[max(keys, key=len)] if keys else None
 
 
-def _in_order(key: Tokens, found: Tokens) -> bool:
-    rest = iter(found)
+def _in_order(key: Tokens, words: Tokens) -> bool:
+    rest = iter(words)
     return all(piece in rest for piece in key)
 
 
-def _has_size(found: Tokens) -> bool:
-    return any(a[0].isdigit() and b in _UNITS for a, b in pairwise(found))
+def _has_size(words: Tokens) -> bool:
+    return any(a[0].isdigit() and b in _UNITS for a, b in pairwise(words))
 
 
 @cache

@@ -82,28 +82,28 @@ def settled(cells: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _texts(known: Mapping[str, Any]) -> dict[str, Any]:
+def _texts(cells: Mapping[str, Any]) -> dict[str, Any]:
     """One spelling of each column of free text; None where the typed column says `unknown`."""
-    stack = str(known.get("stack", ""))
-    kernel = known.get("attention_kernel")
+    stack = str(cells.get("stack", ""))
+    kernel = cells.get("attention_kernel")
     name = _FRAMEWORKS.get(stack, stack)
     return {
-        "framework": f"{name} {known.get('stack_version', '')}".strip() if name else "",
-        "gpu": known.get("accelerator", ""),
-        "dtype": _dtype(known),
-        "recompute": _RECOMPUTE.get(str(known.get("recompute_kind", "")), ""),
+        "framework": f"{name} {cells.get('stack_version', '')}".strip() if name else "",
+        "gpu": cells.get("accelerator", ""),
+        "dtype": _dtype(cells),
+        "recompute": _RECOMPUTE.get(str(cells.get("recompute_kind", "")), ""),
         "flash": None if not kernel else int(kernel != "unfused"),
-        "shard": _SHARDS.get(str(known.get("shard_kind", "")), ""),
+        "shard": _SHARDS.get(str(cells.get("shard_kind", "")), ""),
     }
 
 
-def _dtype(known: Mapping[str, Any]) -> str:
+def _dtype(cells: Mapping[str, Any]) -> str:
     """The type of the products, or that of quantised weights, which says more.
 
     >>> _dtype({"compute_dtype": "bf16", "parameter_dtype": "nf4"}), _dtype({"compute_dtype": "w4a16"})
     ('bnb.nf4', 'gptq-int4')
     """
-    stored, computed = str(known.get("parameter_dtype", "")), str(known.get("compute_dtype", ""))
+    stored, computed = str(cells.get("parameter_dtype", "")), str(cells.get("compute_dtype", ""))
     if stored in _STORED:
         return _STORED[stored]
     return {"w4a16": "gptq-int4", "w8a16": "gptq-int8"}.get(computed, computed)

@@ -94,8 +94,8 @@ def kept_by_layer(architecture: Architecture, kind: LayerKind, trained: Matrices
     )
 
 
-def _sum(kept: list[KeptTensor], divided: Divided) -> float:
-    return sum((item.bytes_per_token for item in kept if item.divided == divided), start=0.0)
+def _sum(tensors: list[KeptTensor], divided: Divided) -> float:
+    return sum((item.bytes_per_token for item in tensors if item.divided == divided), start=0.0)
 
 
 def in_flight(pipeline: Array, interleave: Array, accumulation: Array, stage: Array) -> Array:

@@ -97,14 +97,14 @@ class FittedLaw:
         )
 
 
-def _warnings(known: Range, parameters: float, tokens: float, unique: float | None) -> tuple[str, ...]:
+def _warnings(limits: Range, parameters: float, tokens: float, unique: float | None) -> tuple[str, ...]:
     warnings = []
-    factor = FLOPS_PER_PARAMETER_AND_TOKEN * parameters * tokens / known.compute_flops[1]
+    factor = FLOPS_PER_PARAMETER_AND_TOKEN * parameters * tokens / limits.compute_flops[1]
     if factor > VERY_FAR:
         warnings.append(f"{factor:,.0f} times the compute of the largest fitted run: no more than a direction")
     elif factor > FAR:
         warnings.append(f"{factor:,.0f} times the compute of the largest fitted run: an extrapolation")
-    for what, value, (low, high) in (("parameters", parameters, known.parameters), ("tokens", tokens, known.tokens)):
+    for what, value, (low, high) in (("parameters", parameters, limits.parameters), ("tokens", tokens, limits.tokens)):
         if not low * (1 - 1e-9) <= value <= high * (1 + 1e-9):
             warnings.append(f"{value:.3g} {what} lie outside the fitted {low:.3g} to {high:.3g}")
     if unique is not None and tokens / unique > 4:

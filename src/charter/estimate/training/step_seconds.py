@@ -117,14 +117,14 @@ def layer_seconds(given: StepInputs) -> LayerSeconds:
     )
 
 
-def step_values(given: StepInputs, made: LayerSeconds | None = None) -> dict[str, Array]:
+def step_values(given: StepInputs, per_micro_batch: LayerSeconds | None = None) -> dict[str, Array]:
     """Seconds of one optimizer step by cause; they sum to the step.
 
-    `m` micro-batches through the fullest of `p` stages, the bubble, and what happens once per step. `made` are the
-    seconds of a micro-batch where they are known already (`factored.py`).
+    `m` micro-batches through the fullest of `p` stages, the bubble, and what happens once per step. `per_micro_batch`
+    are the seconds of a micro-batch where they are known already (`factored.py`).
     """
     m, at, work, c = given.model, given.job.layouts, given.work, given.constants
-    one = made or layer_seconds(given)
+    one = per_micro_batch or layer_seconds(given)
     layers, share = one.device + one.issued, fullest_stage_layers(m.layers, at.pipeline) / m.layers
     sends = pipeline_send(given)
     mean_stage = (layers + one.head) / at.pipeline

@@ -10,27 +10,27 @@ LONGEST_TOKEN = 4096
 """In characters; runs of blanks are the longest tokens there are, some hundred."""
 
 
-def chat_tokens(found: object) -> tuple[TokenAlternatives, ...]:
+def chat_tokens(value: object) -> tuple[TokenAlternatives, ...]:
     """Of `/chat/completions`: `content` is an array of tokens, each with its own `top_logprobs`."""
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise InvalidReplyError("logprobs is not an object")
-    if found.get("content") is None:
+    if value.get("content") is None:
         return ()
-    return tuple(_chat_token(item) for item in a_list(found, "content"))
+    return tuple(_chat_token(item) for item in a_list(value, "content"))
 
 
-def completion_tokens(found: object) -> tuple[TokenAlternatives, ...]:
+def completion_tokens(value: object) -> tuple[TokenAlternatives, ...]:
     """Of `/completions`: arrays side by side, one of which maps each alternative to its log-probability.
 
     TGI and newer llama.cpp servers use the layout of the chat here too.
     """
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise InvalidReplyError("logprobs is not an object")
-    if "content" in found and "tokens" not in found:
-        return chat_tokens(found)
-    tokens, own = a_list(found, "tokens"), a_list(found, "token_logprobs")
-    top = found.get("top_logprobs")
-    tops = [None] * len(tokens) if top is None else a_list(found, "top_logprobs")
+    if "content" in value and "tokens" not in value:
+        return chat_tokens(value)
+    tokens, own = a_list(value, "tokens"), a_list(value, "token_logprobs")
+    top = value.get("top_logprobs")
+    tops = [None] * len(tokens) if top is None else a_list(value, "top_logprobs")
     if not len(tokens) == len(own) == len(tops):
         raise InvalidReplyError("the arrays of logprobs are not of one length")
     return tuple(_completion_token(*parts) for parts in zip(tokens, own, tops, strict=True))

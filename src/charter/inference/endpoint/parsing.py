@@ -62,9 +62,9 @@ def most_bytes(request: CallRequest) -> int:
     return LEAST_BYTES + request.max_new_tokens * (1 + request.top_log_probabilities) * BYTES_PER_ALTERNATIVE
 
 
-def usage_of(whole: Mapping[str, Any]) -> Usage:
+def usage_of(reply: Mapping[str, Any]) -> Usage:
     """The tokens of a reply."""
-    usage = a_map(whole, "usage")
+    usage = a_map(reply, "usage")
     prompt, completion = a_count(usage, "prompt_tokens"), a_count(usage, "completion_tokens")
     details = usage.get("prompt_tokens_details")
     cached = 0
@@ -125,8 +125,8 @@ def _loaded(body: bytes) -> Mapping[str, Any]:
     return document
 
 
-def _parsed(whole: Mapping[str, Any], usage: Usage, request: CallRequest) -> Parsed:
-    choices = a_list(whole, "choices")
+def _parsed(document: Mapping[str, Any], usage: Usage, request: CallRequest) -> Parsed:
+    choices = a_list(document, "choices")
     if len(choices) != 1 or not isinstance(choices[0], dict):
         raise InvalidReplyError(f"there are {len(choices)} choices, one was asked for")
     choice = choices[0]
@@ -145,14 +145,14 @@ def _parsed(whole: Mapping[str, Any], usage: Usage, request: CallRequest) -> Par
     reply = CallReply(
         text=text,
         finish_reason=finish,
-        model=a_text(whole, "model", most=LONGEST_NAME),
+        model=a_text(document, "model", most=LONGEST_NAME),
         prompt_tokens=usage.prompt_tokens,
         cached_tokens=usage.cached_tokens,
         completion_tokens=usage.completion_tokens,
         refusal=refusal,
         log_probabilities=tokens,
     )
-    return Parsed(reply=reply, id=a_text(whole, "id", most=LONGEST_NAME, default=""))
+    return Parsed(reply=reply, id=a_text(document, "id", most=LONGEST_NAME, default=""))
 
 
 def _words(choice: Mapping[str, Any], finish: str, *, is_chat: bool) -> tuple[str, str]:

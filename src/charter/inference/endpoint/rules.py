@@ -75,7 +75,7 @@ class RequestTarget:
 Step = Answered | TryAgain | GiveUp
 
 
-def step_after(exchange: Received | Failed, request: CallRequest, asked: RequestTarget) -> Step:
+def step_after(exchange: Received | Failed, request: CallRequest, target: RequestTarget) -> Step:
     """Return the meaning of one exchange for its request."""
     if isinstance(exchange, Failed):
         cost: Cost = "unknown" if exchange.was_sent else "refused"
@@ -92,7 +92,7 @@ def step_after(exchange: Received | Failed, request: CallRequest, asked: Request
         return TryAgain(cause=cause, detail=detail, cost=cost, retry_after=exchange.retry_after)
     if exchange.status in (400, 413, 422) and (refusal := refusal_in_error(exchange.body)) is not None:
         return Answered(parsed=_refused(refusal))
-    return _no_use(exchange, asked)
+    return _no_use(exchange, target)
 
 
 def _refused(refusal: str) -> Parsed:
@@ -109,14 +109,14 @@ def _refused(refusal: str) -> Parsed:
     return Parsed(reply=reply, id="")
 
 
-def _no_use(received: Received, asked: RequestTarget) -> GiveUp:
+def _no_use(received: Received, target: RequestTarget) -> GiveUp:
     """The error for a status that stays the same however often one asks."""
-    head = f"{asked.endpoint}, which answers for {asked.name}, says {received.status}"
+    head = f"{target.endpoint}, which answers for {target.name}, says {received.status}"
     reason = message_in_error(received.body)
-    place = f"serving.{asked.name}"
+    place = f"serving.{target.name}"
     match received.status:
         case 401 | 403:
-            key = f"the key at {asked.key_reference}" if asked.key_reference else f"that no {place}.api_key is given"
+            key = f"the key at {target.key_reference}" if target.key_reference else f"that no {place}.api_key is given"
             return GiveUp(error=DataError(f"{head} ({reason}); check {key}"), stops_all=True)
         case 404 | 405:
             text = f"{head} ({reason}); check {place}.endpoint, which mostly ends in /v1, and {place}.model"

@@ -130,10 +130,10 @@ class BridgeClient:
         lines = self._complaints.read()[-4000:].decode(errors="replace").strip().splitlines()
         return "\n  ".join(line.strip() for line in lines[-4:])
 
-    def _unreachable(self, found: str, said: str) -> str:
-        more = f"\n  it printed: {said}" if said and said not in found else ""
+    def _unreachable(self, cause: str, said: str) -> str:
+        more = f"\n  it printed: {said}" if said and said not in cause else ""
         return (
-            f"no connection to the Ray cluster at {self._address}: {found}{more}\n"
+            f"no connection to the Ray cluster at {self._address}: {cause}{more}\n"
             "  a cluster of this machine: ray start --head, and launch.ray.address: auto\n"
             "  another one: ray start --address=HEAD:PORT --num-cpus=0 here, or launch.ray.address: ray://HEAD:10001\n"
             "  a cluster with a token: the same RAY_AUTH_TOKEN (or ~/.ray/auth_token) here, and RAY_AUTH_MODE=token"

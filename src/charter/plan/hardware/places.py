@@ -266,10 +266,10 @@ def _affordable(place: Place, resources: Resources, refused: list[Refused]) -> b
     return False
 
 
-def _cheapest_first(found: list[Place]) -> list[Place]:
+def _cheapest_first(options: list[Place]) -> list[Place]:
     """Sorted by accelerator, then price; unpriced last."""
     return sorted(
-        found,
+        options,
         key=lambda place: (
             place.accelerator.name,
             place.per_node,

@@ -183,7 +183,7 @@ def evaluate(
     return Evaluated(peak=peak, seconds=seconds, too_large=array(bound > devices.room), too_slow=slow)
 
 
-def _seconds(task: Task, layouts: Layouts, devices: Devices, spaces: Sequence[Space], found: Fit, rows: Index) -> Array:
+def _seconds(task: Task, layouts: Layouts, devices: Devices, spaces: Sequence[Space], fit: Fit, rows: Index) -> Array:
     seconds = update_seconds(task, rows_of(layouts, rows), some_rows(devices, rows))
     if all(phase.work == "train" for phase in task.work.phases):
         return seconds
@@ -192,7 +192,7 @@ def _seconds(task: Task, layouts: Layouts, devices: Devices, spaces: Sequence[Sp
     inside = rows - starts[owner]
     values = [spaces[at].family_of(row).layout for at, row in zip(owner, inside, strict=True)]
     where = [devices.accelerators[number] for number in devices.of_row[rows]]
-    return seconds + other_seconds(task, values, where, found, np.arange(rows.size))
+    return seconds + other_seconds(task, values, where, fit, np.arange(rows.size))
 
 
 def _devices(task: Task, batch: Sequence[tuple[Site, Space]]) -> Devices:
@@ -216,8 +216,14 @@ def _joined(many: Sequence[Layouts]) -> Layouts:
     return Layouts(**{item.name: np.concatenate([getattr(one, item.name) for one in many]) for item in fields(Layouts)})
 
 
-def _nothing(task: Task, site: Site, found: Space) -> Searched:
+def _nothing(task: Task, site: Site, layout_space: Space) -> Searched:
     capacity = task.known.usable_bytes(site.place.accelerator, task.knowledge)
     return Searched(
-        site=site, space=found, peak=array([]), seconds=array([]), too_slow=array([]), capacity=capacity, pruned=0
+        site=site,
+        space=layout_space,
+        peak=array([]),
+        seconds=array([]),
+        too_slow=array([]),
+        capacity=capacity,
+        pruned=0,
     )

@@ -54,20 +54,20 @@ def indivisible(space: Asked) -> Iterator[tuple[str, str]]:
         yield f"dp{space.num_accelerators}", f"more replicas than the {replicas} sequences or pairs of a batch"
 
 
-def _best(found: Searched, by: str) -> dict[Family, int]:
+def _best(searched: Searched, by: str) -> dict[Family, int]:
     """The row of every family with the least seconds, or bytes."""
-    order = np.argsort(found.seconds, kind="stable") if by == "seconds" else found.by_need()
+    order = np.argsort(searched.seconds, kind="stable") if by == "seconds" else searched.by_need()
     rows: dict[Family, int] = {}
     for row in order:
-        rows.setdefault(found.space.family_of(int(row)), int(row))
+        rows.setdefault(searched.space.family_of(int(row)), int(row))
     return rows
 
 
-def _fitting(question: Question, found: Searched, option: Option) -> Iterator[Rejected]:
-    fastest = float(found.seconds.min(initial=np.inf))
+def _fitting(question: Question, searched: Searched, option: Option) -> Iterator[Rejected]:
+    fastest = float(searched.seconds.min(initial=np.inf))
     limit = tied_limit(question, engine_knowledge(question.engine, question.knowledge))
-    for row in _best(found, "seconds").values():
-        layout, seconds = found.space.layout(row), float(found.seconds[row])
+    for row in _best(searched, "seconds").values():
+        layout, seconds = searched.space.layout(row), float(searched.seconds[row])
         same_family = layout.label.split(" mb")[0] == option.layout.label.split(" mb")[0]
         if not np.isfinite(seconds) or same_family:
             continue
@@ -77,23 +77,25 @@ def _fitting(question: Question, found: Searched, option: Option) -> Iterator[Re
             reason = f"as fast within {ALIKE - 1:.0%}; splits the model more"
         elif seconds <= limit * fastest:
             reason = f"{behind:.0%} slower by the estimate, which cannot tell up to {limit - 1:.0%}"
-        yield Rejected(option=f"{found.site.label} {layout.label}", reason=reason)
+        yield Rejected(option=f"{searched.site.label} {layout.label}", reason=reason)
 
 
-def _missing(question: Question, found: Searched) -> Iterator[Rejected]:
+def _missing(question: Question, searched: Searched) -> Iterator[Rejected]:
     """Families of which nothing fits, the nearest first: the tensor that overflows."""
-    fits = {found.space.families[int(number)] for number in set(found.space.family[np.isfinite(found.seconds)])}
+    fits = {
+        searched.space.families[int(number)] for number in set(searched.space.family[np.isfinite(searched.seconds)])
+    }
     shown = 0
-    for family, row in _best(found, "peak").items():
-        if family in fits or found.too_slow[row]:
+    for family, row in _best(searched, "peak").items():
+        if family in fits or searched.too_slow[row]:
             continue
-        if not np.isfinite(found.peak[row]):
+        if not np.isfinite(searched.peak[row]):
             where = "what is offloaded does not fit the system memory of a node"
-            yield Rejected(option=f"{found.site.label} {found.space.layout(row).label}", reason=where)
+            yield Rejected(option=f"{searched.site.label} {searched.space.layout(row).label}", reason=where)
             continue
-        layout = found.space.layout(row)
-        needs = f"needs at least {found.peak[row] / 2**30:.1f} GiB of {found.capacity / 2**30:.1f} usable"
+        layout = searched.space.layout(row)
+        needs = f"needs at least {searched.peak[row] / 2**30:.1f} GiB of {searched.capacity / 2**30:.1f} usable"
         if shown < SHOWN[1]:
-            needs = does_not_fit(peak_of(question, found.site.place, layout), found.capacity)
+            needs = does_not_fit(peak_of(question, searched.site.place, layout), searched.capacity)
         shown += 1
-        yield Rejected(option=f"{found.site.label} {layout.label}", reason=needs)
+        yield Rejected(option=f"{searched.site.label} {layout.label}", reason=needs)

@@ -119,10 +119,10 @@ EMPTY = Space(families=(), family=np.zeros(0, dtype=np.intp), layouts=Layouts.of
 
 
 @lru_cache(maxsize=256)
-def space(asked: Asked) -> Space:
+def space(request: Asked) -> Space:
     """Every layout that the engine can execute on so many accelerators, and that divides model and batch."""
-    possible = tuple(families(asked))
-    rows = [(number, *row) for number, family in enumerate(possible) for row in _inner(asked, family)]
+    possible = tuple(families(request))
+    rows = [(number, *row) for number, family in enumerate(possible) for row in _inner(request, family)]
     table = np.array(rows, dtype=np.float64).reshape(-1, 4).T
     family = table[0].astype(np.intp)
     outer = Layouts.of([item.layout for item in possible]) if possible else Layouts.of([Layout()])
@@ -131,46 +131,50 @@ def space(asked: Asked) -> Space:
     return Space(families=possible, family=family, layouts=Layouts(**columns))
 
 
-def families(asked: Asked) -> Iterator[Family]:
+def families(request: Asked) -> Iterator[Family]:
     """Every split of the accelerators, times what is sharded and what is kept on the host.
 
     Tensor parallelism stays inside a node and divides the attention heads; pipeline stages are no more than layers;
     every replica gets at least one sequence (or pair).
     """
-    for tensor, context in product(_tensor_degrees(asked), _context_degrees(asked)):
-        for pipeline in _pipeline_degrees(asked, tensor * context):
-            if asked.num_accelerators % (tensor * context * pipeline):
+    for tensor, context in product(_tensor_degrees(request), _context_degrees(request)):
+        for pipeline in _pipeline_degrees(request, tensor * context):
+            if request.num_accelerators % (tensor * context * pipeline):
                 continue
-            data = asked.num_accelerators // (tensor * context * pipeline)
-            if data * asked.unit > asked.batch or (asked.engine.exact_batch and asked.batch % (data * asked.unit)):
+            data = request.num_accelerators // (tensor * context * pipeline)
+            if data * request.unit > request.batch or (
+                request.engine.exact_batch and request.batch % (data * request.unit)
+            ):
                 continue
-            if any(rows % (data * together) for rows, together in asked.shares):
+            if any(rows % (data * together) for rows, together in request.shares):
                 continue
             base = Family(data=data, tensor=tensor, pipeline=pipeline, context=context, zero=ZeroStage.NONE)
-            for interleave, expert in product(_chunks(asked, pipeline), _expert_degrees(asked, data * context)):
-                for sequence in _sequence_parallel(asked, tensor):
+            for interleave, expert in product(_chunks(request, pipeline), _expert_degrees(request, data * context)):
+                for sequence in _sequence_parallel(request, tensor):
                     split = replace(base, interleave=interleave, expert=expert, sequence_parallel=sequence)
-                    yield from _sharded(asked, split)
+                    yield from _sharded(request, split)
 
 
-def _sharded(asked: Asked, split: Family) -> Iterator[Family]:
+def _sharded(request: Asked, split: Family) -> Iterator[Family]:
     """The ZeRO stages of a split, hybrid sharding, and offload."""
     ranks = split.data * split.context
-    for zero in _zero_stages(asked, ranks, split.pipeline):
-        if split.context > 1 and asked.engine.context_only_sharded and zero is not ZeroStage.PARAMETERS:
+    for zero in _zero_stages(request, ranks, split.pipeline):
+        if split.context > 1 and request.engine.context_only_sharded and zero is not ZeroStage.PARAMETERS:
             continue
-        for replicas in _copies(asked, ranks, split.tensor, zero):
-            for offload in _offloads(asked, zero):
+        for replicas in _copies(request, ranks, split.tensor, zero):
+            for offload in _offloads(request, zero):
                 if offload == "none" or replicas == 1:
                     yield replace(split, zero=zero, replicas=replicas, offload=offload)
 
 
-def _inner(asked: Asked, family: Family) -> Iterator[tuple[float, float, float]]:
+def _inner(request: Asked, family: Family) -> Iterator[tuple[float, float, float]]:
     """Micro-batch, accumulation and code of the recomputation; interleaving needs whole rounds of micro-batches."""
-    share = ceil(asked.batch / family.data / asked.unit) * asked.unit
-    for mode, micro in product(_recomputations(asked), micro_batches(share, asked.unit, asked.fixes("micro_batch"))):
+    share = ceil(request.batch / family.data / request.unit) * request.unit
+    for mode, micro in product(
+        _recomputations(request), micro_batches(share, request.unit, request.fixes("micro_batch"))
+    ):
         accumulation = ceil(share / micro)
-        if asked.engine.exact_batch and share % micro:
+        if request.engine.exact_batch and share % micro:
             continue
         if family.interleave > 1 and accumulation % family.pipeline:
             continue
@@ -206,61 +210,61 @@ def _powers(most: int) -> tuple[int, ...]:
     return tuple(2**exponent for exponent in range(most.bit_length()))
 
 
-def _tensor_degrees(asked: Asked) -> tuple[int, ...]:
-    most = asked.per_node if asked.engine.tensor else 1
-    heads = asked.architecture.num_heads
-    degrees = tuple(d for d in _powers(most) if asked.per_node % d == 0 and heads % d == 0)
-    return _only(degrees, asked.fixes("tensor"))
+def _tensor_degrees(request: Asked) -> tuple[int, ...]:
+    most = request.per_node if request.engine.tensor else 1
+    heads = request.architecture.num_heads
+    degrees = tuple(d for d in _powers(most) if request.per_node % d == 0 and heads % d == 0)
+    return _only(degrees, request.fixes("tensor"))
 
 
-def _context_degrees(asked: Asked) -> tuple[int, ...]:
-    engine, shape = asked.engine, asked.architecture
-    shares = engine.context and not asked.together and (engine.context_of_pairs or asked.unit == 1)
-    most = asked.longest // SHORTEST_SHARD if shares else 1
-    degrees = _powers(max(1, min(most, asked.num_accelerators)))
+def _context_degrees(request: Asked) -> tuple[int, ...]:
+    engine, shape = request.engine, request.architecture
+    shares = engine.context and not request.together and (engine.context_of_pairs or request.unit == 1)
+    most = request.longest // SHORTEST_SHARD if shares else 1
+    degrees = _powers(max(1, min(most, request.num_accelerators)))
     if engine.context_divides_heads:
         degrees = tuple(d for d in degrees if not (shape.num_heads % d or (shape.kv_heads % d and d % shape.kv_heads)))
-    return _only(degrees, asked.fixes("context"))
+    return _only(degrees, request.fixes("context"))
 
 
-def _pipeline_degrees(asked: Asked, inside: int) -> tuple[int, ...]:
-    if not asked.engine.pipeline or asked.together:
-        return _only((1,), asked.fixes("pipeline"))
-    ranks = max(1, asked.num_accelerators // inside)
-    most = asked.architecture.num_layers
+def _pipeline_degrees(request: Asked, inside: int) -> tuple[int, ...]:
+    if not request.engine.pipeline or request.together:
+        return _only((1,), request.fixes("pipeline"))
+    ranks = max(1, request.num_accelerators // inside)
+    most = request.architecture.num_layers
     degrees = (degree for degree in divisors(ranks) if degree <= most)
-    if asked.engine.even_pipeline:
+    if request.engine.even_pipeline:
         degrees = (degree for degree in degrees if most % degree == 0 or (most + EMBEDDING_AND_OUTPUT) % degree == 0)
-    return _only(tuple(degrees), asked.fixes("pipeline"))
+    return _only(tuple(degrees), request.fixes("pipeline"))
 
 
-def _chunks(asked: Asked, pipeline: int) -> tuple[int, ...]:
+def _chunks(request: Asked, pipeline: int) -> tuple[int, ...]:
     """Chunks of layers per stage; the layers must divide evenly."""
-    layers = asked.architecture.num_layers
-    if pipeline == 1 or not asked.engine.interleave or layers % pipeline:
-        return _only((1,), asked.fixes("interleave"))
-    return _only(divisors(layers // pipeline), asked.fixes("interleave"))
+    layers = request.architecture.num_layers
+    if pipeline == 1 or not request.engine.interleave or layers % pipeline:
+        return _only((1,), request.fixes("interleave"))
+    return _only(divisors(layers // pipeline), request.fixes("interleave"))
 
 
-def _expert_degrees(asked: Asked, ranks: int) -> tuple[int, ...]:
-    mixture = asked.architecture.mixture
-    if mixture is None or not asked.engine.expert or asked.together:
-        return _only((1,), asked.fixes("expert"))
+def _expert_degrees(request: Asked, ranks: int) -> tuple[int, ...]:
+    mixture = request.architecture.mixture
+    if mixture is None or not request.engine.expert or request.together:
+        return _only((1,), request.fixes("expert"))
     experts = mixture.num_experts
-    return _only(tuple(d for d in _powers(experts) if experts % d == 0 and ranks % d == 0), asked.fixes("expert"))
+    return _only(tuple(d for d in _powers(experts) if experts % d == 0 and ranks % d == 0), request.fixes("expert"))
 
 
-def _sequence_parallel(asked: Asked, tensor: int) -> tuple[bool, ...]:
+def _sequence_parallel(request: Asked, tensor: int) -> tuple[bool, ...]:
     if tensor == 1:
         return (False,)
-    fixed = asked.fixes("sequence_parallel")
-    both = (True, False) if asked.engine.sequence_parallel else (False,)
+    fixed = request.fixes("sequence_parallel")
+    both = (True, False) if request.engine.sequence_parallel else (False,)
     return tuple(choice for choice in both if fixed is None or choice == fixed)
 
 
-def _zero_stages(asked: Asked, ranks: int, pipeline: int) -> tuple[ZeroStage, ...]:
+def _zero_stages(request: Asked, ranks: int, pipeline: int) -> tuple[ZeroStage, ...]:
     """ZeRO needs replicas; with a pipeline only the optimizer is sharded (gradients are needed until the flush)."""
-    engine, fixed = asked.engine, asked.fixes("zero")
+    engine, fixed = request.engine, request.fixes("zero")
     stages = engine.searched if fixed is None else tuple(stage for stage in engine.zero if stage == fixed)
     stages = stages if pipeline == 1 else tuple(stage for stage in stages if stage in engine.zero_beside_pipeline)
     if fixed is not None:
@@ -268,21 +272,21 @@ def _zero_stages(asked: Asked, ranks: int, pipeline: int) -> tuple[ZeroStage, ..
     return (ZeroStage.NONE,) if ranks == 1 else stages
 
 
-def _copies(asked: Asked, ranks: int, tensor: int, zero: ZeroStage) -> tuple[int, ...]:
+def _copies(request: Asked, ranks: int, tensor: int, zero: ZeroStage) -> tuple[int, ...]:
     """1, and with hybrid sharding one copy per node."""
-    nodes, inside = asked.num_accelerators // asked.per_node, asked.per_node // tensor
-    hybrid = asked.engine.hybrid and zero is ZeroStage.PARAMETERS and nodes > 1 and inside > 1
-    return _only((1, nodes) if hybrid and ranks == nodes * inside else (1,), asked.fixes("replicas"))
+    nodes, inside = request.num_accelerators // request.per_node, request.per_node // tensor
+    hybrid = request.engine.hybrid and zero is ZeroStage.PARAMETERS and nodes > 1 and inside > 1
+    return _only((1, nodes) if hybrid and ranks == nodes * inside else (1,), request.fixes("replicas"))
 
 
-def _offloads(asked: Asked, zero: ZeroStage) -> tuple[str, ...]:
-    engine, fixed = asked.engine, asked.fixes("offload")
+def _offloads(request: Asked, zero: ZeroStage) -> tuple[str, ...]:
+    engine, fixed = request.engine, request.fixes("offload")
     names = ["none"]
     names += ["optimizer"] if zero in engine.offload_optimizer else []
     names += ["all"] if zero in engine.offload_parameters else []
     return tuple(name for name in names if fixed is None or name == fixed)
 
 
-def _recomputations(asked: Asked) -> tuple[Recompute, ...]:
-    fixed = asked.fixes("recompute")
+def _recomputations(request: Asked) -> tuple[Recompute, ...]:
+    fixed = request.fixes("recompute")
     return SEARCHED_RECOMPUTE if fixed is None else (Recompute(str(fixed)),)

@@ -47,17 +47,17 @@ def options_of(question: Question, sites: Sequence[Site]) -> Iterator[tuple[tupl
             yield (), _missed(question, result, counted)
 
 
-def _terms(question: Question, kept: Sequence[tuple[Searched, Layout]]) -> list[tuple[Term, ...]]:
+def _terms(question: Question, fitting: Sequence[tuple[Searched, Layout]]) -> list[tuple[Term, ...]]:
     """The terms of the time of the layouts that are kept; where a stage only trains, of all of them at once."""
-    if kept and all(phase.work == "train" for phase in question.work.phases):
+    if fitting and all(phase.work == "train" for phase in question.work.phases):
         engine = engine_knowledge(question.engine, question.knowledge)
         task = Task(work=question.work, dtype=question.dtype, known=engine, knowledge=question.knowledge)
         devices = Devices(
-            accelerators=tuple(searched.site.place.accelerator for searched, _ in kept),
-            of_row=np.arange(len(kept)),
-            usable=array([searched.capacity for searched, _ in kept]),
+            accelerators=tuple(searched.site.place.accelerator for searched, _ in fitting),
+            of_row=np.arange(len(fitting)),
+            usable=array([searched.capacity for searched, _ in fitting]),
         )
-        return update_terms(task, [layout for _, layout in kept], devices)
+        return update_terms(task, [layout for _, layout in fitting], devices)
     return [
         accelerator_time.training_terms(
             question.work,
@@ -67,22 +67,22 @@ def _terms(question: Question, kept: Sequence[tuple[Searched, Layout]]) -> list[
             knowledge=question.knowledge,
             engine=question.engine,
         )
-        for searched, layout in kept
+        for searched, layout in fitting
     ]
 
 
-def _missed(question: Question, found: Searched, counted: Missed) -> Missed:
+def _missed(question: Question, searched: Searched, counted: Missed) -> Missed:
     """Return the reason why nothing fits at a site."""
-    if not found.space.size:
+    if not searched.space.size:
         reason = nothing_to_try(question)
-        return replace(counted, rejected=(Rejected(option=found.site.label, reason=reason),))
-    if not np.any(np.isfinite(found.peak)):
+        return replace(counted, rejected=(Rejected(option=searched.site.label, reason=reason),))
+    if not np.any(np.isfinite(searched.peak)):
         reason = "what is offloaded does not fit the system memory of a node"
-        return replace(counted, rejected=(Rejected(option=found.site.label, reason=reason),))
-    layout = found.space.layout(int(found.by_need()[0]))
-    peak = peak_of(question, found.site.place, layout)
-    rejected = Rejected(option=f"{found.site.label} {layout.label}", reason=does_not_fit(peak, found.capacity))
-    return replace(counted, rejected=(rejected,), peaks=((peak, found.capacity),))
+        return replace(counted, rejected=(Rejected(option=searched.site.label, reason=reason),))
+    layout = searched.space.layout(int(searched.by_need()[0]))
+    peak = peak_of(question, searched.site.place, layout)
+    rejected = Rejected(option=f"{searched.site.label} {layout.label}", reason=does_not_fit(peak, searched.capacity))
+    return replace(counted, rejected=(rejected,), peaks=((peak, searched.capacity),))
 
 
 def nothing_to_try(question: Question) -> str:
@@ -99,49 +99,49 @@ def nothing_to_try(question: Question) -> str:
     )
 
 
-def _option(question: Question, found: Searched, layout: Layout, terms: tuple[Term, ...]) -> Option:
-    place = found.site.place
+def _option(question: Question, searched: Searched, layout: Layout, terms: tuple[Term, ...]) -> Option:
+    place = searched.site.place
     engine = engine_knowledge(question.engine, question.knowledge)
     option = make_option(
-        question, place, found.site.num_nodes, layout, layout.label, peak_of(question, place, layout), terms
+        question, place, searched.site.num_nodes, layout, layout.label, peak_of(question, place, layout), terms
     )
     return replace(
         option,
         engine=question.engine,
-        capacity_bytes=found.capacity,
-        tied_layouts=tied_layouts(question, found, engine),
-        host_bytes=_waiting(question, engine, place, layout, found.capacity),
+        capacity_bytes=searched.capacity,
+        tied_layouts=tied_layouts(question, searched, engine),
+        host_bytes=_waiting(question, engine, place, layout, searched.capacity),
     )
 
 
-def _waiting(question: Question, known: EngineKnowledge, place: Place, layout: Layout, usable: float) -> float:
+def _waiting(question: Question, engine: EngineKnowledge, place: Place, layout: Layout, usable: float) -> float:
     """Bytes per accelerator that the chosen layout keeps in host memory."""
     if not layout.offload_optimizer:
         return 0.0
     devices = one_device(place.accelerator, 1, usable)
     one = Layouts.of([layout])
-    return float(waiting_bytes(question.work, one, devices, dtype=question.dtype, known=known)[0])
+    return float(waiting_bytes(question.work, one, devices, dtype=question.dtype, known=engine)[0])
 
 
-def chosen_row(found: Searched) -> int:
+def chosen_row(searched: Searched) -> int:
     """Of the layouts that are about as fast as the fastest, the one that splits the model least."""
-    alike = np.flatnonzero(found.seconds <= ALIKE * found.seconds.min())
-    return int(min(alike, key=lambda row: (*splits(found.space.layout(int(row))), float(found.seconds[row]))))
+    alike = np.flatnonzero(searched.seconds <= ALIKE * searched.seconds.min())
+    return int(min(alike, key=lambda row: (*splits(searched.space.layout(int(row))), float(searched.seconds[row]))))
 
 
-def tied_layouts(question: Question, found: Searched, known: EngineKnowledge) -> tuple[TiedLayout, ...]:
+def tied_layouts(question: Question, searched: Searched, engine: EngineKnowledge) -> tuple[TiedLayout, ...]:
     """The best layout of every family that cannot be told from the fastest, fastest first."""
-    limit = tied_limit(question, known) * float(found.seconds.min())
+    limit = tied_limit(question, engine) * float(searched.seconds.min())
     best: dict[int, int] = {}
-    for row in np.argsort(found.seconds, kind="stable"):
-        if found.seconds[row] > limit or len(best) >= TIED_SHOWN:
+    for row in np.argsort(searched.seconds, kind="stable"):
+        if searched.seconds[row] > limit or len(best) >= TIED_SHOWN:
             break
-        best.setdefault(int(found.space.family[row]), int(row))
+        best.setdefault(int(searched.space.family[row]), int(row))
     return tuple(
         TiedLayout(
-            label=found.space.layout(row).label,
-            seconds=float(found.seconds[row]),
-            peak_bytes=float(found.peak[row]),
+            label=searched.space.layout(row).label,
+            seconds=float(searched.seconds[row]),
+            peak_bytes=float(searched.peak[row]),
         )
         for row in best.values()
     )

@@ -23,7 +23,7 @@ def splits(layout: Layout) -> tuple[int, ...]:
     return (*parts, offload, layout.interleave, layout.replicas, int(layout.zero), int(layout.sequence_parallel))
 
 
-def tied_limit(question: Question, known: EngineKnowledge) -> float:
+def tied_limit(question: Question, engine: EngineKnowledge) -> float:
     """Return how much slower than the fastest a tied layout may be estimated: `exp(share x half-width)`."""
     moe = any(role.architecture.mixture is not None for role in question.work.roles)
     quantity, group = time_group(question.stage, moe=moe)

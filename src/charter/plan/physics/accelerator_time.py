@@ -113,20 +113,20 @@ def answering_terms(
 
 
 def _updates(
-    role: Role, phase: Phase, layout: Layout, accelerator: Accelerator, dtype: str, known: EngineKnowledge
+    role: Role, phase: Phase, layout: Layout, accelerator: Accelerator, dtype: str, engine: EngineKnowledge
 ) -> list[Term]:
-    packed = known.does.packs and phase.ragged
+    packed = engine.does.packs and phase.ragged
     step = training_step(
         role.architecture,
         layout,
         accelerator,
         seq_len=phase.prompt_tokens if packed else phase.padded_tokens(layout.micro_batch),
         dtype=dtype,
-        precision=known.precision(dtype, accelerator),
-        stack=known.profile(accelerator),
+        precision=engine.precision(dtype, accelerator),
+        stack=engine.profile(accelerator),
         adapter=role.adapter,
         head_share=0.0 if role.scalar_head else phase.logit_share,
-        constants=known.training,
+        constants=engine.training,
     )
     return over_steps(phase, phase.steps, step.terms)
 

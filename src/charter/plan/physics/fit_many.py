@@ -122,18 +122,18 @@ def _cache_bytes(role: Role, phase: Phase, layouts: Layouts) -> Array:
     return array(each)[which]
 
 
-def _shape(work: Workload, role: Role, devices: Devices, dtype: str, known: EngineKnowledge) -> MemoryShape:
-    job = fit.training_job(work, role, devices.accelerators[0], dtype, known.does.name)
+def _shape(work: Workload, role: Role, devices: Devices, dtype: str, engine: EngineKnowledge) -> MemoryShape:
+    job = fit.training_job(work, role, devices.accelerators[0], dtype, engine.does.name)
     return replace(MemoryShape.of(job), context_factor=devices.context_factors)
 
 
 def _fullest_stage(
-    work: Workload, role: Role, layouts: Layouts, devices: Devices, dtype: str, known: EngineKnowledge
+    work: Workload, role: Role, layouts: Layouts, devices: Devices, dtype: str, engine: EngineKnowledge
 ) -> dict[str, Array]:
     """States, context and the largest transient phase of the pipeline stage that needs most, per layout."""
-    shape = _shape(work, role, devices, dtype, known)
+    shape = _shape(work, role, devices, dtype, engine)
     factors = np.unique(shape.context_factor, return_inverse=True)[1].reshape(-1)
-    return factored_memory(shape, layouts, known.memory, _parts, beside=[factors.astype(float)])
+    return factored_memory(shape, layouts, engine.memory, _parts, beside=[factors.astype(float)])
 
 
 def _parts(table: MemoryTable, count: int) -> dict[str, Array]:

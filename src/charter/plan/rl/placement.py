@@ -127,36 +127,36 @@ def _shares(size: int, count: int, parts: Sequence[int]) -> Iterator[tuple[int, 
     yield from ((first, size - first) for first in parts if size - first in parts)
 
 
-def step_table(found: Sequence[Placed], work: RlWork, engine: RlEngine, constants: RlConstants) -> TermTable:
+def step_table(placements: Sequence[Placed], work: RlWork, engine: RlEngine, constants: RlConstants) -> TermTable:
     """Seconds of one step of every placement: generate, score, update, weight sync, offload, other."""
 
     def flag(*arrangements: Arrangement) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-        return array([item.arrangement in arrangements for item in found])
+        return array([item.arrangement in arrangements for item in placements])
 
     phases = RlPhases(
-        generate=array([item.generator.seconds for item in found]),
-        score=array([item.score for item in found]),
-        update=array([item.update for item in found]),
-        refit_bytes=np.full(len(found), work.weight_bytes),
-        resamples=np.zeros(len(found)),
+        generate=array([item.generator.seconds for item in placements]),
+        score=array([item.score for item in placements]),
+        update=array([item.update for item in placements]),
+        refit_bytes=np.full(len(placements), work.weight_bytes),
+        resamples=np.zeros(len(placements)),
         side_by_side=flag("async"),
         colocated=flag("colocated", "offloaded"),
-        overhead=np.full(len(found), engine.stack.overhead),
+        overhead=np.full(len(placements), engine.stack.overhead),
         separate=flag("split"),
-        move=array([sum(group.move_seconds for group in item.trainers) for item in found]),
+        move=array([sum(group.move_seconds for group in item.trainers) for item in placements]),
     )
     return rl_step_terms(phases, constants)
 
 
 def fastest(
-    found: Sequence[Placed], work: RlWork, engine: RlEngine, constants: RlConstants
+    placements: Sequence[Placed], work: RlWork, engine: RlEngine, constants: RlConstants
 ) -> tuple[Placed, tuple[Term, ...]] | None:
     """The placement with the shortest step, with its terms over all rollouts."""
-    if not found:
+    if not placements:
         return None
-    table = step_table(found, work, engine, constants)
-    index = int(np.argmin(np.broadcast_to(table.total, (len(found),))))
-    return found[index], over_rollouts(found[index], table.at(index), work)
+    table = step_table(placements, work, engine, constants)
+    index = int(np.argmin(np.broadcast_to(table.total, (len(placements),))))
+    return placements[index], over_rollouts(placements[index], table.at(index), work)
 
 
 def over_rollouts(item: Placed, terms: tuple[Term, ...], work: RlWork) -> tuple[Term, ...]:

@@ -174,17 +174,20 @@ def _group_name(work: RlWork, item: Placed, group: TrainerChoice) -> str:
     return "trainers" if work.policy.name in group.names else "critics"
 
 
-def _generator_group(setting: Setting, made: GeneratorChoice, busy: float) -> RoleGroup:
+def _generator_group(setting: Setting, choice: GeneratorChoice, busy: float) -> RoleGroup:
     job = replace(
-        setting.groups.job, rollout_sequences=float(made.together), generation_tensor=made.tensor, layout=made.layout
+        setting.groups.job,
+        rollout_sequences=float(choice.together),
+        generation_tensor=choice.tensor,
+        layout=choice.layout,
     )
     return RoleGroup(
         name="generators",
         roles=(setting.work.policy.name,),
         hardware=setting.place.accelerator.name,
-        num_accelerators=made.replicas * made.tensor,
-        layout=made.layout,
-        layout_label=f"tp{made.tensor} x{made.replicas}, {made.together} together",
+        num_accelerators=choice.replicas * choice.tensor,
+        layout=choice.layout,
+        layout_label=f"tp{choice.tensor} x{choice.replicas}, {choice.together} together",
         peak=fullest(setting, job, (), generates=True),
         capacity_bytes=setting.capacity,
         busy_share=busy,

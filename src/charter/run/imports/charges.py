@@ -67,63 +67,63 @@ class Belongs:
 
 
 def imported_attempts(
-    found: FoundRun, machines: Machines, belongs: Belongs, *, another: bool = False
+    run: FoundRun, machines: Machines, belongs: Belongs, *, another: bool = False
 ) -> tuple[ImportedAttempt, ...]:
     """The attempts of a run; raises with every option that is missing at once.
 
     `another` says that it is not the run that has the same first step in the ledger.
     """
-    problems = list(_problems(found, machines))
+    problems = list(_problems(run, machines))
     if problems:
         raise SpecError(problems)
-    seconds = _seconds(found, machines)
-    starts = _starts(found, machines, seconds)
-    identity = found.content if another else found.identity
+    seconds = _seconds(run, machines)
+    starts = _starts(run, machines, seconds)
+    identity = run.content if another else run.identity
     attempts = []
-    for number, attempt in enumerate(found.attempts):
+    for number, attempt in enumerate(run.attempts):
         attempts.append(
             _attempt(
-                found,
+                run,
                 attempt,
                 machines,
                 belongs,
                 key=f"{identity[:KEY_LENGTH]}:{number}",
                 seconds=seconds[number],
                 started_at=starts[number],
-                last=number == len(found.attempts) - 1,
+                last=number == len(run.attempts) - 1,
             )
         )
     return tuple(attempts)
 
 
-def _problems(found: FoundRun, machines: Machines) -> Iterator[Problem]:
-    what = f"{found.source} ({found.format})"
+def _problems(run: FoundRun, machines: Machines) -> Iterator[Problem]:
+    what = f"{run.source} ({run.format})"
     if machines.accelerators is None:
         hint = "give --accelerators H100:8 (or cpu) and --nodes"
         yield Problem(message=f"{what} does not say what it ran on", hint=hint)
-    if machines.started_at is None and any(attempt.started_at is None for attempt in found.attempts):
+    if machines.started_at is None and any(attempt.started_at is None for attempt in run.attempts):
         yield Problem(message=f"{what} has no clock", hint="give --started-at 2026-07-01T09:00")
-    unknown = [attempt for attempt in found.attempts if attempt.seconds is None]
+    unknown = [attempt for attempt in run.attempts if attempt.seconds is None]
     if unknown and machines.hours is None:
         spans = ", ".join(f"{item.first_step} to {item.last_step}" for item in unknown)
         hint = "give --hours, the time on the wall of the whole run"
         yield Problem(message=f"{what} does not say how long its steps {spans} took", hint=hint)
-    logged_seconds = sum(attempt.seconds or 0.0 for attempt in found.attempts)
+    logged_seconds = sum(attempt.seconds or 0.0 for attempt in run.attempts)
     if machines.hours is not None and unknown and machines.hours * 3600 < logged_seconds:
         message = f"--hours {machines.hours:g} is less than the {logged_seconds / 3600:.3f} hours that {what} tells of"
         yield Problem(message=message, hint="give the time of the whole run, all its processes together")
 
 
-def _seconds(found: FoundRun, machines: Machines) -> list[float]:
+def _seconds(run: FoundRun, machines: Machines) -> list[float]:
     """Of each process; hours that were given go to those whose time is not known, by their steps."""
-    logged = [attempt.seconds for attempt in found.attempts]
+    logged = [attempt.seconds for attempt in run.attempts]
     if machines.hours is None:
         return [seconds or 0.0 for seconds in logged]
     if None not in logged:
         total = sum(seconds or 0.0 for seconds in logged)
         return [machines.hours * 3600 * (seconds or 0.0) / total if total else 0.0 for seconds in logged]
     left = machines.hours * 3600 - sum(seconds or 0.0 for seconds in logged)
-    steps = [_steps(item) if item.seconds is None else 0 for item in found.attempts]
+    steps = [_steps(item) if item.seconds is None else 0 for item in run.attempts]
     shared = [left * count / max(1, sum(steps)) for count in steps]
     return [share if seconds is None else seconds for seconds, share in zip(logged, shared, strict=True)]
 
@@ -132,10 +132,10 @@ def _steps(attempt: FoundAttempt) -> int:
     return max(1, attempt.last_step - attempt.first_step)
 
 
-def _starts(found: FoundRun, machines: Machines, seconds: list[float]) -> list[float]:
+def _starts(run: FoundRun, machines: Machines, seconds: list[float]) -> list[float]:
     """By the log's clock; without one, one process after the other from the start that was given."""
     starts, next_start = [], machines.started_at or 0.0
-    for attempt, spent in zip(found.attempts, seconds, strict=True):
+    for attempt, spent in zip(run.attempts, seconds, strict=True):
         started = attempt.started_at if attempt.started_at is not None and not machines.started_at else next_start
         starts.append(started)
         next_start = started + spent
@@ -143,7 +143,7 @@ def _starts(found: FoundRun, machines: Machines, seconds: list[float]) -> list[f
 
 
 def _attempt(
-    found: FoundRun,
+    run: FoundRun,
     attempt: FoundAttempt,
     machines: Machines,
     belongs: Belongs,
@@ -157,7 +157,7 @@ def _attempt(
     price = None if machines.usd_per_hour is None else round(machines.usd_per_hour * MICRO_USD_PER_USD)
     return ImportedAttempt(
         key=key,
-        content=found.content,
+        content=run.content,
         run=belongs.run,
         stage=belongs.stage,
         kind=belongs.kind,
@@ -170,11 +170,11 @@ def _attempt(
         duration_milliseconds=round(seconds * 1000),
         first_step=attempt.first_step,
         last_step=attempt.last_step,
-        outcome=(Outcome.DONE if found.is_done else Outcome.INTERRUPTED) if last else Outcome.KILLED,
+        outcome=(Outcome.DONE if run.is_done else Outcome.INTERRUPTED) if last else Outcome.KILLED,
         tokens=attempt.tokens,
         price_micro_usd_per_hour=price,
         price_source=None if price is None else "--usd-per-hour of charter artifacts import",
-        note=note_of(found.source, found.format, at=belongs.imported_at),
+        note=note_of(run.source, run.format, at=belongs.imported_at),
         owner=belongs.owner,
         tags=belongs.tags,
     )
@@ -206,22 +206,22 @@ HINTS = {
 MODEL_HINT = "--as STAGE, or --fact model=Llama-3.1-8B (or --fact params_b=, hidden=, layers=, ...)"
 
 
-def measured_row(found: FoundRun, facts: Mapping[str, str], given: Mapping[str, str]) -> Measurement:
+def measured_row(run: FoundRun, facts: Mapping[str, str], given: Mapping[str, str]) -> Measurement:
     """The row of a run; `given` beats what the log knows, which beats `facts` of stage and machines.
 
     Raises with every fact that is missing, and with what the reader of such files would refuse.
     """
     problems = [*_unknown(given)]
-    cells = {"framework": FRAMEWORKS.get(found.format, ""), **facts, **found.facts, **given}
-    cells |= {"id": given.get("id", f"{PREFIX}-{found.identity[:10]}"), "metric": "step_time_s", "unit": "s"}
-    cells.setdefault("source", found.source)
-    measured = seconds_per_step(found)
+    cells = {"framework": FRAMEWORKS.get(run.format, ""), **facts, **run.facts, **given}
+    cells |= {"id": given.get("id", f"{PREFIX}-{run.identity[:10]}"), "metric": "step_time_s", "unit": "s"}
+    cells.setdefault("source", run.source)
+    measured = seconds_per_step(run)
     if measured is not None:
         cells["value"] = given.get("value", f"{measured[0]:.6g}")
         cells.setdefault("notes", measured[1])
     elif "value" not in given:
         hint = "give --hours (see --help), or --fact value=SECONDS of one step"
-        problems.append(Problem(message=f"{found.source} does not say how long a step took", hint=hint))
+        problems.append(Problem(message=f"{run.source} does not say how long a step took", hint=hint))
     problems += [
         Problem(message=f"a row of measurements needs the column {name!r}, which nobody has told", hint=HINTS[name])
         for name in (*NEEDED, *(() if cells.get("kind") == "ppo" else NEEDED_OF_BATCHES))

@@ -163,7 +163,7 @@ class Imported:
 def import_into(
     project: Project,
     root: Path,
-    found: FoundRun,
+    run: FoundRun,
     *,
     stage: str,
     machines: Machines,
@@ -186,16 +186,16 @@ def import_into(
         tags=tags_text(project.tags),
         imported_at=now,
     )
-    attempts = imported_attempts(found, machines, belongs, another=another)
+    attempts = imported_attempts(run, machines, belongs, another=another)
     if dry_run:
-        return Imported(found=found, attempts=attempts)
+        return Imported(found=run, attempts=attempts)
     where = run_dir(root.resolve())
     place = ledger_place(where, project.storage.ledger)
     if isinstance(place, Path):
         durable.make_dir(place.parent)
     with Ledger.open(place) as ledger:
         changes = ledger.record_imported(attempts)
-    done = Imported(found=found, attempts=attempts, changes=changes, curves=planned.directory / IMPORTED_METRICS)
+    done = Imported(found=run, attempts=attempts, changes=changes, curves=planned.directory / IMPORTED_METRICS)
     _write_curves(done, where, rows)
     return done
 
@@ -206,7 +206,7 @@ def written_row(path: Path, row: Measurement) -> WrittenRow:
 
 
 def row_of(
-    found: FoundRun, machines: Machines, given: Mapping[str, str], *, project: Project | None, root: Path, stage: str
+    run: FoundRun, machines: Machines, given: Mapping[str, str], *, project: Project | None, root: Path, stage: str
 ) -> Measurement:
     """The run as a row of measurements, by what the log, the stage, the machines and the options say."""
     facts: dict[str, str] = {}
@@ -215,11 +215,11 @@ def row_of(
     if machines.accelerators is not None:
         name, count = machines.accelerator
         facts |= {"gpu": name, "gpus": str(count), "gpus_per_node": str(count // machines.nodes)}
-    if machines.hours is not None and all(attempt.seconds is None for attempt in found.attempts):
-        steps = sum(attempt.last_step - attempt.first_step for attempt in found.attempts)
+    if machines.hours is not None and all(attempt.seconds is None for attempt in run.attempts):
+        steps = sum(attempt.last_step - attempt.first_step for attempt in run.attempts)
         value = {"value": f"{machines.hours * 3600 / max(1, steps):.6g}"}
-        return measured_row(found, {**facts, "notes": "--hours over all steps"}, {**value, **given})
-    return measured_row(found, facts, given)
+        return measured_row(run, {**facts, "notes": "--hours over all steps"}, {**value, **given})
+    return measured_row(run, facts, given)
 
 
 def write_rows(path: Path, rows: Sequence[Measurement]) -> None:
@@ -246,15 +246,15 @@ def model_facts(project: Project, root: Path, stage: str) -> dict[str, str]:
     return {"model": spec.model or ""}
 
 
-def _shape(found: Architecture) -> dict[str, str]:
+def _shape(architecture: Architecture) -> dict[str, str]:
     columns = {
-        "hidden": found.hidden_size,
-        "layers": found.num_layers,
-        "heads": found.num_heads,
-        "kv_heads": found.num_kv_heads,
-        "ffn": found.intermediate_size,
-        "vocab": found.vocab_size,
-        "tied_embeddings": int(found.tied_embeddings),
+        "hidden": architecture.hidden_size,
+        "layers": architecture.num_layers,
+        "heads": architecture.num_heads,
+        "kv_heads": architecture.num_kv_heads,
+        "ffn": architecture.intermediate_size,
+        "vocab": architecture.vocab_size,
+        "tied_embeddings": int(architecture.tied_embeddings),
     }
     return {name: str(value) for name, value in columns.items() if value is not None}
 
@@ -271,9 +271,9 @@ def _write_curves(done: Imported, where: Path, rows: Sequence[WrittenRow]) -> No
     durable.write_file(done.curves, text)
 
 
-def _curve_lines(found: FoundRun) -> str:
+def _curve_lines(run: FoundRun) -> str:
     """The figures of every step, as they were logged last."""
-    last = {step.step: step for attempt in found.attempts for step in attempt.steps}
+    last = {step.step: step for attempt in run.attempts for step in attempt.steps}
     lines = []
     for number in sorted(last):
         step = last[number]
@@ -334,18 +334,18 @@ def past_imports(project: Project, root: Path) -> tuple[PastImport, ...]:
     return (*imports, *(PastImport(import_id=item.import_id, stage=item.stage, receipt=item) for item in left))
 
 
-def chosen(imports: Sequence[PastImport], asked: str) -> PastImport:
+def chosen(imports: Sequence[PastImport], wanted: str) -> PastImport:
     """The import that an id, or its first characters, names; UsageError for none or several."""
-    matches = [item for item in imports if item.import_id == asked]
-    if not matches and len(asked) >= LEAST_OF_AN_ID:
-        matches = [item for item in imports if item.import_id.startswith(asked)]
+    matches = [item for item in imports if item.import_id == wanted]
+    if not matches and len(wanted) >= LEAST_OF_AN_ID:
+        matches = [item for item in imports if item.import_id.startswith(wanted)]
     if len(matches) == 1:
         return matches[0]
     if matches:
-        raise UsageError(f"{asked} begins the ids of {', '.join(item.import_id for item in matches)}; give more of it")
+        raise UsageError(f"{wanted} begins the ids of {', '.join(item.import_id for item in matches)}; give more of it")
     names = ", ".join(item.import_id for item in imports) or "nothing: no run was imported"
     raise UsageError(
-        f"asked for the import {asked!r}; this project has {names}\n"
+        f"asked for the import {wanted!r}; this project has {names}\n"
         f"  give an id of `charter artifacts import --list`, or its first {LEAST_OF_AN_ID} characters or more"
     )
 
