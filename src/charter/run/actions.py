@@ -1,4 +1,4 @@
-"""What a person does to a run: approve a stage, stop it, start it again; each written down with who did it.
+"""Actions of a person on a run: approve a stage, stop it, start it again; each written down with who did it.
 
 Commands and buttons of the dashboard call these functions, so that both do the same and leave the same trace in
 `events.jsonl`.
