@@ -75,7 +75,7 @@ def fitted_to(quantity: Quantity, cases: Sequence[Case]) -> Fitted:
 
 
 def _taught(quantity: Quantity) -> Callable[[Any, Any], Array]:
-    """Return what a fit compares with the rows: the prediction, unless the quantity censors some rows (`taught`)."""
+    """Return the function whose values a fit compares with the rows: `predict`, unless rows are censored (`taught`)."""
     return getattr(quantity, "taught", quantity.predict)
 
 

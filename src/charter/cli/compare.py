@@ -153,7 +153,7 @@ def _saved(path: Path) -> "Mapping[str, Any]":
 
 
 def _missing(document: "Mapping[str, Any]") -> list[str]:
-    """Return what a saved plan lacks of that which is compared."""
+    """Return the fields that a comparison needs and a saved plan lacks."""
     measures = ("seconds", "gpu_hours", "usd")
     needed = ("name", "accelerator", "count", "market", "layout", "peak_bytes", "capacity_bytes", *measures)
     return [

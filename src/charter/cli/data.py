@@ -137,7 +137,7 @@ def _write(path: Path, out: Path, spec: "DataSpec") -> "Converted":
 
 
 def _spec(path: Path, format: DataFormat, *, on_bad_row: Literal["fail", "skip"] = "fail") -> "DataSpec":
-    """Return how a data set is read that no charter.yaml describes."""
+    """Return the specification of a data set that no charter.yaml describes."""
     from charter.data.formats import is_there
     from charter.errors import UsageError
     from charter.spec.project import DataSpec

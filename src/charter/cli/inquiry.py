@@ -54,7 +54,7 @@ def question_file(
 
 
 def inquiry_of(kind: str, model: str | None, said: Mapping[str, str | None]) -> "Inquiry":
-    """Return what was said of a kind of stage, its numbers read."""
+    """Return the inquiry about a kind of stage, its numbers parsed."""
     from charter.errors import UsageError
     from charter.plan.by_kind import Inquiry
     from charter.units import parse_count, parse_seconds, parse_usd, parse_usd_per_hour

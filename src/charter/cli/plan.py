@@ -430,7 +430,7 @@ ALL_HARDWARE = ("resources.infra=null", "resources.any_of=[]", "resources.accele
 
 
 def _warn(result: "Plan") -> None:
-    """Print what is old about the prices, on stderr."""
+    """Print the prices that may be old, on stderr."""
     from charter.plan.stale import PREFIX
     from charter.units import format_usd
 
@@ -481,7 +481,7 @@ def _show(result: "Plan", *, as_json: bool, explain: str | None, more: dict[str,
 
 
 def _finish(result: "Plan") -> str:
-    """Return when it ends, in dates."""
+    """Return the dates on which the plan ends."""
     from charter.plan.timeline_json import finish_date
 
     assert result.start is not None

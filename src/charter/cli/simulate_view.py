@@ -292,7 +292,7 @@ COLUMNS = ("closed form", "simulated", "p50", "p90", "p99")
 
 
 def _bar_width(out: "Console") -> int:
-    """Return what a terminal has left beside the columns of figures, at most `BAR`."""
+    """Return the characters that a terminal has left beside the columns of figures, at most `BAR`."""
     return max(8, min(BAR, out.width - FIGURES_WIDTH))
 
 

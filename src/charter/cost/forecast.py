@@ -67,7 +67,7 @@ class StageForecast:
 
     @property
     def words(self) -> str:
-        """Return what it follows from.
+        """Return the basis of the forecast, in words.
 
         >>> StageForecast(name="sft", seconds=NONE, usd=None, basis="measured", pace=1.2, steps=60).words
         'sft at 1.20 x its plan after 60 steps'
@@ -104,7 +104,7 @@ class Forecast:
         return add(priced) if priced else None
 
     def words(self, names: Collection[str]) -> str:
-        """Return what the forecast of some stages follows from, in a line; many that wait are counted, not named."""
+        """Return the basis of some stages' forecast, in a line; where many wait, they are counted, not named."""
         left = [stage for stage in self.stages.values() if stage.name in names and stage.words]
         shown = left if len(left) <= NAMED else left[: NAMED - 1]
         rest = [f"{len(left) - len(shown)} more"] if len(left) > len(shown) else []

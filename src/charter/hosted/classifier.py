@@ -48,7 +48,7 @@ def write_classifier(source: Path, target: Path) -> None:
 
 
 def settings_of(path: Path) -> dict[str, Any]:
-    """Return what the scores of a preference model mean."""
+    """Return the settings that say what the scores of a preference model mean."""
     settings: dict[str, Any] = json.loads((path / HEAD_FILE).read_text(encoding="utf-8"))
     return settings
 

@@ -71,7 +71,7 @@ class Follower:
             self._seen = None
 
     def _signature(self) -> object:
-        """Return what changes whenever the engine writes something that is looked at."""
+        """Return a value that changes whenever the engine writes something that is looked at."""
         size = self.log.stat().st_size if self.log.exists() else 0
         return size, tuple(sorted(_written(self.work)))
 
@@ -102,7 +102,7 @@ class Follower:
         self._counters = {}
 
     def _work_of(self, step: LoggedStep) -> dict[str, int]:
-        """Return what the ledger counts of the steps since the last one that was logged."""
+        """Return the ledger's counters of the steps since the last one that was logged."""
         missed = range(self.last_step + 1, step.step + 1)
         counters = [self.data.counters[number] for number in missed if number in self.data.counters]
         if counters:

@@ -66,7 +66,7 @@ class HostedStage:
 
     @property
     def work(self) -> Path:
-        """Return where the engine works."""
+        """Return the directory that the engine works in."""
         return self.stage.path / WORK
 
     def run(self) -> None:

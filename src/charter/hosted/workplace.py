@@ -64,7 +64,7 @@ def take_over_left(stage: StageDir, adapter: Adapter, work: Path) -> None:
 
 
 def owner_of(work: Path) -> Mapping[str, Any]:
-    """Return which engine has worked there, since which start of the machine; empty where nothing says so."""
+    """Return the engine that has worked there, and since which start of the machine; empty where nothing says so."""
     try:
         owner = durable.read_json(work / OWNER)
     except DataError:
@@ -73,7 +73,7 @@ def owner_of(work: Path) -> Mapping[str, Any]:
 
 
 def processes_in(work: Path) -> int:
-    """Return how many processes the engine has that works there."""
+    """Return the number of processes of the engine that works there."""
     return int(owner_of(work).get(PROCESSES, 1))
 
 

@@ -43,7 +43,7 @@ def module_of(stage: Stage, modules: Mapping[str, str] = STAGE_MODULES) -> str:
 
 
 def preloaded_modules(stage_modules: Iterable[str], *, with_models: bool = True) -> list[str]:
-    """Return what a stage server imports once for all its stages; `with_models` where one of them loads weights.
+    """Return the modules that a stage server imports once for all stages; `with_models` where one loads weights.
 
     >>> preloaded_modules(["charter.train.sft", "charter.train.sft"])
     ['charter.models.preload', 'charter.train.sft']

@@ -71,7 +71,7 @@ class StageHandle(Protocol):
 
     @property
     def processes(self) -> int:
-        """Return how many they are."""
+        """Return the number of its processes."""
 
     @property
     def failed_rank(self) -> int:

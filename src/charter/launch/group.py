@@ -51,7 +51,7 @@ class GroupHandle:
 
     @property
     def processes(self) -> int:
-        """Return how many processes there are."""
+        """Return the number of its processes."""
         return len(self._members)
 
     @property

@@ -95,7 +95,7 @@ def versions_at(python: str, packages: tuple[str, ...]) -> Mapping[str, str]:
 
 
 def hosted_values(project: Project, stage: Stage) -> dict[str, str | int]:
-    """Return what the bits of a stage that another engine computes depend on beside its processes."""
+    """Return the values that another engine's bits depend on beside its processes."""
     values = {name: getattr(stage.resources, name, None) for name in HOSTED_DEGREES}
     degrees = {
         name: int(value) for name, value in values.items() if value is not None and value != HOSTED_DEGREES[name]

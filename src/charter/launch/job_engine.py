@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def facts_path(run_dir: Path, job: StageJob, *, engine: str) -> Path:
-    """Return where the facts of the kind of node that a job asks for are kept."""
+    """Return the file with the facts of the kind of node that a job asks for."""
     kind = [engine, job.accelerator, job.command[0], sorted(job.environment.items())]
     digest = hashlib.sha256(json.dumps(kind).encode()).hexdigest()[:12]
     return run_dir / FACTS / f"{engine}-{digest}.json"

@@ -70,7 +70,7 @@ class JobHandle:
 
     @property
     def job(self) -> JobStart | None:
-        """Return what the ledger needs to know."""
+        """Return the start of the job, for the ledger."""
         first = self._first
         if first is None:
             return None
@@ -104,7 +104,7 @@ class JobHandle:
 
     @property
     def note(self) -> str:
-        """Return what the engine, or the checks of a node, said of the ending."""
+        """Return the engine's note on the ending, or that of a node's checks."""
         return self._note
 
     @property

@@ -52,7 +52,7 @@ class NodeProcesses:
 
     @property
     def record(self) -> NodeRecord:
-        """Return what is known of this start on this node."""
+        """Return the record of this start on this node."""
         return self._record
 
     def seen(self, pid: int | None) -> bool:

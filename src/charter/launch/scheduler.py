@@ -46,7 +46,7 @@ class JobAttempt:
 
     @property
     def seconds(self) -> float | None:
-        """Return how long it was allocated; None while it runs."""
+        """Return the seconds for which it was allocated; None while it runs."""
         return None if self.ended_at is None else max(0.0, self.ended_at - self.started_at)
 
 
@@ -75,7 +75,7 @@ class Scheduler(Protocol):
         """Let a job that the engine has put back into its queue start at once, where the engine makes it wait."""
 
     def logs(self, job_id: str) -> str:
-        """Return what the engine kept of its output."""
+        """Return the output that the engine has kept."""
 
     def attempts(self, job_id: str) -> tuple[JobAttempt, ...]:
         """Every start of the job by the engine's own records, oldest first; empty where it keeps none."""

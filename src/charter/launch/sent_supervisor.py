@@ -24,7 +24,7 @@ NEXT = "\n  nothing was submitted; `charter status` shows how it goes, `charter 
 
 
 def supervisor_dir(root: Path) -> Path:
-    """Return where the supervisor's jobs are remembered."""
+    """Return the directory of the supervisor's jobs."""
     return root / "run" / SUPERVISOR
 
 

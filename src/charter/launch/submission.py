@@ -114,7 +114,7 @@ def settings_of(job: StageJob) -> str:
 
 
 def submission_of(job: StageJob, order: Asked, request: StageStart, *, engine: str, at: float) -> Submission:
-    """Return what is remembered of a job, before its engine is asked."""
+    """Return the record of a job, to be written before its engine is asked."""
     return Submission(
         engine=engine,
         name=job.name,

@@ -141,7 +141,7 @@ class Keeper:
 
     @property
     def _slots(self) -> int:
-        """Return how many agents may run at a time: all nodes of a job, of an array as many as there are cores for."""
+        """Return the number of agents that may run at a time: all nodes of a job, of an array as many as have cores."""
         return max(1, usable_cores() // max(1, self._job.cpus_per_node)) if self._apart else len(self._places)
 
     def _start_some(self) -> bool:

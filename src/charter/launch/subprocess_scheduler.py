@@ -31,7 +31,7 @@ LOG_BYTES = 256 * 1024
 
 
 def default_state_dir() -> Path:
-    """Return where jobs of this machine are kept unless the environment says otherwise."""
+    """Return the directory of this machine's jobs, unless the environment names another."""
     if given := os.environ.get(STATE_VARIABLE):
         return Path(given)
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
@@ -178,7 +178,7 @@ def state_from_json(content: Mapping[str, Any]) -> JobState:
 
 
 def _environment(job: StageJob) -> dict[str, str]:
-    """Return what the keeper inherits: this process's variables without those of a stage it may be part of."""
+    """Return the variables that the keeper inherits: this process's, without those of a stage it may be part of."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("CHARTER_")}
     state = {name: value for name, value in os.environ.items() if name == STATE_VARIABLE}
     return {**ours, **state, "PYTHONUNBUFFERED": "1"}

@@ -66,7 +66,7 @@ def rebuilt_attempts(
 
 
 def _timings(path: Path) -> Mapping[str, Any] | None:
-    """Return what the file says; None where it is not there, torn, or not of this kind."""
+    """Return the content of the file; None where it is missing, torn, or not of this kind."""
     try:
         document = json.loads(path.read_bytes())
         usd = document["cost_usd"]

@@ -104,7 +104,7 @@ def _busy_seconds(stage: StagePlan) -> float:
 
 
 def _pool_waits(stage: StagePlan) -> tuple[Factor, ...]:
-    """Return how long a spot pool makes the stage wait; every stage has its own luck."""
+    """Return the stage's wait for a spot pool; every stage has its own luck."""
     waiting = stage.option.overhead.waits
     if waiting is None or not waiting.curve:
         return ()

@@ -119,7 +119,7 @@ def _factors(number: int) -> str:
 
 
 def _less(question: Question) -> str:
-    """Return what a stage can ask for instead that needs less memory, in its own fields."""
+    """Return a change of the stage's own fields that needs less memory."""
     shorter = "a shorter max_prompt_tokens or max_new_tokens" if isinstance(question.stage, Sampling) else ""
     shorter = shorter or "a shorter seq_len"
     trained = any(item.name == "adapter" for item in fields(question.stage))

@@ -76,7 +76,7 @@ class Plan:
 
     @property
     def shared(self) -> Sharing | None:
-        """Return what stages that run at the same time share: pools, else the slots of one machine."""
+        """Return the resources that concurrent stages share: pools, else the slots of one machine."""
         if self.sharing is None and self.max_parallel is not None:
             return slots([stage.name for stage in self.stages], self.max_parallel)
         return self.sharing
@@ -98,7 +98,7 @@ class Plan:
 
     @property
     def project_usd(self) -> MicroUsd | None:
-        """Return what a budget has to cover: the stages and what `costs:` adds; the stages alone without that price."""
+        """Return the cost that a budget has to cover: the stages and what `costs:` adds, where that has a price."""
         return self.usd if self.cost is None or self.cost.total is None else self.cost.total
 
     @property

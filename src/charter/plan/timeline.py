@@ -53,7 +53,7 @@ class Sharing:
     demand: Mapping[str, Mapping[str, float]]
 
     def of(self, name: str) -> Mapping[str, float]:
-        """Return what a stage holds."""
+        """Return the resources that a stage holds."""
         return self.demand.get(name, NOTHING)
 
 

@@ -40,7 +40,7 @@ class BillImported:
 
     @property
     def ledger_usd(self) -> Decimal:
-        """Return what the ledger has for this run."""
+        """Return the ledger's sum for this run, in usd."""
         return sum((item.ledger_usd or Decimal(0) for item in self.findings), Decimal(0))
 
     @property

@@ -103,7 +103,7 @@ class AlertBook:
         return tuple(Alert(**line) for line in _lines(self.directory / ALERTS_FILE))
 
     def unsent(self, channels: tuple[str, ...]) -> tuple[tuple[Alert, str], ...]:
-        """Return what is still to be sent, and by which channel."""
+        """Return the alerts still to be sent, each with its channel."""
         sent = {(line["key"], line["channel"]) for line in _lines(self.directory / SENT_FILE) if "error" not in line}
         return tuple((alert, name) for alert in self.alerts() for name in channels if (alert.key, name) not in sent)
 

@@ -110,7 +110,7 @@ class RunningAttempt:
 
     @property
     def seconds(self) -> float:
-        """Return how long it has run."""
+        """Return the seconds for which it has run."""
         return time.monotonic() - self.started
 
     def progress(self) -> dict[str, Any]:
@@ -373,7 +373,7 @@ def outcome_of(ending: Ending) -> Outcome:
 
 
 def describe_ending(attempt: RunningAttempt, ending: Ending) -> str:
-    """Return what happened, in words."""
+    """Return a description of the ending, in words."""
     who = f"process {attempt.handle.failed_rank} of {attempt.handle.processes} " if attempt.handle.processes > 1 else ""
     code, message = ending.exit_code, str(_failure(attempt).get("message", ""))
     if ending.failure == "timeout":

@@ -61,18 +61,18 @@ class Spending:
 
     @property
     def usd_per_hour(self) -> float:
-        """Return what the running attempts cost per hour."""
+        """Return the cost of the running attempts per hour."""
         return self.usd_per_hour_of({attempt.stage for attempt in self.running})
 
     def usd_per_hour_of(self, stages: Collection[str]) -> float:
-        """Return what the running attempts at some stages cost per hour."""
+        """Return the cost per hour of the running attempts at some stages."""
         return running_usd_per_hour(self.running, stages, machine_usd_per_hour=self.machine_usd_per_hour) or 0.0
 
 
 def running_usd_per_hour(
     running: Collection[Attempt], stages: Collection[str], *, machine_usd_per_hour: float | None
 ) -> float | None:
-    """Return what attempts at some stages cost per hour at this moment; None where none of them has a price.
+    """Return the present cost per hour of attempts at some stages; None where none of them has a price.
 
     Those that share the processors of the run's machine cost its price in equal parts; jobs of an engine, and stages
     on accelerators of their own, what each of them does.
@@ -209,7 +209,7 @@ class BudgetLine:
 
     @property
     def title(self) -> str:
-        """Return what the limit is for, in words."""
+        """Return the object of the limit, in words."""
         return self.name if self.scope == "project" else f"{self.scope} {self.name}"
 
     @property
@@ -458,7 +458,7 @@ def lines_now(
 
 
 def steps_now(pipeline: Pipeline, *, done: Collection[str]) -> tuple[StageStep, ...]:
-    """Return how far every stage is, by what it has last said."""
+    """Return the progress of every stage, by its last report."""
     steps = []
     for name, stage in pipeline.stages.items():
         progress = read_progress(stage.directory)
@@ -505,7 +505,7 @@ TIME_SHARE = 0.05
 
 
 def calls_place(project: Project, stage: PlannedStage) -> str | Path:
-    """Return where the calls of a stage are recorded."""
+    """Return the place where the calls of a stage are recorded."""
     return project.storage.ledger or stage.directory / CALLS_FILE
 
 
@@ -520,7 +520,7 @@ class CallCosts:
     _books: CallBooks | None = field(default=None, repr=False)
 
     def look(self, *, at_end: bool = False) -> tuple[ApiUsage, ...]:
-        """Return what they cost so far; nothing when it is too soon to look again.
+        """Return their cost so far; nothing when it is too soon to look again.
 
         At the end every row is compared with its check; a DataError says that one has changed.
         """

@@ -93,7 +93,7 @@ def examine_credentials(
 
 
 def look_up(where: str, reference: str, root: Path, environment: Mapping[str, str]) -> Check:
-    """Return whether one secret is where the file says.
+    """Return the check that one secret is where the file says.
 
     >>> look_up("alerts.webhook", "env:HOOK", Path("."), {"HOOK": "https://..."}).found
     'HOOK is set'
@@ -155,7 +155,7 @@ def _driver(count: int) -> Sequence[Check]:
 
 
 def torch_build(cuda: str | None, count: int) -> Check:
-    """Return whether torch can use the GPUs that are here.
+    """Return the check that torch can use the GPUs of this machine.
 
     >>> torch_build(None, 8).ok, torch_build("12.8", 8).ok
     (False, True)
@@ -179,7 +179,7 @@ class Look(Protocol):
     """Looks at one engine."""
 
     def __call__(self, project: Project) -> tuple[Check, ...]:
-        """Return what is there and what is not."""
+        """Return the checks of an engine."""
 
 
 def examine_engine(project: Project, root: Path, engine: str) -> tuple[Check, ...]:
@@ -418,7 +418,7 @@ def examine_network(project: Project, root: Path) -> tuple[Check, ...]:
 
 
 def connect(where: str, address: str, *, seconds: float = CONNECT_SECONDS) -> Check:
-    """Return whether something accepts connections at an address; what it says is not asked."""
+    """Return the check that something accepts connections at an address; its answer is not read."""
     parts = urlsplit(address)
     try:
         port = parts.port or PORTS.get(parts.scheme.partition("+")[0])

@@ -72,7 +72,7 @@ def _lock(pipeline: Pipeline, stage: PlannedStage) -> dict[str, Any]:
 
 
 def _inputs(pipeline: Pipeline, stage: PlannedStage) -> list[tuple[str, Path]]:
-    """Return what a stage reads from disk, as DVC names it, sorted; a pattern or a catalog name is no file for DVC."""
+    """Return the files that a stage reads, as DVC names them, sorted; patterns and catalog names are no files."""
     return sorted({_named(pipeline, path) for path in _paths(stage)})
 
 

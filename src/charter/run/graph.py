@@ -64,7 +64,7 @@ def read_acceptances(run_dir: Path) -> Mapping[str, Any]:
 
 
 def acceptance_of(root: Path, name: str, *, identity: Mapping[str, Any], asked: str) -> Acceptance:
-    """Return what can be accepted for a stage: its last finished result under another fingerprint."""
+    """Return the result that can be accepted for a stage: its last finished one under another fingerprint."""
     for directory in earlier_stage_dirs(root, name):
         record = read_record(directory)
         if record is None:
@@ -117,7 +117,7 @@ class PlannedStage:
 
     @property
     def fingerprint(self) -> str:
-        """Return what later stages build on: the kept one, or the one that is asked for."""
+        """Return the fingerprint that later stages build on: the kept one, or the one that is asked for."""
         return self.kept.fingerprint if self.kept else self.asked_fingerprint
 
     @property
@@ -197,7 +197,7 @@ def job_of(stage: PlannedStage, project: Project, frozen: Mapping[str, str | int
 
 
 def serving_of(stage: PlannedStage, project: Project) -> dict[str, Serving]:
-    """Return where a stage's models are served; those it trains or samples from as weights have no entry.
+    """Return the servings of a stage's models; those it trains or samples from as weights have no entry.
 
     A pool of the stage's own resources is what the plan, or the file, wants for this stage; what the file says of the
     model beside that (its kind of interface, its limits) holds for it too.

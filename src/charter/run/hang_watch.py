@@ -35,7 +35,7 @@ class Hang:
     """What that process was at, by its last sign."""
 
     def words(self, processes: int) -> str:
-        """Return what is told of it."""
+        """Return the hang in words."""
         who = f"process {self.rank} of {processes}" if processes > 1 else "its process"
         at = f" (last at {self.what})" if self.what else ""
         return (
@@ -93,7 +93,7 @@ class HangWatch:
 
     @property
     def deadline_seconds(self) -> float:
-        """Return how long the stage may be silent now; what one process takes its time for, the others wait for."""
+        """Return the seconds for which the stage may be silent now; processes wait for the slowest of them."""
         signs = [state.sign[0] for state in self._ranks.values()]
         has_pace = any(sign is not None and sign.parts >= PARTS_BEFORE_PACE for sign in signs)
         slow = not has_pace or any(sign is not None and sign.is_slow for sign in signs)
@@ -120,7 +120,7 @@ def read_signs(stage_dir: Path, ranks: Iterable[int]) -> dict[int, tuple[Sign | 
 
 
 def oom_kills(root: Path = Path("/")) -> int:
-    """Return how many processes the kernel has killed for memory in this process's control group (v2 or v1).
+    """Return the number of processes killed for memory in this process's control group (v2 or v1).
 
     The group's counter also has the victims that it lost when the whole machine ran out. Where no group counts, it is
     the machine's counter.

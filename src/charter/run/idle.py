@@ -66,7 +66,7 @@ class IdleClock:
         return self._ended_idle_seconds + (max(0.0, now - since) if self.verdict.idle else 0.0)
 
     def metered(self, now: float) -> Reached:
-        """Return what an attempt that ends now tells the ledger: energy and idle time, as far as anybody looked."""
+        """Return the ledger's figures of an attempt that ends now: energy and idle time, as far as anybody looked."""
         seen = summarise(row for row in self.rows(self.stage_dir, self.started_at) if row.time <= now + 1)
         figures: Reached = {}
         if seen.samples:
@@ -87,7 +87,7 @@ def evidence(seen: MeterSummary, *, seconds_without_progress: float) -> Evidence
 
 
 def idle_words(stage: str, verdict: IdleVerdict, *, idle_seconds: float, usd_per_hour: float | None) -> str:
-    """Return what is said of an idle stage, with what it costs."""
+    """Return the message about an idle stage, with its cost."""
     cost = "" if usd_per_hour is None else f"; it costs ${usd_per_hour:,.2f} per hour"
     return f"stage {stage} is idle: {verdict.reason} (idle for {format_seconds(idle_seconds)}{cost})"
 
@@ -107,7 +107,7 @@ class Watched(Protocol):
         """Its processes."""
 
     def progress(self) -> dict[str, Any]:
-        """Return what it has reported."""
+        """Return its last reported progress."""
 
 
 class IdleWatch:

@@ -134,7 +134,7 @@ class Inputs:
         return fingerprint({"schema": "charter.files/1", "files": content})
 
     def _content(self, files: DatasetFiles) -> dict[str, Any]:
-        """Return what a data set holds: the hash of its one file, or names and hashes in reading order; the format.
+        """Return the content of a data set: the hash of its one file, or names and hashes in reading order; the format.
 
         Of one JSONL file the hash is all, as it was before there were other formats.
         """
@@ -190,7 +190,7 @@ def _model_files(directory: Path) -> list[Path]:
 
 
 def _model_problem(written: str, directory: Path) -> tuple[str, str] | None:
-    """Return what keeps a model from being loaded, and what would work."""
+    """Return the obstacle to loading a model, and its remedy."""
     if not directory.is_dir():
         return (
             f"no directory {directory}, so {written!r} has no weights on this machine",

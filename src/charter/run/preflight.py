@@ -274,7 +274,7 @@ def _unreadable(pipeline: Pipeline, todo: Sequence[PlannedStage], *, skip: set[s
 
 
 def _way(kind: str, role: str) -> str:
-    """Return how a stage reads a data set: as rows of any kind, pairs, questions, prompts, texts or conversations."""
+    """Return the form in which a stage reads a data set: rows, pairs, questions, prompts, texts or conversations."""
     if kind == "prepare":
         return ROWS
     if (kind, role) in _PAIR_ROLES or (kind == "eval" and role in _EVAL_PAIR_ROLES):

@@ -69,7 +69,7 @@ def prepare(
 
 
 def prepared_before(stage: PlannedStage, project: Project, here: Frozen, *, reshard: bool) -> Prepared | None:
-    """Return what a start that is under way was prepared with; None where it was prepared for something else."""
+    """Return the preparation of a start that is under way; None where it was prepared for something else."""
     try:
         job = read_job(stage.directory)
     except DataError:
@@ -122,7 +122,7 @@ def _frozen(stage: PlannedStage, project: Project, here: Frozen, *, started: boo
 
 
 def _shards(here: Frozen) -> Frozen:
-    """Return how many processes make records: as the file says now, since no bit depends on it."""
+    """Return the number of processes that make records: as the file says now, since no bit depends on it."""
     return {"world_size": here.get("world_size", 1)}
 
 

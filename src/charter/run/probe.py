@@ -130,7 +130,7 @@ class _Bench:
         return self.tried[name][:1] if self.reasons[name] else self.tried[name]
 
     def probe(self, name: str, measured: Sequence[LayoutProbe], why: str) -> StageProbe:
-        """Return what is known of one stage."""
+        """Return the probe of one stage."""
         stage_plan = _stage(self.plan, name)
         return StageProbe(
             name=name,

@@ -103,7 +103,7 @@ def _stop(reason: str) -> Decision:
 
 
 def _without_progress(endings: Sequence[Ending]) -> int:
-    """Return how many of the last attempts ended with the same newest checkpoint; preemptions do not count."""
+    """Return the number of latest attempts that ended with the same newest checkpoint; preemptions do not count."""
     count = 0
     for ending in reversed(endings):
         if ending.checkpoint != endings[-1].checkpoint:

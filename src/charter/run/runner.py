@@ -198,7 +198,7 @@ class Work:
 
 
 def find_work(project: Project, root: Path, options: RunOptions) -> Work:
-    """Return what has to run, and why; nothing is started."""
+    """Return the stages that have to run, and why; nothing is started."""
     pipeline = build_pipeline(project, root)
     wanted = _wanted(pipeline, options.only)
     verdicts = {name: assess(stage, pipeline.root) for name, stage in pipeline.stages.items()}

@@ -49,7 +49,7 @@ class SentSupervisor:
 
 
 def sent_supervisor(root: Path, *, environ: Mapping[str, str] = os.environ) -> dict[str, Any] | None:
-    """Return what is known of it, in the shape that machines read; None where none was sent from here."""
+    """Return its state in the shape that machines read; None where none was sent from here."""
     directory = run_dir(root) / SUPERVISOR_DIR
     submitted = numbers(directory)
     if not submitted:
@@ -191,7 +191,7 @@ def status_of(project: Project, root: Path, *, thorough: bool = False) -> dict[s
 
 
 def _outcomes(stages: Sequence[Mapping[str, Any]]) -> "list[Outcome]":
-    """Return what the finished evaluations say of their policies."""
+    """Return the outcomes of the finished evaluations."""
     done = [stage for stage in stages if stage["kind"] == "eval" and stage["state"] == "done"]
     if not done:
         return []
@@ -213,7 +213,7 @@ def actual_over_planned(progress: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _guarantee(stage: PlannedStage) -> str | None:
-    """Return what holds when the stage is killed and goes on; None where another engine has not started it."""
+    """Return the guarantee of a killed stage that goes on; None where another engine has not started it."""
     if not is_hosted(stage.spec):
         return EXACT
     facts = read_hosted_facts(stage.directory)

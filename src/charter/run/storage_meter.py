@@ -70,7 +70,7 @@ class StorageMeter:
             self.directory("running", only_large_changes=True)
 
     def directory(self, why: str, *, only_large_changes: bool = False) -> None:
-        """Record what the run's directory holds now."""
+        """Record the bytes that the run's directory holds now."""
         if self._ledger is None:
             return
         started = time.monotonic()
@@ -85,7 +85,7 @@ class StorageMeter:
             self._last_bytes = num_bytes
 
     def copies(self, num_bytes: int, sent_bytes: int, *, where: str | None = None, why: str = "copied") -> None:
-        """Record what a place of copies holds now, and what this process has sent there in all."""
+        """Record the bytes that a place of copies holds now, and those that this process has sent there in all."""
         if self._ledger is None:
             return
         place = place_name(where or self._project.storage.artifacts or "", root=self._root)

@@ -100,7 +100,7 @@ def generation_case(row: Measurement) -> GenerationCase:
 
 
 def _metric(row: Measurement) -> tuple[str, float]:
-    """Return what of a configuration was measured, and the factor from seconds (or tokens per second) to its unit."""
+    """Return the measured figure of a configuration, and the factor from seconds (or tokens per second) to its unit."""
     name = row.metric
     if re.search(r"latency|ttft|tpot|itl(_|$)|time_(per|to)_", name):
         scale = 1e3 if "ms" in name.split("_") or row.unit.strip() == "ms" else 1.0

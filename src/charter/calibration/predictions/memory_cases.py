@@ -225,7 +225,7 @@ def _sequence_parallel(row: Measurement, profile: MemoryProfile) -> bool:
 
 
 def zero_of(row: Measurement, profile: MemoryProfile, size: float, adapter: bool) -> ZeroStage:
-    """Return what is sharded; blank: all under FSDP, the optimizer under Megatron, under DeepSpeed what a job needs."""
+    """Return the ZeRO stage; blank: all under FSDP, the optimizer under Megatron, under DeepSpeed what a job needs."""
     shard = row.shard.lower()
     printed = re.search(r"(?:zero|stage)[- _]?([0-3])", shard)
     if printed:
@@ -247,7 +247,7 @@ def zero_of(row: Measurement, profile: MemoryProfile, size: float, adapter: bool
 
 
 def recompute_of(row: Measurement, profile: MemoryProfile, size: float, adapter: bool) -> Recompute:
-    """Return what is recomputed, by the column or the habit of the stack.
+    """Return the recomputation, by the column or the habit of the stack.
 
     Blank: everything in fine-tuning of all but small models (as the scripts of Trainer, TRL, axolotl, LLaMA-Factory,
     torchtune and Unsloth ship), attention in Megatron, nothing in litgpt on one device.

@@ -46,7 +46,7 @@ class RlSetting:
 
 
 def rl_setting(row: Measurement, *, samples: float | None = None) -> RlSetting:
-    """Return what the row says of a step."""
+    """Return the setting of a step, as the row describes it."""
     architecture = architecture_of(row)
     accelerator = in_node_of(accelerator_of(row), row.gpus_per_node)
     devices = row.gpus or _devices_in(row)

@@ -121,7 +121,7 @@ def _metric(row: Measurement) -> str:
 
 
 def _counted(row: Measurement, sequences: float, tokens: float) -> float:
-    """Return what a rate of the row counts in one step: its tokens, its samples, or the step itself."""
+    """Return the units that a rate of the row counts in one step: its tokens, its samples, or the step itself."""
     unit = training_metric(row) or ""
     if unit.startswith("samples"):
         return sequences

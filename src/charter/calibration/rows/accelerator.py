@@ -56,7 +56,7 @@ def _as_typed(row: Measurement) -> Accelerator:
 
 
 def _spellings(name: str, memory: float | None) -> tuple[str, ...]:
-    """Return what to look up, the most exact first: with the memory, as printed, without trailing memory or count."""
+    """Return the names to look up, the most exact first: with the memory, as printed, without memory or count."""
     stem = re.sub(r"[-_ ]*\d+(?:\.\d+)?\s*(?:GB|GiB|G)\b", "", name, flags=re.IGNORECASE).strip()
     stem = re.sub(r"^\d+\s*[x*]\s*", "", stem, flags=re.IGNORECASE)
     stem = re.sub(r"^(?:nvidia[- ])?(?:DGX|HGX|HPU|XPU|NPU)[- ]", "", stem, flags=re.IGNORECASE)

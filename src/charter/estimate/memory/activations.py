@@ -44,7 +44,7 @@ class LayerActivations:
     """All that full recomputation keeps."""
 
     def bytes_per_token(self, layout: Layout, *, fused_attention: bool) -> float:
-        """Return what one rank keeps per token under a layout, before full recomputation."""
+        """Return the bytes that one rank keeps per token under a layout, before full recomputation."""
         keep_scores = not fused_attention and layout.recompute is Recompute.NONE
         replicated = self.replicated / (layout.tensor if layout.sequence_parallel else 1)
         return replicated + (self.sharded + keep_scores * self.scores) / layout.tensor

@@ -164,7 +164,7 @@ def slack_column(rank: Rank, transient: Array) -> ExplainedColumn:
 
 
 def cached_column(rank: Rank, step: Array, *, stepping: bool) -> ExplainedColumn:
-    """Return what the allocator keeps of the optimizer step's buffers (`step` bytes) while the step does not run."""
+    """Return the part of the optimizer step's buffers (`step` bytes) that the allocator keeps while no step runs."""
     return column(
         "cached by the allocator",
         "overhead",
@@ -175,7 +175,7 @@ def cached_column(rank: Rank, step: Array, *, stepping: bool) -> ExplainedColumn
 
 
 def constant_columns(rank: Rank) -> dict[str, ExplainedColumn]:
-    """Return what every phase holds: device context and communicators; a plain process on a processor."""
+    """Return the terms that every phase holds: device context and communicators; a plain process on a processor."""
     s, lay, constants = rank.shape, rank.layouts, rank.constants
     degrees = (rank.group, lay.tensor, lay.pipeline, lay.expert)
     groups = array(sum((degree > 1).astype(float) for degree in degrees))

@@ -186,7 +186,7 @@ def _weight_column(s: InferenceShape, c: InferenceMemoryConstants) -> ExplainedC
 
 
 def _fixed_columns(s: InferenceShape, c: InferenceMemoryConstants) -> tuple[ExplainedColumn, ...]:
-    """Return what does not depend on the sequences: kernels' buffers, the device's context, the process."""
+    """Return the terms that do not depend on the sequences: kernels' buffers, the device's context, the process."""
     device = 1 - s.cpu
     return (
         column(
@@ -213,7 +213,7 @@ def _fixed_columns(s: InferenceShape, c: InferenceMemoryConstants) -> tuple[Expl
 
 
 def preallocated_bytes(capacity_bytes: float, share: float = ENGINE_SHARE) -> float:
-    """Return what a device shows as used under an engine that takes its memory in advance."""
+    """Return the bytes that a device shows as used under an engine that takes its memory in advance."""
     return share * capacity_bytes
 
 

@@ -97,7 +97,7 @@ class MemoryShape:
 
 
 def _layer_numbers(job: MemoryJob) -> dict[str, float]:
-    """Return what the layers keep, and what the fullest of them holds while it runs; bytes per token."""
+    """Return the bytes per token that the layers keep, and that the fullest of them holds while it runs."""
     a, value = job.architecture, job.precision.compute_bytes
     keeps, extra = _kept_matrices(job), _adapter_activations(job)
     kinds = [(_kind(job, kind), count) for kind, count in layer_mix(a)]
@@ -151,7 +151,7 @@ def _state_numbers(job: MemoryJob) -> dict[str, float]:
 
 
 def _run_numbers(job: MemoryJob) -> dict[str, float]:
-    """Return what the stack's code and the device add: buffers, temporaries of the step, the context."""
+    """Return the bytes that the stack's code and the device add: buffers, temporaries of the step, the context."""
     profile, device = job.profile, job.accelerator
     stays = profile.gathers_stay_frozen and job.adapter is not None
     first, last = job.end_layers or (0, 0)
@@ -226,7 +226,7 @@ def _adapter_size(a: Architecture, adapter: AdapterUse) -> float:
 
 
 def _adapter_activations(job: MemoryJob) -> LayerActivations:
-    """Return what the adapters of one layer keep: their narrow values, dropped-out inputs, scaled outputs."""
+    """Return the activations that the adapters of one layer keep: narrow values, dropped-out inputs, scaled outputs."""
     a, adapter, value = job.architecture, job.adapter, job.precision.compute_bytes
     if adapter is None:
         return LayerActivations(replicated=0.0, sharded=0.0, scores=0.0, layer_input=0.0)

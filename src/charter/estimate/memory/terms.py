@@ -166,7 +166,7 @@ def _frozen_base(rank: Rank) -> Array:
 
 
 def activation_columns(rank: Rank) -> dict[str, ExplainedColumn]:
-    """Return what the forward pass keeps on a pipeline stage, and one layer while its backward pass runs."""
+    """Return the activations that the forward pass keeps on a pipeline stage, and one layer's in its backward pass."""
     return {**_kept_columns(rank), **_live_columns(rank)}
 
 

@@ -23,7 +23,7 @@ class Law(Protocol):
 
     @property
     def source(self) -> str:
-        """Return where its constants come from."""
+        """Return the source of its constants."""
 
     def loss(self, num_parameters: float, num_tokens: float) -> float:
         """Nats per token of a model after so many tokens, each seen once."""
@@ -171,7 +171,7 @@ def tokens_for_loss(law: Law, num_parameters: float, loss: float) -> float:
 
 
 def minimised(cost: Callable[[float], float], low: float, high: float) -> float:
-    """Return where a function with one minimum is least, by golden section to 1e-9 of `low` to `high`.
+    """Return the minimum point of a function that has one, by golden section to 1e-9 of `low` to `high`.
 
     The function may be infinite up to some point at the low end.
 

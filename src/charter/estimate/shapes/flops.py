@@ -39,7 +39,7 @@ class ForwardFlops:
 
     @property
     def mixing(self) -> float:
-        """Return what meets other positions and has no weight matrix: attention scores and recurrences."""
+        """Return the operations across positions that have no weight matrix: attention scores and recurrences."""
         return self.scores + self.recurrence
 
     @property

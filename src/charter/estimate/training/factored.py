@@ -94,7 +94,7 @@ def _spread(value: Value, count: int) -> Value:
 
 
 def _kept(work: StepWork, count: int, which: Index) -> StepWork:
-    """Return what the rest of the step needs, for every row; the rest is dropped."""
+    """Return the work that the rest of the step needs, for every row; all else is dropped."""
     nothing = array(0.0)
     later = {name: np.broadcast_to(getattr(work, name), (count,))[which] for name in USED_LATER}
     return StepWork(**{item.name: later.get(item.name, nothing) for item in fields(StepWork)})

@@ -128,6 +128,6 @@ def _between_copies(given: StepInputs) -> Array:
 
 
 def _left(given: StepInputs, total: Array, busy: Array) -> Array:
-    """Return what stays visible of data-parallel traffic that runs beside computation."""
+    """Return the data-parallel traffic that computation beside it does not hide."""
     hidden = np.minimum(total, given.constants.data_hidden * given.stack.data_hidden * busy)
     return array(total - hidden * (1 - HIDDEN_COST))

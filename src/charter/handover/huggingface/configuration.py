@@ -48,7 +48,7 @@ class Configuration:
 
     @property
     def backend(self) -> Backend:
-        """Return what spreads the model over the processes."""
+        """Return the backend that spreads the model over the processes."""
         layout, engine = self.handover.layout, self.handover.engine
         if engine == "deepspeed":
             return "deepspeed"

@@ -119,7 +119,7 @@ def _map_adapter(configuration: Configuration, adapter: Adapter | None, dtype: s
 
 
 def _adapter_note(stage: Stage) -> str:
-    """Return which layers have one, and what stands for the reference model."""
+    """Return a note on the layers that have an adapter, and on the reference model."""
     note = "beside all linear layers but the output, as here"
     match stage:
         case PreferenceModelStage():

@@ -47,7 +47,7 @@ def model_arguments(given: Arguments, model: Architecture, seq_len: int) -> None
 
 
 def impossible(model: Architecture) -> Iterator[str]:
-    """Yield what of the model has no option, or none that Charter knows to be the same."""
+    """Yield the traits of the model that have no option, or none that Charter knows to be the same."""
     if model.model_type not in FAMILIES:
         yield f"models of type {model.model_type} are not mapped; {', '.join(FAMILIES)} are"
         return

@@ -88,7 +88,7 @@ class Kubectl:
         )
 
     def text(self, *arguments: str, text: str | None = None) -> str:
-        """Return what it prints, or raise an error that says what the cluster said."""
+        """Return the output of a call, or raise an error with the cluster's words."""
         answer = self.run(*arguments, text=text)
         if answer.code != 0:
             raise failure(arguments, answer)

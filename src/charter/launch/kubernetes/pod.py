@@ -189,7 +189,7 @@ def pod_template(job: StageJob, settings: KubernetesSettings) -> dict[str, Any]:
 
 
 def pod_spec(job: StageJob, settings: KubernetesSettings) -> dict[str, Any]:
-    """Return what runs, with what, where, and how long it may take to stop."""
+    """Return the specification of a pod: what runs, with what, where, and how long it may take to stop."""
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": grace_seconds(job),
@@ -221,7 +221,7 @@ def container(job: StageJob, settings: KubernetesSettings) -> dict[str, Any]:
 
 
 def resources(job: StageJob, settings: KubernetesSettings) -> dict[str, Any]:
-    """Return what is asked and, of memory and accelerators, also the most that is given; quantities are texts.
+    """Return the requests and, of memory and accelerators, also the limits; quantities are texts.
 
     There is no limit on CPUs: it would slow a process down that nobody else needs them from.
     """
@@ -246,7 +246,7 @@ def volumes(job: StageJob, settings: KubernetesSettings) -> list[dict[str, Any]]
 
 
 def volume_mounts(settings: KubernetesSettings) -> list[dict[str, str]]:
-    """Return where they are in the container."""
+    """Return the places of the volumes in the container."""
     return [
         {"name": PROJECT_VOLUME, "mountPath": settings.mount_path},
         {"name": SHARED_MEMORY, "mountPath": "/dev/shm"},

@@ -323,7 +323,7 @@ def _tasks(item: Mapping[str, Any], pods: Sequence[Pod], shards: int, now: float
 
 
 def _restarts(item: Mapping[str, Any], pods: Sequence[Pod]) -> int:
-    """Return how often all of it was started again; that of a shard is told with the shard."""
+    """Return the number of restarts of the whole job; that of a shard is told with the shard."""
     if item["kind"] == "JobSet":
         return int(item.get("status", {}).get("restarts", 0))
     if item.get("spec", {}).get("completions", 1) > 1:

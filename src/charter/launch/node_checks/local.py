@@ -98,7 +98,7 @@ ADVICE = "drain the node and reset the accelerator (nvidia-smi --gpu-reset), or 
 
 
 def accelerators() -> tuple[Finding, ...]:
-    """Return what NVML says of every accelerator; one finding that there are none where there is no driver."""
+    """Return NVML's findings on every accelerator; one finding that there are none where there is no driver."""
     try:
         import pynvml
 

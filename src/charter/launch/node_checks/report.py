@@ -38,7 +38,7 @@ class NodeReport:
 
     @property
     def problems(self) -> tuple[Finding, ...]:
-        """Return what is wrong with it."""
+        """Return its failed checks."""
         return tuple(finding for finding in self.findings if not finding.ok)
 
 

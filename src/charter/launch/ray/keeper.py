@@ -68,7 +68,7 @@ class Keeper:
         return record.attempts() if record is not None else []
 
     async def log_path(self, name: str) -> str | None:
-        """Return where a job's output is written."""
+        """Return the path of a job's output."""
         record = self._records.get(name)
         return record.request["log"] if record is not None else None
 

@@ -98,7 +98,7 @@ def request_of(job: StageJob, settings: RaySettings) -> dict[str, Any]:
 
 
 def resources_per_task(job: StageJob, settings: RaySettings) -> dict[str, float]:
-    """Return what one task takes of its node, by Ray's names; memory in bytes.
+    """Return the resources that one task takes of its node, by Ray's names; memory in bytes.
 
     The custom resources that the file names are those of one process, so a node takes them times its processes.
     """

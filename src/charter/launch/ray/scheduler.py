@@ -164,7 +164,7 @@ class RayScheduler:
         self._client: BridgeClient | None = None
 
     def render(self, job: StageJob) -> str:
-        """Return what is asked of the cluster."""
+        """Return the request to the cluster, as text."""
         return render_request(job, self._settings)
 
     def submit(self, job: StageJob) -> str:

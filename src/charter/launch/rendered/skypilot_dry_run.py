@@ -155,7 +155,7 @@ def write_dry_run(project: Project, plan: Plan, book: PriceBook, directory: Path
 
 
 def run_optimizer(directory: Path, python: Path, *, target: str = "cost") -> dict[str, Any]:
-    """Return what SkyPilot's own optimizer would choose for every task; `python` is one that has SkyPilot."""
+    """Return the choice of SkyPilot's own optimizer for every task; `python` is one that has SkyPilot."""
     done = subprocess.run(
         [str(python), str(SCRIPT), target],
         cwd=directory,

@@ -67,7 +67,7 @@ def fits(resources: Any, row: Row) -> bool:
 
 
 def outcome(task: Any) -> dict[str, Any]:
-    """Return what was chosen for one task, and what it costs there."""
+    """Return the resources chosen for one task, and their cost."""
     best = task.best_resources
     seconds = task.estimate_runtime(best)
     return {

@@ -46,7 +46,7 @@ class SlurmCommands:
     """How often each command was run."""
 
     def run(self, *command: str, text: str | None = None, environment: Mapping[str, str] | None = None) -> str:
-        """Return what a command prints; an error that says what it complained of."""
+        """Return the output of a command, or raise an error with its complaint."""
         self.calls[command[0]] += 1
         try:
             done = subprocess.run(

@@ -121,7 +121,7 @@ def array_state(tasks: Mapping[int, JobState]) -> JobState:
 
 
 def starts_of(state: JobState) -> int:
-    """Return how many starts a job has had that has ended: none where it never had a node.
+    """Return the number of starts of a job that has ended: none where it never had a node.
 
     >>> starts_of(JobState(phase="ended", restarts=2, nodes=("n1",))), starts_of(JobState(phase="ended"))
     (3, 0)

@@ -252,13 +252,13 @@ class Accounts:
 
     @property
     def cluster(self) -> Cluster:
-        """Return what the cluster is like; asked once."""
+        """Return the configuration of the cluster; asked once."""
         if self._cluster is None:
             self._cluster = cluster_of(self._commands.run("scontrol", "show", "config"))
         return self._cluster
 
     def records(self, job_ids: Sequence[str]) -> list[Record]:
-        """Return what is kept of jobs: one call, or one reading of the file, for all of them."""
+        """Return the records of jobs: one call, or one reading of the file, for all of them."""
         wanted = frozenset(job_ids)
         if not wanted:
             return []

@@ -63,7 +63,7 @@ class SlurmScheduler:
 
     @property
     def calls(self) -> Counter[str]:
-        """Return how often each of Slurm's commands was run."""
+        """Return the number of runs of each of Slurm's commands."""
         return self._commands.calls
 
     def render(self, job: StageJob) -> str:
@@ -134,7 +134,7 @@ class SlurmScheduler:
             self._commands.run("scontrol", "update", f"jobid={job_id}", f"StartTime=now+{SECONDS_AFTER_REVOKED}")
 
     def logs(self, job_id: str) -> str:
-        """Return what its agents have printed; the file is the job's own."""
+        """Return the output of its agents; the file is the job's own."""
         path = self._logs.get(job_id) or self._log_of(job_id)
         return path.read_text(encoding="utf-8", errors="replace") if path is not None and path.is_file() else ""
 

@@ -133,7 +133,7 @@ def take_records(job: Watched, records: Sequence[Record], *, are_late: bool = Tr
 
 
 def ended_state(starts: Sequence[Record]) -> JobState | None:
-    """Return how a job ended by the records of its starts; None while one of them has not."""
+    """Return the final state of a job by the records of its starts; None while one of them has not ended."""
     last = latest(starts)
     if last is None or any(phase_of(start.state) != "ended" for start in starts):
         return None
@@ -189,7 +189,7 @@ class Watch:
         self._jobs[job_id] = submitted(job.shards, stop_before_seconds=job.stop_before_seconds)
 
     def look(self, job_ids: Sequence[str]) -> dict[str, JobState]:
-        """Return how jobs stand now, or stood when the controller could last be asked."""
+        """Return the states of jobs now, or when the controller could last be asked."""
         watched = {job_id: self._jobs.setdefault(job_id, Watched()) for job_id in job_ids}
         unsettled = {job_id: job for job_id, job in watched.items() if not job.is_over}
         if unsettled and self._is_due(any(not job.was_asked for job in unsettled.values())):
@@ -197,7 +197,7 @@ class Watch:
         return {job_id: job.state if job.was_asked else SILENT for job_id, job in watched.items()}
 
     def known(self, job_id: str) -> JobState | None:
-        """Return how a job stood last; None for one that was never asked about."""
+        """Return the last state of a job; None for one that was never asked about."""
         job = self._jobs.get(job_id)
         return job.state if job is not None and job.was_asked else None
 

@@ -146,7 +146,7 @@ class Bounds:
         return bound
 
     def open_figures(self, rows: Rows) -> tuple[Array, Indices]:
-        """Return what decides the rest of partial plans of one length: figures (less is better) and what must agree.
+        """Return the open figures of partial plans of one length (less is better), and the traits that must agree.
 
         Ends of stages that later ones read, the end of those that none reads, money; sites of results that move.
         Where capacity is shared, stages that may still be in the way must lie at the same times.

@@ -36,7 +36,7 @@ class Candidates:
 
 
 def rejections(item: Candidates, chosen: Option) -> tuple[Rejected, ...]:
-    """Return what fitted and lost, best first; then what does not fit; then what is not to be had.
+    """Return the options that fitted and lost, best first; then those that do not fit; then those not to be had.
 
     Of every number of nodes at a place and market only the best layout is named.
     """

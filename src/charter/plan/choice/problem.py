@@ -90,7 +90,7 @@ class Goal:
     usd: tuple[float, float] = (NO_LIMIT, NO_LIMIT)
 
     def key(self, seconds: Array, usd: Array) -> Array:
-        """Return what is minimised first, and second where that ties."""
+        """Return the figure to minimise first, and the second where that ties."""
         first = {"usd": usd, "seconds": seconds, "product": seconds * usd}[self.minimise]
         second = seconds if self.minimise == "usd" else usd
         return np.stack([first, second], axis=-1)

@@ -48,7 +48,7 @@ class Whole:
         return tuple(item.options[row] for item, row in zip(self.candidates, choice.ways, strict=True))
 
     def sharing(self, options: Sequence[Option]) -> Sharing:
-        """Return what the chosen stages share, for the timeline."""
+        """Return the resources that the chosen stages share, for the timeline."""
         demand = {item.name: held(item, option) for item, option in zip(self.candidates, options, strict=True)}
         used = {pool for amounts in demand.values() for pool in amounts}
         return Sharing(capacity={name: most for name, most in self.capacity.items() if name in used}, demand=demand)
@@ -158,7 +158,7 @@ def _moves(
     locations: Sequence[Location],
     book: PriceBook,
 ) -> dict[tuple[int, int], Move]:
-    """Return what moves between stages at each pair of places, where that is not always free."""
+    """Return the moves between stages at each pair of places, where they are not always free."""
     position = {item.name: index for index, item in enumerate(candidates)}
     moves = {}
     for item in candidates:

@@ -71,7 +71,7 @@ def step_seconds_of(task: Task, phase: Phase, layouts: Layouts, devices: Devices
 
 
 def step_inputs(task: Task, phase: Phase, layouts: Layouts, devices: Devices) -> StepInputs:
-    """Return what the time of a step depends on, one value per row where rows differ; the work is left out."""
+    """Return the inputs of a step's time, one value per row where rows differ; the work is left out."""
     role, engine = task.work.role(phase.role), task.known
     precision = engine.precision(task.dtype, devices.accelerators[0])
     stacks = [with_precision(engine.profile(one), precision) for one in devices.accelerators]

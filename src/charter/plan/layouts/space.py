@@ -85,7 +85,7 @@ class Asked:
     """Rows that all data ranks share evenly, each with how many of them stay together; empty: any split will do."""
 
     def fixes(self, name: str) -> int | str | bool | None:
-        """Return what the stage prescribes for an axis, if anything."""
+        """Return the value that the stage prescribes for an axis, if any."""
         return None if self.fixed is None else getattr(self.fixed, name)
 
 

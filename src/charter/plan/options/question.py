@@ -42,7 +42,7 @@ class Question:
 
     @property
     def fixed(self) -> StageResources | None:
-        """Return what the stage itself prescribes."""
+        """Return the resources that the stage itself prescribes."""
         return self.stage.resources
 
     @property

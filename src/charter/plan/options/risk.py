@@ -78,7 +78,7 @@ def failure_rate(place: Place, settings: RiskSettings = PUBLISHED) -> NodeFailur
 
 
 def detection_delay(place: Place, settings: RiskSettings = PUBLISHED) -> Detection:
-    """Return how long a failure goes unnoticed: own clusters are taken to run Slurm, rented ones to wait for NCCL."""
+    """Return the delay before a failure is noticed: own clusters are taken to run Slurm, rented ones to use NCCL."""
     if settings.detection is not None:
         return detection(settings.detection)
     return SLURM if place.infra == ON_PREM else NCCL
@@ -145,7 +145,7 @@ def _without_failures(useful_seconds: float, start_seconds: float) -> Overhead:
 
 
 def _save_seconds(checkpoint_bytes: float, num_nodes: int, settings: RiskSettings) -> tuple[float, float]:
-    """Return how long a save blocks, and how long after that it is durable."""
+    """Return the seconds for which a save blocks, and those after which it is durable."""
     write = transfer_seconds(
         checkpoint_bytes,
         bytes_per_second_per_writer=settings.save_bandwidth or CHECKPOINT_BYTES_PER_SECOND_PER_NODE,

@@ -104,7 +104,7 @@ UNDISTURBED = Detection(seconds=0.0, source="this machine is not expected to fai
 
 
 def stage_risk(option: Option, settings: RiskSettings) -> StageRisk:
-    """Return what an option's overhead says of failures, with advice on spares."""
+    """Return the expected failures of an option, with advice on spares."""
     around, place = option.overhead, option.place
     local = place.infra == LOCAL
     spent = around.spent or ExpectedTime(

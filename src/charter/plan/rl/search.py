@@ -208,7 +208,7 @@ def fullest(setting: Setting, job: PpoJob, names: tuple[str, ...], *, generates:
 
 
 def _closest(setting: Setting, num_nodes: int) -> tuple[str, str, Peak | None]:
-    """Return what came closest where no placement fits, and the one reason why it does not."""
+    """Return the placement that came closest where none fits, and the one reason why it does not."""
     groups, size = setting.groups, num_nodes * setting.place.per_node
     label = f"{num_nodes} x {setting.place.hardware}" if num_nodes > 1 else setting.place.hardware
     label = f"{label} {setting.engine.name}"

@@ -46,7 +46,7 @@ def endpoint_terms(work: Workload) -> tuple[Term, ...]:
 
 
 def endpoint_usd(work: Workload) -> float:
-    """Return what the endpoints of a stage charge."""
+    """Return the charges of a stage's endpoints, in usd."""
     return sum(usage.usd for _, usage in _judged(work))
 
 

@@ -69,7 +69,7 @@ class Models:
         return self._served("auto", roles)
 
     def endpoints(self, *roles: Role) -> dict[str, ApiPrice]:
-        """Return what the endpoints of the roles charge, of those that say it."""
+        """Return the prices of the roles' endpoints, where they are given."""
         names = (*self._served("endpoint", roles), *self._served("auto", roles))
         prices = {role.name: _api_price(self.project.serving[role.model]) for role in roles if role.name in names}
         return {name: price for name, price in prices.items() if price is not None}

@@ -236,7 +236,7 @@ def measured_row(run: FoundRun, facts: Mapping[str, str], given: Mapping[str, st
 
 
 def facts_of_stage(stage: Stage) -> dict[str, str]:
-    """Return what the specification of a stage says of a run of it."""
+    """Return the facts of a run in the specification of its stage."""
     adapter = getattr(stage, "adapter", None)
     facts = {
         "kind": KINDS.get(stage.kind, ""),
@@ -269,7 +269,7 @@ def without_row(before: str, row_id: str) -> str:
 
 
 def row_hash(row: Measurement) -> str:
-    """Return what tells a row from one that was edited since."""
+    """Return a hash that tells a row from one that was edited since."""
     return _hash_of(_cells(row))
 
 

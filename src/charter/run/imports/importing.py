@@ -74,7 +74,7 @@ class Receipt:
 
 
 def receipt_path(run_dir: Path, import_id: str) -> Path:
-    """Return where the receipt of an import lies."""
+    """Return the path of an import's receipt."""
     return run_dir / RECEIPTS / f"{import_id}.json"
 
 
@@ -284,7 +284,7 @@ def _curve_lines(run: FoundRun) -> str:
 
 
 def _plain(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return what a line of metrics can hold beside its own fields."""
+    """Return the metrics that a line can hold beside its own fields."""
     return {
         name: value
         for name, value in metrics.items()
@@ -351,7 +351,7 @@ def chosen(imports: Sequence[PastImport], wanted: str) -> PastImport:
 
 
 def what_goes(past: PastImport, imports: Sequence[PastImport], root: Path) -> TakenBack:
-    """Return what taking an import back would remove; nothing is removed yet."""
+    """Return the removals of taking an import back; nothing is removed yet."""
     if past.receipt is None:
         unknown = "nothing here says which curves and measurements it wrote; those stay"
         return TakenBack(past=past, stays=(unknown,))

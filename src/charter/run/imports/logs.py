@@ -110,7 +110,7 @@ def summed_seconds(first_step: int, steps: Sequence[LoggedStep]) -> float | None
 
 
 def _seconds_before(steps: Sequence[LoggedStep], gap: int) -> float:
-    """Return what the steps of the first line took: as it tells, else as long as those of the others."""
+    """Return the seconds of the first line's steps: as it tells, else as long as those of the others."""
     if steps[0].seconds is not None:
         return steps[0].seconds * gap
     gaps = [(late.time or 0.0) - (early.time or 0.0) for early, late in pairwise(steps)]
