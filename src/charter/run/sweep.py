@@ -137,10 +137,10 @@ def plan_sweep(points: Sequence[SweepPoint], root: Path) -> SweepPlan:
             continue
         planned = {stage["name"]: stage for stage in plans[key]["stages"]}
         for name, stage in pipeline.stages.items():
-            known = bills.get((name, stage.fingerprint))
+            bill = bills.get((name, stage.fingerprint))
             bills[name, stage.fingerprint] = (
-                replace(known, points=known.points + 1)
-                if known
+                replace(bill, points=bill.points + 1)
+                if bill
                 else StageBill(
                     stage=name,
                     fingerprint=stage.fingerprint,
