@@ -70,4 +70,4 @@ def test_7b_ppo_fits_four_h100_of_94_gb(engine):
     options, _ = rl_options(case.question(case.workload("Qwen/Qwen2-7B"), engine), case.place("H100-NVL-94GB", 4), 1)
     assert options
     fullest = max(group.peak.total_bytes / group.capacity_bytes for option in options for group in option.groups)
-    assert 0.9 < fullest <= 1
+    assert 0.85 < fullest <= 1

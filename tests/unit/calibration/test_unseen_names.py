@@ -102,7 +102,7 @@ def test_a_need_beyond_the_device_is_said_and_not_cut(gpu: str, framework: str) 
     assert one(**tuned, framework=framework, metric="oom", recompute="none") == 1.0
 
 
-def test_selective_recomputation_of_torchtitan_keeps_about_half() -> None:
+def test_titans_selective_policy_keeps_a_third() -> None:
     titan = {
         "kind": "pretrain",
         "model": "Llama 3.1 8B",
@@ -115,7 +115,7 @@ def test_selective_recomputation_of_torchtitan_keeps_about_half() -> None:
         one(**titan, seq=4096, metric="peak_mem_gib", recompute=policy) for policy in ("none", "selective op", "full")
     )
     assert none > some > full
-    assert some - full == pytest.approx(0.5 * (none - full), rel=0.3)
+    assert some - full == pytest.approx(0.35 * (none - full), rel=0.2)
 
 
 @pytest.mark.parametrize("framework", ["Unsloth", "LLaMA-Factory", "axolotl"])

@@ -5,11 +5,13 @@ import re
 from dataclasses import dataclass, replace
 
 from charter.calibration.predictions.memory_stacks import precision_of, probe_of, profile_of, unit_bytes
+from charter.calibration.predictions.training_gaps import PARTIAL
 from charter.calibration.rows.accelerator import accelerator_of
 from charter.calibration.rows.architecture import architecture_of
 from charter.calibration.rows.measurement import Measurement, Refusal
 from charter.calibration.rows.metrics import compares_pairs
 from charter.catalog.accelerators import Accelerator
+from charter.estimate.memory.activations import layer_activations
 from charter.estimate.memory.profile import CrossEntropy, MemoryProfile
 from charter.estimate.memory.shape import LINEAR, AdapterUse, MemoryJob
 from charter.estimate.precision import FSDP_MIXED, PURE_BF16, TrainingPrecision
@@ -27,8 +29,6 @@ BASE_BYTES: tuple[tuple[str, float], ...] = (
 """Bytes per frozen weight by how the base is stored, with scales."""
 SHORT_SEQUENCE, LONG_SEQUENCE = 512, 2048
 """Tokens where a source does not say: instruction data under adapters, packed text otherwise."""
-TITAN_SAVED = 2
-"""Layers of which torchtitan's selective policy (`op`) keeps about one whole; judgement."""
 SMALL_MODEL = 2e9
 """Below so many parameters full training seldom recomputes."""
 
@@ -138,10 +138,10 @@ def fused_attention(row: Measurement, accelerator: Accelerator | None) -> bool:
 
 def with_kernels(row: Measurement, profile: MemoryProfile) -> MemoryProfile:
     """A chunked loss over Hugging Face's classes is Liger's, which by default also fuses norms, rotary embedding and
-    the gated MLP: these keep as little as other fused layers (linkedin/Liger-Kernel, `apply_liger_kernel_to_*`).
+    the gated MLP (linkedin/Liger-Kernel, `apply_liger_kernel_to_*`).
     """
     fused = row.logits_kernel == "chunked" and profile.implementation == "huggingface"
-    return replace(profile, implementation="lean") if fused else profile
+    return replace(profile, implementation="triton") if fused else profile
 
 
 def loss_kernel(row: Measurement, profile: MemoryProfile) -> CrossEntropy | None:
@@ -253,7 +253,7 @@ def recompute_of(row: Measurement, profile: MemoryProfile, size: float, adapter:
     torchtune and Unsloth ship), attention in Megatron, nothing in litgpt on one device.
     """
     mode = row.recompute.lower()
-    if re.search(r"full|block|uniform|layer|checkpoint|^yes|true|unsloth|^1$", mode):
+    if re.search(r"full|partial|block|uniform|layer|checkpoint|^yes|true|unsloth|^1$", mode):
         return Recompute.FULL
     if "selective" in mode or "attn" in mode:
         return Recompute.FULL if profile.name == "torchtitan" else Recompute.SELECTIVE
@@ -270,16 +270,39 @@ def recompute_of(row: Measurement, profile: MemoryProfile, size: float, adapter:
 def recompute_share(row: Measurement, architecture: Architecture) -> float:
     """Share of the layers recomputed where a block of them is named: `block 4`, `full (10 layers)`.
 
-    torchtitan's selective policies repeat every n-th layer (`selective 2`), or every second product of all layers,
-    which frees about as much as half of the layers.
+    torchtitan's selective policies repeat every n-th layer (`selective 2`), or all of every layer but attention and
+    every second product (`every_second_product`).
     """
     every = re.search(r"selective[-_ :]*(\d+)?", row.recompute.lower())
     if every and re.search(r"torchtitan", row.framework.lower()):
-        return 1 / int(every[1] or TITAN_SAVED)
+        return 1 / int(every[1]) if every[1] else every_second_product(architecture)
+    if row.recompute == "partial":
+        return PARTIAL
     block = re.search(r"(?:block|full|layers?)\D{0,6}(\d+)", row.recompute.lower())
     if not block or not re.search(r"block|layer", row.recompute.lower()):
         return 1.0
     return min(1.0, int(block[1]) * (row.pp or 1) * (row.vpp or 1) / architecture.num_layers)
+
+
+def every_second_product(architecture: Architecture) -> float:
+    """Share of a layer's kept bytes that a policy frees which keeps attention and every second product.
+
+    `1 - (kept - input) / (all - input)`; kept are, of the products in the order in which a layer computes them (query,
+    key, value, output, gate, up, down), the first and every second after it, the output of attention, and the layer's
+    input (torchtitan `_apply_ac_to_transformer_block`, mode `op`). Limit: layers with experts keep none of theirs.
+
+    >>> from charter.catalog import models
+    >>> round(every_second_product(models.get("Llama-3.1-8B").architecture), 3)
+    0.654
+    """
+    a, keys = architecture, architecture.kv_heads * architecture.head_size
+    attention = a.num_heads * a.head_size
+    layer = layer_activations(a, seq_len=1.0, moe_layer=bool(a.moe_layers))
+    products = [attention, keys, keys, a.hidden_size]
+    if not a.moe_layers:
+        products += [a.intermediate_size] * (1 + a.gated_mlp) + [a.hidden_size]
+    kept = 2.0 * (sum(products[::2]) + attention)
+    return 1.0 - kept / (layer.replicated + layer.sharded - layer.layer_input)
 
 
 def _other_roles(row: Measurement, profile: MemoryProfile, size: float) -> float:

@@ -30,6 +30,7 @@ from charter.estimate.precision import (
 )
 from charter.units import GB, GIB, MIB
 
+# InternEvo's hybrid ZeRO optimizer is Colossal-AI's: like DeepSpeed's it steps on flat 32-bit gradients.
 _BY_WORD: tuple[tuple[str, MemoryProfile], ...] = (
     (r"\bcharter\b", NATIVE),
     (r"lit-?gpt|lightning", LITGPT),
@@ -39,7 +40,7 @@ _BY_WORD: tuple[tuple[str, MemoryProfile], ...] = (
     (r"megatron[- ]?deepspeed|gpt-neox", MEGATRON_DEEPSPEED),
     (r"megatron|nemo(?![- ]?rl)|simumax", MEGATRON_STACK),
     (r"nemo[- ]?rl|verl|areal|roll\b", FSDP),
-    (r"deepspeed|openrlhf|trlx|colossal", DEEPSPEED),
+    (r"deepspeed|openrlhf|trlx|colossal|internevo|internlm", DEEPSPEED),
     (r"composer|foundry", COMPOSER),
     (r"fsdp|olmo", FSDP),
     (r"trainer|trl|peft|axolotl|llama-?factory|transformers|hugging|accelerate|swift|xtuner|firefly", HUGGINGFACE),
@@ -58,7 +59,7 @@ def profile_of(row: Measurement) -> MemoryProfile:
     shard = row.shard.lower()
     parallel = (row.tp or 1) > 1 or (row.pp or 1) > 1
     named = next((profile for words, profile in _BY_WORD if re.search(words, text)), None)
-    if named is HUGGINGFACE and shard.startswith("zero"):
+    if named is HUGGINGFACE and (shard.startswith("zero") or _has_master(row)):
         return DEEPSPEED
     if named is HUGGINGFACE and "fsdp" in shard:
         return FSDP
@@ -73,6 +74,12 @@ def profile_of(row: Measurement) -> MemoryProfile:
     if shard.startswith("zero"):
         return DEEPSPEED
     return FSDP if "fsdp" in shard or (row.gpus or 1) > 8 else HUGGINGFACE
+
+
+def _has_master(row: Measurement) -> bool:
+    """Return True if 16-bit weights have a 32-bit master: DeepSpeed keeps one, the Trainer's own optimizer none."""
+    full = row.adapter in ("", "full") and row.kind != "lora"
+    return full and row.parameter_dtype in ("bf16", "fp16") and row.master_dtype == "fp32"
 
 
 def precision_of(row: Measurement, profile: MemoryProfile) -> TrainingPrecision:

@@ -33,6 +33,12 @@ modelled."""
 REFERENCE = 1.3
 """Time of a step that also scores its pairs with a frozen reference (DPO), over one that does not: one forward pass
 more beside three or four; judgement."""
+KERNELS = {
+    "unfused": "unfused", "flash1": "flash1", "triton": "flash1", "flash2": "flash2",
+    "flash3": "recent", "flash4": "recent", "cudnn": "recent", "trtllm": "recent", "splash": "compiled",
+}  # fmt: skip
+"""Generation of an attention kernel by its typed name. PyTorch's `sdpa` and `flex` choose one by release and device,
+so that there the stack's habit stays."""
 SPREAD = 0.6
 """Of the longest of b sequences over their mean, per unit of ln b: an exponential tail would give 1; judgement."""
 
@@ -157,7 +163,9 @@ def _lengths(job: Job, micro_batch: int) -> tuple[float, float]:
 def _profile(job: Job) -> StackProfile:
     """The stack's profile with what the row says of kernels and of gradients on the wire."""
     profile, dtype = job.profile, job.row.dtype.casefold()
-    if job.row.flash == 0:
+    if kernel := KERNELS.get(job.row.attention_kernel):
+        profile = replace(profile, attention=kernel)
+    elif job.row.flash == 0:
         profile = replace(profile, attention="unfused")
     elif job.row.flash == 1 and profile.attention == "unfused":
         profile = replace(profile, attention="flash2")

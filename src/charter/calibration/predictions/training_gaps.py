@@ -32,6 +32,8 @@ TITAN_SELECTIVE = 0.35
 """Forward pass that torchtitan's selective policy repeats: every second product and what is no product."""
 NAMED_MODULES = 0.12
 """Forward pass that Megatron's `recompute_modules` repeat (activation function, up-projections); judgement."""
+PARTIAL = 0.5
+"""Layers that a `partial` policy repeats: the middle of what it may be, none to all."""
 _CHECKPOINTS = re.compile(r"unsloth|torchtune|llama-?factory|axolotl|ms-?swift|xtuner")
 """Fine-tuning stacks whose shipped configurations recompute every layer (from memory)."""
 TOKENS_PER_STEP = 4e6
@@ -236,7 +238,7 @@ def recompute_of(text: str, profile: str) -> tuple[Recompute, float, float]:
     if any(word in plain for word in ("selective", "attn", "attention", "mlp", "moe", "norm", "minimal", "core", "op")):
         modules = NAMED_MODULES if re.search("mlp|moe|norm|act|minimal", plain) else 0.0
         return Recompute.SELECTIVE, TITAN_SELECTIVE if profile == "torchtitan" else modules, 1.0
-    return Recompute.FULL, 0.0, 0.5 if "block" in plain or "partial" in plain else 1.0
+    return Recompute.FULL, 0.0, PARTIAL if "block" in plain or "partial" in plain else 1.0
 
 
 def _state_bytes(job: Job, layout: Layout) -> float:

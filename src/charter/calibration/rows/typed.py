@@ -40,7 +40,7 @@ _FRAMEWORKS = {
     "transformers": "hf transformers",
 }
 """Names that the profiles know under other words."""
-_RECOMPUTE = {"none": "none", "full": "full", "selective": "selective", "partial": "selective"}
+_RECOMPUTE = ("none", "selective", "partial", "full")
 _SHARDS = {"none": "none", "zero1": "zero1", "zero2": "zero2", "zero3": "zero3", "hsdp": "hsdp", "fsdp1": "fsdp"}
 _STORED = {"int4": "gptq-int4", "int8": "gptq-int8", "nf4": "bnb.nf4"}
 
@@ -91,7 +91,7 @@ def _texts(cells: Mapping[str, Any]) -> dict[str, Any]:
         "framework": f"{name} {cells.get('stack_version', '')}".strip() if name else "",
         "gpu": cells.get("accelerator", ""),
         "dtype": _dtype(cells),
-        "recompute": _RECOMPUTE.get(str(cells.get("recompute_kind", "")), ""),
+        "recompute": recompute if (recompute := str(cells.get("recompute_kind", ""))) in _RECOMPUTE else "",
         "flash": None if not kernel else int(kernel != "unfused"),
         "shard": _SHARDS.get(str(cells.get("shard_kind", "")), ""),
     }

@@ -13,22 +13,27 @@ def buffer_columns(rank: Rank) -> dict[str, ExplainedColumn]:
 
 def _weight_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
     s, p, value = rank.shape, rank.parameters, rank.shape.compute_bytes
-    gathered = np.maximum(2 * p.layer_unit + p.end_unit, np.minimum(s.live_parameters, p.total))
-    copies = np.where((s.parameter_bytes > value) & (s.adapter == 0) & (rank.gathers == 0), p.total, 0.0)
+    live = np.where(rank.layouts.pipeline > 1, p.total, np.minimum(s.live_parameters, p.total))
     quantised = (s.adapter > 0) & (s.base_bytes < 2)
+    stored = np.where(quantised, s.base_bytes, value)
+    gathered = np.maximum(2 * stored * p.layer_unit + value * p.end_unit, stored * live)
+    copies = np.where((s.parameter_bytes > value) & (s.adapter == 0) & (rank.gathers == 0), p.total, 0.0)
     head = s.quantises_head * s.model.head_beside_embedding
     matrix = np.maximum(s.model.largest_matrix, head) / rank.layouts.tensor
     return {
         "gathered": column(
             "gathered weights",
             "buffers",
-            value * gathered * rank.gathers,
-            "{value:g} B x max(2 layers x {layer:,.0f} + embedding and head {ends:,.0f}; kept gathered {live:,.0f})",
-            "FSDP2: one layer in use, one prefetched, the root unit; DeepSpeed: stage3_max_live_parameters",
+            gathered * rank.gathers,
+            "max(2 layers x {layer:,.0f} x {stored:.3g} B + embedding and head {ends:,.0f} x {value:g} B; "
+            "kept gathered {live:,.0f} x {stored:.3g} B)",
+            "FSDP2: one layer in use, one prefetched, the root unit; all beside a pipeline; DeepSpeed: "
+            "stage3_max_live_parameters",
             value=value,
+            stored=array(stored),
             layer=p.layer_unit,
             ends=p.end_unit,
-            live=array(np.minimum(s.live_parameters, p.total)),
+            live=array(live),
         ),
         "copies": column(
             "16-bit copies",
@@ -65,7 +70,7 @@ def _gradient_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
     s, p, lay = rank.shape, rank.parameters, rank.layouts
     dense, experts = trained_parameters(rank)
     trained = array(dense + experts)
-    unit = np.minimum(p.largest_unit, trained)
+    unit = np.where(lay.pipeline > 1, trained, np.minimum(p.largest_unit, trained))
     alone = rank.group <= 1
     buckets = np.where((lay.zero >= 1) & (lay.zero < 3) & ~alone, np.minimum(s.bucket_elements, trained), 0.0)
     ddp = np.where((lay.zero == 0) & ~alone, s.ddp_buckets * trained, 0.0)
@@ -75,7 +80,7 @@ def _gradient_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
             "buffers",
             s.gradient_bytes * unit * rank.gathers,
             "{size:g} B x largest unit {unit:,.0f}",
-            "one unit before its reduction",
+            "one unit before its reduction; all beside a pipeline, which reduces once per step",
             size=s.gradient_bytes,
             unit=array(unit),
         ),

@@ -13,12 +13,14 @@ from typing import Literal
 
 from charter.spec.architecture import Architecture
 
-Implementation = Literal["lean", "megatron", "huggingface", "litgpt"]
+Implementation = Literal["lean", "megatron", "huggingface", "litgpt", "triton"]
 """Which code runs the layer. `lean`: the least a backward pass needs (Korthikanti et al. 2022). `megatron`: fused
 kernels, gated activation recomputed from its input, but rotated queries and keys beside the joint projection that the
 values keep alive. `huggingface`: the classes of transformers 5, counted with saved-tensor hooks on CPU
 (tests/integration): an RMSNorm keeps its input in fp32 and the normalised value; eager attention an fp32 softmax;
-GPT-2's tanh GELU three more arrays. `litgpt`: as `huggingface` in norms, as `megatron` in the joint projection."""
+GPT-2's tanh GELU three more arrays. `litgpt`: as `huggingface` in norms, as `megatron` in the joint projection.
+`triton`: as `lean`, with the gated activation recomputed from its inputs, which its gradients overwrite (Liger-Kernel
+`ops/swiglu.py`)."""
 Divided = Literal["sequence", "tensor", "scores"]
 Mixer = Literal["attention", "state_space", "none"]
 Mlp = Literal["dense", "experts", "none"]
@@ -64,6 +66,11 @@ class LayerKind:
     def fused(self) -> bool:
         """Megatron's fused kernels, and whoever splits one joint projection."""
         return self.implementation in ("megatron", "litgpt")
+
+    @property
+    def recomputes_gate(self) -> bool:
+        """One kernel for the gated activation and its product keeps what goes in alone."""
+        return self.implementation in ("megatron", "triton")
 
     @property
     def fp32_norms(self) -> bool:
@@ -192,7 +199,7 @@ def _inner(a: Architecture, kind: LayerKind, width: float) -> Iterator[KeptTenso
     value = kind.value_bytes
     before = (1 + a.gated_mlp) * width
     yield KeptTensor(name="MLP before activation", bytes_per_token=value * before, divided="tensor")
-    if a.gated_mlp and kind.implementation != "megatron":
+    if a.gated_mlp and not kind.recomputes_gate:
         yield KeptTensor(name="activated gate", bytes_per_token=value * width, divided="tensor")
     after = kind.input_bytes * width
     yield KeptTensor(name="MLP after activation", bytes_per_token=after, divided="tensor", needed_by="down")

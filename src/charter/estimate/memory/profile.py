@@ -93,7 +93,7 @@ HUGGINGFACE = MemoryProfile(
 )
 UNSLOTH = MemoryProfile(
     name="unsloth",
-    implementation="lean",
+    implementation="triton",
     cross_entropy="chunked",
     source="Unsloth: Triton kernels keep little, chunked cross-entropy, 8-bit Adam by default",
 )

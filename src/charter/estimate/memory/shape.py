@@ -253,14 +253,18 @@ def _adapter_activations(job: MemoryJob) -> LayerActivations:
 
 
 def _backward(a: Architecture, kind: LayerKind) -> float:
-    """Gradients of the widest part of a layer while its backward pass runs: inner values of MLP, or of attention."""
+    """Gradients of the widest part of a layer while its backward pass runs: inner values of MLP, or of attention.
+
+    Those of both inputs of a gated activation, and of its output; one where kernels overwrite the inputs.
+    """
     mixer = (2 * a.num_heads + 2 * a.kv_heads) * a.head_size if kind.mixer == "attention" else 0
     if kind.mixer == "state_space" and a.state_space:
         mixer = 3 * a.state_space.inner_size
     inner = a.intermediate_size if kind.mlp == "dense" else 0
     if kind.mlp == "experts" and a.mixture:
         inner = a.mixture.expert_intermediate_size * a.mixture.experts_per_token + a.mixture.shared_width
-    return kind.value_bytes * max(mixer, (2 + a.gated_mlp) * inner)
+    gradients = 1 if kind.implementation == "triton" else 2 + a.gated_mlp
+    return kind.value_bytes * max(mixer, gradients * inner)
 
 
 def _encoder_bytes(encoder: Encoder, job: MemoryJob) -> float:

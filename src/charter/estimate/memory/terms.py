@@ -102,6 +102,9 @@ def state_columns(rank: Rank) -> dict[str, ExplainedColumn]:
     owned = {stage: rank.sharded(dense, experts, stage) for stage in (1, 2, 3)}
     total = array(dense + experts)
     device = {"parameters": 1 - lay.offload_parameters, "optimizer": 1 - lay.offload_optimizer}
+    # Sharded gradients are where their optimizer steps: ZeRO-Offload (Ren et al. 2021, section 4.2) and FSDP2's
+    # `CPUOffloadPolicy` move each to the host once it is reduced.
+    away = np.maximum(lay.offload_parameters, lay.offload_optimizer) * (lay.zero >= 2) * (s.adapter == 0)
     over = "N_rank {total:,.0f}, ZeRO-{zero:.0f} over {group:.0f}"
     numbers = {"total": total, "zero": lay.zero, "group": rank.group}
     source = f"{s.source or 'bytes per parameter of the stack'}; ZeRO: {ZERO_SOURCE}"
@@ -120,7 +123,7 @@ def state_columns(rank: Rank) -> dict[str, ExplainedColumn]:
         "gradients": column(
             "gradients",
             "gradients",
-            s.gradient_bytes * owned[2] * states,
+            s.gradient_bytes * owned[2] * (1 - away) * states,
             "{size:g} B x " + over,
             source,
             size=s.gradient_bytes,

@@ -78,7 +78,8 @@ def sharded_weights(given: StepInputs, busy: Array) -> Array:
     """Per micro-batch with ZeRO-3: weights gathered forward and backward, gradients reduced, less what hides.
 
     `3 psi` elements (Rajbhandari et al. 2020, section 7), each layer's with a latency of its own; `busy` seconds of
-    the stage hide them.
+    the stage hide them. Beside a pipeline both move once per step: weights stay gathered, and gradients are summed
+    before they are reduced, since every micro-batch would move them again (torchtitan's `reshard_after_forward`).
     """
     at, job, work = given.job.layouts, given.job, given.work
     links = _group(given, np.minimum(at.shards, job.shard_group), at.tensor)
@@ -86,12 +87,14 @@ def sharded_weights(given: StepInputs, busy: Array) -> Array:
     stored = 2.0 * job.compression * np.minimum(job.base_bits / 16, 1.0)
     reduced = np.where(job.frozen > 0, 0.0, given.stack.gradient_bytes * job.compression)
     latency = (fullest_stage_layers(given.model.layers, at.pipeline) - 1) * links.latency
-    passes = 2.0 - job.keeps_gathered + (reduced > 0)
-    moved = (2.0 - job.keeps_gathered) * stored + reduced
+    keeps = np.maximum(job.keeps_gathered, at.pipeline > 1)
+    passes = 2.0 - keeps + (reduced > 0)
+    moved = (2.0 - keeps) * stored + reduced
     own, experts = work.rank_parameters - work.rank_experts, work.rank_experts
     total = links.gather_seconds(moved * own) + spread.gather_seconds(moved * experts) + passes * latency
     fetched = moved * work.rank_parameters / links.size / given.device.host_link
     total = total + np.where(at.offload_parameters > 0, fetched, 0.0)
+    total = np.where(at.pipeline > 1, total / at.accumulation, total)
     needed = (at.zero >= 3) & ((links.size > 1) | (at.offload_parameters > 0))
     return array(np.where(needed, _left(given, total, busy), 0.0))
 
