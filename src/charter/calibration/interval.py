@@ -158,7 +158,7 @@ def half_width(effect: Effect, residual: Residual | None, *, coverage: float = C
 
     >>> effect = Effect(variance=0.04, freedom=1, residual_share=0.1)
     >>> round(half_width(effect, None), 3), round(half_width(effect, Residual(variance=0.04, freedom=50)), 3)
-    (0.616, 0.429)
+    (0.616, 0.432)
     """
     parts = [(effect.variance, effect.freedom)]
     if residual is not None:
