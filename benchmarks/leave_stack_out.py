@@ -122,8 +122,8 @@ class Stacks:
     def widths(self, stack: str) -> Callable[[str], float]:
         """Half-width by group for a stack that nobody measured, from the errors of the others."""
         inner = [
-            replace(item, row=replace(item.row, id=f"{number:03d}-{item.row.id}"))
-            for number, other in enumerate(self.names)
+            replace(item, stack=other)
+            for other in self.names
             if other != stack
             for item in self.scored(other, self.without(stack, other))
         ]

@@ -10,9 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from charter.calibration.predictions.memory_verdict import OomVerdict
+from charter.catalog import accelerators
 from charter.estimate.node.loading import TEXT_SECONDS_PER_TOKEN, TOKENISED_SECONDS_PER_TOKEN
 from charter.estimate.node.storage import VERDICT_BYTES, log_bytes
 from charter.estimate.shapes.parameters import count_parameters
+from charter.plan.options.option import DeviceGroup, RoleGroup
 from charter.plan.physics.knowledge import TRAINING, TRAINING_MEMORY, memory_group, shipped
 from charter.plan.stages.node_needs import storage_terms
 from charter.plan.stages.node_traffic import Wires
@@ -182,6 +185,57 @@ def test_the_range_of_a_peak_is_the_shipped_half_width(lab):
         assert all(source in found.peak_range.source for source in known.measured[TRAINING_MEMORY])
         assert all(source in found.time_source for source in known.measured[TRAINING])
         assert json.loads(json.dumps(found.to_json()))["peak_bytes_range"]["p90"] == round(spread.p90)
+
+
+def test_a_plan_says_how_sure_it_is_that_a_stage_fits(lab):
+    """One function gives the probability of a row and of a stage, against the device and not its usable part."""
+    for resources, architecture in (
+        (lab.H100, lab.LLAMA_8B),
+        (Resources(infra="local", accelerators=("cpu",)), lab.TINY),
+    ):
+        for stage in lab.planned(lab.project(resources, architecture=architecture)).stages:
+            found, device = stage.to_json()["fits_probability"], stage.option.place.accelerator
+            if stage.option.peak.total_bytes == 0:
+                assert found is None
+                continue
+            need, limit = stage.peak_range.interval, device.memory_bytes
+            verdict = OomVerdict(verdict=False, p10=False, p90=False, stack="", need=need, capacity_bytes=limit)
+            assert found == pytest.approx(verdict.fits_probability, abs=1e-4), stage.name
+            assert (found >= 0.9) == (need.p90 <= limit), stage.name
+
+
+@pytest.mark.parametrize("fuller", ["H100-SXM-80GB", "B200-SXM-180GB"])
+def test_mixed_devices_the_fullest_is_the_one_judged(lab, fuller):
+    """Of groups on two kinds of devices the memory of the group nearest to its limit counts."""
+    option = lab.one(SFT).stages[0].option
+    names = ("H100-SXM-80GB", "B200-SXM-180GB")
+    groups = tuple(
+        RoleGroup(
+            name=name,
+            roles=(),
+            hardware=name,
+            num_accelerators=8,
+            layout=option.layout,
+            layout_label="",
+            peak=option.peak,
+            capacity_bytes=option.peak.total_bytes * (1.1 if name == fuller else 2.0),
+            busy_share=1.0,
+        )
+        for name in names
+    )
+    places = {name: replace(option.place, accelerator=accelerators.get(name)) for name in names}
+    beside = DeviceGroup(
+        name="generators",
+        place=places[names[1]],
+        num_nodes=1,
+        layout=option.layout,
+        layout_label="",
+        price=option.price,
+        peak=option.peak,
+        capacity_bytes=1.0,
+    )
+    mixed = replace(option, place=places[names[0]], groups=groups, beside=(beside,))
+    assert mixed.fullest_device.name == fuller
 
 
 @given(st.integers(1, 5), st.integers(0, 10**6), st.floats(0, 1e12))

@@ -71,8 +71,17 @@ def fit_quantity(quantity: Quantity, rows: Iterable[Measurement]) -> QuantityFit
     without = {
         prefix: fitted_to(quantity, [case for case in cases if case.row.prefix != prefix]) for prefix in prefixes
     }
-    situations = _situations(quantity, cases, without, stacks)
-    left_out = by(situations.get("unseen", []), lambda item: item.row.prefix)
+    left_out = {
+        prefix: scored(quantity, [case for case in cases if case.row.prefix == prefix], fitted)
+        for prefix, fitted in without.items()
+    }
+    elsewhere = [item for items in left_out.values() for item in items if len(stacks[item.stack]) > 1]
+    situations: dict[Knowledge, list[Scored]] = {
+        "unseen": _stack_left_out(quantity, cases),
+        "seen": elsewhere,
+        "calibrated": _after_few(quantity, cases, without),
+        "source": _folded(quantity, cases),
+    }
     return QuantityFit(
         fitted=fitted_to(quantity, cases),
         without=without,
@@ -83,24 +92,23 @@ def fit_quantity(quantity: Quantity, rows: Iterable[Measurement]) -> QuantityFit
     )
 
 
-def _situations(
-    quantity: Quantity, cases: Sequence[Case], without: Mapping[str, Fitted], stacks: Mapping[str, set[str]]
-) -> dict[Knowledge, list[Scored]]:
-    """Scored rows of a stack never seen, of one seen elsewhere, after a few rows, and of a source with many."""
-    unseen, after = [], []
+def _after_few(quantity: Quantity, cases: Sequence[Case], without: Mapping[str, Fitted]) -> list[Scored]:
+    """Rows of each source predicted after a few of its own, where enough are left to predict."""
+    predicted: list[Scored] = []
     for prefix, fitted in without.items():
         own = [case for case in cases if case.row.prefix == prefix]
-        unseen += scored(quantity, own, fitted)
         if len(own) > 2 * FEW_ROWS:
-            after += scored(quantity, own, fitted, rows=FEW_ROWS)
-    elsewhere = [item for item in unseen if stacks[item.stack] - {item.row.prefix}]
-    by_knowledge: dict[Knowledge, list[Scored]] = {
-        "unseen": unseen,
-        "seen": elsewhere,
-        "calibrated": after,
-        "source": _folded(quantity, cases),
-    }
-    return {knowledge: items for knowledge, items in by_knowledge.items() if items}
+            predicted += scored(quantity, own, fitted, rows=FEW_ROWS)
+    return predicted
+
+
+def _stack_left_out(quantity: Quantity, cases: Sequence[Case]) -> list[Scored]:
+    """Every row predicted from a fit without its stack: what a stack that nobody measured meets."""
+    predicted: list[Scored] = []
+    for stack in sorted({case.stack for case in cases}):
+        own = [case for case in cases if case.stack == stack]
+        predicted += scored(quantity, own, fitted_to(quantity, [case for case in cases if case.stack != stack]))
+    return predicted
 
 
 def _folded(quantity: Quantity, cases: Sequence[Case]) -> list[Scored]:

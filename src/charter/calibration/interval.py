@@ -1,16 +1,19 @@
-"""Uncertainty of a prediction: split-conformal intervals over sources, by how much is known of the stack.
+"""How far a prediction may be off: an effect of the cluster and a residual, by how much is known of the stack.
 
-The score of a measured row is |log(predicted / measured)|, predicted without its source. The half-width of the 80 %
-interval is a quantile of these scores in which every source has the same weight, because the next row comes from a new
-source, not from the same pool (Vovk, Gammerman and Shafer 2005, ch. 4; hierarchical form: Lee, Barber and Willett
-2023, arXiv:2306.06342). Four situations are kept apart: a stack that nobody measured, a stack seen in another source,
-a source with a few rows of its own, and a source with many. Where it stops being true: a source that differs from all
-others more than they differ among themselves.
+The error of a measured row is log(predicted / measured), predicted without its cluster: its stack where the question
+is a stack that nobody measured, else its source. It is the sum of an effect that all rows of a cluster share and of a
+residual. The next row comes from a new cluster, so the 80 % interval is that of a new effect and a new residual:
+Student's t with k - 1 degrees of freedom of k effects, more as far as the residual has a share (Satterthwaite 1946).
+Four situations are kept apart: a stack that nobody measured, a stack seen in another source, a source with a few rows
+of its own, and a source with many. Where it stops being true: a cluster that differs from all others more than they
+differ among themselves, and two or three clusters that happen to agree.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import exp
+from statistics import median
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -23,21 +26,16 @@ if TYPE_CHECKING:
 
 Knowledge = Literal["unseen", "seen", "calibrated", "source"]
 """Of the stack: nobody measured it; another source did; a few rows of this source were fitted; many rows were."""
+SITUATIONS: tuple[Knowledge, ...] = ("unseen", "seen", "calibrated", "source")
+"""From the least known to the best."""
 COVERAGE = 0.8
 NARROWEST, WIDEST = 0.02, 1.2
 """Half-widths in logarithms: below the repeatability of the measurements themselves (3.6 % between re-measurements,
 docs/concepts/accuracy.md) no interval is honest; above a factor of 3.3 it says nothing."""
-CHOSEN_BY_EYE = {"unseen": 1.3, "seen": 1.2, "calibrated": 1.1, "source": 1.05}
-"""Factor on measured half-widths. Leaving a source out of the fit does not undo that the priors and the rules that fill
-gaps were chosen by people who had read its rows; a source that nobody here has read scatters more. Resetting what was
-chosen for single stacks and devices to generic values raised the error of dense steps by about 1.3 in an experiment
-that was not kept; all four are judgement: the least known is widened most."""
-FLOORS = {"unseen": 0.08, "seen": 0.03, "calibrated": 0.02, "source": 0.02}
-"""Least half-width of each situation. Judgement: a stack nobody measured is not known to better than 8 %."""
 PRIOR_ROWS = 5.0
 """How many rows the spread of other sources is worth against the scatter seen in a source's own rows. Judgement."""
-FEWEST_SOURCES = 2
-FEWEST_ROWS = 8
+FEWEST_CLUSTERS = 2
+"""Between fewer there is nothing to compare."""
 
 
 def group_of(row: "Measurement") -> str:
@@ -66,11 +64,17 @@ class Spread:
     half_widths: Mapping[str, Mapping[str, float]]
 
     def half_width(self, group: str, knowledge: Knowledge) -> float:
-        """The half-width of a group; of all groups where it was not measured on enough rows."""
+        """The half-width of a group, or of all groups; of less knowledge where too few measurements speak for so much.
+
+        >>> Spread(half_widths={"totals": {"unseen": 0.4}}).half_width("totals", "calibrated")
+        0.4
+        """
+        levels = SITUATIONS[SITUATIONS.index(knowledge) :: -1]
         for name in (group, "*"):
             widths = self.half_widths.get(name, {})
-            if knowledge in widths:
-                return widths[knowledge]
+            for situation in levels:
+                if situation in widths:
+                    return widths[situation]
         return WIDEST / 2
 
     def interval(self, predicted: float, group: str, knowledge: Knowledge, *, factor: float = 1.0) -> Interval:
@@ -84,50 +88,125 @@ class Spread:
         return Interval(p10=predicted * exp(-width), p50=predicted, p90=predicted * exp(width))
 
 
-def half_width(rows: "Sequence[Scored]", *, coverage: float = COVERAGE) -> float:
-    """The quantile of |log error| with one vote per source, shared evenly by its configurations."""
-    sources: dict[str, dict[str, list[float]]] = {}
-    for item in rows:
-        if not item.used:
-            configurations = sources.setdefault(item.row.prefix, {})
-            configurations.setdefault(item.row.config_id or item.row.id, []).append(abs(item.log_error))
-    scores, weights = [], []
-    for configurations in sources.values():
-        # One vote per source, but a source of a few rows says less than a whole one.
-        vote = min(1.0, len(configurations) / FEWEST_ROWS)
-        for errors in configurations.values():
-            scores.append(float(np.median(errors)))
-            weights.append(vote / len(configurations))
-    order = np.argsort(scores)
-    share = np.cumsum(np.array(weights)[order]) / sum(weights)
-    position = min(int(np.searchsorted(share, coverage)), len(order) - 1)
-    return float(min(max(np.array(scores)[order][position], NARROWEST), WIDEST))
+@cache
+def t_quantile(freedom: float, *, coverage: float = COVERAGE) -> float:
+    """Half-width, in standard errors, of the central interval of Student's t: P(|T| <= t) = coverage.
+
+    With `T = sqrt(freedom) tan(a)` the density is proportional to `cos(a)^(freedom - 1)` on (-pi/2, pi/2), which is
+    summed on a grid; error below 1e-4 for 1 to 1,000 degrees of freedom, above which it is that of 1,000 (0.1 % of the
+    normal distribution's).
+
+    >>> [round(t_quantile(freedom), 3) for freedom in (1, 4, 13)]
+    [3.078, 1.533, 1.35]
+    """
+    freedom = min(max(freedom, 1.0), 1000.0)
+    angle = np.linspace(0.0, np.pi / 2, 100_001)
+    density = np.cos(angle) ** (freedom - 1)
+    share = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
+    return float(freedom**0.5 * np.tan(np.interp(coverage, share / share[-1], angle)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effect:
+    """Variance between clusters, in squared logarithms, from the mean errors of k clusters."""
+
+    variance: float
+    """Of a new cluster's mean; holds `residual_share` of the variance within a cluster, as every mean does."""
+    freedom: float
+    residual_share: float
+    """Mean over clusters of one over the number of configurations."""
+
+    @classmethod
+    def of(cls, clusters: Mapping[str, Sequence[float]]) -> "Effect | None":
+        """From errors by cluster, each predicted without its cluster; None below two clusters.
+
+        `(1 - 1/k^2) x mean of squared means`. A left-out cluster is predicted from k - 1 others and the next one from
+        k, hence the factor: it makes the variance exact where constants follow the mean of all others, and leaves it
+        on the safe side where priors hold them.
+        """
+        k = len(clusters)
+        if k < FEWEST_CLUSTERS:
+            return None
+        squares = [float(np.mean(errors)) ** 2 for errors in clusters.values()]
+        share = float(np.mean([1 / len(errors) for errors in clusters.values()]))
+        return cls(variance=(1 - 1 / k**2) * float(np.mean(squares)), freedom=k - 1, residual_share=share)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Residual:
+    """Variance of configurations within a cluster, in squared logarithms, pooled over clusters."""
+
+    variance: float
+    freedom: float
+
+    @classmethod
+    def of(cls, clusters: Mapping[str, Sequence[float]]) -> "Residual | None":
+        """From errors by cluster; None where no cluster has two configurations."""
+        freedom = sum(len(errors) - 1 for errors in clusters.values())
+        if freedom == 0:
+            return None
+        squares = sum(len(errors) * float(np.var(errors)) for errors in clusters.values())
+        return cls(variance=squares / freedom, freedom=freedom)
+
+
+def half_width(effect: Effect, residual: Residual | None, *, coverage: float = COVERAGE) -> float:
+    """Half-width, in logarithms, of the interval that holds a new configuration of a new cluster.
+
+    `t x sqrt(V)`, `V = effect + (1 - residual_share) x residual`, with the degrees of freedom of such a sum,
+    `V^2 / sum(v_i^2 / freedom_i)` (Satterthwaite 1946, Biometrics Bulletin 2:110). Limit: effects and residuals are
+    taken to be normal; a heavy tail covers less beyond the 80 % that is asked.
+
+    >>> effect = Effect(variance=0.04, freedom=1, residual_share=0.1)
+    >>> round(half_width(effect, None), 3), round(half_width(effect, Residual(variance=0.04, freedom=50)), 3)
+    (0.616, 0.432)
+    """
+    parts = [(effect.variance, effect.freedom)]
+    if residual is not None:
+        parts.append(((1 - effect.residual_share) * residual.variance, residual.freedom))
+    total = sum(variance for variance, _ in parts)
+    if total == 0:
+        return NARROWEST
+    freedom = total**2 / sum(variance**2 / freedom for variance, freedom in parts)
+    width = t_quantile(round(freedom, 1), coverage=coverage) * total**0.5
+    return float(min(max(width, NARROWEST), WIDEST))
 
 
 def spreads(situations: Mapping[Knowledge, "Iterable[Scored]"]) -> Spread:
-    """Half-widths from scored rows of each situation."""
+    """Half-widths from scored rows of each situation.
+
+    A group of rows that only one cluster has takes the effect between clusters of all groups, and keeps its residual.
+    """
     widths: dict[str, dict[str, float]] = {}
     for knowledge, rows in situations.items():
-        groups: dict[str, list[Scored]] = {"*": []}
-        for item in rows:
-            groups["*"].append(item)
+        voters = [item for item in rows if not item.used]
+        groups: dict[str, list[Scored]] = {}
+        for item in voters:
             groups.setdefault(group_of(item.row), []).append(item)
+        everything = _clusters(voters, knowledge)
+        common, shared = Effect.of(everything), Residual.of(everything)
+        if common is None:
+            continue
+        widths.setdefault("*", {})[knowledge] = round(half_width(common, shared), 4)
         for name, members in groups.items():
-            if (name == "*" and members) or _enough(members):
-                width = half_width(members) * CHOSEN_BY_EYE[knowledge]
-                widths.setdefault(name, {})[knowledge] = round(max(width, FLOORS[knowledge]), 4)
+            own = _clusters(members, knowledge)
+            width = half_width(Effect.of(own) or common, Residual.of(own) or shared)
+            widths.setdefault(name, {})[knowledge] = round(width, 4)
     return Spread(half_widths={name: _ordered(width) for name, width in sorted(widths.items())})
 
 
-def _enough(rows: "Sequence[Scored]") -> bool:
-    voters = [item for item in rows if not item.used]
-    return len({item.row.config_id for item in voters}) >= FEWEST_ROWS
+def _clusters(rows: "Sequence[Scored]", knowledge: Knowledge) -> dict[str, list[float]]:
+    """Errors by what the next row will be new in, its stack or its source; one error per configuration."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for item in rows:
+        configurations = found.setdefault(item.stack if knowledge == "unseen" else item.row.prefix, {})
+        configurations.setdefault(item.row.config_id or item.row.id, []).append(item.log_error)
+    return {name: [median(errors) for errors in each.values()] for name, each in sorted(found.items())}
 
 
 def _ordered(widths: Mapping[str, float]) -> dict[str, float]:
     """More knowledge never widens: from a stack unseen over one seen and one calibrated to a source with many rows."""
     limit, ordered = WIDEST, {}
-    for knowledge in ("unseen", "seen", "calibrated", "source"):
+    for knowledge in SITUATIONS:
         if knowledge in widths:
             limit = min(limit, widths[knowledge])
             ordered[knowledge] = limit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 import numpy as np
 
@@ -45,6 +46,20 @@ class Interval:
         """
         spread = math.exp(Z90 * sigma)
         return cls(p10=p50 / spread, p50=p50, p90=p50 * spread)
+
+    def probability_below(self, limit: float) -> float:
+        """P(quantity <= limit), its logarithm being normal with p10 and p90: `Phi(ln(limit / p50) / sigma)`.
+
+        Limit: far outside the interval a value is less unlikely than a normal distribution says, so no probability
+        below 0.001 or above 0.999 is claimed.
+
+        >>> need = Interval.around(60.0, sigma=0.1)
+        >>> need.probability_below(60.0), round(need.probability_below(need.p90), 3), need.probability_below(600.0)
+        (0.5, 0.9, 0.999)
+        """
+        sigma = max(math.log(self.p90 / self.p10) / (2 * Z90), 1e-6)
+        probability = NormalDist(0.0, sigma).cdf(math.log(limit / self.p50))
+        return min(max(probability, 0.001), 0.999)
 
     def scaled(self, factor: float) -> Interval:
         """The interval of a fixed multiple of the quantity."""

@@ -19,6 +19,7 @@ from charter.plan.money.stage_cost import scaled
 from charter.plan.options.option import Option
 from charter.plan.options.purchase import commitment_notes
 from charter.plan.options.risk import risk_assumptions
+from charter.plan.physics.knowledge import TRAINING_MEMORY, Knowledge
 from charter.plan.plan import Plan
 from charter.plan.spot import explain_markets
 from charter.plan.stages.assess import stage_plan
@@ -26,11 +27,18 @@ from charter.plan.stages.stage_plan import StagePlan, money
 from charter.plan.stages.transfer import Shipment, bucket, location, move_seconds, shipments_usd
 from charter.plan.timeline import mean_shares
 from charter.spec.project import Project
+from charter.spec.stage import NATIVE
 from charter.units import HOURS_PER_MONTH, SECONDS_PER_HOUR
 
 if TYPE_CHECKING:
     from charter.plan.choice.choose import Choice
 
+NO_NATIVE_ROW = Assumption(
+    name="rows of the native engine measured on an accelerator",
+    value=0,
+    source="no accelerator row of it exists: time is that of Hugging Face stacks, memory its own list of tensors; "
+    "`charter plan --probe` or `charter validate calibrate` measures it",
+)
 SECONDS_PER_MONTH = HOURS_PER_MONTH * SECONDS_PER_HOUR
 
 
@@ -181,6 +189,8 @@ def _assumptions(
         assumptions[_price(option)] = None
         if project.resources.reserved is not None and option.num_accelerators:
             assumptions.update(dict.fromkeys(commitment_notes(option)))
+        if _never_measured(stage, facts.knowledge):
+            assumptions[NO_NATIVE_ROW] = None
         maker, question = option.place.accelerator.vendor, stage.searched and stage.searched.question
         if question and question.work.trained and maker in capabilities(option.engine).untried:
             name, source = f"engine {option.engine} on {maker}", "its documentation; nobody here has seen it run there"
@@ -195,6 +205,18 @@ def _assumptions(
     )
     assumptions[Assumption(name="reruns and sweeps", value=rework or 0, source=rework_source)] = None
     return tuple(sorted(assumptions, key=lambda item: (item.name, str(item.value))))
+
+
+def _never_measured(stage: StagePlan, knowledge: Knowledge) -> bool:
+    """Whether the native engine computes on accelerators, and neither rows nor steps of it there are known."""
+    option = stage.option
+    if option.engine != NATIVE or option.place.is_cpu or option.peak.total_bytes <= 0:
+        return False
+    own_rows = "calibrated" in (
+        knowledge.situations.get(stage.time_quantity),
+        knowledge.situations.get(TRAINING_MEMORY),
+    )
+    return not own_rows and knowledge.pace(option.place.accelerator, stage.kind) is None
 
 
 def _price(option: Option) -> Assumption:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
+from charter.plan.assemble import NO_NATIVE_ROW
 from charter.plan.options.option import Option, Rejected
 from charter.plan.options.stage_risk import StageRisk
 from charter.plan.plan import Plan
@@ -30,6 +31,8 @@ def notes(plan: Plan) -> Iterator[Text]:
     yield from _ties(plan)
     yield from (Text(line) for line in placement_lines(plan))
     yield from _uncertain(plan)
+    if NO_NATIVE_ROW in plan.assumptions:
+        yield Text(f"Native engine on accelerators: {NO_NATIVE_ROW.source}.")
     yield from _price_lines(plan)
     yield from _why_not(plan)
     yield Text(f"Next: charter plan --explain {longest_pole(plan).name} \N{MIDDLE DOT} {NEXT}", style="dim")

@@ -9,8 +9,10 @@ from charter.calibration.pace import Pace
 from charter.catalog import accelerators
 from charter.catalog.accelerators import processor
 from charter.estimate.training.constants import TrainingConstants
+from charter.plan.assemble import NO_NATIVE_ROW
 from charter.plan.make import make_plan
-from charter.plan.physics.knowledge import TRAINING_MEMORY, Knowledge, shipped
+from charter.plan.physics.knowledge import TRAINING, TRAINING_MEMORY, Knowledge, shipped
+from charter.report.plan_notes import notes
 from charter.spec.project import DataSpec, ModelSpec, Project, Resources
 from charter.spec.stage import PpoStage, SftStage
 
@@ -18,7 +20,7 @@ H100 = accelerators.get("H100")
 SFT = SftStage(init="base", data=("chat",), epochs=1, global_batch=128, seq_len=2048)
 
 
-def plan(lab, knowledge: Knowledge):
+def whole_plan(lab, knowledge: Knowledge):
     project = Project(
         name="paced",
         models={"base": ModelSpec(model="base")},
@@ -26,7 +28,11 @@ def plan(lab, knowledge: Knowledge):
         pipeline={"sft": SFT},
         resources=Resources(infra="aws", accelerators=("H100:8",), num_nodes=1),
     )
-    return make_plan(project, architectures={"base": lab.LLAMA_8B}, data_facts={}, knowledge=knowledge).stages[0]
+    return make_plan(project, architectures={"base": lab.LLAMA_8B}, data_facts={}, knowledge=knowledge)
+
+
+def plan(lab, knowledge: Knowledge):
+    return whole_plan(lab, knowledge).stages[0]
 
 
 def test_the_shipped_constants_are_not_the_priors():
@@ -69,3 +75,18 @@ def test_widths_follow_what_is_known():
     assert dense < moe
     assert dense < known.time_sigma(ppo, H100, moe=False)
     assert known.time_sigma(SFT, machine, moe=False) == 0.30
+
+
+def test_a_plan_says_that_no_accelerator_row_of_native_exists(lab):
+    rented = whole_plan(lab, shipped())
+    assert NO_NATIVE_ROW in rented.assumptions
+    assert [line.plain for line in notes(rented) if "no accelerator row of it exists" in line.plain]
+    local = lab.one(SFT, Resources(infra="local", accelerators=("cpu",)), architecture=lab.TINY)
+    assert NO_NATIVE_ROW not in local.assumptions
+
+
+def test_own_rows_or_steps_end_the_warning_of_native(lab):
+    pace = Pace(accelerator=H100.name, kind="sft", factor=1.5, steps=5, source="steps of a run")
+    calibrated = {**shipped().situations, TRAINING: "calibrated"}
+    for known in (replace(shipped(), paces=(pace,)), replace(shipped(), situations=calibrated)):
+        assert NO_NATIVE_ROW not in whole_plan(lab, known).assumptions

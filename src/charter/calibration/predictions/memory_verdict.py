@@ -1,8 +1,6 @@
 """Verdict on running out of memory: the need at the safe end of the interval against the device."""
 
-import math
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 
 from charter.calibration.predictions.inference_cases import inference_case
 from charter.calibration.predictions.memory_cases import training_case
@@ -32,19 +30,8 @@ class OomVerdict:
 
     @property
     def fits_probability(self) -> float:
-        """P(need <= memory of the device), the logarithm of the need being normal with the interval's p10 and p90.
-
-        Source: the interval is made that way (`Interval.around`). Limit: a need far outside the interval is less
-        unlikely than a normal distribution says, so no probability below 0.001 or above 0.999 is claimed.
-
-        >>> need = Interval.around(60.0, sigma=0.1)
-        >>> verdict = OomVerdict(verdict=False, p10=False, p90=False, stack="x", need=need, capacity_bytes=60.0)
-        >>> verdict.fits_probability
-        0.5
-        """
-        sigma = max(math.log(self.need.p90 / self.need.p10) / (2 * 1.2816), 1e-6)
-        probability = NormalDist(0.0, sigma).cdf(math.log(self.capacity_bytes / self.need.p50))
-        return min(max(probability, 0.001), 0.999)
+        """P(need <= memory of the device), by `Interval.probability_below`."""
+        return self.need.probability_below(self.capacity_bytes)
 
 
 def out_of_memory(row: Measurement) -> OomVerdict:

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from charter.catalog.accelerators import Accelerator
 from charter.cost.job import job_usd
 from charter.cost.uncertainty import lognormal
 from charter.estimate.terms import Interval, Term
@@ -147,6 +148,15 @@ class Option:
             group.num_accelerators * (1 - group.busy_share) * prices.get(group.hardware, own) for group in self.groups
         )
         return machines.p50 * idle / hourly
+
+    @property
+    def fullest_device(self) -> Accelerator:
+        """The device that `peak` fills: of the group nearest to its limit where groups differ."""
+        if not self.groups:
+            return self.place.accelerator
+        fullest = max(self.groups, key=lambda group: group.peak.total_bytes / group.capacity_bytes)
+        others = {group.place.accelerator.name: group.place.accelerator for group in self.beside}
+        return others.get(fullest.hardware, self.place.accelerator)
 
     @property
     def num_accelerators(self) -> int:

@@ -115,6 +115,17 @@ class StagePlan:
         return self.option.billed_hours.scaled(self.option.num_accelerators)
 
     @property
+    def fits_probability(self) -> float | None:
+        """P(peak <= memory of the fullest device), by `Interval.probability_below`; None where nothing is filled.
+
+        The whole memory of the device counts, not the part that a plan may fill: what is chosen lies near 0.9 or above.
+        Limit: processors have no measured width, and the share that a plan leaves free stands for it.
+        """
+        if self.option.peak.total_bytes <= 0:
+            return None
+        return round(self.peak_range.interval.probability_below(self.option.fullest_device.memory_bytes), 4)
+
+    @property
     def terms(self) -> tuple[Term, ...]:
         """Everything `--explain` prints."""
         return (*self.workload_terms, *self.option.peak.terms, *self.option.time_terms, *self.node.terms)
@@ -147,6 +158,7 @@ class StagePlan:
             "peak_bytes_range": {name: round(getattr(self.peak_range.interval, name)) for name in QUANTILES},
             "capacity_bytes": round(option.capacity_bytes),
             "fits": option.peak.total_bytes <= option.capacity_bytes,
+            "fits_probability": self.fits_probability,
             "seconds": interval_json(option.seconds),
             "gpu_hours": interval_json(self.gpu_hours),
             "usd": NO_MONEY if self.usd is None else self.usd.to_json(),
