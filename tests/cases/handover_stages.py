@@ -56,6 +56,7 @@ def _sampling():
 
 
 EVERY_STAGE = {
+    "seed": [8],
     "resources": [
         StageResources(attention="flash_attention_2"),
         StageResources(attention="eager"),

@@ -36,7 +36,7 @@ def test_the_page_uses_every_example_and_no_other():
 
 def test_ppo_of_70b_fits_on_two_nodes_and_not_on_one():
     assert 66 < peak_gib("ppo-70b", "resources.num_nodes=2") < 73
-    assert "needs 11" in refused("ppo-70b", "resources.num_nodes=1")
+    assert "needs 8" in refused("ppo-70b", "resources.num_nodes=1")
 
 
 def test_its_offloaded_state_fits_nodes_of_1600_gb_and_not_of_800():

@@ -70,7 +70,7 @@ def _gradient_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
     s, p, lay = rank.shape, rank.parameters, rank.layouts
     dense, experts = trained_parameters(rank)
     trained = array(dense + experts)
-    unit = np.where(lay.pipeline > 1, trained, np.minimum(p.largest_unit, trained))
+    unit = np.minimum(p.largest_unit, trained)
     alone = rank.group <= 1
     buckets = np.where((lay.zero >= 1) & (lay.zero < 3) & ~alone, np.minimum(s.bucket_elements, trained), 0.0)
     ddp = np.where((lay.zero == 0) & ~alone, s.ddp_buckets * trained, 0.0)
@@ -80,7 +80,7 @@ def _gradient_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
             "buffers",
             s.gradient_bytes * unit * rank.gathers,
             "{size:g} B x largest unit {unit:,.0f}",
-            "one unit before its reduction; all beside a pipeline, which reduces once per step",
+            "one unit before its reduction",
             size=s.gradient_bytes,
             unit=array(unit),
         ),

@@ -106,6 +106,8 @@ def state_columns(rank: Rank) -> dict[str, ExplainedColumn]:
     # `CPUOffloadPolicy` move each to the host once it is reduced.
     away = np.maximum(lay.offload_parameters, lay.offload_optimizer) * (lay.zero >= 2) * (s.adapter == 0)
     over = "N_rank {total:,.0f}, ZeRO-{zero:.0f} over {group:.0f}"
+    # Beside a pipeline gradients are reduced once, after the last micro-batch, and are whole until then.
+    summed = np.where((rank.gathers > 0) & (lay.pipeline > 1), total, owned[2])
     numbers = {"total": total, "zero": lay.zero, "group": rank.group}
     source = f"{s.source or 'bytes per parameter of the stack'}; ZeRO: {ZERO_SOURCE}"
     base = _frozen_base(rank) * device["parameters"] * states
@@ -123,10 +125,11 @@ def state_columns(rank: Rank) -> dict[str, ExplainedColumn]:
         "gradients": column(
             "gradients",
             "gradients",
-            s.gradient_bytes * owned[2] * (1 - away) * states,
-            "{size:g} B x " + over,
+            s.gradient_bytes * summed * (1 - away) * states,
+            "{size:g} B x {held:,.0f} of " + over,
             source,
             size=s.gradient_bytes,
+            held=array(summed),
             **numbers,
         ),
         "optimizer": column(
