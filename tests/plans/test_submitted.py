@@ -58,7 +58,7 @@ def project_at(name, root):
 def planned(request, tmp_path_factory):
     root = tmp_path_factory.mktemp("planned") / "project"
     project = project_at(request.param, root)
-    pipeline = build_pipeline(project, root, keep_hashes=False)
+    pipeline = build_pipeline(project, root)
     found = plan_of_run(pipeline)
     assert found.plan is not None, found.problem
     return pipeline, found

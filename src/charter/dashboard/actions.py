@@ -30,7 +30,7 @@ def _approve(reader: ProjectReader, form: Form, by: str) -> None:
     from charter.spec.load import load_project
 
     root = reader.found.root
-    pipeline = build_pipeline(load_project(root, env=dict(os.environ)), root, keep_hashes=False)
+    pipeline = build_pipeline(load_project(root, env=dict(os.environ)), root)
     if form.get("stage", "") not in pipeline.stages:
         raise UsageError(f"there is no stage {form.get('stage', '')!r} any more; reload the page")
     stage = pipeline.stages[form["stage"]]

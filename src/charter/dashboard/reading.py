@@ -29,7 +29,7 @@ from charter.ledger.store import LEDGER_FILE, has_ledger, ledger_place
 from charter.ledger.sums import Sums, total_of
 from charter.run.approval import APPROVALS
 from charter.run.events import EVENTS_FILE, last_events
-from charter.run.graph import ACCEPTED_FILE, Pipeline, PlannedStage, build_pipeline
+from charter.run.graph import ACCEPTED_FILE, Pipeline, PlannedStage, build_pipeline, hashes_of
 from charter.run.paths import run_dir, stages_dir
 from charter.run.planned import PLAN_FILE
 from charter.run.staleness import states_of
@@ -307,6 +307,7 @@ class ProjectReader:
         self._latest: Snapshot | None = None
         self._looked_at = self._read_until = float("-inf")
         self._took = 0.0
+        self._hashes = hashes_of(found.root)
         self._pipeline: tuple[object, float, Pipeline | None, str] | None = None
         self._project: tuple[object, Project | None, str] | None = None
         self._attempts: dict[str, tuple[str, tuple[Accounted, ...]]] = {}
@@ -440,7 +441,7 @@ class ProjectReader:
         if known is not None and known[0] == stamp and time.monotonic() - known[1] < PIPELINE_SECONDS:
             return known[2], known[3]
         try:
-            found: Pipeline | None = build_pipeline(project, root)
+            found: Pipeline | None = build_pipeline(project, root, hashes=self._hashes)
             problem = ""
         except (CharterError, OSError) as error:
             found, problem = None, f"the pipeline could not be resolved; what the run has left is shown\n{error}"

@@ -25,9 +25,12 @@ class CallBooks:
         self._database = database
 
     @classmethod
-    def open(cls, where: str | Path, *, check_whole: bool = False) -> "CallBooks":
-        """Open a file that exists, or a server. `check_whole` reads even a large file to its end."""
-        return cls(open_database(where, check_whole=check_whole))
+    def open(cls, where: str | Path, *, create: bool = True, check_whole: bool = False) -> "CallBooks":
+        """Open a file that exists, or a server. `check_whole` reads even a large file to its end.
+
+        Without `create` nothing is written: NoLedgerError where the tables are not there.
+        """
+        return cls(open_database(where, create=create, check_whole=check_whole))
 
     def close(self) -> None:
         """Give back the connections."""

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from charter.errors import MissingExtraError
-from charter.ledger.place import MOUNTINFO
+from charter.ledger.place import MOUNTINFO, has_ledger
 from charter.ledger.place import NoLedgerError as NoLedgerError
 
 if TYPE_CHECKING:
@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 def open_database(
     where: str | Path, *, create: bool = True, check_whole: bool = False, mountinfo: Path = MOUNTINFO
 ) -> "Database":
-    """The database at a path or a `postgresql://` address, checked, with its tables."""
+    """The database at a path or a `postgresql://` address, checked, with its tables.
+
+    Without `create` nothing is written: NoLedgerError where it, or its tables, are not there.
+    """
+    if not create and not has_ledger(where):
+        raise NoLedgerError(f"there is no ledger at {where}; `charter run` writes it")
     try:
         from charter.ledger import database, schema
     except ImportError as error:
@@ -24,7 +29,7 @@ def open_database(
         ) from error
     opened = database.connect(where, mountinfo=mountinfo)
     try:
-        with database.transaction(opened, patient=False) as connection:
+        with database.transaction(opened, reading=not create, patient=False) as connection:
             schema.prepare(connection, opened, check_whole=check_whole, create=create)
     except BaseException:
         opened.engine.dispose()

@@ -57,8 +57,11 @@ def ledger_place(run_dir: Path, server: str | None) -> str | Path:
 
 
 def has_ledger(place: str | Path) -> bool:
-    """Return True if there may be a ledger: a server has to be asked."""
-    return is_server(place) or Path(place).exists()
+    """Return True if there may be a ledger: a server has to be asked, and a file without a byte is none."""
+    if is_server(place):
+        return True
+    path = Path(place)
+    return path.exists() and path.stat().st_size > 0
 
 
 class NoLedgerError(UsageError):

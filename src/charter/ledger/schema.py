@@ -339,14 +339,14 @@ def tables_of(dialect: str) -> list[Table]:
 
 
 def prepare(connection: Connection, database: Database, *, check_whole: bool = False, create: bool = True) -> None:
-    """Check what the database is, its pages and its version; make its tables where it is empty."""
+    """Check what the database is, its pages and its version; make its tables where it is empty and `create` allows."""
     if database.is_file:
-        _prepare_file(connection, database, check_whole=check_whole)
+        _prepare_file(connection, database, check_whole=check_whole, create=create)
     else:
         _prepare_server(connection, database, create=create)
 
 
-def _prepare_file(connection: Connection, database: Database, *, check_whole: bool) -> None:
+def _prepare_file(connection: Connection, database: Database, *, check_whole: bool, create: bool) -> None:
     has_tables = bool(connection.exec_driver_sql("SELECT count(*) FROM sqlite_master").scalar_one())
     if has_tables and _pragma(connection, "application_id") != APPLICATION_ID:
         raise DataError(f"{database.name} is a SQLite file but not a Charter ledger; move it away and run again")
@@ -355,6 +355,8 @@ def _prepare_file(connection: Connection, database: Database, *, check_whole: bo
     if check_whole or _pragma(connection, "page_count") * _pragma(connection, "page_size") <= QUICK_CHECK_BYTES:
         _check_pages(connection, database)
     if not has_tables:
+        if not create:
+            raise _no_ledger(database)
         metadata.create_all(connection, tables=tables_of("sqlite"))
         connection.exec_driver_sql(f"PRAGMA application_id={APPLICATION_ID}")
         connection.exec_driver_sql(f"PRAGMA user_version={SCHEMA_VERSION}")
@@ -364,11 +366,15 @@ def _prepare_server(connection: Connection, database: Database, *, create: bool)
     connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({APPLICATION_ID})")
     if connection.exec_driver_sql("SELECT to_regclass('charter_schema')").scalar_one() is None:
         if not create:
-            raise NoLedgerError(f"there is no ledger at {database.name}; `charter run` writes it")
+            raise _no_ledger(database)
         metadata.create_all(connection, tables=tables_of("postgresql"))
         connection.execute(version_table.insert().values(application_id=APPLICATION_ID, version=SCHEMA_VERSION))
     version = connection.scalar(version_table.select().with_only_columns(version_table.c.version))
     _refuse_other_schema(database, int(version or 0))
+
+
+def _no_ledger(database: Database) -> NoLedgerError:
+    return NoLedgerError(f"there is no ledger at {database.name}; `charter run` writes it")
 
 
 def _refuse_other_schema(database: Database, version: int) -> None:

@@ -8,10 +8,9 @@ from charter.errors import UsageError
 from charter.ledger.attempt import Attempt, Clock, Outcome, Reached, tags_text
 from charter.ledger.focus import ApiUsage
 from charter.ledger.imported import Change, ImportedAttempt
-from charter.ledger.opening import NoLedgerError, open_database
+from charter.ledger.opening import open_database
 from charter.ledger.place import LEDGER_FILE as LEDGER_FILE
 from charter.ledger.place import has_ledger as has_ledger
-from charter.ledger.place import is_server
 from charter.ledger.place import ledger_place as ledger_place
 from charter.ledger.reading import LedgerReading
 from charter.ledger.stored import OtherCharge, StoredSample
@@ -29,11 +28,10 @@ class Ledger(LedgerReading):
     def open(cls, where: str | Path, *, create: bool = True, check_whole: bool = False) -> "Ledger":
         """Open the ledger at a path or a `postgresql://` address, making it first if there is none.
 
-        Checks the file and its schema; raises DataError when it is damaged, is not a ledger, was written by a
-        newer Charter, or lies on a network file system. `check_whole` reads even a large file to its end.
+        Without `create`, opening writes nothing, and raises NoLedgerError where there is none. Checks the file and its
+        schema; raises DataError when it is damaged, is not a ledger, was written by a newer Charter, or lies on a
+        network file system. `check_whole` reads even a large file to its end.
         """
-        if not is_server(where) and not create and not Path(where).exists():
-            raise NoLedgerError(f"there is no ledger at {where}; `charter run` writes it")
         return cls(open_database(where, create=create, check_whole=check_whole))
 
     def close(self) -> None:

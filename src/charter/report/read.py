@@ -137,8 +137,8 @@ def _newest(
     """The calls as their own stores have them, and those of stores that are gone as the ledger has them."""
     places: list[str | Path] = [facts.ledger] if facts.ledger else sorted((run_dir / STAGES).glob(f"*/{CALLS_FILE}"))
     found = {(item.store_id, item.route.endpoint, item.route.model): item for item in usage}
-    for place in places:
-        with CallBooks.open(place, check_whole=checked) as books:
+    for place in filter(has_ledger, places):
+        with CallBooks.open(place, create=False, check_whole=checked) as books:
             for item in books.usage(run=facts.name if facts.ledger else None, checked=checked):
                 key = (item.store_id, item.route.endpoint, item.route.model)
                 refuse_fewer(found[key].route.sums.requests if key in found else None, item)

@@ -156,14 +156,18 @@ def with_project(pipeline: Pipeline, project: Project) -> Pipeline:
     return replace(pipeline, project=project, stages=stages)
 
 
-def build_pipeline(project: Project, root: Path, *, keep_hashes: bool = True) -> Pipeline:
-    """Resolve every input and compute every fingerprint.
+def build_pipeline(
+    project: Project, root: Path, *, keep_hashes: bool = False, hashes: FileHashes | None = None
+) -> Pipeline:
+    """Resolve every input and compute every fingerprint. Nothing is started.
 
-    Nothing is started and nothing written but the hash cache, and without `keep_hashes` nothing at all.
+    Nothing is written either, so that who only looks changes nothing; `keep_hashes`, for who writes into the run
+    anyway, keeps on disk the hashes of the files that were read. `hashes` are those that a caller has, for one that
+    looks again and again.
     """
     root = root.resolve()
     project = replace(project, engines=engines_at(project.engines, root))
-    hashes = FileHashes(run_dir(root) / "hashes.json")
+    hashes = hashes or hashes_of(root)
     inputs = Inputs(project, root, hashes)
     acceptances = read_acceptances(run_dir(root))
     stages: dict[str, PlannedStage] = {}
@@ -172,6 +176,11 @@ def build_pipeline(project: Project, root: Path, *, keep_hashes: bool = True) ->
     if keep_hashes:
         hashes.save()
     return Pipeline(project=project, root=root, stages=stages, inputs=inputs)
+
+
+def hashes_of(root: Path) -> FileHashes:
+    """Return the hashes of a project's inputs as its last run has left them."""
+    return FileHashes(run_dir(root.resolve()) / "hashes.json")
 
 
 def job_of(stage: PlannedStage, project: Project, frozen: Mapping[str, str | int]) -> Job:

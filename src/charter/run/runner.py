@@ -197,9 +197,9 @@ class Work:
     todo: tuple[PlannedStage, ...]
 
 
-def find_work(project: Project, root: Path, options: RunOptions) -> Work:
-    """Return the stages that have to run, and why; nothing is started."""
-    pipeline = build_pipeline(project, root)
+def find_work(project: Project, root: Path, options: RunOptions, *, keep_hashes: bool = False) -> Work:
+    """Return the stages that have to run, and why; nothing is started, and without `keep_hashes` nothing written."""
+    pipeline = build_pipeline(project, root, keep_hashes=keep_hashes)
     wanted = _wanted(pipeline, options.only)
     verdicts = {name: assess(stage, pipeline.root) for name, stage in pipeline.stages.items()}
     if unreadable := next((verdict.why for verdict in verdicts.values() if verdict.is_unreadable), None):
@@ -288,7 +288,7 @@ def run_project(
         take_run(where, stop_wanted=lambda: signals.wanted) as lease,
     ):
         signals.forget_notice()
-        ready = plan_work(find_work(project, root, options), options)
+        ready = plan_work(find_work(project, root, options, keep_hashes=True), options)
         work, project = ready.work, ready.work.pipeline.project
         jobs = open_engine(
             project, engine_name(project, options.engine), where, environment={}, hurry=lambda: signals.wanted

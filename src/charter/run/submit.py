@@ -55,7 +55,7 @@ def preview(
     """
     name = engine_of(project, wanted_engine)
     check_stages(project, stages)
-    pipeline = build_pipeline(project, root, keep_hashes=False)
+    pipeline = build_pipeline(project, root)
     planned = plan_of_run(pipeline, replan=replan)
     if planned.overflow is not None and not anyway and planned.overflow.stage in (stages or pipeline.stages):
         raise planned.overflow
@@ -160,7 +160,7 @@ def submit_supervisor(
             f"Charter does not submit to {target.title} itself: `charter submit --on {name} --print` makes the texts"
         )
     options = RunOptions(only=tuple(stages), engine=wanted_engine, anyway=anyway, replan=replan)
-    ready = plan_work(find_work(project, root, options), options)
+    ready = plan_work(find_work(project, root, options, keep_hashes=True), options)
     if ready.planned.overflow is not None:
         refuse_overflow(ready.planned.overflow, ready.work, options)
     keep_plan(ready.planned, root.resolve())

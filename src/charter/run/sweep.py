@@ -117,7 +117,7 @@ def _project_of(path: Path, point: Point, sweep: Sweep, name: str, overrides: Se
 def pipelines(points: Sequence[SweepPoint], root: Path) -> Iterator[tuple[Point, Pipeline]]:
     """Yield the stages of every point under their fingerprints; nothing is written."""
     for item in points:
-        yield item.point, build_pipeline(item.project, root, keep_hashes=False)
+        yield item.point, build_pipeline(item.project, root)
 
 
 def plan_sweep(points: Sequence[SweepPoint], root: Path) -> SweepPlan:

@@ -14,6 +14,7 @@ pytest.importorskip("sqlalchemy")
 pytest.importorskip("starlette")
 
 from dashboard_case import ProjectCase
+from read_only_tree import read_only
 
 from charter.artifacts import durable
 from charter.artifacts.job_files import JobFiles, Submission, write_submission
@@ -29,8 +30,6 @@ from charter.run.status import status_of
 from charter.spec.load import load_project
 from charter.tracking.destinations.prometheus import StageMetrics, figures
 from charter.tracking.progress import RunProgress
-
-NOBODY = 65534
 
 
 class Awkward:
@@ -190,26 +189,6 @@ def by_trackers(case):
     words = {labels[1]: labels[2] for labels, _ in gauge.values}
     assert words == {view.name: view.standing.state for view in views}
     return words
-
-
-@contextlib.contextmanager
-def read_only(root):
-    """A tree that this process may only read: root, who may write everywhere, is somebody else meanwhile."""
-    paths = [root, *root.rglob("*")]
-    for path in paths:
-        path.chmod(0o555 if path.is_dir() else 0o444)
-    for path in root.parents:
-        if path.stat().st_uid == os.getuid() and path != Path("/"):
-            path.chmod(path.stat().st_mode | 0o011)
-    user = os.geteuid()
-    if user == 0:
-        os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(user)
-        for path in paths:
-            path.chmod(0o755)
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -37,7 +37,7 @@ def build(context: Context) -> View:
         raise NoSuchPageError(f"{project.name} has no stage {name!r}")
     model = ApprovalView(stage=name, kind=listed.kind)
     try:
-        pipeline = build_pipeline(load_project(root, env=dict(os.environ)), root, keep_hashes=False)
+        pipeline = build_pipeline(load_project(root, env=dict(os.environ)), root)
         stage = pipeline.stage(name)
         given = read_approval(stage, root)
         model = replace(model, fingerprint=stage.asked_fingerprint, approved_by=given.by if given else "")
