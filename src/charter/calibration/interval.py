@@ -1,4 +1,4 @@
-"""How far a prediction may be off: an effect of the cluster and a residual, by how much is known of the stack.
+"""Uncertainty of a prediction: an effect of the cluster and a residual, by how much is known of the stack.
 
 The error of a measured row is log(predicted / measured), predicted without its cluster: its stack where the question
 is a stack that nobody measured, else its source. It is the sum of an effect that all rows of a cluster share and of a
@@ -11,13 +11,13 @@ differ among themselves, and two or three clusters that happen to agree.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from math import exp
 from statistics import median
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from charter.estimate.student import t_quantile
 from charter.estimate.terms import Interval
 
 if TYPE_CHECKING:
@@ -88,24 +88,6 @@ class Spread:
         return Interval(p10=predicted * exp(-width), p50=predicted, p90=predicted * exp(width))
 
 
-@cache
-def t_quantile(freedom: float, *, coverage: float = COVERAGE) -> float:
-    """Half-width, in standard errors, of the central interval of Student's t: P(|T| <= t) = coverage.
-
-    With `T = sqrt(freedom) tan(a)` the density is proportional to `cos(a)^(freedom - 1)` on (-pi/2, pi/2), which is
-    summed on a grid; error below 1e-4 for 1 to 1,000 degrees of freedom, above which it is that of 1,000 (0.1 % of the
-    normal distribution's).
-
-    >>> [round(t_quantile(freedom), 3) for freedom in (1, 4, 13)]
-    [3.078, 1.533, 1.35]
-    """
-    freedom = min(max(freedom, 1.0), 1000.0)
-    angle = np.linspace(0.0, np.pi / 2, 100_001)
-    density = np.cos(angle) ** (freedom - 1)
-    share = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
-    return float(freedom**0.5 * np.tan(np.interp(coverage, share / share[-1], angle)))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Effect:
     """Variance between clusters, in squared logarithms, from the mean errors of k clusters."""
@@ -167,7 +149,7 @@ def half_width(effect: Effect, residual: Residual | None, *, coverage: float = C
     if total == 0:
         return NARROWEST
     freedom = total**2 / sum(variance**2 / freedom for variance, freedom in parts)
-    width = t_quantile(round(freedom, 1), coverage=coverage) * total**0.5
+    width = t_quantile(coverage, round(freedom, 1)) * total**0.5
     return float(min(max(width, NARROWEST), WIDEST))
 
 
@@ -196,16 +178,17 @@ def spreads(situations: Mapping[Knowledge, "Iterable[Scored]"]) -> Spread:
 
 def _clusters(rows: "Sequence[Scored]", knowledge: Knowledge) -> dict[str, list[float]]:
     """Errors by what the next row will be new in, its stack or its source; one error per configuration."""
-    found: dict[str, dict[str, list[float]]] = {}
+    by_cluster: dict[str, dict[str, list[float]]] = {}
     for item in rows:
-        configurations = found.setdefault(item.stack if knowledge == "unseen" else item.row.prefix, {})
+        configurations = by_cluster.setdefault(item.stack if knowledge == "unseen" else item.row.prefix, {})
         configurations.setdefault(item.row.config_id or item.row.id, []).append(item.log_error)
-    return {name: [median(errors) for errors in each.values()] for name, each in sorted(found.items())}
+    return {name: [median(errors) for errors in each.values()] for name, each in sorted(by_cluster.items())}
 
 
 def _ordered(widths: Mapping[str, float]) -> dict[str, float]:
     """More knowledge never widens: from a stack unseen over one seen and one calibrated to a source with many rows."""
-    limit, ordered = WIDEST, {}
+    limit = WIDEST
+    ordered: dict[str, float] = {}
     for knowledge in SITUATIONS:
         if knowledge in widths:
             limit = min(limit, widths[knowledge])

@@ -208,7 +208,7 @@ def _assumptions(
 
 
 def _never_measured(stage: StagePlan, knowledge: Knowledge) -> bool:
-    """Whether the native engine computes on accelerators, and neither rows nor steps of it there are known."""
+    """Return True if the native engine computes on accelerators, and neither rows nor steps of it there are known."""
     option = stage.option
     if option.engine != NATIVE or option.place.is_cpu or option.peak.total_bytes <= 0:
         return False

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from charter.estimate.student import t_quantile, t_within
 from charter.evaluate.outcome import read_results
 from charter.spec.sweep import Point, SweepMetric
 from charter.units import format_seconds, format_usd
@@ -171,39 +172,6 @@ def interval(values: Sequence[float], level: float) -> tuple[float | None, float
         return mean, None, None
     half = t_quantile(level, len(values) - 1) * _standard_error(values)
     return mean, mean - half, mean + half
-
-
-def t_within(t: float, degrees: int) -> float:
-    """Return the probability that Student's t lies between -t and t.
-
-    Exact series for whole degrees of freedom: Abramowitz and Stegun 1964, 26.7.3 and 26.7.4.
-
-    >>> round(t_within(12.706, 1), 4), round(t_within(2.228, 10), 4), round(t_within(2.365, 7), 4)
-    (0.95, 0.95, 0.95)
-    """
-    angle = math.atan2(t, math.sqrt(degrees))
-    sine, cosine = math.sin(angle), math.cos(angle)
-    odd = degrees % 2
-    term, total = (cosine, 0.0) if odd else (1.0, 0.0)
-    for power in range(1 if odd else 0, degrees - 1, 2):
-        total += term
-        term *= cosine**2 * (power + 1) / (power + 2)
-    return 2 / math.pi * (angle + sine * total) if odd else sine * total
-
-
-def t_quantile(level: float, degrees: int) -> float:
-    """Return the t between whose two signs a value lies with the probability `level`.
-
-    >>> round(t_quantile(0.95, 2), 3), round(t_quantile(0.95, 30), 3)
-    (4.303, 2.042)
-    """
-    low, high = 0.0, 1.0
-    while t_within(high, degrees) < level:
-        high *= 2
-    for _ in range(80):  # halvings: more than the digits of a double
-        middle = (low + high) / 2
-        low, high = (middle, high) if t_within(middle, degrees) < level else (low, middle)
-    return high
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.calibration.interval import (
+    COVERAGE,
     NARROWEST,
     WIDEST,
     Knowledge,
@@ -17,10 +18,10 @@ from charter.calibration.interval import (
     group_of,
     scatter_factor,
     spreads,
-    t_quantile,
 )
 from charter.calibration.rows.measurement import Measurement
 from charter.calibration.score import Scored
+from charter.estimate.student import t_quantile
 
 NOMINAL = 0.8
 ROWS_TRIED = 14_000
@@ -80,8 +81,8 @@ def test_constants_held_by_priors_cover_no_less(stacks: int) -> None:
 def test_quantiles_of_student_are_those_of_the_tables() -> None:
     """Two-sided 80 % points, Fisher and Yates, Statistical Tables (1963), table III; the last is the normal's."""
     table = {1: 3.0777, 2: 1.8856, 4: 1.5332, 7: 1.4149, 13: 1.3502, 30: 1.3104, 1000: 1.2824}
-    assert {freedom: t_quantile(freedom) for freedom in table} == pytest.approx(table, abs=2e-4)
-    assert t_quantile(1e9) == t_quantile(1000)
+    assert {freedom: t_quantile(COVERAGE, freedom) for freedom in table} == pytest.approx(table, abs=2e-4)
+    assert t_quantile(COVERAGE, 1e9) == t_quantile(COVERAGE, 1000)
 
 
 def test_two_stacks_that_disagree_say_less_than_eight() -> None:

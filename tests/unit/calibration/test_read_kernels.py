@@ -38,7 +38,7 @@ def test_the_named_attention_kernel_is_the_one_that_is_timed(kernel, generation)
     assert training_case(row(attention_kernel=kernel)).profile.attention == generation
 
 
-def test_a_partial_policy_repeats_half_of_the_layers_in_time_and_memory():
+def test_a_partial_policy_repeats_half_of_the_layers():
     case = training_case(row(recompute_kind="partial"))
     assert (case.layout.recompute, case.recompute_share) == (Recompute.FULL, 0.5)
     assert memory_case(row(metric="peak_mem_gib", recompute_kind="partial")).job.recompute_share == 0.5
@@ -57,7 +57,7 @@ def test_gradients_are_where_their_optimizer_steps():
     assert (len(gradients()), gradients(offload="optimizer+params")) == (1, [])
 
 
-def test_weights_of_a_quantised_base_are_gathered_as_they_are_stored():
+def test_a_quantised_base_is_gathered_as_it_is_stored():
     tuned = {"kind": "lora", "adapter": "qlora", "stack": "torchtune", "gpus": 8, "master_dtype": "none"}
     stored = {term.name: term.value for term in peak(**tuned, parameter_dtype="nf4").terms}["gathered weights"]
     plain = {term.name: term.value for term in peak(**tuned | {"adapter": "lora"}, parameter_dtype="bf16").terms}

@@ -287,9 +287,9 @@ def recompute_share(row: Measurement, architecture: Architecture) -> float:
 def every_second_product(architecture: Architecture) -> float:
     """Share of a layer's kept bytes that a policy frees which keeps attention and every second product.
 
-    `1 - (kept - input) / (all - input)`; kept are, of the products in the order in which a layer computes them (query,
-    key, value, output, gate, up, down), the first and every second after it, the output of attention, and the layer's
-    input (torchtitan `_apply_ac_to_transformer_block`, mode `op`). Limit: layers with experts keep none of theirs.
+    `1 - (saved - input) / (all - input)`; saved are the layer's input, the output of attention and, of the products in
+    the order in which a layer computes them (query, key, value, output, gate, up, down), the first, third and so on
+    (torchtitan `_apply_ac_to_transformer_block`, mode `op`). Limit: layers with experts keep none of theirs.
 
     >>> from charter.catalog import models
     >>> round(every_second_product(models.get("Llama-3.1-8B").architecture), 3)
@@ -301,8 +301,8 @@ def every_second_product(architecture: Architecture) -> float:
     products = [attention, keys, keys, a.hidden_size]
     if not a.moe_layers:
         products += [a.intermediate_size] * (1 + a.gated_mlp) + [a.hidden_size]
-    kept = 2.0 * (sum(products[::2]) + attention)
-    return 1.0 - kept / (layer.replicated + layer.sharded - layer.layer_input)
+    saved = 2.0 * (sum(products[::2]) + attention)
+    return 1.0 - saved / (layer.replicated + layer.sharded - layer.layer_input)
 
 
 def _other_roles(row: Measurement, profile: MemoryProfile, size: float) -> float:
