@@ -118,6 +118,23 @@ WITH_PICTURES = {
 }
 
 
+ASSUMED = {
+    "glm4_moe": lambda: t.Glm4MoeConfig(
+        **GATED,
+        head_dim=64,
+        n_routed_experts=8,
+        n_shared_experts=1,
+        moe_intermediate_size=64,
+        num_experts_per_tok=2,
+        first_k_dense_replace=1,
+        use_qk_norm=True,
+    ),
+    "olmo2": lambda: t.Olmo2Config(**GATED),
+    "ernie4_5": lambda: t.Ernie4_5Config(**GATED),
+    "seed_oss": lambda: t.SeedOssConfig(**GATED, head_dim=64),
+}
+
+
 def counted(config, auto_class, directory):
     """Parameters of the class (on the meta device), and ours from the configuration it saves."""
     with torch.device("meta"):
@@ -137,3 +154,10 @@ def test_models_with_an_encoder_have_the_parameters_of_their_class(make, tmp_pat
     real, ours = counted(make(), t.AutoModelForImageTextToText, tmp_path)
     assert count_parameters(ours).total == real
     assert ours.encoder is not None
+
+
+@pytest.mark.parametrize("make", ASSUMED.values(), ids=ASSUMED.keys())
+def test_unknown_types_of_the_llama_family_are_within_1_percent(make, tmp_path):
+    real, ours = counted(make(), t.AutoModelForCausalLM, tmp_path)
+    assert ours.model_type == "other"
+    assert count_parameters(ours).total == pytest.approx(real, rel=0.01)

@@ -23,7 +23,7 @@ def size(config: Config, *names: str) -> int:
 def rope_theta(config: Config) -> float:
     """Base of the rotary positions, where versions of transformers keep it."""
     nested: Any = config.get("rope_parameters") or {}
-    nested = nested.get("full_attention", nested)
+    nested = nested.get("full_attention") or nested
     return float(config.get("rope_theta") or nested.get("rope_theta") or 10_000.0)
 
 

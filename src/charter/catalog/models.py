@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from charter.catalog.aliases import closest
-from charter.catalog.huggingface import architecture_from_config
+from charter.catalog.huggingface import architecture_from_config, read_config
 from charter.catalog.rows import DATA, Provenance
 from charter.errors import CatalogError, UsageError
 from charter.spec.architecture import Architecture, Encoder, LatentAttention, MixtureOfExperts, StateSpace
@@ -27,6 +27,8 @@ class CatalogModel:
     aliases: tuple[str, ...]
     note: str
     provenance: Provenance
+    assumption: str = ""
+    """Assumptions behind reading a `config.json`, and parts of it that are not in the architecture."""
 
 
 def get(name: str) -> CatalogModel:
@@ -51,9 +53,11 @@ def resolve(text: str) -> CatalogModel:
     path = Path(text).expanduser()
     if not (path.exists() or text.endswith(".json") or text.startswith((".", "/", "~"))):
         return get(text)
+    reading = read_config(path)
     return CatalogModel(
         name=text,
-        architecture=architecture_from_config(path),
+        architecture=reading.architecture,
+        assumption=reading.sentence,
         published_parameters=None,
         aliases=(),
         note="",

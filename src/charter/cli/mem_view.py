@@ -30,6 +30,7 @@ def memory_json(
         "active_parameters": parameters.active,
         "model_source": model.provenance.source,
         "model_confidence": model.provenance.confidence,
+        "model_assumption": model.assumption,
         "accelerator": device.name,
         "count": count,
         "mode": mode,
@@ -65,6 +66,8 @@ def print_memory(
     parameters = format_count(report["parameters"])
     origin = f"{model.provenance.source}; {model.provenance.confidence}"
     out.print(f"{model.name}, {parameters} parameters ({origin})")
+    if model.assumption:
+        out.print(f"Assumed: {model.assumption}.", style="yellow")
     out.print(f"{report['mode']} on {report['count']} x {device.name}, {report['layout']}{stage}", style="bold")
     table = plain_table(("per accelerator", "left"), ("GiB", "right"), ("", "right"), ("formula", "wrap"))
     sources: dict[str, int] = {}

@@ -1,9 +1,14 @@
 """`charter check`: read charter.yaml, tell every error in it, print it expanded."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from charter.spec.project import Project
 
 
 def check_command(
@@ -32,10 +37,24 @@ def check_command(
         typer.echo("".join(f"# {line}\n" for line in deviations) + project_yaml(project), nl=False)
         return
     typer.echo(f"{config}: no errors; {project.name} runs {' -> '.join(execution_order(project))}")
-    for line in deviations:
+    for line in (*deviations, *_assumed(project, config if config.is_dir() else config.parent)):
         typer.echo(line)
     lacking = [problem for name, stage in project.pipeline.items() for problem in check_runnable(name, stage)]
     if lacking:
         typer.echo("It can be planned; to run it, mend this first:")
     for problem in lacking:
         typer.echo(f"  {problem}")
+
+
+def _assumed(project: "Project", directory: Path) -> "Iterator[str]":
+    """Yield the assumptions of a plan about the models; nothing of one that is not there yet."""
+    from charter.errors import DataError, SpecError, UsageError
+    from charter.plan.inputs import read_model
+
+    for name, spec in project.models.items():
+        try:
+            _, assumptions = read_model(name, spec, directory)
+        except (DataError, SpecError, UsageError):
+            continue
+        for item in assumptions:
+            yield f"assumed, {item.name}: {item.source}"

@@ -8,8 +8,14 @@ from charter.catalog import models
 from charter.data.dataset import DataFacts, data_facts
 from charter.data.formats import is_there
 from charter.errors import SpecError
+from charter.estimate.shapes.encoder import encoder_parameters
+from charter.plan.assumption import Assumption
 from charter.spec.architecture import Architecture
 from charter.spec.project import ModelSpec, Project
+from charter.units import format_count
+
+MODEL = "reading of models."
+"""Prefix of the names of assumptions about a model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,12 +24,16 @@ class PlanInputs:
 
     architectures: Mapping[str, Architecture]
     facts: Mapping[str, DataFacts]
+    assumptions: tuple[Assumption, ...] = ()
+    """Assumptions about the models, and parts of them that are not planned."""
 
 
 def read_inputs(project: Project, directory: Path) -> PlanInputs:
     """Read what `project` names relative to `directory`; a data set that is not there is left out."""
+    readings = {name: read_model(name, spec, directory) for name, spec in project.models.items()}
     return PlanInputs(
-        architectures={name: _architecture(name, spec, directory) for name, spec in project.models.items()},
+        architectures={name: shape for name, (shape, _) in readings.items()},
+        assumptions=tuple(item for _, items in readings.values() for item in items),
         facts={
             name: data_facts(directory / spec.path, spec)
             for name, spec in project.data.items()
@@ -32,10 +42,28 @@ def read_inputs(project: Project, directory: Path) -> PlanInputs:
     )
 
 
-def _architecture(name: str, spec: ModelSpec, directory: Path) -> Architecture:
+def read_model(name: str, spec: ModelSpec, directory: Path) -> tuple[Architecture, tuple[Assumption, ...]]:
+    """The architecture of an entry of `models`, and what a plan has to tell of how it was read."""
     if spec.architecture is not None:
-        return spec.architecture
+        return spec.architecture, _of_encoder(name, spec.architecture)
     if spec.model is None:
         raise SpecError(f"models.{name} has neither model nor architecture")
     inside = directory / spec.model
-    return models.resolve(str(inside) if inside.exists() else spec.model).architecture
+    model = models.resolve(str(inside) if inside.exists() else spec.model)
+    assumed: tuple[Assumption, ...] = ()
+    if model.assumption:
+        assumed = (Assumption(name=f"{MODEL}{name}", value=spec.model, source=model.assumption),)
+    return model.architecture, (*assumed, *_of_encoder(name, model.architecture))
+
+
+def _of_encoder(name: str, shape: Architecture) -> tuple[Assumption, ...]:
+    """Return the assumption about an encoder in front: charter.yaml does not say how many pictures the rows have."""
+    encoder = shape.encoder
+    if encoder is None:
+        return ()
+    text = (
+        f"its encoder ({format_count(encoder_parameters(encoder))} parameters) is planned with one picture or clip a "
+        f"row, {encoder.tokens_per_sample:,} tokens of the encoder and {encoder.output_tokens_per_sample:,} of those "
+        "that data and seq_len count; more or larger ones are not planned"
+    )
+    return (Assumption(name=f"{MODEL}{name}.encoder", value=1, source=text),)

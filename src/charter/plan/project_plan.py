@@ -53,6 +53,7 @@ def plan_project(
         alternatives=alternatives,
         start=start,
     )
+    plan = replace(plan, assumptions=(*plan.assumptions, *inputs.assumptions))
     if today is None:
         return plan
     return replace(plan, assumptions=(*plan.assumptions, *stale_prices(plan, book, today)))

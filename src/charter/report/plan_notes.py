@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from charter.plan.assemble import NO_NATIVE_ROW
+from charter.plan.inputs import MODEL
 from charter.plan.options.option import Option, Rejected
 from charter.plan.options.stage_risk import StageRisk
 from charter.plan.plan import Plan
@@ -24,6 +25,7 @@ WORTH_NAMING = 1.02
 def notes(plan: Plan) -> Iterator[Text]:
     """The lines below the table, most important first."""
     yield from _limits(plan)
+    yield from _models(plan)
     yield _pole_line(plan)
     yield from _advice(plan)
     yield from _alternatives(plan)
@@ -84,6 +86,13 @@ def _limits(plan: Plan) -> Iterator[Text]:
     if plan.deadline_seconds is not None and plan.deadline_verdict is not None:
         limit = format_seconds(plan.deadline_seconds)
         yield Text.assemble(f"Deadline {limit}: ", _verdict(plan.deadline_verdict), ".")
+
+
+def _models(plan: Plan) -> Iterator[Text]:
+    """Yield the assumptions behind reading a model, and parts of it that are not planned."""
+    for item in plan.assumptions:
+        if item.name.startswith(MODEL):
+            yield Text(f"Assumed, {item.name}: {item.source}.", style="yellow")
 
 
 def _left(plan: Plan) -> str:

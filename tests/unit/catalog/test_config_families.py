@@ -5,7 +5,7 @@ import json
 import pytest
 
 from charter.catalog import models
-from charter.catalog.huggingface import architecture_from_config, architecture_from_mapping
+from charter.catalog.huggingface import architecture_from_config, architecture_from_mapping, reading_of_mapping
 from charter.errors import DataError
 
 SHAPE = {
@@ -162,3 +162,57 @@ def test_config_nested_without_end_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("[" * 200_000)
     with pytest.raises(DataError, match="nested too deeply"):
         architecture_from_config(tmp_path)
+
+
+UNKNOWN = SHAPE | {"model_type": "glm4_moe", "hidden_act": "silu", "rms_norm_eps": 1e-5, "tie_word_embeddings": False}
+ROUTED = {"n_routed_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 64, "n_shared_experts": 1}
+
+
+def test_an_unknown_type_of_the_llama_family_is_read():
+    reading = reading_of_mapping(UNKNOWN | ROUTED | {"first_k_dense_replace": 1, "use_qk_norm": True})
+    shape = reading.architecture
+    assert (shape.model_type, shape.kv_heads, shape.qk_norm) == ("other", 2, True)
+    assert (shape.moe_layers, shape.mixture.num_experts, shape.mixture.shared_width) == (7, 16, 64)
+    assert "'glm4_moe' is not known: read as one of the Llama family" in reading.sentence
+    assert "experts in 7 of 8 layers" in reading.sentence
+
+
+def test_a_known_type_is_read_without_assumption():
+    assert reading_of_mapping(UNKNOWN | {"model_type": "llama"}).sentence == ""
+
+
+def test_a_training_run_never_counts_by_an_assumption():
+    assert architecture_from_mapping(UNKNOWN) is None
+
+
+def test_an_unknown_vision_part_is_told():
+    text = UNKNOWN | {"model_type": "qwen3_vl_text"}
+    reading = reading_of_mapping({"model_type": "qwen3_vl", "text_config": text, "vision_config": {"depth": 27}})
+    assert reading.left_out == ("vision_config",)
+    assert "vision_config is not, neither its parameters nor its tokens" in reading.sentence
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"mamba_d_state": 64}, "mamba_d_state = 64"),
+        ({"kv_lora_rank": 512}, "kv_lora_rank = 512"),
+        ({"linear_num_key_heads": 4}, "linear_num_key_heads"),
+        ({"layer_types": ["full_attention", "linear_attention"] * 4}, "layer_types has linear_attention"),
+        ({"hidden_act": "gelu"}, "does not tell whether the MLP has a gate"),
+        ({"v_head_dim": 64}, "v_head_dim = 64"),
+        ({"decoder_sparse_step": 2}, "a pattern that is not modelled"),
+        ({"rms_norm_eps": None}, "the key 'rms_norm_eps' is missing"),
+        ({"vocab_size": None}, "the key 'vocab_size' is missing"),
+    ],
+)
+def test_an_unknown_type_of_another_family_is_refused(more, told):
+    with pytest.raises(DataError, match=told):
+        reading_of_mapping(UNKNOWN | more)
+
+
+def test_experts_in_some_layers_are_counted():
+    more = {"num_experts": 8, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 96}
+    by_kind = reading_of_mapping(UNKNOWN | more | {"mlp_layer_types": ["dense"] * 3 + ["sparse"] * 5}).architecture
+    by_list = reading_of_mapping(UNKNOWN | more | {"mlp_only_layers": [0, 1]}).architecture
+    assert (by_kind.moe_layers, by_list.moe_layers, by_kind.mixture.shared_width) == (5, 6, 96)
