@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from charter.redaction import without_secrets
+
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "run": ("torch", "transformers", "tokenizers", "safetensors", "sqlalchemy", "psutil", "aiohttp", "filelock"),
     "scale": ("scipy",),
@@ -55,6 +57,10 @@ class CharterError(Exception):
 
     exit_code: int = ExitCode.INTERNAL
     label = "internal"
+
+    def __str__(self) -> str:
+        """Return the message without secrets, wherever it goes: terminal, log, failure.json, event."""
+        return without_secrets(super().__str__())
 
 
 @dataclass(frozen=True, kw_only=True)

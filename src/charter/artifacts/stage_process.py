@@ -23,6 +23,7 @@ from charter.artifacts.group import START, WORLD_SIZE, failure_name, log_name, r
 from charter.artifacts.lease import Lease, Membership, ShareLease
 from charter.artifacts.stage_dir import StageDir
 from charter.errors import CharterError, DataError, ExitCode, InterruptedRunError, MissingExtraError, StageError
+from charter.redaction import without_secrets
 
 INTERNAL_EXIT, INTERRUPTED_EXIT = ExitCode.INTERNAL, ExitCode.INTERRUPTED
 PEER_EXIT = 9
@@ -140,10 +141,11 @@ def _failed(path: Path, error: BaseException, rank: int) -> int:
     if isinstance(error, InterruptedRunError):
         return INTERRUPTED_EXIT
     code, label, message = _told(error)
+    message = without_secrets(message)
     if label == "internal":
         message = f"{message} (traceback in {path / log_name(rank)})"
     if label in ("internal", PEER_LOST):
-        _append_text(path / log_name(rank), "".join(traceback.format_exception(error)))
+        _append_text(path / log_name(rank), without_secrets("".join(traceback.format_exception(error))))
     print(f"error[{label}]: {message}", file=sys.stderr)
     durable.write_hint(path / failure_name(rank), {"exit_code": code, "label": label, "message": message})
     return code

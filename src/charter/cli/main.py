@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from charter.errors import CharterError, UsageError, missing_extra
+from charter.redaction import without_secrets
 
 COMMANDS: Mapping[str, str] = {
     "init": "init.init_command",
@@ -221,7 +222,7 @@ def entry() -> NoReturn:
         # The core installs without torch, SQLAlchemy and the rest: a verb that needs one names what brings it.
         if isinstance(error, ModuleNotFoundError) and (extra := missing_extra(error)):
             _end_with(extra)
-        print(f"error[internal]: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"error[internal]: {type(error).__name__}: {without_secrets(str(error))}", file=sys.stderr)
         print("  this is a defect of Charter; CHARTER_DEBUG=1 shows where it happened", file=sys.stderr)
         sys.exit(1)
     sys.exit(0)

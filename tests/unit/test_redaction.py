@@ -1,0 +1,62 @@
+"""Secrets that are planted in options, variables and files are in nothing that is printed."""
+
+import pytest
+from typer.testing import CliRunner
+
+from charter.cli.main import app
+from charter.errors import CharterError, Problem, SpecError
+from charter.redaction import without_secrets
+
+SECRETS = (
+    "sk-ant-api03-AAAAbbbb1111", "hf_AAAAbbbbccccdddd", "ghp_AAAAbbbbccccdddd1111", "AKIAABCDEFGHIJKLMNOP",
+    "xoxb-1111-2222-AAAA", "AIzaSyAAAABBBBCCCCDDDDEEEE1", "eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.SflKxwRJSMeKKF2QT4",
+)  # fmt: skip
+NAMES = ("api_key", "API_KEY", "token", "hf_token", "password", "secret", "aws_secret_access_key", "access_key")
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+def test_known_shapes_are_hidden_wherever_they_stand(secret):
+    for text in (f"{secret}", f"key: {secret}", f"found '{secret}', wanted a word", f"Authorization: Bearer {secret}"):
+        assert secret not in without_secrets(text)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("between", ["=", ": ", ": '", '": "'])
+def test_values_of_secret_names_are_hidden(name, between):
+    assert "Winter2026" not in without_secrets(f"--set serving.judge.{name}{between}Winter2026")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "serving.judge.api_key: env:JUDGE_API_KEY", "api_key: file:~/.keys/judge", "max_new_tokens: 512",
+        "tokens: 100M",
+        "pipeline.sft.learning_rate: 1e-5", "the task-list of disk-0", "https://api.example.org/v1",
+        "the key 'data' is missing",
+        "models.judge.path: ./sk", "secrets of Kubernetes: none",
+    ],
+)  # fmt: skip
+def test_plain_words_stay_as_they_are(text):
+    assert without_secrets(text) == text
+
+
+def test_problems_of_a_file_hide_what_their_line_quotes():
+    problem = Problem(message="unknown key", file="charter.yaml", line=3, source_line="  key: sk-live-AAAAbbbb")
+    assert "AAAAbbbb" not in str(SpecError([problem]))
+
+
+@pytest.mark.parametrize(
+    ("words", "variables"),
+    [
+        (("--set", "serving.judge.api_key=Winter2026"), {}),
+        (("--set", "serving.judge.apikey=sk-live-Winter2026"), {}),
+        ((), {"CHARTER_SERVING__JUDGE__API_KEY": "Winter2026"}),
+    ],
+)
+def test_planted_secrets_are_not_printed(tmp_path, words, variables):
+    runner = CliRunner()
+    assert runner.invoke(app, ["init", "--template", "cai-smoke", str(tmp_path / "p")]).exit_code == 0
+    result = runner.invoke(app, ["plan", "-C", str(tmp_path / "p"), *words], env=variables)
+    said = result.output + str(result.exception)
+    assert isinstance(result.exception, CharterError), said
+    assert "Winter2026" not in said
