@@ -22,8 +22,15 @@ from charter.artifacts.file_facts import is_disk_full
 from charter.artifacts.group import START, WORLD_SIZE, failure_name, log_name, rank_of_process, works_apart
 from charter.artifacts.lease import Lease, Membership, ShareLease
 from charter.artifacts.stage_dir import StageDir
-from charter.errors import CharterError, DataError, ExitCode, InterruptedRunError, MissingExtraError, StageError
-from charter.redaction import without_secrets
+from charter.errors import (
+    CharterError,
+    DataError,
+    ExitCode,
+    InterruptedRunError,
+    MissingExtraError,
+    StageError,
+    without_secrets,
+)
 
 INTERNAL_EXIT, INTERRUPTED_EXIT = ExitCode.INTERNAL, ExitCode.INTERRUPTED
 PEER_EXIT = 9

@@ -14,8 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from charter.errors import CharterError, UsageError, missing_extra
-from charter.redaction import without_secrets
+from charter.errors import CharterError, UsageError, missing_extra, without_secrets
 
 COMMANDS: Mapping[str, str] = {
     "init": "init.init_command",

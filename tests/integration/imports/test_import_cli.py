@@ -162,8 +162,6 @@ def test_a_dry_run_writes_nothing_beside_a_run_either(work):
     before = tree(work.root)
     assert charter(work, "artifacts", "import", STATE, "--as", "a", *WHOLE, "--dry-run").code == 0
     assert tree(work.root) == before
-    assert charter(work, "status").code == 0
-    assert "run/hashes.json" in tree(work.root), "what others keep, and a dry run does not"
 
 
 def own_attempt(work):

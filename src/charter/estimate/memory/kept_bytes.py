@@ -19,8 +19,8 @@ kernels, gated activation recomputed from its input, but rotated queries and key
 values keep alive. `huggingface`: the classes of transformers 5, counted with saved-tensor hooks on CPU
 (tests/integration): an RMSNorm keeps its input in fp32 and the normalised value; eager attention an fp32 softmax;
 GPT-2's tanh GELU three more arrays. `litgpt`: as `huggingface` in norms, as `megatron` in the joint projection.
-`triton`: as `lean`, with the gated activation recomputed from its inputs, which its gradients overwrite (Liger-Kernel
-`ops/swiglu.py`)."""
+`triton`: as `lean`, with the gated activation recomputed from its inputs, which its gradients overwrite (Liger-Kernel,
+SwiGLU)."""
 Divided = Literal["sequence", "tensor", "scores"]
 Mixer = Literal["attention", "state_space", "none"]
 Mlp = Literal["dense", "experts", "none"]
