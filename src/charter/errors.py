@@ -55,9 +55,10 @@ HIDDEN = "(hidden)"
 """Stands where a secret was."""
 _NAMED = re.compile(
     r"""(?ix)
-    ( (?<![a-z0-9/]) [a-z0-9_.-]* (?: api[_-]?key | access[_-]?key | secret (?:[_-]?key)? | password | passwd | token )
+    ( (?<![a-z0-9/]) [a-z0-9_.-]* (?: api[_-]?key | [a-z0-9]_key | secret | password | passwd | passphrase | token )
       ["']? \s* [:=] \s* ["']? )
     (?! env: | file: | \$ | null\b | none\b | \(hidden\) )
+    (?! (?: is | must | has | holds | needs | cannot | there | what )\b )
     [^\s"',;}\])]* [^\s"',;}\]):.]
     """
 )
@@ -67,6 +68,10 @@ _SHAPES = re.compile(
     (?: sk-[A-Za-z0-9_-]{6,} | (?:hf|ghp|gho|ghs|ghu|glpat)[_-][A-Za-z0-9_-]{8,} | github_pat_\w{10,}
       | xox[abprs]-[\w-]{8,} | AKIA[0-9A-Z]{12,} | AIza[\w-]{20,} | eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+ )
     """
+)
+_WHOLE_VALUE = re.compile(
+    r"(?i)^(.*(?:key|token|password|passwd|passphrase|secret|credentials?|pwd|authorization)[\"']?\s*[:=]\s*)"
+    r"(?!env:|file:)\S.*$"
 )
 _BEARER = re.compile(r"(?i)(\bbearer\s+)[\w.~+/=-]{8,}")
 _ADDRESS = re.compile(r"(://[^\s/:@]*:)[^\s/@]+(?=@)")
@@ -89,6 +94,11 @@ def without_secrets(text: str) -> str:
     text = _ADDRESS.sub(rf"\1{HIDDEN}", text)
     text = _BEARER.sub(rf"\1{HIDDEN}", text)
     return _NAMED.sub(rf"\1{HIDDEN}", _SHAPES.sub(HIDDEN, text))
+
+
+def _without_value(setting: str) -> str:
+    """Hide all that stands after a name that ends like a secret's, in what a user has written: a line, an option."""
+    return _WHOLE_VALUE.sub(rf"\1{HIDDEN}", setting)
 
 
 class CharterError(Exception):
@@ -114,9 +124,10 @@ class Problem:
     hint: str = ""
 
     def __str__(self) -> str:
-        where = ":".join(part for part in (self.file, str(self.line or "")) if part)
+        where = ":".join(part for part in (_without_value(self.file), str(self.line or "")) if part)
         head = ": ".join(part for part in (where, self.path, self.message) if part)
-        quoted = f"\n  {self.line:>4} | {self.source_line}" if self.source_line and self.line else ""
+        source = _without_value(self.source_line)
+        quoted = f"\n  {self.line:>4} | {source}" if source and self.line else ""
         return head + quoted + (f"\n  {self.hint}" if self.hint else "")
 
 

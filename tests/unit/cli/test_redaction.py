@@ -39,8 +39,13 @@ def test_plain_words_stay_as_they_are(text):
     assert without_secrets(text) == text
 
 
+def test_words_of_charter_after_a_secrets_name_stay():
+    problem = Problem(message="is not env:NAME or file:PATH", path="serving.judge.api_key")
+    assert str(SpecError([problem])) == "serving.judge.api_key: is not env:NAME or file:PATH"
+
+
 def test_problems_of_a_file_hide_what_their_line_quotes():
-    problem = Problem(message="unknown key", file="charter.yaml", line=3, source_line="  key: sk-live-AAAAbbbb")
+    problem = Problem(message="unknown key", file="charter.yaml", line=3, source_line="  signing_key: AAAAbbbb")
     assert "AAAAbbbb" not in str(SpecError([problem]))
 
 
@@ -49,6 +54,9 @@ def test_problems_of_a_file_hide_what_their_line_quotes():
     [
         (("--set", "serving.judge.api_key=Winter2026"), {}),
         (("--set", "serving.judge.apikey=sk-live-Winter2026"), {}),
+        (("--set", "serving.judge.key=Winter2026"), {}),
+        (("--set", "serving.judge.signing_key=Winter2026"), {}),
+        (("--set", "serving.judge.api_key=a Winter2026"), {}),
         ((), {"CHARTER_SERVING__JUDGE__API_KEY": "Winter2026"}),
     ],
 )
