@@ -53,7 +53,7 @@ class Answers:
     batches_at_once = 4
 
     def __init__(self, pool: EndpointPool) -> None:
-        self.submit, self.close = pool.submit, pool.close
+        self.submit, self.confirm, self.close = pool.submit, pool.confirm, pool.close
 
 
 def make(items):

@@ -70,6 +70,12 @@ class Behaviour:
     """What the limit of tokens has to be called."""
     secret: str = ""
     """Repeated in every answer."""
+    weights: str = ""
+    """Which model this is: other weights give other answers under the same name."""
+    swap_after: int | None = None
+    """Requests after which the weights are others."""
+    root: str = ""
+    """What the list of models says of the weights' place."""
     gate: Path | None = None
     """A file with a number: requests from that one on wait for their answer until it is raised, or the file is gone."""
 
@@ -99,7 +105,8 @@ class FaultServer:
     async def models(self, _: web.Request) -> web.Response:
         """What is served."""
         self.seen["models"] += 1
-        return web.json_response({"data": [{"id": self.behaviour.model}]}, status=500 if self.is_sick else 200)
+        entry = {"id": self.behaviour.model} | ({"root": self.behaviour.root} if self.behaviour.root else {})
+        return web.json_response({"data": [entry]}, status=500 if self.is_sick else 200)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """One request."""
@@ -117,9 +124,11 @@ class FaultServer:
             self._write(request, "400", {}, "")
             return web.json_response({"error": {"message": message}}, status=400)
         self.prompts.append(body["messages"][0]["content"] if "messages" in body else body["prompt"])
-        digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-        self.seen[digest] += 1
         number = len(self.requests)
+        swap = self.behaviour.swap_after
+        weights = self.behaviour.weights if swap is None or number < swap else f"not {self.behaviour.weights}"
+        digest = hashlib.sha256((weights + json.dumps(body, sort_keys=True)).encode()).hexdigest()
+        self.seen[digest] += 1
         fault = self._fault(number, digest)
         value = reply_to(body, digest, self.behaviour, request.path.endswith("/chat/completions"), number)
         self._write(request, fault, value["usage"], digest)

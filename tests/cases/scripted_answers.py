@@ -25,6 +25,9 @@ class Scripted:
     def asks(self):
         return [ask for asks in self.lists for ask in asks]
 
+    def confirm(self):
+        """Nothing to look at."""
+
     def close(self):
         """Nothing to give back."""
 

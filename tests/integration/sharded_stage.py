@@ -25,6 +25,9 @@ class Nobody:
         done.set_result([])
         return done
 
+    def confirm(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

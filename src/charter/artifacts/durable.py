@@ -9,6 +9,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator
@@ -138,6 +139,10 @@ def move(source: Path, target: Path) -> None:
     with faults.durable_action(f"rename {target.name}"), fence.publishing(target):
         os.rename(source, target)
         sync_dir(target.parent)
+
+
+ASIDE = re.compile(r".+\.(damaged|undone)-[1-9]\d*")
+"""Names of what `move_aside` has renamed."""
 
 
 def move_aside(path: Path, word: str) -> Path:

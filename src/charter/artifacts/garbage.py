@@ -3,7 +3,6 @@
 Nothing is found here that a run would use: only what no name of a finished thing has.
 """
 
-import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,6 @@ from charter.artifacts import durable
 from charter.artifacts.file_facts import files_under
 
 GarbageKind = Literal["half-written", "half-removed", "damaged", "undone", "other results"]
-_ASIDE = re.compile(r".+\.(damaged|undone)-[1-9]\d*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +54,7 @@ def _kind(path: Path, stages: Collection[Path]) -> GarbageKind | None:
         return "half-written"
     if path.name.startswith(durable.DISCARDED):
         return "half-removed"
-    if aside := _ASIDE.fullmatch(path.name):
+    if aside := durable.ASIDE.fullmatch(path.name):
         return "damaged" if aside[1] == "damaged" else "undone"
     is_stage = path.parent.name == "stages" and path.is_dir()
     return "other results" if is_stage and path.resolve() not in stages else None

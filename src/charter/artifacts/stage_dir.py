@@ -4,10 +4,12 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
 from charter.artifacts import durable, faults
+from charter.artifacts.batch_files import BATCHES
 from charter.artifacts.checkpoints import Checkpoint, Checkpoints, Position
 from charter.artifacts.file_facts import FileFact
 from charter.artifacts.group import GROUP, PUBLISH, SAVE, Heartbeat, rank_of_process
@@ -20,6 +22,8 @@ METRICS, PROGRESS = "metrics.jsonl", "progress.json"
 PACE_MARKS = 64
 """Marks of steps that a process keeps: the middle is met to about 3 %."""
 PROGRESS_EVERY_SECONDS = 0.5
+OTHER_CLOCK_SECONDS = 60.0
+"""Most that the clock of a file server may be behind this machine's (judgement: well-kept clocks differ by less)."""
 
 
 class RecentPace:
@@ -82,6 +86,22 @@ class StageDir:
         Save a checkpoint at the next safe point and return from `run`.
         """
         return self._should_stop()
+
+    def of_run(self, name: str) -> Path:
+        """Return a directory that all stages of the run share; below this one where the stage is in no run."""
+        place = self.path.parent
+        return (place.parent if place.name == "stages" else self.path) / name
+
+    def set_aside_since(self, since: float) -> None:
+        """Set aside the batches and checkpoints written since a time (seconds since 1970): none is used again.
+
+        A minute earlier, as the clock of a file server may be another.
+        """
+        for directory in (self.path / BATCHES, self.checkpoints.directory):
+            for path in sorted(directory.glob("*")) if directory.is_dir() else ():
+                with suppress(FileNotFoundError):  # another process of the stage was first
+                    if not durable.ASIDE.fullmatch(path.name) and path.stat().st_mtime >= since - OTHER_CLOCK_SECONDS:
+                        durable.move_aside(path, "undone")
 
     def beat(self, what: str) -> None:
         """Say that this process lives and begins `what`: a step or a part of one; or `save`, which may take long.

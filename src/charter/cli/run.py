@@ -32,6 +32,14 @@ AnywayOption = Annotated[
     bool, typer.Option("--anyway", help="Start although a stage does not fit by the plan (else exit code 3).")
 ]
 
+AcceptModelOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--accept-model",
+        metavar="MODEL",
+        help="Take what an endpoint serves now as a new revision: finished stages stay, others start anew; repeatable.",
+    ),
+]
 ReplanOption = Annotated[
     bool, typer.Option("--replan", help="Plan anew, though nothing that the run's plan follows from has changed.")
 ]
@@ -58,6 +66,7 @@ def run(
     on: OnOption = None,
     anyway: AnywayOption = False,
     replan: ReplanOption = False,
+    accept_model: AcceptModelOption = None,
     sweep: SweepOption = None,
 ) -> None:
     """Run or resume a project, here or on an engine; skips what is done."""
@@ -67,7 +76,14 @@ def run(
     if template is not None:
         _write_template(template, where)
     loaded, root = open_project(where, set_)
-    options = RunOptions(only=tuple(only or ()), reshard=reshard, engine=on, anyway=anyway, replan=replan)
+    options = RunOptions(
+        only=tuple(only or ()),
+        reshard=reshard,
+        engine=on,
+        anyway=anyway,
+        replan=replan,
+        accept_models=tuple(accept_model or ()),
+    )
     points = None
     if sweep is not None:
         from charter.run.sweep import sweep_points

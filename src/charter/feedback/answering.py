@@ -23,8 +23,10 @@ from charter.spec.stage import Sampling
 
 if TYPE_CHECKING:
     from charter.feedback.local_models import LocalModels
+    from charter.inference.endpoint.identity import Canaries
 
 CALLS_FILE = "calls.sqlite"
+MODELS_DIR = "models"
 JUDGE_ROLES = ("judge", "also_judges", "reward")
 """Asked questions that are shortened to fit, so that the stage's lengths of prompts do not concern them."""
 BATCHES_PER_FILL = 2
@@ -41,12 +43,25 @@ def open_answerer(stage: StageDir, roles: Sequence[str]) -> Iterator[Answerer]:
     """
     named = _named_inputs(stage, roles)
     serving = {role: stage.job.serving[item.name] for role, item in named.items() if item.name in stage.job.serving}
-    with ExitStack() as stack:
+    with _suspects_set_aside(stage), ExitStack() as stack:
         local = _local_models(stage, {role: item for role, item in named.items() if role not in serving})
         served = _served_models(stage, named, serving, stack)
         spec = stage.job.spec
         size = spec.rollout_batch if isinstance(spec, Sampling) else 1
         yield Answering(local, served, batches_at_once=batches_under_way(tuple(serving.values()), size))
+
+
+@contextmanager
+def _suspects_set_aside(stage: StageDir) -> Iterator[None]:
+    """Set aside what a stage may have of another model, when one is noticed: its next start makes that anew."""
+    from charter.inference.endpoint.identity import ModelChangedError
+
+    try:
+        yield
+    except ModelChangedError as error:
+        if error.since:
+            stage.set_aside_since(error.since)
+        raise
 
 
 def batches_under_way(serving: Sequence[Serving], batch: int) -> int:
@@ -110,10 +125,28 @@ def _served_models(
         item = named[role]
         if item.name not in models:
             settings = with_addresses(item.name, settings, stage) if settings.pool is not None else settings
-            pool = EndpointPool.open(item.name, settings, calls, tell=stage.alive)
+            canaries = _canaries(item, settings, stage)
+            pool = EndpointPool.open(item.name, settings, calls, tell=stage.alive, canaries=canaries)
             stack.callback(pool.close)
-            models[item.name] = ServedModel(item.name, served_name(item, settings), settings, pool)
+            name = served_name(item, settings)
+            models[item.name] = ServedModel(item.name, name, settings, pool, revision=item.fingerprint)
     return {role: models[named[role].name] for role in serving}
+
+
+def _canaries(item: JobInput, serving: Serving, stage: StageDir) -> "Canaries | None":
+    from charter.inference.endpoint.identity import Canaries
+
+    if not serving.canary_every:
+        return None
+    return Canaries(
+        declared=item.name,
+        served=served_name(item, serving),
+        revision=item.fingerprint,
+        continues=serving.api == "completions",
+        gives_log_probabilities=serving.log_probabilities == "top",
+        directory=stage.of_run(MODELS_DIR),
+        every=serving.canary_every,
+    )
 
 
 def with_addresses(name: str, serving: Serving, stage: StageDir) -> Serving:
@@ -171,6 +204,14 @@ class Answering:
             gathering.put(read(()))
             return
         model.pool.submit(flat).add_done_callback(lambda future: gathering.take(future, read))
+
+    def confirm(self) -> None:
+        """Look once more at the servers that have answered: before their answers are published.
+
+        Raises ModelChangedError where one has another model than before.
+        """
+        for model in self._served.values():
+            model.pool.confirm()
 
     def close(self) -> None:
         """Whoever opened the parts closes them."""

@@ -144,6 +144,9 @@ class LocalModels:
         by_question = choice_log_probabilities(model, encoded, asks[0].choices, dtype=self._dtype)
         return [ChoiceReply(log_probabilities=values, missing=(False,) * len(values)) for values in by_question]
 
+    def confirm(self) -> None:
+        """Nothing to look at: the weights are in this process."""
+
     def close(self) -> None:
         """Nothing is held beyond the weights."""
 

@@ -40,13 +40,16 @@ class Answerer(Protocol):
         The future raises DataError or StageError when they cannot be had.
         """
 
+    def confirm(self) -> None:
+        """Raise ModelChangedError where a server that has answered has another model now."""
+
     def close(self) -> None:
         """Give back connections and threads; what was asked and not yet answered is stored as unknown."""
 
 
 def answered(making: "Making[Made]", answerer: Answerer) -> Made:
     """One making from beginning to end."""
-    for _, result in drive([(0, making)], answerer):
+    for _, result in list(drive([(0, making)], answerer)):
         return result
     raise AssertionError("a making ends with what it made")
 
@@ -62,6 +65,7 @@ def drive(
 
     `tell` is called at every sign of progress. Once `should_stop` says so, no making is begun and no new question is
     asked: what is answered already is finished if it can be, the rest is given up (stored answers are found again).
+    After the last result the servers that answered are looked at once more: nothing is used before they are.
     """
     waiting = iter(makings)
     under_way: dict[Future[list[Reply]], tuple[int, Making[Made]]] = {}
@@ -73,6 +77,7 @@ def drive(
             yield from _advance(*begun, None, answerer, under_way)
             tell()
         if not under_way:
+            answerer.confirm()
             return
         ready, _ = wait(under_way, timeout=WAIT_SECONDS, return_when=FIRST_COMPLETED)
         for future in [] if should_stop() else ready:

@@ -33,12 +33,16 @@ class AnsweringPool(Protocol):
     def submit(self, requests: Sequence[CallRequest]) -> "Future[list[CallReply]]":
         """The replies, in the order of the requests."""
 
+    def confirm(self) -> None:
+        """Raise where a server has another model than before."""
+
 
 class ServedModel:
     """One served model: `requests` says what is sent for a question, `reply` reads what came back."""
 
-    def __init__(self, declared: str, name: str, serving: Serving, pool: AnsweringPool) -> None:
+    def __init__(self, declared: str, name: str, serving: Serving, pool: AnsweringPool, *, revision: str = "") -> None:
         self._declared, self._name, self._serving, self.pool = declared, name, serving, pool
+        self._revision = revision
         self._opens = serving.api == "completions" or serving.prefill
 
     def requests(self, ask: Ask) -> list[CallRequest]:
@@ -63,6 +67,7 @@ class ServedModel:
         continues = self._serving.api == "completions"
         return CallRequest(
             declared=self._declared,
+            revision=self._revision,
             model=self._name,
             turns=() if continues else _plain(ask.turns),
             prompt=_opened(conversation_text(ask.turns), ask.prefill) if continues else "",
@@ -84,6 +89,7 @@ class ServedModel:
         seed = ask.seed if vote is None else draw_seed(ask.seed, "vote", vote)
         return CallRequest(
             declared=self._declared,
+            revision=self._revision,
             model=self._name,
             turns=() if continues else turns,
             prompt=prompt if continues else "",

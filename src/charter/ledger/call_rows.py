@@ -140,6 +140,17 @@ def drop_answers(connection: Connection, database: Database, scope: int, keys: S
     connection.exec_driver_sql(statement, [(scope, key) for key in keys])
 
 
+def drop_answers_since(connection: Connection, database: Database, scope: int, since: float, *, model: str) -> int:
+    """Forget the answers of a served model whose calls were settled since a time; how many there were."""
+    mark = database.mark
+    statement = f"""
+        DELETE FROM call_answers WHERE scope_id = {mark} AND call_id IN (
+            SELECT s.call_id FROM call_settlements s
+            JOIN call_intents i ON i.scope_id = s.scope_id AND i.call_id = s.call_id
+            WHERE s.scope_id = {mark} AND s.at >= {mark} AND i.model = {mark})"""
+    return connection.exec_driver_sql(statement, (scope, scope, since, model)).rowcount
+
+
 def keys_of(connection: Connection, database: Database, scope: int, call_ids: Sequence[str]) -> dict[str, str]:
     """The questions of some calls."""
     statement = "SELECT call_id, key FROM call_intents"

@@ -86,6 +86,15 @@ class CallStore:
             self.damaged_answers += len(broken)
         return stored
 
+    def forget_since(self, since: float, *, model: str) -> int:
+        """Forget a served model's answers since a time (seconds since 1970); how many there were.
+
+        What they cost stays; their questions are asked again.
+        """
+        from charter.ledger import call_rows
+
+        return self._do(lambda it: call_rows.drop_answers_since(it, self._database, self._scope, since, model=model))
+
     def intend(self, calls: Sequence[NewCall]) -> None:
         """Record calls before they are sent."""
         self.record(calls, ())

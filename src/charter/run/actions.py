@@ -8,16 +8,20 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 from charter.artifacts import durable
+from charter.artifacts.fingerprint import differences
 from charter.artifacts.lease import LEASE, read_holder
 from charter.errors import CharterError, ExitCode, UsageError
 from charter.run.approval import Approval, approve, who_is_here
 from charter.run.events import Events
-from charter.run.graph import Pipeline, PlannedStage
+from charter.run.graph import Acceptance, Pipeline, PlannedStage, build_pipeline, record_acceptance
+from charter.run.inputs import REVISIONS_FILE, read_revisions, revision_number
 from charter.run.paths import run_dir
 from charter.run.staleness import assess
+from charter.spec.project import Project
 
 START_LOG = "started-from-page.txt"
 """What a run says that a page has started, in the run directory."""
@@ -51,6 +55,45 @@ def approve_stage(pipeline: Pipeline, stage: PlannedStage, *, note: str = "", by
         pipeline.root, "stage_approved", f"approved by {given.by}{f': {note}' if note else ''}", stage=stage.name
     )
     return given
+
+
+def accept_model(project: Project, root: Path, name: str, *, by: str | None = None) -> list[str]:
+    """Take what an endpoint serves now as a new revision of a model; return the finished stages that stay as they are.
+
+    Stages that are not finished start anew with it; answers of the revision before stay stored under that one.
+    """
+    serving = project.serving.get(name)
+    if serving is None or serving.endpoint is None or not serving.is_used:
+        served = [other for other, item in project.serving.items() if item.endpoint is not None and item.is_used]
+        raise UsageError(f"no endpoint of this project serves {name!r}; there are {', '.join(served) or 'none'}")
+    revisions = read_revisions(run_dir(root))
+    before = build_pipeline(project, root, revisions=revisions)
+    number = revision_number(serving, revisions.get(name)) + 1
+    who = by or who_is_here()
+    entry = {"number": number, "revision": serving.revision, "accepted_at": time.time(), "by": who}
+    raised = {**revisions, name: entry}
+    stays = [stage for stage in before.stages.values() if _asks(stage, name) and assess(stage, before.root).done]
+    for stage in stays:
+        # One by one, in the order of execution: a later one builds on the fingerprint that an earlier one keeps.
+        after = build_pipeline(project, root, revisions=raised).stages[stage.name]
+        record_acceptance(
+            run_dir(root),
+            Acceptance(
+                stage=stage.name,
+                kept=stage.fingerprint,
+                wanted=after.asked_fingerprint,
+                differences=tuple(differences(stage.identity, after.identity)),
+            ),
+        )
+    durable.write_json(run_dir(root) / REVISIONS_FILE, raised)
+    names = [stage.name for stage in stays]
+    stay = f"; {', '.join(names)} stay as they are" if names else ""
+    _write_down(root, "model_accepted", f"{name} is now its revision {number}, accepted by {who}{stay}", model=name)
+    return names
+
+
+def _asks(stage: PlannedStage, name: str) -> bool:
+    return any(item.name == name for items in stage.inputs.values() for item in items)
 
 
 def stop(root: Path, *, wait_seconds: float, by: str | None = None) -> list[str]:

@@ -12,7 +12,7 @@ from charter.artifacts.job import Job, JobInput
 from charter.artifacts.record import OUTPUTS, Record, read_record
 from charter.errors import DataError, UsageError
 from charter.launch.hosted_engine import engines_at
-from charter.run.inputs import FileHashes, Inputs
+from charter.run.inputs import FileHashes, Inputs, read_revisions
 from charter.run.paths import earlier_stage_dirs, run_dir, stage_dir
 from charter.spec.graph import execution_order, inputs_of
 from charter.spec.project import Project, Serving
@@ -157,18 +157,23 @@ def with_project(pipeline: Pipeline, project: Project) -> Pipeline:
 
 
 def build_pipeline(
-    project: Project, root: Path, *, keep_hashes: bool = False, hashes: FileHashes | None = None
+    project: Project,
+    root: Path,
+    *,
+    keep_hashes: bool = False,
+    hashes: FileHashes | None = None,
+    revisions: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Pipeline:
     """Resolve every input and compute every fingerprint. Nothing is started.
 
     Nothing is written either, so that who only looks changes nothing; `keep_hashes`, for who writes into the run
     anyway, keeps on disk the hashes of the files that were read. `hashes` are those that a caller has, for one that
-    looks again and again.
+    looks again and again; `revisions` stand in for those that were accepted in the run.
     """
     root = root.resolve()
     project = replace(project, engines=engines_at(project.engines, root))
     hashes = hashes or hashes_of(root)
-    inputs = Inputs(project, root, hashes)
+    inputs = Inputs(project, root, hashes, read_revisions(run_dir(root)) if revisions is None else revisions)
     acceptances = read_acceptances(run_dir(root))
     stages: dict[str, PlannedStage] = {}
     for name in execution_order(project):
@@ -270,7 +275,7 @@ def _input(project: Project, inputs: Inputs, before: Mapping[str, PlannedStage],
             role=role,
             source="stage",
             path=str(source.directory / OUTPUTS),
-            fingerprint=source.fingerprint,
+            fingerprint=inputs.revised(name, source.fingerprint),
             stage_kind=source.spec.kind,
         )
     return inputs.model(name, role) if name in project.models else inputs.data(name, role)

@@ -3,8 +3,9 @@
 Data by content, models by files or architecture.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from charter.artifacts import durable
@@ -14,7 +15,7 @@ from charter.artifacts.job import JobInput
 from charter.data.formats import DatasetFiles, find_files, is_there
 from charter.errors import DataError, Problem
 from charter.run.paths import constitution_path
-from charter.spec.project import DataSpec, ModelSpec, Project
+from charter.spec.project import DataSpec, ModelSpec, Project, Serving
 
 
 class FileHashes:
@@ -57,13 +58,41 @@ _NOT_IDENTITY = {"path", "rows", "mean_tokens", "format"}
 """Fields of a data set that say where it is, or what the planner assumes of it; the format counts as it was found."""
 
 
+REVISIONS_FILE = "models.json"
+
+
+def read_revisions(run_dir: Path) -> Mapping[str, Mapping[str, Any]]:
+    """Return the accepted revisions of served models: name -> {number, revision, accepted_at, by}."""
+    path = run_dir / REVISIONS_FILE
+    content = durable.read_json(path) if path.exists() else {}
+    if not isinstance(content, dict) or not all(isinstance(item, dict) for item in content.values()):
+        raise DataError(f"{path} does not hold revisions by model; move it away to run as if none was accepted")
+    return content
+
+
+def revision_number(serving: Serving, accepted: Mapping[str, Any] | None) -> int:
+    """Return how many models an endpoint has had under the revision that the file names: 1 unless more were accepted.
+
+    >>> revision_number(Serving(revision="b"), {"revision": "a", "number": 3})
+    1
+    """
+    return int(accepted["number"]) if accepted and accepted.get("revision") == serving.revision else 1
+
+
 class Inputs:
     """Resolves models, data sets and the constitution of a project; collects what is wrong in `problems`."""
 
-    def __init__(self, project: Project, root: Path, hashes: FileHashes) -> None:
+    def __init__(
+        self,
+        project: Project,
+        root: Path,
+        hashes: FileHashes,
+        revisions: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    ) -> None:
         self._project = project
         self._root = root
         self._hashes = hashes
+        self._revisions = revisions
         self._fingerprints: dict[str, str] = {}
         self.problems: dict[str, list[Problem]] = {}
         """By the name of the model or data set, so that only what a stage needs stops it."""
@@ -79,10 +108,21 @@ class Inputs:
     def model(self, name: str, role: str) -> JobInput:
         """A model as an input; an inline architecture has no path, nor has one that is only served."""
         spec = self._project.models[name]
-        digest = self._once(name, lambda: self._model_fingerprint(name, spec))
+        digest = self.revised(name, self._once(name, lambda: self._model_fingerprint(name, spec)))
         has_path = spec.model is not None and not self._is_only_served(name, spec)
         path = str(_model_directory(self._path(str(spec.model)))) if has_path else None
         return JobInput(name=name, role=role, source="model", path=path, fingerprint=digest, model=spec)
+
+    def revised(self, name: str, digest: str) -> str:
+        """Return the fingerprint of a model or stage with the revision of the endpoint that answers for it."""
+        serving = self._project.serving.get(name)
+        if serving is None or serving.endpoint is None or not serving.is_used:
+            return digest
+        number = revision_number(serving, self._revisions.get(name))
+        if serving.revision is None and number == 1:
+            return digest
+        payload = {"schema": "charter.revision/1", "of": digest, "revision": serving.revision, "number": number}
+        return fingerprint(payload)
 
     def files(self, written: str, role: str) -> JobInput:
         """A file or directory that is neither data nor a model as an input, by the names and content of its files."""

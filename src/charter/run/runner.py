@@ -28,6 +28,7 @@ from charter.ledger.store import ledger_place
 from charter.plan.hardware.place import may_run_here
 from charter.plan.plan import InfeasiblePlanError
 from charter.run.accounts import EngineRecords, end_finished, rebuild_ledger, start_key
+from charter.run.actions import accept_model
 from charter.run.alerts import AlertListener
 from charter.run.budget import record_calls
 from charter.run.copies import Replicas
@@ -184,6 +185,8 @@ class RunOptions:
     """Start although a stage does not fit by the plan."""
     replan: bool = False
     """Plan anew, although nothing that the run's own plan follows from has changed."""
+    accept_models: tuple[str, ...] = ()
+    """Served models of which what answers now is taken as a new revision."""
     engine: str | None = None
     """Where stages run (`charter.launch.opening`); as the file says when None."""
 
@@ -288,6 +291,8 @@ def run_project(
         take_run(where, stop_wanted=lambda: signals.wanted) as lease,
     ):
         signals.forget_notice()
+        for name in options.accept_models:
+            accept_model(project, root.resolve(), name)
         ready = plan_work(find_work(project, root, options, keep_hashes=True), options)
         work, project = ready.work, ready.work.pipeline.project
         jobs = open_engine(

@@ -171,6 +171,10 @@ class Serving:
     """`none`: the server gives none, so labels need `votes`."""
     prefill: bool = False
     """The server continues a last turn of the assistant (vLLM, SGLang: `continue_final_message`)."""
+    revision: str | None = None
+    """Which weights the endpoint serves, in your words; another one is another model, whose answers are bought anew."""
+    canary_every: Count = 256
+    """Answers of a server between two rounds of eight fixed questions, by which other weights are noticed; 0: none."""
     billed: bool = True
     """Whether a request costs money; only where it does not, slow ones are asked a second time."""
     request_timeout: Seconds = 120.0

@@ -32,7 +32,7 @@ def served(workshop, name, url, **told):
     }
     models = {"policy": "policy", "against": "control", "judge": "judge", "also_judges": ("reward",)}
     stage = workshop.stage(name, spec, data=data, **models)
-    serving = {name: Serving(endpoint=url, max_attempts=30, **told) for name in ("judge", "reward")}
+    serving = {name: Serving(endpoint=url, max_attempts=30, canary_every=0, **told) for name in ("judge", "reward")}
     write_job(stage.path, replace(stage.job, serving=serving))
     return StageDir(stage.path)
 

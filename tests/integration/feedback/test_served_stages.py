@@ -43,7 +43,8 @@ def served(workshop, name, spec, url, *, here=(), **more):
     roles = [role for role in ("policy", "critic", "judge") if hasattr(spec, role)]
     stage = workshop.stage(name, spec, data=data, **{role: role if role != "critic" else "control" for role in roles})
     names = {stage.job.only(role).name for role in roles if role not in here}
-    serving = {model: Serving(endpoint=url, concurrency=8, max_attempts=30, **more) for model in names}
+    told = {"concurrency": 8, "max_attempts": 30, "canary_every": 0, **more}
+    serving = {model: Serving(endpoint=url, **told) for model in names}
     write_job(stage.path, replace(stage.job, serving=serving))
     return StageDir(stage.path)
 
@@ -160,7 +161,9 @@ def test_a_server_found_to_give_none_ends_the_stage_with_its_first_batch(worksho
     with fault_server() as (url, server):
         spec = label_spec(policy=None, pairs=0, rollout_batch=2)
         stage = served(workshop, "label", spec, url)
-        write_job(stage.path, replace(stage.job, serving={"judge": Serving(endpoint=url, concurrency=1)}))
+        write_job(
+            stage.path, replace(stage.job, serving={"judge": Serving(endpoint=url, concurrency=1, canary_every=0)})
+        )
         with pytest.raises(DataError, match=r"(?s)gives log-probabilities for none of 2 pairs.*votes: 5"):
             label.run(StageDir(stage.path))
         assert len(server.requests) <= 2 * 2 * 3 * 2, "more than the batches under way was asked"
@@ -179,7 +182,9 @@ def test_refused_questions_are_counted_and_set_aside_within_the_share_allowed(wo
     with fault_server(Behaviour(script=["refusal"] * 3)) as (url, _):
         spec = label_spec(policy=None, pairs=0, max_invalid_share=0.5, both_orders=False, rollout_batch=1)
         stage = served(workshop, "label", spec, url, log_probabilities="top")
-        write_job(stage.path, replace(stage.job, serving={"judge": Serving(endpoint=url, concurrency=1)}))
+        write_job(
+            stage.path, replace(stage.job, serving={"judge": Serving(endpoint=url, concurrency=1, canary_every=0)})
+        )
         label.run(StageDir(stage.path))
     summary = json.loads((stage.outputs / "summary.json").read_text())
     assert summary["invalid_judgements"] == summary.get("invalid/refused", 0)
@@ -192,7 +197,7 @@ def test_too_many_invalid_answers_fail_the_stage_and_a_larger_share_goes_on_from
     with fault_server(Behaviour(script=["refusal"] * 6)) as (url, server):
         spec = label_spec(policy=None, pairs=0, max_invalid_share=0.1, both_orders=False, rollout_batch=1)
         stage = served(workshop, "label", spec, url)
-        told = {"serving": {"judge": Serving(endpoint=url, concurrency=1)}}
+        told = {"serving": {"judge": Serving(endpoint=url, concurrency=1, canary_every=0)}}
         job = replace(stage.job, **told)
         write_job(stage.path, job)
         summary = stage.outputs / "summary.json"

@@ -79,6 +79,9 @@ class Echo:
             self.pending.clear()
         return future
 
+    def confirm(self):
+        """Nothing to look at."""
+
     def close(self):
         pass
 

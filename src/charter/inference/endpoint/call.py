@@ -7,7 +7,7 @@ from functools import cached_property
 
 from charter.data.dataset import Turn
 
-KEY_SCHEMA = "charter.call/2"
+KEY_SCHEMA = "charter.call/3"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +18,8 @@ class CallRequest:
     """Name of the model in charter.yaml: its identity. Two models are two, whatever their servers call them."""
     model: str
     """Name of the model on its server, which may be `default` for every model of a proxy."""
+    revision: str = ""
+    """Fingerprint of the model: of its weights where they are known here, else of the revision that the file names."""
     turns: tuple[Turn, ...] = ()
     """A chat; empty where `prompt` is given."""
     prompt: str = ""
@@ -34,13 +36,14 @@ class CallRequest:
 
     @cached_property
     def key(self) -> str:
-        """Return the name of the answer in the store: SHA-256 of the declared model, the question and how it is drawn.
+        """Return the name of the answer in the store: SHA-256 of the model, the question and how it is drawn.
 
-        Address, port and replica are not in it: a server that comes back elsewhere is not asked, or paid, again.
+        The model is its name in charter.yaml with its revision. Address, port and replica are not in it: a server that
+        comes back elsewhere is not asked, or paid, again.
         """
         turns = [(turn.role, turn.content) for turn in self.turns]
         drawn = (self.max_new_tokens, self.temperature, self.top_p, self.seed, self.stop, self.top_log_probabilities)
-        named = (KEY_SCHEMA, self.declared, self.model)
+        named = (KEY_SCHEMA, self.declared, self.revision, self.model)
         text = json.dumps([*named, turns, self.prompt, self.prefill, *drawn], separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 

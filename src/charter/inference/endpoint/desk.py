@@ -28,6 +28,7 @@ from charter.inference.endpoint.stored import from_stored
 from charter.inference.endpoint.transport import Received, Transport
 from charter.inference.endpoint.waiting import told_seconds, utc_now, wait_seconds
 from charter.inference.endpoint.wanted import Batch, PendingQuestion
+from charter.inference.endpoint.watch import ModelWatch
 from charter.inference.endpoint.wire import body_of, path_of
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,8 @@ class Desk:
     def __init__(self, setting: ServerSetting, journal: CallJournal, transport: Transport) -> None:
         self.setting = setting
         self.counts = Counts()
-        self.lanes = [Lane(endpoint, setting.serving.concurrency) for endpoint in setting.endpoints]
+        watched = setting.canaries is not None
+        self.lanes = [Lane(place, setting.serving.concurrency, is_watched=watched) for place in setting.endpoints]
         self.open: dict[str, PendingQuestion] = {}
         """Questions that somebody waits for, by key."""
         self._journal, self._transport = journal, transport
@@ -61,6 +63,7 @@ class Desk:
             when_lost=self.stop,
             most_checks=setting.serving.max_attempts,
         )
+        self._watch = self._new_watch()
 
     def begin(self, batch: Batch) -> None:
         """Start to answer a batch."""
@@ -90,6 +93,14 @@ class Desk:
         while self._tasks:
             await asyncio.wait(list(self._tasks))
 
+    async def confirm(self) -> None:
+        """Look at every server that has answered since it was last looked at; the error that ends the pool, if any."""
+        if self._error is not None:
+            raise self._error
+        if self._watch is not None:
+            used = [lane for lane in self.lanes if lane.unwatched and not lane.is_away]
+            await asyncio.gather(*(self._watch.look(lane) for lane in used))
+
     def ask_again(self, wanted: PendingQuestion, lane: Lane) -> None:
         """Send a question that is under way a second time."""
         self.counts.hedges += 1
@@ -118,6 +129,8 @@ class Desk:
             pause = self._pace.seconds_until_open(now)
             if pause > 0:
                 return self._pump_in(pause)
+            if self._watch is not None:
+                self._watch.look_where_due(self.lanes)
             if not any(lane.has_room(now) for lane in self.lanes):
                 closed = [lane.closed_until - now for lane in self.lanes if not lane.is_away]
                 later = [seconds for seconds in closed if seconds > 0]
@@ -180,6 +193,7 @@ class Desk:
         wanted.is_answered = True
         reply = step.parsed.reply
         lane.at_once.answered()
+        lane.unwatched += 1
         self._health.answered(lane)
         self.counts.answered(took)
         self._count_bill(usage_in(reply), wanted.request)
@@ -241,6 +255,23 @@ class Desk:
         if self.open.get(wanted.request.key) is wanted:
             del self.open[wanted.request.key]
         return wanted
+
+    def _new_watch(self) -> ModelWatch | None:
+        if self.setting.canaries is None:
+            return None
+        return ModelWatch(
+            self.setting.canaries,
+            self._journal,
+            self._transport,
+            self._reader,
+            self._health,
+            prices=self._prices,
+            at_once=self.setting.serving.concurrency,
+            attempts=self.setting.serving.max_attempts,
+            sent=lambda request: self._pace.sent(guessed_tokens(request)),
+            spawn=self._spawn,
+            when_known=self._pump,
+        )
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)

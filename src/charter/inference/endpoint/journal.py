@@ -6,6 +6,7 @@ the event loop goes on; what comes meanwhile is in the next group.
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from charter.ledger.calls import CallStore, NewCall, Settlement
 
@@ -37,6 +38,11 @@ class CallJournal:
     async def answers(self, keys: list[str]) -> dict[str, str]:
         """Stored answers by key."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._calls.answers, keys)
+
+    async def forget_since(self, since: float, *, model: str) -> int:
+        """Forget a served model's answers since a time (seconds since 1970); how many there were."""
+        forget = partial(self._calls.forget_since, since, model=model)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, forget)
 
     async def close(self) -> None:
         """Write what waits, and end the thread."""

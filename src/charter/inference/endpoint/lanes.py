@@ -22,7 +22,7 @@ REMEMBERED_REPLIES = 4096
 class Lane:
     """One server: what it has to do, and how it is."""
 
-    def __init__(self, endpoint: str, most_at_once: int) -> None:
+    def __init__(self, endpoint: str, most_at_once: int, *, is_watched: bool = False) -> None:
         self.endpoint = endpoint.rstrip("/")
         self.at_once = AtOnce(most_at_once)
         self.in_flight = 0
@@ -31,6 +31,11 @@ class Lane:
         self.failed_checks = 0
         """In a row; while there is one, the server is away and only its health is asked for."""
         self.last_trouble = ""
+        self.is_known = not is_watched
+        """The model behind it is the one that is asked for, as far as was looked."""
+        self.unwatched = 0
+        """Answers since it was last looked at."""
+        self._is_watched = is_watched
         self._replies: OrderedDict[str, int] | None = OrderedDict()
 
     @property
@@ -40,7 +45,9 @@ class Lane:
 
     def has_room(self, now: float) -> bool:
         """Return True if one more request may be sent."""
-        return not self.is_away and now >= self.closed_until and self.in_flight < int(self.at_once.limit)
+        return (
+            self.is_known and not self.is_away and now >= self.closed_until and self.in_flight < int(self.at_once.limit)
+        )
 
     def close_for(self, seconds: float, now: float) -> None:
         """Send nothing for a while."""
@@ -54,8 +61,9 @@ class Lane:
         self.closed_until = now + away
 
     def reached(self) -> None:
-        """It answers."""
+        """It answers; it may have been started with other weights meanwhile."""
         self.failed_checks = 0
+        self.is_known = not self._is_watched
 
     def repeats(self, reply_id: str, body: bytes) -> bool:
         """Return True if a reply is an earlier one over again: same id, same bytes.

@@ -14,6 +14,7 @@ from charter.errors import MissingExtraError, UsageError
 from charter.inference.endpoint.call import CallReply, CallRequest
 from charter.inference.endpoint.desk import Desk
 from charter.inference.endpoint.hedging import hedge
+from charter.inference.endpoint.identity import Canaries
 from charter.inference.endpoint.journal import CallJournal
 from charter.inference.endpoint.secrets import read_key
 from charter.inference.endpoint.setting import ServerSetting
@@ -51,9 +52,17 @@ class EndpointPool:
 
     @classmethod
     def open(
-        cls, name: str, serving: Serving, calls: CallStore, *, tell: Callable[[], None] = lambda: None
+        cls,
+        name: str,
+        serving: Serving,
+        calls: CallStore,
+        *,
+        tell: Callable[[], None] = lambda: None,
+        canaries: Canaries | None = None,
     ) -> "EndpointPool":
         """The pool for a model of the project; `tell` is called, about once a second, when answers come.
+
+        With `canaries`, every server is asked them before its answers are used, and again and again after.
 
         Raises UsageError when the key is not where the project says, MissingExtraError without aiohttp.
         """
@@ -64,7 +73,7 @@ class EndpointPool:
         except ImportError:
             raise MissingExtraError("asking a server needs aiohttp: pip install 'charter-plan[run]'") from None
         endpoints = tuple(dict.fromkeys((serving.endpoint, *serving.also_endpoints)))
-        pool = cls(ServerSetting(name=name, serving=serving, endpoints=endpoints, tell=tell), calls)
+        pool = cls(ServerSetting(name=name, serving=serving, endpoints=endpoints, tell=tell, canaries=canaries), calls)
         pool._thread.start()
         pool._ready.wait()
         if pool._failure is not None:
@@ -93,6 +102,18 @@ class EndpointPool:
             self._batches.add(batch)
             self._loop.call_soon_threadsafe(self._desk.begin, batch)
         return future
+
+    def confirm(self) -> None:
+        """Look once more at every server that has answered since it was last looked at.
+
+        Raises ModelChangedError where one has another model now, and what else ends a pool.
+        """
+        with self._room:
+            if self._is_closed or not self._thread.is_alive():
+                return
+            assert self._desk is not None
+            confirming = asyncio.run_coroutine_threadsafe(self._desk.confirm(), self._loop)
+        confirming.result()
 
     def stats(self) -> PoolStats:
         """Figures so far."""

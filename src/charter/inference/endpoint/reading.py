@@ -2,8 +2,8 @@
 
 from charter.errors import DataError
 from charter.inference.endpoint.call import CallReply, CallRequest
+from charter.inference.endpoint.identity import ModelIds
 from charter.inference.endpoint.lanes import Lane
-from charter.inference.endpoint.model_ids import ModelIds
 from charter.inference.endpoint.parsing import message_in_error, usage_in
 from charter.inference.endpoint.rules import Answered, GiveUp, RequestTarget, Step, TryAgain, step_after
 from charter.inference.endpoint.setting import ServerSetting
@@ -19,13 +19,18 @@ class ExchangeReader:
         """What the servers call the limit of generated tokens, as far as is known."""
         self._setting = setting
         self._models = ModelIds()
+        self._fixed: dict[str, str] = {}
+        """Questions that are put again and again, by the ids of their replies."""
 
     def read_stored(self, request: CallRequest, reply: CallReply) -> None:
         """Take note of a stored answer; DataError when another model gave it."""
         self._models.check(request.model, reply.model, "the store of answers")
 
-    def read(self, exchange: Received | Failed, request: CallRequest, lane: Lane) -> Step:
-        """Return the next step; an answer of another model, or an old one over again, is no answer."""
+    def read(self, exchange: Received | Failed, request: CallRequest, lane: Lane, *, may_repeat: bool = False) -> Step:
+        """Return the next step; an answer of another model, or an old one over again, is no answer.
+
+        `may_repeat`: the question was put before in the same words, so that the same reply is expected.
+        """
         key_reference = self._setting.serving.api_key
         step = step_after(
             exchange,
@@ -39,7 +44,12 @@ class ExchangeReader:
             return TryAgain(cause="spelling", detail=message_in_error(exchange.body), cost="refused")
         if not isinstance(step, Answered):
             return step
-        if lane.repeats(step.parsed.id, exchange.body):
+        is_repeat = lane.repeats(step.parsed.id, exchange.body)
+        if may_repeat:
+            # Some servers name a reply by its request: a fixed question gets the same one, and no other.
+            is_repeat = is_repeat and self._fixed.get(step.parsed.id) != request.key
+            self._fixed[step.parsed.id] = request.key
+        if is_repeat:
             return TryAgain(cause="invalid", detail="an earlier reply over again", cost="unknown")
         try:
             self._models.check(request.model, step.parsed.reply.model, lane.endpoint)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from charter.inference.endpoint.identity import Canaries
 from charter.spec.project import Serving
 
 
@@ -17,3 +18,5 @@ class ServerSetting:
     """Addresses of all servers that answer for it."""
     tell: Callable[[], None]
     """Called when answers come."""
+    canaries: Canaries | None = None
+    """Fixed questions that show when a server has another model; None asks none."""

@@ -123,6 +123,23 @@ class Transport:
         except (aiohttp.ClientError, OSError, ValueError):
             return False
 
+    async def get(self, url: str) -> bytes | None:
+        """The body of a request that costs nothing; None where there is none to be had."""
+        import aiohttp
+
+        try:
+            async with self._session.get(
+                url,
+                allow_redirects=False,
+                proxy=self._proxy(url),
+                timeout=aiohttp.ClientTimeout(total=HEALTH_SECONDS),
+            ) as response:
+                content = await _read(response) if response.status == 200 else None
+                response.close()
+                return content
+        except (aiohttp.ClientError, OSError, ValueError):
+            return None
+
     async def close(self) -> None:
         """Close every connection."""
         await self._session.close()
