@@ -18,6 +18,10 @@ def check_command(
     expand: Annotated[
         bool, typer.Option("--expand", help="Print the whole project: presets expanded, defaults written out.")
     ] = False,
+    directory: Annotated[
+        Path | None,
+        typer.Option("-C", "--directory", help="The same: a project directory, as other commands take it."),
+    ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", help="Replace one value: pipeline.ppo.episodes=640.", metavar="A.B=C")
     ] = None,
@@ -31,6 +35,7 @@ def check_command(
     from charter.spec.presets import deviation_lines
     from charter.spec.stage_checks import check_runnable
 
+    config = directory or config
     project = load_project(config, overrides=overrides or (), env=os.environ)
     deviations = deviation_lines(config, overrides or ())
     if expand:

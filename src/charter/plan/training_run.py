@@ -159,6 +159,16 @@ def affordable_flops(usd: float, schedule: Schedule, compute_flops: float) -> fl
     return compute_flops * usd / schedule.usd.p50
 
 
+LIST_PRICES = {
+    "A800-SXM-80GB": (
+        2.28,
+        "list price: a year's rent of 5,000 for close to $100 million, as a text on training costs says (second-hand, "
+        "undated); the price snapshot has no offer",
+    ),
+}
+"""USD per accelerator-hour of accelerators that no cloud of the price snapshot offers, and where each is from."""
+
+
 def snapshot_price(accelerator: Accelerator) -> tuple[float, str]:
     """Median over the clouds of each one's cheapest on-demand price per accelerator-hour, and where it is from."""
     prices = [
@@ -166,6 +176,8 @@ def snapshot_price(accelerator: Accelerator) -> tuple[float, str]:
         for offer in offers(accelerator.name, market=Market.ON_DEMAND)
         if offer.whole_machine and (price := offer.usd_per_accelerator_hour(Market.ON_DEMAND)) is not None
     ]
+    if not prices and accelerator.name in LIST_PRICES:
+        return LIST_PRICES[accelerator.name]
     if not prices:
         raise UsageError(f"the price snapshot has no on-demand offer of {accelerator.name}; give --price")
     cheapest = {cloud: min(price for other, price, _ in prices if other == cloud) for cloud, _, _ in prices}

@@ -148,9 +148,9 @@ def _market_and_risk(plan: Plan) -> Iterator[Text]:
 def risk_sentence(risk: StageRisk) -> str:
     """`a checkpoint every 25 min 0 s; 3.2 interruptions expected, 14 min 2 s lost at each; 1 spare node; ...`."""
     parts = [f"a checkpoint every {format_seconds(risk.interval_seconds)}"]
-    parts.append(
-        f"{risk.interruptions:.2g} interruptions expected, {format_seconds(risk.lost_seconds_each)} lost at each"
-    )
+    software = f" ({100 * risk.software_share:.0f} % by software)" if risk.software_share else ""
+    each = format_seconds(risk.lost_seconds_each)
+    parts.append(f"{risk.interruptions:.2g} interruptions expected{software}, {each} lost at each")
     if risk.spares is not None and risk.spares.nodes:
         parts.append(f"{risk.spares.nodes} spare node{'s' if risk.spares.nodes > 1 else ''}")
     parts.append(f"{100 * risk.useful_share:.0f} % of the paid time is work")

@@ -34,6 +34,20 @@ BLOOM_A100 = NodeFailureRate(
 )
 OPT_A100 = NodeFailureRate(per_node_day=15.6e-3, source="OPT-175B logbook: about 2 machines a day out of 128")
 
+
+@dataclass(frozen=True, kw_only=True)
+class JobFailureRate:
+    """Crashes of code, memory and servers per day of a running job, however many nodes it has."""
+
+    per_day: float
+    source: str
+
+
+LLAMA3_SOFTWARE = JobFailureRate(
+    per_day=1.0,
+    source="Llama 3 paper, table 5: 54 software bugs in 54 days of one run; that a job of any size has as many is "
+    "judgement (at 2,048 nodes an eighth of the node rate is counted twice so)",
+)
 PUBLISHED = {
     "llama3": LLAMA3_H100,
     "rsc1": META_RSC1_A100,
@@ -45,18 +59,24 @@ PUBLISHED = {
 
 
 def mean_between_failures_seconds(
-    *, num_nodes: int, failures_per_node_day: float, preemptions_per_hour: float = 0.0
+    *,
+    num_nodes: int,
+    failures_per_node_day: float,
+    preemptions_per_hour: float = 0.0,
+    job_failures_per_day: float = 0.0,
 ) -> float:
     """Mean seconds between interruptions of a job; rates of independent causes add.
 
-    `1/M = N r / 24 h + preemptions per hour`; infinite when nothing ever fails. The preemption rate is that
-    of the whole gang, not per node: preemptions of one pool are correlated. The hardware term grows with N;
-    it explains large jobs only (a 1,024-GPU job on RSC-1 failed 3.6 times as often as its node rate says).
+    `1/M = N r / 24 h + s / 24 h + preemptions per hour`; infinite when nothing ever fails. The preemption rate is that
+    of the whole gang, not per node: preemptions of one pool are correlated. The hardware term grows with N and
+    explains large jobs only (a 1,024-GPU job on RSC-1 failed 3.6 times as often as its node rate says); software fails
+    per job (s), whatever its size.
 
     >>> round(mean_between_failures_seconds(num_nodes=2048, failures_per_node_day=3.79e-3) / 3600, 2)
     3.09
     """
-    per_hour = num_nodes * failures_per_node_day / HOURS_PER_DAY + preemptions_per_hour
+    per_day = num_nodes * failures_per_node_day + job_failures_per_day
+    per_hour = per_day / HOURS_PER_DAY + preemptions_per_hour
     return math.inf if per_hour == 0 else 3600.0 / per_hour
 
 
@@ -88,6 +108,10 @@ WATCHDOG = Detection(
 SPOT_NOTICE = Detection(
     seconds=30.0,
     source="spot: the provider announces it (AWS 2 min, GCP 30 s before); notices are polled, 30 s is judgement",
+)
+CRASH = Detection(
+    seconds=30.0,
+    source="a process that ends is seen by who started it, at the next look; 30 s is judgement",
 )
 BY_NAME = {"slurm": SLURM, "kubernetes": KUBERNETES, "nccl": NCCL, "watchdog": WATCHDOG}
 

@@ -287,6 +287,8 @@ class RiskSettings:
 
     failures_per_node_day: float | None = None
     """Unexpected interruptions per node and day; the fleet of the Llama 3 or the RSC-1 paper unless given."""
+    software_failures_per_day: float | None = None
+    """Crashes of code, memory and servers per day of a job, whatever its size; 1 (the Llama 3 run) unless given."""
     detection: DetectionDelay | None = None
     """Who notices a failure (`slurm`, `kubernetes`, `nccl`, `watchdog`), or the delay; by place unless given."""
     restart: Seconds | None = None
@@ -311,6 +313,7 @@ def check_risk(risk: RiskSettings) -> Iterator[Problem]:
     """Values of `risk:` outside their range."""
     ranges = [
         ("failures_per_node_day", NOT_NEGATIVE),
+        ("software_failures_per_day", NOT_NEGATIVE),
         ("restart", NOT_NEGATIVE),
         ("save_bandwidth", POSITIVE),
         ("notice", NOT_NEGATIVE),

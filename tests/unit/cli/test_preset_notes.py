@@ -37,6 +37,10 @@ def test_check_and_plan_say_where_a_preset_differs(project):
         assert lines[place + 1].startswith("  - dpo: learning rate")
 
 
+def test_check_takes_a_directory_as_other_commands_do(project):
+    assert shown("check", "-C", project.parent) == shown("check", project.parent)
+
+
 def test_json_stays_json(project):
     assert NOTE not in shown("plan", project, "--json")
 

@@ -11,7 +11,7 @@ from charter.estimate.scaling.fitted import published
 from charter.plan.infeasible import divisibility
 from charter.plan.plan import InfeasiblePlanError
 from charter.plan.scaling_plan import ScaleQuestion, scale_plan
-from charter.plan.training_run import Cluster
+from charter.plan.training_run import Cluster, snapshot_price
 from charter.spec.project import Resources
 from charter.spec.stage import SftStage
 
@@ -50,3 +50,9 @@ def test_a_refusal_says_how_far_the_search_looked():
     with pytest.raises(InfeasiblePlanError) as refused:
         planner_case.one(stage, replace(resources, max_nodes=1), architecture=planner_case.LLAMA_70B)
     assert "where else engine trl was tried: up to 64 nodes of 8 x A100-80GB, H100, H200, B200" in str(refused.value)
+
+
+def test_an_accelerator_that_no_cloud_offers_has_a_list_price_with_its_source():
+    price, source = snapshot_price(A800)
+    assert price == 2.28
+    assert "second-hand" in source

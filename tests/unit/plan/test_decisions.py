@@ -61,7 +61,7 @@ def test_a_failure_beside_stops_the_stage(asked, mixed):
     (again,) = markets(on_demand, mixed)
     assert again.overhead == mixed.overhead
     (alone,) = markets(on_demand, replace(mixed, beside=()))
-    assert again.overhead.spent.interruptions > alone.overhead.spent.interruptions
+    assert again.overhead.mean_between_failures_seconds < alone.overhead.mean_between_failures_seconds
 
 
 def test_only_spot_means_only_spot(asked, mixed):

@@ -8,6 +8,7 @@ from charter.plan.options.risk import detection_delay, overhead, risk_assumption
 from charter.plan.options.stage_risk import stage_risk
 from charter.plan.options.stage_scenario import stage_scenario
 from charter.plan.physics.knowledge import shipped
+from charter.resilience.failures import CRASH
 from charter.resilience.simulate import simulate
 from charter.spec.project import Resources
 from charter.spec.sections import RiskSettings
@@ -48,8 +49,23 @@ def test_where_the_time_goes_adds_up_to_the_wall_time(aws):
     found = around(aws)
     assert found.spent.wall_seconds + found.start_seconds == pytest.approx(found.wall_seconds)
     assert found.billed_seconds == found.wall_seconds
-    # 64 nodes, 3.79 per 1,000 node-days, 10 days: 2.4 failures and a few more for the time they add.
-    assert found.spent.interruptions == pytest.approx(64 * 3.79e-3 * 10, rel=0.05)
+    # 64 nodes, 3.79 per 1,000 node-days, 10 days: 2.4 failures of machines, 10 of software, and some for what they add.
+    assert found.spent.interruptions == pytest.approx((64 * 3.79e-3 + 1) * 10, rel=0.05)
+    machines = around(aws, software_failures_per_day=0.0)
+    assert machines.spent.interruptions == pytest.approx(64 * 3.79e-3 * 10, rel=0.05)
+
+
+def test_a_crash_of_software_does_not_hang_on_the_number_of_nodes(aws):
+    few, many = (around(aws, nodes=nodes, failures_per_node_day=0.0) for nodes in (1, 64))
+    assert few.mean_between_failures_seconds == many.mean_between_failures_seconds == DAY
+    never = around(aws, failures_per_node_day=0.0, software_failures_per_day=0.0)
+    assert never.spent.interruptions == 0
+
+
+def test_no_plan_saves_only_at_its_end(aws):
+    """A run of half a day on one node was told to save every 11 hours, by failures of machines alone."""
+    found = around(aws, nodes=1, days=0.5, checkpoint_bytes=1e11)
+    assert found.interval_seconds < 2 * 3600
 
 
 def test_interval_is_whole_steps(aws):
@@ -63,9 +79,10 @@ def test_detection_follows_the_place_and_the_settings(aws, own):
     assert detection_delay(aws, RiskSettings(detection="kubernetes")).seconds == 380
     walls = [around(aws, detection=delay).wall_seconds for delay in (0.0, "watchdog", "slurm", 1800.0)]
     assert walls == sorted(walls)
-    assert around(aws, detection=1800.0).spent.detection_seconds == pytest.approx(
-        1800 * around(aws, detection=1800.0).spent.interruptions
-    )
+    slow = around(aws, detection=1800.0)
+    machines = 64 * 3.79e-3
+    mean = (machines * 1800 + CRASH.seconds) / (machines + 1)
+    assert slow.spent.detection_seconds == pytest.approx(mean * slow.spent.interruptions)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +180,12 @@ def test_plan_and_simulation_agree_on_the_bill(lab, aws, spot):
 
 def test_settings_reach_the_plan(lab):
     usual = lab.one(SFT).stages[0].risk
-    slow = lab.one(SFT, risk=RiskSettings(failures_per_node_day=3.79e-2, detection=1800.0)).stages[0].risk
+    machines = RiskSettings(software_failures_per_day=0.0)
+    assert usual.software_share > 0.9
+    usual = lab.one(SFT, risk=machines).stages[0].risk
+    assert usual.software_share == 0
+    often = replace(machines, failures_per_node_day=3.79e-2, detection=1800.0)
+    slow = lab.one(SFT, risk=often).stages[0].risk
     assert slow.detection.source == "your own"
     assert slow.failures_source == "risk: in charter.yaml"
     assert slow.interruptions == pytest.approx(10 * usual.interruptions, rel=0.02)

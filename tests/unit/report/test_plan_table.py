@@ -166,7 +166,8 @@ def test_a_market_and_its_risk_are_told_of_the_longest_stage(plan):
     stages = tuple(changed if stage is pole else stage for stage in plan.stages)
     text = " ".join(shown(plan_table(replace(plan, stages=stages))).split())
     assert f"Market for {pole.name}: spot: $468 less for +4 h." in text
-    assert "3 interruptions expected, 30 min 0 s lost at each" in text
+    share = f"({100 * pole.risk.software_share:.0f} % by software)"
+    assert f"3 interruptions expected {share}, 30 min 0 s lost at each" in text
 
 
 def test_explaining_a_stage_shows_risk_options_and_lines_of_cost(plan):

@@ -9,12 +9,15 @@ from charter.plan.physics.knowledge import LOCAL_SIGMA, LOCAL_SIGMA_SOURCE, TRAI
 from charter.resilience.checkpoint import transfer_seconds
 from charter.resilience.expected_time import ExpectedTime, Interruptions, best_interval_seconds, expected_time
 from charter.resilience.failures import (
+    CRASH,
     LLAMA3_H100,
+    LLAMA3_SOFTWARE,
     META_RSC1_A100,
     NCCL,
     SLURM,
     SPOT_NOTICE,
     Detection,
+    JobFailureRate,
     NodeFailureRate,
     detection,
     mean_between_failures_seconds,
@@ -75,6 +78,13 @@ def failure_rate(place: Place, settings: RiskSettings = PUBLISHED) -> NodeFailur
     if settings.failures_per_node_day is not None:
         return NodeFailureRate(per_node_day=settings.failures_per_node_day, source=OWN)
     return META_RSC1_A100 if place.accelerator.year <= 2021 else LLAMA3_H100
+
+
+def software_rate(settings: RiskSettings = PUBLISHED) -> JobFailureRate:
+    """Failures of software per day of a job: the project's own, else those of one published run."""
+    if settings.software_failures_per_day is not None:
+        return JobFailureRate(per_day=settings.software_failures_per_day, source=OWN)
+    return LLAMA3_SOFTWARE
 
 
 def detection_delay(place: Place, settings: RiskSettings = PUBLISHED) -> Detection:
@@ -176,23 +186,30 @@ def spot_pool(settings: RiskSettings) -> tuple[float, float]:
 def interruptions(
     place: Place, num_nodes: int, *, spot: bool, settings: RiskSettings = PUBLISHED, save_seconds: float = 0.0
 ) -> Interruptions:
-    """Failures of machines and preemptions together: rates add, delays and waits are weighted by them."""
-    rate = failure_rate(place, settings).per_node_day
+    """Failures of machines and software, and preemptions: rates add, delays and waits are weighted by them.
+
+    A crash of software is seen at once, is restarted like after a failed machine, and waits for no repair.
+    """
+    rate, software = failure_rate(place, settings).per_node_day, software_rate(settings).per_day
     restart = RESTART_SECONDS if settings.restart is None else settings.restart
     unseen = detection_delay(place, settings).seconds
     up, available = spot_pool(settings)
-    failing = num_nodes * rate / 86400
+    failing, crashing = num_nodes * rate / 86400, software / 86400
     preempted = 1 / up if spot else 0.0
-    share = preempted / (failing + preempted) if preempted else 0.0
+    together = failing + crashing + preempted
+    share, of_machines, of_software = (part / together if together else 0.0 for part in (preempted, failing, crashing))
     outage = up * (1 - available) / available
     repair = _repair_wait_seconds(place, num_nodes, rate, settings)
     return Interruptions(
         mean_between_failures_seconds=mean_between_failures_seconds(
-            num_nodes=num_nodes, failures_per_node_day=rate, preemptions_per_hour=3600 * preempted
+            num_nodes=num_nodes,
+            failures_per_node_day=rate,
+            preemptions_per_hour=3600 * preempted,
+            job_failures_per_day=software,
         ),
         restart_seconds=restart,
-        detection_seconds=share * SPOT_NOTICE.seconds + (1 - share) * unseen,
-        capacity_wait_seconds=share * outage + (1 - share) * repair,
+        detection_seconds=share * SPOT_NOTICE.seconds + of_machines * unseen + of_software * CRASH.seconds,
+        capacity_wait_seconds=share * outage + of_machines * repair,
         notice_success=share * notice_success(save_seconds=save_seconds, notice_seconds=settings.notice),
     )
 
@@ -244,10 +261,13 @@ def risk_assumptions(
 
 def _failure_assumptions(place: Place, settings: RiskSettings) -> list[Assumption]:
     rate, unseen = failure_rate(place, settings), detection_delay(place, settings)
+    software = software_rate(settings)
     own = settings.save_bandwidth is not None
     assumptions = [
         Assumption(name="failures per node and day", value=rate.per_node_day, source=rate.source),
-        Assumption(name="detection of a failure, seconds", value=unseen.seconds, source=unseen.source),
+        Assumption(name="failures of software per job and day", value=software.per_day, source=software.source),
+        Assumption(name="detection of a failed machine, seconds", value=unseen.seconds, source=unseen.source),
+        Assumption(name="detection of a crash, seconds", value=CRASH.seconds, source=CRASH.source),
         Assumption(
             name="restart after a failure, seconds",
             value=RESTART_SECONDS if settings.restart is None else settings.restart,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from charter.plan.hardware.place import LOCAL, ON_PREM
 from charter.plan.options.option import Option
-from charter.plan.options.risk import START_SECONDS, detection_delay, failure_rate
+from charter.plan.options.risk import START_SECONDS, detection_delay, failure_rate, software_rate
 from charter.resilience.expected_time import ExpectedTime
 from charter.resilience.failures import Detection, SpareWorth, best_spares, spare_worth
 from charter.spec.sections import RiskSettings
@@ -46,6 +46,8 @@ class StageRisk:
     persist_seconds: float
     """Until an asynchronous save is durable; 0: saves block."""
     mean_between_failures_seconds: float
+    software_share: float
+    """Of the interruptions; the rest are machines and preemptions."""
     spent: ExpectedTime
     detection: Detection
     failures_source: str
@@ -88,6 +90,7 @@ class StageRisk:
             "persist_seconds": round(self.persist_seconds, 3),
             "mean_between_failures_seconds": round(mean, 3) if math.isfinite(mean) else None,
             "expected_interruptions": round(self.spent.interruptions, 6),
+            "software_share": round(self.software_share, 6),
             "lost_seconds": round(self.spent.lost_seconds, 3),
             "saving_seconds": round(self.spent.save_seconds, 3),
             "detection_seconds": round(self.spent.detection_seconds, 3),
@@ -122,11 +125,18 @@ def stage_risk(option: Option, settings: RiskSettings) -> StageRisk:
         save_seconds=around.save_seconds,
         persist_seconds=around.persist_seconds,
         mean_between_failures_seconds=around.mean_between_failures_seconds,
+        software_share=0.0 if local else _software_share(around.mean_between_failures_seconds, settings),
         spent=spent,
         detection=UNDISTURBED if local else detection_delay(place, settings),
         failures_source=UNDISTURBED.source if local else failure_rate(place, settings).source,
         spares=None if local else _spares(option, settings),
     )
+
+
+def _software_share(mean_between_failures_seconds: float, settings: RiskSettings) -> float:
+    if math.isinf(mean_between_failures_seconds):
+        return 0.0
+    return software_rate(settings).per_day / 86400 * mean_between_failures_seconds
 
 
 def _spares(option: Option, settings: RiskSettings) -> SpareAdvice:
