@@ -56,9 +56,9 @@ def _assumed(project: "Project", directory: Path) -> "Iterator[str]":
     from charter.errors import DataError, SpecError, UsageError
     from charter.plan.inputs import read_model
 
-    for name, spec in project.models.items():
+    for name in project.models:
         try:
-            _, assumptions = read_model(name, spec, directory)
+            _, assumptions = read_model(name, project, directory)
         except (DataError, SpecError, UsageError):
             continue
         for item in assumptions:

@@ -125,7 +125,7 @@ def _memory_share(option: Option, roles: list[str]) -> float:
 
 def _most_tokens(work: Workload, model: str) -> int:
     """Longest prompt and answer that the servers of a model take: with room, since lengths are estimates."""
-    phases = [phase for phase in work.phases if work.role(phase.role).model == model]
+    phases = [phase for phase in work.phases if work.model_of(phase.role) == model]
     return max(LEAST_CONTEXT, 2 * ceil(max((phase.longest_tokens for phase in phases), default=0.0)))
 
 

@@ -8,7 +8,7 @@ from charter.data.dataset import DataFacts
 from charter.errors import InfeasibleError
 from charter.plan.choice.candidates import Candidates
 from charter.plan.hardware.machine import Machine
-from charter.plan.hardware.place import control_place, may_run_here
+from charter.plan.hardware.place import NOTHING_RENTED, Place, control_place, may_run_here
 from charter.plan.hardware.places import places, quota_of
 from charter.plan.infeasible import infeasible
 from charter.plan.options.option import Option, Rejected
@@ -33,7 +33,7 @@ class Facts:
     """Inputs of the planner beside the project."""
 
     architectures: Mapping[str, Architecture]
-    """Of every entry of `models`."""
+    """Of every entry of `models` that has one."""
     data: Mapping[str, DataFacts]
     """Of every data set that is there."""
     machine: Machine | None
@@ -69,32 +69,33 @@ def gather(project: Project, facts: Facts) -> Gathered:
 
 def _data_bytes(project: Project, models: Models, library: Library) -> dict[str, float]:
     """Bytes of text of every data set, for transfers."""
-    architecture = models.any_architecture()
-    per_token, _ = bytes_per_token(architecture)
-    corpora = {name: library.corpus((name,), architecture) for name in project.data}
+    vocab_size = models.any_vocabulary()
+    per_token, _ = bytes_per_token(vocab_size)
+    corpora = {name: library.corpus((name,), vocab_size) for name in project.data}
     return {name: corpus.rows * corpus.row_tokens * per_token for name, corpus in corpora.items()}
 
 
 def _candidates(name: str, project: Project, models: Models, library: Library, facts: Facts) -> Candidates:
     stage = project.pipeline[name]
     work = workload(stage, models, library)
-    for role in work.remote:
-        model = work.role(role).model
-        endpoint = project.serving[model].endpoint
-        if role in work.endpoints:
-            library.assume(f"{name}.{role}", "endpoint", f"answered by {endpoint}; price and limits of serving.{model}")
-            continue
-        library.assume(f"{name}.{role}", "not planned", f"answered by {endpoint}; its time and price are not counted")
+    for role in work.asked:
+        price = "price and limits" if work.endpoints[role.name].is_known else "unpriced; limits"
+        endpoint = project.serving[role.model].endpoint
+        library.assume(f"{name}.{role.name}", "endpoint", f"answered by {endpoint}; {price} of serving.{role.model}")
     rented = work.needs_accelerator or may_run_here(project)
     where, refused = (
         places(project, stage, facts.machine, facts.prices) if rented else ((control_place(facts.machine),), ())
     )
+    if not work.needs_accelerator:
+        where = tuple(_at_no_cost(place) for place in where)
     if own_roles(stage, work) and (stage.resources is None or stage.resources.num_nodes is None):
         # An evaluation is one process with a judge beside it: of several nodes it uses one.
         where = tuple(replace(place, nodes=(1,)) for place in where)
+    meanwhile = bool(work.trained and work.asked)
     question = Question(
         stage=stage,
-        work=work,
+        work=work.computed_here if meanwhile else work,
+        asked=work if meanwhile else None,
         dtype=getattr(stage, "dtype", "bf16"),
         checkpoint_bytes=checkpoint_bytes(work),
         use_spot=_spot(project, stage),
@@ -117,6 +118,11 @@ def _candidates(name: str, project: Project, models: Models, library: Library, f
         options=options,
         refused=tuple(Rejected(option=item.option, reason=item.reason) for item in refused),
     )
+
+
+def _at_no_cost(place: Place) -> Place:
+    """A machine without a price, for a stage that computes with no model: what it asks for is then all of its money."""
+    return place if place.price.usd_per_hour is not None else replace(place, price=NOTHING_RENTED)
 
 
 def _paid(options: tuple[Option, ...], project: Project) -> list[Option]:

@@ -16,7 +16,7 @@ from charter.plan.physics.number_formats import format_refusal
 from charter.plan.rl.across import across
 from charter.plan.rl.search import rl_answers
 from charter.plan.serving.answering_search import answering_options
-from charter.plan.serving.endpoint_option import endpoint_only, without_accelerators
+from charter.plan.serving.endpoint_option import endpoint_only, with_endpoints, without_accelerators
 from charter.spec.stage import PpoStage
 
 
@@ -32,11 +32,11 @@ def search(question: Question, places: tuple[Place, ...]) -> Found:
     for site in sites:
         fitting, missed = answers[_hardware(site)]
         for option in fitting:
-            options += markets(question, replace(option, place=site.place, price=site.place.price))
+            options += markets(question, replace(_billed(question, option), place=site.place, price=site.place.price))
         rejected += missed.rejected if not fitting else ()
         misses += missed.peaks if not fitting else ()
     if isinstance(question.stage, PpoStage):
-        options += across(question, places)
+        options += [_billed(question, option) for option in across(question, places)]
     options += without_accelerators(question)
     return Found(
         options=tuple(options),
@@ -46,6 +46,11 @@ def search(question: Question, places: tuple[Place, ...]) -> Found:
         pruned=sum(missed.pruned for _, missed in answers.values()),
         question=question,
     )
+
+
+def _billed(question: Question, option: Option) -> Option:
+    """A stage that trains, with the bill of what it asks meanwhile; one that only answers has it already."""
+    return option if question.asked is None else with_endpoints(option, question)
 
 
 def _refusal(question: Question, place: Place) -> str | None:

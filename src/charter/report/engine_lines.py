@@ -33,15 +33,12 @@ def engine_line(plan: Plan) -> str:
         if stage.option.engine != NATIVE or quickest is None or quickest.ratio > WORTH_SAYING:
             continue
         share = 1 - quickest.ratio
-        saved += share * (stage.usd.p50 / 1e6 if stage.usd is not None else 0.0)
+        saved += share * (stage.compute_usd.p50 / 1e6 if stage.compute_usd is not None else 0.0)
         names.append(f"{quickest.engine} for {stage.name} -{share:.0%}")
     if not names:
         return ""
-    money = (
-        f"would save about {format_usd(saved)} of {format_usd((plan.usd.p50 if plan.usd else 0) / 1e6)}: "
-        if saved
-        else ""
-    )
+    total = "" if plan.usd is None else f" of {format_usd(plan.usd.p50 / 1e6)}"
+    money = f"would save about {format_usd(saved)}{total}: " if saved else ""
     return (
         f"Other engines {money}{', '.join(names)} of the work, on the same accelerators, without resuming to the bit; "
         "--any-engine shows them, `charter artifacts export` hands a stage over."

@@ -18,6 +18,7 @@ from charter.plan.plan import Plan
 from charter.plan.project_plan import plan_project
 from charter.plan.stages.stage_plan import StagePlan
 from charter.plan.work.corpus import Library
+from charter.plan.work.roles import Models
 from charter.report.handover_inputs import ExportedInputs, export_inputs
 from charter.report.handover_jobs import start_files
 from charter.report.handover_pages import MAPPING, PLAN, README, counts, mapping_page, plan_page, readme
@@ -160,6 +161,7 @@ def _rows(project: Project, root: Path, name: str) -> dict[str, int]:
     """Rows of each role of data, as the planner counts them."""
     inputs = read_inputs(project, root)
     library = Library(project=project, facts=inputs.facts, assumptions=[])
-    stage, any_architecture = project.pipeline[name], next(iter(inputs.architectures.values()))
+    vocab_size = Models(project=project, architectures=inputs.architectures).any_vocabulary()
+    stage = project.pipeline[name]
     named = references(stage)
-    return {role: round(library.corpus(named[role], any_architecture).rows) for role in data_roles(stage)}
+    return {role: round(library.corpus(named[role], vocab_size).rows) for role in data_roles(stage)}

@@ -184,7 +184,7 @@ def _quantiles(money: MicroUsd | None) -> list[str]:
 def _options(stage: StagePlan) -> list[RenderableType]:
     """Near-tied layouts on the chosen machines, and options that nothing beats or that cost as much as the chosen."""
     found: list[RenderableType] = []
-    tied = [item for item in stage.option.tied_layouts if item.label != stage.option.layout_label]
+    tied = [item for item in stage.option.tied_layouts if item.label != stage.option.layout.label]
     if tied:
         table = Table(title="As good on the same machines", title_justify="left", box=box.SIMPLE_HEAD)
         for header in ("Layout", "Work", "Peak"):

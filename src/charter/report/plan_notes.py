@@ -170,7 +170,7 @@ def difference(option: Option, chosen: Option) -> str:
 
 def _ties(plan: Plan) -> Iterator[Text]:
     pole = longest_pole(plan)
-    others = [tied for tied in pole.option.tied_layouts if tied.label != pole.option.layout_label]
+    others = [tied for tied in pole.option.tied_layouts if tied.label != pole.option.layout.label]
     if others:
         base = pole.option.overhead.useful_seconds
         shown = [(tied.label, round(100 * (tied.seconds / base - 1))) for tied in others[:TIES_NAMED]]
@@ -199,6 +199,8 @@ def _price_lines(plan: Plan) -> Iterator[Text]:
         for option in (stage.option for stage in plan.stages)
         if option.price.usd_per_hour
     }
+    if not found and plan.usd is not None:
+        return
     for text in sorted(found) or ["none known for this machine; set resources.price to see a cost"]:
         yield Text(f"Prices: {text}.")
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from charter.cost.buckets import BUCKETS
-from charter.plan.money.cost_breakdown import STORAGE, TRANSFER
+from charter.plan.money.cost_breakdown import API, STORAGE, TRANSFER
 from charter.plan.plan import Plan
 from charter.plan.stages.stage_plan import MicroUsd
 
@@ -14,7 +14,7 @@ REPEATED = "reruns, idle time"
 def beside_the_machines(plan: Plan) -> list[tuple[str, MicroUsd | None]]:
     """What is paid for beside the machines of the stages, by name; together with those it is the total.
 
-    Without a price for everything these are storage and transfer, and None for what has no price.
+    Without a price for everything these are storage, transfer, endpoints, and None for what has no price.
     """
     if plan.cost is None or plan.cost.total is None:
         return _of_stages(plan)
@@ -32,6 +32,8 @@ def _of_stages(plan: Plan) -> list[tuple[str, MicroUsd | None]]:
     missing = plan.cost.unpriced if plan.cost is not None else ()
     rows: list[tuple[str, MicroUsd | None]] = [(STORAGE, storage)]
     rows += [(TRANSFER, moved)] if moved is not None and moved.p90 else []
+    charged = added(stage.endpoint_usd for stage in plan.stages)
+    rows += [(API, charged)] if charged is not None and charged.p90 else []
     return [*rows, *((name, None) for name in missing if plan.stage(name) is None)]
 
 

@@ -24,6 +24,7 @@ from charter.run.events import Events
 from charter.run.graph import Pipeline, PlannedStage
 from charter.run.paths import run_dir
 from charter.run.planned import PLAN_FILE
+from charter.run.served import loads_weights
 from charter.spec.project import Project
 from charter.spec.sections import Budget
 from charter.units import MICRO_USD_PER_USD, SECONDS_PER_HOUR, format_usd
@@ -387,10 +388,8 @@ class BudgetWatch:
         self._plan = read_plan(self._pipeline.root)
         if project.budget is None:
             return
-        if project.resources.price is None:
-            self._events.emit(
-                "budget_unpriced", message=f"the budget cannot be watched{_but_calls(project)}: {NO_PRICE}"
-            )
+        if project.resources.price is None and (message := _unwatched(self._pipeline)):
+            self._events.emit("budget_unpriced", message=message)
         if (error := self.look(ledger, running=(), done=done)) is not None:
             raise error
 
@@ -495,9 +494,14 @@ def _is_over(line: BudgetLine, done: Collection[str]) -> bool:
     return line.scope == "stage" and line.name in done
 
 
-def _but_calls(project: Project) -> str:
-    priced = any(serving.usd_per_million_input_tokens is not None for serving in project.serving.values())
-    return " but for calls to servers" if priced else ""
+def _unwatched(pipeline: Pipeline) -> str:
+    """Return what of a run no budget can watch without a price of the machines; empty where calls are all its money."""
+    project = pipeline.project
+    if not any(serving.is_used and serving.token_prices for serving in project.serving.values()):
+        return f"the budget cannot be watched: {NO_PRICE}"
+    if not any(loads_weights(project, stage) for stage in pipeline.stages.values()):
+        return ""
+    return f"the budget is watched for calls to servers; machines have no price: {NO_PRICE}"
 
 
 TIME_SHARE = 0.05

@@ -103,7 +103,7 @@ class ManagedSettings:
     image: str | None = None
     """Image with Charter in it, in a registry that the service reaches."""
     serving_image: str | None = None
-    """Image that serves a judge (vLLM's OpenAI-compatible server); needed for a hosted endpoint."""
+    """Image that serves a judge (vLLM's OpenAI-compatible server); without it models answer at their addresses."""
     storage: str | None = None
     """Where the project lies: `s3://BUCKET/PATH` for SageMaker, `SERVER:/EXPORT` (NFS) for Vertex AI, a path of a
     datastore (`azureml://datastores/NAME/paths/PATH`) for Azure ML."""

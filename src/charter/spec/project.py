@@ -184,7 +184,7 @@ class Serving:
     mode: Literal["endpoint", "own", "auto"] = "endpoint"
     """`endpoint`: the endpoint answers wherever one is given; `own`: never; `auto`: the plan takes what is better."""
     usd_per_million_input_tokens: Usd | None = None
-    """What the endpoint charges; without it neither its money nor its time is planned."""
+    """What the endpoint charges; without it the stage is unpriced, and its time is planned all the same."""
     usd_per_million_output_tokens: Usd | None = None
     cached_input_usd_per_million_tokens: Usd | None = None
     """Of prompt tokens that the endpoint has seen before; the full price unless given."""
@@ -200,6 +200,24 @@ class Serving:
     def is_used(self) -> bool:
         """Return True if a run asks servers: they are given or started, and not merely compared with or left aside."""
         return (self.endpoint is not None or self.pool is not None) and self.mode != "own"
+
+    @property
+    def is_by_address(self) -> bool:
+        """Return True if the model is reached by address wherever only answers are wanted of it.
+
+        Nothing of such a model is here: no weights, no memory, no architecture, no time of an accelerator. It is
+        planned from tokens, their price and the limits of its servers.
+        """
+        return self.endpoint is not None and self.mode == "endpoint"
+
+    @property
+    def token_prices(self) -> tuple[float, float] | None:
+        """USD per million tokens read and written: zero where requests cost nothing, None where no price is known."""
+        if not self.billed:
+            return 0.0, 0.0
+        if self.usd_per_million_input_tokens is None or self.usd_per_million_output_tokens is None:
+            return None
+        return self.usd_per_million_input_tokens, self.usd_per_million_output_tokens
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -90,14 +90,14 @@ def outputs(project: Path) -> dict[str, dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """Outputs of a run without kills or faults, and how long it took."""
+    """Outputs of a run without kills or faults, how long it took, and its project."""
     place = tmp_path_factory.mktemp("served")
     with served(place / "log", faults=0) as url:
         project, began = project_at(place / "project", url), time.monotonic()
         run = start(project)
         assert run.communicate()[1] is not None
         assert run.returncode == 0
-    return outputs(project), time.monotonic() - began
+    return outputs(project), time.monotonic() - began, project
 
 
 def stage_pids(project: Path) -> list[int]:
@@ -145,8 +145,20 @@ def billed(log: Path) -> dict[str, int]:
     }
 
 
+def test_models_by_address_are_planned_and_reported(undisturbed):
+    *_, project = undisturbed
+    plan, cost = charter("plan", "-C", str(project)), charter("cost", "report", "-C", str(project))
+    assert plan["total"]["usd"]["p50"] > 0
+    asked = {stage["name"]: sum(use["requests"] for use in stage.get("asked", ())) for stage in plan["stages"]}
+    calls = {stage["name"]: stage["actual"]["calls"]["requests"] for stage in cost["stages"]}
+    assert asked["answers"] == calls["answers"] > 0
+    assert all(stage["planned"]["usd"] for stage in cost["stages"] if asked.get(stage["name"]))
+    report = forks.run([*CHARTER, "report", "-C", str(project)], capture_output=True, text=True)
+    assert report.returncode == 0, report.stderr
+
+
 def test_no_record_is_lost_or_paid_twice_without_being_told(undisturbed, tmp_path):
-    reference, seconds = undisturbed
+    reference, seconds, _ = undisturbed
     kills = runs = mismatches = 0
     while kills < KILLS:
         runs += 1

@@ -2,7 +2,7 @@
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +23,7 @@ from charter.run.attempt import (
 from charter.run.budget import BudgetWatch, StageStep, lines_now, read_plan, read_spending, spent_usd, stages_so_far
 from charter.run.events import Events
 from charter.run.graph import Pipeline
-from charter.spec.project import Project, Resources
+from charter.spec.project import Project, Resources, Serving
 from charter.spec.sections import Budget
 
 
@@ -44,10 +44,10 @@ def ledger(tmp_path):
 class Watching:
     """A budget watch of a project without stages, and what it has told."""
 
-    def __init__(self, root, project):
+    def __init__(self, root, project, stages=None):
         self.told = []
         events = Events(root, [lambda event: self.told.append(event)])
-        self.watch = BudgetWatch(Pipeline(project=project, root=root, stages={}, inputs=None), events)
+        self.watch = BudgetWatch(Pipeline(project=project, root=root, stages=stages or {}, inputs=None), events)
 
     def look(self, ledger, **given):
         return self.watch.look(ledger, **{"running": (), "done": (), **given})
@@ -59,7 +59,7 @@ class Watching:
 
 @pytest.fixture
 def watching(tmp_path):
-    return lambda project: Watching(tmp_path, project)
+    return lambda project, **given: Watching(tmp_path, project, **given)
 
 
 def spend(ledger, *, hours, price_usd, run="p", stage="s", **billed_to):
@@ -85,6 +85,30 @@ def test_without_a_price_nothing_is_known_and_no_limit_is_passed(ledger, watchin
     watch = watching(project(limit=1, price=None))
     watch.watch.start(ledger, done=())
     assert watch.messages == ["the budget cannot be watched: resources.price is not set"]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "told"),
+    [
+        ({}, []),
+        (
+            {"policy": (SimpleNamespace(source="model", name="base", stage_kind=None),)},
+            ["the budget is watched for calls to servers; machines have no price: resources.price is not set"],
+        ),
+    ],
+)
+def test_calls_with_a_price_are_watched(ledger, watching, tmp_path, inputs, told):
+    priced = Serving(endpoint="http://a/v1", usd_per_million_input_tokens=1.0, usd_per_million_output_tokens=1.0)
+    judged = SimpleNamespace(source="model", name="judge", stage_kind=None)
+    stage = SimpleNamespace(
+        inputs={"judge": (judged,), **inputs},
+        directory=tmp_path / "label",
+        spec=SimpleNamespace(kind="label"),
+        asked_fingerprint="f",
+    )
+    watch = watching(replace(project(limit=1, price=None), serving={"judge": priced}), stages={"label": stage})
+    watch.watch.start(ledger, done=())
+    assert watch.messages == told
 
 
 def call_usage(*, settled, unknown):

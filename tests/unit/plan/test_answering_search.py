@@ -182,10 +182,11 @@ def test_the_time_of_an_endpoint_follows_its_limits(planned):
     assert quick < slow / 5
 
 
-def test_without_a_price_an_endpoint_is_not_planned_as_before(planned):
+def test_without_a_price_the_time_of_an_endpoint_is_planned(planned):
     stage = planned(JUDGED, Serving(endpoint=ENDPOINT))
     assert stage.option.endpoint_usd is None
-    assert not any("endpoint" in term.name for term in stage.option.time_terms)
+    assert any("endpoint" in term.name for term in stage.option.time_terms)
+    assert stage.usd is None
 
 
 def test_mode_own_ignores_the_endpoint(planned):

@@ -168,10 +168,12 @@ def test_eval_answers_with_every_policy_and_asks_the_judge_about_human_pairs(wor
     assert next(phase for phase in found.phases if phase.role == "judge").sequences == 2 * 40_000
 
 
-def test_judge_behind_an_endpoint_is_not_planned(work):
+def test_judge_behind_an_endpoint_is_not_here(work):
     stage = LabelStage(judge="base", candidates=("pairs",))
     found, _ = work(stage, serving={"base": Serving(endpoint="http://judge:8000/v1")})
     assert found.remote == ("judge",)
+    assert found.roles == ()
+    assert [(role.name, role.model, role.vocab_size) for role in found.asked] == [("judge", "base", 128_256)]
 
 
 def test_missing_file_without_declaration_says_what_to_declare(work):

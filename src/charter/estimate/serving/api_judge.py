@@ -14,8 +14,9 @@ SECONDS_PER_MINUTE = 60.0
 class ApiPrice:
     """Price and limits of one endpoint, as its page prints them."""
 
-    input_usd_per_million: float
-    output_usd_per_million: float
+    input_usd_per_million: float | None
+    """None where no price is known; then only the time is."""
+    output_usd_per_million: float | None
     cached_input_usd_per_million: float | None = None
     """Of prompt tokens the endpoint has seen before; the full price when left out."""
     batch_discount: float = 0.0
@@ -33,8 +34,14 @@ class ApiPrice:
     """Of one answer as it streams; judgement where nobody measured it."""
     first_token_seconds: float = 1.0
 
+    @property
+    def is_known(self) -> bool:
+        """Return True if tokens have a price, were it zero."""
+        return self.input_usd_per_million is not None and self.output_usd_per_million is not None
+
     def __post_init__(self) -> None:
-        if min(self.input_usd_per_million, self.output_usd_per_million) < 0 or not 0 <= self.batch_discount < 1:
+        prices = (self.input_usd_per_million or 0.0, self.output_usd_per_million or 0.0)
+        if min(prices) < 0 or not 0 <= self.batch_discount < 1:
             raise UsageError("an API price is not negative, and a batch discount is a share below 1")
         if not 0 <= self.cached_share <= 1:
             raise UsageError(f"the cached share of a prompt is between 0 and 1, not {self.cached_share:g}")
@@ -45,7 +52,8 @@ class ApiJudgement:
     """Time and money of a number of requests."""
 
     seconds: float
-    usd: float
+    usd: float | None
+    """None without a price."""
     bound_by: str
     """`requests per minute`, `input tokens per minute`, `output tokens per minute`, `tokens per minute` or
     `concurrency`."""
@@ -70,11 +78,7 @@ def api_judgement(
     >>> round(found.usd), round(found.seconds / 60), found.bound_by
     (315, 100, 'requests per minute')
     """
-    cached_share = price.cached_share if cached_share is None else cached_share
-    cached = price.cached_input_usd_per_million
-    cached_price = price.input_usd_per_million if cached is None else cached
-    per_input = cached_share * cached_price + (1 - cached_share) * price.input_usd_per_million
-    usd = requests * (input_tokens * per_input + output_tokens * price.output_usd_per_million) / MILLION
+    usd = _usd(price, requests, input_tokens, output_tokens, cached_share)
     answer = price.first_token_seconds + output_tokens / price.tokens_per_second
     limits = {
         "requests per minute": (requests, price.requests_per_minute),
@@ -85,4 +89,18 @@ def api_judgement(
     times = {name: SECONDS_PER_MINUTE * amount / rate for name, (amount, rate) in limits.items() if rate}
     times["concurrency"] = answer * requests / min(price.concurrency, max(requests, 1.0))
     bound_by = max(times, key=lambda name: times[name])
-    return ApiJudgement(seconds=times[bound_by], usd=usd * (1 - price.batch_discount), bound_by=bound_by)
+    return ApiJudgement(seconds=times[bound_by], usd=usd, bound_by=bound_by)
+
+
+def _usd(
+    price: ApiPrice, requests: float, input_tokens: float, output_tokens: float, cached_share: float | None
+) -> float | None:
+    """Return `requests x (input tokens x their price + output tokens x theirs)`; None without a price."""
+    fresh, written = price.input_usd_per_million, price.output_usd_per_million
+    if fresh is None or written is None:
+        return None
+    share = price.cached_share if cached_share is None else cached_share
+    cached = fresh if price.cached_input_usd_per_million is None else price.cached_input_usd_per_million
+    per_input = share * cached + (1 - share) * fresh
+    usd = requests * (input_tokens * per_input + output_tokens * written) / MILLION
+    return usd * (1 - price.batch_discount)

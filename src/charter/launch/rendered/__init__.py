@@ -22,7 +22,7 @@ from charter.launch.rendered import azureml, kubeflow, sagemaker, skypilot, vert
 from charter.launch.rendered.task import HostedModel, Machine, Task, json_text, needed
 from charter.launch.tags import tags_of
 from charter.spec.graph import execution_order, stage_inputs
-from charter.spec.project import Project
+from charter.spec.project import Project, Serving
 from charter.spec.stage import Stage, references
 
 Body = Mapping[str, Any] | str
@@ -141,7 +141,8 @@ def texts_for(
     target, files = TARGETS[name], dict[str, Body]()
     managed = target.managed
     if managed:
-        for model in [hosted_model(project, served, target) for served in project.serving]:
+        hosted = (name for name, serving in project.serving.items() if not _answers_already(project, serving))
+        for model in [hosted_model(project, name, target) for name in hosted]:
             files |= {f"{model.name}.{part}": body for part, body in managed.endpoint(project, model).items()}
     names = chosen(project, stages)
     tasks = [task_of(project, stage, target, words=words) for stage in names]
@@ -202,6 +203,11 @@ def task_of(project: Project, name: str, target: Target, *, words: tuple[str, ..
         use_spot=(project.resources.use_spot if own_spot is None else own_spot) is True,
         words=words,
     )
+
+
+def _answers_already(project: Project, serving: Serving) -> bool:
+    """Return True if a model is only reached by address: no image is named that would serve it."""
+    return serving.is_by_address and project.launch.managed.serving_image is None
 
 
 def hosted_model(project: Project, name: str, target: Target) -> HostedModel:

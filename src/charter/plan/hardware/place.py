@@ -114,8 +114,13 @@ def control_place(machine: Machine | None) -> Place:
         accelerator=controller.processor(threads=1),
         per_node=1,
         instance="the machine that runs Charter",
-        price=Price(market="own", usd_per_hour=0.0, source="nothing is rented for a stage without a model", as_of=""),
+        price=NOTHING_RENTED,
     )
+
+
+NOTHING_RENTED = Price(
+    market="own", usd_per_hour=0.0, source="nothing is rented for a stage without a model here", as_of=""
+)
 
 
 _SMALL_MACHINE = Machine(

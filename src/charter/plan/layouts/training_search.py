@@ -133,6 +133,7 @@ def tied_layouts(question: Question, searched: Searched, engine: EngineKnowledge
     """The best layout of every family that cannot be told from the fastest, fastest first."""
     limit = tied_limit(question, engine) * float(searched.seconds.min())
     best: dict[int, int] = {}
+    waits = sum(term.value for term in question.waits)
     for row in np.argsort(searched.seconds, kind="stable"):
         if searched.seconds[row] > limit or len(best) >= TIED_SHOWN:
             break
@@ -140,7 +141,7 @@ def tied_layouts(question: Question, searched: Searched, engine: EngineKnowledge
     return tuple(
         TiedLayout(
             label=searched.space.layout(row).label,
-            seconds=float(searched.seconds[row]),
+            seconds=float(searched.seconds[row]) + waits,
             peak_bytes=float(searched.peak[row]),
         )
         for row in best.values()

@@ -68,21 +68,18 @@ def project_cost(
         lines.append(_contingency(lines, costs))
     return ProjectCost(
         lines=tuple(lines),
-        unpriced=_unpriced(stages, project),
+        unpriced=_unpriced(stages),
         spread=spread,
         units=unit_costs(stages, lines),
         energy_kwh=energy_kwh(stages, 1 + costs.rework),
     )
 
 
-def _unpriced(stages: Sequence[StagePlan], project: Project) -> tuple[str, ...]:
+def _unpriced(stages: Sequence[StagePlan]) -> tuple[str, ...]:
     """Stages without a price, and models whose endpoint has none."""
     names = [stage.name for stage in stages if stage.compute_usd is None]
-    for model in dict.fromkeys(use.model for stage in stages for use in stage.done.api):
-        served = project.serving.get(model)
-        if served is None or served.usd_per_million_input_tokens is None:
-            names.append(f"endpoint of {model}")
-    return tuple(names)
+    unpriced = (use.model for stage in stages for use in stage.done.api if not use.is_priced)
+    return (*names, *(f"endpoint of {model}" for model in dict.fromkeys(unpriced)))
 
 
 def _usd_per_second(costs: Costs) -> float:

@@ -145,11 +145,11 @@ def _disk(stage: StagePlan, costs: Costs, book: PriceBook) -> CostLine:
 
 
 def _endpoint(stage: StagePlan) -> CostLine:
-    prompted, answered = (
-        sum(getattr(use, name) for use in stage.done.api) for name in ("input_tokens", "output_tokens")
+    requests, prompted, answered = (
+        sum(getattr(use, name) for use in stage.done.api) for name in ("requests", "input_tokens", "output_tokens")
     )
     names = ", ".join(dict.fromkeys(use.model for use in stage.done.api))
-    formula = f"{prompted:,.0f} tokens asked, {answered:,.0f} answered, x their prices"
+    formula = f"{requests:,.0f} requests: {prompted:,.0f} tokens read, {answered:,.0f} written, x their prices"
     return _line(stage, API, stage.endpoint_usd, formula, f"serving: {names}")
 
 

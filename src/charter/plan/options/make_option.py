@@ -20,7 +20,7 @@ def make_option(
     terms: tuple[Term, ...],
 ) -> Option:
     """The option on demand (or owned), with its risk."""
-    terms = _at_measured_pace(question, place.accelerator, terms)
+    terms = (*_at_measured_pace(question, place.accelerator, terms), *question.waits)
     useful = sum(term.value for term in terms)
     generates, fixed_length = question.time_sigmas_of
     moe = any(role.architecture.mixture is not None for role in question.work.roles)

@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from charter.estimate.terms import Term
 from charter.plan.options.option import Option, Rejected
 from charter.plan.physics.fit import Peak
 from charter.plan.physics.knowledge import Knowledge
+from charter.plan.serving.endpoint_use import endpoint_terms
 from charter.plan.work.phase import Phase, Workload
 from charter.spec.sections import RiskSettings
 from charter.spec.stage import Sampling, Stage, StageResources
@@ -26,6 +28,8 @@ class Question:
     """Whose layouts a training stage may take."""
     risk: RiskSettings = field(default_factory=RiskSettings)
     """What the project knows about failures."""
+    asked: Workload | None = None
+    """The whole work of a stage that trains and meanwhile asks models at an address; `work` is then what runs here."""
     peaks: dict[tuple[object, ...], Peak] = field(default_factory=dict, compare=False, repr=False)
     """Peaks that were written out already, by what they depend on; many places ask for the same one."""
 
@@ -39,6 +43,11 @@ class Question:
     def trained_dtype(self) -> str:
         """Number format of the matrix products that are trained with; empty where nothing is trained."""
         return self.dtype if self.work.trained else ""
+
+    @property
+    def waits(self) -> tuple[Term, ...]:
+        """Seconds in which accelerators that train wait for what is asked at an address: no layout changes them."""
+        return () if self.asked is None else endpoint_terms(self.asked)
 
     @property
     def fixed(self) -> StageResources | None:

@@ -31,6 +31,12 @@ NATIVE_STACKS = {
 """Whose constants the native engine takes: Hugging Face layers and decoding, and a memory list of its own."""
 LOCAL_SIGMA = 0.30
 LOCAL_SIGMA_SOURCE = "judgement (standard deviation of the logarithm); measured paces replace it"
+ENDPOINT_SIGMA = 0.86
+ENDPOINT_SIGMA_SOURCE = (
+    "no measurement of the server: its limits, and answers that stream at 60 tokens per second; p10 and p90 are a "
+    "factor of 3 away, judgement"
+)
+"""Of the logarithm: exp(0.86 x 1.2816) = 3. Hosted models stream at 20 to 200 tokens per second."""
 CPU_USABLE_SHARE = 0.95
 """Share of the machine's memory that a local plan may fill; judgement."""
 Constants = TypeVar("Constants")

@@ -72,6 +72,7 @@ def option_of(
     setting: Setting, item: Placed, terms: tuple[Term, ...], *, num_nodes: int, beside: Setting | None = None
 ) -> Option:
     """The option of a placement on the accelerators of one place; `beside` holds the last of its groups if another."""
+    terms = (*terms, *setting.question.waits)
     parts = role_groups_of(setting, item, terms, beside)
     main = next(part for part in parts if part.name != "generators")
     fullest = max(parts, key=lambda part: part.peak.total_bytes / part.capacity_bytes)

@@ -10,7 +10,8 @@ from charter.plan.options.question import Missed, Question
 from charter.plan.options.why_not import does_not_fit
 from charter.plan.physics import accelerator_time
 from charter.plan.physics.fit import Peak, answering_peak
-from charter.plan.serving.endpoint_option import endpoint_terms, ways_to_serve, with_endpoints
+from charter.plan.serving.endpoint_option import ways_to_serve, with_endpoints
+from charter.plan.serving.endpoint_use import endpoint_terms
 from charter.plan.work.phase import Workload
 from charter.spec.execution import shares_accelerators
 from charter.spec.layout import Layout

@@ -2,24 +2,21 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import hypot
 
 from charter.cost.uncertainty import lognormal
-from charter.estimate.serving.api_judge import ApiJudgement, ApiPrice, api_judgement
-from charter.estimate.terms import Term
 from charter.plan.hardware.place import Place, control_place
 from charter.plan.options.make_option import make_option
 from charter.plan.options.option import Option
 from charter.plan.options.question import Question
 from charter.plan.options.risk import LENGTH_SIGMA
 from charter.plan.physics.fit import NOTHING_LOADED
+from charter.plan.physics.knowledge import ENDPOINT_SIGMA
 from charter.plan.physics.text_time import text_term
-from charter.plan.work.phase import Phase, Workload
+from charter.plan.serving.endpoint_use import endpoint_terms, endpoint_usd
+from charter.plan.work.phase import Workload
 from charter.spec.layout import Layout
 from charter.units import format_seconds, format_usd
-
-SOURCE = "serving in charter.yaml; answers stream at 60 tokens per second, judgement (serving/api_judge.py)"
-VERDICT_TOKENS = 1.0
-"""Tokens that answer a question of the judge."""
 
 
 def ways_to_serve(work: Workload) -> Iterator[Workload]:
@@ -29,37 +26,27 @@ def ways_to_serve(work: Workload) -> Iterator[Workload]:
         yield work.answered_by_endpoints((*work.remote, *work.either))
 
 
-def endpoint_terms(work: Workload) -> tuple[Term, ...]:
-    """Seconds of every phase that an endpoint answers, of those whose limits are known."""
-    return tuple(
-        Term(
-            name=f"{phase.name}: endpoint",
-            part=phase.name,
-            value=usage.seconds,
-            unit="seconds",
-            formula=f"{phase.sequences:,.0f} requests of {phase.prompt_tokens:,.0f} + {_answer_tokens(phase):,.0f} "
-            f"tokens, bound by {usage.bound_by}",
-            source=SOURCE,
-        )
-        for phase, usage in _judged(work)
-    )
-
-
-def endpoint_usd(work: Workload) -> float:
-    """Return the charges of a stage's endpoints, in usd."""
-    return sum(usage.usd for _, usage in _judged(work))
-
-
 def with_endpoints(option: Option, question: Question) -> Option:
-    """The option with the bill of its remote roles; its time terms hold their seconds already."""
-    work = question.work
-    usd = endpoint_usd(work)
+    """The option with the bill of its remote roles, and the width of their time; the seconds are in its terms already.
+
+    The logarithm of the time has the variance of both parts, each by its share: `(own sigma x (1 - share))^2 +
+    (ENDPOINT_SIGMA x share)^2`.
+    """
+    work = question.asked or question.work
+    if not work.remote:
+        return option
+    usd, useful = endpoint_usd(work), option.overhead.useful_seconds
     generates, fixed_length = question.time_sigmas_of
     sigma = LENGTH_SIGMA if generates and not fixed_length else 0.0
-    label = option.layout_label
-    if work.remote:
-        label = f"{label}, endpoint for {', '.join(work.remote)}"
-    return replace(option, layout_label=label, remote=work.remote, endpoint_usd=lognormal(usd, sigma) if usd else None)
+    share = sum(term.value for term in endpoint_terms(work)) / useful if useful else 0.0
+    own, *others = option.time_sigmas
+    return replace(
+        option,
+        layout_label=f"{option.layout_label}, endpoint for {', '.join(work.remote)}",
+        remote=work.remote,
+        endpoint_usd=lognormal(usd, sigma) if usd else None,
+        time_sigmas=(hypot(own * (1 - share), ENDPOINT_SIGMA * share), *others),
+    )
 
 
 def endpoint_only(question: Question, place: Place) -> Option:
@@ -95,24 +82,3 @@ def own_or_endpoint(chosen: Option, options: tuple[Option, ...]) -> str:
 
 def _way(option: Option) -> str:
     return f"endpoint for {', '.join(option.remote)}" if option.remote else f"own {option.label}"
-
-
-def _judged(work: Workload) -> list[tuple[Phase, ApiJudgement]]:
-    return [
-        (phase, _judgement(work.endpoints[phase.role], phase))
-        for phase in work.phases
-        if phase.role in work.remote and phase.role in work.endpoints
-    ]
-
-
-def _judgement(price: ApiPrice, phase: Phase) -> ApiJudgement:
-    return api_judgement(
-        price,
-        requests=phase.sequences,
-        input_tokens=phase.prompt_tokens,
-        output_tokens=_answer_tokens(phase),
-    )
-
-
-def _answer_tokens(phase: Phase) -> float:
-    return phase.mean_new_tokens or phase.new_tokens if phase.work == "generate" else VERDICT_TOKENS

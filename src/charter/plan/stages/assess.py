@@ -61,10 +61,6 @@ def stage_plan(
     return plan, storage.assumption
 
 
-def _answered(work: Workload, role: str) -> str:
-    return "answered by an endpoint" if role in work.endpoints else "answered by an endpoint, not planned"
-
-
 def _workload_terms(work: Workload) -> tuple[Term, ...]:
     """Roles, phases and totals, for `--explain`."""
     roles = [
@@ -88,7 +84,7 @@ def _workload_terms(work: Workload) -> tuple[Term, ...]:
             unit="tokens",
             formula=f"{format_count(phase.steps)} batches of {phase.batch} sequences, "
             f"{phase.prompt_tokens:,.0f} tokens read + {phase.new_tokens:,.0f} generated",
-            source=_answered(work, phase.role) if phase.role in work.remote else "stage fields and data",
+            source="answered by an endpoint" if phase.role in work.remote else "stage fields and data",
         )
         for phase in work.phases
     ]

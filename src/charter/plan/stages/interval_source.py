@@ -6,7 +6,14 @@ from math import exp, log
 from charter.estimate.terms import Interval
 from charter.plan.options.option import Option
 from charter.plan.options.risk import LENGTH_SIGMA
-from charter.plan.physics.knowledge import CPU_USABLE_SHARE, LOCAL_SIGMA_SOURCE, Knowledge, memory_group, time_group
+from charter.plan.physics.knowledge import (
+    CPU_USABLE_SHARE,
+    ENDPOINT_SIGMA_SOURCE,
+    LOCAL_SIGMA_SOURCE,
+    Knowledge,
+    memory_group,
+    time_group,
+)
 from charter.plan.rl.engine import RL_ENGINES
 from charter.plan.work.phase import Workload
 from charter.spec.stage import Stage
@@ -38,10 +45,14 @@ def time_source(stage: Stage, option: Option, work: Workload, knowledge: Knowled
     quantity, group = time_group(stage, moe=moe)
     engine = RL_ENGINES.get(option.engine) if option.groups else None
     pace = None if engine else knowledge.pace(option.place.accelerator, stage.kind)
-    if not work.needs_accelerator or (option.place.is_cpu and pace is None):
+    if work.remote and not work.needs_accelerator:
+        source = ENDPOINT_SIGMA_SOURCE
+    elif not work.needs_accelerator or (option.place.is_cpu and pace is None):
         source = LOCAL_SIGMA_SOURCE
     elif pace is not None:
         source = f"{pace.steps} steps measured ({pace.source}); what is left after a few rows: {quantity}"
     else:
         source = knowledge.told(quantity, group, rl_stack=engine.stack.label if engine else None)
+    if work.remote and work.needs_accelerator:
+        source += f"; of the endpoint {ENDPOINT_SIGMA_SOURCE}"
     return source + (f"; and answer lengths (sigma {LENGTH_SIGMA:g}, judgement)" if len(option.time_sigmas) > 1 else "")

@@ -104,8 +104,8 @@ class StagePlan:
 
     @property
     def usd(self) -> MicroUsd | None:
-        """Machines, storage, transfer and endpoints; None without a price."""
-        if self.compute_usd is None or self.storage_usd is None:
+        """Machines, storage, transfer and endpoints; None where one of them has no price."""
+        if self.compute_usd is None or self.storage_usd is None or not all(use.is_priced for use in self.done.api):
             return None
         return self.compute_usd.plus(self.storage_usd).plus(self.transfer_usd).plus(self.endpoint_usd)
 
@@ -168,6 +168,7 @@ class StagePlan:
             "wait_seconds": interval_json(self.wait_seconds),
             "lead_seconds": self.lead_seconds,
             "workload": {name: round(value, 3) for name, value in vars(self.counters).items()},
+            **({"asked": [use.to_json() for use in self.done.api]} if self.done.api else {}),
             "breakdown": self._breakdown(),
             "node": self.node.to_json(),
             "risk": None if self.risk is None else self.risk.to_json(),

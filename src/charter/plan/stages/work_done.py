@@ -15,8 +15,21 @@ class ApiUse:
 
     model: str
     """Its name in charter.yaml."""
+    requests: float
     input_tokens: float
     output_tokens: float
+    is_priced: bool
+    """Whether charter.yaml says what its tokens cost."""
+
+    def to_json(self) -> dict[str, object]:
+        """All fields, as `charter plan --json` prints them."""
+        return {
+            "model": self.model,
+            "requests": round(self.requests),
+            "input_tokens": round(self.input_tokens),
+            "output_tokens": round(self.output_tokens),
+            "priced": self.is_priced,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +55,11 @@ def work_done(work: Workload) -> WorkDone:
 
 
 def _api(work: Workload, phase: Phase) -> ApiUse:
-    """A scored sequence is a question with one token of answer."""
-    answered = (phase.mean_new_tokens or phase.new_tokens) if phase.work == "generate" else 1.0
+    read, written = phase.request_tokens
     return ApiUse(
-        model=work.role(phase.role).model,
-        input_tokens=phase.sequences * phase.prompt_tokens,
-        output_tokens=phase.sequences * answered,
+        model=work.model_of(phase.role),
+        requests=phase.sequences,
+        input_tokens=phase.sequences * read,
+        output_tokens=phase.sequences * written,
+        is_priced=work.endpoints[phase.role].is_known,
     )

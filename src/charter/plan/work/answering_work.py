@@ -3,7 +3,7 @@
 from math import ceil
 
 from charter.plan.work.corpus import NOTHING, Corpus, Library
-from charter.plan.work.phase import Counters, Phase, Role, Workload
+from charter.plan.work.phase import Asked, Counters, Phase, Role, Workload
 from charter.plan.work.phase_kinds import (
     BYTES_PER_TOKEN_OF_TEXT,
     PRINCIPLE_TOKENS,
@@ -20,9 +20,9 @@ from charter.spec.stage import CritiqueStage, EvalStage, GenerateStage, LabelSta
 
 def critique(stage: CritiqueStage, models: Models, library: Library) -> Workload:
     """One answer, then critique and revision as often as asked; each round reads what came before."""
-    policy = models.role("policy", stage.policy)
-    critic = models.role("critic", stage.critic)
-    source = library.prompts(stage.prompts, policy.architecture)
+    policy = models.answering("policy", stage.policy)
+    critic = models.answering("critic", stage.critic)
+    source = library.prompts(stage.prompts, policy.vocab_size)
     count = float(stage.num_prompts or source.rows)
     prompt = min(source.prompt_tokens, stage.max_prompt_tokens)
     assume_length(library, stage)
@@ -43,26 +43,23 @@ def critique(stage: CritiqueStage, models: Models, library: Library) -> Workload
     )
     generated = count * new * (1 + 2 * stage.revisions)
     return Workload(
-        roles=(policy, critic),
+        **models.whereabouts(policy, critic),
         phases=phases,
         counters=Counters(generated_tokens=generated, records=count * stage.revisions),
         data_bytes=(generated + count * prompt) * BYTES_PER_TOKEN_OF_TEXT,
-        remote=models.remote(policy, critic),
-        either=models.either(policy, critic),
-        endpoints=models.endpoints(policy, critic),
     )
 
 
 def label(stage: LabelStage, models: Models, library: Library) -> Workload:
     """Pairs sampled from the policy, and one or two questions to the judge about each pair."""
-    judge = models.role("judge", stage.judge)
-    existing = library.corpus(stage.candidates, judge.architecture)
-    roles: tuple[Role, ...] = (judge,)
+    judge = models.answering("judge", stage.judge)
+    existing = library.corpus(stage.candidates, judge.vocab_size)
+    roles: tuple[Role | Asked, ...] = (judge,)
     phases: tuple[Phase, ...] = ()
     sampled = NOTHING
     if stage.pairs and stage.policy is not None:
-        policy = models.role("policy", stage.policy)
-        source = library.prompts(stage.prompts, policy.architecture)
+        policy = models.answering("policy", stage.policy)
+        source = library.prompts(stage.prompts, policy.vocab_size)
         prompt = min(source.prompt_tokens, stage.max_prompt_tokens)
         sampled = Corpus(rows=stage.pairs, prompt_tokens=prompt, response_tokens=stage.expected_new_tokens)
         phases = (answers("sample pairs", "policy", 2.0 * stage.pairs, stage, prompt),)
@@ -94,7 +91,7 @@ def label(stage: LabelStage, models: Models, library: Library) -> Workload:
     pairs = sampled.rows + existing.rows
     reasons = per_pair * pairs * stage.reasoning_tokens if stage.chain_of_thought else 0
     return Workload(
-        roles=roles,
+        **models.whereabouts(*roles),
         phases=(*phases, *questions),
         counters=Counters(
             tokens=sum(phase.tokens for phase in questions if phase.work == "score"),
@@ -105,9 +102,6 @@ def label(stage: LabelStage, models: Models, library: Library) -> Workload:
         data_bytes=pairs
         * (sampled.row_tokens + sampled.response_tokens + existing.row_tokens)
         * BYTES_PER_TOKEN_OF_TEXT,
-        remote=models.remote(*roles),
-        either=models.either(*roles),
-        endpoints=models.endpoints(*roles),
     )
 
 
@@ -134,8 +128,8 @@ def _reasoning(question: Phase, stage: LabelStage, sequences: float) -> Phase:
 
 def generate(stage: GenerateStage, models: Models, library: Library) -> Workload:
     """Answers to prompts, or new prompts after some of the given ones."""
-    policy = models.role("policy", stage.policy)
-    source = library.prompts(stage.prompts, policy.architecture)
+    policy = models.answering("policy", stage.policy)
+    source = library.prompts(stage.prompts, policy.vocab_size)
     count, read = float(stage.num_prompts or source.rows), source.prompt_tokens
     if stage.makes == "prompts":
         assume_question(library)
@@ -146,41 +140,38 @@ def generate(stage: GenerateStage, models: Models, library: Library) -> Workload
     assume_length(library, stage)
     phase = answers("generate", "policy", count, stage, prompt)
     return Workload(
-        roles=(policy,),
+        **models.whereabouts(policy),
         phases=(phase,),
         counters=Counters(generated_tokens=count * stage.expected_new_tokens, records=count),
         data_bytes=phase.tokens * BYTES_PER_TOKEN_OF_TEXT,
-        remote=models.remote(policy),
-        either=models.either(policy),
-        endpoints=models.endpoints(policy),
     )
 
 
 def evaluate(stage: EvalStage, models: Models, library: Library) -> Workload:
     """Answers of every policy, and what judge and preference models make of them and of held-out pairs."""
     writers = [("policy", stage.policy), ("against", stage.against), ("control", stage.control)]
-    roles = [models.role(role, name) for role, name in writers if name is not None]
-    prompts = library.prompts(stage.prompts, roles[0].architecture)
-    pairs = library.corpus(stage.pairs, roles[0].architecture)
+    roles: list[Role | Asked] = [models.role(role, name) for role, name in writers if name is not None]
+    prompts = library.prompts(stage.prompts, roles[0].vocab_size)
+    pairs = library.corpus(stage.pairs, roles[0].vocab_size)
     count = float(min(stage.num_prompts or prompts.rows, prompts.rows or stage.num_prompts or 0))
     prompt = min(prompts.prompt_tokens, stage.max_prompt_tokens)
     phases = [answers(f"answers of {role.name}", role.name, count, stage, prompt) for role in roles if count]
     for names in (stage.refusal_prompts, stage.benign_prompts):
-        source = library.prompts(names, roles[0].architecture)
+        source = library.prompts(names, roles[0].vocab_size)
         rows, length = float(min(stage.num_prompts or source.rows, source.rows)), source.prompt_tokens
         read = min(length, stage.max_prompt_tokens)
         phases += [answers(f"answers of {role.name}", role.name, rows, stage, read) for role in roles if rows]
     compared = Corpus(rows=count * (len(roles) - 1), prompt_tokens=prompt, response_tokens=stage.expected_new_tokens)
     both = (compared, pairs)
     if stage.judge is not None:
-        roles.append(models.role("judge", stage.judge))
-        given = (library.corpus(names, roles[0].architecture) for names in (stage.independent_pairs, stage.probes))
+        roles.append(models.answering("judge", stage.judge))
+        given = (library.corpus(names, roles[0].vocab_size) for names in (stage.independent_pairs, stage.probes))
         judged = [pairs, *given]
         judged += [compared] if "judge_win_rate" in stage.suites else []
         lengths = [question_tokens(part, stage.judge_format, library) for part in judged]
         phases += [_read("judge", part, tokens, stage) for part, tokens in zip(judged, lengths, strict=True)]
         for index, name in enumerate(stage.also_judges):
-            roles.append(models.role(f"judge {index + 2}", name))
+            roles.append(models.answering(f"judge {index + 2}", name))
             phases.append(_read(f"judge {index + 2}", pairs, lengths[0], stage))
     scorers = [name for name in (stage.reward, *stage.also_rewards, stage.control_reward) if name is not None]
     for index, name in enumerate(dict.fromkeys(scorers)):
@@ -192,16 +183,13 @@ def evaluate(stage: EvalStage, models: Models, library: Library) -> Workload:
     phases = [phase for phase in phases if phase.steps]
     assume_length(library, stage)
     return Workload(
-        roles=tuple(roles),
+        **models.whereabouts(*roles),
         phases=tuple(phases),
         counters=Counters(
             tokens=sum(phase.tokens for phase in phases),
             generated_tokens=sum(phase.sequences * (phase.mean_new_tokens or phase.new_tokens) for phase in phases),
             records=count,
         ),
-        remote=models.remote(*roles),
-        either=models.either(*roles),
-        endpoints=models.endpoints(*roles),
     )
 
 
@@ -213,6 +201,6 @@ def _read(role: str, pairs: Corpus, tokens: float, stage: EvalStage) -> Phase:
 
 def prepare(stage: PrepareStage, models: Models, library: Library) -> Workload:
     """Reading and writing text; no model takes part."""
-    corpus = library.corpus(stage.data, models.any_architecture())
+    corpus = library.corpus(stage.data, models.any_vocabulary())
     num_bytes = corpus.rows * corpus.row_tokens * BYTES_PER_TOKEN_OF_TEXT
     return Workload(roles=(), phases=(), counters=Counters(records=corpus.rows), data_bytes=num_bytes)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from charter.data.dataset import DataFacts
 from charter.errors import DataError
 from charter.plan.assumption import Assumption
-from charter.spec.architecture import Architecture
 from charter.spec.project import DataSpec, Project
 from charter.spec.stage import CritiqueStage, GenerateStage, LabelStage, PrepareStage, Stage
 
@@ -38,12 +37,13 @@ class Corpus:
 NOTHING = Corpus(rows=0.0, prompt_tokens=0.0, response_tokens=0.0)
 
 
-def bytes_per_token(architecture: Architecture) -> tuple[float, str]:
-    """Bytes of English text per token of a model's vocabulary, and the source.
+def bytes_per_token(vocab_size: int | None) -> tuple[float, str]:
+    """Bytes of English text per token of a model's vocabulary, and the source; of an unknown one, as of a large one.
 
     Other languages and code take more tokens; measure and set `mean_tokens` where it matters.
     """
-    return next((value, source) for least, value, source in BYTES_PER_TOKEN if architecture.vocab_size >= least)
+    size = LARGE_VOCABULARY if vocab_size is None else vocab_size
+    return next((value, source) for least, value, source in BYTES_PER_TOKEN if size >= least)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +54,9 @@ class Library:
     facts: Mapping[str, DataFacts]
     assumptions: list[Assumption]
 
-    def corpus(self, names: tuple[str, ...], architecture: Architecture) -> Corpus:
+    def corpus(self, names: tuple[str, ...], vocab_size: int | None) -> Corpus:
         """All of `names` together: rows add, tokens are the mean weighted by rows."""
-        parts = [self._one(name, architecture) for name in names]
+        parts = [self._one(name, vocab_size) for name in names]
         rows = sum(part.rows for part in parts)
         if not rows:
             return NOTHING
@@ -73,23 +73,24 @@ class Library:
         if assumption not in self.assumptions:
             self.assumptions.append(assumption)
 
-    def _one(self, name: str, architecture: Architecture) -> Corpus:
+    def _one(self, name: str, vocab_size: int | None) -> Corpus:
         if name in self.project.data:
-            return self._data_set(name, self.project.data[name], architecture)
-        return self._made_by(self.project.pipeline[name], architecture)
+            return self._data_set(name, self.project.data[name], vocab_size)
+        return self._made_by(self.project.pipeline[name], vocab_size)
 
-    def _data_set(self, name: str, spec: DataSpec, architecture: Architecture) -> Corpus:
+    def _data_set(self, name: str, spec: DataSpec, vocab_size: int | None) -> Corpus:
         facts = self.facts.get(name)
         if facts is None:
             return self._declared(name, spec)
-        per_token, source = bytes_per_token(architecture)
+        per_token, source = bytes_per_token(vocab_size)
         prompt, response = facts.mean_prompt_bytes / per_token, facts.mean_response_bytes / per_token
         if spec.mean_tokens is not None:
             self.assume(f"data.{name}.mean_tokens", spec.mean_tokens, "charter.yaml, used instead of measuring")
             scale = spec.mean_tokens / (prompt + response) if prompt + response else 0.0
             prompt, response = prompt * scale, response * scale
         else:
-            self.assume(f"bytes per token, vocabulary {architecture.vocab_size}", per_token, source, "2024-07")
+            of = "not known, taken as large" if vocab_size is None else vocab_size
+            self.assume(f"bytes per token, vocabulary {of}", per_token, source, "2024-07")
         return Corpus(
             rows=facts.rows,
             prompt_tokens=prompt,
@@ -113,37 +114,37 @@ class Library:
         half = spec.mean_tokens / 2
         return Corpus(rows=rows, prompt_tokens=half, response_tokens=half, texts=rows)
 
-    def prompts(self, names: tuple[str, ...], architecture: Architecture) -> Corpus:
+    def prompts(self, names: tuple[str, ...], vocab_size: int | None) -> Corpus:
         """`names` read as prompts: a declared file that is not there holds prompts only."""
-        corpus = self.corpus(names, architecture)
+        corpus = self.corpus(names, vocab_size)
         declared = [name for name in names if name in self.project.data and name not in self.facts]
         if len(declared) == len(names):
             return replace(corpus, prompt_tokens=corpus.row_tokens, response_tokens=0.0)
         return corpus
 
-    def _made_by(self, stage: Stage, architecture: Architecture) -> Corpus:
+    def _made_by(self, stage: Stage, vocab_size: int | None) -> Corpus:
         match stage:
             case PrepareStage():
-                return self.corpus(stage.data, architecture)
+                return self.corpus(stage.data, vocab_size)
             case GenerateStage(makes="prompts"):
                 rows = float(stage.num_prompts or 0)
-                source = self.prompts(stage.prompts, architecture)
+                source = self.prompts(stage.prompts, vocab_size)
                 return Corpus(rows=rows, prompt_tokens=source.prompt_tokens, response_tokens=0.0, texts=rows)
             case GenerateStage():
-                source = self.prompts(stage.prompts, architecture)
+                source = self.prompts(stage.prompts, vocab_size)
                 rows = float(stage.num_prompts or source.rows) * stage.answers_per_prompt
                 return _answered(rows, min(source.prompt_tokens, stage.max_prompt_tokens), stage.expected_new_tokens)
             case CritiqueStage():
-                source = self.prompts(stage.prompts, architecture)
+                source = self.prompts(stage.prompts, vocab_size)
                 rows = float(stage.num_prompts or source.rows) * stage.revisions
                 return _answered(rows, min(source.prompt_tokens, stage.max_prompt_tokens), stage.expected_new_tokens)
             case LabelStage():
-                return self._labelled(stage, architecture)
+                return self._labelled(stage, vocab_size)
         raise DataError(f"a stage of kind {stage.kind} makes no data")
 
-    def _labelled(self, stage: LabelStage, architecture: Architecture) -> Corpus:
-        existing = self.corpus(stage.candidates, architecture)
-        prompts = self.prompts(stage.prompts, architecture)
+    def _labelled(self, stage: LabelStage, vocab_size: int | None) -> Corpus:
+        existing = self.corpus(stage.candidates, vocab_size)
+        prompts = self.prompts(stage.prompts, vocab_size)
         rows = existing.rows + stage.pairs
         if not rows:
             return existing

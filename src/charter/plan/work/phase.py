@@ -29,6 +29,25 @@ class Role:
     """One number per token instead of a distribution over the vocabulary."""
     adapter: Adapter | None = None
 
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that its tokenizer knows."""
+        return self.architecture.vocab_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A model that a stage asks at an address: no architecture, no memory and no time here, only tokens and requests.
+
+    Its architecture may be unknown to everybody but who serves it (`Serving.is_by_address`).
+    """
+
+    name: str
+    model: str
+    """The name it has in charter.yaml."""
+    vocab_size: int | None
+    """Of its tokenizer, where the catalog or a `config.json` says it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
@@ -70,11 +89,19 @@ class Phase:
         return padded(self.prompt_tokens, together, longest=self.longest_tokens) if self.ragged else self.prompt_tokens
 
     @property
+    def request_tokens(self) -> tuple[float, float]:
+        """Tokens that an endpoint reads and writes for one sequence: it pads nothing; a verdict is one token."""
+        written = self.mean_new_tokens or self.new_tokens if self.work == "generate" else VERDICT_TOKENS
+        return self.unpadded_tokens or self.prompt_tokens, written
+
+    @property
     def tokens(self) -> float:
         """Tokens read and generated in all, without padding."""
         return self.sequences * (self.prompt_tokens + self.new_tokens)
 
 
+VERDICT_TOKENS = 1.0
+"""Tokens that answer a question of the judge."""
 PADDING_GROWTH = 0.8
 PADDING_SOURCE = "measured on the shipped dialogues: longest of b rows over the mean is 2.5, 3.1, 4.0 for b = 8, 16, 32"
 
@@ -108,22 +135,36 @@ class Workload:
     """The roles and phases of one stage."""
 
     roles: tuple[Role, ...]
+    """Models that are here, or may be."""
     phases: tuple[Phase, ...]
     counters: Counters
     together: bool = False
     """All roles stay in memory at once (PPO, DPO); else they are loaded one after another."""
     data_bytes: float = 0.0
     """Bytes of what the stage writes beside checkpoints."""
+    asked: tuple[Asked, ...] = ()
+    """Models that are never here: an endpoint answers for them."""
     remote: tuple[str, ...] = ()
-    """Roles that an endpoint answers for; their time and price are in the plan where `endpoints` has them."""
+    """Names of the roles that an endpoint answers for, those in `asked` among them."""
     either: tuple[str, ...] = ()
     """Roles that may be served here or by their endpoint, whichever is better."""
     endpoints: Mapping[str, ApiPrice] = field(default_factory=dict)
     """What endpoints charge and allow, by role."""
 
     def role(self, name: str) -> Role:
-        """The role of that name."""
+        """The role of that name, whose model is here."""
         return next(role for role in self.roles if role.name == name)
+
+    def model_of(self, role: str) -> str:
+        """The name in charter.yaml of a role's model, wherever it is."""
+        models = {item.name: item.model for item in self.roles} | {item.name: item.model for item in self.asked}
+        return models[role]
+
+    @property
+    def computed_here(self) -> "Workload":
+        """The same without what endpoints answer."""
+        here = tuple(phase for phase in self.phases if phase.role not in self.remote)
+        return replace(self, phases=here, asked=(), remote=(), endpoints={})
 
     @property
     def needs_accelerator(self) -> bool:

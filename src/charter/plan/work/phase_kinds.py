@@ -75,6 +75,7 @@ def answers(
 
     Prompts are padded to the longest of the batch, except where the stage pads them to a fixed width.
     """
+    unpadded = prompt_tokens
     if ragged:
         prompt_tokens = padded(prompt_tokens, stage.rollout_batch, longest=float(stage.max_prompt_tokens))
     return Phase(
@@ -84,6 +85,7 @@ def answers(
         steps=ceil(sequences / stage.rollout_batch),
         batch=stage.rollout_batch,
         prompt_tokens=prompt_tokens,
+        unpadded_tokens=unpadded if ragged else 0.0,
         new_tokens=longest_answer(stage),
         mean_new_tokens=float(stage.mean_new_tokens or 0),
         longest_tokens=prompt_tokens + stage.max_new_tokens,

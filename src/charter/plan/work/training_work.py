@@ -24,7 +24,7 @@ RATING_TOKENS = 40
 def language_model(stage: PretrainStage | SftStage, models: Models, library: Library) -> Workload:
     """Pretraining (packed sequences) and supervised fine-tuning (one conversation per sequence)."""
     role = models.role("model", stage.init, trained=True, adapter=stage.adapter)
-    corpus = library.corpus(stage.data, role.architecture)
+    corpus = library.corpus(stage.data, role.vocab_size)
     if isinstance(stage, PretrainStage):
         rows, tokens = ceil(corpus.texts * corpus.row_tokens / stage.seq_len), float(stage.seq_len)
     else:
@@ -40,7 +40,7 @@ def language_model(stage: PretrainStage | SftStage, models: Models, library: Lib
 def preference_model(stage: PreferenceModelStage, models: Models, library: Library) -> Workload:
     """Two sequences per pair through a model with a scalar head."""
     role = models.role("model", stage.init, trained=True, adapter=stage.adapter, scalar=True)
-    corpus = library.corpus(stage.data, role.architecture)
+    corpus = library.corpus(stage.data, role.vocab_size)
     tokens = min(corpus.row_tokens, stage.seq_len)
     steps = training_steps(stage, corpus.rows)
     assume_padding(library)
@@ -60,7 +60,7 @@ def preference_model(stage: PreferenceModelStage, models: Models, library: Libra
 def judge(stage: JudgeStage, models: Models, library: Library) -> Workload:
     """Two questions per pair: both orders, or each answer alone."""
     role = models.role("model", stage.init, trained=True, adapter=stage.adapter)
-    corpus = library.corpus(stage.pairs, role.architecture)
+    corpus = library.corpus(stage.pairs, role.vocab_size)
     tokens = min(question_tokens(corpus, stage.format, library), stage.seq_len)
     steps = training_steps(stage, corpus.rows)
     assume_padding(library)
@@ -73,7 +73,7 @@ def dpo(stage: DpoStage, models: Models, library: Library) -> Workload:
     """Both answers of every pair through the trained policy and the frozen reference."""
     policy = models.role("policy", stage.init, trained=True, adapter=stage.adapter)
     reference = models.role("reference", stage.init)
-    corpus = library.corpus(stage.data, policy.architecture)
+    corpus = library.corpus(stage.data, policy.vocab_size)
     tokens = min(corpus.row_tokens, stage.seq_len)
     steps, batch = training_steps(stage, corpus.rows), 2 * stage.global_batch
     assume_padding(library)
@@ -99,11 +99,11 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
     value = models.role("value", start, trained=True, adapter=stage.adapter, scalar=True)
     reference = (models.role("reference", stage.policy),) if stage.has_reference else ()
     reward = () if scorer is None else (models.role("reward", scorer, scalar=True),)
-    judge = () if stage.judge is None else (models.role(stage.judge_role, stage.judge),)
+    judge = () if stage.judge is None else (models.answering(stage.judge_role, stage.judge),)
     learning = ("policy", "value") if stage.has_value_model else ("policy",)
     if stage.has_value_model:
         library.assume("ppo.value model", f"starts from the {origin}, same size", "charter.train.ppo")
-    prompts = library.prompts(stage.prompts, policy.architecture)
+    prompts = library.prompts(stage.prompts, policy.vocab_size)
     prompt = float(stage.max_prompt_tokens)
     longest = prompt + stage.max_new_tokens
     answered = stage.max_new_tokens / longest
@@ -151,7 +151,9 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
         for role in learning
     )
     return Workload(
-        roles=(policy, *((value,) if stage.has_value_model else ()), *reference, *reward, *judge),
+        **models.whereabouts(
+            policy, *((value,) if stage.has_value_model else ()), *reference, *reward, *judge, may_choose=False
+        ),
         phases=(
             replace(
                 answers("generate", "policy", rollouts * stage.rollout_batch, stage, prompt, ragged=False),
@@ -167,6 +169,4 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
             episodes=float(rollouts * stage.rollout_batch),
         ),
         together=True,
-        remote=models.remote(*judge),
-        endpoints=models.endpoints(*judge),
     )

@@ -51,7 +51,18 @@ def test_a_key_that_stands_in_a_variable_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("service", MANAGED)
-@pytest.mark.parametrize("setting", ["image", "serving_image", "storage"])
+def test_without_an_image_to_serve_it_an_address_is_not_hosted(tmp_path, service):
+    project = project_on(service, tmp_path)
+    managed = replace(project.launch.managed, serving_image=None)
+    found = texts_for(replace(project, launch=replace(project.launch, managed=managed)), service)
+    assert not any("-judge." in name for name in found)
+    nowhere = {"judge": replace(project.serving["judge"], endpoint=None)}
+    with pytest.raises(UsageError, match=r"launch\.managed\.serving_image"):
+        texts_for(replace(project, serving=nowhere, launch=replace(project.launch, managed=managed)), service)
+
+
+@pytest.mark.parametrize("service", MANAGED)
+@pytest.mark.parametrize("setting", ["image", "storage"])
 def test_what_is_missing_is_named(tmp_path, service, setting):
     project = project_on(service, tmp_path)
     managed = replace(project.launch.managed, **{setting: None})

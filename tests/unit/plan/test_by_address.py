@@ -1,0 +1,136 @@
+"""Models that are only reached by address: planned from tokens, their price and limits; nothing of them is here."""
+
+from dataclasses import replace
+from math import exp
+
+import pytest
+
+from charter.errors import SpecError, UsageError
+from charter.estimate.serving.api_judge import api_judgement
+from charter.plan.inputs import read_inputs
+from charter.plan.physics.knowledge import ENDPOINT_SIGMA
+from charter.plan.project_plan import plan_project
+from charter.plan.work.corpus import Library
+from charter.plan.work.phase import Asked
+from charter.plan.work.roles import Models
+from charter.plan.work.workload import workload
+from charter.spec.project import ModelSpec, Resources, Serving
+from charter.spec.stage import CritiqueStage, LabelStage, PpoStage, SftStage
+
+SERVED = Serving(
+    endpoint="https://api.example/v1", usd_per_million_input_tokens=2.5, usd_per_million_output_tokens=10.0
+)
+HERE = Resources(infra="local", cpus=1)
+JUDGED = LabelStage(judge="judge", candidates=("pairs",))
+RATED = PpoStage(
+    policy="base", reward="judge", reward_from="judge", prompts=("prompts",), episodes=8192, rollout_batch=512
+)
+
+
+@pytest.fixture
+def made(lab):
+    """A project whose model `judge` is a name that no catalog has."""
+
+    def make(stage, serving=SERVED, *, resources=HERE, **changes):
+        models = {"judge": ModelSpec(model="gpt-4o"), "base": ModelSpec(architecture=lab.LLAMA_8B)}
+        served = {} if serving is None else {"judge": serving}
+        return lab.project(resources, models=models, pipeline={"stage": stage}, serving=served, **changes)
+
+    return make
+
+
+@pytest.fixture
+def planned(made, lab, tmp_path):
+    def plan(*parts, **named):
+        return plan_project(made(*parts, **named), tmp_path, machine=lab.MACHINE)
+
+    return plan
+
+
+def test_tokens_times_price_are_the_plan(planned):
+    plan = planned(JUDGED)
+    (stage,) = plan.stages
+    (use,) = stage.done.api
+    assert (use.model, use.requests) == ("judge", 80_000)
+    assert use.input_tokens > 80_000 * 300
+    expected = use.input_tokens * 2.5 + use.output_tokens * 10
+    assert stage.usd.p50 == plan.usd.p50 == plan.cost.total.p50 == pytest.approx(expected, rel=1e-6)
+    assert stage.option.peak.total_bytes == 0
+    assert stage.option.num_accelerators == 0
+    assert stage.to_json()["asked"][0]["requests"] == 80_000
+    assert any("only reached by address" in item.source for item in plan.assumptions)
+
+
+def test_time_follows_concurrency_and_says_that_nobody_measured(planned):
+    (stage,) = planned(JUDGED).stages
+    assert "no measurement" in stage.time_source
+    seconds = stage.option.seconds
+    assert seconds.p90 / seconds.p50 == pytest.approx(exp(ENDPOINT_SIGMA * 1.2816), rel=0.01)
+    (few,) = planned(JUDGED, replace(SERVED, concurrency=16)).stages
+    assert few.option.seconds.p50 == pytest.approx(4 * seconds.p50, rel=0.02)
+
+
+def test_without_a_price_time_is_planned_and_money_is_unpriced(planned):
+    plan = planned(JUDGED, Serving(endpoint=SERVED.endpoint))
+    (stage,) = plan.stages
+    assert stage.option.seconds.p50 == planned(JUDGED).stages[0].option.seconds.p50
+    assert stage.usd is None
+    assert plan.usd is None
+    assert plan.cost.unpriced == ("endpoint of judge",)
+    assert any("unpriced" in item.source for item in plan.assumptions)
+
+
+def test_requests_that_cost_nothing_are_priced(planned):
+    plan = planned(JUDGED, Serving(endpoint=SERVED.endpoint, billed=False))
+    assert plan.usd.p90 == 0
+    assert plan.cost.unpriced == ()
+
+
+@pytest.mark.parametrize("serving", [None, replace(SERVED, mode="own"), replace(SERVED, mode="auto")])
+def test_unknown_names_are_refused_where_weights_may_be_needed(planned, serving):
+    with pytest.raises(UsageError, match="no model is called 'gpt-4o'"):
+        planned(JUDGED, serving)
+
+
+def test_weights_of_an_address_are_refused(planned):
+    with pytest.raises(SpecError, match=r"models\.judge: 'gpt-4o' is only reached by address \(https://api\.example"):
+        planned(SftStage(init="judge", data=("chat",)))
+
+
+def test_prompts_are_not_padded_for_a_server(made, tmp_path):
+    project = made(CritiqueStage(policy="judge", critic="judge", prompts=("prompts",), rollout_batch=64))
+    architectures = read_inputs(project, tmp_path).architectures
+    models = Models(project=project, architectures=architectures)
+    work = workload(project.pipeline["stage"], models, Library(project=project, facts={}, assumptions=[]))
+    assert set(architectures) == {"base"}
+    assert [type(role) for role in work.asked] == [Asked, Asked]
+    assert work.roles == ()
+    answer = work.phases[0]
+    assert answer.request_tokens == (60, 512)
+    assert answer.prompt_tokens > 60
+
+
+def test_a_policy_waits_for_its_judge_but_does_not_hold_it(planned, made, lab):
+    own = lab.planned(made(replace(RATED, reward="base"), resources=lab.H100)).stages[0]
+    asked = planned(RATED, resources=lab.H100).stages[0]
+    assert asked.option.peak.total_bytes < own.option.peak.total_bytes
+    assert asked.option.remote == ("reward",)
+    (use,) = asked.done.api
+    assert asked.endpoint_usd.p50 == pytest.approx(use.input_tokens * 2.5 + use.output_tokens * 10, rel=1e-6)
+    waits = [term for term in asked.option.time_terms if term.name == "rate answers: endpoint"]
+    price = Models(project=made(RATED), architectures={}).whereabouts(Asked(name="j", model="judge", vocab_size=None))
+    read, requests = use.input_tokens / use.requests, use.requests
+    once = api_judgement(price["endpoints"]["j"], requests=requests, input_tokens=read, output_tokens=1)
+    assert [term.value for term in waits] == [pytest.approx(once.seconds)]
+    total = sum(term.value for term in asked.option.time_terms)
+    assert asked.option.overhead.useful_seconds == pytest.approx(total)
+
+
+def test_engines_with_placements_wait_for_the_same_judge(planned, lab):
+    grouped = replace(RATED, estimator="grpo", samples_per_prompt=8, engine="openrlhf")
+    slow, quick = (
+        planned(grouped, replace(SERVED, requests_per_minute=rate), resources=lab.H100).stages[0].option
+        for rate in (60, 6_000)
+    )
+    assert slow.overhead.useful_seconds - quick.overhead.useful_seconds > 0.8 * 8192
+    assert slow.endpoint_usd == quick.endpoint_usd
