@@ -20,7 +20,14 @@ OnOption = Annotated[
 ]
 
 
-def doctor(directory: DirOption = Path("."), on: OnOption = None, json_: JsonOption = False) -> None:
+BitsOption = Annotated[
+    bool, typer.Option("--bits", help="Also train a small model twice and compare every bit: under a minute.")
+]
+
+
+def doctor(
+    directory: DirOption = Path("."), on: OnOption = None, bits: BitsOption = False, json_: JsonOption = False
+) -> None:
     """Check this machine and, in a project, its engine, packages, network and credentials; say how to mend each."""
     from charter.errors import UsageError
     from charter.run.doctor import LOOKS, examine
@@ -34,6 +41,10 @@ def doctor(directory: DirOption = Path("."), on: OnOption = None, json_: JsonOpt
     project = open_project(directory)[0] if has_project else None
     infra = project.resources.infra if project else None
     checks = examine(root, project, engine=on or (infra if infra in LOOKS else None) or "local")
+    if bits:
+        from charter.run.bit_test import bit_test
+
+        checks = (*checks, bit_test())
     if json_:
         print_json({"checks": [asdict(check) for check in checks]})
     else:

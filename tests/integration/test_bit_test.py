@@ -1,0 +1,35 @@
+"""The bit test of `charter check environment --bits`: real training, twice."""
+
+import pytest
+
+pytest.importorskip("torch")
+
+from charter.run import bit_test as bits
+from charter.run.bit_test import bit_test
+
+pytestmark = pytest.mark.torch
+
+
+def test_another_seed_in_the_second_run_is_seen(monkeypatch):
+    train = bits._train
+
+    def trains(root, options):
+        return train(root, ["seed=1234"] if root.name == "second" else [])
+
+    monkeypatch.setattr(bits, "_train", trains)
+    check = bit_test()
+    assert not check.ok
+    assert "model.safetensors" in check.found
+
+
+@pytest.mark.thorough
+def test_this_machine_computes_the_same_bits_twice():
+    check = bit_test()
+    assert check.ok, check.found
+
+
+def test_a_run_that_ends_is_told_in_its_last_words():
+    check = bit_test(["pipeline.pretrain.learning_rate=none"])
+    assert not check.ok
+    assert "the first run ended: " in check.found
+    assert "learning_rate" in check.found
