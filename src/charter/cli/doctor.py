@@ -42,7 +42,7 @@ def doctor(
     infra = project.resources.infra if project else None
     checks = examine(root, project, engine=on or (infra if infra in LOOKS else None) or "local")
     if bits:
-        from charter.run.bit_test import bit_test
+        from charter.run.doctor import bit_test
 
         checks = (*checks, bit_test())
     if json_:

@@ -21,13 +21,14 @@ from urllib.parse import urlsplit
 
 from charter.artifacts import durable
 from charter.artifacts.file_facts import free_bytes
+from charter.artifacts.record import read_record
 from charter.artifacts.stage_process import PIP_COMMAND
 from charter.errors import EXTRAS
 from charter.launch.machine import cpu_capability, gpus_here, installed_version
 from charter.launch.node_checks.local import accelerators, kernel_log, xid_errors
 from charter.launch.node_checks.report import Finding, read_bad_nodes
 from charter.plan.hardware.machine import usable_cores, usable_memory_bytes
-from charter.run.paths import run_dir
+from charter.run.paths import earlier_stage_dirs, run_dir
 from charter.run.preflight import RUN_PACKAGES
 from charter.spec.project import Project
 from charter.spec.stage import is_hosted
@@ -466,3 +467,74 @@ def examine(directory: Path, project: Project | None = None, *, engine: str = "l
         *examine_network(project, directory),
         *examine_credentials(project, directory),
     )
+
+
+BITS_TEMPLATE, BITS_STAGE = "cai-smoke", "pretrain"
+BITS_STEPS = 8
+BITS_CHANGES = (f"pipeline.{BITS_STAGE}.steps={BITS_STEPS}",)
+LONGEST_BIT_TEST_SECONDS = 300.0
+"""Of one of its two runs, which takes some 10 s: a machine that is busy is no fault."""
+BITS = "the same bits twice"
+BITS_ADVICE = (
+    "a run that is killed here would not end with the bits of an undisturbed one: compare drivers and libraries with a "
+    "machine where this passes, and look for variables that choose kernels (NVIDIA_TF32_OVERRIDE, NCCL_*, MKL_*)"
+)
+
+
+def bit_test() -> Check:
+    """Measure whether this machine computes the same bits twice, on which exact resume rests.
+
+    Two processes, one after the other, train the same small model from scratch on the same rows with the engine as it
+    trains, and every file that they publish is compared. Another GPU, driver, library or variable may break it without
+    a word.
+    """
+    with tempfile.TemporaryDirectory(prefix="charter-bits-") as directory:
+        hashes: list[Mapping[str, str]] = []
+        for number in ("first", "second"):
+            root = Path(directory) / number
+            if problem := _train(root):
+                return Check(
+                    name=BITS, ok=False, found=f"the {number} run ended: {problem}", advice=BITS_ADVICE, group="bits"
+                )
+            record = read_record(earlier_stage_dirs(root, BITS_STAGE)[0])
+            hashes.append(record.outputs if record else {})
+    where = "on a GPU" if gpus_here() else "on processors"
+    return compare_bits(*hashes, where=where)
+
+
+def compare_bits(first: Mapping[str, str], second: Mapping[str, str], *, where: str) -> Check:
+    """Compare the hashes of what two runs have published.
+
+    >>> compare_bits({"model.safetensors": "a"}, {"model.safetensors": "b"}, where="on a GPU").ok
+    False
+    """
+    differing = sorted(name for name in {*first, *second} if first.get(name) != second.get(name))
+    if not differing and first:
+        equal = f"{BITS_STEPS} steps {where}, {len(first)} files with equal hashes"
+        return Check(name=BITS, ok=True, found=equal, group="bits")
+    text = f"{BITS_STEPS} steps {where}; {', '.join(differing) or 'no file'} differ{'' if len(differing) > 1 else 's'}"
+    return Check(name=BITS, ok=False, found=text, advice=BITS_ADVICE, group="bits")
+
+
+def _train(root: Path) -> str:
+    """Train the model of a template for some steps; what went wrong, in its last words."""
+    changes = [part for change in BITS_CHANGES for part in ("--set", change)]
+    for words in (
+        ["init", str(root), "--template", BITS_TEMPLATE],
+        ["run", "--yes", "--only", BITS_STAGE, "-C", str(root), *changes],
+    ):
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "charter.cli.main", *words],
+                capture_output=True,
+                text=True,
+                timeout=LONGEST_BIT_TEST_SECONDS,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "NO_COLOR": "1"},
+            )
+        except subprocess.TimeoutExpired:
+            return f"not within {LONGEST_BIT_TEST_SECONDS:g} s"
+        if done.returncode:
+            lines = (done.stderr or done.stdout).strip().splitlines()
+            return lines[-1][:300] if lines else f"exit code {done.returncode}"
+    return ""

@@ -52,7 +52,7 @@ def test_a_refusal_says_how_far_the_search_looked():
     assert "where else engine trl was tried: up to 64 nodes of 8 x A100-80GB, H100, H200, B200" in str(refused.value)
 
 
-def test_an_accelerator_that_no_cloud_offers_has_a_list_price_with_its_source():
+def test_what_no_cloud_offers_has_a_list_price():
     price, source = snapshot_price(A800)
     assert price == 2.28
     assert "second-hand" in source

@@ -55,7 +55,7 @@ def test_where_the_time_goes_adds_up_to_the_wall_time(aws):
     assert machines.spent.interruptions == pytest.approx(64 * 3.79e-3 * 10, rel=0.05)
 
 
-def test_a_crash_of_software_does_not_hang_on_the_number_of_nodes(aws):
+def test_crashes_of_software_do_not_hang_on_nodes(aws):
     few, many = (around(aws, nodes=nodes, failures_per_node_day=0.0) for nodes in (1, 64))
     assert few.mean_between_failures_seconds == many.mean_between_failures_seconds == DAY
     never = around(aws, failures_per_node_day=0.0, software_failures_per_day=0.0)
