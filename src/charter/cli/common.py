@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from charter.report.engine_choice import EngineChoice
     from charter.spec.project import Project
 
 
@@ -56,6 +57,28 @@ def open_project(directory: Path, overrides: list[str] | None = None) -> "tuple[
             "  go to a project or give it with -C DIR; `charter init --template cai-tiny DIR` writes one"
         )
     return load_project(path, overrides=overrides or (), env=dict(os.environ)), root
+
+
+def with_chosen_engines(
+    project: "Project", root: Path, *, again: bool = False, out: Any = None
+) -> "tuple[Project, tuple[EngineChoice, ...]]":
+    """Choose the engines of stages that leave it open, and print why where a stream is given."""
+    if not project.engines or all(stage.engine_by == "file" for stage in project.pipeline.values()):
+        return project, ()
+    from charter.report.engine_choice import choose_engines
+
+    project, choices = choose_engines(project, root, again=again)
+    for item in choices if out is not None else ():
+        print(f"engine of {item.stage}: {item.engine} ({item.why})", file=out, flush=True)
+    return project, choices
+
+
+def keep_chosen_engines(project: "Project", root: Path) -> None:
+    """Write down the engines of a run that begins, so that every command knows them and it is resumed with the same."""
+    if any(stage.engine_by == "plan" for stage in project.pipeline.values()):
+        from charter.report.engine_choice import keep_engines
+
+        keep_engines(project, root)
 
 
 def loadable_project(root: Path) -> "Project | None":

@@ -1,14 +1,23 @@
 """`charter plan`: memory, time and cost per stage; starts no run."""
 
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from charter.cli.common import JsonOption, SetOption, SweepOption, open_project, print_json, write_asked
+from charter.cli.common import (
+    JsonOption,
+    SetOption,
+    SweepOption,
+    open_project,
+    print_json,
+    with_chosen_engines,
+    write_asked,
+)
 from charter.cli.inquiry import (
     AnswerTokens,
     Budget,
@@ -387,6 +396,7 @@ def plan(
             changed, root, knowledge=_knowledge(calibration), today=now.date(), alternatives=number, start=first
         )
 
+    project, engine_choices = with_chosen_engines(project, root, out=None if as_json else sys.stdout)
     probed = probe_first(project, root, probe, calibration=calibration, as_json=as_json)
     result = planned(project, alternatives)
     if any_engine:
@@ -398,7 +408,8 @@ def plan(
         _write(result, output)
     if html is not None:
         _write_page(result, html, begin)
-    more = probed | ({} if inquiry is None else {"charter_yaml": inquiry.text, "assumed": list(inquiry.assumed)})
+    more = probed | {"engine_choices": [asdict(item) for item in engine_choices]} if engine_choices else probed
+    more = more | ({} if inquiry is None else {"charter_yaml": inquiry.text, "assumed": list(inquiry.assumed)})
     if what_if:
         show(result, what_if_answers(what_if, project, path, template, changes, planned), as_json=as_json, more=more)
     else:

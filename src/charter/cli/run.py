@@ -1,11 +1,21 @@
 """`charter run` and `charter resume`: run a project, or go on with it."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from charter.cli.common import DirOption, SetOption, SweepOption, VerifyOption, open_project, wants_live_display
+from charter.cli.common import (
+    DirOption,
+    SetOption,
+    SweepOption,
+    VerifyOption,
+    keep_chosen_engines,
+    open_project,
+    wants_live_display,
+    with_chosen_engines,
+)
 from charter.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -89,12 +99,14 @@ def run(
         from charter.run.sweep import sweep_points
 
         points = sweep_points(where, loaded, sweep, set_ or ())
+    loaded, _ = with_chosen_engines(loaded, root, again=replan, out=sys.stderr)
     if dry_run:
         for item in points or ():
             print(f"{item.point.label}: {' '.join(item.point.overrides) or 'the file as it is'}")
         _show_work(loaded, root, options)
         return
     _confirm(loaded, yes=yes)
+    keep_chosen_engines(loaded, root)
     if points is not None:
         _run_points(points, root, options, json_events=json_events)
         print(f"Next: charter report --sweep {sweep} -C {root}")
@@ -128,6 +140,8 @@ def resume(
     from charter.run.status import status_of
 
     loaded, root = open_project(directory)
+    loaded, _ = with_chosen_engines(loaded, root, again=replan, out=sys.stderr)
+    keep_chosen_engines(loaded, root)
     if verify:
         status_of(loaded, root, thorough=True)
     run_and_show(

@@ -1,11 +1,20 @@
 """`charter submit`: send a whole run to an engine, or show what would be sent."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from charter.cli.common import DirOption, JsonOption, SetOption, open_project, print_json
+from charter.cli.common import (
+    DirOption,
+    JsonOption,
+    SetOption,
+    keep_chosen_engines,
+    open_project,
+    print_json,
+    with_chosen_engines,
+)
 from charter.cli.run import AnywayOption, ReplanOption
 
 
@@ -34,6 +43,7 @@ def submit(
     from charter.run.submit import preview, submit_supervisor
 
     project, root = open_project(directory, set_)
+    project, _ = with_chosen_engines(project, root, again=replan, out=sys.stderr)
     path, overrides = directory.resolve(), set_ or ()
     if print_:
         shown = preview(project, root, on, stages or (), path=path, overrides=overrides, replan=replan, anyway=anyway)
@@ -44,6 +54,7 @@ def submit(
             typer.echo(f"no plan ({shown.problem}): charter.yaml alone says what is asked for", err=True)
         typer.echo(shown.texts, nl=False)
         return
+    keep_chosen_engines(project, root)
     engine, number = submit_supervisor(
         project, root, on, stages or (), path=path, overrides=overrides, anyway=anyway, replan=replan
     )

@@ -26,6 +26,7 @@ CHARTERS_OWN: dict[str, str] = {
     "expected_fingerprint": "checked before the start",
     "timeout": "the supervisor ends the stage",
     "needs_approval": "asked before the start",
+    "engine_by": "who named the engine",
     "seed": "in the seed that the engine gets: the stage's own, else the project's",
 }
 """Fields of every stage that never reach an engine, and who sees to them."""

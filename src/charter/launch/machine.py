@@ -11,7 +11,7 @@ from types import MappingProxyType
 from charter.launch.hosted_engine import ENGINE, hosted_values
 from charter.models.engine_layout import StageLayout
 from charter.plan.hardware.machine import usable_cores
-from charter.spec.project import Project
+from charter.spec.project import BITS, EXACT, Project
 from charter.spec.stage import MAKES_RECORDS, TRAINS, Stage, is_hosted
 
 _AVX512 = {"avx512f", "avx512dq", "avx512bw", "avx512vl", "fma"}
@@ -74,8 +74,13 @@ def frozen_values(project: Project, stage: Stage, facts: NodeFacts | None = None
         "threads": stage_threads(project, stage, processes=int(layout["world_size"])),
         "device": device,
         "cpu_capability": facts.cpu_capability,
-        **(hosted_values(project, stage) if is_hosted(stage) else libraries),
+        **(hosted_values(project, stage) if is_hosted(stage) else {**libraries, **_exactness(project)}),
     }
+
+
+def _exactness(project: Project) -> dict[str, str]:
+    """Return what the file demands of the native engine's kernels, where it is less than every bit."""
+    return {} if project.exact == BITS else {EXACT: project.exact}
 
 
 def processes_of(frozen: Mapping[str, str | int]) -> int:

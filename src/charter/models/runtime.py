@@ -10,6 +10,7 @@ import torch
 
 from charter.artifacts.group import LOCAL_RANK
 from charter.errors import DataError, MissingExtraError
+from charter.spec.project import BITS, EXACT
 
 SIXTEEN_BITS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 FLASH, FLEX, EAGER = "flash_attention_2", "flex_attention", "eager"
@@ -41,20 +42,23 @@ def configure(frozen: Mapping[str, str | int]) -> torch.device:
     """Set threads and deterministic kernels as the stage's record froze them, and return the device.
 
     Bits depend on the number of threads and on the kernels, so both come from the record, never from the
-    machine that happens to run the resume.
+    machine that happens to run the resume. With less than `exact: bits` kernels are those that torch takes by itself.
     """
     torch.set_num_threads(int(frozen.get("threads", 1)))
     device = torch.device(str(frozen.get("device", "cpu")))
+    is_exact = frozen.get(EXACT, BITS) == BITS
     if device.type == "cuda":
-        os.environ.update(CUDA_ENVIRONMENT)
+        if is_exact:
+            os.environ.update(CUDA_ENVIRONMENT)
         if not torch.cuda.is_available():
             raise DataError("this stage was started on a CUDA device; none is visible here")
         device = torch.device("cuda", own_gpu(torch.cuda.device_count()))
         torch.cuda.set_device(device)
-        _plain_products()
-    if frozen.get("attention") == FLASH:
+        if is_exact:
+            _plain_products()
+    if frozen.get("attention") == FLASH and is_exact:
         os.environ[FLASH_DETERMINISTIC] = "1"
-    torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(is_exact)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if device.type == "cpu":
         keep_freed_memory()

@@ -41,5 +41,6 @@ def engine_line(plan: Plan) -> str:
     money = f"would save about {format_usd(saved)}{total}: " if saved else ""
     return (
         f"Other engines {money}{', '.join(names)} of the work, on the same accelerators, without resuming to the bit; "
-        "--any-engine shows them, `charter artifacts export` hands a stage over."
+        "--any-engine shows them, `charter artifacts export` hands a stage over; with `exact: record` and `engines:` "
+        "the plan chooses."
     )

@@ -18,7 +18,7 @@ from charter.errors import DataError
 from charter.launch.hosted_engine import ENGINE
 from charter.launch.machine import LAYOUT_DEFAULTS, asked_layout, processes_of
 from charter.run.graph import PlannedStage, job_of
-from charter.spec.project import Project
+from charter.spec.project import BITS, EXACT, Project
 from charter.spec.stage import MAKES_RECORDS, NATIVE
 
 KEEPS_ITS_VALUE = frozenset({"threads"})
@@ -93,6 +93,7 @@ def drift(stage: PlannedStage, project: Project, here: Frozen) -> list[str]:
         for name, value in here.items()
         if name in frozen and name not in KEEPS_ITS_VALUE and name not in LAYOUT_DEFAULTS
     }
+    values[EXACT] = (frozen.get(EXACT, BITS), here.get(EXACT, BITS))
     values[ENGINE] = (frozen.get(ENGINE, NATIVE), here.get(ENGINE, NATIVE))
     if stage.spec.kind in MAKES_RECORDS:
         return [f"{name} {old} -> {new}" for name, (old, new) in values.items() if old != new]

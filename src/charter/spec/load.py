@@ -5,19 +5,21 @@ over it (`overrides`), read it into dataclasses (`bind`), check values (`checks`
 Nothing is looked up on disk but the file itself: paths in it stay as written, relative to its directory.
 """
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, get_args
 
-from charter.errors import Problem, SpecError
+from charter.errors import Problem, SpecError, UsageError
 from charter.spec.bind import Bound, bind, known_keys, widen_shorthands
 from charter.spec.checks import check_data, check_model, check_project
 from charter.spec.graph import check_graph
 from charter.spec.presets import expand_preset, missing_needs
 from charter.spec.project import Project
-from charter.spec.stage import Optimization, Stage
+from charter.spec.stage import AUTO, NATIVE, TRAINS, Engine, Optimization, Stage
 from charter.spec.stage_checks import check_stage
 from charter.spec.suggest import did_you_mean, nearest
 from charter.spec.yaml_source import Document, Mark, Path_, dotted, kind_of, parse_value, read_document
@@ -141,11 +143,52 @@ def load_project(path: Path, *, overrides: Sequence[str] = (), env: Mapping[str,
     """
     if path.is_dir() and (path / DEFAULT_FILE).is_file():
         path = path / DEFAULT_FILE
-    return project_of(read_document(path), overrides=overrides, env=env)
+    return project_of(read_document(path), overrides=overrides, env=env, engines=chosen_engines(path.parent))
 
 
-def project_of(document: Document, *, overrides: Sequence[str] = (), env: Mapping[str, str] | None = None) -> Project:
-    """The project in a document that has been read; the document is changed on the way."""
+ENGINES_FILE = "engines.json"
+"""In the run directory: the engine of each stage whose engine is `auto`, as it was chosen when the run began."""
+
+
+def chosen_engines(root: Path) -> Mapping[str, str]:
+    """Return the engines that were chosen for stages of a run; empty before it began.
+
+    Raises UsageError where the file holds something else.
+    """
+    path = root / "run" / ENGINES_FILE
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        return {}
+    except ValueError:
+        content = None
+    if not isinstance(content, dict) or not all(item in get_args(Engine) for item in content.values()):
+        raise UsageError(f"{path} does not hold engines by stage; move it away to have them chosen again")
+    return content
+
+
+def _put_chosen_engines(document: Document, engines: Mapping[str, str]) -> None:
+    """Replace `engine: auto` by the engine that was chosen, or this package's; less than `exact: bits` implies it."""
+    content = document.value if isinstance(document.value, dict) else {}
+    stages = content.get("pipeline")
+    is_free = content.get("exact", "bits") != "bits"
+    for name, stage in stages.items() if isinstance(stages, dict) else ():
+        if isinstance(stage, dict) and stage.get("engine", AUTO if is_free else NATIVE) == AUTO:
+            is_trained = stage.get("kind") in TRAINS
+            stage |= {"engine": engines.get(name, NATIVE) if is_trained else NATIVE, "engine_by": "plan"}
+
+
+def project_of(
+    document: Document,
+    *,
+    overrides: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    engines: Mapping[str, str] = MappingProxyType({}),
+) -> Project:
+    """The project in a document that has been read; the document is changed on the way.
+
+    `engines` are those that were chosen for stages whose engine is `auto`.
+    """
     widen_shorthands(document)
     choice = [override for override in overrides if override.startswith("preset=")]
     problems = apply_overrides(document, choice, {})
@@ -153,6 +196,7 @@ def project_of(document: Document, *, overrides: Sequence[str] = (), env: Mappin
     others = [override for override in overrides if override not in choice]
     problems += preset_problems + apply_overrides(document, others, env or {})
     widen_shorthands(document)
+    _put_chosen_engines(document, engines)
     needs = missing_needs(document, preset) if preset else {}
     bound = bind(document)
     problems += [*needs.values(), *bound.problems]

@@ -220,6 +220,9 @@ class Serving:
         return self.usd_per_million_input_tokens, self.usd_per_million_output_tokens
 
 
+EXACT, BITS = "exact", "bits"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Project:
     """A whole `charter.yaml`. Identity: models, constitution, data, pipeline, seed. The rest is execution."""
@@ -246,6 +249,9 @@ class Project:
     """How long the whole project may take."""
     objective: Literal["cheapest", "fastest", "balanced"] = "cheapest"
     """What the plan minimises within deadline, quota and nodes; `fastest` and `balanced` keep the budget too."""
+    exact: Literal["bits", "record", "none"] = "bits"
+    """What a run that is resumed repeats: `bits`, every one; `record`, the order of data and what was stored; `none`.
+    Less than bits frees the native engine's kernels, and lets `engine: auto` (then the default) take other engines."""
     serving: Mapping[str, Serving] = field(default_factory=dict)
     """Where models that only answer are served, by the name of the model or stage."""
     storage: Storage = field(default_factory=Storage)

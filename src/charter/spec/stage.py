@@ -8,10 +8,10 @@ listed in `REFERENCES`, so that the graph can be drawn and checked without knowi
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal, get_args
 
 from charter.spec.layout import Adapter
-from charter.spec.quantity import Count, Names, Seconds, added, execution
+from charter.spec.quantity import Count, Names, Reads, Seconds, added, execution
 from charter.spec.rewards import (
     KL_IN_LOSS,
     REWARD_SOURCES,
@@ -101,8 +101,13 @@ class Sampling:
 
 
 MODEL, DATA = "model", "data"
-NATIVE = "native"
+NATIVE: Final = "native"
 Engine = Literal["native", "megatron", "deepspeed", "fsdp", "accelerate", "trl", "verl", "openrlhf", "nemo_rl"]
+
+
+AUTO = "auto"
+StageEngine = Annotated[Engine, Reads(lambda value: value, {"enum": [AUTO, *get_args(Engine)]})]
+"""An engine, or `auto`, which `spec.load` turns into the one that was chosen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,8 +191,11 @@ class Stage:
     seed: int | None = execution()
     """Of this stage's draws; the project's unless given."""
     resources: StageResources | None = execution()
-    engine: Engine = execution("native")
-    """Who computes it: this package, or another one, whose layouts are then planned and whose processes are started."""
+    engine: StageEngine = execution("native")
+    """Who computes it: this package, or another one, whose layouts are then planned and whose processes are started.
+    `auto`: the quickest of those under `engines:` that keeps what `exact` demands, this package where none does."""
+    engine_by: Literal["file", "plan"] = execution("file")
+    """`plan`: the engine was `auto`, and was chosen; not to be written by hand."""
     checkpoint_every: Count = execution(100)
     """Optimizer steps, rollouts or batches of records between checkpoints."""
     checkpoint_interval: Seconds | None = execution()

@@ -48,6 +48,13 @@ def test_a_process_without_a_rank_has_the_first_gpu(made_up):
     assert configure({"threads": THREADS, "device": "cuda"}) == torch.device("cuda", 0)
 
 
+@pytest.mark.parametrize("exact", ["record", "none"])
+def test_less_than_bits_leaves_the_kernels_to_torch(made_up, exact):
+    configure({"threads": THREADS, "device": "cuda", "attention": "flash_attention_2", "exact": exact})
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert not {*CUDA_ENVIRONMENT, "FLASH_ATTENTION_DETERMINISTIC"} & set(os.environ)
+
+
 def test_on_cuda_nothing_is_chosen_by_measuring(made_up, monkeypatch):
     """Neither by NCCL nor by cuBLAS nor by cuDNN, whatever the environment says."""
     monkeypatch.setenv("NCCL_ALGO", "Tree")

@@ -241,6 +241,14 @@ def test_a_stage_that_began_natively_is_not_handed_over_in_the_middle(tmp_path):
     assert "engine native -> trl" in drift(hosted, pipeline.project, frozen_values(pipeline.project, hosted.spec))
 
 
+def test_a_stage_that_began_exactly_does_not_go_on_without(tmp_path):
+    pipeline = pipeline_of(tmp_path, "native")
+    stage = started(pipeline, frozen_values(pipeline.project, pipeline.stages["sft"].spec))
+    loose = frozen_values(replace(pipeline.project, exact="record"), stage.spec)
+    assert loose["exact"] == "record"
+    assert drift(stage, pipeline.project, loose) == ["exact bits -> record"]
+
+
 def test_one_module_runs_every_stage_of_another_engine(tmp_path):
     spec = pipeline_of(tmp_path).stages["sft"].spec
     assert module_of(spec) == HOSTED_MODULE
