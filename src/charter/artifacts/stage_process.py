@@ -29,8 +29,8 @@ from charter.errors import (
     InterruptedRunError,
     MissingExtraError,
     StageError,
-    without_secrets,
 )
+from charter.redaction import hide_output, without_secrets
 
 INTERNAL_EXIT, INTERRUPTED_EXIT = ExitCode.INTERNAL, ExitCode.INTERRUPTED
 PEER_EXIT = 9
@@ -54,6 +54,7 @@ def stage_main(run: Callable[[StageDir], None], argv: Sequence[str] | None = Non
     arguments = parser.parse_args(argv)
     if parent := os.environ.get(faults.SUPERVISOR_PID):
         die_with_parent(int(parent) or os.getppid())
+    hide_output()
     code = run_stage(lambda: run, arguments.stage_dir.resolve())
     if int(os.environ.get(WORLD_SIZE, "1")) > 1:
         end_now(code)

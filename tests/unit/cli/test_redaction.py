@@ -4,7 +4,8 @@ import pytest
 from typer.testing import CliRunner
 
 from charter.cli.main import app
-from charter.errors import CharterError, Problem, SpecError, without_secrets
+from charter.errors import CharterError, Problem, SpecError
+from charter.redaction import without_secrets
 
 SECRETS = (
     "sk-ant-api03-AAAAbbbb1111", "hf_AAAAbbbbccccdddd", "ghp_AAAAbbbbccccdddd1111", "AKIAABCDEFGHIJKLMNOP",

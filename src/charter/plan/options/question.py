@@ -7,7 +7,7 @@ from charter.estimate.terms import Term
 from charter.plan.options.option import Option, Rejected
 from charter.plan.physics.fit import Peak
 from charter.plan.physics.knowledge import Knowledge
-from charter.plan.serving.endpoint_use import endpoint_terms
+from charter.plan.work.endpoint_use import endpoint_terms
 from charter.plan.work.phase import Phase, Workload
 from charter.spec.sections import RiskSettings
 from charter.spec.stage import Sampling, Stage, StageResources

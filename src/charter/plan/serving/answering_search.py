@@ -11,7 +11,7 @@ from charter.plan.options.why_not import does_not_fit
 from charter.plan.physics import accelerator_time
 from charter.plan.physics.fit import Peak, answering_peak
 from charter.plan.serving.endpoint_option import ways_to_serve, with_endpoints
-from charter.plan.serving.endpoint_use import endpoint_terms
+from charter.plan.work.endpoint_use import endpoint_terms
 from charter.plan.work.phase import Workload
 from charter.spec.execution import shares_accelerators
 from charter.spec.layout import Layout

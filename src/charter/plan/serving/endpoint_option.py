@@ -13,7 +13,7 @@ from charter.plan.options.risk import LENGTH_SIGMA
 from charter.plan.physics.fit import NOTHING_LOADED
 from charter.plan.physics.knowledge import ENDPOINT_SIGMA
 from charter.plan.physics.text_time import text_term
-from charter.plan.serving.endpoint_use import endpoint_terms, endpoint_usd
+from charter.plan.work.endpoint_use import endpoint_terms, endpoint_usd
 from charter.plan.work.phase import Workload
 from charter.spec.layout import Layout
 from charter.units import format_seconds, format_usd
