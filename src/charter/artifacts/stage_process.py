@@ -54,7 +54,6 @@ def stage_main(run: Callable[[StageDir], None], argv: Sequence[str] | None = Non
     arguments = parser.parse_args(argv)
     if parent := os.environ.get(faults.SUPERVISOR_PID):
         die_with_parent(int(parent) or os.getppid())
-    hide_output()
     code = run_stage(lambda: run, arguments.stage_dir.resolve())
     if int(os.environ.get(WORLD_SIZE, "1")) > 1:
         end_now(code)
@@ -77,6 +76,7 @@ def run_stage(load: Callable[[], Callable[[StageDir], None]], path: Path) -> int
     rank, stop = rank_of_process(), _StopRequest()
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     offer_to_out_of_memory_killer()
+    hide_output()
     try:
         (path / failure_name(rank)).unlink(missing_ok=True)
         with _hold(path, rank):

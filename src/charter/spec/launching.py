@@ -163,7 +163,7 @@ class Launch:
     """How long before the time limit a stage is asked to stop at a checkpoint; it then goes on in a new attempt."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables of every process. They stand in the text of every job, so that secrets are better given by reference
-    (`launch.kubernetes.secrets`, or exported where the job is submitted); what is shown has them hidden."""
+    (`secrets` of `launch.kubernetes`, or exported where the job is submitted); what is shown has them hidden."""
     node_checks: NodeChecks = field(default_factory=NodeChecks)
 
     def as_shown(self) -> "Launch":
