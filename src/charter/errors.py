@@ -14,10 +14,11 @@
 Every message says what was asked, what was found and what would work. Exit code 130 is Ctrl-C.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+
+from charter.redaction import without_secrets, without_value
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "run": ("torch", "transformers", "tokenizers", "safetensors", "sqlalchemy", "psutil", "aiohttp", "filelock"),
@@ -51,56 +52,6 @@ class ExitCode(IntEnum):
     CTRL_C = 130
 
 
-HIDDEN = "(hidden)"
-"""Stands where a secret was."""
-_NAMED = re.compile(
-    r"""(?ix)
-    ( (?<![a-z0-9/]) [a-z0-9_.-]* (?: api[_-]?key | [a-z0-9]_key | secret | password | passwd | passphrase | token )
-      ["']? \s* [:=] \s* ["']? )
-    (?! env: | file: | \$ | null\b | none\b | \(hidden\) )
-    (?! (?: is | must | has | holds | needs | cannot | there | what )\b )
-    [^\s"',;}\])]* [^\s"',;}\]):.]
-    """
-)
-_SHAPES = re.compile(
-    r"""(?x)
-    (?<![A-Za-z0-9])
-    (?: sk-[A-Za-z0-9_-]{6,} | (?:hf|ghp|gho|ghs|ghu|glpat)[_-][A-Za-z0-9_-]{8,} | github_pat_\w{10,}
-      | xox[abprs]-[\w-]{8,} | AKIA[0-9A-Z]{12,} | AIza[\w-]{20,} | eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+ )
-    """
-)
-_WHOLE_VALUE = re.compile(
-    r"(?i)^(.*(?:key|token|password|passwd|passphrase|secret|credentials?|pwd|authorization)[\"']?\s*[:=]\s*)"
-    r"(?!env:|file:)\S.*$"
-)
-_BEARER = re.compile(r"(?i)(\bbearer\s+)[\w.~+/=-]{8,}")
-_ADDRESS = re.compile(r"(://[^\s/:@]*:)[^\s/@]+(?=@)")
-_PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)")
-
-
-def without_secrets(text: str) -> str:
-    """Return a text with its secrets hidden; where a key is found is said, and a reference to one stays readable.
-
-    Known are keys, tokens and passwords by their name, keys of OpenAI, Anthropic, Hugging Face, GitHub, GitLab, Slack,
-    AWS and Google by their shape, signed tokens, private keys, and passwords in addresses. Limit: a secret without a
-    name and without such a shape is a word like any other.
-
-    >>> without_secrets("--set serving.judge.api_key=abc123: no; api_key: env:JUDGE_KEY; key: sk-live-123456")
-    '--set serving.judge.api_key=(hidden): no; api_key: env:JUDGE_KEY; key: (hidden)'
-    >>> without_secrets("postgresql://me:secret@host/db says 'Bearer abcdefgh123'")
-    "postgresql://me:(hidden)@host/db says 'Bearer (hidden)'"
-    """
-    text = _PRIVATE_KEY.sub(HIDDEN, text)
-    text = _ADDRESS.sub(rf"\1{HIDDEN}", text)
-    text = _BEARER.sub(rf"\1{HIDDEN}", text)
-    return _NAMED.sub(rf"\1{HIDDEN}", _SHAPES.sub(HIDDEN, text))
-
-
-def _without_value(setting: str) -> str:
-    """Hide all that stands after a name that ends like a secret's, in what a user has written: a line, an option."""
-    return _WHOLE_VALUE.sub(rf"\1{HIDDEN}", setting)
-
-
 class CharterError(Exception):
     """Base of every error Charter raises on purpose."""
 
@@ -124,9 +75,9 @@ class Problem:
     hint: str = ""
 
     def __str__(self) -> str:
-        where = ":".join(part for part in (_without_value(self.file), str(self.line or "")) if part)
+        where = ":".join(part for part in (without_value(self.file), str(self.line or "")) if part)
         head = ": ".join(part for part in (where, self.path, self.message) if part)
-        source = _without_value(self.source_line)
+        source = without_value(self.source_line)
         quoted = f"\n  {self.line:>4} | {source}" if source and self.line else ""
         return head + quoted + (f"\n  {self.hint}" if self.hint else "")
 

@@ -29,8 +29,8 @@ from charter.errors import (
     InterruptedRunError,
     MissingExtraError,
     StageError,
-    without_secrets,
 )
+from charter.redaction import hide_output, without_secrets
 
 INTERNAL_EXIT, INTERRUPTED_EXIT = ExitCode.INTERNAL, ExitCode.INTERRUPTED
 PEER_EXIT = 9
@@ -76,6 +76,7 @@ def run_stage(load: Callable[[], Callable[[StageDir], None]], path: Path) -> int
     rank, stop = rank_of_process(), _StopRequest()
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     offer_to_out_of_memory_killer()
+    hide_output()
     try:
         (path / failure_name(rank)).unlink(missing_ok=True)
         with _hold(path, rank):

@@ -14,7 +14,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from charter.errors import CharterError, UsageError, missing_extra, without_secrets
+from charter.errors import CharterError, UsageError, missing_extra
+from charter.redaction import hide_output, without_secrets
 
 COMMANDS: Mapping[str, str] = {
     "init": "init.init_command",
@@ -202,6 +203,7 @@ def _options(
     ] = False,
 ) -> None:
     """Plan, run and account for large-scale alignment training."""
+    hide_output()
 
 
 def _end_with(error: CharterError) -> NoReturn:
@@ -211,6 +213,7 @@ def _end_with(error: CharterError) -> NoReturn:
 
 def entry() -> NoReturn:
     """Run the command line; turn every error into one clear message and a documented exit code."""
+    hide_output()
     try:
         app()
     except CharterError as error:

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from charter.redaction import without_shapes
 from charter.run.events import end_of_file
 
 LOG_BYTES = 64 * 1024
@@ -32,7 +33,7 @@ def log_tail(path: Path, *, most_bytes: int = LOG_BYTES) -> LogTail:
     whole = len(content) == size
     if not whole:
         content = content.partition(b"\n")[2]
-    text = content.decode("utf-8", "replace")
+    text = without_shapes(content.decode("utf-8", "replace"))
     return LogTail(lines=tuple(plain(line) for line in text.splitlines()), whole=whole, size_bytes=size)
 
 

@@ -1,7 +1,7 @@
 """Shows what a run would send to an engine, and sends the supervisor itself."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ class Preview:
     """Jobs that would be sent to an engine, by the plan."""
 
     texts: str
-    """Scripts and manifests as the engine gets them."""
+    """Scripts and manifests as the engine gets them, without values of secrets."""
     jobs: tuple[Mapping[str, Any], ...]
     """One entry per stage and role, and one for the supervisor."""
     problem: str = ""
@@ -51,9 +51,11 @@ def preview(
 ) -> Preview:
     """Return what would be sent for all stages, or for these; needs no engine and changes nothing.
 
+    Variables that hold secrets are shown without their values, which only a job that is sent has.
     Raises the plan's own error when a stage cannot fit, unless `anyway`.
     """
     name = engine_of(project, wanted_engine)
+    project = replace(project, launch=project.launch.as_shown())
     check_stages(project, stages)
     pipeline = build_pipeline(project, root)
     planned = plan_of_run(pipeline, replan=replan)

@@ -4,9 +4,10 @@ Execution only: nothing here changes what is computed, and no secret stands here
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
+from charter.redaction import HIDDEN, holds_secret, is_secret_name
 from charter.spec.quantity import Bytes, Count, Names, Seconds
 
 FORBID_EXTRA: dict[str, str] = {"extra": "forbid"}
@@ -161,5 +162,16 @@ class Launch:
     stop_before: Seconds = 120.0
     """How long before the time limit a stage is asked to stop at a checkpoint; it then goes on in a new attempt."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables of every process; never secrets."""
+    """Variables of every process. They stand in the text of every job, so that secrets are better given by reference
+    (`secrets` of `launch.kubernetes`, or exported where the job is submitted); what is shown has them hidden."""
     node_checks: NodeChecks = field(default_factory=NodeChecks)
+
+    def as_shown(self) -> "Launch":
+        """The same without the values of variables that hold a secret, by their name or by their shape."""
+        return replace(
+            self,
+            environment={
+                name: HIDDEN if is_secret_name(name) or holds_secret(value) else value
+                for name, value in self.environment.items()
+            },
+        )

@@ -7,13 +7,14 @@ Nothing is looked up on disk but the file itself: paths in it stay as written, r
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args
 
 from charter.errors import Problem, SpecError, UsageError
+from charter.redaction import holds_secret
 from charter.spec.bind import Bound, bind, known_keys, widen_shorthands
 from charter.spec.checks import check_data, check_model, check_project
 from charter.spec.graph import check_graph
@@ -201,9 +202,39 @@ def project_of(
     bound = bind(document)
     problems += [*needs.values(), *bound.problems]
     problems += [_place(document, problem) for problem in _check(document, bound, told=needs)]
+    problems += secrets_in(document, reported={problem.path for problem in problems})
     if problems or bound.project is None:
         raise SpecError(sorted(problems, key=lambda problem: problem.line or 0))
     return replace(bound.project, pipeline=_with_epochs(bound.project.pipeline))
+
+
+def secrets_in(document: Document, *, reported: Collection[str]) -> Iterator[Problem]:
+    """Problems of texts that are secrets: what is in the file is copied, printed and recorded with the run.
+
+    The variables of processes are the one place where a user may write one: it is sent with their jobs, and shown
+    nowhere.
+    """
+    hint = "take it out of the file and say where it is: env:NAME or file:PATH where a field takes a reference"
+    for path, text in _texts(document.value, ()):
+        if VARIABLES not in path and dotted(path) not in reported and holds_secret(text):
+            yield document.problem(path, "holds what looks like a secret (not shown here)", hint=hint)
+
+
+VARIABLES = "environment"
+"""Key of `launch` and of an entry of `engines`: variables by name."""
+
+
+def _texts(value: Any, path: Path_) -> Iterator[tuple[Path_, str]]:
+    """Yield every text of a document, keys too, with where it stands."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield (*path, key), key
+            yield from _texts(item, (*path, key))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _texts(item, (*path, index))
 
 
 def _check(document: Document, bound: Bound, *, told: Iterable[str]) -> Iterator[Problem]:

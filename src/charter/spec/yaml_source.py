@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from charter.errors import Problem, SpecError
+from charter.redaction import without_secrets, without_value
 
 Path_ = tuple[str | int, ...]
 """Keys and list positions from the top of the file to a value."""
@@ -27,7 +28,8 @@ MAX_BYTES = 2**20
 MAX_NUMBER_CHARACTERS = 100
 """Longer runs of digits are text; Python refuses to convert very long ones."""
 
-_SECRET = re.compile(r"api_key|password|webhook|\btoken\b|://[^/\s]*@|://\S*\?")
+_KEY_ALONE = re.compile(r"[ \t-]*[\"']?([\w.-]+)[\"']?[ \t]*:[ \t]*(?:[|>][+0-9-]*)?[ \t]*")
+"""A key whose value stands in the lines below it."""
 _INT = re.compile(r"[-+]?[0-9](?:_?[0-9])*")
 _OCTAL = re.compile(r"0o[0-7]+")
 _HEX = re.compile(r"0x[0-9a-fA-F]+")
@@ -216,12 +218,25 @@ def _syntax_problem(error: yaml.MarkedYAMLError, text: str, origin: str) -> Prob
         hint = "a value that holds ': ' needs quotes, and keys of one block the same indentation"
     elif "single document" in what:
         hint = "one file holds one project; remove the `---` in the middle"
-    return Problem(message=f"not valid YAML: {what}", file=origin, line=line, source_line=_quotable(quoted), hint=hint)
+    source_line = _quotable(lines, line) if line else ""
+    return Problem(message=f"not valid YAML: {what}", file=origin, line=line, source_line=source_line, hint=hint)
 
 
-def _quotable(line: str) -> str:
-    """A line as messages may quote it: one that may hold a key or a password is not quoted."""
-    return "" if _SECRET.search(line) else line
+def _quotable(lines: list[str], number: int) -> str:
+    """A line as messages may quote it: one that is or belongs to the value of a secret's name is not quoted."""
+    if number > len(lines) or without_value(without_secrets(lines[number - 1])) != lines[number - 1]:
+        return ""
+    indent = _indent(lines[number - 1])
+    for line in reversed(lines[: number - 1]):
+        if line.strip() and _indent(line) < indent:
+            key, indent = _KEY_ALONE.fullmatch(line), _indent(line)
+            if key and without_value(f"{key[1]}: value") != f"{key[1]}: value":
+                return ""
+    return lines[number - 1]
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 class _Reader:
@@ -286,8 +301,7 @@ class _Reader:
 
     def _mark(self, node: yaml.Node) -> Mark:
         line = node.start_mark.line + 1
-        quoted = _quotable(self.lines[line - 1]) if line <= len(self.lines) else ""
-        return Mark(origin=self.origin, line=line, source_line=quoted)
+        return Mark(origin=self.origin, line=line, source_line=_quotable(self.lines, line))
 
     def _complain(self, node: yaml.Node, path: Path_, message: str) -> None:
         mark = self._mark(node)

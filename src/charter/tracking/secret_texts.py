@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from charter.errors import UsageError
+from charter.redaction import without_values
 
-BLOT = "***"
 SHORTEST = 4
 """Characters; blotting out shorter ones would blot out words."""
 
@@ -50,9 +50,7 @@ class Secrets:
 
     def blotted(self, text: str) -> str:
         """A text without any of them."""
-        for value in sorted(self._values, key=len, reverse=True):
-            text = text.replace(value, BLOT)
-        return text
+        return without_values(text, self._values)
 
 
 def _password_in(address: str) -> tuple[str, ...]:

@@ -116,6 +116,8 @@ def test_the_end_of_a_log(tmp_path):
     assert tail.lines[-1] == "line 9999"
     assert tail.lines[0].startswith("line ")
     assert log_tail(tmp_path / "none").lines == ()
+    path.write_text("GET https://ghr_AAAAbbbb1111CCCC2222@host/v1\nstep 1\n")
+    assert log_tail(path).lines == ("GET https://(hidden)@host/v1", "step 1")
 
 
 @given(st.text())

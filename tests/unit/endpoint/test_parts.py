@@ -339,7 +339,7 @@ def test_a_key_is_read_where_the_reference_says(monkeypatch, tmp_path):
         key = read_key(reference, of="judge")
         assert key.header() == {"Authorization": "Bearer sk-0123456789"}
         assert "sk-0123456789" not in f"{key!r} {key}"
-        assert key.blotted("a sk-0123456789 b") == "a *** b"
+        assert key.blotted("a sk-0123456789 b") == "a (hidden) b"
         with pytest.raises(TypeError):
             copy.copy(key)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from charter.estimate.serving.api_judge import ApiPrice
-from charter.plan.serving.endpoint_option import endpoint_terms, endpoint_usd
+from charter.plan.work.endpoint_use import endpoint_terms, endpoint_usd
 from charter.plan.work.phase import Counters, Phase, Workload
 
 PRICE = ApiPrice(input_usd_per_million=3.0, output_usd_per_million=15.0)

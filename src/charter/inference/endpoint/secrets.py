@@ -4,10 +4,10 @@ import os
 from pathlib import Path
 
 from charter.errors import UsageError
+from charter.redaction import without_values
 
 SHORTEST = 8
 """Characters; a shorter value could not be blotted out of texts without blotting out words."""
-BLOT = "***"
 
 
 class ApiKey:
@@ -31,11 +31,11 @@ class ApiKey:
 
     def blotted(self, text: str) -> str:
         """A text without the key."""
-        return text.replace(self._value, BLOT)
+        return without_values(text, [self._value])
 
     def blotted_bytes(self, body: bytes) -> bytes:
         """A reply's body without the key, should a server repeat it."""
-        return body.replace(self._value.encode(), BLOT.encode())
+        return without_values(body.decode("latin-1"), [self._value]).encode("latin-1")
 
 
 def read_key(reference: str, *, of: str) -> ApiKey:

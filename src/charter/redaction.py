@@ -1,0 +1,180 @@
+"""Secrets in texts: found by their shape, by the name beside them or by their value, and hidden in what is shown.
+
+The one home of it. Errors and logs of defects hide by name and by shape (`without_secrets`); what Charter prints on
+purpose has fields of its own that are called `..._key` or `..._token`, and is hidden by shape alone (`without_shapes`,
+`HidingStream`); values that a process has read by reference are hidden as such (`without_values`). A text of a
+`charter.yaml` that holds a secret is refused (`holds_secret`). Limit: a secret without a name, a shape or a known value
+is a word like any other.
+"""
+
+import base64
+import re
+import sys
+from collections.abc import Iterable
+from typing import Any, TextIO
+from urllib.parse import quote
+
+HIDDEN = "(hidden)"
+"""Stands where a secret was."""
+
+_NAMES = r"(?:api[_-]?key | [a-z0-9]_key | secret | password | passwd | passphrase | token)"
+_OWN_WORDS = r"(?: is | must | has | holds | needs | cannot | there | what | takes | or | and )\b"
+"""Words of Charter after such a name, which are no value of it."""
+_NAMED = re.compile(
+    rf"""(?ix)
+    ( (?<![a-z0-9/]) [a-z0-9_.-]* {_NAMES} ["']? \s* [:=] \s* ["']? )
+    (?! env: | file: | \$ | null\b | none\b | \(hidden\) )
+    (?! {_OWN_WORDS} )
+    [^\s"',;}}\])]* [^\s"',;}}\]):.]
+    """
+)
+_BLOCK = re.compile(
+    rf"""(?ix)
+    ( {_NAMES} ["']? [ \t]* : [ \t]* [|>] [+-]? [0-9]? [+-]? [ \t]* \n (?: [ \t]* \n )* )
+    (?: [ \t]+ [^\n]* (?: \n+ | \Z ) )+
+    """
+)
+_OPTION = re.compile(
+    rf"""(?ix)
+    ( (?<![\w-]) --? [a-z0-9-]* (?: api-?key | access-key | secret | password | passphrase | token ) \s+ ["']? )
+    (?! env: | file: | - | {_OWN_WORDS} )
+    [^\s"',;]+
+    """
+)
+_WIDE = re.compile(
+    r"(?<![A-Za-z0-9])(?:sk-[A-Za-z0-9_-]{6,}|(?:hf|ghp|gho|ghs|ghu|ghr|glpat)[_-][A-Za-z0-9_-]{8,}"
+    r"|A[KS]IA[0-9A-Z]{12,})"
+)
+"""Beginnings of keys, however short: in a message of an error a word too many may be hidden."""
+_SHAPES = re.compile(
+    r"""(?x)
+    (?<![A-Za-z0-9])
+    (?: sk-[\w-]*? (?=\w{10}) (?=[A-Za-z_]*[0-9]) (?=[0-9_]*[A-Za-z]) \w{10,} [\w-]*
+      | (?:hf|ghp|gho|ghs|ghu|ghr)_[A-Za-z0-9]{16,} | github_pat_\w{20,} | glpat-[\w-]{16,}
+      | (?:npm|r8|gsk)_[A-Za-z0-9]{30,} | pypi-[\w-]{30,} | (?:nvapi|xai)-[\w-]{20,} | dop_v1_[a-f0-9]{32,}
+      | xox[abeprs]-[\w-]{10,} | xapp-[\w-]{20,} | SG\.[\w-]{16,}\.[\w-]{16,}
+      | A[KS]IA[0-9A-Z]{16} (?![0-9A-Za-z]) | AIza[\w-]{20,} | eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+
+      | hooks\.slack\.com/services/[\w/]+ | discord(?:app)?\.com/api/webhooks/[\w/-]+ )
+    """
+)
+_WHOLE_VALUE = re.compile(
+    r"(?i)^(.*(?:key|token|password|passwd|passphrase|secret|credentials?|pwd|authorization|webhook)[\"']?\s*[:=]\s*)"
+    r"(?!env:|file:)\S.*$"
+)
+_AUTHORIZATION = re.compile(
+    r"(?i)(\bauthorization[\"']?\s*[:=]\s*[\"']?(?:basic|token|digest|apikey|negotiate)\s+)[^\s\"',;]+"
+)
+_BEARER = re.compile(r"(?i)(\bbearer\s+)[\w.~+/=-]{8,}")
+_WITH_PASSWORD = re.compile(r"(://[^\s/:@\"'<>]*:)(?![0-9]+[/?#])[^\s\"'<>]*(?=@)")
+"""A password may hold `/` and `@`: what counts is the last `@` of the word; digits before a `/` are a port."""
+_USER_ALONE = re.compile(r"(?i)(\bhttps?://)[^\s/:@\"'<>]+(?=@)")
+"""Tokens stand where a web address has its user; users of databases and of ssh are no secret."""
+_SIGNED = re.compile(
+    r"(?i)([?&;](?:sig|signature|x-(?:amz|goog)-(?:signature|credential|security-token)|(?:access[_-]?|auth[_-]?)?token"
+    r"|api[_-]?key|key|secret|password|awsaccesskeyid)=)(?!\(hidden\))[^&\s\"'<>]+"
+)
+_ACCOUNT_KEY = re.compile(r"(?i)(\b(?:AccountKey|SharedAccessSignature)=)[^;\s\"']+")
+_PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)")
+_SECRET_NAME = re.compile(
+    r"(?i)(?:^|[_-])(?:key|token|password|passwd|passphrase|secret|credentials?|pwd)(?:$|_id$|_b64$)|apikey$"
+)
+
+
+def without_secrets(text: str) -> str:
+    """Return a text of an error with its secrets hidden; a reference to one stays readable.
+
+    Known are keys, tokens and passwords by their name, by their shape, in addresses, headers and options.
+
+    >>> without_secrets("--set serving.judge.api_key=abc123: no; api_key: env:JUDGE_KEY; key: sk-live-123456")
+    '--set serving.judge.api_key=(hidden): no; api_key: env:JUDGE_KEY; key: (hidden)'
+    >>> without_secrets("postgresql://me:se/c@ret@host/db says 'Bearer abcdefgh123', https://Winter26@host no")
+    "postgresql://me:(hidden)@host/db says 'Bearer (hidden)', https://(hidden)@host no"
+    >>> without_secrets("Authorization: Basic bWU6c2VjcmV0; --api-key Winter26; https://s/?a=1&sig=Winter26")
+    'Authorization: Basic (hidden); --api-key (hidden); https://s/?a=1&sig=(hidden)'
+    """
+    text = _BLOCK.sub(rf"\1  {HIDDEN}\n", without_shapes(text))
+    text = _OPTION.sub(rf"\1{HIDDEN}", _WIDE.sub(HIDDEN, text))
+    return _NAMED.sub(rf"\1{HIDDEN}", text)
+
+
+def without_shapes(text: str) -> str:
+    """Return a text without what is a secret by its shape or its place: in an address, a header, a signed query.
+
+    >>> without_shapes('{"usd_per_token": 0.5, "owner": "ghr_AAAAbbbb1111CCCC2222"}')
+    '{"usd_per_token": 0.5, "owner": "(hidden)"}'
+    >>> without_shapes("https://host:8000/v1@2 sk-small-model-7b")
+    'https://host:8000/v1@2 sk-small-model-7b'
+    """
+    text = _PRIVATE_KEY.sub(HIDDEN, text)
+    for place in (_WITH_PASSWORD, _AUTHORIZATION, _BEARER, _SIGNED, _ACCOUNT_KEY, _USER_ALONE):
+        text = place.sub(rf"\1{HIDDEN}", text)
+    return _SHAPES.sub(HIDDEN, text)
+
+
+def without_value(setting: str) -> str:
+    """Hide all that stands after a name that ends like a secret's, in what a user has written: a line, an option."""
+    return _WHOLE_VALUE.sub(rf"\1{HIDDEN}", setting)
+
+
+def without_values(text: str, values: Iterable[str]) -> str:
+    """Return a text without these values, as they are, percent-encoded, and in base64.
+
+    >>> without_values("got abc/12345 and YWJjLzEyMzQ1, a%2Fc or abc%2F12345", ["abc/12345"])
+    'got (hidden) and (hidden), a%2Fc or (hidden)'
+    """
+    for value in sorted(values, key=len, reverse=True):
+        for spelling in _spellings(value):
+            text = text.replace(spelling, HIDDEN)
+    return text
+
+
+def _spellings(value: str) -> tuple[str, ...]:
+    encoded = value.encode()
+    coded = (base64.b64encode(encoded), base64.urlsafe_b64encode(encoded))
+    return tuple(dict.fromkeys((value, quote(value, safe=""), *(item.decode().rstrip("=") for item in coded))))
+
+
+def holds_secret(text: str) -> bool:
+    """Return True if a text surely holds a secret; what merely begins like one does not.
+
+    >>> holds_secret("sk-proj-AAAAbbbb1111"), holds_secret("s3://bucket/path"), holds_secret("sk-learn")
+    (True, False, False)
+    """
+    return without_shapes(text) != text
+
+
+def is_secret_name(name: str) -> bool:
+    """Return True if a variable is called as those are that hold secrets.
+
+    >>> [is_secret_name(name) for name in ("HF_TOKEN", "AWS_ACCESS_KEY_ID", "TOKENIZERS_PARALLELISM", "KEYBOARD")]
+    [True, True, False, False]
+    """
+    return _SECRET_NAME.search(name) is not None
+
+
+class HidingStream:
+    """A text stream that hides secrets by their shape in whatever is written to it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write the text without its secrets; the length is that of what was given."""
+        self._stream.write(without_shapes(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write every line without its secrets."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def hide_output() -> None:
+    """Let standard output and standard error of this process hide secrets, once."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is not None and not isinstance(stream, HidingStream):
+            setattr(sys, name, HidingStream(stream))
