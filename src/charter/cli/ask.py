@@ -118,7 +118,7 @@ def _climbed(inquiry: "Inquiry") -> "list[Rung]":
 
 
 def _plan(file: "KindFile") -> "Plan":
-    from charter.cli.plan import project_of_text
+    from charter.cli.common import project_of_text
     from charter.plan.project_plan import plan_project
 
     project, root = project_of_text(file.text, [])

@@ -11,6 +11,8 @@ import typer
 from typer.core import TyperGroup
 
 if TYPE_CHECKING:
+    from tempfile import TemporaryDirectory
+
     from rich.console import Console
     from rich.table import Table
 
@@ -57,6 +59,35 @@ def open_project(directory: Path, overrides: list[str] | None = None) -> "tuple[
             "  go to a project or give it with -C DIR; `charter init --template cai-tiny DIR` writes one"
         )
     return load_project(path, overrides=overrides or (), env=dict(os.environ)), root
+
+
+def planned_project(path: Path, template: str | None, overrides: list[str] | None) -> "tuple[Project, Path]":
+    """The project of a path, or a shipped template written to a directory that lasts as long as the command."""
+    if template is None:
+        return open_project(path, overrides)
+    from charter.templates.shipped import find_template, write_template
+
+    directory = _lasting_directory() / template
+    write_template(find_template(template), directory, force=False)
+    return open_project(directory, overrides)
+
+
+def project_of_text(text: str, overrides: list[str]) -> "tuple[Project, Path]":
+    """The project of a text that is in no file."""
+    directory = _lasting_directory()
+    (directory / "charter.yaml").write_text(text, encoding="utf-8")
+    return open_project(directory, overrides)
+
+
+def _lasting_directory() -> Path:
+    """A directory that lasts as long as the command."""
+    from tempfile import TemporaryDirectory
+
+    _LASTING.append(TemporaryDirectory(prefix="charter-plan-"))
+    return Path(_LASTING[-1].name)
+
+
+_LASTING: "list[TemporaryDirectory[str]]" = []
 
 
 def with_chosen_engines(

@@ -122,7 +122,7 @@ def _plan(text: str, overrides: list[str] | None) -> "Mapping[str, Any]":
         raise UsageError(f"{text}: no such project, saved plan or template; the templates are {', '.join(names)}")
     from datetime import UTC, datetime
 
-    from charter.cli.plan import planned_project
+    from charter.cli.common import planned_project
     from charter.plan.project_plan import plan_project
 
     project, root = planned_project(path, template, overrides)

@@ -13,8 +13,9 @@ from charter.cli.common import (
     JsonOption,
     SetOption,
     SweepOption,
-    open_project,
+    planned_project,
     print_json,
+    project_of_text,
     with_chosen_engines,
     write_asked,
 )
@@ -36,8 +37,6 @@ from charter.cli.inquiry import (
 )
 
 if TYPE_CHECKING:
-    from tempfile import TemporaryDirectory
-
     from rich.console import Console
 
     from charter.plan.physics.knowledge import Knowledge
@@ -210,35 +209,6 @@ def print_probe(report: "ProbeReport") -> None:
 
 
 PIPE_COLUMNS = 140
-
-
-def planned_project(path: Path, template: str | None, overrides: list[str] | None) -> "tuple[Project, Path]":
-    """The project of a path, or a shipped template written to a directory that lasts as long as the command."""
-    if template is None:
-        return open_project(path, overrides)
-    from charter.templates.shipped import find_template, write_template
-
-    directory = _lasting_directory() / template
-    write_template(find_template(template), directory, force=False)
-    return open_project(directory, overrides)
-
-
-def project_of_text(text: str, overrides: list[str]) -> "tuple[Project, Path]":
-    """The project of a text that is in no file."""
-    directory = _lasting_directory()
-    (directory / "charter.yaml").write_text(text, encoding="utf-8")
-    return open_project(directory, overrides)
-
-
-def _lasting_directory() -> Path:
-    """A directory that lasts as long as the command."""
-    from tempfile import TemporaryDirectory
-
-    _LASTING.append(TemporaryDirectory(prefix="charter-plan-"))
-    return Path(_LASTING[-1].name)
-
-
-_LASTING: "list[TemporaryDirectory[str]]" = []
 
 
 def plan_console() -> "Console":
