@@ -69,6 +69,7 @@ EVERY_STAGE = {
     "expected_fingerprint": ["0" * 64],
     "timeout": [3600.0],
     "needs_approval": [True],
+    "engine_by": ["plan"],
 }
 PREFERENCES = {
     "init": ["other"],

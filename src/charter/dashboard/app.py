@@ -20,6 +20,7 @@ from charter.dashboard.actions import ACTIONS, may_act
 from charter.dashboard.guard import Guard, csrf_of
 from charter.dashboard.links import ASSETS, LiveLinks
 from charter.dashboard.page import Context, NoSuchPageError, Page
+from charter.dashboard.pages.api import ROUTES as API_ROUTES
 from charter.dashboard.reading import ProjectReader
 from charter.dashboard.render import error_page, json_text, render_page
 from charter.dashboard.settings import Settings
@@ -110,7 +111,7 @@ def build_app(settings: Settings, port: int, *, ending: Callable[[], bool] = lam
     site = Site(settings)
     shown = Shown(site)
     routes: list[BaseRoute] = [Route(page.path, shown.endpoint(page), name=page.name) for page in PAGES]
-    routes += [live_route(site, ending), Route(ASSETS + "{name}", asset), *POSTS, *ACTIONS]
+    routes += [live_route(site, ending), Route(ASSETS + "{name}", asset), *POSTS, *ACTIONS, *API_ROUTES]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error, Exception: _defect})
     app.state.site = site
     return Guard(app, settings, port)

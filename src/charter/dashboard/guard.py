@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from charter.dashboard.links import ASSETS, PLAIN_LINKS
+from charter.dashboard.links import API, ASSETS, PLAIN_LINKS
 from charter.dashboard.render import render_plain
 from charter.dashboard.settings import LOOPBACK_NAMES, OPERATOR, VIEWER, Settings, is_loopback
 
@@ -156,6 +156,11 @@ class Guard:
         if "token" in request.query_params:
             return self._with_token(request)
         role = self._role(request.cookies.get(self._cookie), self._sessions)
+        if role is None and request.method in READING and request.url.path.startswith(f"{API}/"):
+            # Scripts have no session. A page of another site cannot send this header without asking first.
+            role = self._role(request.headers.get("authorization", "").removeprefix("Bearer ").strip(), self._tokens)
+            if role is None:
+                return _plain(401, "give the token of this dashboard: Authorization: Bearer TOKEN")
         if role is None:
             return _sign_in_page(401)
         request.state.role = role

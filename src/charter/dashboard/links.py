@@ -8,6 +8,7 @@ from urllib.parse import quote, urlencode
 from charter.dashboard.page import Params
 
 ASSETS = "/assets/"
+API = "/api/v1"
 
 
 class LiveLinks:

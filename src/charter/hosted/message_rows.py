@@ -7,7 +7,6 @@ from typing import Any
 from charter.data.dataset import Turn, read_conversations
 from charter.errors import DataError, UsageError
 from charter.handover.engines import handover_engine
-from charter.hosted import data_nemo_rl
 from charter.hosted.data_verl import prompt_row
 from charter.hosted.pair_rows import PairRows, dpo_rows, messages
 from charter.spec.stage import DpoStage, PreferenceModelStage, PretrainStage, SftStage, Stage
@@ -40,7 +39,7 @@ def message_rows(setup: Setup, tokenizer: Any, stage: Stage) -> PairRows:
         return PairRows(rows=rows, tokens=[0] * len(rows))
     assert isinstance(stage, PreferenceModelStage | DpoStage)
     pairs = dpo_rows(setup, tokenizer, stage)
-    return replace(pairs, rows=[data_nemo_rl.pair_row(row) for row in pairs.rows]) if stage.engine == _RANKED else pairs
+    return replace(pairs, rows=[nemo_rl_pair(row) for row in pairs.rows]) if stage.engine == _RANKED else pairs
 
 
 def prompt_of_engine(stage: Stage, turns: Sequence[Turn], index: int) -> Mapping[str, Any]:
@@ -48,10 +47,27 @@ def prompt_of_engine(stage: Stage, turns: Sequence[Turn], index: int) -> Mapping
     if stage.engine == "verl":
         return prompt_row(turns, source=stage.kind, index=index)
     if stage.engine == _RANKED:
-        return data_nemo_rl.prompt_row(turns, index)
+        return nemo_rl_prompt(turns, index)
     return {"prompt": messages(turns)}
 
 
 def suffix_of(stage: Stage) -> str:
     """Of the file that the engine of a stage reads."""
     return handover_engine(stage.engine).data_suffix
+
+
+def nemo_rl_pair(row: Mapping[str, Any]) -> dict[str, object]:
+    """A pair of `prompt`, `chosen` and `rejected` message lists, as NeMo RL ranks them: 0 for the better.
+
+    Read in NeMo RL 0.6.0 (7ea279a): nemo_rl/data/datasets/preference_datasets/preference_dataset.py.
+    """
+    ranked = [{"rank": rank, "completion": row[name]} for rank, name in enumerate(("chosen", "rejected"))]
+    return {"context": row["prompt"], "completions": ranked}
+
+
+def nemo_rl_prompt(turns: Sequence[Turn], index: int) -> dict[str, object]:
+    """A prompt of one user turn; there is no answer to compare with (nemo_rl/data/processors.py)."""
+    if [turn.role for turn in turns] != ["user"]:
+        roles = ", ".join(turn.role for turn in turns)
+        raise DataError(f"NeMo RL takes prompts of one user turn; prompt {index} has: {roles}")
+    return {"input": turns[0].content, "output": ""}

@@ -39,6 +39,16 @@ def test_without_the_token_no_page_is_shown(stranger, case, at):
         assert "demo" not in answer.text
 
 
+def test_scripts_send_the_token_as_a_header_and_read_alone(stranger, case):
+    refused = stranger.get("/api/v1/runs")
+    assert (refused.status_code, refused.headers["content-type"].split(";")[0]) == (401, "text/plain")
+    for given, status in ((f"Bearer {TOKEN}", 200), ("Bearer wrong", 401), ("Bearer", 401), (f"Basic {TOKEN}", 401)):
+        assert stranger.get("/api/v1/runs", headers={"authorization": given}).status_code == status, given
+    bearer = {"authorization": f"Bearer {TOKEN}"}
+    assert stranger.get("/", headers=bearer).status_code == 401, "pages need a session"
+    assert stranger.post("/api/v1/runs", headers=bearer).status_code in (401, 403)
+
+
 def test_the_token_gives_a_strict_cookie_and_leaves_the_address(stranger, case):
     answer = stranger.get("/", params={"token": TOKEN, "view": "all"})
     cookie = answer.headers["set-cookie"]

@@ -195,3 +195,35 @@ def test_a_stage_that_failed_has_no_time_left(client, case, at):
     assert "Time left" not in client.get(at("stage/ppo")).text
     assert "Time left" in client.get(at("stage/judged")).text
     assert "until what failed runs again" in client.get(at()).text
+
+
+def test_the_interface_for_scripts_says_what_the_pages_say(client, case, at):
+    table = client.get("/api/v1/runs").json()
+    (row,) = table["runs"]
+    assert (row["name"], row["state"], table["pages"]) == ("demo", "running", 1)
+    one = client.get(f"/api/v1/runs/{row['key']}").json()
+    assert {stage["name"]: stage["state"] for stage in one["stages"]}["pm"] == "running"
+    assert one["spent_usd"] == row["spent_usd"] == pytest.approx(1.4)
+    rows = client.get(f"/api/v1/runs/{row['key']}/stages/sft/metrics").json()["metrics"]
+    assert rows[0]["step"] == 1
+    later = client.get(f"/api/v1/runs/{row['key']}/stages/sft/metrics?after={rows[0]['step']}").json()["metrics"]
+    assert later == rows[1:]
+    lines = client.get(f"/api/v1/runs/{row['key']}/stages/sft/metrics.csv").text.splitlines()
+    assert lines[0].startswith("step,time,")
+    assert len(lines) == len(rows) + 1
+    assert client.get("/api/v1/runs.csv").text.splitlines()[1].startswith(row["key"])
+    for path in ("runs/unknown", f"runs/{row['key']}/stages/unknown/metrics", "runs/unknown.csv"):
+        answer = client.get(f"/api/v1/{path}")
+        assert answer.status_code == 404
+        assert "error" in answer.json()
+
+
+def test_the_interface_describes_itself(client):
+    document = client.get("/api/v1/openapi.json").json()
+    assert document["openapi"] == "3.1.0"
+    names = {"{run}": "x", "{stage}": "y"}
+    for path in document["paths"]:
+        for name, value in names.items():
+            path = path.replace(name, value)
+        assert client.get(path).status_code in (200, 404), path
+    assert len(document["paths"]) == 6

@@ -16,9 +16,11 @@ from charter.dashboard.view.curves import MOST_POINTS, curves_of, phases_of
 from charter.dashboard.view.eta import eta_of
 from charter.dashboard.view.events_view import event_lines
 from charter.dashboard.view.graph_svg import NARROW, WIDE, direct_edges, graph_svg, layered
-from charter.dashboard.view.home_view import home_view
+from charter.dashboard.view.home_view import ROWS_PER_PAGE, TableQuery, home_view
+from charter.dashboard.view.meter_view import meter_view
 from charter.dashboard.view.run_view import money_of, run_share, run_view
 from charter.ledger.sums import Sums
+from charter.metering.row import MeterRow
 
 
 @pytest.fixture
@@ -89,7 +91,8 @@ def test_without_a_plan_nobody_can_say(tmp_path):
     assert eta_of(found).run_seconds is None
     assert found.phase == "pending"
     assert run_share(found) == 0.0
-    assert money_of(found, eta_of(found)).spent_usd is None
+    money = money_of(found, eta_of(found))
+    assert (money.spent_usd, money.forecast_usd) == (0.0, None), "what never ran has cost nothing"
 
 
 def test_one_slot_runs_stages_one_after_the_other(snapshot):
@@ -180,6 +183,57 @@ def test_the_first_page_puts_what_runs_first(tmp_path, snapshot):
     assert (view.running, view.spent_usd) == (1, pytest.approx(2.8))
 
 
+def projects(snapshot, count):
+    """Many projects: every third is done, each with a name and an owner of its own."""
+    done = tuple(replace(stage, phase=Phase("done")) for stage in snapshot.stages)
+    return [
+        replace(
+            snapshot,
+            key=f"p{number}",
+            name=f"project {number:03}",
+            owner=f"team {('red', 'blue', 'green', 'grey')[number % 4]}",
+            stages=snapshot.stages if number % 3 else done,
+        )
+        for number in range(count)
+    ]
+
+
+def table(snapshot, count=120, **asked):
+    return home_view(projects(snapshot, count), TableQuery.of(lambda name: asked.get(name, "")))
+
+
+def test_the_table_is_read_a_page_at_a_time(snapshot):
+    first, last = table(snapshot), table(snapshot, page="99")
+    assert (len(first.rows), first.matching, first.pages, first.all) == (ROWS_PER_PAGE, 120, 3, 120)
+    assert (last.query.page, len(last.rows)) == (3, 20)
+    names = {row.name for page in "123" for row in table(snapshot, page=page).rows}
+    assert len(names) == 120
+    assert len(home_view(projects(snapshot, 120)).rows) == 120, "an export has all of them"
+
+
+def test_the_table_is_searched_filtered_and_sorted(snapshot):
+    found = table(snapshot, q="BLUE project", state="done", sort="name", falling="1")
+    names = [row.name for row in found.rows]
+    assert names == sorted(
+        (f"project {number:03}" for number in range(120) if number % 4 == 1 and number % 3 == 0), reverse=True
+    )
+    assert dict(found.states) == {"running": 80, "done": 40}
+    assert table(snapshot, q="nothing like it").rows == ()
+
+
+def test_what_makes_no_sense_in_an_address_is_as_if_it_were_not(snapshot):
+    odd = table(snapshot, page="-1", sort="password", state="haunted", falling="yes", q=" " * 500)
+    assert odd.query == TableQuery()
+
+
+def test_an_address_says_what_is_seen_and_no_more(snapshot):
+    query = table(snapshot, 10, q="team", sort="spent", falling="1", page="2").query
+    assert query.params(page=query.page) == {"q": "team", "sort": "spent", "falling": "1"}, "one page: this is it"
+    assert query.sorted_by("spent") == {"q": "team", "sort": "spent"}
+    assert query.sorted_by("last") == {"q": "team", "sort": "last", "falling": "1"}
+    assert TableQuery().params() == {}
+
+
 def test_a_spent_budget_is_told(tmp_path):
     case = lively(tmp_path / "demo", pid=os.getpid())
     case.event("run_stopped", run="demo", label="budget", message="demo has cost $11, its limit is $10")
@@ -187,3 +241,19 @@ def test_a_spent_budget_is_told(tmp_path):
     assert view.stopped == "demo has cost $11, its limit is $10"
     case.event("run_started", run="demo", todo=[])
     assert run_view(ProjectReader(Found(key="x", root=case.root, label="x")).snapshot()).stopped == ""
+
+
+def sampled(count, node="a"):
+    told = {"processes": 1, "cpu_seconds": 5.0, "resident_bytes": 2**30, "read_bytes": 0, "written_bytes": 0}
+    told |= {"node_cpus": 2, "node_cpu_share": 0.5, "node_memory_bytes": 2**33, "node_memory_used_bytes": 2**31}
+    told |= {"node_received_bytes": 0, "node_sent_bytes": 0}
+    return [
+        MeterRow(time=10.0 * number, node=node, interval_seconds=10.0 if number else 0.0, **told)
+        for number in range(count)
+    ]
+
+
+def test_one_sample_of_a_machine_says_nothing_of_it():
+    assert meter_view([]) is None
+    assert meter_view([*sampled(1), *sampled(1, "b")]) is None
+    assert meter_view(sampled(2)) is not None

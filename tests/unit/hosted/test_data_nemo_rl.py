@@ -4,7 +4,7 @@ import pytest
 
 from charter.data.dataset import Turn
 from charter.errors import DataError
-from charter.hosted.data_nemo_rl import pair_row, prompt_row
+from charter.hosted.message_rows import nemo_rl_pair, nemo_rl_prompt
 
 USER, YES, NO = (
     {"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "b"), ("assistant", "c"))
@@ -12,13 +12,13 @@ USER, YES, NO = (
 
 
 def test_the_better_answer_has_rank_0() -> None:
-    assert pair_row({"prompt": [USER], "chosen": [YES], "rejected": [NO]}) == {
+    assert nemo_rl_pair({"prompt": [USER], "chosen": [YES], "rejected": [NO]}) == {
         "context": [USER],
         "completions": [{"rank": 0, "completion": [YES]}, {"rank": 1, "completion": [NO]}],
     }
 
 
 def test_a_prompt_is_one_text() -> None:
-    assert prompt_row([Turn(role="user", content="a")], 0) == {"input": "a", "output": ""}
+    assert nemo_rl_prompt([Turn(role="user", content="a")], 0) == {"input": "a", "output": ""}
     with pytest.raises(DataError, match="prompt 3 has: user, assistant, user"):
-        prompt_row([Turn(role=role, content="a") for role in ("user", "assistant", "user")], 3)
+        nemo_rl_prompt([Turn(role=role, content="a") for role in ("user", "assistant", "user")], 3)

@@ -1,14 +1,17 @@
-"""The list of projects. Pure."""
+"""The table of projects: searched, filtered, sorted, a page at a time. Pure."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from charter.artifacts.stage_state import Phase
 from charter.dashboard.snapshot import Snapshot, State, tone_of
 from charter.dashboard.view.eta import eta_of
 from charter.dashboard.view.run_view import Money, money_of, run_share
 
-_ORDER = ("running", "failed", "waiting", "interrupted", "pending", "done")
+_ORDER: tuple[State, ...] = ("running", "failed", "waiting", "interrupted", "pending", "done")
+ROWS_PER_PAGE = 50
+"""Rows that a screen or two hold; the browser lays them out in a few milliseconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +36,63 @@ class ProjectRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TableQuery:
+    """Part of the table that is wanted; every link of the page is one, so that a part can be handed on."""
+
+    search: str = ""
+    state: str = ""
+    sort: str = ""
+    """A column; what runs first, then what needs somebody, where none is named."""
+    falling: bool = False
+    page: int = 1
+
+    @staticmethod
+    def of(wish: Callable[[str], str]) -> "TableQuery":
+        """Read an address; what makes no sense there is as if it were not."""
+        number = wish("page")
+        return TableQuery(
+            search=wish("q").strip()[:200],
+            state=wish("state") if wish("state") in _ORDER else "",
+            sort=wish("sort") if wish("sort") in SORTS else "",
+            falling=wish("falling") == "1",
+            page=max(1, int(number)) if number.isascii() and number.isdecimal() and len(number) < 7 else 1,
+        )
+
+    def params(self, **changes: Any) -> Mapping[str, str]:
+        """Return the address of the same part with some changes; another part begins at its first page."""
+        other = replace(self, **({"page": 1} | changes))
+        texts = {"q": other.search, "state": other.state, "sort": other.sort}
+        texts |= {"falling": "1" if other.falling else "", "page": str(other.page) if other.page > 1 else ""}
+        return {name: text for name, text in texts.items() if text}
+
+    def sorted_by(self, column: str) -> Mapping[str, str]:
+        """Return the address of the table sorted by a column: the other way round where it is so already."""
+        return self.params(sort=column, falling=not self.falling if self.sort == column else column in FALLING_FIRST)
+
+
+SORTS: Mapping[str, Callable[[ProjectRow], Any]] = {
+    "name": lambda row: row.name.casefold(),
+    "state": lambda row: _ORDER.index(row.state),
+    "progress": lambda row: row.share,
+    "spent": lambda row: row.money.spent_usd or 0.0,
+    "last": lambda row: row.last_at or 0.0,
+}
+FALLING_FIRST = ("progress", "spent", "last")
+"""Columns of which the largest is looked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class HomeView:
-    """All of them."""
+    """One page of the table, and figures over all projects."""
 
     rows: tuple[ProjectRow, ...]
+    query: TableQuery
+    matching: int
+    """Projects that the search and the filter leave."""
+    pages: int
+    all: int
+    states: tuple[tuple[State, int], ...]
+    """States that there are, with how many projects are in each."""
     running: int
     per_hour_usd: float
     spent_usd: float
@@ -44,16 +100,36 @@ class HomeView:
     """Failed, or waiting for approval."""
 
 
-def home_view(snapshots: Sequence[Snapshot]) -> HomeView:
-    """Projects, what runs first, then what needs somebody."""
+def home_view(snapshots: Sequence[Snapshot], query: TableQuery | None = None) -> HomeView:
+    """Return one page of the table; all of it without a query, as an export has it."""
     rows = sorted(map(_row, snapshots), key=lambda row: (_ORDER.index(row.state), -(row.last_at or 0)))
+    wish = query or TableQuery()
+    wanted = [row for row in rows if wish.state in ("", row.state) and _holds(row, wish.search.casefold())]
+    if wish.sort:
+        wanted.sort(key=SORTS[wish.sort], reverse=wish.falling)
+    size = ROWS_PER_PAGE if query is not None else max(1, len(wanted))
+    pages = max(1, -(-len(wanted) // size))
+    wish = replace(wish, page=min(wish.page, pages))
+    counted = [(state, sum(row.state == state for row in rows)) for state in _ORDER]
     return HomeView(
-        rows=tuple(rows),
+        rows=tuple(wanted[(wish.page - 1) * size : wish.page * size]),
+        query=wish,
+        matching=len(wanted),
+        pages=pages,
+        all=len(rows),
+        states=tuple((state, count) for state, count in counted if count),
         running=sum(row.state == "running" for row in rows),
         per_hour_usd=sum(row.money.per_hour_usd or 0.0 for row in rows),
         spent_usd=sum(row.money.spent_usd or 0.0 for row in rows),
         needs_somebody=sum(row.state in ("failed", "waiting") for row in rows),
     )
+
+
+def _holds(row: ProjectRow, text: str) -> bool:
+    """Return True if every word of a search is in a project's name, place, owner or tags."""
+    tags = (f"{key}: {value}" for key, value in row.tags)
+    place = " ".join([row.name, row.label, row.owner or "", *tags]).casefold()
+    return all(word in place for word in text.split())
 
 
 def _row(snapshot: Snapshot) -> ProjectRow:

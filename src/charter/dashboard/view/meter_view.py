@@ -1,5 +1,6 @@
 """How busy the machines of a stage were: figures and series for charts. Pure."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -28,8 +29,11 @@ class MeterView:
 
 
 def meter_view(rows: Sequence[MeterRow]) -> MeterView | None:
-    """Figures and curves of the samples; None without any."""
-    if not rows:
+    """Figures and curves of the samples; None where no node has two.
+
+    The first sample of a node covers no time: shares of it would be 0 % of nothing, and a curve of it a point.
+    """
+    if len(rows) < 2 or max(Counter(row.node for row in rows).values()) < 2:
         return None
     start = rows[0].time
     charts = [

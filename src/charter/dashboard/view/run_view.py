@@ -152,12 +152,15 @@ def money_of(snapshot: Snapshot, eta: Eta) -> Money:
         machine_usd_per_hour=snapshot.machine_usd_per_hour,
     )
     spent = ledger.whole.usd if ledger.whole.is_priced else None
+    has_run = bool(ledger.attempts)
+    if spent is None and not has_run:
+        spent = 0.0  # what never ran has cost nothing, whatever its price
     left = eta.left.usd
     return Money(
         spent_usd=spent,
         per_hour_usd=rate if rate is not None else (0.0 if spent is not None else None),
         limit_usd=snapshot.budget_limit_usd,
-        forecast_usd=spent if left is None else (spent or 0.0) + left.p50,
+        forecast_usd=(spent if has_run else None) if left is None else (spent or 0.0) + left.p50,
     )
 
 
