@@ -156,11 +156,11 @@ class HidingStream:
     """A text stream that hides secrets by their shape in whatever is written to it."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        self.stream = stream
 
     def write(self, text: str) -> int:
         """Write the text without its secrets; the length is that of what was given."""
-        self._stream.write(without_shapes(text))
+        self.stream.write(without_shapes(text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -169,7 +169,13 @@ class HidingStream:
             self.write(line)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+        return getattr(self.stream, name)
+
+
+def show(text: str) -> None:
+    """Print a text with the secret in it that its reader asked for: the link by which to sign in to a dashboard."""
+    stream = sys.stdout
+    print(text, file=stream.stream if isinstance(stream, HidingStream) else stream, flush=True)
 
 
 def hide_output() -> None:
