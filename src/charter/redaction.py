@@ -4,7 +4,7 @@ The one home of it. Errors and logs of defects hide by name and by shape (`witho
 purpose has fields of its own that are called `..._key` or `..._token`, and is hidden by shape alone (`without_shapes`,
 `HidingStream`); values that a process has read by reference are hidden as such (`without_values`). A text of a
 `charter.yaml` that holds a secret is refused (`holds_secret`). Limit: a secret without a name, a shape or a known value
-is a word like any other.
+is a word like any other. Repetitions are bounded, so that a hostile text takes no more than a time for each letter.
 """
 
 import base64
@@ -22,7 +22,7 @@ _OWN_WORDS = r"(?: is | must | has | holds | needs | cannot | there | what | tak
 """Words of Charter after such a name, which are no value of it."""
 _NAMED = re.compile(
     rf"""(?ix)
-    ( (?<![a-z0-9/]) [a-z0-9_.-]* {_NAMES} ["']? \s* [:=] \s* ["']? )
+    ( (?<![a-z0-9/]) [a-z0-9_.-]{{0,64}} {_NAMES} ["']? \s* [:=] \s* ["']? )
     (?! env: | file: | \$ | null\b | none\b | \(hidden\) )
     (?! {_OWN_WORDS} )
     [^\s"',;}}\])]* [^\s"',;}}\]):.]
@@ -36,7 +36,7 @@ _BLOCK = re.compile(
 )
 _OPTION = re.compile(
     rf"""(?ix)
-    ( (?<![\w-]) --? [a-z0-9-]* (?: api-?key | access-key | secret | password | passphrase | token ) \s+ ["']? )
+    ( (?<![\w-]) --? [a-z0-9-]{{0,64}} (?: api-?key | access-key | secret | password | passphrase | token ) \s+ ["']? )
     (?! env: | file: | - | {_OWN_WORDS} )
     [^\s"',;]+
     """
@@ -49,11 +49,11 @@ _WIDE = re.compile(
 _SHAPES = re.compile(
     r"""(?x)
     (?<![A-Za-z0-9])
-    (?: sk-[\w-]*? (?=\w{10}) (?=[A-Za-z_]*[0-9]) (?=[0-9_]*[A-Za-z]) \w{10,} [\w-]*
+    (?: sk-[\w-]{0,64}? (?=\w{10}) (?=[A-Za-z_]{0,200}[0-9]) (?=[0-9_]{0,200}[A-Za-z]) \w{10,} [\w-]*
       | (?:hf|ghp|gho|ghs|ghu|ghr)_[A-Za-z0-9]{16,} | github_pat_\w{20,} | glpat-[\w-]{16,}
       | (?:npm|r8|gsk)_[A-Za-z0-9]{30,} | pypi-[\w-]{30,} | (?:nvapi|xai)-[\w-]{20,} | dop_v1_[a-f0-9]{32,}
-      | xox[abeprs]-[\w-]{10,} | xapp-[\w-]{20,} | SG\.[\w-]{16,}\.[\w-]{16,}
-      | A[KS]IA[0-9A-Z]{16} (?![0-9A-Za-z]) | AIza[\w-]{20,} | eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+
+      | xox[abeprs]-[\w-]{10,} | xapp-[\w-]{20,} | SG\.[\w-]{16,100}\.[\w-]{16,}
+      | A[KS]IA[0-9A-Z]{16} (?![0-9A-Za-z]) | AIza[\w-]{20,} | eyJ[\w-]{10,2000}\.[\w-]{10,4000}\.[\w-]+
       | hooks\.slack\.com/services/[\w/]+ | discord(?:app)?\.com/api/webhooks/[\w/-]+ )
     """
 )
@@ -65,9 +65,9 @@ _AUTHORIZATION = re.compile(
     r"(?i)(\bauthorization[\"']?\s*[:=]\s*[\"']?(?:basic|token|digest|apikey|negotiate)\s+)[^\s\"',;]+"
 )
 _BEARER = re.compile(r"(?i)(\bbearer\s+)[\w.~+/=-]{8,}")
-_WITH_PASSWORD = re.compile(r"(://[^\s/:@\"'<>]*:)(?![0-9]+[/?#])[^\s\"'<>]*(?=@)")
+_WITH_PASSWORD = re.compile(r"(://[^\s/:@\"'<>]{0,256}:)(?![0-9]{1,5}[/?#])[^\s\"'<>]{0,512}(?=@)")
 """A password may hold `/` and `@`: what counts is the last `@` of the word; digits before a `/` are a port."""
-_USER_ALONE = re.compile(r"(?i)(\bhttps?://)[^\s/:@\"'<>]+(?=@)")
+_USER_ALONE = re.compile(r"(?i)(\bhttps?://)[^\s/:@\"'<>]{1,512}(?=@)")
 """Tokens stand where a web address has its user; users of databases and of ssh are no secret."""
 _SIGNED = re.compile(
     r"(?i)([?&;](?:sig|signature|x-(?:amz|goog)-(?:signature|credential|security-token)|(?:access[_-]?|auth[_-]?)?token"
@@ -156,11 +156,11 @@ class HidingStream:
     """A text stream that hides secrets by their shape in whatever is written to it."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        self.stream = stream
 
     def write(self, text: str) -> int:
         """Write the text without its secrets; the length is that of what was given."""
-        self._stream.write(without_shapes(text))
+        self.stream.write(without_shapes(text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -169,7 +169,13 @@ class HidingStream:
             self.write(line)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+        return getattr(self.stream, name)
+
+
+def show(text: str) -> None:
+    """Print a text with the secret in it that its reader asked for: the link by which to sign in to a dashboard."""
+    stream = sys.stdout
+    print(text, file=stream.stream if isinstance(stream, HidingStream) else stream, flush=True)
 
 
 def hide_output() -> None:

@@ -48,6 +48,7 @@ def ui(
     from charter.dashboard.discovery import check_roots
     from charter.dashboard.serving import missing_extra, serve
     from charter.dashboard.settings import Settings, is_loopback, token_from
+    from charter.redaction import show
 
     roots = tuple(directories or [Path(".")])
     check_roots(roots)
@@ -71,6 +72,4 @@ def ui(
         typer.echo(f"Wrote {count} pages to {export}; open {export / 'index.html'}")
         return
     may = "look, approve, stop and start" if settings.acts else "look"
-    serve(
-        settings, lambda address: typer.echo(f"Dashboard: {address}\nWho has this address can {may}; Ctrl-C ends it.")
-    )
+    serve(settings, lambda address: show(f"Dashboard: {address}\nWho has this address can {may}; Ctrl-C ends it."))

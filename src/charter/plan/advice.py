@@ -59,7 +59,7 @@ def budget_advice(plan: Plan, project: Project) -> tuple[str, ...]:
             lines.append(f"{stage.name} with {smaller} brings the plan to about {limit} at p90")
     if not lines:
         lines.append(f"{limit} pays for about {plan.budget_usd * 1e6 / plan.usd.p90:.0%} of the work at p90")
-    if project.resources.use_spot is False:
+    if project.resources.use_spot is False and any(stage.option.num_accelerators for stage in plan.stages):
         lines.append("use_spot: auto, where an interruption costs less than it saves")
     if project.deadline is not None:
         lines.append("a later deadline, where it forces dearer hardware")

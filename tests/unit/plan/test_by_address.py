@@ -14,8 +14,10 @@ from charter.plan.work.corpus import Library
 from charter.plan.work.phase import Asked
 from charter.plan.work.roles import Models
 from charter.plan.work.workload import workload
+from charter.run.served import ASKED
 from charter.spec.project import ModelSpec, Resources, Serving
-from charter.spec.stage import CritiqueStage, LabelStage, PpoStage, SftStage
+from charter.spec.sections import Budget
+from charter.spec.stage import CritiqueStage, EvalStage, GenerateStage, LabelStage, PpoStage, SftStage
 
 SERVED = Serving(
     endpoint="https://api.example/v1", usd_per_million_input_tokens=2.5, usd_per_million_output_tokens=10.0
@@ -90,6 +92,30 @@ def test_requests_that_cost_nothing_are_priced(planned):
 def test_unknown_names_are_refused_where_weights_may_be_needed(planned, serving):
     with pytest.raises(UsageError, match="no model is called 'gpt-4o'"):
         planned(JUDGED, serving)
+
+
+@pytest.mark.parametrize(
+    ("stage", "kind"),
+    [
+        (CritiqueStage(policy="judge", critic="judge", prompts=("prompts",)), "critique"),
+        (LabelStage(policy="judge", judge="judge", prompts=("prompts",), pairs=10), "label"),
+        (GenerateStage(policy="judge", prompts=("prompts",)), "generate"),
+        (EvalStage(policy="base", judge="judge", also_judges=("judge",), pairs=("pairs",)), "eval"),
+    ],
+)
+def test_what_is_asked_in_a_plan_is_what_a_run_may_ask(made, lab, stage, kind):
+    project = made(stage)
+    models = Models(project=project, architectures={"base": lab.LLAMA_8B})
+    work = workload(stage, models, Library(project=project, facts={}, assumptions=[]))
+    fields = {role.name.replace("judge 2", "also_judges") for role in work.asked}
+    assert fields == ASKED[kind]
+
+
+def test_spot_machines_are_no_advice_where_nothing_is_rented(planned):
+    plan = planned(JUDGED, budget=Budget(limit=0.01))
+    assert plan.budget_verdict == "over"
+    assert plan.budget_advice
+    assert not any("spot" in line for line in plan.budget_advice)
 
 
 def test_weights_of_an_address_are_refused(planned):
