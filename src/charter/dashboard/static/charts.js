@@ -20,11 +20,31 @@ window.CharterCharts = (function () {
   const count = (v) => Math.abs(v) >= 1e12 ? (v / 1e12).toPrecision(3) + " T" : Math.abs(v) >= 1e9 ? (v / 1e9).toPrecision(3) + " B" : Math.abs(v) >= 1e6 ? (v / 1e6).toPrecision(3) + " M"
     : Math.abs(v) >= 1e4 ? (v / 1e3).toPrecision(3) + " k" : String(Number(v.toPrecision(3)));
   const written = (v, unit) => unit === "bytes" ? bytes(v) : unit === "share" ? (100 * v).toFixed(0) + " %" : unit === "usd" ? money(v) : unit === "seconds" ? duration(v) : count(v);
-  /* A tick in as many digits as tell it from its neighbours. */
-  const stepped = (v, all, unit) => {
-    const step = all.length > 1 ? Math.abs(all[1].value - all[0].value) : 0;
-    return unit || !step || Math.abs(v) >= 1e4 ? written(v, unit) : step < 1e-4 ? v.toExponential(1) : v.toFixed(Math.max(0, Math.ceil(-Math.log10(step) - 1e-9)));
+  const SCALES = {
+    bytes: [[2 ** 40, " TiB"], [2 ** 30, " GiB"], [2 ** 20, " MiB"], [2 ** 10, " KiB"], [1, " B"]],
+    seconds: [[86400, " d"], [3600, " h"], [60, " min"], [1, " s"]],
+    "": [[1e12, " T"], [1e9, " B"], [1e6, " M"], [1e4, " k", 1e3], [1, ""]],
   };
+  /* A tick: all ticks of an axis in one unit, with as many digits as tell each from its neighbours. */
+  const ticked = (v, all, unit) => {
+    const values = all.map((tick) => tick.value), most = Math.max(...values.map(Math.abs), 0);
+    const gaps = values.slice(1).map((value, i) => Math.abs(value - values[i])).filter((gap) => gap > 0);
+    const step = gaps.length ? Math.min(...gaps) : most;
+    if (v === 0 || !most) return unit === "usd" ? "$0" : unit === "share" ? "0 %" : "0";
+    const [from, name, by] = unit === "share" ? [0, " %", 0.01] : unit === "usd" ? [0, "", 1] : (SCALES[unit] ?? SCALES[""]).find(([least]) => most >= least) ?? [0, SCALES[unit]?.at(-1)[1] ?? "", 1];
+    const scale = by ?? from, digits = Math.max(0, Math.ceil(-Math.log10(step / scale) - 1e-9));
+    /* A step of 0.25 has one digit more than its power of ten says. */
+    const more = digits < 12 && values.some((value) => Math.abs(value / scale - Number((value / scale).toFixed(digits))) > step / scale / 100) ? 1 : 0;
+    if (digits + more > 7 && !unit) return v.toExponential(Math.max(0, Math.ceil(Math.log10(most / step) - 1e-9)));
+    const text = (v / scale).toFixed(digits + more);
+    return unit === "usd" ? (v < 0 ? "-$" : "$") + Number(Math.abs(v).toFixed(digits + more)).toLocaleString("en-US", { minimumFractionDigits: digits + more }) : text + name;
+  };
+  /* Exponential mean that begins at the first value; `weight` of what came before. */
+  const smoothed = (points, weight) => {
+    let mean = 0, known = 0;
+    return points.map(({ x, y }) => { mean = weight * mean + (1 - weight) * y; known = weight * known + (1 - weight); return { x, y: mean / known }; });
+  };
+  const chosen = (id) => document.getElementById(id);
   const base = (more) => Object.assign({ animation: false, responsive: true, maintainAspectRatio: false, normalized: true }, more);
   const axis = (one, more) => Object.assign({ grid: { color: one.line, drawTicks: false }, border: { display: false }, ticks: { color: one.soft, maxTicksLimit: 5, padding: 6, maxRotation: 0 } }, more);
 
@@ -45,14 +65,16 @@ window.CharterCharts = (function () {
   const kinds = {
     curve(curves, one, element) {
       const curve = curves[Number(element.dataset.index)], points = curve.points.map(([x, y]) => ({ x, y }));
-      const sets = [{ data: points, borderColor: one.accent, borderWidth: 1.8, pointRadius: points.length < 3 ? 3 : 0, pointHitRadius: 12, tension: 0 }];
+      const weight = Number(chosen("curve-smoothing")?.value || 0), isLog = Boolean(chosen("curve-log")?.checked) && points.every(({ y }) => y > 0);
+      const sets = [{ data: weight ? smoothed(points, weight) : points, borderColor: one.accent, borderWidth: 1.8, pointRadius: points.length < 3 ? 3 : 0, pointHitRadius: 12, tension: 0 }];
+      if (weight) sets.push({ data: points, borderColor: one.accent + "40", borderWidth: 1, pointRadius: 0, pointHitRadius: 0, tension: 0 });
       if (curve.band.length) {
         sets.push({ data: curve.points.map(([x], i) => ({ x, y: curve.band[i][1] })), borderWidth: 0, pointRadius: 0, pointHitRadius: 0 });
         sets.push({ data: curve.points.map(([x], i) => ({ x, y: curve.band[i][0] })), borderWidth: 0, pointRadius: 0, pointHitRadius: 0, fill: "-1", backgroundColor: one.accent + "26" });
       }
       return { type: "line", data: { datasets: sets }, options: base({ parsing: false, interaction: { mode: "nearest", axis: "x", intersect: false },
-        scales: { x: axis(one, { type: "linear", min: points[0].x, max: points[points.length - 1].x, grid: { display: false }, ticks: { color: one.soft, maxTicksLimit: 4, maxRotation: 0, includeBounds: false, callback: (v) => count(v) } }),
-          y: axis(one, { ticks: { color: one.soft, maxTicksLimit: 4, padding: 6, callback: (v, i, all) => stepped(v, all, curve.unit) } }) },
+        scales: { x: axis(one, { type: "linear", min: points[0].x, max: points[points.length - 1].x, grid: { display: false }, ticks: { color: one.soft, maxTicksLimit: 4, maxRotation: 0, includeBounds: false, callback: (v, i, all) => ticked(v, all, "") } }),
+          y: axis(one, { type: isLog ? "logarithmic" : "linear", ticks: { color: one.soft, maxTicksLimit: 5, padding: 6, callback: (v, i, all) => isLog ? written(v, curve.unit) : ticked(v, all, curve.unit) } }) },
         plugins: { legend: { display: false }, tooltip: { displayColors: false, filter: (c) => c.datasetIndex === 0, callbacks: { title: (c) => c.length ? "step " + c[0].raw.x : "", label: (c) => written(c.raw.y, curve.unit) + (curve.meanOf > 1 ? " (mean of " + curve.meanOf + " steps)" : "") } } } }) };
     },
 
@@ -68,8 +90,8 @@ window.CharterCharts = (function () {
       const most = Math.max(data.limit ?? 0, ...sets.flatMap((set) => set.data.map((point) => point.y))) * 1.12 || 1;
       return { type: "line", plugins: [rule(data.limit, true, one.bad, data.limit == null ? "" : "budget " + money(data.limit)), rule(end ? data.now : null, false, one.soft, "now")],
         data: { datasets: sets }, options: base({ interaction: { mode: "nearest", axis: "x", intersect: false },
-          scales: { x: axis(one, { type: "linear", min: 0, max: (end ? Math.max(end.at, data.now) : data.now) || 1, ticks: { color: one.soft, maxTicksLimit: 8, includeBounds: false, maxRotation: 0, callback: (v) => duration(v) } }),
-            y: axis(one, { min: 0, max: most, ticks: { color: one.soft, maxTicksLimit: 6, padding: 6, includeBounds: false, callback: (v) => money(v) } }) },
+          scales: { x: axis(one, { type: "linear", min: 0, max: (end ? Math.max(end.at, data.now) : data.now) || 1, ticks: { color: one.soft, maxTicksLimit: 8, includeBounds: false, maxRotation: 0, callback: (v, i, all) => ticked(v, all, "seconds") } }),
+            y: axis(one, { min: 0, max: most, ticks: { color: one.soft, maxTicksLimit: 6, padding: 6, includeBounds: false, callback: (v, i, all) => ticked(v, all, "usd") } }) },
           plugins: { legend: { display: true, position: "bottom", labels: { color: one.soft, boxWidth: 14, boxHeight: 2, filter: (item) => item.text !== "p10", generateLabels: (chart) => Chart.defaults.plugins.legend.labels.generateLabels(chart).map((item) => item.text === "p90" ? { ...item, text: "p10 to p90" } : item) } },
             tooltip: { displayColors: false, callbacks: { title: (c) => c.length ? duration(c[0].parsed.x) + " after the first dollar" : "", label: (c) => c.dataset.label + " " + money(c.parsed.y) } } } }) };
     },
@@ -78,21 +100,21 @@ window.CharterCharts = (function () {
     bars(data, one) {
       const paint = (name, i) => /^s\d+$/.test(name ?? "") ? one.stage[Number(name.slice(1)) % 12] : one[name] ?? one.stage[i % 12];
       return { type: "bar", data: { labels: data.names, datasets: data.parts.map((part, i) => ({ label: part.label, data: part.values, backgroundColor: paint(part.colour, i), barPercentage: 0.72, categoryPercentage: 1 })) },
-        options: base({ indexAxis: "y", scales: { y: axis(one, { stacked: true, grid: { display: false }, ticks: { color: one.ink, autoSkip: false } }), x: axis(one, { stacked: true, ticks: { color: one.soft, maxTicksLimit: 6, callback: (v) => written(v, data.unit) } }) },
+        options: base({ indexAxis: "y", scales: { y: axis(one, { stacked: true, grid: { display: false }, ticks: { color: one.ink, autoSkip: false } }), x: axis(one, { stacked: true, ticks: { color: one.soft, maxTicksLimit: 6, callback: (v, i, all) => ticked(v, all, data.unit) } }) },
           plugins: { legend: { display: data.parts.length > 1, position: "bottom", labels: { color: one.soft, boxWidth: 11, boxHeight: 11 } }, tooltip: { callbacks: { label: (c) => " " + c.dataset.label + " " + written(c.raw, data.unit) } } } }) };
     },
 
     /* Counts over values: {edges: [..n+1], counts: [..n], unit}. */
     histogram(data, one) {
       return { type: "bar", data: { labels: data.counts.map((_, i) => written(data.edges[i], data.unit) + " to " + written(data.edges[i + 1], data.unit)), datasets: [{ data: data.counts, backgroundColor: one.accent, barPercentage: 1, categoryPercentage: 0.94 }] },
-        options: base({ scales: { x: axis(one, { grid: { display: false }, ticks: { color: one.soft, maxTicksLimit: 6, maxRotation: 0, callback: (_, i) => written(data.edges[i], data.unit) } }), y: axis(one, { beginAtZero: true, ticks: { color: one.soft, maxTicksLimit: 4, callback: (v) => count(v) } }) },
+        options: base({ scales: { x: axis(one, { grid: { display: false }, ticks: { color: one.soft, maxTicksLimit: 6, maxRotation: 0, callback: (_, i) => written(data.edges[i], data.unit) } }), y: axis(one, { beginAtZero: true, ticks: { color: one.soft, maxTicksLimit: 4, callback: (v, i, all) => ticked(v, all, "") } }) },
           plugins: { legend: { display: false } } }) };
     },
 
     metered(charts, one, element) {
       const found = kinds.lines(charts[Number(element.dataset.index)], one);
       found.options.scales.x.title.display = false;
-      found.options.scales.x.ticks.callback = (v) => duration(v);
+      found.options.scales.x.ticks.callback = (v, i, all) => ticked(v, all, "seconds");
       found.options.scales.y.beginAtZero = true;
       return found;
     },
@@ -105,7 +127,7 @@ window.CharterCharts = (function () {
         sets.push({ label: line.label, data: line.points.map(([x, y]) => ({ x, y })), borderColor: paint, backgroundColor: paint, borderWidth: 2, borderDash: i % 2 ? [6, 3] : [], pointRadius: line.points.length < 3 ? 3 : 0, pointHitRadius: 12 });
       });
       return { type: "line", data: { datasets: sets }, options: base({ interaction: { mode: "nearest", axis: "x", intersect: false },
-        scales: { x: axis(one, { type: "linear", grid: { display: false }, title: { display: !!data.x, text: data.x, color: one.soft }, ticks: { color: one.soft, maxTicksLimit: 6, includeBounds: false, callback: (v) => count(v) } }), y: axis(one, { ticks: { color: one.soft, maxTicksLimit: 5, callback: (v) => written(v, data.unit) } }) },
+        scales: { x: axis(one, { type: "linear", grid: { display: false }, title: { display: !!data.x, text: data.x, color: one.soft }, ticks: { color: one.soft, maxTicksLimit: 6, includeBounds: false, callback: (v, i, all) => ticked(v, all, "") } }), y: axis(one, { ticks: { color: one.soft, maxTicksLimit: 5, callback: (v, i, all) => ticked(v, all, data.unit) } }) },
         plugins: { legend: { display: sets.length > 1, position: "bottom", labels: { color: one.soft, boxWidth: 18, boxHeight: 2 } }, tooltip: { callbacks: { title: (c) => c.length ? (data.x || "") + " " + count(c[0].parsed.x) : "", label: (c) => " " + c.dataset.label + " " + written(c.parsed.y, data.unit) } } } }) };
     },
   };
@@ -124,9 +146,10 @@ window.CharterCharts = (function () {
     }
   }
   addEventListener("DOMContentLoaded", draw);
+  document.addEventListener("change", (event) => { if (event.target.closest?.("#curve-tools")) draw(); });
   document.addEventListener("charter:redraw", draw);
   document.addEventListener("charter:shown", draw);
   document.addEventListener("charter:leaving", (event) => { for (const [element, chart] of drawn) if (event.detail.contains(element)) { chart.destroy(); drawn.delete(element); } });
   addEventListener("beforeprint", draw);
-  return { kinds, draw, colours, duration, money, bytes, count, written, base, axis, rule };
+  return { kinds, draw, colours, duration, money, bytes, count, written, ticked, smoothed, base, axis, rule };
 })();
