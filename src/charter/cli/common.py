@@ -139,8 +139,7 @@ def write_asked(option: str, path: Path, text: str | bytes, *, make_directory: b
 
 def print_json(value: Any) -> None:
     """One JSON object on stdout."""
-    json.dump(value, sys.stdout, indent=2, ensure_ascii=False, allow_nan=False)
-    sys.stdout.write("\n")
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def wants_live_display() -> bool:
