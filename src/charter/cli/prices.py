@@ -1,8 +1,16 @@
 """`charter catalog prices`: rental and storage prices with date and confidence; import and checks of price lists."""
 
+import csv
+import io
+import json
+from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.error import URLError
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
 
 import typer
 
@@ -269,6 +277,107 @@ def prices_check(
         )
 
 
+FETCH_SECONDS = 60.0
+LARGEST_LIST = 128 << 20
+"""Bytes of a list: SkyPilot's of a large cloud has some ten million."""
+
+
+def prices_refresh(
+    sources: Annotated[
+        list[str],
+        typer.Argument(metavar="SOURCE...", help="Address of a CSV or JSON list, file, or SkyPilot catalog."),
+    ],
+    cloud: Annotated[str, typer.Option("--cloud", help="The cloud of lists that do not name it.")] = "",
+    accelerator: Annotated[
+        list[str] | None, typer.Option("--accelerator", help="Take only these accelerators; repeatable.")
+    ] = None,
+    as_of: Annotated[str, typer.Option("--as-of", help="Date of the prices; today if left out.")] = "",
+    directory: DirOption = Path("."),
+    json_: JsonOption = False,
+) -> None:
+    """Bring the project's prices.csv up to date from lists that you name; rows that fail a check are left out."""
+    from charter.catalog.price_row import lines_of
+    from charter.catalog.price_write import by_region, merged, prices_csv
+    from charter.errors import UsageError
+
+    today = date.today()
+    target = project_root(directory) / "prices.csv"
+    rows = read_list(target, layout="charter", cloud="", as_of="", today=today).rows if target.is_file() else ()
+    lists: list[dict[str, Any]] = []
+    with TemporaryDirectory(prefix="charter-prices-") as scratch:
+        for source, file, its_cloud in _lists(sources, Path(scratch), cloud):
+            checked = _only(read_list(file, layout=None, cloud=its_cloud, as_of=as_of, today=today), accelerator)
+            new = by_region(checked.good_rows)
+            rows = merged(rows, new)
+            bad = len(lines_of(checked.findings))
+            lists.append({"source": source, "cloud": its_cloud, "offers": len(new), "rows_that_fail_a_check": bad})
+    if not any(item["offers"] for item in lists):
+        raise UsageError("none of these lists has a row that can be used; `charter catalog prices check FILE` says why")
+    write_asked("prices.csv", target, prices_csv(rows), make_directory=True)
+    if json_:
+        print_json({"output": str(target), "lists": lists, "offers_total": len(rows)})
+        return
+    for item in lists:
+        failed = item["rows_that_fail_a_check"]
+        left = f"; {failed} rows fail a check and are left out" if failed else ""
+        typer.echo(f"{item['source']}: {item['offers']:,} offers{left}")
+    typer.echo(f"Wrote {target}: it now holds {len(rows):,} offers, those above as of {as_of or today.isoformat()}")
+
+
+def _lists(sources: list[str], scratch: Path, cloud: str) -> Iterator[tuple[str, Path, str]]:
+    """Yield each list with its file and cloud; a SkyPilot catalog has one for each cloud (`aws/vms.csv`)."""
+    from charter.errors import UsageError
+
+    for number, source in enumerate(sources):
+        if urlsplit(source).scheme in ("http", "https"):
+            yield source, _fetched(source, scratch / f"{number}-list.csv"), cloud
+            continue
+        path = Path(source)
+        if not path.is_dir():
+            yield source, path, cloud
+            continue
+        files = sorted(path.glob("*/vms.csv"))
+        if not files:
+            raise UsageError(f"{path} holds no CLOUD/vms.csv; give the directory of one version of SkyPilot's catalog")
+        for file in files:
+            yield str(file), file, file.parent.name
+
+
+def _fetched(address: str, target: Path) -> Path:
+    """Write the list at an address into a file, as CSV."""
+    from charter.errors import UsageError
+
+    try:
+        with urlopen(Request(address, headers={"User-Agent": "charter"}), timeout=FETCH_SECONDS) as answer:
+            body = answer.read(LARGEST_LIST + 1)
+            is_json = "json" in answer.headers.get("Content-Type", "") or urlsplit(address).path.endswith(".json")
+    except (URLError, OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise UsageError(f"{address} cannot be read: {reason}") from None
+    if len(body) > LARGEST_LIST:
+        raise UsageError(f"{address} is longer than {LARGEST_LIST >> 20} MiB; that is no price list")
+    target.write_bytes(_as_csv(address, body) if is_json else body)
+    return target
+
+
+def _as_csv(address: str, body: bytes) -> bytes:
+    """Return a JSON array of flat objects as CSV with all their names as columns."""
+    from charter.errors import UsageError
+
+    try:
+        rows = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{address} is not JSON: {error}") from None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise UsageError(f"{address} is no array of objects; a price list has one object for each offer")
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, columns)
+    writer.writeheader()
+    writer.writerows({name: "" if value is None else value for name, value in row.items()} for row in rows)
+    return out.getvalue().encode()
+
+
 prices_app = typer.Typer(
     cls=ListByDefault,
     help="Prices with date and source: the bundled snapshot, your own lists and contracts, and checks of both.",
@@ -276,6 +385,7 @@ prices_app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 prices_app.command("import")(prices_import)
+prices_app.command("refresh")(prices_refresh)
 prices_app.command("diff")(prices_diff)
 prices_app.command("check")(prices_check)
 

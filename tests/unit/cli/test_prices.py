@@ -1,6 +1,11 @@
 """`charter catalog prices` from the outside."""
 
+import csv
+import io
 import json
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 
 import pytest
 from typer.testing import CliRunner
@@ -152,3 +157,63 @@ def test_a_diff_with_what_is_no_price_list_names_its_header(project):
 def test_a_list_cannot_be_written_over_a_directory(project):
     with pytest.raises(UsageError, match="is a directory"):
         charter("import", "vms.csv", "--cloud", "aws", "--as-of", "2026-11-01", "-o", str(project))
+
+
+@contextmanager
+def served(files):
+    """A web server of some texts, by path."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            body = files.get(self.path)
+            self.send_response(200 if body is not None else 404)
+            self.send_header("Content-Type", "text/plain")
+            self.end_headers()
+            self.wfile.write((body or "").encode())
+
+        def log_message(self, *_):
+            """Nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_prices_are_refreshed_from_addresses_and_catalogs(project):
+    for cloud in ("aws", "gcp"):
+        (project / "catalog" / cloud).mkdir(parents=True)
+        (project / "catalog" / cloud / "vms.csv").write_text(SKYPILOT + BAD)
+    rows = list(csv.DictReader(io.StringIO(SKYPILOT)))
+    with served({"/vms.csv": SKYPILOT, "/vms.json": json.dumps(rows)}) as address:
+        for name in ("vms.csv", "vms.json"):
+            text = charter("refresh", f"{address}/{name}", "--cloud", "aws", "--as-of", "2026-11-20")
+            assert text.startswith(f"{address}/{name}: 1 offers\n")
+            assert "it now holds 1 offers, those above as of 2026-11-20" in text
+    both = json.loads(charter("refresh", "catalog", "--json"))
+    assert [(item["cloud"], item["offers"], item["rows_that_fail_a_check"]) for item in both["lists"]] == [
+        ("aws", 1, 1),
+        ("gcp", 1, 1),
+    ]
+    assert both["offers_total"] == 2
+    offers = json.loads(charter("list", "H100", "--cloud", "gcp", "--json"))["offers"]
+    assert [offer["instance_type"] for offer in offers if not offer["stale"]] == ["p5.48xlarge"]
+
+
+def test_a_list_that_is_none_changes_nothing(project):
+    with served({"/page": "<html></html>", "/list.json": "{}"}) as address:
+        for path, message in (
+            ("page", "no known layout"),
+            ("list.json", "no array of objects"),
+            ("gone", "cannot be read"),
+        ):
+            with pytest.raises((DataError, UsageError), match=message):
+                charter("refresh", f"{address}/{path}", "--cloud", "aws")
+    with pytest.raises(UsageError, match="holds no CLOUD"):
+        charter("refresh", ".")
+    assert not (project / "prices.csv").exists()
