@@ -59,6 +59,10 @@ def mem(
     ] = "native",
     rank: Annotated[int, typer.Option("--rank", min=1, help="Adapter rank (lora, qlora).")] = 16,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Sequences held at once (infer).")] = 1,
+    prefill_tokens: Annotated[
+        int | None,
+        typer.Option("--prefill-tokens", min=1, help="Tokens of one pass over prompts (infer); 8,192, or one prompt."),
+    ] = None,
     weights: Annotated[Weights, typer.Option("--weights", help="Stored weights (infer).")] = "bf16",
     explain: Annotated[bool, typer.Option("--explain", help="Formulas as papers print them, beside ours.")] = False,
     json_: JsonOption = False,
@@ -90,7 +94,13 @@ def mem(
     )
     if mode == "infer":
         memory, changes = _answering(
-            catalog_model.architecture, device, layout, batch=batch, seq_len=seq_len, weights=weights
+            catalog_model.architecture,
+            device,
+            layout,
+            batch=batch,
+            seq_len=seq_len,
+            weights=weights,
+            prefill_tokens=prefill_tokens,
         )
     else:
         judge = _training(
@@ -208,13 +218,22 @@ def _training(
 
 
 def _answering(
-    shape: "Architecture", device: "Accelerator", layout: "Layout", *, batch: int, seq_len: int, weights: str
+    shape: "Architecture",
+    device: "Accelerator",
+    layout: "Layout",
+    *,
+    batch: int,
+    seq_len: int,
+    weights: str,
+    prefill_tokens: int | None,
 ) -> "tuple[MemoryBreakdown, tuple[Alternative, ...]]":
     """Memory of a model that answers; where it does not fit, what would."""
     from charter.estimate.memory.fitting import inference_alternatives
 
     def judge(layout: "Layout", weights: str) -> "MemoryBreakdown":
-        return _inference(shape, device, layout, batch=batch, seq_len=seq_len, weights=weights)
+        return _inference(
+            shape, device, layout, batch=batch, seq_len=seq_len, weights=weights, prefill_tokens=prefill_tokens
+        )
 
     memory, capacity = judge(layout, weights), device.memory_bytes
     changes = () if memory.fits(capacity) else inference_alternatives(judge, layout, weights, capacity)
@@ -222,10 +241,18 @@ def _answering(
 
 
 def _inference(
-    shape: "Architecture", device: "Accelerator", layout: "Layout", *, batch: int, seq_len: int, weights: str
+    shape: "Architecture",
+    device: "Accelerator",
+    layout: "Layout",
+    *,
+    batch: int,
+    seq_len: int,
+    weights: str,
+    prefill_tokens: int | None,
 ) -> "MemoryBreakdown":
     from dataclasses import replace
 
+    from charter.estimate.memory.inference import PASS_TOKENS
     from charter.estimate.memory.peak import inference_memory
     from charter.plan.physics.knowledge import INFERENCE_MEMORY, NATIVE_STACKS, memory_of_stack
 
@@ -237,6 +264,7 @@ def _inference(
         tensor=layout.tensor,
         pipeline=layout.pipeline,
         weights=weights,
+        prefill_tokens=prefill_tokens or min(batch * seq_len, max(seq_len, PASS_TOKENS)),
         accelerator=device,
         constants=fitted.inference,
     )

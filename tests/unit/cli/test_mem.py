@@ -162,3 +162,19 @@ def test_mem_takes_the_fitted_constants_of_its_stack():
     context = next(term["bytes"] for term in report["terms"] if term["name"] == "device context")
     prior = float(TrainingMemoryConstants().context_bytes) * context_factor("A100-80GB")
     assert context == pytest.approx(prior * math.exp(shift["context_bytes"]))
+
+
+def test_a_server_splits_long_prefills():
+    """64 prompts of 32k at once would need 100 GiB of activations more, which no server does."""
+    long = ("plan", "mem", "meta-llama/Llama-3.1-8B", "-a", "H100:8", "--mode", "infer", "--batch", "64", "--json")
+    split, one_pass = (
+        json.loads(ok(*long, "--seq-len", "32768", *more, code=3))
+        for more in ((), ("--prefill-tokens", str(64 * 32768)))
+    )
+
+    def live(report):
+        return next(term["bytes"] for term in report["terms"] if term["name"] == "one live layer")
+
+    assert live(one_pass) == pytest.approx(64 * live(split))
+    short = json.loads(ok(*long[:-1], "--seq-len", "16", "--json"))
+    assert live(short) < live(split) / 4, "what is shorter than a pass is one"

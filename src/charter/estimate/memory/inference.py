@@ -225,6 +225,11 @@ def job_inference_memory(job: InferenceJob, constants: InferenceMemoryConstants 
     return MemoryBreakdown(terms=phases[phase], phase=phase, phases=phases, sigma=memory_sigma("serving"))
 
 
+PASS_TOKENS = 8192.0
+"""Tokens that a server computes in one pass of a prefill: vLLM's `max_num_batched_tokens` on large accelerators (its
+engine arguments); what is longer is split (chunked prefill)."""
+
+
 def inference_memory(
     architecture: Architecture,
     *,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from charter.catalog.accelerators import Accelerator
+from charter.estimate.memory.inference import PASS_TOKENS
 from charter.estimate.memory.peak import Head, MemoryBreakdown, inference_memory, job_memory
 from charter.estimate.memory.shape import AdapterUse, MemoryJob
 from charter.estimate.memory.states import rank_parameters
@@ -210,7 +211,7 @@ def answering_peak(
                     tokens_per_sequence=max(phase.longest_tokens, 1.0),
                     tensor=tensor,
                     weights=weights,
-                    prefill_tokens=max(phase.longest_tokens, 8192.0),
+                    prefill_tokens=max(phase.longest_tokens, PASS_TOKENS),
                     head=_head(work.role(phase.role)),
                     accelerator=accelerator,
                     constants=knowledge.inference_memory,
