@@ -65,7 +65,6 @@ ALLOWED = {
     "models/ranks.py": "where the processes of one start meet; the next start writes another",
     "data/convert.py": "a temporary file that cli/data.py moves durably; it lies below the durable modules",
     "cli/common.py": "the file of a question without a file, in a directory that ends with the command",
-    "cli/prices.py": "a fetched list, in a directory that ends with the command",
     "templates/shipped.py": "a new project's files, copied from the package before anything has run",
 }
 
