@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 
+from charter.engines.common.capabilities import capabilities, one_of, refused_kernels, unsupported
 from charter.errors import Problem
 from charter.launch.machine import (
     CPU,
@@ -13,7 +14,6 @@ from charter.launch.machine import (
     stage_device,
     stage_nodes,
 )
-from charter.plan.capabilities import capabilities, one_of, refused_kernels, unsupported
 from charter.spec.execution import shared_rows
 from charter.spec.graph import inputs_of
 from charter.spec.project import Project

@@ -14,6 +14,7 @@ import numpy as np
 
 from charter.calibration.predictions.rl_update import UpdateJob, update_seconds
 from charter.catalog.accelerators import Accelerator
+from charter.engines.common.rl_engine import RlEngine
 from charter.estimate.arrays import Array, array
 from charter.estimate.memory.ppo import PpoJob
 from charter.estimate.memory.ppo_table import PpoTable, generation_bytes, ppo_table
@@ -28,7 +29,6 @@ from charter.estimate.serving.weight_format import weight_format
 from charter.estimate.training.device_columns import DeviceColumns
 from charter.estimate.training.stack_profiles import PROFILES
 from charter.plan.hardware.place import NODES_OF_A_REPLICA
-from charter.plan.rl.engine import RlEngine
 from charter.plan.rl.space import generator_replicas, trainer_layouts
 from charter.plan.rl.work import RlWork
 from charter.spec.layout import Layout, Recompute, ZeroStage
