@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from charter.estimate.student import t_quantile
-from charter.estimate.terms import Interval
+from charter.physics.student import t_quantile
+from charter.physics.terms import Interval
 
 if TYPE_CHECKING:
     from charter.calibration.rows.measurement import Measurement

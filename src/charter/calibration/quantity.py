@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from charter.calibration.rows.measurement import Measurement
-from charter.estimate.arrays import Array
+from charter.physics.arrays import Array
 
 
 class Quantity(Protocol):
@@ -21,7 +21,7 @@ class Quantity(Protocol):
 
     @property
     def constants(self) -> type:
-        """A frozen dataclass of `charter.estimate.constants.constant` fields."""
+        """A frozen dataclass of `charter.physics.constants.constant` fields."""
 
     def accepts(self, row: Measurement) -> bool:
         """Return True if rows of this kind and metric belong to this quantity."""

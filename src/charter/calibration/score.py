@@ -10,7 +10,7 @@ import numpy as np
 from charter.calibration.fit import Fitted, fit
 from charter.calibration.quantity import Quantity
 from charter.calibration.rows.measurement import Measurement, Refusal
-from charter.estimate.arrays import Array, array
+from charter.physics.arrays import Array, array
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from charter.calibration.rows.measurement import Measurement, Refusal
 from charter.calibration.rows.typed import inferred, unknowns
 from charter.calibration.score import Case, Scored, calibrated, cases_of, fitted_to, predict, spread_over
 from charter.errors import CharterError
-from charter.estimate.shapes.parameters import count_parameters
+from charter.physics.shapes.parameters import count_parameters
 from charter.spec.layout import ZeroStage
 from charter.units import GB
 

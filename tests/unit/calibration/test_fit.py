@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from charter.calibration.fit import Fitted, fit
-from charter.estimate.arrays import Array, array
-from charter.estimate.constants import constant, describe, moved
+from charter.physics.arrays import Array, array
+from charter.physics.constants import constant, describe, moved
 
 
 @dataclass(frozen=True, kw_only=True)

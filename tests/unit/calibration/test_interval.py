@@ -21,7 +21,7 @@ from charter.calibration.interval import (
 )
 from charter.calibration.rows.measurement import Measurement
 from charter.calibration.score import Scored
-from charter.estimate.student import t_quantile
+from charter.physics.student import t_quantile
 
 NOMINAL = 0.8
 ROWS_TRIED = 14_000

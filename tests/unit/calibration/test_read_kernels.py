@@ -9,7 +9,7 @@ from charter.calibration.predictions.memory_stacks import profile_of
 from charter.calibration.predictions.training_cases import training_case
 from charter.calibration.rows.measurement import Measurement
 from charter.calibration.rows.typed import settled
-from charter.estimate.memory.peak import job_memory
+from charter.physics.memory.peak import job_memory
 from charter.spec.layout import Recompute
 
 ROW = {

@@ -6,7 +6,7 @@ from charter.calibration.bundle import MEASUREMENTS
 from charter.calibration.rows.architecture import architecture_of
 from charter.calibration.rows.measurement import Measurement, Refusal, read_measurements
 from charter.calibration.rows.model_names import layers_in_name, model_named, tokens
-from charter.estimate.shapes.parameters import count_parameters
+from charter.physics.shapes.parameters import count_parameters
 
 # Distinct models as published tables print them: name, params_b, hidden, layers, heads, kv_heads, head_dim, ffn,
 # vocab, attention, tied_embeddings, seq; deviations beyond 5 % are names that round (see ROUNDED_NAMES).

@@ -4,8 +4,8 @@ import pytest
 
 from charter.calibration.predictions.memory_stacks import optimizer_of, precision_of
 from charter.calibration.rows.measurement import Measurement
-from charter.estimate import precision as kinds
-from charter.estimate.memory.profile import DEEPSPEED, HUGGINGFACE, MEGATRON_STACK, UNSLOTH
+from charter.physics import precision as kinds
+from charter.physics.memory.profile import DEEPSPEED, HUGGINGFACE, MEGATRON_STACK, UNSLOTH
 
 
 def row(**cells):

@@ -13,7 +13,7 @@ from charter.calibration.predictions.training_time import TRAINING_TIME
 from charter.calibration.rows.interconnect import node_network, scaleup_domain
 from charter.calibration.rows.measurement import Measurement
 from charter.calibration.score import cases_of, predict
-from charter.estimate.training.stack_profiles import PROFILES
+from charter.physics.training.stack_profiles import PROFILES
 from charter.spec.layout import Recompute, ZeroStage
 
 LLAMA = {"model": "Llama-3.1-8B", "seq": 4096, "gpu": "H100", "gpus": 8}

@@ -10,7 +10,7 @@ from charter.calibration.rows.accelerator import accelerator_of
 from charter.calibration.rows.architecture import architecture_of
 from charter.calibration.rows.measurement import Measurement
 from charter.calibration.validate import Verdict, validate
-from charter.estimate.shapes.flops import training_flops_per_token
+from charter.physics.shapes.flops import training_flops_per_token
 
 MODELS = ("Llama-2-7B", "Qwen3-30B-A3B", "DeepSeek-V3")
 STACKS = ("torchtitan", "MaxText", "DeepSpeed ZeRO++", "YaFSDP", "LLaMA-Factory", "Unsloth", "torchtune", "")

@@ -10,12 +10,12 @@ import numpy as np
 
 from charter.calibration.predictions.generation_cases import GenerationCase, generation_case
 from charter.calibration.rows.measurement import Measurement
-from charter.estimate.arrays import Array, array
-from charter.estimate.serving.constants import ServingConstants
-from charter.estimate.serving.decode import decode_terms, issue_of, prefill_terms
-from charter.estimate.serving.device import ServingDevice
-from charter.estimate.serving.model import ServedModel
-from charter.estimate.serving.passes import Issue
+from charter.physics.arrays import Array, array
+from charter.physics.serving.constants import ServingConstants
+from charter.physics.serving.decode import decode_terms, issue_of, prefill_terms
+from charter.physics.serving.device import ServingDevice
+from charter.physics.serving.model import ServedModel
+from charter.physics.serving.passes import Issue
 
 RATES = re.compile(r"tokens_per_s|(requests|samples|sequences|queries|prompts)_per_(s|sec|second|min|minute)(_|$)")
 TIMES = ("latency", "ttft", "tpot", "itl", "time_per_output_token", "time_to_first_token")

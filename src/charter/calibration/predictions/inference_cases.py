@@ -8,8 +8,8 @@ from charter.calibration.predictions.memory_stacks import unit_bytes
 from charter.calibration.rows.architecture import architecture_of
 from charter.calibration.rows.measurement import Measurement
 from charter.catalog.accelerators import Accelerator
-from charter.estimate.memory.inference import ENGINE_SHARE, InferenceJob, preallocated_bytes
-from charter.estimate.precision import STORED_FORMATS, StoredFormat
+from charter.physics.memory.inference import ENGINE_SHARE, InferenceJob, preallocated_bytes
+from charter.physics.precision import STORED_FORMATS, StoredFormat
 from charter.units import MIB
 
 SHORT_ANSWER = 64

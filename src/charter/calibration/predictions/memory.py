@@ -9,12 +9,12 @@ from charter.calibration.predictions.inference_cases import InferenceCase, infer
 from charter.calibration.predictions.memory_cases import MemoryCase, training_case
 from charter.calibration.predictions.memory_verdict import OomVerdict, out_of_memory
 from charter.calibration.rows.measurement import Measurement
-from charter.estimate.arrays import Array, array
-from charter.estimate.layouts import Layouts
-from charter.estimate.memory.constants import InferenceMemoryConstants, TrainingMemoryConstants
-from charter.estimate.memory.inference import InferenceShape, inference_memory_table
-from charter.estimate.memory.shape import MemoryShape
-from charter.estimate.memory.table import training_memory_table
+from charter.physics.arrays import Array, array
+from charter.physics.layouts import Layouts
+from charter.physics.memory.constants import InferenceMemoryConstants, TrainingMemoryConstants
+from charter.physics.memory.inference import InferenceShape, inference_memory_table
+from charter.physics.memory.shape import MemoryShape
+from charter.physics.memory.table import training_memory_table
 
 __all__ = ["INFERENCE_MEMORY", "TRAINING_MEMORY", "OomVerdict", "out_of_memory"]
 

@@ -12,9 +12,9 @@ from charter.calibration.predictions.rl_update import UpdateJob, update_seconds
 from charter.calibration.rows.measurement import Measurement
 from charter.catalog import accelerators
 from charter.catalog.accelerators import Accelerator
-from charter.estimate.memory.peak import training_memory
-from charter.estimate.precision import FSDP_MIXED, MEGATRON
-from charter.estimate.shapes.parameters import count_parameters
+from charter.physics.memory.peak import training_memory
+from charter.physics.precision import FSDP_MIXED, MEGATRON
+from charter.physics.shapes.parameters import count_parameters
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
 

@@ -11,8 +11,8 @@ from charter.calibration.rows.accelerator import accelerator_of
 from charter.calibration.rows.architecture import architecture_of
 from charter.calibration.rows.measurement import Measurement, Refusal
 from charter.catalog.accelerators import Accelerator
-from charter.estimate.runs.rl_algorithms import GRPO, PPO, Algorithm, RlStack, algorithm_named, rl_stack_named
-from charter.estimate.serving.response_lengths import USUAL_SPREAD, ResponseLengths
+from charter.physics.runs.rl_algorithms import GRPO, PPO, Algorithm, RlStack, algorithm_named, rl_stack_named
+from charter.physics.serving.response_lengths import USUAL_SPREAD, ResponseLengths
 from charter.spec.architecture import Architecture
 
 PROMPT_SHARE = 0.15

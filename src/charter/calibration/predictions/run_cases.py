@@ -16,7 +16,7 @@ from charter.calibration.rows.architecture import architecture_of
 from charter.calibration.rows.measurement import Measurement, Refusal
 from charter.calibration.rows.metrics import run_metric
 from charter.catalog.accelerators import Accelerator
-from charter.estimate.shapes.parameters import count_parameters
+from charter.physics.shapes.parameters import count_parameters
 from charter.spec.architecture import Architecture
 
 PRETRAINING_BATCH, SMALL_BATCH, LARGE_BATCH, TUNING_BATCH = 4.0e6, 1.0e6, 16e6, 1.3e5

@@ -12,9 +12,9 @@ from charter.calibration.predictions.rl_step import phases_of
 from charter.calibration.predictions.run_cases import RunCase, run_case
 from charter.calibration.rows.measurement import Measurement
 from charter.calibration.rows.metrics import run_metric
-from charter.estimate.arrays import Array, array
-from charter.estimate.runs.rl_step import RlPhases, rl_step_terms
-from charter.estimate.runs.run_total import Run, RunConstants, run_hours, run_usd
+from charter.physics.arrays import Array, array
+from charter.physics.runs.rl_step import RlPhases, rl_step_terms
+from charter.physics.runs.run_total import Run, RunConstants, run_hours, run_usd
 
 METRICS = ("wall_hours", "wall_days", "gpu_hours", "cost_usd")
 HOURS_PER_DAY = 24.0

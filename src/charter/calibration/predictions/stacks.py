@@ -3,7 +3,7 @@
 import re
 from typing import TYPE_CHECKING
 
-from charter.estimate.training.stack_profiles import PROFILES, StackProfile
+from charter.physics.training.stack_profiles import PROFILES, StackProfile
 
 if TYPE_CHECKING:
     from charter.calibration.rows.measurement import Measurement

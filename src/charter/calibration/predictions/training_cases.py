@@ -14,7 +14,7 @@ from charter.calibration.rows.interconnect import node_network, scaleup_domain
 from charter.calibration.rows.measurement import Measurement
 from charter.calibration.rows.metrics import compares_pairs, in_milliseconds, needs_reference, training_metric
 from charter.catalog.accelerators import Accelerator
-from charter.estimate.training.stack_profiles import StackProfile
+from charter.physics.training.stack_profiles import StackProfile
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout
 from charter.units import GB

@@ -9,7 +9,7 @@ from itertools import product
 from charter.calibration.rows.measurement import Measurement
 from charter.calibration.rows.model_names import family_of
 from charter.catalog import models
-from charter.estimate.shapes.parameters import count_parameters
+from charter.physics.shapes.parameters import count_parameters
 from charter.spec.architecture import Architecture
 
 PLAIN_EXPANSION = 4

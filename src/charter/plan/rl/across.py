@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import permutations, product
 
 from charter.engines.common.rl_engine import RL_ENGINES
-from charter.estimate.terms import Term
+from charter.physics.terms import Term
 from charter.plan.hardware.place import LOCAL, Place
 from charter.plan.options.option import DeviceGroup, Option
 from charter.plan.options.question import Question

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from charter.engines.common.rl_engine import RL_ENGINES
-from charter.estimate.memory.constants import context_factor
-from charter.estimate.memory.ppo import PpoJob, group_phases
-from charter.estimate.terms import Term
+from charter.physics.memory.constants import context_factor
+from charter.physics.memory.ppo import PpoJob, group_phases
+from charter.physics.terms import Term
 from charter.plan.hardware.place import Place
 from charter.plan.layouts.layout_search import Site
 from charter.plan.layouts.training_search import options_of
