@@ -28,7 +28,7 @@ INSTEAD = {
     "zero": "zero: 2 shards the optimizer and the gradients",
     "offload": "offload: all with zero: 3, or none",
 }
-"""What the native engine has instead of what it cannot do (`plan.capabilities`)."""
+"""What the native engine has instead of what it cannot do (its `Capabilities`)."""
 
 
 def check_layout(project: Project, name: str, stage: Stage, *, facts: NodeFacts | None = None) -> Iterator[Problem]:
