@@ -1,7 +1,7 @@
 """The shipped constants are the fit of today's formulas to the shipped measurements, and as good as the page says.
 
 Seen failing under mutations of production lines (tests that fail):
-- estimate/serving/passes.py, three times the bytes of `passed_weights`: 4 of 18.
+- physics/serving/passes.py, three times the bytes of `passed_weights`: 4 of 18.
 """
 
 import pytest

@@ -10,8 +10,8 @@ from typing import Any
 from charter.calibration.interval import Spread
 from charter.calibration.pace import Pace
 from charter.errors import DataError
-from charter.estimate.arrays import array
-from charter.estimate.constants import moved
+from charter.physics.arrays import array
+from charter.physics.constants import moved
 
 DATA = Path(__file__).parent / "data"
 FITTED = DATA / "fitted.json"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import exp
 from typing import Literal
 
-from charter.estimate.terms import Interval
+from charter.physics.terms import Interval
 
 Knowledge = Literal["unseen", "seen", "calibrated", "source"]
 """Of the stack: nobody measured it; another source did; a few rows of this source were fitted; many rows were."""

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from charter.calibration.fitted import Fitted
-from charter.estimate.arrays import Array, array
-from charter.estimate.constants import describe, moved
+from charter.physics.arrays import Array, array
+from charter.physics.constants import describe, moved
 
 STEP = 1e-3
 """Of a logarithm, for finite differences."""

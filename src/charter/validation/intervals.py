@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from charter.calibration.interval import NARROWEST, SITUATIONS, WIDEST, Knowledge, Spread
-from charter.estimate.student import t_quantile
+from charter.physics.student import t_quantile
 
 if TYPE_CHECKING:
     from charter.validation.rows.measurement import Measurement

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from charter.estimate.arrays import Array
+from charter.physics.arrays import Array
 from charter.validation.quantities.generation import GENERATION
 from charter.validation.quantities.memory import INFERENCE_MEMORY, TRAINING_MEMORY
 from charter.validation.quantities.rl_step import RL_STEP
@@ -26,7 +26,7 @@ class Quantity(Protocol):
 
     @property
     def constants(self) -> type:
-        """A frozen dataclass of `charter.estimate.constants.constant` fields."""
+        """A frozen dataclass of `charter.physics.constants.constant` fields."""
 
     def accepts(self, row: Measurement) -> bool:
         """Return True if rows of this kind and metric belong to this quantity."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from charter.calibration.fitted import Fitted
-from charter.estimate.arrays import Array, array
+from charter.physics.arrays import Array, array
 from charter.validation.fit import fit
 from charter.validation.quantity import Quantity
 from charter.validation.rows.measurement import Measurement, Refusal

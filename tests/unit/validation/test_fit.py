@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from charter.calibration.fitted import Fitted
-from charter.estimate.arrays import Array, array
-from charter.estimate.constants import constant, describe, moved
+from charter.physics.arrays import Array, array
+from charter.physics.constants import constant, describe, moved
 from charter.validation.fit import fit
 
 

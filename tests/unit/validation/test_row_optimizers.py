@@ -2,8 +2,8 @@
 
 import pytest
 
-from charter.estimate import precision as kinds
-from charter.estimate.memory.profile import DEEPSPEED, HUGGINGFACE, MEGATRON_STACK, UNSLOTH
+from charter.physics import precision as kinds
+from charter.physics.memory.profile import DEEPSPEED, HUGGINGFACE, MEGATRON_STACK, UNSLOTH
 from charter.validation.quantities.memory_stacks import optimizer_of, precision_of
 from charter.validation.rows.measurement import Measurement
 

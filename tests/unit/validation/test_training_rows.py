@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from charter.calibration.fitted import Fitted, bundled
-from charter.estimate.training.stack_profiles import PROFILES
+from charter.physics.training.stack_profiles import PROFILES
 from charter.spec.layout import Recompute, ZeroStage
 from charter.validation.quantities.training_cases import training_case
 from charter.validation.quantities.training_gaps import recompute_of

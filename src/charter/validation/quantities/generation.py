@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from charter.estimate.arrays import Array, array
-from charter.estimate.serving.constants import ServingConstants
-from charter.estimate.serving.decode import decode_terms, issue_of, prefill_terms
-from charter.estimate.serving.device import ServingDevice
-from charter.estimate.serving.model import ServedModel
-from charter.estimate.serving.passes import Issue
+from charter.physics.arrays import Array, array
+from charter.physics.serving.constants import ServingConstants
+from charter.physics.serving.decode import decode_terms, issue_of, prefill_terms
+from charter.physics.serving.device import ServingDevice
+from charter.physics.serving.model import ServedModel
+from charter.physics.serving.passes import Issue
 from charter.validation.quantities.generation_cases import GenerationCase, generation_case
 from charter.validation.rows.measurement import Measurement
 

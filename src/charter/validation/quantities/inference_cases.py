@@ -4,8 +4,8 @@ import re
 from dataclasses import dataclass, replace
 
 from charter.catalog.accelerators import Accelerator
-from charter.estimate.memory.inference import ENGINE_SHARE, InferenceJob, preallocated_bytes
-from charter.estimate.precision import STORED_FORMATS, StoredFormat
+from charter.physics.memory.inference import ENGINE_SHARE, InferenceJob, preallocated_bytes
+from charter.physics.precision import STORED_FORMATS, StoredFormat
 from charter.units import MIB
 from charter.validation.quantities.memory_cases import device_of
 from charter.validation.quantities.memory_stacks import unit_bytes

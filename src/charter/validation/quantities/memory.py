@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from charter.estimate.arrays import Array, array
-from charter.estimate.layouts import Layouts
-from charter.estimate.memory.constants import InferenceMemoryConstants, TrainingMemoryConstants
-from charter.estimate.memory.inference import InferenceShape, inference_memory_table
-from charter.estimate.memory.shape import MemoryShape
-from charter.estimate.memory.table import training_memory_table
+from charter.physics.arrays import Array, array
+from charter.physics.layouts import Layouts
+from charter.physics.memory.constants import InferenceMemoryConstants, TrainingMemoryConstants
+from charter.physics.memory.inference import InferenceShape, inference_memory_table
+from charter.physics.memory.shape import MemoryShape
+from charter.physics.memory.table import training_memory_table
 from charter.validation.quantities.inference_cases import InferenceCase, inference_case
 from charter.validation.quantities.memory_cases import MemoryCase, training_case
 from charter.validation.quantities.memory_verdict import OomVerdict, out_of_memory

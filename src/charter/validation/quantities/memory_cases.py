@@ -5,11 +5,11 @@ import re
 from dataclasses import dataclass, replace
 
 from charter.catalog.accelerators import Accelerator
-from charter.estimate.memory.activations import layer_activations
-from charter.estimate.memory.profile import CrossEntropy, MemoryProfile
-from charter.estimate.memory.shape import LINEAR, AdapterUse, MemoryJob
-from charter.estimate.precision import FSDP_MIXED, PURE_BF16, TrainingPrecision
-from charter.estimate.shapes.parameters import count_parameters
+from charter.physics.memory.activations import layer_activations
+from charter.physics.memory.profile import CrossEntropy, MemoryProfile
+from charter.physics.memory.shape import LINEAR, AdapterUse, MemoryJob
+from charter.physics.precision import FSDP_MIXED, PURE_BF16, TrainingPrecision
+from charter.physics.shapes.parameters import count_parameters
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, Recompute, ZeroStage
 from charter.units import MIB

@@ -3,12 +3,12 @@
 from dataclasses import dataclass, replace
 
 from charter.catalog.accelerators import Accelerator
-from charter.estimate.layouts import Layouts
-from charter.estimate.memory.constants import memory_sigma
-from charter.estimate.memory.inference import InferenceJob, InferenceShape, inference_memory_table
-from charter.estimate.memory.shape import MemoryJob, MemoryShape
-from charter.estimate.memory.table import training_memory_table
-from charter.estimate.terms import Interval
+from charter.physics.layouts import Layouts
+from charter.physics.memory.constants import memory_sigma
+from charter.physics.memory.inference import InferenceJob, InferenceShape, inference_memory_table
+from charter.physics.memory.shape import MemoryJob, MemoryShape
+from charter.physics.memory.table import training_memory_table
+from charter.physics.terms import Interval
 from charter.spec.layout import Layout
 from charter.units import GB
 from charter.validation.quantities.inference_cases import inference_case

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from charter.calibration.update import UpdateJob, update_seconds
-from charter.estimate.memory.activations import layer_activations
-from charter.estimate.runs.rl_algorithms import Algorithm, RlStack
-from charter.estimate.serving.device import ServingDevice
-from charter.estimate.serving.engines import VLLM, Engine, engine_named
-from charter.estimate.serving.model import ServedModel
-from charter.estimate.serving.response_lengths import ResponseLengths
-from charter.estimate.serving.weight_format import weight_format
-from charter.estimate.shapes.parameters import count_parameters
+from charter.physics.memory.activations import layer_activations
+from charter.physics.runs.rl_algorithms import Algorithm, RlStack
+from charter.physics.serving.device import ServingDevice
+from charter.physics.serving.engines import VLLM, Engine, engine_named
+from charter.physics.serving.model import ServedModel
+from charter.physics.serving.response_lengths import ResponseLengths
+from charter.physics.serving.weight_format import weight_format
+from charter.physics.shapes.parameters import count_parameters
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, Recompute, ZeroStage
 from charter.validation.quantities.generation_cases import resident_sequences

@@ -11,9 +11,9 @@ from itertools import product
 from charter.calibration.update import UpdateJob, update_seconds
 from charter.catalog import accelerators
 from charter.catalog.accelerators import Accelerator
-from charter.estimate.memory.peak import training_memory
-from charter.estimate.precision import FSDP_MIXED, MEGATRON
-from charter.estimate.shapes.parameters import count_parameters
+from charter.physics.memory.peak import training_memory
+from charter.physics.precision import FSDP_MIXED, MEGATRON
+from charter.physics.shapes.parameters import count_parameters
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
 from charter.validation.rows.measurement import Measurement

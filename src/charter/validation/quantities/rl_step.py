@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from charter.estimate.arrays import Array, array
-from charter.estimate.runs.rl_step import RlConstants, RlPhases, generate_seconds, rl_step_terms
-from charter.estimate.serving.constants import ServingConstants
-from charter.estimate.serving.decode import issue_of, rollout_terms
-from charter.estimate.serving.device import ServingDevice
-from charter.estimate.serving.model import ServedModel
-from charter.estimate.serving.response_lengths import Drain
+from charter.physics.arrays import Array, array
+from charter.physics.runs.rl_step import RlConstants, RlPhases, generate_seconds, rl_step_terms
+from charter.physics.serving.constants import ServingConstants
+from charter.physics.serving.decode import issue_of, rollout_terms
+from charter.physics.serving.device import ServingDevice
+from charter.physics.serving.model import ServedModel
+from charter.physics.serving.response_lengths import Drain
 from charter.validation.quantities.rl_cases import RlCase, rl_case
 from charter.validation.rows.measurement import Measurement
 from charter.validation.rows.metrics import rl_metric

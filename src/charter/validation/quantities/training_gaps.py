@@ -8,8 +8,8 @@ import re
 from dataclasses import dataclass, replace
 
 from charter.catalog.accelerators import Accelerator
-from charter.estimate.training.model_columns import ModelColumns
-from charter.estimate.training.stack_profiles import StackProfile
+from charter.physics.training.model_columns import ModelColumns
+from charter.physics.training.stack_profiles import StackProfile
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, Recompute, ZeroStage
 from charter.validation.rows.measurement import Measurement
@@ -242,7 +242,7 @@ def recompute_of(text: str, profile: str) -> tuple[Recompute, float, float]:
 
 
 def _state_bytes(job: Job, layout: Layout) -> float:
-    """Weights, gradients and Adam of one rank, about (estimate/memory/peak.py is exact)."""
+    """Weights, gradients and Adam of one rank, about (physics/memory/peak.py is exact)."""
     m = ModelColumns.of(job.architecture)
     dense = (float(m.parameters) - float(m.expert_parameters)) / (layout.tensor * layout.pipeline)
     experts = float(m.expert_parameters) / (layout.expert * layout.pipeline)

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from charter.estimate.arrays import Array, array
-from charter.estimate.layouts import Layouts
-from charter.estimate.training.constants import TrainingConstants
-from charter.estimate.training.device_columns import DeviceColumns
-from charter.estimate.training.micro_batch import StepInputs
-from charter.estimate.training.model_columns import ModelColumns
-from charter.estimate.training.step_job import StackColumns, StepJob
-from charter.estimate.training.step_seconds import step_seconds
-from charter.estimate.training.step_work import StepWork, step_work
+from charter.physics.arrays import Array, array
+from charter.physics.layouts import Layouts
+from charter.physics.training.constants import TrainingConstants
+from charter.physics.training.device_columns import DeviceColumns
+from charter.physics.training.micro_batch import StepInputs
+from charter.physics.training.model_columns import ModelColumns
+from charter.physics.training.step_job import StackColumns, StepJob
+from charter.physics.training.step_seconds import step_seconds
+from charter.physics.training.step_work import StepWork, step_work
 from charter.validation.quantities.training_cases import TrainingCase, training_case
 from charter.validation.rows.measurement import Measurement
 from charter.validation.rows.metrics import training_metric

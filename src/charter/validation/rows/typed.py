@@ -32,7 +32,7 @@ TYPED = (*(name for names in TEXTS.values() for name in names), "gradient_dtype"
 BYTES_PER_VALUE = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "mxfp8": 1.0, "int8": 1.0} | {
     "mxfp4": 0.5 + 1 / 32, "nvfp4": 0.5 + 1 / 16, "fp4": 0.5 + 1 / 16, "int4": 0.5 + 2.5 / 128, "nf4": 4.127 / 8
 } | {"none": 0.0}  # fmt: skip
-"""Bytes of one value that stays in memory, with scales (`charter.estimate.precision.STORED_FORMATS`)."""
+"""Bytes of one value that stays in memory, with scales (`charter.physics.precision.STORED_FORMATS`)."""
 _FRAMEWORKS = {
     "composer-fsdp": "composer fsdp",
     "hf-trainer": "hf trainer",
