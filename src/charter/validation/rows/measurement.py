@@ -130,8 +130,9 @@ class Measurement:
 _TYPES = get_type_hints(Measurement)
 _COLUMNS = tuple(field.name for field in fields(Measurement) if field.name != "problems")
 _NEEDED = ("id", "metric", "value")
-_CLASSIC = tuple(
-    ["layers", "heads", "kv_heads", "ffn", "vocab", "seq", "gpus", "tp", "pp", "dp", "vpp", "mbs", "gbs", "dtype"]
+_CLASSIC = (
+    *("layers", "heads", "kv_heads", "ffn", "vocab", "seq", "dtype"),
+    *("gpus", "tp", "pp", "dp", "vpp", "mbs", "gbs"),
 )
 _FRAMEWORKS = {
     "kor22": "Megatron-LM 2022",
