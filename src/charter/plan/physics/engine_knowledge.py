@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import exp
 
-from charter.calibration.bundle import bundled
+from charter.calibration.fitted import bundled
 from charter.catalog.accelerators import CPU, Accelerator
 from charter.engines.common.capabilities import Capabilities, capabilities
 from charter.physics.constants import moved

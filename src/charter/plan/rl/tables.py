@@ -12,7 +12,7 @@ from math import ceil, inf
 
 import numpy as np
 
-from charter.calibration.predictions.rl_update import UpdateJob, update_seconds
+from charter.calibration.update import UpdateJob, update_seconds
 from charter.catalog.accelerators import Accelerator
 from charter.engines.common.rl_engine import RlEngine
 from charter.physics.arrays import Array, array
