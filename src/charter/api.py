@@ -15,7 +15,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
-from charter.calibration.bundle import load
+from charter.calibration.fitted import load
 from charter.catalog import accelerators, models
 from charter.catalog.accelerators import CPU, Accelerator
 from charter.catalog.price_book import PriceBook

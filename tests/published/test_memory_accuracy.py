@@ -8,9 +8,9 @@ from functools import cache
 
 import pytest
 
-from charter.calibration.bundle import bundled_measurements
-from charter.calibration.predictions.memory import INFERENCE_MEMORY, TRAINING_MEMORY, out_of_memory
-from charter.calibration.score import by, cases_of, leave_source_out, summary
+from charter.validation.bundled import bundled_measurements
+from charter.validation.quantities.memory import INFERENCE_MEMORY, TRAINING_MEMORY, out_of_memory
+from charter.validation.score import by, cases_of, leave_source_out, summary
 
 QUANTITIES = {"training": TRAINING_MEMORY, "inference": INFERENCE_MEMORY}
 

@@ -5,7 +5,7 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from charter.calibration.bundle import bundled
+from charter.calibration.fitted import bundled
 from charter.cli.main import app
 from charter.errors import DataError, UsageError
 from charter.physics.memory.constants import TrainingMemoryConstants, context_factor

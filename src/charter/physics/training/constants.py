@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from charter.physics.arrays import Array
 from charter.physics.constants import constant
 
-JUDGEMENT = "judgement with the calibration rows in sight; moved by the fit (calibration/predictions/training_time.py)"
+JUDGEMENT = "judgement with the calibration rows in sight; moved by the fit (validation/quantities/training_time.py)"
 
 
 @dataclass(frozen=True, kw_only=True)

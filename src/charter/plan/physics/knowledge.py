@@ -6,7 +6,7 @@ from functools import cache
 from math import exp
 from typing import TypeVar
 
-from charter.calibration.bundle import Bundle, QuantityFit, bundled
+from charter.calibration.fitted import Bundle, QuantityFit, bundled
 from charter.calibration.interval import Knowledge as Situation
 from charter.calibration.interval import Spread
 from charter.calibration.pace import Pace
