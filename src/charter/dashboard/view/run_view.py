@@ -91,7 +91,7 @@ class TimelineRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """What happened when, on a clock that stands still while nothing runs."""
+    """Attempts of a run on a clock that stands still while nothing runs."""
 
     rows: tuple[TimelineRow, ...]
     last: float
