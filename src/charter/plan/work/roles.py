@@ -94,17 +94,14 @@ class Models:
         elsewhere = tuple(role for role in roles if isinstance(role, Asked))
         here = tuple(role for role in roles if isinstance(role, Role))
         either = tuple(role for role in here if may_choose and self._may_be_either(role.model))
+        models = {role.name: role.model for role in elsewhere} | {role.name: role.model for role in either}
         return Whereabouts(
             roles=here,
             asked=elsewhere,
             remote=tuple(role.name for role in elsewhere),
             either=tuple(role.name for role in either),
-            endpoints={
-                name: _api_price(self.project.serving[model])
-                for name, model in [(role.name, role.model) for role in elsewhere]
-                + [(role.name, role.model) for role in either]
-            },
-            watches={role.model: _watch(self.project.serving[role.model]) for role in (*elsewhere, *either)},
+            endpoints={name: _api_price(self.project.serving[model]) for name, model in models.items()},
+            watches={model: _watch(self.project.serving[model]) for model in models.values()},
         )
 
     def _may_be_either(self, name: str) -> bool:
