@@ -10,8 +10,8 @@ from charter.artifacts import durable
 from charter.artifacts.fingerprint import differences, fingerprint, stage_identity
 from charter.artifacts.job import Job, JobInput
 from charter.artifacts.record import OUTPUTS, Record, read_record
+from charter.engines.installed import engines_at
 from charter.errors import DataError, UsageError
-from charter.launch.hosted_engine import engines_at
 from charter.run.inputs import FileHashes, Inputs, read_revisions
 from charter.run.paths import earlier_stage_dirs, run_dir, stage_dir
 from charter.spec.graph import execution_order, inputs_of
