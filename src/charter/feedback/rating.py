@@ -60,15 +60,15 @@ class Rating:
 
 def rating_text(turns: Sequence[Turn], answer: str, criterion: str = "") -> Question:
     """The question about one answer; the figure comes next."""
-    asked = f"Rate {CRITERION} the last answer of the assistant is: 1 is the worst, 10 is the best."
+    request = f"Rate {CRITERION} the last answer of the assistant is: 1 is the worst, 10 is the best."
     if criterion:
-        asked = f"{criterion} Rate the last answer of the assistant by this alone: 1 is the worst, 10 is the best."
+        request = f"{criterion} Rate the last answer of the assistant by this alone: 1 is the worst, 10 is the best."
     return Question(
         Part("Conversation:\n"),
         Part(conversation_text(turns), CONVERSATION),
         Part("\nAssistant:"),
         Part(f" {quoted(answer)}", ANSWER),
-        Part(f"\n\n{asked}"),
+        Part(f"\n\n{request}"),
         Part("\nRating from 1 to 10: ("),
     )
 

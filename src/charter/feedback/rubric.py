@@ -114,11 +114,11 @@ def rubric_rating(
     cells = [(group, answer, criterion) for group in groups for answer in group.answers for criterion in group.criteria]
     # Groups often hold an answer twice, above all early in training: it is asked about once.
     once = {(group.id, answer, criterion.id): (group, answer, criterion) for group, answer, criterion in cells}
-    asked = list(once.values())
+    distinct = list(once.values())
     if rubric.ask == "pointwise":
         items = [
             Rated(id=f"{group.id}/{number}", turns=group.turns, answer=answer, criterion=criterion.compare)
-            for number, (group, answer, criterion) in enumerate(asked)
+            for number, (group, answer, criterion) in enumerate(distinct)
         ]
         ratings = yield from rating(items, seed=seed, stage=stage, role=role)
         marks = [item if isinstance(item, Invalid) else item.reward for item in ratings]
@@ -128,7 +128,7 @@ def rubric_rating(
                 question=one_answer_text(YES_NO, group.turns, answer, criterion.compare),
                 seed=draw_seed(seed, stage, group.id, "checklist", number),
             )
-            for number, (group, answer, criterion) in enumerate(asked)
+            for number, (group, answer, criterion) in enumerate(distinct)
         ]
         odds = yield from odds_of(questions, CHOICES[YES_NO], Manner(role=role))
         marks = [probability_of(item.log_odds) if isinstance(item, Odds) else item for item in odds]

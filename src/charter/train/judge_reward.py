@@ -95,7 +95,7 @@ class JudgeReward:
 
 
 def judge_score(reward: Reward, judge: JudgeReward, *, samples: int) -> Score:
-    """How a judge of the list scores answers, group by group; an answer without a mark has failed."""
+    """Scores of a judge of the list, group by group; an answer without a mark has failed."""
     job, rubric = judge.setup.job, reward.rubric
 
     def rated(answers: Sequence[Answer]) -> list[float | Failed | None]:

@@ -241,7 +241,7 @@ def test_judge_marks_by_constitution_file_and_comparison_at_once(judged):
         assert row["reward_principles_usd"] == row["reward_principles_failed"] == 0.0
 
 
-def test_stage_with_a_rubric_that_is_stopped_ends_with_the_same_bits(judged):
+def test_stopped_stage_with_a_rubric_ends_with_the_same_bits(judged):
     rewards = (by_rubric("kind", per_prompt=1), by_rubric("better", ask="pairwise"))
     settings = {"checkpoint_epochs": True}
     undisturbed = run(judged(*rewards, **settings), ppo)
