@@ -316,7 +316,7 @@ class _Unfinished:
         return logits_LV
 
     def _mask(self) -> Tensor | None:
-        """Which columns are tokens.
+        """Columns that are tokens.
 
         On an accelerator a mask of one query is given as sdpa takes it: transformers would look into it at every token
         for padding, and the host would wait.

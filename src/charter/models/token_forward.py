@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers.cache_utils import Cache
 
 from charter.models.decoder import decoder_layers, hugging_face_models
 from charter.models.runtime import is_queued, on_device
@@ -351,10 +352,11 @@ class TokenForward:
         return result
 
 
-class _NothingCached:
+class _NothingCached(Cache):  # type: ignore[misc]
     """Stands for keys and values of earlier tokens, of which there are none."""
 
-    is_compileable = False
+    def __init__(self) -> None:
+        super().__init__(layers=[])
 
     def get_seq_length(self, *_: Any) -> int:
         """Return the number of earlier tokens."""
