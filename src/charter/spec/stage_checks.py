@@ -206,6 +206,16 @@ def _check_rewards(stage: PpoStage, path: str) -> Iterator[Problem]:
         yield from _check_rubric(stage, item, place)
     if sum(item.kind == "preference_model" for item in stage.rewards) > 1:
         yield Problem(message="more than one preference_model; a list has at most one", path=f"{path}.rewards")
+    weights = {item.name: item.weight for item in stage.rewards}
+    if stage.gold is not None and weights.get(stage.gold) != 0:
+        idle = ", ".join(name for name, weight in weights.items() if weight == 0) or "none; add one with weight: 0"
+        message = f"{stage.gold!r} is no reward of weight 0"
+        yield Problem(message=message, path=f"{path}.gold", hint=f"of weight 0: {idle}")
+    if stage.rewards and not any(weights.values()):
+        yield Problem(message="every weight is 0, so nothing is learnt", path=f"{path}.rewards")
+    if stage.on_overoptimisation == "stop" and stage.gold is None:
+        message = "nothing is watched without a gold"
+        yield Problem(message=message, path=f"{path}.on_overoptimisation", hint="name a reward of weight 0 as gold")
     if stage.mixture == "normalise_then_sum" and (stage.estimator != "grpo" or not stage.rewards):
         message = "each reward is compared within its group, which needs a list and the estimator grpo"
         yield Problem(message=message, path=f"{path}.mixture", hint="remove mixture")
