@@ -48,7 +48,7 @@ class ArrayHandle(JobHandle):
         now = time.time()
         return sum((record.ended_at or now) - record.started_at for record in self._records.values())
 
-    def _read(self) -> None:
+    def _read(self, now: float) -> None:
         for record in self._live.files.nodes_again(self._records):
             self._records[record.place] = record
 
