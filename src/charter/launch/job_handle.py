@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from charter.artifacts.job_files import Control, NodeRecord
@@ -11,6 +11,7 @@ from charter.launch.agent_watch import CHECKS_FAILED_EXIT
 from charter.launch.engine import JobStart
 from charter.launch.job_table import JobTable, LiveJob
 from charter.launch.node_checks.meeting import unfit_nodes
+from charter.launch.node_checks.report import FORGET_SILENCE_SECONDS
 from charter.launch.scheduler import Cause, Scheduler
 
 LOOK_SECONDS = 0.2
@@ -34,7 +35,7 @@ class JobHandle:
         table: JobTable,
         scheduler: Scheduler,
         *,
-        leave_out: Callable[[Mapping[str, str]], None] = lambda nodes: None,
+        leave_out: Callable[..., None] = lambda nodes, **until: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`leave_out` takes the nodes that failed their checks or fell silent, and why."""
@@ -296,7 +297,9 @@ class JobHandle:
     def _end(self, code: int, cause: Cause, *, goes_on: bool = False) -> None:
         start = f"{self._live.submission.token}-{self._restart}"
         silent = {node: f"fell silent in stage {self._live.stage_dir.name}" for node in self._lost.values()}
-        self._leave_out({**unfit_nodes(self._live.stage_dir, start), **silent})
+        self._leave_out(unfit_nodes(self._live.stage_dir, start))
+        if silent:
+            self._leave_out(silent, seconds=FORGET_SILENCE_SECONDS)
         if code == CHECKS_FAILED_EXIT or silent:
             code, cause = LOST, "node_lost"
             self._note = "; ".join(f"{node} {why}" for node, why in silent.items()) or self._note

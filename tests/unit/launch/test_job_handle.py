@@ -12,6 +12,7 @@ from charter.launch.agent_watch import BEAT_SECONDS, CHECKS_FAILED_EXIT
 from charter.launch.job_engine import ArrayHandle
 from charter.launch.job_handle import FILES_SECONDS, SILENT_SECONDS, WORD_SECONDS, JobHandle
 from charter.launch.job_table import LONGEST_LOOK_SECONDS, LOST_SECONDS, JobTable, LiveJob
+from charter.launch.node_checks.report import FORGET_SILENCE_SECONDS
 from charter.launch.scheduler import JobState
 
 RUNNING = JobState(phase="running", nodes=("n1",))
@@ -386,7 +387,11 @@ def of_two_nodes(tmp_path, **silent):
     for place in (0, 1):
         job.agent(place, beats=1, node=f"node-{place}")
     left_out = {}
-    job.handle = JobHandle(job.live, job.table, job.engine, leave_out=left_out.update, clock=job.clock)
+
+    def leave_out(nodes, seconds=0.0):
+        left_out.update(dict.fromkeys(nodes, seconds))
+
+    job.handle = JobHandle(job.live, job.table, job.engine, leave_out=leave_out, clock=job.clock)
     assert job.after(1) is None
     return job, left_out
 
@@ -409,7 +414,7 @@ def test_silent_node_ends_job_as_lost_and_is_left_out(tmp_path):
     assert job.engine.cancelled == ["7"], "though its scheduler still thinks that it runs"
     job.ends(-9, place=0, stopped_by="supervisor", node="node-0")
     assert (job.after(1), job.handle.cause) == (-9, "node_lost")
-    assert list(left_out) == ["node-1"]
+    assert left_out == {"node-1": FORGET_SILENCE_SECONDS}
     assert "node-1 fell silent" in job.handle.note
 
 
