@@ -1,14 +1,14 @@
 """Smallest machines on which public threads and pages say reinforcement learning of a model runs, or does not.
 
 Seen failing under mutations of production lines (tests that fail):
-- estimate/memory/terms.py, `zero >= stage` -> `>`: 8 of 11;
-- estimate/memory/ppo_table.py, frozen weights of 2 bytes -> 1: 1.
+- physics/memory_terms.py, `zero >= stage` -> `>`: 8 of 11;
+- physics/placement_memory.py, frozen weights of 2 bytes -> 1: 1.
 """
 
 import ppo_case as case
 import pytest
 
-from charter.plan.rl.engine import RL_ENGINES
+from charter.engines.common.rl_engine import RL_ENGINES
 from charter.plan.rl.placement import Placed
 from charter.plan.rl.search import rl_options
 from charter.plan.rl.setting import Setting, host_shortage

@@ -11,7 +11,7 @@ TEXTS = {path: path.read_text() for path in (*sorted(PACKAGE.rglob("*.py")), *PA
 OTHERS = {"optimizer.py", "parallel_state.py", "utils.py", "path/to/file.py", "rewards/form.py"}
 """Of bitsandbytes and Megatron-LM; the name that no file here has; and examples of a user's own."""
 OF_ENGINES = (
-    PACKAGE / "handover",
+    PACKAGE / "engines",
     PACKAGE / "hosted",
     ROOT / "docs" / "reference" / "engine-mapping.md",
     ROOT / "CONTRIBUTING.md",
@@ -79,6 +79,6 @@ def test_every_module_that_is_named_is_there():
 
 def test_the_rules_see_what_they_should():
     assert missing_files("see `plan/no_such_file.py` and plan/make.py, ./tools/suites.py") == ["plan/no_such_file.py"]
-    assert missing_modules("`estimate.no_such` `spec/load` `estimate.terms.Z90` `plan.json`") == ["estimate.no_such"]
-    assert missing_modules("`estimate.no_such` `spec/no_such`", page=True) == ["spec/no_such"]
-    assert missing_modules("`estimate.terms.NoSuch`, `report/assets/`, `run/stages`") == ["estimate.terms.NoSuch"]
+    assert missing_modules("`physics.no_such` `spec/load` `physics.terms.Z90` `plan.json`") == ["physics.no_such"]
+    assert missing_modules("`physics.no_such` `spec/no_such`", page=True) == ["spec/no_such"]
+    assert missing_modules("`physics.terms.NoSuch`, `report/assets/`, `run/stages`") == ["physics.terms.NoSuch"]

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from planner_case import peak_bytes
 
 from charter.catalog import accelerators, models
-from charter.estimate.arrays import array
-from charter.estimate.layouts import Layouts
-from charter.estimate.training.factored import rows_of
+from charter.engines.common.capabilities import ENGINES
+from charter.physics.columns import Layouts, array
+from charter.physics.step_time import rows_of
 from charter.plan.any_engine import other_engines
-from charter.plan.capabilities import ENGINES
 from charter.plan.hardware.place import UNPRICED, Place, Price
 from charter.plan.infeasible import infeasible
 from charter.plan.layouts.evaluate import Task, least_update_seconds, one_device, update_seconds, update_terms

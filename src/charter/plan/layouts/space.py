@@ -9,8 +9,8 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from charter.estimate.layouts import RECOMPUTE_CODES, Layouts
-from charter.plan.capabilities import Capabilities
+from charter.engines.common.capabilities import Capabilities
+from charter.physics.columns import RECOMPUTE_CODES, Layouts
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, Recompute, ZeroStage
 from charter.spec.stage import StageResources

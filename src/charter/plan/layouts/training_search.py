@@ -5,11 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from charter.estimate.arrays import array
-from charter.estimate.layouts import Layouts
-from charter.estimate.memory.constants import context_factor
-from charter.estimate.terms import Term
-from charter.plan.capabilities import capabilities, unsupported
+from charter.engines.common.capabilities import capabilities, unsupported
+from charter.physics.columns import Layouts, array
+from charter.physics.constants import context_factor
+from charter.physics.terms import Term
 from charter.plan.hardware.place import Place
 from charter.plan.layouts.evaluate import Task, one_device, update_terms
 from charter.plan.layouts.layout_search import Searched, Site, search_sites

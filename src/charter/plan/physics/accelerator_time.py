@@ -9,14 +9,13 @@ from functools import lru_cache
 from math import ceil
 
 from charter.catalog.accelerators import Accelerator
-from charter.estimate.arrays import array
-from charter.estimate.serving import rollout
-from charter.estimate.serving.rollout import forward_pass_seconds, generation
-from charter.estimate.shapes.parameters import count_parameters
-from charter.estimate.terms import Term
-from charter.estimate.training.device_columns import DeviceColumns
-from charter.estimate.training.step_time import training_step
-from charter.estimate.training.topology import group
+from charter.physics import serving_devices
+from charter.physics.columns import array
+from charter.physics.devices import DeviceColumns, group
+from charter.physics.generation import forward_pass_seconds, generation
+from charter.physics.shapes import count_parameters
+from charter.physics.step_time import training_step
+from charter.physics.terms import Term
 from charter.plan.physics.engine_knowledge import EngineKnowledge, engine_knowledge
 from charter.plan.physics.fit import ServerBeside, decoded_together, server_of
 from charter.plan.physics.knowledge import Knowledge
@@ -154,8 +153,9 @@ def _served_rollouts(
 ) -> list[Term]:
     """The batch is split over the servers, which take the policy's weights before every rollout."""
     replicas = server.replicas(layout.data)
+    engine = serving_devices.SERVER
     terms = _decoding(
-        role, phase, phase.steps, phase.batch, together, 1, replicas, accelerator, knowledge, engine=rollout.SERVER
+        role, phase, phase.steps, phase.batch, together, 1, replicas, accelerator, knowledge, engine=engine
     )
     moved = [_gather(role, layout, accelerator, knowledge)] if layout.zero >= ZeroStage.PARAMETERS else []
     if not server.everywhere:
@@ -194,7 +194,7 @@ def _gather(role: Role, layout: Layout, accelerator: Accelerator, knowledge: Kno
         value=float(ranks.gather_seconds(array(size))),
         unit="seconds",
         formula=f"all-gather of {size / 1e9:.1f} GB over {layout.data} at {float(ranks.ring) / 1e9:.3g} GB/s",
-        source="ring: Patarasuk and Yuan 2009; fitted shares of the links (estimate/training/topology.py)",
+        source="ring: Patarasuk and Yuan 2009; fitted shares of the links (physics/devices.py)",
     )
 
 
@@ -213,7 +213,7 @@ def _decoding(
     replicas: int,
     accelerator: Accelerator,
     knowledge: Knowledge,
-    engine: rollout.Engine = rollout.NATIVE,
+    engine: serving_devices.Engine = serving_devices.NATIVE,
 ) -> list[Term]:
     one = _generation(
         role.architecture,
@@ -251,7 +251,7 @@ def _scoring(
         value=seconds,
         unit="seconds",
         formula=f"{tokens:,.0f} tokens, {share:.3g} of the positions with logits",
-        source="roofline at the measured matmul ceiling (estimate/serving/passes.py)",
+        source="roofline at the measured matmul ceiling (physics/serving_passes.py)",
     )
     return over_steps(phase, turns, (term,))
 

@@ -7,9 +7,10 @@ returned; money on one kind of hardware follows time, so nothing cheaper is lost
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from charter.estimate.memory.constants import context_factor
-from charter.estimate.memory.ppo import PpoJob, group_phases
-from charter.estimate.terms import Term
+from charter.engines.common.rl_engine import RL_ENGINES
+from charter.physics.constants import context_factor
+from charter.physics.placement_memory import PpoJob, group_phases
+from charter.physics.terms import Term
 from charter.plan.hardware.place import Place
 from charter.plan.layouts.layout_search import Site
 from charter.plan.layouts.training_search import options_of
@@ -18,7 +19,6 @@ from charter.plan.options.question import Missed, Question
 from charter.plan.options.risk import overhead, time_sigmas
 from charter.plan.options.why_not import does_not_fit
 from charter.plan.physics.fit import Peak
-from charter.plan.rl.engine import RL_ENGINES
 from charter.plan.rl.placement import VALUE, Placed, busy_shares, fastest, placed
 from charter.plan.rl.setting import Setting, host_shortage
 from charter.plan.rl.space import TENSORS

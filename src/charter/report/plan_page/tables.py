@@ -2,7 +2,7 @@
 
 from datetime import date
 
-from charter.estimate.terms import Interval
+from charter.physics.terms import Interval
 from charter.plan.money.cost_breakdown import STORAGE, TRANSFER
 from charter.plan.options.option import Option
 from charter.plan.plan import Plan
@@ -173,7 +173,7 @@ def rejected_families(plan: Plan) -> Markup:
     if not rows:
         return Markup("")
     shown = table(("Stage", "Option", "Reason"), rows)
-    return section("Not possible", _folded(f"{len(rows)} options that do not fit or are not to be had", shown))
+    return section("Not possible", _folded(f"{len(rows)} options that do not fit or are not offered", shown))
 
 
 def assumptions(plan: Plan, today: date) -> Markup:

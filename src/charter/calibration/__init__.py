@@ -1,1 +1,0 @@
-"""Measured runs against predictions: read published rows, fit constants, score, and say how far to trust a figure."""

@@ -1,1 +1,0 @@
-"""Needs of one configuration: parameters, flops, bytes, seconds."""
