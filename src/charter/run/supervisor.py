@@ -11,7 +11,6 @@ from charter.artifacts import durable
 from charter.artifacts.job_files import JobFiles, numbers, read_submission
 from charter.artifacts.stage_state import VERIFIED
 from charter.errors import BudgetError, CharterError, ExitCode, InterruptedRunError
-from charter.evaluate.overoptimisation import OVEROPTIMISATION
 from charter.launch.commands import module_of
 from charter.launch.engine import Engine, StageStart
 from charter.launch.machine import devices_of, frozen_values
@@ -44,6 +43,7 @@ from charter.run.restart import Ending, decide
 from charter.spec.execution import Execution
 from charter.spec.project import Project
 from charter.spec.stage import TRAINS
+from charter.tracking.overoptimisation import OVEROPTIMISATION
 
 NOTICE_FILE = "preempt-notice"
 """In the run directory: whoever learns that the machine will be taken away creates it; the run stops as on SIGTERM."""

@@ -16,7 +16,6 @@ from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
 from charter.data.dataset import read_prompts
 from charter.errors import DataError, StageError
-from charter.evaluate.overoptimisation import OVEROPTIMISATION, OveroptimisationWatch, RolloutMeans
 from charter.inference.generator import Generator, NativeGenerator
 from charter.inference.score import score_answers
 from charter.models.language_model import LanguageModel
@@ -24,6 +23,7 @@ from charter.models.parallel import Parallel, parallelize
 from charter.models.preference import PreferenceModel, ScalarModel, load_preference_model
 from charter.spec.rewards import REWARD_SOURCES, Reward
 from charter.spec.stage import Guard, PpoStage
+from charter.tracking.overoptimisation import OVEROPTIMISATION, OveroptimisationWatch, RolloutMeans
 from charter.train.judge_reward import JudgeReward, judge_score
 from charter.train.loop import DivergenceGuard, Loop, StepReport, publish_model
 from charter.train.meter import LOGITS, MINIBATCHES

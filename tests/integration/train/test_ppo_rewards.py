@@ -14,9 +14,9 @@ from engine_bench import farthest, metrics, run, run_in_two, stage, weights
 from charter.artifacts.checkpoints import Position
 from charter.artifacts.job import JobInput, read_job, write_job
 from charter.errors import StageError
-from charter.evaluate import overoptimisation
-from charter.evaluate.overoptimisation import OVEROPTIMISATION, Overoptimised
 from charter.spec.rewards import REWARD_SOURCES, RUBRICS, Reward, Rubric
+from charter.tracking import overoptimisation
+from charter.tracking.overoptimisation import OVEROPTIMISATION, Overoptimised
 from charter.train import ppo
 from charter.train.loop import Loop
 from charter.train.ppo import ppo_task

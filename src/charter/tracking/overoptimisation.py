@@ -1,4 +1,4 @@
-"""Whether a policy exploits its reward: the reward that it learns from rises while an independent one, the gold, falls.
+"""Alarm for a policy that exploits its reward: what it learns from rises while an independent reward, the gold, falls.
 
 Pure, without torch: a stage asks after each rollout, a report asks of the rollouts that were stored.
 """

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from charter.evaluate.overoptimisation import (
+from charter.tracking.overoptimisation import (
     FALSE_ALARMS,
     OveroptimisationWatch,
     RolloutMeans,
