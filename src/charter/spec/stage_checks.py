@@ -21,6 +21,7 @@ from charter.spec.quantity import (
     Range,
     check_ranges,
 )
+from charter.spec.reward_checks import check_gold, check_rubric
 from charter.spec.rewards import GROUPED, SHIPPED_REWARD, SHIPPED_REWARDS, Reward
 from charter.spec.stage import (
     MAKES_RECORDS,
@@ -203,9 +204,10 @@ def _check_rewards(stage: PpoStage, path: str) -> Iterator[Problem]:
             yield Problem(message=f"must be finite; found {item.weight}", path=f"{place}.weight")
         yield from check_ranges(item, place, (("timeout", POSITIVE), ("memory", POSITIVE), ("processes", AT_LEAST_ONE)))
         yield from _check_reward(item, place)
-    for kind in ("preference_model", "judge"):
-        if sum(item.kind == kind for item in stage.rewards) > 1:
-            yield Problem(message=f"more than one {kind}; a list has at most one", path=f"{path}.rewards")
+        yield from check_rubric(stage, item, place)
+    if sum(item.kind == "preference_model" for item in stage.rewards) > 1:
+        yield Problem(message="more than one preference_model; a list has at most one", path=f"{path}.rewards")
+    yield from check_gold(stage, path)
     if stage.mixture == "normalise_then_sum" and (stage.estimator != "grpo" or not stage.rewards):
         message = "each reward is compared within its group, which needs a list and the estimator grpo"
         yield Problem(message=message, path=f"{path}.mixture", hint="remove mixture")

@@ -3,27 +3,28 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from charter.artifacts import durable
 from charter.artifacts.checkpoints import Position
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
 from charter.data.dataset import read_prompts
-from charter.errors import DataError
-from charter.feedback.asking import Invalid
+from charter.errors import DataError, StageError
 from charter.inference.generator import Generator, NativeGenerator
 from charter.inference.score import score_answers
 from charter.models.language_model import LanguageModel
 from charter.models.parallel import Parallel, parallelize
 from charter.models.preference import PreferenceModel, ScalarModel, load_preference_model
-from charter.spec.rewards import REWARD_SOURCES, RewardKind
+from charter.spec.rewards import REWARD_SOURCES, Reward
 from charter.spec.stage import Guard, PpoStage
-from charter.train.judge_reward import JudgeReward
+from charter.tracking.overoptimisation import OVEROPTIMISATION, OveroptimisationWatch, RolloutMeans
+from charter.train.judge_reward import JudgeReward, judge_score
 from charter.train.loop import DivergenceGuard, Loop, StepReport, publish_model
 from charter.train.meter import LOGITS, MINIBATCHES
 from charter.train.models import TrainedModel, frozen_model, reads_parts, stage_model, trained_model
@@ -82,18 +83,21 @@ class PpoTask:
     guard: DivergenceGuard = field(init=False)
     controller: KlController = field(init=False)
     progress: RolloutProgress = field(init=False)
+    watch: OveroptimisationWatch = field(init=False)
     state: TrainState = field(init=False)
 
     def __post_init__(self) -> None:
         spec = self.spec
         self.guard = DivergenceGuard(spec.guard or Guard())
         self.controller = KlController(spec.kl_coefficient, spec.kl_target, spec.kl_horizon)
-        self.progress = RolloutProgress()
+        self.progress, self.watch = RolloutProgress(), OveroptimisationWatch()
         self.state = TrainState(
             modules={"policy": self.models.trained.module},
             optimizers={"policy": self.update.policy_optimizer},
             plain={"kl_controller": self.controller, "progress": self.progress, "scaler": self.update.scaler},
         )
+        if spec.gold is not None:
+            self.state.plain["overoptimisation"] = self.watch
         if self.models.value is not None and self.update.value_optimizer is not None:
             self.state.modules["value"] = self.models.value.module
             self.state.optimizers["value"] = self.update.value_optimizer
@@ -182,6 +186,8 @@ class PpoTask:
         if mismatch is not None:
             metrics["mismatch_kl_per_token"] = mismatch / max(totals["response_tokens"], 1.0)
         metrics |= _reward_metrics([item.name for item in spec.rewards], rewards, answers)
+        if spec.gold is not None:
+            metrics["overoptimised"] = float(self._is_overoptimised(rollout, spec.gold))
         charged = 0.0 if spec.has_kl_loss else self.controller.coefficient
         metrics["kl_reward"] = -charged * metrics.pop("kl_penalty", 0.0)
         metrics["total_reward"] = metrics["reward_mean"] + metrics["kl_reward"]
@@ -195,6 +201,50 @@ class PpoTask:
         self.setup.meter.add({**counters, LOGITS: int(totals["response_tokens"]), MINIBATCHES: int(count)})
         return StepReport(metrics=metrics, counters=counters, score=metrics["reward_mean"])
 
+    def _is_overoptimised(self, rollout: Rollout, gold: str) -> bool:
+        """Look at one rollout more; the first alarm is written down, and ends the stage where the file says so.
+
+        A stage that goes on from a checkpoint before the alarm raises it again: nothing is forgotten by a restart.
+        """
+        place = [item.name for item in self.spec.rewards].index(gold)
+        sums = self.setup.ranks.total(rollout.watched_sums(place, samples=self.spec.samples_per_prompt))
+        means = _rollout_means(sums)
+        alarm = None if means is None else self.watch.look(means)
+        if alarm is not None and self.setup.ranks.is_first:
+            note = {"message": str(alarm), "gold": gold, **asdict(alarm)}
+            durable.write_json(self.setup.stage.path / OVEROPTIMISATION, note)
+            print(f"warning: {alarm}", flush=True)
+        if self.watch.alarm is not None and self.spec.on_overoptimisation == "stop":
+            raise StageError(
+                f"{self.watch.alarm}\n  stopped, as on_overoptimisation asks; the checkpoints before it are kept, and "
+                "with `warn` the stage goes on"
+            )
+        return self.watch.alarm is not None
+
+
+def _rollout_means(sums: Mapping[str, float]) -> RolloutMeans | None:
+    """Means of a rollout from sums over its groups and answers; None where the gold applied to no two groups."""
+    groups, answers = sums["groups"], sums["answers"]
+    if groups < MIN_GROUPS:
+        return None
+
+    def variance_of_mean(name: str) -> float:
+        mean = sums[name] / groups
+        return max(sums[f"{name}_square"] / groups - mean**2, 0.0) / (groups - 1)
+
+    mean = sums["gold_answers"] / answers
+    return RolloutMeans(
+        reward=sums["reward"] / groups,
+        reward_variance=variance_of_mean("reward"),
+        gold=sums["gold"] / groups,
+        gold_variance=variance_of_mean("gold"),
+        gold_deviation=math.sqrt(max(sums["gold_answers_square"] / answers - mean**2, 0.0)),
+    )
+
+
+MIN_GROUPS = 2
+"""Of a rollout; one has no variance."""
+
 
 def ppo_task(setup: Setup, stack: ExitStack | None = None) -> tuple[PpoTask, TrainedModel]:
     """The task of a PPO stage, its models loaded and its prompts read, and the policy that will be published.
@@ -204,13 +254,14 @@ def ppo_task(setup: Setup, stack: ExitStack | None = None) -> tuple[PpoTask, Tra
     spec = setup.job.spec
     assert isinstance(spec, PpoStage)
     stack = stack or ExitStack()
-    judge = None if spec.judge is None else JudgeReward.open(setup, stack, spec.judge_role)
+    judges = JudgeReward.open(setup, spec, stack)
     policy = trained_model(setup, _policy(setup), spec)
     models = _models(setup, spec, policy)
     if models.reward is not None:
         count_ppo(setup, spec, policy.model.model.config, models.reward.language_model.model.config)
     prompts = tuple(setup.rows("prompts", read_prompts))
-    rewards = open_rewards(setup, spec, models, judge, stack) if spec.rewards else None
+    rewards = open_rewards(setup, spec, models, judges, stack) if spec.rewards else None
+    judge = None if spec.rewards else next(iter(judges.values()), None)
     sampler = Sampler(setup, spec, models, _generator(setup, spec, policy), prompts, judge, rewards)
     value_optimizer = None
     if models.value is not None:
@@ -231,9 +282,9 @@ def ppo_task(setup: Setup, stack: ExitStack | None = None) -> tuple[PpoTask, Tra
 
 
 def _reward_metrics(names: Sequence[str], sums: Mapping[str, float], answers: int) -> dict[str, float]:
-    """Mean and deviation of each reward where it applied, the shares where it did not and where it failed, seconds.
+    """Mean and deviation of each reward where it applied, shares where it did not and where it failed, seconds, usd.
 
-    >>> sums = {"a/applied": 2.0, "a/sum": 2.0, "a/square": 4.0, "a/failed": 1.0, "a/seconds": 0.5}
+    >>> sums = {"a/applied": 2.0, "a/sum": 2.0, "a/square": 4.0, "a/failed": 1.0, "a/seconds": 0.5, "a/usd": 0.0}
     >>> _reward_metrics(["a"], sums, answers=4)["reward_a_mean"]
     1.0
     """
@@ -248,12 +299,13 @@ def _reward_metrics(names: Sequence[str], sums: Mapping[str, float], answers: in
             f"reward_{name}_not_applicable": (answers - sums[f"{name}/applied"] - failed) / answers,
             f"reward_{name}_failed": failed / answers,
             f"reward_{name}_seconds": sums[f"{name}/seconds"],
+            f"reward_{name}_usd": sums[f"{name}/usd"],
         }
     return metrics
 
 
 def open_rewards(
-    setup: Setup, spec: PpoStage, models: PpoModels, judge: JudgeReward | None, stack: ExitStack
+    setup: Setup, spec: PpoStage, models: PpoModels, judges: Mapping[str, JudgeReward], stack: ExitStack
 ) -> RewardList:
     """Open the list of rewards of a stage, its functions in processes that `stack` ends."""
     if setup.ranks.world_size != setup.ranks.data_size:
@@ -267,25 +319,22 @@ def open_rewards(
         scores = score_answers(models.reward, conversations, dtype=spec.dtype, groups=groups).tolist()
         return [score if math.isfinite(score) else Failed(f"the score is {score}") for score in scores]
 
-    def judged(answers: Sequence[Answer]) -> list[float | Failed | None]:
-        assert judge is not None
-        conversations = [(answer.turns, answer.text) for answer in answers]
-        ratings = judge.ratings(answers[0].seed if answers else 0, conversations)
-        return [Failed(item.reason) if isinstance(item, Invalid) else item.reward for item in ratings]
+    def opened(item: Reward) -> Score:
+        match item.kind:
+            case "function":
+                return FunctionReward.open(item, own_file(item, sources), stack)
+            case "judge":
+                return judge_score(item, judges[str(item.model)], samples=spec.samples_per_prompt)
+            case "preference_model":
+                return preferred
 
-    scores: dict[RewardKind, Score] = {"preference_model": preferred, "judge": judged}
-    functions = {
-        item.name: FunctionReward.open(item, own_file(item, sources), stack)
-        for item in spec.rewards
-        if item.kind == "function"
-    }
-    opened = tuple(functions.get(item.name) or scores[item.kind] for item in spec.rewards)
     return RewardList(
         spec.rewards,
-        opened,
+        tuple(opened(item) for item in spec.rewards),
         setup.stage.path / DIRECTORY,
         spec.max_failed_share,
         all_have=lambda stored: not setup.ranks.any(not stored),
+        spent=next((judge.settled_micro_usd for judge in judges.values()), lambda: 0),
     )
 
 
