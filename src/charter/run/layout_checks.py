@@ -17,7 +17,7 @@ from charter.launch.machine import (
 from charter.spec.execution import shared_rows
 from charter.spec.graph import inputs_of
 from charter.spec.project import Project
-from charter.spec.stage import NATIVE, TRAINS, PpoStage, Stage
+from charter.spec.stage import NATIVE, TRAINS, Stage
 
 INSTEAD = {
     "pipeline": "remove it; zero: 3 or tensor spread a model that is too large for one accelerator",
@@ -52,9 +52,11 @@ def check_layout(project: Project, name: str, stage: Stage, *, facts: NodeFacts 
         hint = f"tensor must divide {world}: {one_of(_divisors(world))}"
         yield Problem(path=f"{where}.tensor", message=f"{tensor} does not divide the {world} processes", hint=hint)
         return
-    if isinstance(stage, PpoStage) and stage.judges and world > 1:
-        message = f"a judge as the reward runs in one process; found {world}"
-        hint = "give the stage one accelerator, or a preference model as its reward"
+    serving = project.serving
+    here = [it for it in getattr(stage, "judges", ()) if it not in serving or not serving[it].is_used]
+    if here and world > 1:
+        message = f"the judge {here[0]!r}, whose weights are loaded, runs in one process; found {world}"
+        hint = "serve it (`serving`), give the stage one accelerator, or a preference model as its reward"
         yield Problem(
             path=f"pipeline.{name}.{'rewards' if stage.rewards else 'reward_from'}", message=message, hint=hint
         )
