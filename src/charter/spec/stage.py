@@ -13,9 +13,11 @@ from typing import Annotated, ClassVar, Final, Literal, get_args
 from charter.spec.layout import Adapter
 from charter.spec.quantity import Count, Names, Reads, Seconds, added, execution
 from charter.spec.rewards import (
+    ENVIRONMENT_SOURCES,
     KL_IN_LOSS,
     REWARD_SOURCES,
     AdvantageScale,
+    Environment,
     Estimator,
     KlEstimator,
     LossAggregation,
@@ -454,6 +456,8 @@ class PpoStage(Sampling, Stage):
     before they are added (GDPO, arXiv:2601.05242; estimator grpo)."""
     max_failed_share: float = execution(0.05)
     """The stage fails when a larger share of a rollout's rewards has failed; up to it, their groups are left out."""
+    environment: Environment | None = None
+    """Tools, or an environment, that the policy talks to in several turns before its answer ends; one turn without."""
     samples_per_prompt: Count = added(1)
     """Answers to each prompt of a rollout; estimators that compare them need two or more. It divides rollout_batch."""
     kl_estimator: KlEstimator = added("k1")
@@ -534,9 +538,10 @@ class PpoStage(Sampling, Stage):
 
     @property
     def sources(self) -> Mapping[str, tuple[str, ...]]:
-        """Files of the user's reward functions, each once."""
+        """Files of the user's reward functions, and of tools and environment, each once."""
         files = tuple(dict.fromkeys(item.source for item in self.rewards if item.source is not None))
-        return {REWARD_SOURCES: files} if files else {}
+        own = () if self.environment is None else self.environment.sources
+        return {**({REWARD_SOURCES: files} if files else {}), **({ENVIRONMENT_SOURCES: own} if own else {})}
 
     def named(self, role: str) -> str | tuple[str, ...] | None:
         """The name or names in a role; the models of a list of rewards stand in the list."""
@@ -654,13 +659,17 @@ class EvalStage(Sampling, Stage):
     """PPO stage over whose kept checkpoints the suite `goodhart` compares the reward with the held-out judge."""
     probes: Names = ()
     """Fixed judged pairs for the suite `probes`: a judge that answers them otherwise than before has drifted."""
+    environment: Environment | None = None
+    """Tools, or an environment, that the models talk to before an answer ends; for the suite `exact_match`."""
     lm_eval_tasks: Names = ()
     """Directories or files of local lm-evaluation-harness tasks, for the suite `lm_eval`."""
 
     @property
     def sources(self) -> Mapping[str, tuple[str, ...]]:
-        """Files of the tasks of lm-evaluation-harness."""
-        return {"lm_eval_tasks": tuple(self.lm_eval_tasks)} if self.lm_eval_tasks else {}
+        """Files of the tasks of lm-evaluation-harness, and of tools and environment."""
+        own = () if self.environment is None else self.environment.sources
+        tasks = {"lm_eval_tasks": tuple(self.lm_eval_tasks)} if self.lm_eval_tasks else {}
+        return {**tasks, **({ENVIRONMENT_SOURCES: own} if own else {})}
 
 
 def is_hosted(stage: Stage) -> bool:

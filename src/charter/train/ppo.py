@@ -17,11 +17,13 @@ from charter.data.dataset import read_prompts
 from charter.errors import DataError
 from charter.feedback.asking import Invalid
 from charter.inference.generator import Generator, NativeGenerator
+from charter.inference.limited import Failed
 from charter.inference.score import score_answers
+from charter.inference.turns import Tools, TurnTaking
 from charter.models.language_model import LanguageModel
 from charter.models.parallel import Parallel, parallelize
 from charter.models.preference import PreferenceModel, ScalarModel, load_preference_model
-from charter.spec.rewards import REWARD_SOURCES, RewardKind
+from charter.spec.rewards import ENVIRONMENT_SOURCES, REWARD_SOURCES, Environment, RewardKind
 from charter.spec.stage import Guard, PpoStage
 from charter.train.judge_reward import JudgeReward
 from charter.train.loop import DivergenceGuard, Loop, StepReport, publish_model
@@ -33,7 +35,6 @@ from charter.train.ppo_rollout import PpoModels, Rollout, Sampler
 from charter.train.ppo_step import MinibatchPosition, Update
 from charter.train.pretraining_mix import pretraining_mix
 from charter.train.rewards.mixture import DIRECTORY, Answer, FunctionReward, RewardList, Score, own_file
-from charter.train.rewards.processes import Failed
 from charter.train.schedule import learning_rate_factor
 from charter.train.setup import Setup, set_up
 from charter.train.state import TrainState
@@ -211,7 +212,8 @@ def ppo_task(setup: Setup, stack: ExitStack | None = None) -> tuple[PpoTask, Tra
         count_ppo(setup, spec, policy.model.model.config, models.reward.language_model.model.config)
     prompts = tuple(setup.rows("prompts", read_prompts))
     rewards = open_rewards(setup, spec, models, judge, stack) if spec.rewards else None
-    sampler = Sampler(setup, spec, models, _generator(setup, spec, policy), prompts, judge, rewards)
+    turns = None if spec.environment is None else _turns(setup, spec, spec.environment, policy, stack)
+    sampler = Sampler(setup, spec, models, _generator(setup, spec, policy), prompts, judge, rewards, turns)
     value_optimizer = None
     if models.value is not None:
         value_optimizer = make_optimizer([(models.value.trained_parameters(), spec.value_learning_rate)], spec)
@@ -263,17 +265,20 @@ def open_rewards(
     def preferred(answers: Sequence[Answer]) -> list[float | Failed | None]:
         assert models.reward is not None
         groups = None if setup.ranks.world_size == 1 else 1
-        conversations = [(answer.turns, answer.text) for answer in answers]
+        conversations = [(answer.conversation, answer.text) for answer in answers]
         scores = score_answers(models.reward, conversations, dtype=spec.dtype, groups=groups).tolist()
         return [score if math.isfinite(score) else Failed(f"the score is {score}") for score in scores]
 
     def judged(answers: Sequence[Answer]) -> list[float | Failed | None]:
         assert judge is not None
-        conversations = [(answer.turns, answer.text) for answer in answers]
+        conversations = [(answer.conversation, answer.text) for answer in answers]
         ratings = judge.ratings(answers[0].seed if answers else 0, conversations)
         return [Failed(item.reason) if isinstance(item, Invalid) else item.reward for item in ratings]
 
-    scores: dict[RewardKind, Score] = {"preference_model": preferred, "judge": judged}
+    def of_environment(answers: Sequence[Answer]) -> list[float | Failed | None]:
+        return [answer.environment_reward for answer in answers]
+
+    scores: dict[RewardKind, Score] = {"preference_model": preferred, "judge": judged, "env": of_environment}
     functions = {
         item.name: FunctionReward.open(item, own_file(item, sources), stack)
         for item in spec.rewards
@@ -287,6 +292,16 @@ def open_rewards(
         spec.max_failed_share,
         all_have=lambda stored: not setup.ranks.any(not stored),
     )
+
+
+def _turns(
+    setup: Setup, spec: PpoStage, environment: Environment, policy: TrainedModel, stack: ExitStack
+) -> TurnTaking:
+    """Open the tools of a stage; `stack` ends their processes."""
+    if spec.generator != "native" and setup.ranks.world_size > 1:
+        raise DataError("`environment` with a generator beside the trainer runs in one process")
+    sources = [(item.name, item.location()) for item in setup.job.inputs.get(ENVIRONMENT_SOURCES, ())]
+    return TurnTaking(environment, Tools.open(environment, sources, stack), policy.model, spec.max_prompt_tokens)
 
 
 def run(stage: StageDir) -> None:
