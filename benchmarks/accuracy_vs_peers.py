@@ -27,11 +27,12 @@ PAGE = ROOT / "docs" / "concepts" / "accuracy-tables.md"
 ENVIRONMENT = ROOT / ".venv-peers"
 sys.path.insert(0, str(ROOT / "src"))
 
-from charter.calibration.bundle import MEASUREMENTS, bundled, bundled_measurements  # noqa: E402
-from charter.calibration.quantities import TRAINING_TIME  # noqa: E402
-from charter.calibration.rows.measurement import Measurement, read_measurements  # noqa: E402
-from charter.calibration.score import Case, calibrated, cases_of, predict  # noqa: E402
-from charter.calibration.validate import Verdict, score, validate, without  # noqa: E402
+from charter.calibration.fitted import bundled  # noqa: E402
+from charter.validation.bundled import MEASUREMENTS, bundled_measurements  # noqa: E402
+from charter.validation.quantity import TRAINING_TIME  # noqa: E402
+from charter.validation.rows.measurement import Measurement, read_measurements  # noqa: E402
+from charter.validation.score import Case, calibrated, cases_of, predict  # noqa: E402
+from charter.validation.validate import Verdict, score, validate, without  # noqa: E402
 
 CLASSIC_SHAPE = ("id", "model_hidden", "layers", "heads", "kv_heads", "ffn", "vocab", "seq")
 CLASSIC_LAYOUT = ("gpu", "gpus", "tp", "pp", "dp", "vpp", "mbs", "gbs", "recompute", "seqpar", "zero_stage", "dtype")
@@ -305,7 +306,7 @@ def target_table(lines: Iterable[dict[str, object]]) -> str:
 
 def source_table() -> str:
     """Per source, kind and metric."""
-    from charter.calibration.validate import grouped
+    from charter.validation.validate import grouped
 
     zero, five = (grouped(validate(bundled_measurements(), calibrate_rows=count), "source") for count in (0, 5))
     columns = ("source, kind, metric", "rows", "refused", "configurations", "median", "90th percentile", "bias")

@@ -20,14 +20,17 @@ from statistics import mean, median
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
-from charter.calibration.fit import Fitted  # noqa: E402
-from charter.calibration.interval import group_of, spreads  # noqa: E402
-from charter.calibration.predictions.memory import out_of_memory  # noqa: E402
-from charter.calibration.quantities import QUANTITIES, quantity_of  # noqa: E402
-from charter.calibration.quantity import Quantity  # noqa: E402
-from charter.calibration.rows.measurement import Measurement, Refusal, read_measurements  # noqa: E402
-from charter.calibration.score import Case, Scored, calibrated, fitted_to, predict  # noqa: E402
-from charter.calibration.validate import safe_cases  # noqa: E402
+from charter.calibration.fitted import Fitted  # noqa: E402
+from charter.validation.intervals import group_of, spreads  # noqa: E402
+from charter.validation.quantities.memory import out_of_memory  # noqa: E402
+from charter.validation.quantity import (  # noqa: E402
+    QUANTITIES,
+    Quantity,
+    quantity_of,
+)
+from charter.validation.rows.measurement import Measurement, Refusal, read_measurements  # noqa: E402
+from charter.validation.score import Case, Scored, calibrated, fitted_to, predict  # noqa: E402
+from charter.validation.validate import safe_cases  # noqa: E402
 
 FEWEST = 8
 """Configurations of a stack that has a vote of its own; from the issue."""

@@ -26,10 +26,11 @@ sys.path.insert(0, str(ROOT / "src"))
 
 import numpy as np  # noqa: E402
 
-from charter.calibration.bundle import MEASUREMENTS, bundled  # noqa: E402
-from charter.calibration.predictions.training_time import TRAINING_TIME  # noqa: E402
-from charter.calibration.rows.measurement import read_measurements  # noqa: E402
-from charter.calibration.score import Scored, cases_of, scored  # noqa: E402
+from charter.calibration.fitted import bundled  # noqa: E402
+from charter.validation.bundled import MEASUREMENTS  # noqa: E402
+from charter.validation.quantities.training_time import TRAINING_TIME  # noqa: E402
+from charter.validation.rows.measurement import read_measurements  # noqa: E402
+from charter.validation.score import Scored, cases_of, scored  # noqa: E402
 
 PREFIX = "VTR"
 FEWEST = 2

@@ -39,21 +39,21 @@ sys.path.insert(0, str(ROOT / "src"))
 import numpy as np  # noqa: E402
 
 from charter.catalog import accelerators  # noqa: E402
-from charter.estimate.arrays import Array, array  # noqa: E402
-from charter.estimate.layouts import Layouts  # noqa: E402
-from charter.estimate.memory.factored import factored_peaks  # noqa: E402
-from charter.estimate.memory.job import MemoryJob  # noqa: E402
-from charter.estimate.memory.profile import MEGATRON_STACK  # noqa: E402
-from charter.estimate.memory.shape import MemoryShape  # noqa: E402
-from charter.estimate.precision import MEGATRON  # noqa: E402
-from charter.estimate.training.device_columns import DeviceColumns  # noqa: E402
-from charter.estimate.training.factored import factored_values  # noqa: E402
-from charter.estimate.training.micro_batch import GroupLinks, StepInputs  # noqa: E402
-from charter.estimate.training.model_columns import ModelColumns  # noqa: E402
-from charter.estimate.training.stack_profiles import PROFILES  # noqa: E402
-from charter.estimate.training.step_communication import SEQUENCE_PARALLEL_TRAFFIC  # noqa: E402
-from charter.estimate.training.step_job import StackColumns, StepJob  # noqa: E402
-from charter.estimate.training.step_work import NOTHING_DONE  # noqa: E402
+from charter.physics.arrays import Array, array  # noqa: E402
+from charter.physics.layouts import Layouts  # noqa: E402
+from charter.physics.memory.factored import factored_peaks  # noqa: E402
+from charter.physics.memory.job import MemoryJob  # noqa: E402
+from charter.physics.memory.profile import MEGATRON_STACK  # noqa: E402
+from charter.physics.memory.shape import MemoryShape  # noqa: E402
+from charter.physics.precision import MEGATRON  # noqa: E402
+from charter.physics.training.device_columns import DeviceColumns  # noqa: E402
+from charter.physics.training.factored import factored_values  # noqa: E402
+from charter.physics.training.micro_batch import GroupLinks, StepInputs  # noqa: E402
+from charter.physics.training.model_columns import ModelColumns  # noqa: E402
+from charter.physics.training.stack_profiles import PROFILES  # noqa: E402
+from charter.physics.training.step_communication import SEQUENCE_PARALLEL_TRAFFIC  # noqa: E402
+from charter.physics.training.step_job import StackColumns, StepJob  # noqa: E402
+from charter.physics.training.step_work import NOTHING_DONE  # noqa: E402
 from charter.plan.layouts.space import divisors  # noqa: E402
 from charter.plan.options.pareto import front_of_two  # noqa: E402
 from charter.plan.options.tied import ALIKE, RATIO_SHARE  # noqa: E402

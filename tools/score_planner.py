@@ -2,7 +2,7 @@
 
 .venv/bin/python tools/score_planner.py training_time:TRAINING_TIME FILE.csv [--rows 5] [--worst 20] [--in-sample]
 
-The first argument is a module of `charter.calibration.predictions` and a name in it. For work on the physics; users
+The first argument is a module of `charter.validation.quantities` and a name in it. For work on the physics; users
 have `charter validate`, which reads the shipped constants instead of fitting.
 """
 
@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from charter.calibration.fit import Fitted
-from charter.calibration.rows.measurement import read_measurements
-from charter.calibration.score import Scored, by, cases_of, fitted_to, leave_source_out, scored, summary
+from charter.calibration.fitted import Fitted
+from charter.validation.rows.measurement import read_measurements
+from charter.validation.score import Scored, by, cases_of, fitted_to, leave_source_out, scored, summary
 
 KEYS: dict[str, Callable[[Scored], str]] = {
     "kind": lambda item: item.row.kind,
@@ -34,8 +34,8 @@ def main() -> None:
     parser.add_argument("--in-sample", action="store_true")
     parser.add_argument("--unfitted", action="store_true", help="the priors alone")
     options = parser.parse_args()
-    module, _, name = options.quantity.removeprefix("charter.calibration.predictions.").partition(":")
-    quantity = getattr(importlib.import_module(f"charter.calibration.predictions.{module}"), name)
+    module, _, name = options.quantity.removeprefix("charter.validation.quantities.").partition(":")
+    quantity = getattr(importlib.import_module(f"charter.validation.quantities.{module}"), name)
     cases, refused = cases_of(quantity, read_measurements(options.file))
     if options.kind:
         cases = [case for case in cases if case.row.kind in options.kind.split(",")]

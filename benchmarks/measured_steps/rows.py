@@ -10,9 +10,9 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from charter.calibration.rows.accelerator import accelerator_of
-from charter.calibration.rows.measurement import Measurement, Refusal
 from charter.units import GB
+from charter.validation.rows.accelerator import accelerator_of
+from charter.validation.rows.measurement import Measurement, Refusal
 
 from .grid import AMP, PURE, Case
 

@@ -15,14 +15,14 @@ from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
-from charter.calibration.bundle import load
+from charter.calibration.fitted import load
 from charter.catalog import accelerators, models
 from charter.catalog.accelerators import CPU, Accelerator
 from charter.catalog.price_book import PriceBook
 from charter.errors import UsageError
-from charter.estimate.memory.peak import MemoryBreakdown, training_memory
-from charter.estimate.memory.profile import PROFILES
-from charter.estimate.training.step_time import StepTime, training_step
+from charter.physics.memory.peak import MemoryBreakdown, training_memory
+from charter.physics.memory.profile import PROFILES
+from charter.physics.training.step_time import StepTime, training_step
 from charter.plan.choice.objective import Objective
 from charter.plan.hardware.machine import Machine, probe_machine
 from charter.plan.physics.fit import training_precision

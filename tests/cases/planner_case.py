@@ -7,8 +7,8 @@ import numpy as np
 
 from charter.catalog import models
 from charter.catalog.accelerators import Accelerator
-from charter.estimate.arrays import Array, array
-from charter.estimate.layouts import Layouts
+from charter.physics.arrays import Array, array
+from charter.physics.layouts import Layouts
 from charter.plan.hardware.machine import Machine
 from charter.plan.make import make_plan
 from charter.plan.physics.engine_knowledge import engine_knowledge

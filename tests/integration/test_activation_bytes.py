@@ -8,9 +8,9 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from charter.estimate.memory.activations import layer_activations
-from charter.estimate.memory.kept_bytes import ALL_MATRICES
-from charter.estimate.memory.peak import training_memory
+from charter.physics.memory.activations import layer_activations
+from charter.physics.memory.kept_bytes import ALL_MATRICES
+from charter.physics.memory.peak import training_memory
 from charter.spec.architecture import Architecture, MixtureOfExperts
 from charter.spec.layout import Layout, Recompute
 

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from charter.calibration.rows.measurement import read_measurements
+from charter.validation.rows.measurement import read_measurements
 
 pytestmark = pytest.mark.torch
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from charter.calibration.bundle import MEASUREMENTS, load
+from charter.calibration.fitted import load
 from charter.cli.main import app
 from charter.errors import CharterError, DataError, UsageError
+from charter.validation.bundled import MEASUREMENTS
 
 
 def run(*arguments: object) -> str:

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from charter.calibration.predictions.memory_verdict import OomVerdict
 from charter.catalog import accelerators
-from charter.estimate.node.loading import TEXT_SECONDS_PER_TOKEN, TOKENISED_SECONDS_PER_TOKEN
-from charter.estimate.node.storage import VERDICT_BYTES, log_bytes
-from charter.estimate.shapes.parameters import count_parameters
+from charter.physics.node.loading import TEXT_SECONDS_PER_TOKEN, TOKENISED_SECONDS_PER_TOKEN
+from charter.physics.node.storage import VERDICT_BYTES, log_bytes
+from charter.physics.shapes.parameters import count_parameters
 from charter.plan.options.option import DeviceGroup, RoleGroup
 from charter.plan.physics.knowledge import TRAINING, TRAINING_MEMORY, memory_group, shipped
 from charter.plan.stages.node_needs import storage_terms
@@ -26,6 +25,7 @@ from charter.spec.layout import Adapter
 from charter.spec.project import Resources, Storage
 from charter.spec.stage import PpoStage, SftStage, StageResources
 from charter.units import GIB
+from charter.validation.quantities.memory_verdict import OomVerdict
 
 SFT = SftStage(init="base", data=("chat",), epochs=1, global_batch=128, seq_len=1024)
 PPO = PpoStage(policy="base", reward="base", prompts=("prompts",), episodes=8192, rollout_batch=512)

@@ -1,18 +1,18 @@
 """Formulas of papers that the vectorised time model must keep: bubbles, rings, roofline, kernel quantisation.
 
 Seen failing under mutations of production lines (tests that fail):
-- estimate/training/pipeline_bubble.py, `(stages - 1) / chunks` -> `stages / chunks`: 4 of 13.
+- physics/training/pipeline_bubble.py, `(stages - 1) / chunks` -> `stages / chunks`: 4 of 13.
 """
 
 import numpy as np
 import pytest
 
 from charter.catalog.accelerators import get
-from charter.estimate.arrays import array
-from charter.estimate.training.device_columns import DeviceColumns
-from charter.estimate.training.matmuls import TILES, shape_share
-from charter.estimate.training.pipeline_bubble import bubble_seconds, slowest_stage
-from charter.estimate.training.topology import Group
+from charter.physics.arrays import array
+from charter.physics.training.device_columns import DeviceColumns
+from charter.physics.training.matmuls import TILES, shape_share
+from charter.physics.training.pipeline_bubble import bubble_seconds, slowest_stage
+from charter.physics.training.topology import Group
 
 
 def group(size: float, near: float | None = None, up: float = 100.0, out: float = 10.0) -> Group:

@@ -1,17 +1,18 @@
 """The shipped constants are the fit of today's formulas to the shipped measurements, and as good as the page says.
 
 Seen failing under mutations of production lines (tests that fail):
-- estimate/serving/passes.py, three times the bytes of `passed_weights`: 4 of 18.
+- physics/serving/passes.py, three times the bytes of `passed_weights`: 4 of 18.
 """
 
 import pytest
 
-from charter.calibration.bundle import bundled, bundled_measurements, fingerprint
-from charter.calibration.quantities import QUANTITIES
-from charter.calibration.score import cases_of, fitted_to
-from charter.calibration.validate import grouped, score, validate
+from charter.calibration.fitted import bundled
+from charter.validation.bundled import bundled_measurements, fingerprint
+from charter.validation.quantity import QUANTITIES
+from charter.validation.score import cases_of, fitted_to
+from charter.validation.validate import grouped, score, validate
 
-REFIT = "refit: .venv/bin/charter validate calibrate src/charter/calibration/data/measurements.csv -o " + (
+REFIT = "refit: .venv/bin/charter validate calibrate src/charter/validation/data/measurements.csv -o " + (
     "src/charter/calibration/data/fitted.json"
 )
 

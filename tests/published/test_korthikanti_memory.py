@@ -5,9 +5,9 @@ they are printed to two digits, but equal formula values are printed apart and d
 both 61.96 and 61.90), so they look read off a chart.
 
 Seen failing under mutations of production lines (tests that fail):
-- estimate/memory/activations.py, in_flight: `(pipeline - 1) / (pipeline * interleave)` -> `pipeline / ...`: 4 of 37;
-- estimate/memory/states.py, `m.matrices * share / tensor` -> without `/ tensor`: 4;
-- estimate/source_formulas.py, `34 + scores` -> `32 + scores`: 12.
+- physics/memory/activations.py, in_flight: `(pipeline - 1) / (pipeline * interleave)` -> `pipeline / ...`: 4 of 37;
+- physics/memory/states.py, `m.matrices * share / tensor` -> without `/ tensor`: 4;
+- physics/source_formulas.py, `34 + scores` -> `32 + scores`: 12.
 """
 
 import csv
@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from charter.estimate.arrays import array
-from charter.estimate.memory.activations import in_flight, layer_activations
-from charter.estimate.memory.states import rank_parameters
-from charter.estimate.precision import MEGATRON
-from charter.estimate.source_formulas import korthikanti_first_stage_factor, korthikanti_layer_bytes
+from charter.physics.arrays import array
+from charter.physics.memory.activations import in_flight, layer_activations
+from charter.physics.memory.states import rank_parameters
+from charter.physics.precision import MEGATRON
+from charter.physics.source_formulas import korthikanti_first_stage_factor, korthikanti_layer_bytes
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, Recompute
 

@@ -1,16 +1,16 @@
 """How far memory is from published rows its constants were not fitted to; the thresholds are the project's targets.
 
 Seen failing under mutations of production lines (tests that fail):
-- estimate/memory/terms.py, `zero >= stage` -> `>`: 4 of 12.
+- physics/memory/terms.py, `zero >= stage` -> `>`: 4 of 12.
 """
 
 from functools import cache
 
 import pytest
 
-from charter.calibration.bundle import bundled_measurements
-from charter.calibration.predictions.memory import INFERENCE_MEMORY, TRAINING_MEMORY, out_of_memory
-from charter.calibration.score import by, cases_of, leave_source_out, summary
+from charter.validation.bundled import bundled_measurements
+from charter.validation.quantities.memory import INFERENCE_MEMORY, TRAINING_MEMORY, out_of_memory
+from charter.validation.score import by, cases_of, leave_source_out, summary
 
 QUANTITIES = {"training": TRAINING_MEMORY, "inference": INFERENCE_MEMORY}
 

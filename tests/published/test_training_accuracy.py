@@ -3,7 +3,7 @@
 A guard against regressions, not an out-of-sample figure: priors and profiles were set with every source in sight.
 
 Seen failing under mutations of production lines (tests that fail):
-- estimate/training/pipeline_bubble.py, `(stages - 1) / chunks` -> `stages / chunks`: 3 of 4.
+- physics/training/pipeline_bubble.py, `(stages - 1) / chunks` -> `stages / chunks`: 3 of 4.
 """
 
 from statistics import mean, median
@@ -11,10 +11,10 @@ from statistics import mean, median
 import numpy as np
 import pytest
 
-from charter.calibration.bundle import MEASUREMENTS
-from charter.calibration.predictions.training_time import TRAINING_TIME
-from charter.calibration.rows.measurement import read_measurements
-from charter.calibration.score import by, cases_of, fitted_to, leave_source_out, scored, summary
+from charter.validation.bundled import MEASUREMENTS
+from charter.validation.quantities.training_time import TRAINING_TIME
+from charter.validation.rows.measurement import read_measurements
+from charter.validation.score import by, cases_of, fitted_to, leave_source_out, scored, summary
 
 
 @pytest.fixture(scope="module")

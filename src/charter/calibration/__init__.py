@@ -1,1 +1,1 @@
-"""Measured runs against predictions: read published rows, fit constants, score, and say how far to trust a figure."""
+"""Fitted constants, widths of intervals and paces: the part of calibration that a plan reads."""

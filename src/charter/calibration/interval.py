@@ -1,60 +1,23 @@
-"""Uncertainty of a prediction: an effect of the cluster and a residual, by how much is known of the stack.
+"""Widths of the intervals around a prediction, by what is predicted and by how much is known of the stack.
 
-The error of a measured row is log(predicted / measured), predicted without its cluster: its stack where the question
-is a stack that nobody measured, else its source. It is the sum of an effect that all rows of a cluster share and of a
-residual. The next row comes from a new cluster, so the 80 % interval is that of a new effect and a new residual:
-Student's t with k - 1 degrees of freedom of k effects, more as far as the residual has a share (Satterthwaite 1946).
-Four situations are kept apart: a stack that nobody measured, a stack seen in another source, a source with a few rows
-of its own, and a source with many. Where it stops being true: a cluster that differs from all others more than they
-differ among themselves, and two or three clusters that happen to agree.
+`charter.validation.intervals` measures them; here they are read. Four situations are kept apart: a stack that nobody
+measured, a stack seen in another source, a source with a few rows of its own, and a source with many.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import exp
-from statistics import median
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-import numpy as np
-
-from charter.estimate.student import t_quantile
-from charter.estimate.terms import Interval
-
-if TYPE_CHECKING:
-    from charter.calibration.rows.measurement import Measurement
-    from charter.calibration.score import Scored
+from charter.physics.terms import Interval
 
 Knowledge = Literal["unseen", "seen", "calibrated", "source"]
 """Of the stack: nobody measured it; another source did; a few rows of this source were fitted; many rows were."""
 SITUATIONS: tuple[Knowledge, ...] = ("unseen", "seen", "calibrated", "source")
 """From the least known to the best."""
-COVERAGE = 0.8
 NARROWEST, WIDEST = 0.02, 1.2
 """Half-widths in logarithms: below the repeatability of the measurements themselves (3.6 % between re-measurements,
 docs/concepts/accuracy.md) no interval is honest; above a factor of 3.3 it says nothing."""
-PRIOR_ROWS = 5.0
-"""How many rows the spread of other sources is worth against the scatter seen in a source's own rows. Judgement."""
-FEWEST_CLUSTERS = 2
-"""Between fewer there is nothing to compare."""
-
-
-def group_of(row: "Measurement") -> str:
-    """Rows whose errors are alike: what was trained or run, by what was measured.
-
-    >>> from charter.calibration.rows.measurement import Measurement
-    >>> group_of(Measurement(id="A-1", metric="step_time_s", value=1.0, kind="pretrain", n_experts=8))
-    'training moe'
-    """
-    measured = "memory" if row.metric.startswith("peak_mem") or row.metric == "oom" else "time"
-    if row.kind == "run_total" or row.metric in ("wall_hours", "wall_days", "gpu_hours", "cost_usd"):
-        return "totals"
-    if row.kind == "ppo":
-        return f"rl {measured}"
-    if row.kind == "inference":
-        return f"inference {measured}"
-    if measured == "memory":
-        return "adapter memory" if row.kind == "lora" else "training memory"
-    return "training moe" if row.n_experts or row.moe else "training " + ("adapter" if row.kind == "lora" else "dense")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,124 +49,3 @@ class Spread:
         """
         width = min(max(self.half_width(group, knowledge) * factor, NARROWEST), WIDEST)
         return Interval(p10=predicted * exp(-width), p50=predicted, p90=predicted * exp(width))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Effect:
-    """Variance between clusters, in squared logarithms, from the mean errors of k clusters."""
-
-    variance: float
-    """Of a new cluster's mean; holds `residual_share` of the variance within a cluster, as every mean does."""
-    freedom: float
-    residual_share: float
-    """Mean over clusters of one over the number of configurations."""
-
-    @classmethod
-    def of(cls, clusters: Mapping[str, Sequence[float]]) -> "Effect | None":
-        """From errors by cluster, each predicted without its cluster; None below two clusters.
-
-        `(1 - 1/k^2) x mean of squared means`. A left-out cluster is predicted from k - 1 others and the next one from
-        k, hence the factor: it makes the variance exact where constants follow the mean of all others, and leaves it
-        on the safe side where priors hold them.
-        """
-        k = len(clusters)
-        if k < FEWEST_CLUSTERS:
-            return None
-        squares = [float(np.mean(errors)) ** 2 for errors in clusters.values()]
-        share = float(np.mean([1 / len(errors) for errors in clusters.values()]))
-        return cls(variance=(1 - 1 / k**2) * float(np.mean(squares)), freedom=k - 1, residual_share=share)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Residual:
-    """Variance of configurations within a cluster, in squared logarithms, pooled over clusters."""
-
-    variance: float
-    freedom: float
-
-    @classmethod
-    def of(cls, clusters: Mapping[str, Sequence[float]]) -> "Residual | None":
-        """From errors by cluster; None where no cluster has two configurations."""
-        freedom = sum(len(errors) - 1 for errors in clusters.values())
-        if freedom == 0:
-            return None
-        squares = sum(len(errors) * float(np.var(errors)) for errors in clusters.values())
-        return cls(variance=squares / freedom, freedom=freedom)
-
-
-def half_width(effect: Effect, residual: Residual | None, *, coverage: float = COVERAGE) -> float:
-    """Half-width, in logarithms, of the interval that holds a new configuration of a new cluster.
-
-    `t x sqrt(V)`, `V = effect + (1 - residual_share) x residual`, with the degrees of freedom of such a sum,
-    `V^2 / sum(v_i^2 / freedom_i)` (Satterthwaite 1946, Biometrics Bulletin 2:110). Limit: effects and residuals are
-    taken to be normal; a heavy tail covers less beyond the 80 % that is asked.
-
-    >>> effect = Effect(variance=0.04, freedom=1, residual_share=0.1)
-    >>> round(half_width(effect, None), 3), round(half_width(effect, Residual(variance=0.04, freedom=50)), 3)
-    (0.616, 0.432)
-    """
-    parts = [(effect.variance, effect.freedom)]
-    if residual is not None:
-        parts.append(((1 - effect.residual_share) * residual.variance, residual.freedom))
-    total = sum(variance for variance, _ in parts)
-    if total == 0:
-        return NARROWEST
-    freedom = total**2 / sum(variance**2 / freedom for variance, freedom in parts)
-    width = t_quantile(coverage, round(freedom, 1)) * total**0.5
-    return float(min(max(width, NARROWEST), WIDEST))
-
-
-def spreads(situations: Mapping[Knowledge, "Iterable[Scored]"]) -> Spread:
-    """Half-widths from scored rows of each situation.
-
-    A group of rows that only one cluster has takes the effect between clusters of all groups, and keeps its residual.
-    """
-    widths: dict[str, dict[str, float]] = {}
-    for knowledge, rows in situations.items():
-        voters = [item for item in rows if not item.used]
-        groups: dict[str, list[Scored]] = {}
-        for item in voters:
-            groups.setdefault(group_of(item.row), []).append(item)
-        everything = _clusters(voters, knowledge)
-        common, shared = Effect.of(everything), Residual.of(everything)
-        if common is None:
-            continue
-        widths.setdefault("*", {})[knowledge] = round(half_width(common, shared), 4)
-        for name, members in groups.items():
-            own = _clusters(members, knowledge)
-            width = half_width(Effect.of(own) or common, Residual.of(own) or shared)
-            widths.setdefault(name, {})[knowledge] = round(width, 4)
-    return Spread(half_widths={name: _ordered(width) for name, width in sorted(widths.items())})
-
-
-def _clusters(rows: "Sequence[Scored]", knowledge: Knowledge) -> dict[str, list[float]]:
-    """Errors by what the next row will be new in, its stack or its source; one error per configuration."""
-    by_cluster: dict[str, dict[str, list[float]]] = {}
-    for item in rows:
-        configurations = by_cluster.setdefault(item.stack if knowledge == "unseen" else item.row.prefix, {})
-        configurations.setdefault(item.row.config_id or item.row.id, []).append(item.log_error)
-    return {name: [median(errors) for errors in each.values()] for name, each in sorted(by_cluster.items())}
-
-
-def _ordered(widths: Mapping[str, float]) -> dict[str, float]:
-    """More knowledge never widens: from a stack unseen over one seen and one calibrated to a source with many rows."""
-    limit = WIDEST
-    ordered: dict[str, float] = {}
-    for knowledge in SITUATIONS:
-        if knowledge in widths:
-            limit = min(limit, widths[knowledge])
-            ordered[knowledge] = limit
-    return ordered
-
-
-def scatter_factor(own: "Sequence[Scored]", expected_half_width: float) -> float:
-    """Return how much wider or narrower a source's rows scatter than expected, by the few that calibrated it.
-
-    `sqrt((n0 + sum of squared scaled errors) / (n0 + n))`: the usual update of a scale with a prior of n0 rows. The
-    rows were fitted, so their errors are small on average; the factor never goes below 0.7.
-    """
-    errors = [item.log_error / (expected_half_width / 1.2816) for item in own if item.used]
-    if not errors:
-        return 1.0
-    squares = sum(error * error for error in errors)
-    return float(max(0.7, ((PRIOR_ROWS + squares) / (PRIOR_ROWS + len(errors))) ** 0.5))

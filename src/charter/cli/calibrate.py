@@ -9,7 +9,7 @@ import typer
 from charter.cli.common import JsonOption, SetOption, open_project, print_json
 
 if TYPE_CHECKING:
-    from charter.calibration.bundle import Bundle
+    from charter.calibration.fitted import Bundle
 
 
 def calibrate(
@@ -42,7 +42,7 @@ def calibrate(
 
     if (file is None) == (directory is None):
         raise UsageError("give a CSV of measurements, or -C DIR for the steps of a project's run")
-    from charter.calibration.bundle import load, save
+    from charter.calibration.fitted import load, save
 
     if file is not None:
         bundle, output = _fitted(file, alone), output or Path("calibration.json")
@@ -65,10 +65,11 @@ def _fitted(file: Path, alone: bool) -> "Bundle":
     """The published constants moved to the file's rows; or a fit of the file and nothing else."""
     from datetime import date
 
-    from charter.calibration.bundle import MEASUREMENTS, bundled
-    from charter.calibration.fitting import extend, make
-    from charter.calibration.quantities import QUANTITIES
-    from charter.calibration.rows.measurement import read_measurements
+    from charter.calibration.fitted import bundled
+    from charter.validation.bundled import MEASUREMENTS
+    from charter.validation.fitting import extend, make
+    from charter.validation.quantity import QUANTITIES
+    from charter.validation.rows.measurement import read_measurements
 
     rows, today = read_measurements(file), date.today().isoformat()
     if alone or file.resolve() == MEASUREMENTS.resolve():
@@ -79,7 +80,7 @@ def _fitted(file: Path, alone: bool) -> "Bundle":
 def _paced(project: Any, root: Path) -> "Bundle":
     from datetime import date
 
-    from charter.calibration.bundle import Bundle
+    from charter.calibration.fitted import Bundle
     from charter.errors import UsageError
     from charter.run.planned import measured_paces
 

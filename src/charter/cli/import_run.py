@@ -10,11 +10,11 @@ from charter.cli.common import DirOption, JsonOption, SetOption, open_project, p
 from charter.cli.import_view import import_json, print_import
 
 if TYPE_CHECKING:
-    from charter.calibration.rows.measurement import Measurement
     from charter.run.imports.charges import Machines
     from charter.run.imports.importing import Imported, PastImport, TakenBack
     from charter.run.imports.logs import FoundRun
     from charter.spec.project import Project
+    from charter.validation.rows.measurement import Measurement
 
 
 RunFormat = Literal["auto", "transformers", "trl", "verl", "openrlhf", "nemo_rl", "megatron", "mlflow"]

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from charter.calibration.rows.measurement import Measurement
     from charter.run.imports.importing import Imported
+    from charter.validation.rows.measurement import Measurement
 
 SCHEMA = "charter.import/1"
 

@@ -1,16 +1,8 @@
 """`charter catalog prices`: rental and storage prices with date and confidence; import and checks of price lists."""
 
-import csv
-import io
-import json
-from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.error import URLError
-from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
 
 import typer
 
@@ -50,6 +42,7 @@ def prices_diff(
 def _book(text: str) -> "PriceBook":
     from charter.catalog.offer import read_offers
     from charter.catalog.price_book import PriceBook
+    from charter.catalog.price_lists import list_in
     from charter.errors import UsageError
 
     if text == BUNDLED:
@@ -57,9 +50,10 @@ def _book(text: str) -> "PriceBook":
     path = Path(text)
     if not path.is_file():
         raise UsageError(f"there is no file {text}; give a prices.csv, or the word {BUNDLED}")
-    read_list(path, layout="charter", cloud="", as_of="", today=date.today())  # refuses what is no price list
+    present = list_in(path)
+    present.checked(layout="charter", today=date.today())  # refuses what is no price list
     return PriceBook(
-        rows=read_offers(path.read_text(encoding="utf-8"), path.name),
+        rows=read_offers(present.text, path.name),
         storage=(),
         source=str(path),
         as_of=date.today().isoformat(),
@@ -138,58 +132,18 @@ def prices_import(
     json_: JsonOption = False,
 ) -> None:
     """Check a price list and add it to the project's prices.csv, which plans then use."""
+    from charter.catalog.price_lists import list_in, only
     from charter.catalog.price_write import by_region, merged, prices_csv
 
     today = date.today()
-    checked = read_list(file, layout=layout, cloud=cloud, as_of=as_of, today=today)
-    checked = _only(checked, accelerator)
+    checked = only(list_in(file, cloud=cloud).checked(layout=layout, as_of=as_of, today=today), accelerator or ())
     _refuse_bad(checked, file, skip_bad=skip_bad)
     target = output or (directory.parent if directory.is_file() else directory) / "prices.csv"
-    present = read_list(target, layout="charter", cloud="", as_of="", today=today).rows if target.is_file() else ()
+    present = list_in(target).checked(layout="charter", today=today).rows if target.is_file() else ()
     new = by_region(checked.good_rows)
     rows = merged(present, new)
     write_asked("--output", target, prices_csv(rows), make_directory=True)
     _tell(checked, target, written=len(new), total=len(rows), as_json=json_)
-
-
-def read_list(path: Path, *, layout: str | None, cloud: str, as_of: str, today: date) -> "Checked":
-    """Read and check a price list from disk."""
-    from charter.catalog.aliases import closest
-    from charter.catalog.offer import earliest_day
-    from charter.catalog.price_import import PriceFormat, read_prices
-    from charter.catalog.price_row import Import
-    from charter.errors import UsageError
-
-    formats = [item.value for item in PriceFormat]
-    if layout is not None and layout not in formats:
-        raise UsageError(f"--format {layout} is unknown{closest(layout, formats)}; it is one of {', '.join(formats)}")
-    if as_of and earliest_day(as_of) is None:
-        raise UsageError(f"--as-of {as_of} names no date; write it like 2026-08-20")
-    if not path.is_file():
-        raise UsageError(f"there is no file {path}")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 text: {error}") from None
-    about = Import(file=path.name, imported_on=today, cloud=cloud, as_of=as_of)
-    return read_prices(text, about, layout=PriceFormat(layout) if layout else None, today=today)
-
-
-def _only(checked: "Checked", accelerator: list[str] | None) -> "Checked":
-    """The rows of some accelerators; what is left out is counted."""
-    from dataclasses import replace
-
-    from charter.catalog.accelerators import get
-
-    if not accelerator:
-        return checked
-    names = {get(name).name for name in accelerator}
-    rows = tuple(row for row in checked.rows if row.accelerator in names)
-    lines = {row.number for row in rows} | {0}
-    read = {row.number for row in checked.rows}
-    findings = tuple(finding for finding in checked.findings if finding.row in lines or finding.row not in read)
-    left_out = {**checked.left_out, "other accelerators than asked for": len(checked.rows) - len(rows)}
-    return replace(checked, rows=rows, findings=findings, left_out=left_out)
 
 
 def _refuse_bad(checked: "Checked", file: Path, *, skip_bad: bool) -> None:
@@ -248,12 +202,13 @@ def prices_check(
     json_: JsonOption = False,
 ) -> None:
     """Check a price list by every rule; exit code 8 when rows must not be used."""
+    from charter.catalog.price_lists import list_in
     from charter.catalog.rows import DATA
     from charter.cli.prices_view import finding_json, finding_lines, left_out_lines
     from charter.errors import DataError
 
     path = file or DATA / "prices.csv"
-    checked = read_list(path, layout=layout, cloud=cloud, as_of="", today=date.today())
+    checked = list_in(path, cloud=cloud).checked(layout=layout, today=date.today())
     if json_:
         print_json(
             {
@@ -277,11 +232,6 @@ def prices_check(
         )
 
 
-FETCH_SECONDS = 60.0
-LARGEST_LIST = 128 << 20
-"""Bytes of a list: SkyPilot's of a large cloud has some ten million."""
-
-
 def prices_refresh(
     sources: Annotated[
         list[str],
@@ -296,86 +246,32 @@ def prices_refresh(
     json_: JsonOption = False,
 ) -> None:
     """Bring the project's prices.csv up to date from lists that you name; rows that fail a check are left out."""
+    from charter.catalog.price_lists import list_in, lists_at, only
     from charter.catalog.price_row import lines_of
     from charter.catalog.price_write import by_region, merged, prices_csv
     from charter.errors import UsageError
 
     today = date.today()
     target = project_root(directory) / "prices.csv"
-    rows = read_list(target, layout="charter", cloud="", as_of="", today=today).rows if target.is_file() else ()
+    rows = list_in(target).checked(layout="charter", today=today).rows if target.is_file() else ()
     lists: list[dict[str, Any]] = []
-    with TemporaryDirectory(prefix="charter-prices-") as scratch:
-        for source, file, its_cloud in _lists(sources, Path(scratch), cloud):
-            checked = _only(read_list(file, layout=None, cloud=its_cloud, as_of=as_of, today=today), accelerator)
-            new = by_region(checked.good_rows)
-            rows = merged(rows, new)
-            bad = len(lines_of(checked.findings))
-            lists.append({"source": source, "cloud": its_cloud, "offers": len(new), "rows_that_fail_a_check": bad})
+    for item in lists_at(sources, cloud=cloud):
+        checked = only(item.checked(as_of=as_of, today=today), accelerator or ())
+        new = by_region(checked.good_rows)
+        rows = merged(rows, new)
+        bad = len(lines_of(checked.findings))
+        lists.append({"source": item.source, "cloud": item.cloud, "offers": len(new), "rows_that_fail_a_check": bad})
     if not any(item["offers"] for item in lists):
         raise UsageError("none of these lists has a row that can be used; `charter catalog prices check FILE` says why")
     write_asked("prices.csv", target, prices_csv(rows), make_directory=True)
     if json_:
         print_json({"output": str(target), "lists": lists, "offers_total": len(rows)})
         return
-    for item in lists:
-        failed = item["rows_that_fail_a_check"]
+    for line in lists:
+        failed = line["rows_that_fail_a_check"]
         left = f"; {failed} rows fail a check and are left out" if failed else ""
-        typer.echo(f"{item['source']}: {item['offers']:,} offers{left}")
+        typer.echo(f"{line['source']}: {line['offers']:,} offers{left}")
     typer.echo(f"Wrote {target}: it now holds {len(rows):,} offers, those above as of {as_of or today.isoformat()}")
-
-
-def _lists(sources: list[str], scratch: Path, cloud: str) -> Iterator[tuple[str, Path, str]]:
-    """Yield each list with its file and cloud; a SkyPilot catalog has one for each cloud (`aws/vms.csv`)."""
-    from charter.errors import UsageError
-
-    for number, source in enumerate(sources):
-        if urlsplit(source).scheme in ("http", "https"):
-            yield source, _fetched(source, scratch / f"{number}-list.csv"), cloud
-            continue
-        path = Path(source)
-        if not path.is_dir():
-            yield source, path, cloud
-            continue
-        files = sorted(path.glob("*/vms.csv"))
-        if not files:
-            raise UsageError(f"{path} holds no CLOUD/vms.csv; give the directory of one version of SkyPilot's catalog")
-        for file in files:
-            yield str(file), file, file.parent.name
-
-
-def _fetched(address: str, target: Path) -> Path:
-    """Write the list at an address into a file, as CSV."""
-    from charter.errors import UsageError
-
-    try:
-        with urlopen(Request(address, headers={"User-Agent": "charter"}), timeout=FETCH_SECONDS) as answer:
-            body = answer.read(LARGEST_LIST + 1)
-            is_json = "json" in answer.headers.get("Content-Type", "") or urlsplit(address).path.endswith(".json")
-    except (URLError, OSError, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
-        raise UsageError(f"{address} cannot be read: {reason}") from None
-    if len(body) > LARGEST_LIST:
-        raise UsageError(f"{address} is longer than {LARGEST_LIST >> 20} MiB; that is no price list")
-    target.write_bytes(_as_csv(address, body) if is_json else body)
-    return target
-
-
-def _as_csv(address: str, body: bytes) -> bytes:
-    """Return a JSON array of flat objects as CSV with all their names as columns."""
-    from charter.errors import UsageError
-
-    try:
-        rows = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{address} is not JSON: {error}") from None
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise UsageError(f"{address} is no array of objects; a price list has one object for each offer")
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    out = io.StringIO()
-    writer = csv.DictWriter(out, columns)
-    writer.writeheader()
-    writer.writerows({name: "" if value is None else value for name, value in row.items()} for row in rows)
-    return out.getvalue().encode()
 
 
 prices_app = typer.Typer(

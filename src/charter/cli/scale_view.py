@@ -8,8 +8,8 @@ from charter.cli.common import console, plain_table
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from charter.estimate.scaling.study import Study
-    from charter.estimate.terms import Interval
+    from charter.physics.scaling.study import Study
+    from charter.physics.terms import Interval
     from charter.plan.scaling_plan import ScalePlan, ScaleQuestion
 
 CHART_WIDTH = 56
@@ -27,7 +27,7 @@ LABELS = {
 
 def print_study(fitted: "Study", output: Path) -> None:
     """Constants with bands, the largest runs predicted, the envelope, the curve."""
-    from charter.estimate.scaling.law_file import constants_of
+    from charter.physics.scaling.law_file import constants_of
 
     out = console()
     law = fitted.fitted.law
@@ -93,7 +93,7 @@ def _envelope(out: "Console", fitted: "Study") -> None:
 
 def _curve(out: "Console", fitted: "Study") -> None:
     """Loss of the best size by compute: `●` the law, `─` its band, `○` the best run of that compute."""
-    from charter.estimate.scaling.study import curve
+    from charter.physics.scaling.study import curve
 
     points = curve(fitted)
     ends = [value for item in points for value in (item.loss.p10, item.loss.p90, item.best_run) if value is not None]

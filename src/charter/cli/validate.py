@@ -10,7 +10,7 @@ from charter.cli.common import JsonOption, print_json
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from charter.calibration.validate import Score, Verdict
+    from charter.validation.validate import Score, Verdict
 
 
 def validate(
@@ -36,10 +36,11 @@ def validate(
     json_: JsonOption = False,
 ) -> None:
     """Check the planner against measured runs: error, bias and coverage per source; refusals with their reason."""
-    from charter.calibration.bundle import fingerprint, load
-    from charter.calibration.rows.measurement import read_measurements
-    from charter.calibration.validate import grouped
-    from charter.calibration.validate import validate as predict
+    from charter.calibration.fitted import load
+    from charter.validation.bundled import fingerprint
+    from charter.validation.rows.measurement import read_measurements
+    from charter.validation.validate import grouped
+    from charter.validation.validate import validate as predict
 
     rows = read_measurements(file)
     prefixes = tuple(part.strip().upper()[:3] for part in leave_out.split(",") if part.strip())
@@ -62,7 +63,7 @@ def validate(
 
 
 def _report(verdicts: "Sequence[Verdict]", groups: "Mapping[str, Score]", by: str) -> dict[str, Any]:
-    from charter.calibration.validate import score
+    from charter.validation.validate import score
 
     prefixes = sorted({item.row.prefix for item in verdicts})
     return {
@@ -103,8 +104,8 @@ def _score(total: "Score") -> dict[str, Any]:
 
 
 def _print(file: Path, verdicts: "Sequence[Verdict]", groups: "Mapping[str, Score]", by: str) -> None:
-    from charter.calibration.validate import score
     from charter.cli.common import console, plain_table
+    from charter.validation.validate import score
 
     out = console()
     total = score(verdicts)

@@ -6,7 +6,7 @@ from math import sqrt
 from typing import Any, Literal
 
 from charter.cost.uncertainty import add
-from charter.estimate.terms import Interval
+from charter.physics.terms import Interval
 
 PLAN_WORTH_STEPS = 5.0
 """Measured steps that count as much as the plan (judgement): the first steps of a stage are slow, and few."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from charter.cost.uncertainty import Draws, Factor, Noise
 from charter.errors import UsageError
-from charter.estimate.terms import Interval
+from charter.physics.terms import Interval
 
 NOTHING: Mapping[str, float] = MappingProxyType({})
 SLACK = 1e-9

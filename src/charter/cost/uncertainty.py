@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from charter.estimate.terms import Z90, Interval
+from charter.physics.terms import Z90, Interval
 
 Draws = NDArray[np.float64]
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from charter.cost.uncertainty import exactly
-from charter.estimate.shapes.parameters import count_parameters
-from charter.estimate.terms import Interval
+from charter.physics.shapes.parameters import count_parameters
+from charter.physics.terms import Interval
 from charter.plan.assumption import Assumption
 from charter.plan.capabilities import capabilities
 from charter.plan.choice.candidates import Candidates, rejections

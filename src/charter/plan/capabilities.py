@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from charter.catalog.accelerators import CPU, Accelerator
 from charter.errors import UsageError
-from charter.estimate.memory.profile import DEEPSPEED, FSDP, HUGGINGFACE, MEGATRON_STACK, MemoryProfile
-from charter.estimate.memory.profile import NATIVE as NATIVE_MEMORY
-from charter.estimate.precision import FSDP_MIXED, MEGATRON, ZERO_PAPER, TrainingPrecision
+from charter.physics.memory.profile import DEEPSPEED, FSDP, HUGGINGFACE, MEGATRON_STACK, MemoryProfile
+from charter.physics.memory.profile import NATIVE as NATIVE_MEMORY
+from charter.physics.precision import FSDP_MIXED, MEGATRON, ZERO_PAPER, TrainingPrecision
 from charter.spec.execution import ExecutableLayout
 from charter.spec.layout import ZeroStage
 from charter.spec.stage import NATIVE, Stage, StageResources
@@ -38,7 +38,7 @@ class Capabilities:
     does: str
     """In words, for messages."""
     stack: str
-    """Profile of `estimate.training.stack_profiles`, whose constants time takes; empty: the native one of a device."""
+    """Profile of `physics.training.stack_profiles`, whose constants time takes; empty: the native one of a device."""
     memory: MemoryProfile
     precision: TrainingPrecision
     zero: tuple[ZeroStage, ...]

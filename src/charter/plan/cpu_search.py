@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from charter.estimate.terms import Term
+from charter.physics.terms import Term
 from charter.plan.hardware.place import Place
 from charter.plan.options.make_option import make_option
 from charter.plan.options.option import Option, Rejected

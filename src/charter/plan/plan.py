@@ -8,7 +8,7 @@ from functools import cached_property
 from charter.cost.money import micro_usd
 from charter.cost.uncertainty import add
 from charter.errors import InfeasibleError
-from charter.estimate.terms import Interval
+from charter.physics.terms import Interval
 from charter.plan.assumption import Assumption
 from charter.plan.finish import timelines
 from charter.plan.money.cost_breakdown import ProjectCost

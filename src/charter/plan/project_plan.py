@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import date, datetime
 from pathlib import Path
 
-from charter.calibration.bundle import load
+from charter.calibration.fitted import load
 from charter.catalog.price_book import PriceBook, read_offers, read_price_book
 from charter.plan.hardware.machine import Machine, probe_machine
 from charter.plan.hardware.place import may_run_here

@@ -13,10 +13,10 @@ from charter.catalog.accelerators import Accelerator
 from charter.catalog.price_book import Market, as_of_key, offers
 from charter.cost.uncertainty import lognormal
 from charter.errors import InfeasibleError, UsageError
-from charter.estimate.node.storage import checkpoint_bytes
-from charter.estimate.scaling.laws import FLOPS_PER_PARAMETER_AND_TOKEN
-from charter.estimate.shapes.parameters import count_parameters
-from charter.estimate.terms import Interval
+from charter.physics.node.storage import checkpoint_bytes
+from charter.physics.scaling.laws import FLOPS_PER_PARAMETER_AND_TOKEN
+from charter.physics.shapes.parameters import count_parameters
+from charter.physics.terms import Interval
 from charter.plan.hardware.place import Place, Price
 from charter.plan.make import make_plan
 from charter.plan.options.risk import PRICE_SIGMA, Overhead, overhead

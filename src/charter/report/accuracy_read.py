@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from charter.calibration.bundle import load
+from charter.calibration.fitted import load
 from charter.calibration.pace import Pace
 from charter.errors import CharterError
 from charter.plan.project_plan import CALIBRATION_FILE

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from charter.estimate.terms import Interval
+from charter.physics.terms import Interval
 from charter.report.compare_totals import comparison
 from charter.report.plan_cells import seconds_range
 from charter.units import format_usd

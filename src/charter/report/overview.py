@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 from charter.artifacts.stage_state import STATES, Phase, StageState, State, run_phase
 from charter.cost.forecast import StageForecast, StageSoFar, forecast, paced
-from charter.estimate.terms import Interval
 from charter.ledger.account import Accounted, Totals, stage_totals, totals_of, wall_milliseconds
 from charter.ledger.call import CallSums
 from charter.ledger.focus import stage_usage, usage_sums
+from charter.physics.terms import Interval
 from charter.report.amounts import NO_SPREAD, Amount, Spread, planned
 from charter.report.read import RunFiles, StageFiles
 

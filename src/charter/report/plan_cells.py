@@ -1,6 +1,6 @@
 """How the figures of a plan are written in a cell: ranges, hardware, peaks."""
 
-from charter.estimate.terms import Interval
+from charter.physics.terms import Interval
 from charter.plan.options.option import DeviceGroup, Option
 from charter.plan.physics.fit import Peak
 from charter.plan.stages.stage_plan import MicroUsd

@@ -5,7 +5,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from charter.estimate.terms import Term
+from charter.physics.terms import Term
 from charter.plan.options.option import Option
 from charter.plan.options.pareto import near_tied, pareto
 from charter.plan.options.stage_risk import StageRisk

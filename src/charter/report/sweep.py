@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from charter.estimate.student import t_quantile, t_within
 from charter.evaluate.outcome import read_results
+from charter.physics.student import t_quantile, t_within
 from charter.spec.sweep import Point, SweepMetric
 from charter.units import format_seconds, format_usd
 

@@ -12,7 +12,6 @@ from charter.artifacts.stage_state import checkpoint_step, read_progress
 from charter.cost.budget import BudgetState, budget_verdict
 from charter.cost.forecast import Forecast, StageSoFar, forecast, paced
 from charter.errors import BudgetError, DataError
-from charter.estimate.terms import Interval
 from charter.launch.machine import CPU
 from charter.ledger import ApiUsage, CallBooks, Ledger
 from charter.ledger.attempt import Attempt, tags_text
@@ -20,6 +19,7 @@ from charter.ledger.call_books import CALLS_FILE
 from charter.ledger.reading import LedgerReading
 from charter.ledger.rebuilt import TIMINGS_FILE
 from charter.ledger.sums import Sums, total_of
+from charter.physics.terms import Interval
 from charter.run.events import Events
 from charter.run.graph import Pipeline, PlannedStage
 from charter.run.paths import run_dir

@@ -13,9 +13,9 @@ from charter.artifacts.planned_step import PlannedStep, write_planned_step
 from charter.artifacts.stage_state import checkpoint_position
 from charter.calibration.pace import Pace, joined, seconds_per_step
 from charter.errors import DataError
-from charter.estimate.terms import Term
 from charter.launch.machine import stage_processes
 from charter.launch.opening import HERE
+from charter.physics.terms import Term
 from charter.plan.hardware.place import LOCAL
 from charter.plan.physics.knowledge import shipped
 from charter.plan.plan import InfeasiblePlanError, Plan
@@ -116,7 +116,7 @@ def planned_step(stage: Stage, planned: StagePlan) -> PlannedStep | None:
 def seconds_by_phase(terms: Iterable[Term]) -> Mapping[str, float]:
     """Seconds of generate, score and update; what belongs to no phase (a measured pace) is shared out in proportion.
 
-    >>> from charter.estimate.terms import Term
+    >>> from charter.physics.terms import Term
     >>> made = [Term(name="", part=part, value=value, unit="seconds", formula="", source="")
     ...         for part, value in (("generate", 3.0), ("train policy", 1.0), ("measured pace", 4.0))]
     >>> dict(seconds_by_phase(made))

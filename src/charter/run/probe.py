@@ -19,7 +19,7 @@ from charter.artifacts.job import write_job
 from charter.artifacts.record import read_record
 from charter.artifacts.stage_dir import METRICS
 from charter.artifacts.stage_state import read_progress
-from charter.calibration.bundle import Bundle, load, save
+from charter.calibration.fitted import Bundle, load, save
 from charter.calibration.pace import Pace, seconds_per_step
 from charter.errors import InfeasibleError
 from charter.launch.commands import module_of, preloaded_modules

@@ -9,11 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from charter.artifacts.lease import Lease
-from charter.calibration.rows.measurement import read_measurements
 from charter.cli.main import app
 from charter.errors import CharterError
 from charter.ledger import Ledger
 from charter.tracking.jsonl import metrics_file, read_metrics
+from charter.validation.rows.measurement import read_measurements
 
 RUNS = Path(__file__).parent / "trainer_runs"
 STATE = str(RUNS / "sft_resumed.json")

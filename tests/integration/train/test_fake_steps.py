@@ -17,11 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from charter.catalog import models
-from charter.estimate.memory.peak import training_memory
 from charter.models import token_forward
 from charter.models.preference import ScalarModel
 from charter.models.runtime import precision
 from charter.models.sharded_load import empty_parameters
+from charter.physics.memory.peak import training_memory
 from charter.spec.layout import Layout
 from charter.spec.stage import SftStage
 from charter.train.optimizers import make_optimizer

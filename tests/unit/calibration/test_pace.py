@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from charter.calibration.bundle import Bundle, load, save
+from charter.calibration.fitted import Bundle, load, save
 from charter.calibration.pace import Pace, joined, seconds_per_step
 
 

@@ -5,10 +5,10 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from charter.calibration.bundle import bundled
+from charter.calibration.fitted import bundled
 from charter.cli.main import app
 from charter.errors import DataError, UsageError
-from charter.estimate.memory.constants import TrainingMemoryConstants, context_factor
+from charter.physics.memory.constants import TrainingMemoryConstants, context_factor
 
 run = CliRunner().invoke
 

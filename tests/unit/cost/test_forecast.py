@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.cost.forecast import PLAN_WORTH_STEPS, StageSoFar, forecast
-from charter.estimate.terms import Interval
+from charter.physics.terms import Interval
 
 PLAN = Interval(p10=80.0, p50=100.0, p90=150.0)
 

@@ -7,7 +7,7 @@ from charter.cost.money import micro_usd, split_micro_usd, usd
 from charter.cost.storage import AWS_EGRESS, S3_STANDARD, StorageTier, StoredBytes, storage_usd, transfer_usd
 from charter.cost.uncertainty import add, exactly, lognormal
 from charter.errors import UsageError
-from charter.estimate.terms import Interval
+from charter.physics.terms import Interval
 
 MONTH_SECONDS = 730 * 3600.0
 

@@ -79,6 +79,6 @@ def test_every_module_that_is_named_is_there():
 
 def test_the_rules_see_what_they_should():
     assert missing_files("see `plan/no_such_file.py` and plan/make.py, ./tools/suites.py") == ["plan/no_such_file.py"]
-    assert missing_modules("`estimate.no_such` `spec/load` `estimate.terms.Z90` `plan.json`") == ["estimate.no_such"]
-    assert missing_modules("`estimate.no_such` `spec/no_such`", page=True) == ["spec/no_such"]
-    assert missing_modules("`estimate.terms.NoSuch`, `report/assets/`, `run/stages`") == ["estimate.terms.NoSuch"]
+    assert missing_modules("`physics.no_such` `spec/load` `physics.terms.Z90` `plan.json`") == ["physics.no_such"]
+    assert missing_modules("`physics.no_such` `spec/no_such`", page=True) == ["spec/no_such"]
+    assert missing_modules("`physics.terms.NoSuch`, `report/assets/`, `run/stages`") == ["physics.terms.NoSuch"]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from charter.catalog import accelerators, models
 from charter.errors import UsageError
-from charter.estimate.serving.api_judge import ApiPrice, api_judgement
+from charter.physics.serving.api_judge import ApiPrice, api_judgement
 from charter.plan.hardware.place import UNPRICED, Place
 from charter.plan.keep_warm import Gap, shared_servers, warmth
 from charter.plan.options.make_option import make_option

@@ -6,7 +6,7 @@ from math import exp
 import pytest
 
 from charter.errors import SpecError, UsageError
-from charter.estimate.serving.api_judge import api_judgement
+from charter.physics.serving.api_judge import api_judgement
 from charter.plan.inputs import read_inputs
 from charter.plan.physics.knowledge import ENDPOINT_SIGMA
 from charter.plan.project_plan import plan_project

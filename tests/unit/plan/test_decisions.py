@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import ppo_case as case
 import pytest
 
-from charter.estimate.terms import Interval
+from charter.physics.terms import Interval
 from charter.plan.choice.candidates import NODES, held
 from charter.plan.gather import _within_quota
 from charter.plan.hardware.place import Price

@@ -2,7 +2,7 @@
 
 import pytest
 
-from charter.estimate.serving.api_judge import ApiPrice
+from charter.physics.serving.api_judge import ApiPrice
 from charter.plan.work.endpoint_use import endpoint_terms, endpoint_usd
 from charter.plan.work.phase import Counters, Phase, Workload
 

@@ -7,7 +7,7 @@ import ppo_case as case
 import pytest
 
 from charter.catalog import models
-from charter.estimate.terms import Interval
+from charter.physics.terms import Interval
 from charter.plan.options.pareto import pareto
 from charter.plan.options.question import Question
 from charter.plan.physics.knowledge import shipped

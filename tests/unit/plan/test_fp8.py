@@ -6,12 +6,9 @@ import planner_case
 import ppo_case
 import pytest
 
-from charter.calibration.predictions import training_cases
-from charter.calibration.predictions.memory_cases import training_case
-from charter.calibration.rows.measurement import Measurement
 from charter.catalog import accelerators
-from charter.estimate.precision import MEGATRON
-from charter.estimate.training.step_time import step_job
+from charter.physics.precision import MEGATRON
+from charter.physics.training.step_time import step_job
 from charter.plan.any_engine import other_engines
 from charter.plan.physics.fit import training_job
 from charter.plan.physics.number_formats import format_refusal
@@ -22,6 +19,9 @@ from charter.report.plan_cells import layout as layout_cell
 from charter.spec.layout import Layout
 from charter.spec.project import Resources
 from charter.spec.stage import DpoStage, PretrainStage, SftStage, StageResources
+from charter.validation.quantities import training_cases
+from charter.validation.quantities.memory_cases import training_case
+from charter.validation.rows.measurement import Measurement
 
 BF16 = PretrainStage(init="base", data=("chat",), engine="megatron", seq_len=4096, global_batch=64, steps=100)
 FP8 = replace(BF16, dtype="fp8")

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charter.estimate.arrays import array
-from charter.estimate.memory.ppo import group_phases
-from charter.estimate.runs.rl_step import RlConstants, RlPhases, rl_step_terms
+from charter.physics.arrays import array
+from charter.physics.memory.ppo import group_phases
+from charter.physics.runs.rl_step import RlConstants, RlPhases, rl_step_terms
 from charter.plan.any_engine import other_engines
 from charter.plan.hardware.host_room import host_bytes_per_accelerator
 from charter.plan.layouts.layout_search import Site, search_sites

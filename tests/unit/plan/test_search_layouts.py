@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from planner_case import peak_bytes
 
 from charter.catalog import accelerators, models
-from charter.estimate.arrays import array
-from charter.estimate.layouts import Layouts
-from charter.estimate.training.factored import rows_of
+from charter.physics.arrays import array
+from charter.physics.layouts import Layouts
+from charter.physics.training.factored import rows_of
 from charter.plan.any_engine import other_engines
 from charter.plan.capabilities import ENGINES
 from charter.plan.hardware.place import UNPRICED, Place, Price

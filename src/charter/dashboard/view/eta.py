@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from charter.cost.forecast import Forecast, StageSoFar, forecast, paced
 from charter.dashboard.snapshot import Snapshot, StageNow
-from charter.estimate.terms import Interval
+from charter.physics.terms import Interval
 from charter.units import MICRO_USD_PER_USD
 
 _WORDS = {"measured": "measured pace", "scaled": "plan at that pace", "planned": "plan"}

@@ -9,7 +9,7 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from charter.estimate.layouts import RECOMPUTE_CODES, Layouts
+from charter.physics.layouts import RECOMPUTE_CODES, Layouts
 from charter.plan.capabilities import Capabilities
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, Recompute, ZeroStage

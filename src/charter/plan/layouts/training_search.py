@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from charter.estimate.arrays import array
-from charter.estimate.layouts import Layouts
-from charter.estimate.memory.constants import context_factor
-from charter.estimate.terms import Term
+from charter.physics.arrays import array
+from charter.physics.layouts import Layouts
+from charter.physics.memory.constants import context_factor
+from charter.physics.terms import Term
 from charter.plan.capabilities import capabilities, unsupported
 from charter.plan.hardware.place import Place
 from charter.plan.layouts.evaluate import Task, one_device, update_terms

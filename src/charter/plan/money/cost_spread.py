@@ -7,7 +7,7 @@ from charter.catalog.price_book import Market, PriceBook
 from charter.cost.money import usd
 from charter.cost.monte_carlo import CostTerm
 from charter.cost.uncertainty import Factor, Lognormal, LogUniform
-from charter.estimate.terms import Z90
+from charter.physics.terms import Z90
 from charter.plan.finish import time_factors, waste_factors
 from charter.plan.money.cost_breakdown import API, DISK, LABELS, STORAGE, TRANSFER, CostLine
 from charter.plan.money.stage_cost import premium_share

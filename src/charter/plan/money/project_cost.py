@@ -8,7 +8,7 @@ from charter.cost.monte_carlo import DRAWS, simulate
 from charter.cost.storage import EGRESS_SOURCES, internet_egress, transfer_usd
 from charter.cost.uncertainty import lognormal
 from charter.errors import UsageError
-from charter.estimate.terms import Interval
+from charter.physics.terms import Interval
 from charter.plan.finish import durations
 from charter.plan.hardware.place import LOCAL, ON_PREM
 from charter.plan.money.cost_breakdown import CONTINGENCY, FIXED, LABELS, STAFF, TRANSFER, CostLine, ProjectCost, added

@@ -4,7 +4,7 @@ from charter.catalog.price_book import PriceBook
 from charter.cost.buckets import ComputeBuckets, compute_buckets
 from charter.cost.job import SERVICES, managed_multiplier
 from charter.cost.money import split_micro_usd
-from charter.estimate.terms import Interval
+from charter.physics.terms import Interval
 from charter.plan.hardware.place import LOCAL, ON_PREM
 from charter.plan.money.cost_breakdown import API, DISK, MANAGED, STORAGE, TRANSFER, CostLine, added
 from charter.plan.stages.stage_plan import QUANTILES, MicroUsd, StagePlan, money

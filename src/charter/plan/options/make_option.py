@@ -1,7 +1,7 @@
 """An option from its parts: its time at a measured pace, and what failures and checkpoints add."""
 
 from charter.catalog.accelerators import Accelerator
-from charter.estimate.terms import Term
+from charter.physics.terms import Term
 from charter.plan.hardware.place import Place
 from charter.plan.options.option import Option
 from charter.plan.options.question import Question

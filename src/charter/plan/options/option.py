@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from charter.catalog.accelerators import Accelerator
 from charter.cost.job import job_usd
 from charter.cost.uncertainty import lognormal
-from charter.estimate.terms import Interval, Term
+from charter.physics.terms import Interval, Term
 from charter.plan.hardware.place import Place, Price
 from charter.plan.options.risk import PRICE_SIGMA, Overhead
 from charter.plan.physics.fit import Peak

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from charter.estimate.terms import Term
+from charter.physics.terms import Term
 from charter.plan.options.option import Option, Rejected
 from charter.plan.physics.fit import Peak
 from charter.plan.physics.knowledge import Knowledge

@@ -1,6 +1,6 @@
 """The one reason why an option was not taken, in a sentence."""
 
-from charter.estimate.terms import Term
+from charter.physics.terms import Term
 from charter.plan.options.option import Option
 from charter.plan.physics.fit import Peak
 from charter.units import GIB, format_seconds, format_usd

@@ -9,14 +9,14 @@ from functools import lru_cache
 from math import ceil
 
 from charter.catalog.accelerators import Accelerator
-from charter.estimate.arrays import array
-from charter.estimate.serving import rollout
-from charter.estimate.serving.rollout import forward_pass_seconds, generation
-from charter.estimate.shapes.parameters import count_parameters
-from charter.estimate.terms import Term
-from charter.estimate.training.device_columns import DeviceColumns
-from charter.estimate.training.step_time import training_step
-from charter.estimate.training.topology import group
+from charter.physics.arrays import array
+from charter.physics.serving import rollout
+from charter.physics.serving.rollout import forward_pass_seconds, generation
+from charter.physics.shapes.parameters import count_parameters
+from charter.physics.terms import Term
+from charter.physics.training.device_columns import DeviceColumns
+from charter.physics.training.step_time import training_step
+from charter.physics.training.topology import group
 from charter.plan.physics.engine_knowledge import EngineKnowledge, engine_knowledge
 from charter.plan.physics.fit import ServerBeside, decoded_together, server_of
 from charter.plan.physics.knowledge import Knowledge
@@ -194,7 +194,7 @@ def _gather(role: Role, layout: Layout, accelerator: Accelerator, knowledge: Kno
         value=float(ranks.gather_seconds(array(size))),
         unit="seconds",
         formula=f"all-gather of {size / 1e9:.1f} GB over {layout.data} at {float(ranks.ring) / 1e9:.3g} GB/s",
-        source="ring: Patarasuk and Yuan 2009; fitted shares of the links (estimate/training/topology.py)",
+        source="ring: Patarasuk and Yuan 2009; fitted shares of the links (physics/training/topology.py)",
     )
 
 
@@ -251,7 +251,7 @@ def _scoring(
         value=seconds,
         unit="seconds",
         formula=f"{tokens:,.0f} tokens, {share:.3g} of the positions with logits",
-        source="roofline at the measured matmul ceiling (estimate/serving/passes.py)",
+        source="roofline at the measured matmul ceiling (physics/serving/passes.py)",
     )
     return over_steps(phase, turns, (term,))
 

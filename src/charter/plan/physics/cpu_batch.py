@@ -6,9 +6,9 @@ V vocabulary; 4 bytes per value.
 
 from dataclasses import dataclass, replace
 
-from charter.estimate.memory.activations import layer_activations
-from charter.estimate.shapes.parameters import count_parameters
-from charter.estimate.terms import Term
+from charter.physics.memory.activations import layer_activations
+from charter.physics.shapes.parameters import count_parameters
+from charter.physics.terms import Term
 from charter.plan.work.phase import Phase, Role
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, Recompute

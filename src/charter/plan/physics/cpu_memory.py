@@ -8,10 +8,10 @@ are summed. Counts of hidden states were measured with every allocation noted, m
 
 from dataclasses import replace
 
-from charter.estimate.memory.terms import CPU_PROCESS_BYTES
-from charter.estimate.shapes.kv_cache import kv_cache_bytes
-from charter.estimate.shapes.parameters import adapter_parameters, count_parameters
-from charter.estimate.terms import Term
+from charter.physics.memory.terms import CPU_PROCESS_BYTES
+from charter.physics.shapes.kv_cache import kv_cache_bytes
+from charter.physics.shapes.parameters import adapter_parameters, count_parameters
+from charter.physics.terms import Term
 from charter.plan.physics.cpu_batch import FP32, SOURCE, batch_terms, bytes_term, logit_term
 from charter.plan.physics.fit import Peak
 from charter.plan.work.phase import Phase, Role, Workload

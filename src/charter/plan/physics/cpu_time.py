@@ -6,10 +6,10 @@ approach the matrix-product rate and the estimate with them.
 """
 
 from charter.catalog.accelerators import Accelerator
-from charter.estimate.memory.activations import layer_activations
-from charter.estimate.shapes.flops import forward_flops_per_token
-from charter.estimate.shapes.parameters import adapter_parameters, count_parameters
-from charter.estimate.terms import Term
+from charter.physics.memory.activations import layer_activations
+from charter.physics.shapes.flops import forward_flops_per_token
+from charter.physics.shapes.parameters import adapter_parameters, count_parameters
+from charter.physics.terms import Term
 from charter.plan.hardware.cpu_constants import (
     ACTIVATION_PASSES,
     ANSWER_SECONDS,

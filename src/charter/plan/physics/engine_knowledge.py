@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from functools import cache
 from math import exp
 
-from charter.calibration.bundle import bundled
+from charter.calibration.fitted import bundled
 from charter.catalog.accelerators import CPU, Accelerator
-from charter.estimate.constants import moved
-from charter.estimate.memory.constants import TrainingMemoryConstants
-from charter.estimate.precision import FP32, TrainingPrecision
-from charter.estimate.training.constants import TrainingConstants
-from charter.estimate.training.stack_profiles import PROFILES, StackProfile
-from charter.estimate.training.step_time import native_profile
+from charter.physics.constants import moved
+from charter.physics.memory.constants import TrainingMemoryConstants
+from charter.physics.precision import FP32, TrainingPrecision
+from charter.physics.training.constants import TrainingConstants
+from charter.physics.training.stack_profiles import PROFILES, StackProfile
+from charter.physics.training.step_time import native_profile
 from charter.plan.capabilities import Capabilities, capabilities
 from charter.plan.physics.knowledge import TRAINING, Knowledge, memory_of_stack
 from charter.spec.stage import NATIVE

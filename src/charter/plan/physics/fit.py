@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from charter.catalog.accelerators import Accelerator
-from charter.estimate.memory.inference import PASS_TOKENS
-from charter.estimate.memory.peak import Head, MemoryBreakdown, inference_memory, job_memory
-from charter.estimate.memory.shape import AdapterUse, MemoryJob
-from charter.estimate.memory.states import rank_parameters
-from charter.estimate.precision import FP32, FSDP_MIXED, TrainingPrecision
-from charter.estimate.serving.engines import SERVER
-from charter.estimate.shapes.kv_cache import kv_cache_bytes
-from charter.estimate.shapes.parameters import count_parameters
-from charter.estimate.terms import Term
+from charter.physics.memory.inference import PASS_TOKENS
+from charter.physics.memory.peak import Head, MemoryBreakdown, inference_memory, job_memory
+from charter.physics.memory.shape import AdapterUse, MemoryJob
+from charter.physics.memory.states import rank_parameters
+from charter.physics.precision import FP32, FSDP_MIXED, TrainingPrecision
+from charter.physics.serving.engines import SERVER
+from charter.physics.shapes.kv_cache import kv_cache_bytes
+from charter.physics.shapes.parameters import count_parameters
+from charter.physics.terms import Term
 from charter.plan.capabilities import capabilities
 from charter.plan.physics.engine_knowledge import engine_knowledge
 from charter.plan.physics.knowledge import Knowledge

@@ -1,6 +1,6 @@
 """Seconds of work on text alone, where no model takes part."""
 
-from charter.estimate.terms import Term
+from charter.physics.terms import Term
 from charter.plan.work.phase import Workload
 
 TEXT_BYTES_PER_SECOND = 20e6

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import permutations, product
 
-from charter.estimate.terms import Term
+from charter.physics.terms import Term
 from charter.plan.hardware.place import LOCAL, Place
 from charter.plan.options.option import DeviceGroup, Option
 from charter.plan.options.question import Question

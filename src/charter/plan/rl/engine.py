@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from charter.estimate.runs.rl_algorithms import RlStack, rl_stack_named
+from charter.physics.runs.rl_algorithms import RlStack, rl_stack_named
 from charter.plan.capabilities import Capabilities, capabilities
 from charter.spec.layout import ZeroStage
 

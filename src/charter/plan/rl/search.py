@@ -7,9 +7,9 @@ returned; money on one kind of hardware follows time, so nothing cheaper is lost
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from charter.estimate.memory.constants import context_factor
-from charter.estimate.memory.ppo import PpoJob, group_phases
-from charter.estimate.terms import Term
+from charter.physics.memory.constants import context_factor
+from charter.physics.memory.ppo import PpoJob, group_phases
+from charter.physics.terms import Term
 from charter.plan.hardware.place import Place
 from charter.plan.layouts.layout_search import Site
 from charter.plan.layouts.training_search import options_of

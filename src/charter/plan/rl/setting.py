@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from charter.catalog.accelerators import Accelerator
-from charter.estimate.node.host import host_terms
-from charter.estimate.runs.rl_step import RlConstants
+from charter.physics.node.host import host_terms
+from charter.physics.runs.rl_step import RlConstants
 from charter.plan.hardware.host_room import node_memory_bytes
 from charter.plan.hardware.place import Place
 from charter.plan.options.question import Question

@@ -12,21 +12,21 @@ from math import ceil, inf
 
 import numpy as np
 
-from charter.calibration.predictions.rl_update import UpdateJob, update_seconds
+from charter.calibration.update import UpdateJob, update_seconds
 from charter.catalog.accelerators import Accelerator
-from charter.estimate.arrays import Array, array
-from charter.estimate.memory.ppo import PpoJob
-from charter.estimate.memory.ppo_table import PpoTable, generation_bytes, ppo_table
-from charter.estimate.runs.rl_step import RlConstants
-from charter.estimate.serving.constants import ServingConstants
-from charter.estimate.serving.decode import issue_of, rollout_terms
-from charter.estimate.serving.device import ServingDevice
-from charter.estimate.serving.engines import VLLM
-from charter.estimate.serving.model import ServedModel
-from charter.estimate.serving.response_lengths import Drain
-from charter.estimate.serving.weight_format import weight_format
-from charter.estimate.training.device_columns import DeviceColumns
-from charter.estimate.training.stack_profiles import PROFILES
+from charter.physics.arrays import Array, array
+from charter.physics.memory.ppo import PpoJob
+from charter.physics.memory.ppo_table import PpoTable, generation_bytes, ppo_table
+from charter.physics.runs.rl_step import RlConstants
+from charter.physics.serving.constants import ServingConstants
+from charter.physics.serving.decode import issue_of, rollout_terms
+from charter.physics.serving.device import ServingDevice
+from charter.physics.serving.engines import VLLM
+from charter.physics.serving.model import ServedModel
+from charter.physics.serving.response_lengths import Drain
+from charter.physics.serving.weight_format import weight_format
+from charter.physics.training.device_columns import DeviceColumns
+from charter.physics.training.stack_profiles import PROFILES
 from charter.plan.hardware.place import NODES_OF_A_REPLICA
 from charter.plan.rl.engine import RlEngine
 from charter.plan.rl.space import generator_replicas, trainer_layouts

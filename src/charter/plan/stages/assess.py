@@ -1,8 +1,8 @@
 """From an option to a stage plan: checkpoints, storage, money."""
 
 from charter.catalog.price_book import PriceBook
-from charter.estimate.shapes.parameters import count_parameters
-from charter.estimate.terms import Term
+from charter.physics.shapes.parameters import count_parameters
+from charter.physics.terms import Term
 from charter.plan.assumption import Assumption
 from charter.plan.execution import execution_of
 from charter.plan.options.option import Option, Rejected

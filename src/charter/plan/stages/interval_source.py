@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import exp, log
 
-from charter.estimate.terms import Interval
+from charter.physics.terms import Interval
 from charter.plan.options.option import Option
 from charter.plan.options.risk import LENGTH_SIGMA
 from charter.plan.physics.knowledge import (

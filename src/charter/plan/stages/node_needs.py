@@ -2,17 +2,17 @@
 
 from dataclasses import dataclass
 
-from charter.estimate.node.host import host_terms
-from charter.estimate.node.loading import TEXT_SECONDS_PER_TOKEN, TOKENISED_SECONDS_PER_TOKEN, loader_cores
-from charter.estimate.node.storage import (
+from charter.physics.node.host import host_terms
+from charter.physics.node.loading import TEXT_SECONDS_PER_TOKEN, TOKENISED_SECONDS_PER_TOKEN, loader_cores
+from charter.physics.node.storage import (
     VERDICT_BYTES,
     log_bytes,
     model_checkpoint_bytes,
     retained_bytes,
     weights_bytes,
 )
-from charter.estimate.shapes.parameters import count_parameters
-from charter.estimate.terms import Breakdown, Term
+from charter.physics.shapes.parameters import count_parameters
+from charter.physics.terms import Breakdown, Term
 from charter.plan.options.option import Option
 from charter.plan.physics.knowledge import Knowledge
 from charter.plan.rl.engine import RL_ENGINES

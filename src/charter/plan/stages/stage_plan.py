@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from charter.cost.money import micro_usd, usd
-from charter.estimate.terms import Interval, Term
+from charter.physics.terms import Interval, Term
 from charter.plan.options.option import Option, Rejected
 from charter.plan.options.question import EngineLayout, Found
 from charter.plan.options.stage_risk import StageRisk

@@ -6,8 +6,8 @@ from charter.catalog.facts import StoragePrice
 from charter.catalog.price_book import PriceBook
 from charter.cost.storage import StageBytes, StorageTier, weights_only_count
 from charter.cost.uncertainty import exactly
-from charter.estimate.node.storage import weights_bytes
-from charter.estimate.terms import Breakdown, Interval, Term
+from charter.physics.node.storage import weights_bytes
+from charter.physics.terms import Breakdown, Interval, Term
 from charter.plan.assumption import Assumption
 from charter.plan.hardware.place import LOCAL, ON_PREM
 from charter.plan.options.option import Option

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from charter.estimate.shapes.flops import active_parameters
+from charter.physics.shapes.flops import active_parameters
 from charter.plan.work.phase import Phase, Workload
 
 FLOPS_PER_PARAMETER = {"train": 6.0, "score": 2.0, "generate": 2.0}

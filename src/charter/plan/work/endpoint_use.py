@@ -1,7 +1,7 @@
 """Use of endpoints by a stage: seconds of what they answer under their limits, and their bill."""
 
-from charter.estimate.serving.api_judge import ApiJudgement, ApiPrice, api_judgement
-from charter.estimate.terms import Term
+from charter.physics.serving.api_judge import ApiJudgement, ApiPrice, api_judgement
+from charter.physics.terms import Term
 from charter.plan.work.phase import Phase, Workload
 
 SOURCE = "serving in charter.yaml; answers stream at 60 tokens per second, judgement (serving/api_judge.py)"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from math import log
 from typing import Literal
 
-from charter.estimate.serving.api_judge import ApiPrice
+from charter.physics.serving.api_judge import ApiPrice
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter
 

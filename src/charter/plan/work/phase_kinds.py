@@ -2,7 +2,7 @@
 
 from math import ceil
 
-from charter.estimate.serving.response_lengths import USUAL_SPREAD, ResponseLengths
+from charter.physics.serving.response_lengths import USUAL_SPREAD, ResponseLengths
 from charter.plan.work.corpus import Corpus, Library
 from charter.plan.work.phase import PADDING_GROWTH, PADDING_SOURCE, Phase, padded
 from charter.spec.stage import Optimization, Sampling

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from charter.errors import SpecError
-from charter.estimate.serving.api_judge import ApiPrice
+from charter.physics.serving.api_judge import ApiPrice
 from charter.plan.work.phase import Asked, Role
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from charter.estimate.terms import Z90
+from charter.physics.terms import Z90
 from charter.plan.options.risk import PRICE_SIGMA
 from charter.plan.plan import Plan
 from charter.plan.stages.stage_plan import StagePlan

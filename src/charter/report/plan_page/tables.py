@@ -2,7 +2,7 @@
 
 from datetime import date
 
-from charter.estimate.terms import Interval
+from charter.physics.terms import Interval
 from charter.plan.money.cost_breakdown import STORAGE, TRANSFER
 from charter.plan.options.option import Option
 from charter.plan.plan import Plan

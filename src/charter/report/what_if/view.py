@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from charter.estimate.terms import Interval
+from charter.physics.terms import Interval
 from charter.plan.plan import Plan
 from charter.plan.stages.stage_plan import MicroUsd, StagePlan
 from charter.report.plan_cells import full_share, gib, hardware, layout, seconds_range, usd_range

@@ -7,9 +7,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from charter.calibration.quantities import quantity_of
-from charter.calibration.rows.measurement import Measurement, parse
-from charter.calibration.validate import safe_cases
 from charter.catalog.accelerators import parse_request
 from charter.errors import Problem, SpecError, UsageError
 from charter.ledger.attempt import Outcome
@@ -17,6 +14,9 @@ from charter.ledger.imported import ImportedAttempt, note_of
 from charter.run.imports.logs import Format, FoundAttempt, FoundRun, seconds_per_step
 from charter.spec.stage import Stage
 from charter.units import MICRO_USD_PER_USD
+from charter.validation.quantity import quantity_of
+from charter.validation.rows.measurement import Measurement, parse
+from charter.validation.validate import safe_cases
 
 KEY_LENGTH = 20
 MARKETS = ("on_demand", "spot", "reserved", "owned")

@@ -11,7 +11,6 @@ from typing import Any
 from charter.artifacts import durable
 from charter.artifacts.file_facts import sha256_file
 from charter.artifacts.lease import LEASE, read_holder
-from charter.calibration.rows.measurement import Measurement
 from charter.catalog.huggingface import architecture_from_config
 from charter.errors import DataError, UsageError
 from charter.ledger.attempt import tags_text
@@ -36,6 +35,7 @@ from charter.spec.architecture import Architecture
 from charter.spec.graph import inputs_of
 from charter.spec.project import Project
 from charter.tracking.jsonl import IMPORTED_METRICS
+from charter.validation.rows.measurement import Measurement
 
 RECEIPTS = "imports"
 SCHEMA = "charter.import_receipt/1"

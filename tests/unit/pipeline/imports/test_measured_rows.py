@@ -4,13 +4,13 @@ import csv
 
 import pytest
 
-from charter.calibration.rows.measurement import Measurement
 from charter.errors import SpecError
 from charter.hosted.logged import LoggedStep
 from charter.run.imports.charges import csv_text, facts_of_stage, measured_row
 from charter.run.imports.logs import FoundRun, attempts_of
 from charter.spec.layout import Adapter
 from charter.spec.stage import DpoStage, SftStage
+from charter.validation.rows.measurement import Measurement
 
 STEPS = [LoggedStep(step=number, seconds=2.0) for number in (1, 2, 3)]
 FOUND = FoundRun(format="verl", source="train.log", content="00", attempts=attempts_of(STEPS), facts={"mbs": "2"})

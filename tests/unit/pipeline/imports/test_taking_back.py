@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from charter.calibration.rows.measurement import Measurement
 from charter.errors import UsageError
 from charter.run.imports.charges import csv_text, row_hash, row_hashes, without_row
 from charter.run.imports.importing import PastImport, Receipt, WrittenRow, chosen, what_goes
+from charter.validation.rows.measurement import Measurement
 
 IMPORTS = [PastImport(import_id=name, stage="sft") for name in ("abcdef", "abcxyz", "abcd")]
 ROW = Measurement(id="IMP-1", metric="step_time_s", value=2.0, unit="s", source="train.log", gpus=8, notes='a "b", c')

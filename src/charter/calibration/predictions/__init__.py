@@ -1,1 +1,0 @@
-"""From a row to a prediction: the configuration behind it, every gap filled, and the quantity it measures."""

@@ -1,0 +1,178 @@
+"""A study of a user's small runs: fit, bootstrap, held-back test, IsoFLOP envelope (needs scipy)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from charter.errors import DataError
+from charter.physics.arrays import Array, array
+from charter.physics.scaling.fit import Form, fit_kaplan, fit_parametric, log_residuals
+from charter.physics.scaling.fitted import FittedLaw, range_of
+from charter.physics.scaling.isoflop import Envelope, envelope
+from charter.physics.scaling.laws import KaplanLaw, ParametricLaw
+from charter.physics.scaling.runs import FEWEST_RUNS, SmallRun
+from charter.physics.terms import Interval
+
+HELD_BACK_SHARE = 0.2
+"""Share of the runs, the largest by compute, that the test leaves out of the fit."""
+DRAWS, HELD_BACK_DRAWS = 400, 100
+FREEDOM = {"chinchilla": 5, "kaplan": 4}
+"""Constants of each form."""
+LAWS: dict[Form, Callable[..., tuple[ParametricLaw | KaplanLaw, Array]]] = {
+    "chinchilla": fit_parametric,
+    "kaplan": fit_kaplan,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldBack:
+    """One run that the smaller ones predict."""
+
+    run: SmallRun
+    predicted: float
+    p10: float
+    p90: float
+    extrapolation: float
+    """Its compute over the largest of the runs that were fitted."""
+
+    @property
+    def error(self) -> float:
+        """`predicted / measured - 1`."""
+        return self.predicted / self.run.loss - 1
+
+    @property
+    def inside(self) -> bool:
+        """Return True if the measured loss lies in the 80 % band."""
+        return self.p10 <= self.run.loss <= self.p90
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """Everything `charter plan scale fit` found."""
+
+    fitted: FittedLaw
+    runs: tuple[SmallRun, ...]
+    envelope: Envelope
+    held_back: tuple[HeldBack, ...]
+    """Empty when too few smaller runs are left to fit."""
+    other: tuple[Form, float] | None
+    """The other form and the root mean square of its log residuals, for comparison; None when it does not fit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvePoint:
+    """The best loss at one compute: of the law, and of the runs near it."""
+
+    compute_flops: float
+    loss: Interval
+    best_run: float | None
+    """The least loss of the runs within a quarter of a decade; None where there is none."""
+
+
+def curve(fit: Study, *, decades: float = 2.0, per_decade: int = 2) -> tuple[CurvePoint, ...]:
+    """Loss of the law's best size from the smallest fitted compute to so many decades beyond the largest."""
+    fitted = fit.fitted
+    low, high = (math.log10(value) for value in fitted.fitted_on.compute_flops)
+    points = []
+    for index in range(math.floor((high - low + decades) * per_decade + 1e-9) + 1):
+        compute = 10 ** (low + index / per_decade)
+        near = [run.loss for run in fit.runs if abs(math.log10(run.compute_flops / compute)) <= 0.25]
+        loss = fitted.predict(*fitted.law.optimal(compute)).loss
+        points.append(CurvePoint(compute_flops=compute, loss=loss, best_run=min(near, default=None)))
+    return tuple(points)
+
+
+def study(runs: Sequence[SmallRun], *, form: Form = "chinchilla", seed: int = 0, draws: int = DRAWS) -> Study:
+    """Fit a form to runs, resample them `draws` times, and predict the largest from the smaller ones."""
+    fitted = fit_with_band(runs, form=form, seed=seed, draws=draws)
+    return Study(
+        fitted=replace(
+            fitted,
+            learning_rate=power_law([(run.compute_flops, run.learning_rate) for run in runs]),
+            batch_tokens=power_law([(run.compute_flops, run.batch_tokens) for run in runs]),
+        ),
+        runs=tuple(runs),
+        envelope=envelope(runs),
+        held_back=_held_back(runs, form=form, seed=seed, draws=min(draws, HELD_BACK_DRAWS)),
+        other=_other(runs, form),
+    )
+
+
+def fit_with_band(runs: Sequence[SmallRun], *, form: Form, seed: int, draws: int) -> FittedLaw:
+    """A fit and the fits of resampled runs, drawn with replacement; resamples that cannot be fitted are left out."""
+    fit = LAWS[form]
+    law, point = fit(runs)
+    generator = np.random.default_rng(seed)
+    others = []
+    for _ in range(draws):
+        chosen = generator.integers(0, len(runs), len(runs))
+        try:
+            others.append(fit([runs[index] for index in chosen], starts=[point])[0])
+        except DataError:
+            continue
+    residuals = log_residuals(law, runs)
+    freedom = max(1, len(runs) - FREEDOM[form])
+    return FittedLaw(
+        law=law,
+        draws=tuple(others),
+        noise=float(np.sqrt((residuals**2).sum() / freedom)),
+        fitted_on=range_of(
+            [run.num_parameters for run in runs],
+            [run.num_tokens for run in runs],
+            [run.compute_flops for run in runs],
+        ),
+    )
+
+
+def power_law(points: Sequence[tuple[float, float | None]]) -> tuple[float, float] | None:
+    """`(k, p)` of `value = k C^p` by least squares of logarithms; None below three budgets.
+
+    >>> k, p = power_law([(1e18, 1e-3), (1e20, 1e-4), (1e22, 1e-5)])
+    >>> round(p, 3)
+    -0.5
+    """
+    logarithms = [(math.log(compute), math.log(value)) for compute, value in points if value is not None]
+    if len({round(compute, 2) for compute, _ in logarithms}) < 3:
+        return None
+    exponent, constant = (
+        float(v) for v in np.polyfit(array([x for x, _ in logarithms]), array([y for _, y in logarithms]), 1)
+    )
+    return math.exp(constant), exponent
+
+
+def _held_back(runs: Sequence[SmallRun], *, form: Form, seed: int, draws: int) -> tuple[HeldBack, ...]:
+    ordered = sorted(runs, key=lambda run: run.compute_flops)
+    count = math.ceil(HELD_BACK_SHARE * len(ordered))
+    smaller, largest = ordered[:-count], ordered[-count:]
+    if len(smaller) < FEWEST_RUNS:
+        return ()
+    try:
+        fitted = fit_with_band(smaller, form=form, seed=seed, draws=draws)
+    except DataError:
+        return ()
+    checks = []
+    for run in largest:
+        prediction = fitted.predict(run.num_parameters, run.num_tokens, run.unique_tokens)
+        checks.append(
+            HeldBack(
+                run=run,
+                predicted=prediction.loss.p50,
+                p10=prediction.loss.p10,
+                p90=prediction.loss.p90,
+                extrapolation=run.compute_flops / fitted.fitted_on.compute_flops[1],
+            )
+        )
+    return tuple(checks)
+
+
+def _other(runs: Sequence[SmallRun], form: Form) -> tuple[Form, float] | None:
+    other: Form = "kaplan" if form == "chinchilla" else "chinchilla"
+    try:
+        law, _ = LAWS[other](runs)
+    except DataError:
+        return None
+    return other, float(np.sqrt((log_residuals(law, runs) ** 2).mean()))

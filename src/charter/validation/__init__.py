@@ -1,0 +1,1 @@
+"""Measured runs against predictions: read rows, predict and score them, fit constants; a plan never imports it."""

@@ -1,0 +1,157 @@
+"""Fit constants to measurements: robust least squares on logarithms, with priors and one offset per stack.
+
+The model of a row is `log(measured) = log(predicted(constants)) + noise`. Each constant is
+`default * exp(shared + of_its_stack)`, `shared ~ N(0, sigma)` and `of_its_stack ~ N(0, sigma_stack)`, so a stack with
+few rows stays near the rest and a stack with many goes its own way (a hierarchical model; Gelman and Hill 2007,
+chapter 12). Residuals are weighted by Student's t (Lange, Little and Taylor 1989), solved by Gauss-Newton with finite
+differences.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from charter.calibration.fitted import Fitted
+from charter.physics.arrays import Array, array
+from charter.physics.constants import describe, moved
+
+STEP = 1e-3
+"""Of a logarithm, for finite differences."""
+DEGREES_OF_FREEDOM = 4.0
+"""Of Student's t: a residual of 3 noise widths weighs 0.38 of a small one."""
+
+
+def fit(
+    predict: Callable[[Any], Array],
+    kind: type,
+    measured: Array,
+    weights: Array,
+    stacks: Sequence[str],
+    *,
+    start: Fitted | None = None,
+    noise: float = 0.12,
+    stack_share: float = 0.7,
+    shared: bool = True,
+    iterations: int = 12,
+) -> Fitted:
+    """Shifts that bring `predict(constants)` near `measured`.
+
+    `stack_share` is the spread between stacks relative to a constant's own. With `shared=False` only the stacks' shifts
+    move, and the prior is centred on where they start (calibration on a few rows of one stack, on top of `start`).
+    """
+    problem = _Problem(
+        predict=predict,
+        kind=kind,
+        target=np.log(measured),
+        weights=weights,
+        names=tuple(item.name for item in describe(kind) if item.sigma > 0),
+        sigma=array([item.sigma for item in describe(kind) if item.sigma > 0]),
+        groups=tuple(sorted(set(stacks))),
+        stacks=tuple(stacks),
+        start=start or Fitted(),
+        shared=shared,
+        stack_share=stack_share,
+    )
+    theta = problem.begin
+    for _ in range(iterations):
+        step = problem.gauss_newton_step(theta, noise)
+        theta = theta + np.clip(step, -0.5, 0.5)
+        if np.max(np.abs(step)) < 1e-4:
+            break
+    residual = problem.target - problem.logs(problem.offsets(theta))
+    return problem.fitted(theta, _width(residual, weights))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Problem:
+    """Rows to fit, and how a vector of unknowns is laid out: a block of shared shifts, then one block per stack."""
+
+    predict: Callable[[Any], Array]
+    kind: type
+    target: Array
+    """Logarithms of what was measured."""
+    weights: Array
+    names: tuple[str, ...]
+    sigma: Array
+    groups: tuple[str, ...]
+    stacks: tuple[str, ...]
+    start: Fitted
+    shared: bool
+    stack_share: float
+
+    @cached_property
+    def begin(self) -> Array:
+        """The unknowns where the search starts."""
+        rows = [[self.start.shared.get(name, 0.0) for name in self.names]] if self.shared else []
+        rows += [[self.start.stacks.get(group, {}).get(name, 0.0) for name in self.names] for group in self.groups]
+        return array(rows).ravel()
+
+    @cached_property
+    def centre(self) -> Array:
+        """The unknowns that the prior favours."""
+        return np.zeros_like(self.begin) if self.shared else self.begin
+
+    @cached_property
+    def prior(self) -> Array:
+        """Standard deviation of each unknown."""
+        return np.concatenate([self.sigma] * self.shared + [self.sigma * self.stack_share] * len(self.groups))
+
+    @cached_property
+    def member(self) -> NDArray[np.intp]:
+        """The stack of each row."""
+        return np.array([self.groups.index(stack) for stack in self.stacks])
+
+    def offsets(self, theta: Array) -> Array:
+        """Shift of every constant in every row."""
+        table = theta.reshape(-1, len(self.names))
+        if self.shared:
+            return array(table[0] + table[1:][self.member])
+        return array(np.array([self.start.shared.get(name, 0.0) for name in self.names]) + table[self.member])
+
+    def logs(self, offsets: Array) -> Array:
+        """Logarithms of what is predicted."""
+        constants = moved(self.kind(), {name: offsets[:, index] for index, name in enumerate(self.names)})
+        return np.log(np.maximum(self.predict(constants), 1e-30))
+
+    def gauss_newton_step(self, theta: Array, noise: float) -> Array:
+        """The next move of the unknowns, rows far off weighing less."""
+        offsets = self.offsets(theta)
+        current = self.logs(offsets)
+        residual = self.target - current
+        far = (residual / noise) ** 2
+        scale = self.weights * (DEGREES_OF_FREEDOM + 1) / (DEGREES_OF_FREEDOM + far) / noise**2
+        jacobian = self._jacobian(offsets, current)
+        weighted = jacobian * scale[:, None]
+        normal = jacobian.T @ weighted + np.diag(1 / self.prior**2)
+        return array(np.linalg.solve(normal, weighted.T @ residual - (theta - self.centre) / self.prior**2))
+
+    def _jacobian(self, offsets: Array, current: Array) -> Array:
+        width = len(self.names)
+        slopes = np.empty((len(current), width))
+        for index in range(width):
+            bumped = offsets.copy()
+            bumped[:, index] += STEP
+            slopes[:, index] = (self.logs(bumped) - current) / STEP
+        blocks = [np.full(len(current), True)] * self.shared + [self.member == at for at in range(len(self.groups))]
+        return np.hstack([np.where(rows[:, None], slopes, 0.0) for rows in blocks])
+
+    def fitted(self, theta: Array, noise: float) -> Fitted:
+        """The unknowns by name."""
+        table = theta.reshape(-1, len(self.names))
+        own = table[1:] if self.shared else table
+        common = self._named(table[0]) if self.shared else dict(self.start.shared)
+        stacks = {group: self._named(row) for group, row in zip(self.groups, own, strict=True)}
+        return Fitted(shared=common, stacks={**self.start.stacks, **stacks}, noise=noise)
+
+    def _named(self, row: Array) -> dict[str, float]:
+        return dict(zip(self.names, map(float, row), strict=True))
+
+
+def _width(residual: Array, weights: Array) -> float:
+    order = np.argsort(np.abs(residual))
+    share = np.cumsum(weights[order]) / np.sum(weights)
+    return float(np.abs(residual)[order][np.searchsorted(share, 0.5)] / 0.6745)

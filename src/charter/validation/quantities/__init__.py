@@ -1,0 +1,1 @@
+"""Measured rows to predictions: one quantity, one path from row over job to figure."""

@@ -1,0 +1,320 @@
+"""The training job behind a measured row of memory, every gap filled by a rule that holds for other sources too."""
+
+import math
+import re
+from dataclasses import dataclass, replace
+
+from charter.catalog.accelerators import Accelerator
+from charter.physics.memory.activations import layer_activations
+from charter.physics.memory.profile import CrossEntropy, MemoryProfile
+from charter.physics.memory.shape import LINEAR, AdapterUse, MemoryJob
+from charter.physics.precision import FSDP_MIXED, PURE_BF16, TrainingPrecision
+from charter.physics.shapes.parameters import count_parameters
+from charter.spec.architecture import Architecture
+from charter.spec.layout import Layout, Recompute, ZeroStage
+from charter.units import MIB
+from charter.validation.quantities.memory_stacks import precision_of, probe_of, profile_of, unit_bytes
+from charter.validation.quantities.training_gaps import PARTIAL
+from charter.validation.rows.accelerator import accelerator_of
+from charter.validation.rows.architecture import architecture_of
+from charter.validation.rows.measurement import Measurement, Refusal
+from charter.validation.rows.metrics import compares_pairs
+
+BASE_BYTES: tuple[tuple[str, float], ...] = (
+    (r"nf4-?dq|dq|double", 4.127 / 8),
+    (r"bnb\.?nf4$|nf4$", 0.5 + 4 / 64),
+    (r"gptq|awq|int4|4-?bit|nf4|fp4|qlora", 0.5 + 2.5 / 128),
+    (r"int8|8-?bit", 1.02),
+)
+"""Bytes per frozen weight by how the base is stored, with scales."""
+SHORT_SEQUENCE, LONG_SEQUENCE = 512, 2048
+"""Tokens where a source does not say: instruction data under adapters, packed text otherwise."""
+SMALL_MODEL = 2e9
+"""Below so many parameters full training seldom recomputes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryCase:
+    """A row as a job and a layout."""
+
+    job: MemoryJob
+    layout: Layout
+    unit: float
+    """Bytes of the row's unit."""
+    devices: float
+    """Devices whose memory the figure adds up."""
+    extra_bytes: float = 0.0
+    """Weights and states of other models on the device (PPO)."""
+    most_bytes: float = math.inf
+    """What a device of a run that printed its peak can have held."""
+
+
+def training_case(row: Measurement) -> MemoryCase:
+    """The case of a row. Raises Refusal with the reason."""
+    architecture, accelerator = architecture_of(row), device_of(row)
+    profile = with_kernels(row, profile_of(row))
+    adapter = adapter_of(row, profile)
+    reserved, context = probe_of(row, profile.name)
+    size = float(count_parameters(architecture).total)
+    fp8 = profile.name == "megatron" and re.search(r"fp8|fp4|e4m3", row.dtype.lower()) is not None
+    job = MemoryJob(
+        architecture=architecture,
+        seq_len=sequence_of(row, adapter is not None),
+        precision=states_that_fit(row, profile, accelerator, size),
+        profile=profile,
+        adapter=adapter,
+        head="scalar" if row.kind == "rm" else "lm",
+        fused_attention=fused_attention(row, accelerator),
+        fp8=fp8,
+        fp8_copies=0.0 if not fp8 or re.search(r"nemo|bridge", row.framework.lower()) else 2.0,
+        accelerator=accelerator,
+        reserved=reserved,
+        context=context,
+        offload_activations=offloads_activations(row, profile),
+        recompute_share=recompute_share(row, architecture),
+        cross_entropy=loss_kernel(row, profile),
+    )
+    return MemoryCase(
+        job=job,
+        layout=layout_of(row, profile, size, adapter is not None),
+        unit=MIB if "mib" in row.metric.split("_") else unit_bytes(row, profile.name),
+        devices=float(row.gpus or 1) if row.metric.endswith("_total") else 1.0,
+        extra_bytes=_other_roles(row, profile, size) if row.kind == "ppo" else 0.0,
+        most_bytes=_most_bytes(row, accelerator),
+    )
+
+
+def _most_bytes(row: Measurement, accelerator: Accelerator | None) -> float:
+    """The memory of a device on which the job ran; an upper bound (`_upper`) names the device, not a peak."""
+    ran = row.metric != "oom" and not row.metric.endswith("_upper")
+    return accelerator.memory_bytes if ran and accelerator else math.inf
+
+
+def states_that_fit(
+    row: Measurement, profile: MemoryProfile, accelerator: Accelerator | None, size: float
+) -> TrainingPrecision:
+    """The precision of the stack; pure 16 bits where a run of a plain stack that ran could not have held more.
+
+    Trainer and FSDP train fp32 weights or 16-bit ones, and sources seldom say which.
+    """
+    precision = precision_of(row, profile)
+    open_choice = precision is FSDP_MIXED and profile.name in ("huggingface", "fsdp") and row.adapter in ("", "full")
+    ran = row.metric != "oom" and row.kind != "lora" and row.parameter_dtype in ("", "unknown")
+    if not (open_choice and ran and accelerator):
+        return precision
+    shards = row.gpus or 1 if zero_of(row, profile, size, adapter=False) >= ZeroStage.PARAMETERS else 1
+    return PURE_BF16 if precision.state_bytes * size / shards > accelerator.memory_bytes else precision
+
+
+def offloads_activations(row: Measurement, profile: MemoryProfile) -> bool:
+    """As printed; Unsloth keeps layer inputs in host memory unless told otherwise."""
+    return "activations" in row.offload.lower() or (profile.name == "unsloth" and row.recompute in ("", "unsloth"))
+
+
+def device_of(row: Measurement) -> Accelerator | None:
+    """The accelerator; memory hardly depends on it, so an unknown one is no reason to refuse."""
+    try:
+        return accelerator_of(row)
+    except Refusal:
+        return None
+
+
+def sequence_of(row: Measurement, adapter: bool) -> float:
+    """Tokens of a padded or packed sequence."""
+    if row.seq:
+        return float(row.seq)
+    if row.isl or row.osl:
+        return float((row.isl or 0) + (row.osl or 0))
+    return float(SHORT_SEQUENCE if adapter else LONG_SEQUENCE)
+
+
+def fused_attention(row: Measurement, accelerator: Accelerator | None) -> bool:
+    """Return True if attention is fused; blank: yes, on devices whose kernels exist (not V100, T4) and since 2023."""
+    if row.flash is not None:
+        return bool(row.flash)
+    old = accelerator is not None and accelerator.year < 2020
+    return not old and not re.search(r"20(19|20|21|22)", row.framework)
+
+
+def with_kernels(row: Measurement, profile: MemoryProfile) -> MemoryProfile:
+    """A chunked loss over Hugging Face's classes is Liger's, which by default also fuses norms, rotary embedding and
+    the gated MLP (linkedin/Liger-Kernel, `apply_liger_kernel_to_*`).
+    """
+    fused = row.logits_kernel == "chunked" and profile.implementation == "huggingface"
+    return replace(profile, implementation="triton") if fused else profile
+
+
+def loss_kernel(row: Measurement, profile: MemoryProfile) -> CrossEntropy | None:
+    """The loss by `logits_kernel`, in the stack's own form where that is of this kind; None: the stack's habit."""
+    own: dict[str, tuple[CrossEntropy, ...]] = {
+        "full": ("eager", "native"),
+        "fused": ("fused", "inplace"),
+        "chunked": ("chunked",),
+    }
+    kinds = own.get(row.logits_kernel)
+    return None if kinds is None or profile.cross_entropy in kinds else kinds[0]
+
+
+def adapter_of(row: Measurement, profile: MemoryProfile) -> AdapterUse | None:
+    """Adapters of a row: rank 16, all linear layers and dropout where the source does not say."""
+    text = f"{row.dtype} {row.notes} {row.adapter}".lower()
+    if row.adapter in ("", "full") and row.kind != "lora":
+        return None
+    printed = re.search(r"trainable params:? ([\d,]+)", text)
+    second = re.search(r"adapter_?v2|ia3", text) is not None
+    first = row.adapter == "adapter" and not second
+    lean = profile.name in ("unsloth", "torchtune", "megatron", "torchtitan")
+    narrow = profile.name == "litgpt" or re.search(r"q_proj[^a-z]+v_proj|\bq,? ?v\b|attention only", text)
+    targets = frozenset(("norms",)) if second else frozenset(("q", "v")) if narrow else LINEAR
+    return AdapterUse(
+        rank=row.lora_rank or (8 if narrow else 16),
+        base_bytes=base_bytes(row),
+        targets=frozenset() if first else targets,
+        dropout=not lean and row.adapter != "adapter",
+        trains_ends=re.search(r"\(emb\)|modules_to_save|embedding.{0,20}train", text) is not None,
+        quantises_head=profile.name == "litgpt",
+        trained=float(printed[1].replace(",", "")) if printed else None,
+        scaled_outputs=second,
+    )
+
+
+def base_bytes(row: Measurement) -> float:
+    """Bytes per frozen weight: by the dtype as printed; QLoRA without one is nf4 with double quantisation."""
+    dtype = row.dtype.lower()
+    for words, size in BASE_BYTES:
+        if re.search(words, dtype):
+            return size
+    return 4.127 / 8 if row.adapter == "qlora" else 2.0
+
+
+def layout_of(row: Measurement, profile: MemoryProfile, size: float, adapter: bool) -> Layout:
+    """Parallel degrees of a row; the data-parallel one from the number of devices where it is blank."""
+    tensor, pipeline, context = row.tp or 1, row.pp or 1, row.cp or 1
+    data = row.dp or max(1, (row.gpus or 1) // (tensor * pipeline * context))
+    micro = max(1.0, row.mbs or 1.0) * (2 if row.kind == "rm" or compares_pairs(row) else 1)
+    steps = row.gbs / (max(1.0, row.mbs or 1.0) * data) if row.gbs else (8.0 * (pipeline > 1) or 1.0)
+    offload = row.offload.lower()
+    return Layout(
+        data=data,
+        tensor=tensor,
+        pipeline=pipeline,
+        context=context,
+        expert=expert_parallel(row, data * context),
+        sequence_parallel=_sequence_parallel(row, profile),
+        zero=zero_of(row, profile, size, adapter),
+        micro_batch=max(1, round(micro)),
+        accumulation=max(1, round(steps)),
+        recompute=recompute_of(row, profile, size, adapter),
+        interleave=row.vpp or 1,
+        offload_optimizer="optim" in offload,
+        offload_parameters="param" in offload,
+    )
+
+
+def expert_parallel(row: Measurement, group: int) -> int:
+    """Ranks over which experts are spread; a degree beyond the data-parallel group takes the tensor-parallel one in
+    (experts are then not split by tensor parallelism, so the degree is written per tensor-parallel rank)."""
+    degree = row.ep or 1
+    return degree if degree <= group else max(1, min(degree // (row.tp or 1), group))
+
+
+def _sequence_parallel(row: Measurement, profile: MemoryProfile) -> bool:
+    if row.seqpar is not None:
+        return bool(row.seqpar)
+    return "sp" in row.recompute.split("+") or (profile.name == "megatron" and (row.tp or 1) > 1)
+
+
+def zero_of(row: Measurement, profile: MemoryProfile, size: float, adapter: bool) -> ZeroStage:
+    """Return the ZeRO stage; blank: all under FSDP, the optimizer under Megatron, under DeepSpeed what a job needs."""
+    shard = row.shard.lower()
+    printed = re.search(r"(?:zero|stage)[- _]?([0-3])", shard)
+    if printed:
+        return ZeroStage(int(printed[1]))
+    if re.search(r"shard_grad_op|hybrid_?shard_?zero2", shard):
+        return ZeroStage.GRADIENTS
+    if re.search(r"fsdp|full_shard|hsdp|zero\+\+", shard):
+        return ZeroStage.PARAMETERS
+    if re.search(r"dist", shard):
+        return ZeroStage.OPTIMIZER
+    if re.search(r"none|ddp|replic", shard):
+        return ZeroStage.NONE
+    if profile.name in ("fsdp", "composer", "torchtitan", "torchtune"):
+        return ZeroStage.PARAMETERS
+    if profile.name == "deepspeed":
+        return ZeroStage.PARAMETERS if not adapter and size > SMALL_MODEL else ZeroStage.GRADIENTS
+    modern = profile.name == "megatron" and not re.search(r"20(19|20|21|22)", row.framework)
+    return ZeroStage.OPTIMIZER if modern or profile.name == "megatron-deepspeed" else ZeroStage.NONE
+
+
+def recompute_of(row: Measurement, profile: MemoryProfile, size: float, adapter: bool) -> Recompute:
+    """Return the recomputation, by the column or the habit of the stack.
+
+    Blank: everything in fine-tuning of all but small models (as the scripts of Trainer, TRL, axolotl, LLaMA-Factory,
+    torchtune and Unsloth ship), attention in Megatron, nothing in litgpt on one device.
+    """
+    mode = row.recompute.lower()
+    if re.search(r"full|partial|block|uniform|layer|checkpoint|^yes|true|unsloth|^1$", mode):
+        return Recompute.FULL
+    if "selective" in mode or "attn" in mode:
+        return Recompute.FULL if profile.name == "torchtitan" else Recompute.SELECTIVE
+    if mode:
+        return Recompute.NONE
+    if profile.name == "megatron":
+        return Recompute.SELECTIVE
+    if profile.name == "litgpt":
+        return Recompute.FULL if row.shard else Recompute.NONE
+    small = not adapter and size < SMALL_MODEL
+    return Recompute.NONE if small else Recompute.FULL
+
+
+def recompute_share(row: Measurement, architecture: Architecture) -> float:
+    """Share of the layers recomputed where a block of them is named: `block 4`, `full (10 layers)`.
+
+    torchtitan's selective policies repeat every n-th layer (`selective 2`), or all of every layer but attention and
+    every second product (`every_second_product`).
+    """
+    every = re.search(r"selective[-_ :]*(\d+)?", row.recompute.lower())
+    if every and re.search(r"torchtitan", row.framework.lower()):
+        return 1 / int(every[1]) if every[1] else every_second_product(architecture)
+    if row.recompute == "partial":
+        return PARTIAL
+    block = re.search(r"(?:block|full|layers?)\D{0,6}(\d+)", row.recompute.lower())
+    if not block or not re.search(r"block|layer", row.recompute.lower()):
+        return 1.0
+    return min(1.0, int(block[1]) * (row.pp or 1) * (row.vpp or 1) / architecture.num_layers)
+
+
+def every_second_product(architecture: Architecture) -> float:
+    """Share of a layer's kept bytes that a policy frees which keeps attention and every second product.
+
+    `1 - (saved - input) / (all - input)`; saved are the layer's input, the output of attention and, of the products in
+    the order in which a layer computes them (query, key, value, output, gate, up, down), the first, third and so on
+    (torchtitan `_apply_ac_to_transformer_block`, mode `op`). Limit: layers with experts keep none of theirs.
+
+    >>> from charter.catalog import models
+    >>> round(every_second_product(models.get("Llama-3.1-8B").architecture), 3)
+    0.654
+    """
+    a, keys = architecture, architecture.kv_heads * architecture.head_size
+    attention = a.num_heads * a.head_size
+    layer = layer_activations(a, seq_len=1.0, moe_layer=bool(a.moe_layers))
+    products = [attention, keys, keys, a.hidden_size]
+    if not a.moe_layers:
+        products += [a.intermediate_size] * (1 + a.gated_mlp) + [a.hidden_size]
+    saved = 2.0 * (sum(products[::2]) + attention)
+    return 1.0 - saved / (layer.replicated + layer.sharded - layer.layer_input)
+
+
+def _other_roles(row: Measurement, profile: MemoryProfile, size: float) -> float:
+    """Reference and reward model in 16 bits, value model trained, an average of the policy where the notes name one."""
+    critic = 1e9 * (size / 1e9 if row.critic_params_b is None else row.critic_params_b)
+    reward = 1e9 * (critic / 1e9 if row.reward_params_b is None else row.reward_params_b)
+    split = (row.tp or 1) * (row.pp or 1) * (row.ep or 1)
+    data = max(1, row.dp or (row.gpus or 1) // split)
+    stage = zero_of(row, profile, size, adapter=False)
+    weights, gradients, moments = (
+        bytes_each / split / (data if stage >= once else 1)
+        for bytes_each, once in ((2.0, ZeroStage.PARAMETERS), (2.0, ZeroStage.GRADIENTS), (12.0, ZeroStage.OPTIMIZER))
+    )
+    average = weights * size if re.search(r"\bEMA\b", row.notes) else 0.0
+    return weights * (size + critic + reward) + (gradients + moments) * critic + average

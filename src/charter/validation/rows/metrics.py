@@ -1,0 +1,101 @@
+"""Names of measured quantities beside those of `docs/reference/measurements.md`: what they measure, and their unit."""
+
+import re
+
+from charter.validation.rows.measurement import Measurement
+
+_PER_SECOND = r"per_(?:s|sec|second)"
+_OF_ONE = r"per_(?:gpu|device|chip|accelerator|card|npu)"
+_RATE = re.compile(
+    rf"(?P<what>tokens|samples|sequences|seqs|examples|requests|steps|iterations|iters|it)_"
+    rf"(?:(?P<one>{_OF_ONE})_)?{_PER_SECOND}(?:_(?P<after>{_OF_ONE})|_total)?"
+)
+_STEP = re.compile(r"(?:step|iteration|iter)_(?:time|latency)(?:_\w+)?|(?:s|ms|seconds)_per_(?:it|iter|iteration|step)")
+_RUN: tuple[tuple[str, str, float], ...] = (
+    (r"(gpu|tpu|chip|device|accelerator|npu|card)_hours", "gpu_hours", 1.0),
+    (r"(gpu|tpu|chip|device|accelerator|npu|card)_days", "gpu_hours", 1 / 24),
+    (r"(wall|train(ing)?|run|total)(_(time|clock))?_(hours?|h)", "wall_hours", 1.0),
+    (r"(wall|train(ing)?|run|total)(_(time|clock))?_(days?|d)", "wall_days", 1.0),
+    (r"(wall|train(ing)?|run|total)(_(time|clock))?_(minutes|min|m)", "wall_hours", 60.0),
+    (r"(wall|train(ing)?|run|total)(_(time|clock))?_(seconds|sec|s)", "wall_hours", 3600.0),
+    (r"(cost|price)(_(usd|dollars))?", "cost_usd", 1.0),
+)
+_PHASES: tuple[tuple[str, str], ...] = (
+    (r"step|iteration|total|e2e|end_to_end", "step"),
+    (r"sync|refit|reshard|transfer", "weight sync"),
+    (r"generat|rollout|sampl", "generate"),
+    (r"score|log_?prob|reward|ref_|reference|experience|infer|value", "score"),
+    (r"train|update|learn|backward|optim", "update"),
+    (r"other", "other"),
+)
+
+
+def in_milliseconds(row: Measurement) -> bool:
+    """Return True if a time is printed in milliseconds, by metric or unit.
+
+    >>> in_milliseconds(Measurement(id="X-1", metric="step_time_ms", value=1.0))
+    True
+    """
+    return "ms" in row.metric.split("_") or bool(re.match(r"(ms|milliseconds?)\b", row.unit.strip()))
+
+
+def training_metric(row: Measurement) -> str | None:
+    """`step`, or the thing that a rate counts with `per gpu` where it is of one accelerator; None for anything else.
+
+    >>> [training_metric(Measurement(id="X-1", metric=name, value=1.0)) for name in
+    ...  ("step_time_s", "tokens_per_s_total", "samples_per_s_per_gpu", "tokens_per_gpu_per_s", "ttft_ms")]
+    ['step', 'tokens', 'samples per gpu', 'tokens per gpu', None]
+    """
+    if _STEP.fullmatch(row.metric):
+        return "step"
+    match = _RATE.fullmatch(row.metric)
+    if not match or match["what"] == "requests":
+        return None
+    unit = row.unit.casefold()
+    bare_of_one = "_total" not in row.metric and re.search(r"/\s*(gpu|device|chip|card|s/gpu)", unit)
+    what = "tokens" if match["what"] == "tokens" else "steps" if match["what"][:2] in ("st", "it") else "samples"
+    return f"{what} per gpu" if match["one"] or match["after"] or bare_of_one else what
+
+
+def run_metric(row: Measurement) -> tuple[str, float] | None:
+    """The total of a run that a metric names, and from its unit to the metric's.
+
+    >>> run_metric(Measurement(id="X-1", metric="training_time_min", value=1.0))
+    ('wall_hours', 60.0)
+    """
+    return next(((name, scale) for words, name, scale in _RUN if re.fullmatch(words, row.metric)), None)
+
+
+def rl_metric(row: Measurement) -> str | None:
+    """The phase of a step that a time measured, or `tokens`, `answers`, `samples` for rates; None for anything else.
+
+    >>> [rl_metric(Measurement(id="X-1", metric=name, value=1.0)) for name in
+    ...  ("step_time_s", "ppo_generate_time_s", "ppo_actor_train_time_s", "out_tokens_per_s", "peak_mem_gb")]
+    ['step', 'generate', 'update', 'answers', None]
+    """
+    if re.search(r"_time(_|$)|_(s|ms)$", row.metric) and "_per_" not in row.metric and run_metric(row) is None:
+        return next((phase for words, phase in _PHASES if re.search(words, row.metric)), None)
+    if re.fullmatch(rf"(out|output|generated)_tokens_{_PER_SECOND}\w*", row.metric):
+        return "answers"
+    if re.fullmatch(rf"total_tokens_{_PER_SECOND}\w*", row.metric):
+        return "tokens"
+    counted = training_metric(row)
+    return None if counted is None or "steps" in counted else counted.removesuffix(" per gpu")
+
+
+def compares_pairs(row: Measurement) -> bool:
+    """Return True if fine-tuning reads two answers per sample (DPO and its relatives), by its notes or names.
+
+    >>> compares_pairs(Measurement(id="X-1", metric="step_time_s", value=1.0, kind="sft", framework="TRL DPOTrainer"))
+    True
+    """
+    return row.kind in ("sft", "lora") and bool(re.search(r"\b(dpo|orpo|simpo|ipo|cpo)(\b|trainer)", _words(row)))
+
+
+def needs_reference(row: Measurement) -> bool:
+    """Return True if a frozen copy scores the pairs too (not in ORPO, SimPO and CPO)."""
+    return not re.search(r"orpo|simpo|\bcpo", _words(row))
+
+
+def _words(row: Measurement) -> str:
+    return f"{row.framework} {row.notes} {row.model}".casefold()

@@ -1,0 +1,244 @@
+"""Shapes for rows whose model the catalog does not know: plain decoders, and sizes alone."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import product
+
+from charter.catalog import models
+from charter.physics.shapes.parameters import count_parameters
+from charter.spec.architecture import Architecture
+from charter.validation.rows.measurement import Measurement
+from charter.validation.rows.model_names import family_of
+
+PLAIN_EXPANSION = 4
+"""MLP width over model width of the GPT family; a gated MLP is seldom that wide."""
+DEFAULT_VOCABULARY = 50_304
+HEAD = 128
+NOMINAL_SIZE = 0.08
+"""Relative difference between the size in a name and the count (`gpt-oss-120b` has 116.8 billion)."""
+SAME_SIZE, RELATIVE_SIZE, SMALL_MISFIT = 0.15, 0.35, 0.03
+"""How far in size a Llama, or a relative, may be that lends its widths to a row with a size alone; and how far off the
+size of the result may stay."""
+GATED_PRIOR, TIED_COLUMN, TIED_PRIOR, DETAIL_PRIOR = 0.03, 0.012, 0.003, 2e-4
+"""Relative gain in parameters it takes to believe in another MLP than the widths suggest (gated or not, experts in
+every layer or every other), in another tying than the row says, in another tying than its relatives have, in other
+biases or another position table (and more than the printed digits round away)."""
+
+
+def plain_architecture(row: Measurement) -> Architecture:
+    """A decoder from the columns of a row that has at least `hidden` and `layers`, in the style its widths suggest."""
+    hidden, layers = row.hidden or 0, row.layers or 0
+    heads = row.heads or max(1, hidden // (row.head_dim or HEAD))
+    ffn = row.ffn or (PLAIN_EXPANSION * hidden if not row.expert_ffn else row.expert_ffn)
+    llama_like = bool(row.n_experts) or ffn != PLAIN_EXPANSION * hidden
+    shape = Architecture(
+        hidden_size=hidden,
+        num_layers=layers,
+        num_heads=heads,
+        intermediate_size=ffn,
+        vocab_size=row.vocab or DEFAULT_VOCABULARY,
+        tied_embeddings=not llama_like,
+        gated_mlp=llama_like,
+        model_type="llama" if llama_like else "gpt2",
+    )
+    return shape if llama_like else with_biases(shape, biases=True)
+
+
+def with_biases(shape: Architecture, *, biases: bool) -> Architecture:
+    """Biases on every projection and LayerNorm, or on none."""
+    per_feature = 2 if biases else 1
+    return replace(
+        shape,
+        attention_bias=biases,
+        output_bias=biases,
+        mlp_bias=biases,
+        norm_parameters_per_feature=per_feature,
+    )
+
+
+def fit_to_size(shape: Architecture, row: Measurement, *, known: bool) -> Architecture:
+    """The style whose parameters come closest to `params_b`: gated, tied, biases, position table, sparsity of layers.
+
+    Every departure from the given style needs its gain (`GATED_PRIOR` and others). Of a catalog model only biases and
+    position table are open, and only with a two-matrix MLP: tables print sizes of variants (MPT with learned
+    positions) under the name of the family.
+    """
+    if not row.params_b:
+        return shape
+    target = row.params_b * 1e9
+
+    def score(style: tuple[Architecture, float]) -> float:
+        return _distance(style[0], target) + style[1]
+
+    return min(_styles(shape, row, known=known), key=score)[0]
+
+
+def _styles(shape: Architecture, row: Measurement, *, known: bool) -> Iterator[tuple[Architecture, float]]:
+    """The given style and all others that name and columns leave open, each with the gain it needs."""
+    gates = (shape.gated_mlp,) if known or shape.state_space else (True, False)
+    ties = (shape.tied_embeddings,) if known else (True, False)
+    tied_gain = TIED_PRIOR if row.tied_embeddings is None else TIED_COLUMN
+    tables = sorted({0, shape.learned_positions, row.seq or 0})
+    sparse = (False,) if known or not shape.mixture or shape.mixture.num_dense_layers else (False, True)
+    for gated, tied, biases, table, interleaved in product(gates, ties, (True, False), tables, sparse):
+        style = replace(shape, gated_mlp=gated, tied_embeddings=tied, learned_positions=table)
+        if interleaved and style.mixture:
+            every_other = replace(style.mixture, num_moe_layers=style.mlp_layers // 2)
+            style = replace(style, mixture=every_other)
+        changed = (biases != shape.attention_bias, table != shape.learned_positions)
+        if gated and any(changed):
+            continue
+        if changed[0]:
+            style = with_biases(style, biases=biases)
+        detail = max(DETAIL_PRIOR, _rounding(row.params_b or 0.0))
+        needed = ((gated != shape.gated_mlp) + interleaved) * GATED_PRIOR + (tied != shape.tied_embeddings) * tied_gain
+        yield style, needed + sum(changed) * detail
+
+
+def _rounding(value: float) -> float:
+    """Relative half of the last printed digit: what a rounded size cannot tell apart.
+
+    >>> _rounding(6.7), _rounding(0.1253)
+    (0.0075, 0.0004)
+    """
+    decimals = len(f"{value:.6f}".rstrip("0").partition(".")[2])
+    return round(0.5 * 10.0**-decimals / value, 4) if value else 0.0
+
+
+def architecture_of_size(billions: float, name: str = "") -> Architecture:
+    """A decoder of about `billions` parameters: of the name's family if the catalog has one near that size, else a
+    Llama of that size, else a Llama-like shape. The depth is scaled until the size fits.
+
+    >>> architecture_of_size(0.35, "OPT-350M").num_layers, architecture_of_size(7.0).hidden_size
+    (25, 4096)
+    """
+    target, family = billions * 1e9, family_of(name)
+    for wanted, nearest in ((family, RELATIVE_SIZE), ("llama", SAME_SIZE)):
+        alike = [shape for first, shape in _dense_catalog() if wanted and first == wanted]
+        relative = min(alike, key=lambda shape: _distance(shape, target), default=None)
+        if relative is not None and _distance(relative, target) < nearest:
+            return with_size(relative, target)
+    return _scaled_llama(target)
+
+
+def sparse_relative(billions: float, name: str) -> Architecture | None:
+    """The mixture of experts that a name without its active size means: of its family, and nearest in size.
+
+    >>> shape = sparse_relative(671, "DeepSeek R1 671B")
+    >>> shape.mixture.num_experts if shape and shape.mixture else None
+    256
+    """
+    family, target = family_of(name), billions * 1e9
+    alike = [shape for first, shape in _family_catalog() if family and first.startswith(family)]
+    alike += [shape for first, shape in _family_catalog() if len(first) > 3 and family.startswith(first)]
+    relative = min(alike, key=lambda shape: _distance(shape, target), default=None)
+    close = relative is not None and relative.mixture is not None and _distance(relative, target) < NOMINAL_SIZE
+    return relative if close else None
+
+
+def sparse_of_size(billions: float, active: float) -> Architecture:
+    """The catalog's mixture of experts nearest in the share of active parameters, then in size, with its depth scaled.
+
+    >>> sparse_of_size(1000, 32).num_layers
+    61
+    """
+
+    def distance(shape: Architecture) -> float:
+        count = count_parameters(shape)
+        share = math.log(count.active / count.total / (active / billions))
+        return 0.3 * _distance(shape, billions * 1e9) + abs(share)
+
+    relative = min((shape for _, shape in _family_catalog() if shape.mixture), key=distance)
+    count = count_parameters(relative)
+    if _distance(relative, billions * 1e9) < NOMINAL_SIZE:
+        return relative
+    layers = (billions * 1e9 - (count.total - count.layers)) / (count.layers / relative.num_layers)
+    return deepened(relative, max(2, round(layers)))
+
+
+def deepened(shape: Architecture, layers: int) -> Architecture:
+    """The same widths with another number of layers; layers of a kind keep their share."""
+
+    def scaled(count: int) -> int:
+        return round(count * layers / shape.num_layers)
+
+    mixture, space = shape.mixture, shape.state_space
+    if mixture and mixture.num_moe_layers is not None:
+        mixture = replace(mixture, num_moe_layers=scaled(mixture.num_moe_layers))
+    if space:
+        space = replace(space, num_layers=scaled(space.num_layers))
+    return replace(
+        shape,
+        num_layers=layers,
+        mixture=mixture,
+        state_space=space,
+        sliding_window_layers=scaled(shape.sliding_window_layers),
+        chunked_layers=scaled(shape.chunked_layers),
+        num_attention_layers=None if shape.num_attention_layers is None else scaled(shape.num_attention_layers),
+        num_mlp_layers=None if shape.num_mlp_layers is None else scaled(shape.num_mlp_layers),
+    )
+
+
+@cache
+def _family_catalog() -> tuple[tuple[str, Architecture], ...]:
+    """Decoders of the catalog without an encoder by the first word of their name, experts included."""
+    return tuple(
+        (family_of(model.name.rpartition("/")[2]), model.architecture)
+        for model in models.catalog()
+        if not model.architecture.encoder
+    )
+
+
+@cache
+def _dense_catalog() -> tuple[tuple[str, Architecture], ...]:
+    """Dense decoders of the catalog by the first word of their name."""
+    return tuple(
+        (family_of(model.name.rpartition("/")[2]), model.architecture)
+        for model in models.catalog()
+        if not (model.architecture.mixture or model.architecture.state_space or model.architecture.encoder)
+    )
+
+
+def _distance(shape: Architecture, target: float) -> float:
+    return abs(math.log(count_parameters(shape).total / target))
+
+
+def with_size(shape: Architecture, target: float) -> Architecture:
+    """The same widths with as many layers as come closest to a number of parameters; within 3 % nothing changes."""
+    if _distance(shape, target) < SMALL_MISFIT:
+        return shape
+    count = count_parameters(shape)
+    per_layer = count.layers / shape.num_layers
+    layers = max(1, round((target - (count.total - count.layers)) / per_layer))
+    windowed = round(shape.sliding_window_layers * layers / shape.num_layers)
+    return replace(shape, num_layers=layers, sliding_window_layers=windowed)
+
+
+def _scaled_llama(target: float) -> Architecture:
+    """A Llama-like shape of a size: width about 100 times the depth, scaled until the count fits."""
+    best: Architecture | None = None
+    for hidden in range(256, 32_768 + 1, 128):
+        head = HEAD if hidden >= 1024 else 64
+        ffn = -(-8 * hidden // 3 // 256) * 256
+        shape = Architecture(
+            hidden_size=hidden,
+            num_layers=max(2, round(hidden / 110)),
+            num_heads=hidden // head,
+            head_dim=head,
+            intermediate_size=ffn,
+            vocab_size=32_000,
+        )
+        per_layer = count_parameters(shape).layers / shape.num_layers
+        left = target - 2 * shape.vocab_size * hidden
+        shape = replace(shape, num_layers=max(1, round(left / per_layer)))
+        if best is None or _misfit(shape, target) < _misfit(best, target):
+            best = shape
+    assert best is not None
+    return best
+
+
+def _misfit(shape: Architecture, target: float) -> float:
+    """Distance from the size, and from the depth that goes with the width."""
+    return _distance(shape, target) + abs(math.log(shape.num_layers * 110 / shape.hidden_size))

@@ -1,0 +1,186 @@
+"""Errors of predictions against measurements: by row, by source, by quantity; with a source left out."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from charter.calibration.fitted import Fitted
+from charter.physics.arrays import Array, array
+from charter.validation.fit import fit
+from charter.validation.quantity import Quantity
+from charter.validation.rows.measurement import Measurement, Refusal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A row with the configuration that was read from it."""
+
+    row: Measurement
+    case: Any
+    stack: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """A row with its prediction; `log_error` is log(predicted / measured)."""
+
+    row: Measurement
+    stack: str
+    predicted: float
+    used: bool = False
+    """Whether the row took part in the calibration that predicts it."""
+
+    @property
+    def log_error(self) -> float:
+        """Logarithm of predicted over measured."""
+        return float(np.log(self.predicted / self.row.value))
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one."""
+        return self.predicted / self.row.value - 1
+
+
+def cases_of(quantity: Quantity, rows: Iterable[Measurement]) -> tuple[list[Case], list[tuple[Measurement, str]]]:
+    """The rows of a quantity as cases, and those refused with their reason."""
+    cases, refused = [], []
+    for row in rows:
+        if not quantity.accepts(row):
+            continue
+        try:
+            if row.problems:
+                raise Refusal("; ".join(row.problems))
+            case = quantity.case(row)
+        except Refusal as refusal:
+            refused.append((row, refusal.reason))
+        else:
+            cases.append(Case(row=row, case=case, stack=quantity.stack(case)))
+    return cases, refused
+
+
+def fitted_to(quantity: Quantity, cases: Sequence[Case]) -> Fitted:
+    """Constants fitted to all cases (none: the priors); a source weighs as the square root of its independent rows."""
+    if not cases:
+        return Fitted()
+    prepared, taught = quantity.prepare([case.case for case in cases]), _taught(quantity)
+    return fit(
+        lambda constants: taught(prepared, constants),
+        quantity.constants,
+        array([case.row.value for case in cases]),
+        balanced_weights(cases),
+        [case.stack for case in cases],
+    )
+
+
+def _taught(quantity: Quantity) -> Callable[[Any, Any], Array]:
+    """Return the function whose values a fit compares with the rows: `predict`, unless rows are censored (`taught`)."""
+    return getattr(quantity, "taught", quantity.predict)
+
+
+def balanced_weights(cases: Sequence[Case]) -> Array:
+    """Row weights, scaled so that the rows of a source sum to the square root of their independent number."""
+    totals: dict[str, float] = {}
+    for case in cases:
+        totals[case.row.prefix] = totals.get(case.row.prefix, 0.0) + case.row.weight
+    return array([case.row.weight / max(totals[case.row.prefix], 1.0) ** 0.5 for case in cases])
+
+
+def predict(quantity: Quantity, cases: Sequence[Case], fitted: Fitted) -> Array:
+    """Predictions of cases with fitted constants."""
+    if not cases:
+        return array([])
+    constants = fitted.apply(quantity.constants(), [case.stack for case in cases])
+    return quantity.predict(quantity.prepare([case.case for case in cases]), constants)
+
+
+ROW_NOISE = 0.04
+"""Scatter of rows of one source around a calibrated model, where a quantity does not say otherwise (`row_noise`)."""
+
+
+def calibrated(quantity: Quantity, cases: Sequence[Case], start: Fitted, *, noise: float | None = None) -> Fitted:
+    """Constants of the stacks in a few rows of one source moved to fit them, from where `start` has them."""
+    prepared, taught = quantity.prepare([case.case for case in cases]), _taught(quantity)
+    return fit(
+        lambda constants: taught(prepared, constants),
+        quantity.constants,
+        array([case.row.value for case in cases]),
+        array([1.0] * len(cases)),
+        [case.stack for case in cases],
+        start=start,
+        shared=False,
+        noise=getattr(quantity, "row_noise", ROW_NOISE) if noise is None else noise,
+        stack_share=1.0,
+    )
+
+
+def spread_over(cases: Sequence[Case], count: int) -> list[int]:
+    """Indices of `count` cases of different configurations, spread evenly over stacks and over the file."""
+    first: dict[str, int] = {}
+    for index, case in enumerate(cases):
+        first.setdefault(case.row.config_id or case.row.id, index)
+    order = sorted(first.values(), key=lambda index: (cases[index].stack, index))
+    if len(order) <= count:
+        return order
+    return [order[round((step + 0.5) * len(order) / count - 0.5)] for step in range(count)]
+
+
+def leave_source_out(quantity: Quantity, cases: Sequence[Case], *, rows: int = 0) -> list[Scored]:
+    """Each source predicted with constants fitted to the others, and to `rows` rows of its own."""
+    predictions = []
+    for prefix in sorted({case.row.prefix for case in cases}):
+        own = [case for case in cases if case.row.prefix == prefix]
+        fitted = fitted_to(quantity, [case for case in cases if case.row.prefix != prefix])
+        predictions += scored(quantity, own, fitted, rows=rows)
+    return predictions
+
+
+def scored(quantity: Quantity, own: Sequence[Case], fitted: Fitted, *, rows: int = 0) -> list[Scored]:
+    """The cases of one source predicted, after calibration on `rows` of them."""
+    used = set(spread_over(own, rows)) if rows else set()
+    if used:
+        fitted = calibrated(quantity, [own[index] for index in sorted(used)], fitted)
+    values = predict(quantity, own, fitted)
+    return [
+        Scored(row=case.row, stack=case.stack, predicted=float(value), used=index in used)
+        for index, (case, value) in enumerate(zip(own, values, strict=True))
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Errors of a group of rows, one vote per configuration."""
+
+    configurations: int
+    median_error: float
+    """Median of |predicted / measured - 1|."""
+    p90_error: float
+    bias: float
+    """Median of predicted / measured - 1."""
+
+
+def summary(rows: Sequence[Scored]) -> Summary:
+    """Median, 90th percentile and bias over configurations; rows used for calibration do not vote."""
+    votes: dict[str, list[float]] = {}
+    for item in rows:
+        if not item.used:
+            votes.setdefault(item.row.config_id or item.row.id, []).append(item.error)
+    errors = [median(vote) for vote in votes.values()]
+    if not errors:
+        return Summary(configurations=0, median_error=0.0, p90_error=0.0, bias=0.0)
+    return Summary(
+        configurations=len(errors),
+        median_error=float(np.median(np.abs(errors))),
+        p90_error=float(np.quantile(np.abs(errors), 0.9)),
+        bias=float(np.median(errors)),
+    )
+
+
+def by(rows: Sequence[Scored], key: Callable[[Scored], str]) -> Mapping[str, list[Scored]]:
+    """Rows in groups, sorted by name."""
+    groups: dict[str, list[Scored]] = {}
+    for item in rows:
+        groups.setdefault(key(item), []).append(item)
+    return dict(sorted(groups.items()))

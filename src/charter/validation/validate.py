@@ -1,0 +1,387 @@
+"""Predict every row of a file of measurements: value and interval in the row's own unit, or why it is refused."""
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+import numpy as np
+
+from charter.calibration.fitted import Bundle, Fitted, QuantityFit, bundled
+from charter.calibration.interval import Knowledge
+from charter.errors import CharterError
+from charter.physics.shapes.parameters import count_parameters
+from charter.spec.layout import ZeroStage
+from charter.units import GB
+from charter.validation.bundled import bundled_measurements
+from charter.validation.intervals import group_of, scatter_factor
+from charter.validation.quantities.memory import out_of_memory
+from charter.validation.quantities.memory_cases import training_case
+from charter.validation.quantities.training_cases import training_case as time_case
+from charter.validation.quantity import QUANTITIES, Quantity, quantity_of
+from charter.validation.rows.accelerator import accelerator_of
+from charter.validation.rows.architecture import architecture_of
+from charter.validation.rows.measurement import Measurement, Refusal
+from charter.validation.rows.typed import inferred, unknowns
+from charter.validation.score import Case, Scored, calibrated, cases_of, fitted_to, predict, spread_over
+
+LEAST_MFU, MOST_MFU = 0.05, 0.75
+"""Model FLOP/s over the peak of the row's dtype outside which a training step is misread; from the accuracy issue.
+Published steps of well-fed devices lie between 0.1 and 0.6."""
+NEAR = 0.15
+"""Relative difference of memory up to which two figures mean the same device."""
+SHARE_OF_STATES = 0.95
+"""Memory below so much of weights, gradients and optimizer state was not measured on one device of this job."""
+
+
+def alarms_of(row: Measurement) -> tuple[str, ...]:
+    """Everything about a row that cannot be; empty where nothing can be checked.
+
+    >>> row = Measurement(id="X-1", metric="step_time_s", value=1.0, model="Llama-3.1-8B", ep=8, gpu="H100")
+    >>> alarms_of(row)[0]
+    'experts are spread over 8 ranks in a model without experts'
+    """
+    alarms = []
+    for check in (_experts, _device, _speed, _memory):
+        try:
+            text = check(row)
+        except (Refusal, CharterError, ArithmeticError, LookupError, TypeError, ValueError):
+            continue
+        if text:
+            alarms.append(text)
+    return tuple(alarms)
+
+
+def _experts(row: Measurement) -> str:
+    if (row.ep or 1) > 1 and architecture_of(row).mixture is None:
+        return f"experts are spread over {row.ep} ranks in a model without experts"
+    return ""
+
+
+def _device(row: Measurement) -> str:
+    """The memory that a row gives its device against that in the device's name."""
+    named = re.search(r"(\d+)\s*GB\b", row.gpu, flags=re.IGNORECASE)
+    if not named or not row.mem_gb or row.device_hbm_gb:
+        return ""
+    if abs(row.mem_gb / float(named[1]) - 1) <= NEAR:
+        return ""
+    return f"the device is called {row.gpu} and is said to have {row.mem_gb:g} GB"
+
+
+def _speed(row: Measurement) -> str:
+    """Implied MFU of full dense or sparse pretraining and tuning: `6 N_active tokens / (time x devices x peak)`."""
+    if row.kind not in ("pretrain", "sft") or row.adapter not in ("", "full") or row.offload not in ("", "none"):
+        return ""
+    if row.metric not in ("step_time_s", "tokens_per_s_per_gpu", "tokens_per_s_total") or not (row.gpus and row.value):
+        return ""
+    case = time_case(row)
+    sequences = case.layout.micro_batch * case.layout.accumulation * case.layout.data
+    rates = {
+        "step_time_s": sequences * case.seq / row.value / row.gpus,
+        "tokens_per_s_total": row.value / row.gpus,
+        "tokens_per_s_per_gpu": row.value,
+    }
+    if row.metric == "step_time_s" and not (row.gbs and row.seq):
+        return ""
+    peak = accelerator_of(row).peak_flops_per_second({32.0: "fp32", 8.0: "fp8", 4.0: "fp4"}.get(case.bits, "bf16"))
+    active = float(count_parameters(case.architecture).active)
+    attention = 2.0 * case.architecture.num_layers * case.seq * case.architecture.hidden_size / 2
+    mfu = 3 * (2 * active + attention) * rates[row.metric] / peak
+    if LEAST_MFU <= mfu <= MOST_MFU:
+        return ""
+    return f"the implied MFU is {mfu:.1%}, outside {LEAST_MFU:.0%} to {MOST_MFU:.0%}"
+
+
+def _memory(row: Measurement) -> str:
+    """A peak below the states of its device, where nothing is offloaded and the types are given."""
+    if not row.metric.startswith("peak_mem") or row.kind not in ("pretrain", "sft", "rm") or not row.parameter_dtype:
+        return ""
+    if row.offload not in ("", "none") or row.adapter not in ("", "full") or "unknown" in (row.shard_kind, row.shard):
+        return ""
+    case = training_case(row)
+    lay, states = case.layout, case.job.precision
+    if case.job.architecture.mixture is not None:
+        return ""
+    each = float(count_parameters(case.job.architecture).total) / lay.tensor / lay.pipeline
+    shards = [lay.data * lay.context if lay.zero >= stage else 1 for stage in (
+        ZeroStage.PARAMETERS, ZeroStage.GRADIENTS, ZeroStage.OPTIMIZER)]  # fmt: skip
+    sizes = (states.parameter_bytes, states.gradient_bytes, states.optimizer_bytes)
+    least = each * sum(size / share for size, share in zip(sizes, shards, strict=True))
+    measured = row.value * case.unit / case.devices
+    if measured >= SHARE_OF_STATES * least:
+        return ""
+    return f"{measured / GB:.1f} GB is less than the {least / GB:.1f} GB of weights, gradients and optimizer state"
+
+
+OOM = "oom"
+RISK = 0.1
+"""Probability of being wrong at which a verdict on memory is given; the tail of an 80 % interval."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """One row of a file, predicted or refused."""
+
+    row: Measurement
+    predicted: float | bool | None = None
+    p10: float | bool | None = None
+    p90: float | bool | None = None
+    refused: str | None = None
+    quantity: str = ""
+    stack: str = ""
+    knowledge: str = ""
+    alarms: tuple[str, ...] = ()
+    """What cannot be true of the row; a row that has any neither calibrates nor counts in the summaries."""
+    assumptions: tuple[str, ...] = ()
+    """Typed columns that are unknown, or columns of free text that were read in place of typed ones."""
+    fits_probability: float | None = None
+    """Of memory and out-of-memory rows: P(the run fits into its device)."""
+    used: bool = False
+    """Whether the row calibrated its stack; such rows do not count in the summaries."""
+
+    @property
+    def error(self) -> float | None:
+        """Predicted over measured, less one."""
+        if self.predicted is None or self.row.metric == OOM or not self.row.value:
+            return None
+        return float(self.predicted) / self.row.value - 1
+
+    @property
+    def fits(self) -> str | None:
+        """The verdict at `RISK`: `fits`, `does not fit`, or `uncertain` where neither is that sure."""
+        if self.fits_probability is None:
+            return None
+        if self.fits_probability >= 1 - RISK:
+            return "fits"
+        return "does not fit" if self.fits_probability <= RISK else "uncertain"
+
+    @property
+    def covered(self) -> bool:
+        """Return True if the measured value lies in the interval."""
+        return self.p10 is not None and self.p90 is not None and self.p10 <= self.row.value <= self.p90
+
+
+def validate(
+    rows: Sequence[Measurement],
+    *,
+    calibrate_rows: int = 0,
+    leave_out: Sequence[str] = (),
+    in_sample: bool = False,
+    bundle: Bundle | None = None,
+    progress: Callable[[str], None] = lambda name: None,
+) -> tuple[Verdict, ...]:
+    """Predict every row once, in the order of the file.
+
+    A source whose rows the calibration was fitted to is predicted without them (unless `in_sample`); `leave_out` names
+    further source prefixes to refit without. `calibrate_rows` first moves the constants of each stack to fit that many
+    rows of each source.
+    """
+    fits = {**bundled().quantities, **(bundle.quantities if bundle else {})}
+    fitted_rows = set() if in_sample else {(row.id, row.value) for row in bundled_measurements()}
+    verdicts: dict[int, Verdict] = {}
+    numbers = {id(row): number for number, row in enumerate(rows)}
+    alarms = {number: raised for number, row in enumerate(rows) if (raised := alarms_of(row))}
+    flagged = {id(rows[number]) for number in alarms}
+    for quantity in QUANTITIES:
+        progress(quantity.name)
+        mine = [row for row in rows if quantity_of(row) is quantity and row.metric != OOM]
+        cases, refused = safe_cases(quantity, mine)
+        for row, reason in refused:
+            verdicts[numbers[id(row)]] = Verdict(row=row, refused=reason, quantity=quantity.name)
+        for prefix in sorted({case.row.prefix for case in cases}):
+            own = [case for case in cases if case.row.prefix == prefix]
+            itself = (prefix,) if any((case.row.id, case.row.value) in fitted_rows for case in own) else ()
+            fit = fits[quantity.name]
+            start = without(quantity, fit, tuple(sorted({*leave_out, *itself})))
+            source = prefix in fit.sources and prefix not in (*leave_out, *itself)
+            for verdict in _verdicts(quantity, fit, own, start, calibrate_rows, flagged, known_source=source):
+                verdicts[numbers[id(verdict.row)]] = verdict
+    for number, row in enumerate(rows):
+        if number not in verdicts:
+            verdicts[number] = _verdict_on_memory(row) if row.metric == OOM else _nobody(row)
+    return tuple(
+        replace(
+            verdicts[number],
+            alarms=alarms.get(number, ()),
+            assumptions=(*inferred(vars(row)), *unknowns(vars(row))),
+            fits_probability=None if verdicts[number].refused is not None else _chance(row),
+        )
+        for number, row in enumerate(rows)
+    )
+
+
+def _chance(row: Measurement) -> float | None:
+    """P(fits) of a row of memory; None for other rows and where nothing is known of the device."""
+    if row.metric != OOM and not row.metric.startswith("peak_mem"):
+        return None
+    try:
+        return out_of_memory(row).fits_probability
+    except (Refusal, CharterError, ArithmeticError, LookupError, TypeError, ValueError):
+        return None
+
+
+def safe_cases(quantity: Quantity, rows: Sequence[Measurement]) -> tuple[list[Case], list[tuple[Measurement, str]]]:
+    """Cases of rows; a row that breaks the reader of its configuration is refused, not the file."""
+    sound: list[Case] = []
+    refused: list[tuple[Measurement, str]] = []
+    for row in rows:
+        try:
+            cases, reasons = cases_of(quantity, [row])
+            if row.value <= 0:
+                raise Refusal(f"measured value {row.value:g} is not positive")
+            values = predict(quantity, cases, Fitted()) if cases else np.ones(1)
+            if not np.all(np.isfinite(values) & (values > 0)):
+                raise Refusal("the configuration has no finite prediction")
+        except Refusal as refusal:
+            refused.append((row, refusal.reason))
+        except (CharterError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+            refused.append((row, f"the configuration cannot be read: {error}"))
+        else:
+            sound += cases
+            refused += reasons
+    return sound, refused
+
+
+def without(quantity: Quantity, fit: QuantityFit, leave_out: tuple[str, ...]) -> Fitted:
+    """Constants fitted without some sources; refitted where that was not prepared."""
+    absent = tuple(prefix for prefix in leave_out if prefix in fit.sources)
+    if not absent:
+        return fit.fitted
+    if len(absent) == 1 and absent[0] in fit.without:
+        return fit.without[absent[0]]
+    cases, _ = cases_of(quantity, bundled_measurements())
+    return fitted_to(quantity, [case for case in cases if case.row.prefix not in absent])
+
+
+def _verdicts(
+    quantity: Quantity,
+    fit: QuantityFit,
+    own: Sequence[Case],
+    start: Fitted,
+    few: int,
+    flagged: Collection[int],
+    *,
+    known_source: bool,
+) -> list[Verdict]:
+    sound = [index for index, case in enumerate(own) if id(case.row) not in flagged]
+    used = {sound[index] for index in spread_over([own[index] for index in sound], few)} if few else set()
+    fitted = calibrated(quantity, [own[index] for index in sorted(used)], start) if used else start
+    values = predict(quantity, own, fitted)
+    scored = [
+        Scored(row=case.row, stack=case.stack, predicted=float(value), used=index in used)
+        for index, (case, value) in enumerate(zip(own, values, strict=True))
+    ]
+    verdicts = []
+    for item in scored:
+        moved = bool(used) or item.stack in fit.calibrated_stacks
+        knowledge = _knowledge(item, start, calibrated=moved, source=known_source)
+        group = group_of(item.row)
+        width = fit.spread.half_width(group, knowledge)
+        factor = scatter_factor(scored, width) if used else 1.0
+        interval = fit.spread.interval(item.predicted, group, knowledge, factor=factor)
+        verdicts.append(
+            Verdict(
+                row=item.row,
+                predicted=item.predicted,
+                p10=interval.p10,
+                p90=interval.p90,
+                quantity=quantity.name,
+                stack=item.stack,
+                knowledge=knowledge,
+                used=item.used,
+            )
+        )
+    return verdicts
+
+
+def _knowledge(item: Scored, start: Fitted, *, calibrated: bool, source: bool) -> Knowledge:
+    if source and item.stack in start.stacks:
+        return "source"
+    if calibrated:
+        return "calibrated"
+    return "seen" if item.stack in start.stacks else "unseen"
+
+
+def _verdict_on_memory(row: Measurement) -> Verdict:
+    """Return whether a run would have run out of memory; p10 and p90 are the verdicts at the interval's ends."""
+    try:
+        if row.problems:
+            raise Refusal("; ".join(row.problems))
+        judged = out_of_memory(row)
+    except Refusal as refusal:
+        return Verdict(row=row, refused=refusal.reason, quantity=OOM)
+    except (CharterError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        return Verdict(row=row, refused=f"the configuration cannot be read: {error}", quantity=OOM)
+    return Verdict(row=row, predicted=judged.verdict, p10=judged.p10, p90=judged.p90, quantity=OOM, stack=judged.stack)
+
+
+def _nobody(row: Measurement) -> Verdict:
+    reason = f"nothing predicts {row.metric} of kind {row.kind}"
+    return Verdict(row=row, refused="; ".join(row.problems) or reason)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """Errors of a group of verdicts, one vote per configuration."""
+
+    rows: int
+    refused: int
+    configurations: int
+    median_error: float | None
+    p90_error: float | None
+    bias: float | None
+    coverage: float | None
+    width: float | None
+    """Median of p90 / p10."""
+    reasons: Mapping[str, int] = field(default_factory=dict)
+    flagged: int = 0
+    """Rows with an alarm, which count in no error."""
+    said_fits_was_oom: int = 0
+    said_oom_ran: int = 0
+    oom_rows: int = 0
+
+
+def score(verdicts: Sequence[Verdict]) -> Score:
+    """Summary of a group; rows that calibrated do not vote."""
+    votes: dict[str, list[Verdict]] = {}
+    reasons: dict[str, int] = {}
+    flagged = 0
+    for item in verdicts:
+        if item.refused is not None:
+            reasons[item.refused] = reasons.get(item.refused, 0) + 1
+        elif item.alarms:
+            flagged += 1
+        elif item.error is not None and not item.used:
+            votes.setdefault(f"{item.row.config_id or item.row.id} {item.row.metric}", []).append(item)
+    errors = [median(error for item in vote if (error := item.error) is not None) for vote in votes.values()]
+    covered = [sum(item.covered for item in vote) / len(vote) for vote in votes.values()]
+    widths = [float(item.p90 or 1) / float(item.p10 or 1) for vote in votes.values() for item in vote]
+    verdict_rows = [item for item in verdicts if item.row.metric == OOM and item.refused is None]
+    return Score(
+        rows=len(verdicts),
+        refused=sum(reasons.values()),
+        configurations=len(votes),
+        median_error=float(np.median(np.abs(errors))) if errors else None,
+        p90_error=float(np.quantile(np.abs(errors), 0.9)) if errors else None,
+        bias=float(np.median(errors)) if errors else None,
+        coverage=float(np.mean(covered)) if errors else None,
+        width=float(np.median(widths)) if errors else None,
+        reasons=reasons,
+        flagged=flagged,
+        said_fits_was_oom=sum(bool(item.row.value) and not item.predicted for item in verdict_rows),
+        said_oom_ran=sum(not item.row.value and bool(item.predicted) for item in verdict_rows),
+        oom_rows=len(verdict_rows),
+    )
+
+
+def grouped(verdicts: Sequence[Verdict], by: str) -> dict[str, Score]:
+    """Scores by `source`, `kind` (what was measured of what) or `gpu`, in alphabetical order."""
+    keys: dict[str, Callable[[Verdict], str]] = {
+        "source": lambda item: f"{item.row.prefix} {item.row.kind} {item.row.metric}",
+        "kind": lambda item: group_of(item.row),
+        "gpu": lambda item: item.row.gpu,
+    }
+    groups: dict[str, list[Verdict]] = {}
+    for item in verdicts:
+        groups.setdefault(keys[by](item), []).append(item)
+    return {name: score(groups[name]) for name in sorted(groups)}

@@ -1,0 +1,256 @@
+"""Prefill, decode and rollouts: bounds, limiting cases and properties."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from charter.catalog import accelerators, models
+from charter.physics.arrays import array
+from charter.physics.constants import describe, moved
+from charter.physics.serving.constants import ServingConstants
+from charter.physics.serving.decode import decode_terms, issue_of, rollout_terms
+from charter.physics.serving.device import ServingDevice
+from charter.physics.serving.engines import LITGPT, NATIVE, SERVER, SGLANG, TENSORRT, TRANSFORMERS, engine_named
+from charter.physics.serving.model import ServedModel
+from charter.physics.serving.response_lengths import Drain, ResponseLengths
+from charter.physics.serving.rollout import decode_step, forward_pass_seconds, generation
+from charter.physics.serving.weight_format import weight_format
+from charter.physics.shapes.parameters import count_parameters
+
+LLAMA = models.get("Llama-3.1-8B").architecture
+LLAMA70 = models.get("Llama-3.1-70B").architecture
+MIXTRAL = models.get("Mixtral-8x7B-v0.1").architecture
+DEEPSEEK = models.get("DeepSeek-V3").architecture
+A100, H100, H200 = (accelerators.get(name) for name in ("A100-80GB", "H100", "H200"))
+tokens = st.floats(1, 4000)
+
+
+def weights_read(architecture, batch):
+    """Parameters that one decode step reads: all but the embedding table and the experts that no token reaches."""
+    model = ServedModel.of(architecture)
+    return float(model.passed_weights + model.head_weights + model.one_expert * model.experts_reached(array(batch)))
+
+
+def test_one_sequence_decodes_no_faster_than_its_weights_can_be_read():
+    one = generation(LLAMA, A100, sequences=1, prompt_tokens=16, new_tokens=128, concurrency=1)
+    bound = A100.memory_bytes_per_second / (2 * weights_read(LLAMA, 1))
+    assert 0.6 * bound < one.generated_tokens / one.total < bound
+
+
+def test_parts_add_up_and_each_has_a_source():
+    found = generation(LLAMA, H100, sequences=64, prompt_tokens=64, new_tokens=100, tensor=2)
+    assert sum(found.by_part().values()) == pytest.approx(found.total)
+    assert all(term.source and term.formula and term.unit == "seconds" for term in found.terms)
+    assert found.seconds.p10 < found.total < found.seconds.p90
+
+
+def test_batching_raises_the_rate_until_the_cache_counts():
+    runs = [
+        generation(LLAMA, H100, sequences=256, prompt_tokens=256, new_tokens=256, concurrency=n) for n in (1, 4, 16, 64)
+    ]
+    rates = [run.generated_tokens / run.total for run in runs]
+    assert rates == sorted(rates)
+    assert rates[1] > 3 * rates[0]
+    assert rates[3] < 64 * rates[0]
+
+
+def test_a_fixed_batch_waits_for_its_longest_answer():
+    args = {"sequences": 64, "prompt_tokens": 64, "new_tokens": 100, "concurrency": 64}
+    held = generation(LLAMA, H100, engine=NATIVE, longest_new_tokens=300, **args)
+    even = generation(LLAMA, H100, engine=NATIVE, **args)
+    free = generation(LLAMA, H100, engine=SERVER, longest_new_tokens=300, **args)
+    assert held.part("decode", "launch") == pytest.approx(3 * even.part("decode", "launch"), rel=0.1)
+    assert free.total == generation(LLAMA, H100, engine=SERVER, **args).total
+    assert held.generated_tokens == free.generated_tokens == 6400
+
+
+def test_generation_splits_over_replicas():
+    args = {"prompt_tokens": 64, "new_tokens": 100, "concurrency": 32}
+    one = generation(LLAMA, H100, sequences=128, **args).total
+    four = generation(LLAMA, H100, sequences=512, replicas=4, **args).total
+    assert four == pytest.approx(one)
+
+
+def test_tensor_parallel_decoding_pays_two_reductions_per_layer():
+    step = decode_step(LLAMA70, H100, batch=1, context=512, tensor=4)
+    latency = 2 * 80 * float(ServingConstants().reduce_seconds)
+    assert latency < step.part("communication") < 1.5 * latency
+    assert decode_step(LLAMA70, H100, batch=1, context=512).part("communication") == 0
+
+
+def test_tensor_parallelism_divides_weights_cache_and_operations():
+    one, eight = (decode_step(LLAMA70, H100, batch=64, context=4096, tensor=n).by_part()["decode"] for n in (1, 8))
+    assert eight == pytest.approx(one / 8, rel=0.05)
+
+
+def test_a_bridge_reduces_slower_than_a_switch():
+    pcie = accelerators.get("L40S")
+    switch, bridge = (decode_step(LLAMA, device, batch=1, context=64, tensor=4) for device in (H100, pcie))
+    assert bridge.part("communication") > 2 * switch.part("communication")
+
+
+def test_experts_are_read_only_when_reached():
+    model = ServedModel.of(MIXTRAL)
+    assert float(model.experts_reached(array(1.0))) == pytest.approx(2)
+    assert float(model.experts_reached(array(1000.0))) == pytest.approx(8)
+    assert weights_read(MIXTRAL, 1) < 0.3 * weights_read(MIXTRAL, 1000)
+    assert float(ServedModel.of(LLAMA).experts_reached(array(10.0))) == 0
+
+
+@pytest.mark.parametrize("name", ["Llama-3.1-8B", "Mixtral-8x7B-v0.1", "DeepSeek-V3", "Qwen3-0.6B"])
+def test_weights_are_all_but_the_embedding(name):
+    architecture = models.get(name).architecture
+    count = count_parameters(architecture)
+    read = weights_read(architecture, 1e9)
+    tied = count.embedding if architecture.tied_embeddings else 0
+    assert read == pytest.approx(count.total - count.embedding + tied, rel=1e-3)
+
+
+def test_latent_attention_keeps_few_values_that_ranks_do_not_share():
+    model = ServedModel.of(DEEPSEEK)
+    one, eight = (float(model.cached_values(array(1000.0), array(n))) for n in (1.0, 8.0))
+    assert one == eight == 61 * 1000 * 576
+
+
+def test_quantised_weights_are_read_faster():
+    times = {
+        name: decode_step(LLAMA, A100, batch=1, context=16, weights=name).part("decode")
+        for name in ("bf16", "int8", "int4")
+    }
+    assert times["bf16"] > times["int8"] > times["int4"]
+
+
+def test_eager_mode_is_bound_by_issuing_and_loops_over_experts():
+    small = models.get("Qwen3-0.6B").architecture
+    eager, captured = (decode_step(small, H100, batch=1, context=64, engine=e).total for e in (TRANSFORMERS, SGLANG))
+    assert eager > 4 * captured
+    moe = models.get("Qwen3-30B-A3B").architecture
+    assert decode_step(moe, H100, batch=1, context=64, engine=TRANSFORMERS).total > 0.2
+
+
+def test_wrapped_kernels_cost_host_time_in_eager_mode_only():
+    plain, wrapped = (
+        decode_step(LLAMA, H100, batch=1, context=16, weights=w, engine=LITGPT).total for w in ("bf16", "nf4")
+    )
+    assert wrapped > plain
+    assert decode_step(LLAMA, H100, batch=1, context=16, weights="fp8", engine=TENSORRT).total < plain
+
+
+def test_a_cached_prefix_is_not_read_again():
+    """A critique round whose question starts with the conversation that was just answered."""
+    args = {"sequences": 64, "prompt_tokens": 2000, "new_tokens": 50}
+    cold = generation(LLAMA, H100, **args)
+    warm = generation(LLAMA, H100, cached_prompt_tokens=1800, **args)
+    assert warm.part("prefill") < 0.2 * cold.part("prefill")
+    assert warm.part("decode") == cold.part("decode")
+
+
+def test_scoring_with_logits_costs_more_than_a_reward():
+    reward = forward_pass_seconds(LLAMA, H100, tokens=8192, seq_len=4096)
+    logits = forward_pass_seconds(LLAMA, H100, tokens=8192, seq_len=4096, head_positions=8192)
+    assert 1.05 * reward < logits < 1.3 * reward
+
+
+@given(tokens, tokens, st.floats(1, 256))
+def test_more_tokens_never_take_less_time(prompt, new, batch):
+    def seconds(prompt_tokens, new_tokens, sequences):
+        return generation(
+            LLAMA, H100, sequences=sequences, prompt_tokens=prompt_tokens, new_tokens=new_tokens, concurrency=256
+        ).total
+
+    base = seconds(prompt, new, batch)
+    assert seconds(prompt + 10, new, batch) >= base
+    assert seconds(prompt, new + 10, batch) >= base
+    assert seconds(prompt, new, batch + 1) >= base
+
+
+@given(st.floats(1.0, 4.0), st.sampled_from([NATIVE, SERVER, TENSORRT]), st.sampled_from([LLAMA, MIXTRAL, DEEPSEEK]))
+def test_more_bandwidth_is_never_slower(factor, engine, architecture):
+    wide = replace(H200, memory_bytes_per_second=factor * H200.memory_bytes_per_second)
+    args = {"batch": 32, "context": 2000, "engine": engine, "tensor": 8}
+    assert decode_step(architecture, wide, **args).total <= decode_step(architecture, H200, **args).total * (1 + 1e-12)
+
+
+@given(st.floats(10, 1000), st.floats(0, 1.5), st.floats(0.01, 0.5), st.integers(1, 512))
+def test_a_longer_tail_is_never_quicker(mean, spread, more, count):
+    limit = 4 * mean
+    short, long = (ResponseLengths(mean=mean, limit=limit, spread=width) for width in (spread, spread + more))
+    assert long.longest_of(count) >= short.longest_of(count) * 0.999 or short.longest_of(count) == limit
+    args = {"sequences": count, "prompt_tokens": 100, "concurrency": 512}
+    seconds = [
+        generation(LLAMA, H100, new_tokens=mean, longest_new_tokens=tail.longest_of(count), engine=NATIVE, **args).total
+        for tail in (short, long)
+    ]
+    assert seconds[1] >= seconds[0] * 0.999 or short.longest_of(count) == limit
+
+
+@given(st.floats(1, 2000), st.floats(0, 1.5), st.floats(1.01, 20), st.integers(1, 2000))
+def test_lengths_keep_their_mean_and_limit(mean, spread, over, count):
+    lengths = ResponseLengths(mean=mean, limit=over * mean, spread=spread)
+    assert float(np.mean(lengths.quantiles)) == pytest.approx(mean, rel=1e-6)
+    assert float(np.max(lengths.quantiles)) <= lengths.limit * (1 + 1e-9)
+    assert lengths.longest_of(count) <= lengths.limit * (1 + 1e-9)
+    assert lengths.longest_of(count + 1) >= lengths.longest_of(count)
+
+
+def test_a_drain_ends_with_the_longest_and_does_the_work_of_the_mean():
+    lengths, count = ResponseLengths(mean=500.0, limit=4000.0, spread=0.6), 256.0
+    drain = Drain.of([lengths], [count])
+    assert float(drain.steps.sum()) == pytest.approx(lengths.longest_of(count))
+    assert float((drain.steps * drain.alive).sum()) == pytest.approx(500, rel=0.05)
+
+
+def test_waiting_prompts_keep_the_engine_full():
+    drain = Drain.of([ResponseLengths(mean=500.0, limit=2000.0, spread=0.6)], [64])
+    device = ServingDevice.of(H100, weights=weight_format("bf16"), tensor=1)
+    one, ten = rollout_terms(
+        ServedModel.of(LLAMA),
+        device,
+        issue_of(SERVER),
+        ServingConstants(),
+        sequences=array([64, 640]),
+        limit=array(64),
+        prompt=array(100),
+        mean_tokens=array(500),
+        drain=drain,
+    ).total
+    assert 4 * one < ten < 10 * one
+
+
+def test_columns_give_what_single_configurations_give():
+    devices = [ServingDevice.of(H100, tensor=n, weights=weight_format("fp8")) for n in (1, 2)]
+    stacked = decode_terms(
+        ServedModel.stacked([ServedModel.of(LLAMA), ServedModel.of(LLAMA70)]),
+        ServingDevice.stacked(devices),
+        issue_of([SERVER, TENSORRT]),
+        ServingConstants(),
+        sequences=array([8, 16]),
+        context=array([100, 200]),
+    ).total
+    for index, (model, engine) in enumerate(((LLAMA, SERVER), (LLAMA70, TENSORRT))):
+        alone = decode_terms(
+            ServedModel.of(model),
+            devices[index],
+            issue_of(engine),
+            ServingConstants(),
+            sequences=array([8, 16][index]),
+            context=array([100, 200][index]),
+        ).total
+        assert float(stacked[index]) == pytest.approx(float(alone))
+
+
+def test_constants_are_described_and_move():
+    assert all(item.source and item.unit and item.value > 0 for item in describe(ServingConstants))
+    slower = moved(ServingConstants(), {"stream_share": -0.5})
+    assert (
+        decode_step(LLAMA, H100, batch=1, context=1, constants=slower).total
+        > decode_step(LLAMA, H100, batch=1, context=1).total
+    )
+
+
+def test_unknown_engines_are_not_guessed():
+    assert engine_named("") is None
+    assert engine_named("brand new engine") is None

@@ -1,0 +1,228 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from charter.catalog import accelerators, models
+from charter.physics.memory.fitting import inference_alternatives, training_alternatives
+from charter.physics.memory.peak import inference_memory, training_memory
+from charter.physics.precision import FP32, FSDP_MIXED, ZERO_PAPER
+from charter.physics.shapes.parameters import adapter_parameters, count_parameters
+from charter.spec.architecture import Architecture
+from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
+
+LLAMA = models.get("Llama-3.1-8B").architecture
+LLAMA70 = models.get("Llama-3.1-70B").architecture
+MIXTRAL = models.get("Mixtral-8x7B-v0.1").architecture
+DEEPSEEK = models.get("DeepSeek-V3").architecture
+H100 = accelerators.get("H100")
+SMALL = Architecture(hidden_size=512, num_layers=8, num_heads=8, intermediate_size=1376, vocab_size=4096)
+
+degrees = st.sampled_from([1, 2, 4, 8])
+layouts = st.builds(
+    Layout,
+    data=degrees,
+    tensor=degrees,
+    pipeline=degrees,
+    zero=st.sampled_from(ZeroStage),
+    micro_batch=st.sampled_from([1, 2, 8]),
+    accumulation=st.sampled_from([1, 4, 16]),
+    recompute=st.sampled_from(Recompute),
+    sequence_parallel=st.booleans(),
+)
+
+
+def total(layout, **more):
+    return training_memory(SMALL, layout, seq_len=256, **more).total_bytes
+
+
+def test_parts_add_up_to_the_total():
+    memory = training_memory(LLAMA, Layout(data=8, zero=ZeroStage.PARAMETERS), seq_len=4096)
+    assert sum(memory.by_part().values()) == pytest.approx(memory.total_bytes)
+    named = (
+        memory.parameter_bytes,
+        memory.gradient_bytes,
+        memory.optimizer_bytes,
+        memory.part("activations"),
+        memory.logits_bytes,
+        memory.part("buffers"),
+        memory.part("overhead"),
+    )
+    assert sum(named) == pytest.approx(memory.total_bytes)
+    assert all(term.formula and term.source and term.unit == "bytes" for term in memory.terms)
+
+
+@given(layouts)
+def test_more_data_parallelism_adds_at_most_the_buffers_of_sharding(layout):
+    wider = replace(layout, data=layout.data * 2)
+    first = training_memory(SMALL, layout, seq_len=256)
+    second = training_memory(SMALL, wider, seq_len=256)
+    fixed = ("parameters", "gradients", "optimizer", "activations", "logits")
+    assert second.part(*fixed) <= first.part(*fixed) * (1 + 1e-12)
+
+
+@given(layouts)
+def test_each_zero_stage_keeps_no_more_state(layout):
+    states = [
+        training_memory(SMALL, replace(layout, zero=zero), seq_len=256).part("parameters", "gradients", "optimizer")
+        for zero in ZeroStage
+    ]
+    assert states == sorted(states, reverse=True)
+
+
+@given(layouts)
+def test_recomputation_never_keeps_more(layout):
+    kept = [
+        training_memory(SMALL, replace(layout, recompute=mode), seq_len=2048, fused_attention=False).part("activations")
+        for mode in (Recompute.NONE, Recompute.SELECTIVE)
+    ]
+    assert kept[1] <= kept[0]
+    deep = Layout(data=layout.data, tensor=layout.tensor, micro_batch=layout.micro_batch)
+    none = training_memory(SMALL, deep, seq_len=2048).part("activations")
+    full = training_memory(SMALL, replace(deep, recompute=Recompute.FULL), seq_len=2048).part("activations")
+    assert full < none
+
+
+@given(layouts, st.integers(1, 4))
+def test_memory_grows_with_batch_and_sequence(layout, times):
+    larger = replace(layout, micro_batch=layout.micro_batch * times)
+    assert total(layout) <= total(larger)
+    longer = training_memory(SMALL, layout, seq_len=256 * times).total_bytes
+    assert total(layout) <= longer * (1 + 1e-12)
+
+
+@given(layouts)
+def test_tensor_parallelism_divides_the_state(layout):
+    def state(chosen):
+        return training_memory(SMALL, chosen, seq_len=256).part("parameters", "gradients", "optimizer")
+
+    wider = replace(layout, tensor=layout.tensor * 2)
+    assert state(wider) < state(layout)
+
+
+def test_without_sharding_the_state_is_16_bytes_per_parameter():
+    memory = training_memory(LLAMA, Layout(), seq_len=128)
+    state = memory.part("parameters", "gradients", "optimizer")
+    assert state == 16 * count_parameters(LLAMA).total
+    assert FSDP_MIXED.state_bytes == ZERO_PAPER.state_bytes == FP32.state_bytes == 16
+
+
+def test_pipeline_stages_together_hold_the_whole_model():
+    from charter.physics.memory.states import rank_parameters
+
+    for shape in (LLAMA, MIXTRAL, DEEPSEEK):
+        layout = Layout(pipeline=4)
+        ranks = [rank_parameters(shape, layout, stage=stage).total for stage in range(4)]
+        assert sum(ranks) == pytest.approx(count_parameters(shape).total, rel=1e-9)
+
+
+def test_a_tied_embedding_is_held_twice_when_the_pipeline_splits_it():
+    from charter.physics.memory.states import rank_parameters
+
+    tied = models.get("Llama-3.2-1B").architecture
+    ranks = [rank_parameters(tied, Layout(pipeline=2), stage=stage).total for stage in range(2)]
+    assert sum(ranks) - count_parameters(tied).total == pytest.approx(tied.vocab_size * tied.hidden_size)
+
+
+def test_expert_parallelism_divides_only_the_experts():
+    plain = training_memory(MIXTRAL, Layout(data=8), seq_len=128).parameter_bytes
+    spread = training_memory(MIXTRAL, Layout(data=8, expert=8), seq_len=128).parameter_bytes
+    experts = count_parameters(MIXTRAL).experts
+    assert plain - spread == pytest.approx(4 * experts * 7 / 8)
+
+
+def test_expert_parallelism_does_not_shard_experts_twice():
+    """With ZeRO-3 over 8 and experts over 8, each rank owns an eighth either way."""
+    zero3 = Layout(data=8, zero=ZeroStage.PARAMETERS)
+    one = training_memory(MIXTRAL, zero3, seq_len=128).parameter_bytes
+    other = training_memory(MIXTRAL, replace(zero3, expert=8), seq_len=128).parameter_bytes
+    assert one == pytest.approx(other)
+
+
+def test_the_last_stage_carries_the_logits_and_the_first_the_activations():
+    layout = Layout(pipeline=4, accumulation=16)
+    assert training_memory(LLAMA70, layout, seq_len=8192).stage == "first"
+    assert training_memory(SMALL, replace(layout, micro_batch=1), seq_len=16).stage in ("first", "last")
+    vocabulary_heavy = replace(SMALL, vocab_size=500_000)
+    assert training_memory(vocabulary_heavy, layout, seq_len=256).stage == "last"
+
+
+def test_a_scalar_head_has_no_logits_and_no_output_projection():
+    lm = training_memory(LLAMA, Layout(), seq_len=1024)
+    scalar = training_memory(LLAMA, Layout(), seq_len=1024, head="scalar")
+    assert scalar.logits_bytes == 0
+    head = LLAMA.vocab_size * LLAMA.hidden_size - LLAMA.hidden_size
+    assert lm.parameter_bytes - scalar.parameter_bytes == 4 * head
+
+
+def test_lora_trains_little_and_qlora_stores_less():
+    full = training_memory(LLAMA, Layout(), seq_len=1024)
+    lora = training_memory(LLAMA, Layout(), seq_len=1024, adapter=Adapter(rank=16))
+    qlora = training_memory(LLAMA, Layout(), seq_len=1024, adapter=Adapter(rank=16, base_bits=4))
+    trained = adapter_parameters(LLAMA, Adapter(rank=16))
+    assert lora.optimizer_bytes == 8 * trained
+    assert lora.parameter_bytes == 2 * count_parameters(LLAMA).total + 4 * trained
+    assert qlora.parameter_bytes < 0.45 * lora.parameter_bytes
+    assert full.total_bytes > 3 * lora.total_bytes > 3 * qlora.total_bytes
+
+
+def test_offloaded_state_is_not_on_the_device():
+    memory = training_memory(LLAMA, Layout(offload_optimizer=True), seq_len=128)
+    assert memory.optimizer_bytes == 0
+    assert memory.parameter_bytes > 0
+
+
+def test_transformers_layers_keep_more_than_lean_ones():
+    def kept(**more):
+        terms = training_memory(LLAMA, Layout(), seq_len=1024, **more).phases["loss"]
+        return next(term.value for term in terms if term.name == "kept activations")
+
+    assert kept() - kept(implementation="lean") == 8 * LLAMA.hidden_size * 1024 * LLAMA.num_layers
+
+
+def test_inference_holds_weights_and_cache():
+    memory = inference_memory(LLAMA70, batch=8, tokens_per_sequence=4096, tensor=2)
+    assert memory.parameter_bytes == pytest.approx(70_553_706_496, rel=1e-4)
+    assert memory.part("kv_cache") == 8 * 4096 * 327_680 / 2
+    quantised = inference_memory(LLAMA70, batch=8, tokens_per_sequence=4096, tensor=2, weights="int4")
+    ends = 2 * LLAMA70.vocab_size * LLAMA70.hidden_size / 2
+    ends += count_parameters(LLAMA70).norms
+    matrices = memory.parameter_bytes / 2 - ends
+    assert quantised.parameter_bytes == pytest.approx((0.5 + 2.5 / 128) * matrices + 2 * ends, rel=1e-9)
+
+
+def test_a_processor_has_no_device_context():
+    cpu = accelerators.processor(flops_per_second=1e11, memory_bytes_per_second=1e10, memory_bytes=8e9, cores=2)
+    names = {term.name for term in training_memory(SMALL, Layout(), seq_len=64, accelerator=cpu).terms}
+    assert "process" in names
+    assert "device context" not in names
+
+
+@settings(max_examples=30)
+@given(layouts, st.floats(1e8, 1e10))
+def test_every_alternative_really_fits(layout, capacity):
+    def memory(chosen):
+        return training_memory(SMALL, chosen, seq_len=256)
+
+    for item in training_alternatives(layout, memory, capacity):
+        assert item.total_bytes <= capacity
+
+
+def test_alternatives_for_8b_on_one_h100_are_more_accelerators():
+    found = training_alternatives(
+        Layout(), lambda layout: training_memory(LLAMA, layout, seq_len=4096), H100.memory_bytes
+    )
+    assert [item.count for item in found if item.count > 1] == [2]
+
+
+def test_alternatives_for_serving_are_smaller_weights_or_more_devices():
+    found = inference_alternatives(
+        lambda layout, weights: inference_memory(
+            LLAMA70, batch=1, tokens_per_sequence=4096, tensor=layout.tensor, weights=weights
+        ),
+        Layout(),
+        "bf16",
+        H100.memory_bytes,
+    )
+    assert [item.change for item in found] == ["weights in fp8", "weights in int4", "tensor parallel 2"]

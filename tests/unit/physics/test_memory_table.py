@@ -1,0 +1,183 @@
+"""Memory over arrays of layouts: the same as one by one, and what must hold whatever the layout."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from charter.catalog import models
+from charter.physics.layouts import Layouts
+from charter.physics.memory.peak import job_memory, training_memory
+from charter.physics.memory.profile import DEEPSPEED, MEGATRON_STACK, PROFILES
+from charter.physics.memory.shape import AdapterUse, MemoryJob, MemoryShape
+from charter.physics.memory.table import PHASES, training_memory_table
+from charter.physics.precision import MEGATRON, ZERO_PAPER
+from charter.physics.shapes.parameters import count_parameters
+from charter.spec.architecture import Architecture
+from charter.spec.layout import Layout, Recompute, ZeroStage
+
+SMALL = Architecture(hidden_size=512, num_layers=8, num_heads=8, intermediate_size=1376, vocab_size=4096)
+MIXTRAL = models.get("Mixtral-8x7B-v0.1").architecture
+DEEPSEEK = models.get("DeepSeek-V3").architecture
+NEMOTRON = models.get("Nemotron-H-8B").architecture
+GIB = 2**30
+
+degrees = st.sampled_from([1, 2, 4, 8])
+layouts = st.builds(
+    Layout,
+    data=degrees,
+    tensor=degrees,
+    pipeline=degrees,
+    context=st.sampled_from([1, 2]),
+    zero=st.sampled_from(ZeroStage),
+    micro_batch=st.sampled_from([1, 2, 8]),
+    accumulation=st.sampled_from([1, 4, 16]),
+    recompute=st.sampled_from(Recompute),
+    sequence_parallel=st.booleans(),
+    interleave=st.sampled_from([1, 2]),
+    offload_optimizer=st.booleans(),
+)
+profiles = st.sampled_from(sorted(PROFILES))
+
+
+def total(layout, profile="native", **more):
+    return training_memory(SMALL, layout, seq_len=256, profile=PROFILES[profile], **more).total_bytes
+
+
+@given(st.lists(layouts, min_size=2, max_size=6), profiles)
+def test_a_table_is_its_layouts_one_by_one(several, name):
+    job = MemoryJob(architecture=SMALL, seq_len=256, profile=PROFILES[name])
+    table = training_memory_table(MemoryShape.of(job), Layouts.of(several))
+    alone = [job_memory(job, layout) for layout in several]
+    assert table.total == pytest.approx([memory.total_bytes for memory in alone])
+    stage, phase = table.fullest(0)
+    assert sum(term.value for term in table.terms(stage, phase, 0)) == pytest.approx(alone[0].total_bytes)
+
+
+def test_jobs_of_several_models_stack():
+    jobs = [
+        MemoryJob(architecture=SMALL, seq_len=256),
+        MemoryJob(architecture=MIXTRAL, seq_len=512, profile=MEGATRON_STACK, precision=MEGATRON),
+        MemoryJob(architecture=NEMOTRON, seq_len=512, adapter=AdapterUse(rank=8)),
+    ]
+    chosen = [Layout(), Layout(data=8, expert=8, zero=ZeroStage.OPTIMIZER), Layout(recompute=Recompute.FULL)]
+    table = training_memory_table(MemoryShape.stacked([MemoryShape.of(job) for job in jobs]), Layouts.of(chosen))
+    assert table.total == pytest.approx([job_memory(*pair).total_bytes for pair in zip(jobs, chosen, strict=True)])
+
+
+@given(layouts, profiles)
+def test_the_peak_is_the_largest_phase_and_parts_sum_to_it(layout, name):
+    memory = training_memory(SMALL, layout, seq_len=256, profile=PROFILES[name])
+    assert set(memory.phases) == set(PHASES)
+    assert memory.total_bytes == pytest.approx(max(memory.phase_bytes.values()))
+    assert sum(memory.by_part().values()) == pytest.approx(memory.total_bytes)
+    assert all(term.value > 0 and term.formula and term.source for term in memory.terms)
+    assert memory.p10 < memory.p50 < memory.p90
+
+
+@given(layouts, profiles)
+def test_more_data_parallelism_never_raises_memory(layout, name):
+    """Once the group has two ranks: going from one to two adds buckets, gathers and a communicator."""
+    wide = replace(layout, data=layout.data * 2)
+    assert total(replace(wide, data=wide.data * 2), name) <= total(wide, name) * (1 + 1e-12)
+
+
+@given(layouts, profiles)
+def test_recomputation_never_raises_memory_beyond_one_live_layer(layout, name):
+    none, selective, full = (
+        training_memory(
+            SMALL, replace(layout, recompute=mode), seq_len=2048, fused_attention=False, profile=PROFILES[name]
+        )
+        for mode in Recompute
+    )
+    live = sum(term.value for terms in full.phases.values() for term in terms if term.name == "one live layer")
+    assert selective.total_bytes <= none.total_bytes * (1 + 1e-12)
+    assert full.total_bytes <= selective.total_bytes + 1.1 * live
+
+
+@given(layouts, profiles)
+def test_more_sharding_never_raises_memory_beyond_its_buffers(layout, name):
+    stages = [
+        training_memory(SMALL, replace(layout, zero=zero), seq_len=256, profile=PROFILES[name]) for zero in ZeroStage
+    ]
+    for less, more in pairwise(stages):
+        buffers = max(sum(term.value for term in terms if term.part == "buffers") for terms in more.phases.values())
+        assert more.total_bytes <= less.total_bytes + 1.2 * buffers
+
+
+@given(layouts, st.integers(1, 4), profiles)
+def test_memory_grows_with_batch_and_sequence(layout, times, name):
+    assert total(layout, name) <= total(replace(layout, micro_batch=layout.micro_batch * times), name) * (1 + 1e-12)
+    longer = training_memory(SMALL, layout, seq_len=256 * times, profile=PROFILES[name]).total_bytes
+    assert total(layout, name) <= longer * (1 + 1e-12)
+
+
+def test_half_the_layers_recomputed_lies_between():
+    layout = Layout(recompute=Recompute.FULL, micro_batch=8)
+    whole = training_memory(SMALL, layout, seq_len=2048).total_bytes
+    half = training_memory(SMALL, layout, seq_len=2048, recompute_share=0.5).total_bytes
+    none = training_memory(SMALL, replace(layout, recompute=Recompute.NONE), seq_len=2048).total_bytes
+    assert whole < half < none
+
+
+def test_offloaded_activations_leave_one_layer():
+    layout = Layout(micro_batch=8)
+    kept = training_memory(SMALL, layout, seq_len=2048)
+    away = training_memory(SMALL, layout, seq_len=2048, offload_activations=True)
+    assert away.total_bytes < kept.total_bytes
+    assert "kept activations" not in {term.name for term in away.terms}
+
+
+def test_an_uneven_split_makes_a_middle_stage_the_fullest():
+    """A short first stage moves the peak to the second, which holds as many micro-batches less one."""
+    shape = models.get("Llama-3.1-70B").architecture
+    layout = Layout(pipeline=8, accumulation=32, tensor=8, sequence_parallel=True)
+    memory = training_memory(shape, layout, seq_len=8192, end_layers=(4, 4))
+    assert memory.stage == "middle"
+    assert memory.total_bytes > training_memory(shape, layout, seq_len=8192).total_bytes * 0.8
+
+
+def test_gradients_wait_for_the_backward_pass_unless_kept_or_accumulated():
+    single = training_memory(SMALL, Layout(), seq_len=256)
+    several = training_memory(SMALL, Layout(accumulation=4), seq_len=256)
+    megatron = training_memory(SMALL, Layout(), seq_len=256, profile=MEGATRON_STACK, precision=MEGATRON)
+    early = [{term.part for term in memory.phases["loss"]} for memory in (single, several, megatron)]
+    assert ["gradients" in parts for parts in early] == [False, True, True]
+    assert "gradients" in {term.part for term in single.phases["end of backward"]}
+
+
+def test_deepspeed_steps_on_a_flat_fp32_gradient():
+    """16 bytes per parameter of state, 8 of temporaries while the optimizer steps."""
+    memory = training_memory(SMALL, Layout(), seq_len=1, profile=DEEPSPEED, precision=ZERO_PAPER)
+    size = count_parameters(SMALL).total
+    assert memory.phase == "optimizer step"
+    assert memory.total_bytes == pytest.approx(24 * size, rel=0.2, abs=1.3 * GIB)
+    assert next(term.value for term in memory.terms if term.name == "optimizer step") == 8 * size
+
+
+def test_latent_attention_and_experts_have_activations_of_their_own():
+    memory = training_memory(DEEPSEEK, Layout(data=64, expert=64, pipeline=8, accumulation=8), seq_len=4096)
+    assert memory.part("activations") > 0
+    spread = replace(Layout(data=64, pipeline=8, accumulation=8), expert=32)
+    assert training_memory(DEEPSEEK, spread, seq_len=4096).parameter_bytes > memory.parameter_bytes
+
+
+def test_recurrent_layers_keep_no_scores():
+    layout = Layout()
+    eager = training_memory(NEMOTRON, layout, seq_len=4096, fused_attention=False).total_bytes
+    fused = training_memory(NEMOTRON, layout, seq_len=4096).total_bytes
+    scores = 4096 * 4096 * NEMOTRON.num_heads * 6 * NEMOTRON.attention_layers
+    assert eager - fused == pytest.approx(scores, rel=0.4)
+
+
+def test_three_hundred_thousand_layouts_are_one_call():
+    """No loop over layouts: the columns of a large table are arrays of its length, and nothing else grows."""
+    count = 300_000
+    columns = Layouts.of(Layout(tensor=2))
+    many = replace(columns, micro_batch=np.tile([1.0, 2.0, 4.0], count // 3))
+    table = training_memory_table(MemoryShape.of(MemoryJob(architecture=SMALL, seq_len=256)), many)
+    assert table.total.shape == (count,)
+    assert len(np.unique(table.total)) == 3

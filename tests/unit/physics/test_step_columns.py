@@ -1,0 +1,168 @@
+"""The vectorised time model: many layouts give what one gives, terms add up, and more work never takes less time."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from charter.catalog import accelerators, models
+from charter.physics.arrays import array
+from charter.physics.constants import describe, moved
+from charter.physics.layouts import Layouts
+from charter.physics.shapes.parameters import count_parameters
+from charter.physics.training.constants import TrainingConstants
+from charter.physics.training.device_columns import DeviceColumns
+from charter.physics.training.micro_batch import StepInputs
+from charter.physics.training.model_columns import EXPERT_PRODUCTS, PRODUCTS, ModelColumns
+from charter.physics.training.stack_profiles import PROFILES
+from charter.physics.training.step_job import StackColumns, StepJob
+from charter.physics.training.step_seconds import step_seconds, step_table
+from charter.physics.training.step_time import training_step
+from charter.physics.training.step_work import step_work
+from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
+
+LLAMA = models.get("Llama-3.1-8B").architecture
+MIXTRAL = models.get("Mixtral-8x7B-v0.1").architecture
+DEEPSEEK = models.get("DeepSeek-V3").architecture
+HYBRID = models.get("Nemotron-H-8B").architecture
+H100, A100 = accelerators.get("H100"), accelerators.get("A100-80GB")
+
+
+def inputs(layouts, architecture=LLAMA, accelerator=H100, stack="megatron-core", seq=4096.0, **job):
+    model, device = ModelColumns.of(architecture), DeviceColumns.of(accelerator)
+    made = StepJob(layouts=Layouts.of(layouts), seq=array(seq), **{name: array(value) for name, value in job.items()})
+    profile = StackColumns.of(PROFILES[stack])
+    work = step_work(model, device, made, profile)
+    return StepInputs(model=model, device=device, job=made, stack=profile, work=work, constants=TrainingConstants())
+
+
+LAYOUTS = [
+    Layout(),
+    Layout(data=8, zero=ZeroStage.PARAMETERS),
+    Layout(data=2, tensor=8, pipeline=4, interleave=2, accumulation=16, sequence_parallel=True),
+    Layout(data=4, tensor=2, context=2, zero=ZeroStage.OPTIMIZER, recompute=Recompute.FULL, micro_batch=4),
+    Layout(data=8, expert=8, zero=ZeroStage.GRADIENTS, accumulation=2, offload_optimizer=True),
+]
+
+
+@pytest.mark.parametrize("architecture", [LLAMA, MIXTRAL, DEEPSEEK, HYBRID], ids=["dense", "moe", "mla", "hybrid"])
+def test_many_layouts_give_what_each_gives_alone(architecture):
+    together = step_seconds(inputs(LAYOUTS, architecture))
+    alone = [float(step_seconds(inputs(layout, architecture))) for layout in LAYOUTS]
+    assert together == pytest.approx(alone)
+    assert np.all(np.isfinite(together))
+    assert np.all(together > 0)
+
+
+@pytest.mark.parametrize("architecture", [LLAMA, MIXTRAL, DEEPSEEK, HYBRID], ids=["dense", "moe", "mla", "hybrid"])
+def test_terms_add_up_and_none_is_negative(architecture):
+    given = inputs(LAYOUTS, architecture)
+    table = step_table(given)
+    assert table.total == pytest.approx(step_seconds(given))
+    for index in range(len(LAYOUTS)):
+        terms = table.at(index)
+        assert all(term.value >= 0 and term.formula and term.source for term in terms), terms
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    layout=st.sampled_from(LAYOUTS),
+    stack=st.sampled_from(sorted(PROFILES)),
+    more=st.sampled_from(["accumulation", "micro_batch", "seq", "recompute"]),
+)
+def test_more_work_never_takes_less_time(layout, stack, more):
+    base = replace(layout, recompute=Recompute.NONE)
+    before = step_seconds(inputs(base, stack=stack))
+    if more == "seq":
+        after = step_seconds(inputs(base, stack=stack, seq=8192.0))
+    elif more == "recompute":
+        after = step_seconds(inputs(replace(base, recompute=Recompute.FULL), stack=stack))
+    else:
+        after = step_seconds(inputs(replace(base, **{more: 2 * getattr(base, more)}), stack=stack))
+    assert after >= before * (1 - 1e-9)
+
+
+RATES = ("_share", "_sustained", "unfused_attention", "data_hidden")
+"""Constants whose larger value makes a step faster; of all others it makes it slower."""
+
+
+def test_every_constant_moves_the_time_the_way_its_name_says():
+    given = inputs(LAYOUTS[2], MIXTRAL, bits=8.0)
+    base = float(step_seconds(given))
+    for item in describe(TrainingConstants):
+        found = float(step_seconds(replace(given, constants=moved(TrainingConstants(), {item.name: -0.2}))))
+        assert found >= base if item.name.endswith(RATES) else found <= base, item.name
+
+
+@pytest.mark.parametrize("architecture", [LLAMA, MIXTRAL, DEEPSEEK, HYBRID], ids=["dense", "moe", "mla", "hybrid"])
+def test_the_products_hold_the_parameters_one_token_passes(architecture):
+    """All but norms, biases, routers, convolutions and the embedding table: within a hundredth."""
+    m, count = ModelColumns.of(architecture), count_parameters(architecture)
+    used = np.where(np.isin(np.arange(len(PRODUCTS)), EXPERT_PRODUCTS), float(m.experts_per_token), 1.0)
+    matrices = float(np.sum(m.inner * m.columns * m.count * used))
+    assert float(m.parameters) == count.total
+    assert matrices == pytest.approx(count.active - count.embedding, rel=0.01)
+
+
+def test_eight_bits_speed_up_products_and_nothing_else():
+    wide = {term.name: term.value for term in step_table(inputs(Layout(micro_batch=4))).at()}
+    low = {term.name: term.value for term in step_table(inputs(Layout(micro_batch=4), bits=8.0)).at()}
+    assert low["matrix products"] < 0.75 * wide["matrix products"]
+    assert low["attention"] == wide["attention"]
+    assert low["memory-bound operations"] == wide["memory-bound operations"]
+    assert "quantisation" in low
+    assert "quantisation" not in wide
+
+
+def test_sharded_weights_are_gathered_for_every_micro_batch():
+    one, four = (
+        step_table(inputs(Layout(data=64, zero=ZeroStage.PARAMETERS, accumulation=n), seq=64.0)).part("communication")
+        for n in (1, 4)
+    )
+    assert four == pytest.approx(4 * one)
+
+
+def test_unfused_attention_without_tensor_cores_is_slow():
+    """Head sizes that are no multiple of 8: 1.4 to 1.9 times as long in BigScience's tables (BSC rows)."""
+    even = replace(LLAMA, hidden_size=13824, num_heads=96, num_kv_heads=96, intermediate_size=55296, num_layers=8)
+    odd = replace(even, num_heads=128, num_kv_heads=128)
+    slow, fast = (float(step_seconds(inputs(Layout(), a, A100, "megatron-2022", 2048.0))) for a in (odd, even))
+    assert 1.2 < slow / fast < 2.2
+
+
+def test_groups_cross_the_slowest_link_they_span():
+    """Eight cards behind PCIe: slower than a node with NVSwitch, quicker than the network."""
+    bridge = step_table(inputs(Layout(tensor=8), accelerator=accelerators.get("L40S"))).part("communication")
+    switch = step_table(inputs(Layout(tensor=8), accelerator=H100)).part("communication")
+    network = step_table(inputs(Layout(tensor=16), accelerator=H100)).part("communication")
+    assert bridge > 2 * switch
+    assert bridge > network > switch  # eight rings side by side through eight cards
+
+
+def test_a_domain_of_72_needs_no_network():
+    nvl72, dgx = accelerators.get("GB200"), accelerators.get("B200")
+    sharded = Layout(data=64, zero=ZeroStage.PARAMETERS)
+    inside, across = (
+        step_table(inputs(sharded, accelerator=device, seq=128.0)).part("communication") for device in (nvl72, dgx)
+    )
+    assert inside < across
+
+
+def test_adapters_on_a_small_batch_are_bound_by_issuing_operations():
+    step = training_step(LLAMA, Layout(), A100, seq_len=128, adapter=Adapter(rank=16), stack=PROFILES["huggingface"])
+    full = training_step(LLAMA, Layout(micro_batch=16), A100, seq_len=2048, stack=PROFILES["huggingface"])
+    assert step.part("launch") > 0.3 * step.total
+    assert full.part("launch") < 0.01 * full.total
+
+
+def test_a_compiled_step_issues_nothing():
+    tpu = accelerators.get("tpu-v5p")
+    step = training_step(LLAMA, Layout(data=64, zero=ZeroStage.PARAMETERS), tpu, seq_len=2048)
+    assert step.part("launch") == 0
+    assert 0.3 < step.model_flops_utilisation < 0.85
+
+
+def test_every_profile_is_kept_under_its_name():
+    assert all(name == profile.name for name, profile in PROFILES.items())

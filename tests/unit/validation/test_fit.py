@@ -1,0 +1,77 @@
+"""The hierarchical fit finds constants that made the data, and stays put where the data say nothing."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from charter.calibration.fitted import Fitted
+from charter.physics.arrays import Array, array
+from charter.physics.constants import constant, describe, moved
+from charter.validation.fit import fit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    share: Array = constant(0.5, sigma=0.3, unit="share", source="test", most=1.0)
+    launch_seconds: Array = constant(1e-5, sigma=0.5, unit="s", source="test")
+    fixed: Array = constant(2.0, sigma=0.0, unit="none", source="test")
+
+
+RNG = np.random.default_rng(7)
+WORK = RNG.uniform(0.5, 5.0, 200)
+OPS = RNG.uniform(1e3, 1e6, 200)
+STACKS = ["a" if index % 2 else "b" for index in range(200)]
+
+
+def seconds(constants: Machine) -> Array:
+    return array(WORK / constants.share + OPS * constants.launch_seconds + 0.0 * constants.fixed)
+
+
+def truth(shifts: dict[str, dict[str, float]]) -> Array:
+    return seconds(Fitted(stacks=shifts).apply(Machine(), STACKS))
+
+
+def test_finds_the_constants_of_each_stack_through_noise_and_outliers() -> None:
+    wanted = {"a": {"share": 0.3, "launch_seconds": -0.4}, "b": {"share": -0.2, "launch_seconds": 0.5}}
+    measured = truth(wanted) * np.exp(0.03 * RNG.standard_normal(200))
+    measured[::25] *= 3.0
+    found = fit(seconds, Machine, measured, np.ones(200), STACKS)
+    for stack, shifts in wanted.items():
+        for name, shift in shifts.items():
+            assert found.shift(stack)[name] == pytest.approx(shift, abs=0.08)
+    assert found.noise < 0.06
+
+
+def test_a_fit_to_its_own_predictions_moves_nothing() -> None:
+    found = fit(seconds, Machine, seconds(Machine()), np.ones(200), STACKS)
+    assert max(abs(shift) for shift in found.shift("a").values()) < 1e-6
+    assert "fixed" not in found.shift("a")
+
+
+def test_an_unknown_stack_gets_what_all_stacks_share() -> None:
+    measured = truth({"a": {"share": 0.3}, "b": {"share": 0.3}})
+    found = fit(seconds, Machine, measured, np.ones(200), STACKS)
+    assert found.shift("c")["share"] > 0.1
+    assert found.shift("c") == dict(found.shared)
+
+
+def test_a_few_rows_move_a_stack_from_where_it_was_and_nothing_else() -> None:
+    start = Fitted(shared={"share": 0.1}, stacks={"a": {"share": 0.2}})
+    rows = slice(1, 10, 2)
+    measured = truth({"a": {"share": 0.6}, "b": {}})[rows]
+
+    def few(constants: Machine) -> Array:
+        return array(WORK[rows] / constants.share + OPS[rows] * constants.launch_seconds)
+
+    found = fit(few, Machine, measured, np.ones(5), ["a"] * 5, start=start, shared=False, noise=0.03)
+    assert found.shared == start.shared
+    assert found.shift("a")["share"] == pytest.approx(0.6, abs=0.1)
+
+
+def test_a_limit_is_never_passed() -> None:
+    assert float(moved(Machine(), {"share": 5.0}).share) == 1.0
+
+
+def test_sets_are_described() -> None:
+    assert [item.name for item in describe(Machine)] == ["share", "launch_seconds", "fixed"]

@@ -1,0 +1,115 @@
+"""How a row of a source never seen becomes a job and a layout."""
+
+import pytest
+
+from charter.spec.layout import Recompute, ZeroStage
+from charter.validation.quantities.inference_cases import inference_case
+from charter.validation.quantities.memory_cases import training_case
+from charter.validation.quantities.memory_stacks import probe_of, profile_of
+from charter.validation.rows.measurement import Measurement
+
+
+def row(**cells):
+    base = {
+        "id": "NEW-1", "metric": "peak_mem_gb", "value": 1.0, "kind": "lora", "model": "Llama-2-7B", "params_b": 6.738,
+        "hidden": 4096, "layers": 32, "heads": 32, "ffn": 11008, "vocab": 32000, "gpu": "A100-80GB", "mem_gb": 80,
+        "gpus": 1, "attention": "mha", "tied_embeddings": 0,
+    }  # fmt: skip
+    return Measurement(**{**base, **cells})
+
+
+@pytest.mark.parametrize(
+    ("cells", "profile"),
+    [
+        ({"framework": "Megatron-Core 0.9"}, "megatron"),
+        ({"framework": "NeMo 25.02"}, "megatron"),
+        ({"framework": "Megatron-DeepSpeed"}, "megatron-deepspeed"),
+        ({"framework": "GPT-NeoX (DeepSpeed)", "pp": 4}, "megatron-deepspeed"),
+        ({"framework": "DeepSpeed 0.14", "shard": "zero3"}, "deepspeed"),
+        ({"framework": "OpenRLHF", "gpus": 8}, "deepspeed"),
+        ({"framework": "trlX", "gpus": 8}, "deepspeed"),
+        ({"framework": "TRL 0.12"}, "huggingface"),
+        ({"framework": "TRL 0.12", "shard": "zero2"}, "deepspeed"),
+        ({"framework": "Transformers + PEFT", "shard": "FSDP"}, "fsdp"),
+        ({"framework": "LLaMA-Factory"}, "huggingface"),
+        ({"framework": "axolotl"}, "huggingface"),
+        ({"framework": "Unsloth"}, "unsloth"),
+        ({"framework": "torchtune"}, "torchtune"),
+        ({"framework": "torchtitan"}, "torchtitan"),
+        ({"framework": "YaFSDP"}, "fsdp"),
+        ({"framework": "MosaicML Composer"}, "composer"),
+        ({"framework": "verl"}, "fsdp"),
+        ({"framework": "NeMo-RL (Megatron + vLLM)"}, "megatron"),
+        ({"framework": "in-house", "tp": 8}, "megatron"),
+        ({"framework": "", "gpus": 64}, "fsdp"),
+        ({"framework": ""}, "huggingface"),
+    ],
+)
+def test_frameworks_map_to_the_nearest_profile(cells, profile):
+    assert profile_of(row(**cells)).name == profile
+
+
+def test_blank_cells_of_an_adapter_table_are_filled():
+    case = training_case(row(framework="LLaMA-Factory", adapter="qlora", dtype="nf4"))
+    assert (case.layout.micro_batch, case.layout.accumulation, case.layout.zero) == (1, 1, ZeroStage.NONE)
+    assert case.layout.recompute is Recompute.FULL
+    assert case.job.seq_len == 512
+    assert case.job.adapter.rank == 16
+    assert case.job.adapter.base_bytes == pytest.approx(0.5625)
+
+
+def test_litgpt_recomputes_only_where_it_shards():
+    assert training_case(row(framework="litgpt", seq=512)).layout.recompute is Recompute.NONE
+    sharded = training_case(row(framework="litgpt", seq=512, shard="fsdp", gpus=2))
+    assert sharded.layout.recompute is Recompute.FULL
+    assert (sharded.layout.data, sharded.layout.zero) == (2, ZeroStage.PARAMETERS)
+
+
+@pytest.mark.parametrize(
+    ("shard", "stage"),
+    [
+        ("zero1", 1), ("ZeRO-2", 2), ("stage 3", 3), ("FSDP full_shard", 3), ("fsdp-shard_grad_op", 2),
+        ("distributed optimizer (ZeRO-1)", 1), ("distopt", 1), ("ddp", 0), ("none", 0),
+    ],
+)  # fmt: skip
+def test_sharding_is_read_as_printed(shard, stage):
+    found = training_case(row(kind="pretrain", adapter="full", shard=shard, gpus=8, framework="x"))
+    assert found.layout.zero == stage
+
+
+@pytest.mark.parametrize(
+    ("notes", "probe"),
+    [
+        ("torch.cuda.max_memory_reserved", (True, False)),
+        ("real run, allocated memory", (False, False)),
+        ("nvidia-smi, all processes", (True, True)),
+        ("", (True, True)),
+    ],
+)
+def test_the_probe_is_read_from_the_notes(notes, probe):
+    assert probe_of(row(notes=notes), "huggingface") == probe
+
+
+def test_reward_models_hold_pairs_and_no_vocabulary():
+    case = training_case(row(kind="rm", adapter="full", mbs=4, framework="DeepSpeed", shard="zero2", gpus=8))
+    assert case.layout.micro_batch == 8
+    assert case.job.head == "scalar"
+
+
+def test_a_reserving_engine_shows_its_setting_not_its_need():
+    cells = {"kind": "inference", "framework": "vLLM 0.6", "isl": 1024, "osl": 128}
+    assert inference_case(row(**cells)).preallocated == pytest.approx(0.9 * 85.9e9, rel=0.01)
+    other = inference_case(row(**cells, notes="gpu_memory_utilization=0.5"))
+    assert other.preallocated == pytest.approx(0.5 * 85.9e9, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name", "kv"),
+    [
+        ("BF16", "bf16", 2.0), ("bf16 + int8 KV", "bf16", 1.06), ("AWQ-INT4", "int4", 2.0), ("GPTQ-Int8", "int8", 2.0),
+        ("FP8", "fp8", 2.0), ("bnb.nf4-dq", "nf4", 2.0), ("bnb.nf4", "nf4-plain", 2.0), ("Q4_K_M", "q4_k_m", 2.0),
+    ],
+)  # fmt: skip
+def test_weights_and_caches_are_read_from_the_dtype(dtype, name, kv):
+    case = inference_case(row(kind="inference", framework="Transformers", dtype=dtype, isl=1, osl=2048))
+    assert (case.job.weights.name, case.job.kv_bytes_per_value) == (name, kv)

@@ -1,0 +1,76 @@
+"""Typed columns that a prediction reads: the attention kernel, the policy of recomputation, who keeps what gathered."""
+
+import dataclasses
+
+import pytest
+
+from charter.physics.memory.peak import job_memory
+from charter.spec.layout import Recompute
+from charter.validation.quantities.memory_cases import training_case as memory_case
+from charter.validation.quantities.memory_stacks import profile_of
+from charter.validation.quantities.training_cases import training_case
+from charter.validation.rows.measurement import Measurement
+from charter.validation.rows.typed import settled
+
+ROW = {
+    "id": "X-1", "metric": "step_time_s", "value": 1.0, "kind": "pretrain", "model": "Llama 3.1 8B", "gpus": 64,
+    "seq": 8192,
+    "mbs": 1, "gbs": 64, "stack": "torchtitan", "accelerator": "H100-SXM-80GB", "compute_dtype": "bf16",
+    "shard_kind": "zero3", "recompute_kind": "full", "parameter_dtype": "fp32", "gradient_dtype": "fp32",
+    "optimizer_dtype": "fp32", "master_dtype": "none", "logits_kernel": "full",
+}  # fmt: skip
+
+
+def row(**changes):
+    return Measurement(**settled(ROW | changes))
+
+
+def peak(**changes):
+    case = memory_case(row(metric="peak_mem_gib", **changes))
+    return job_memory(case.job, case.layout)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "generation"),
+    [("flash1", "flash1"), ("triton", "flash1"), ("flash2", "flash2"), ("flash3", "recent"), ("flash4", "recent")],
+)
+def test_the_named_attention_kernel_is_the_one_that_is_timed(kernel, generation):
+    assert training_case(row(attention_kernel=kernel)).profile.attention == generation
+
+
+def test_a_partial_policy_repeats_half_of_the_layers():
+    case = training_case(row(recompute_kind="partial"))
+    assert (case.layout.recompute, case.recompute_share) == (Recompute.FULL, 0.5)
+    assert memory_case(row(metric="peak_mem_gib", recompute_kind="partial")).job.recompute_share == 0.5
+
+
+def test_weights_and_gradients_stay_whole_beside_a_pipeline():
+    pipelined = {term.name: term for term in peak(pp=4, gbs=256).terms}
+    assert pipelined["gathered weights"].value > 2 * 8.03e9 / 4 * 0.8
+    assert pipelined["gradients"].value > 4 * 8.03e9 / 4 * 0.8
+
+
+def test_gradients_are_where_their_optimizer_steps():
+    def gradients(**changes):
+        return [term for term in peak(**changes).phases["end of backward"] if term.name == "gradients" and term.value]
+
+    assert (len(gradients()), gradients(offload="optimizer+params")) == (1, [])
+
+
+def test_a_quantised_base_is_gathered_as_it_is_stored():
+    tuned = {"kind": "lora", "adapter": "qlora", "stack": "torchtune", "gpus": 8, "master_dtype": "none"}
+    stored = {term.name: term.value for term in peak(**tuned, parameter_dtype="nf4").terms}["gathered weights"]
+    plain = {term.name: term.value for term in peak(**tuned | {"adapter": "lora"}, parameter_dtype="bf16").terms}
+    assert stored < plain["gathered weights"]
+
+
+def test_a_chunked_loss_of_liger_keeps_less_than_lean_layers():
+    case = memory_case(row(metric="peak_mem_gib", stack="deepspeed", logits_kernel="chunked"))
+    lean = dataclasses.replace(case.job, profile=dataclasses.replace(case.job.profile, implementation="lean"))
+    assert job_memory(case.job, case.layout).total < job_memory(lean, case.layout).total
+
+
+def test_a_trainer_with_master_weights_is_deepspeed():
+    masters = {"stack": "hf-trainer", "shard_kind": "none", "parameter_dtype": "bf16", "gpus": 1}
+    assert profile_of(row(**masters, master_dtype="fp32")).name == "deepspeed"
+    assert profile_of(row(**masters, master_dtype="none")).name == "huggingface"

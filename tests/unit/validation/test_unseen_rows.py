@@ -1,0 +1,213 @@
+"""Rows as other sources would print them: nothing crashes, few are refused, and predictions stay plausible."""
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+
+from charter.physics.shapes.flops import training_flops_per_token
+from charter.validation.rows.accelerator import accelerator_of
+from charter.validation.rows.architecture import architecture_of
+from charter.validation.rows.measurement import Measurement
+from charter.validation.validate import Verdict, validate
+
+MODELS = ("Llama-2-7B", "Qwen3-30B-A3B", "DeepSeek-V3")
+STACKS = ("torchtitan", "MaxText", "DeepSpeed ZeRO++", "YaFSDP", "LLaMA-Factory", "Unsloth", "torchtune", "")
+DEVICES = ("8x H100 SXM5 80GB", "A100-SXM4-80GB", "NVIDIA GeForce RTX 4090", "TPU v5p-128", "L40S", "MI300X")
+TRAINING = ("step_time_s", "tokens_per_s", "samples_per_s", "peak_mem_gb", "peak_mem_mib", "gpu_hours", "wall_minutes")
+RL = ("step_time_s", "ppo_generate_time_s", "ppo_actor_train_time_s", "ppo_score_time_s", "out_tokens_per_s", "oom")
+SERVING = ("out_tokens_per_s", "requests_per_s", "ttft_ms", "tpot_ms", "e2e_latency_s", "tokens_per_s_per_user", "oom")
+
+
+def row(**cells: Any) -> Measurement:
+    return Measurement(**{"id": "ZZZ-1", "metric": "step_time_s", "value": 1.0, "dtype": "bf16"} | cells)
+
+
+def predicted(*rows: Measurement) -> list[float]:
+    verdicts = validate(rows)
+    assert [verdict.refused for verdict in verdicts] == [None] * len(rows)
+    return [float(verdict.predicted or 0.0) for verdict in verdicts]
+
+
+def one(**cells: Any) -> float:
+    return predicted(row(**cells))[0]
+
+
+TUNING: dict[str, Any] = {
+    "kind": "sft",
+    "model": "Llama 3.1 8B",
+    "gpu": "H100",
+    "gpus": 8,
+    "framework": "torchtune",
+    "shard": "fsdp",
+    "mbs": 2,
+    "gbs": 32,
+    "recompute": "full",
+    "seq": 2048,
+    "metric": "tokens_per_s_per_gpu",
+}
+PPO: dict[str, Any] = {"kind": "ppo", "model": "Qwen2.5-7B", "gpu": "H100", "gpus": 16, "framework": "OpenRLHF"}
+PPO |= {"samples_per_step": 1024, "isl": 256, "osl": 1024}
+SERVED: dict[str, Any] = {"kind": "inference", "model": "Llama-2-7B", "gpu": "A100-SXM-80GB", "gpus": 1, "mbs": 8}
+SERVED |= {"isl": 512, "osl": 128, "framework": "vLLM"}
+
+
+def test_few_rows_of_unseen_sources_are_refused_and_none_is_absurd() -> None:
+    notes = "1.0B tokens, 1 epoch"
+    made: list[Measurement] = []
+    for model, device, stack in product(MODELS, DEVICES, STACKS):
+        named = {"model": model, "gpu": device, "framework": stack, "notes": notes}
+        kinds = ("pretrain", "sft", "lora", "rm")
+        i = len(made) // 2
+        made += [
+            row(kind=kinds[(i + j) % 4], metric=TRAINING[(i + j) % 7], gpus=16, gbs=48 if j % 2 else None, **named)
+            for j in range(2)
+        ]
+    for model, metric in product(MODELS, RL):
+        made += [row(kind="GRPO", model=model, gpu="H100", gpus=64, framework="verl", metric=metric)]
+    for model, metric, device in product(MODELS, SERVING, DEVICES):
+        made += [row(kind="inference", model=model, gpu=device, framework="vLLM", metric=metric)]
+    verdicts = validate(made)
+    assert sum(verdict.refused is not None for verdict in verdicts) < 0.02 * len(made)
+    assert all(_is_sensible(verdict) for verdict in verdicts if verdict.refused is None)
+
+
+def _is_sensible(verdict: Verdict) -> bool:
+    if isinstance(verdict.predicted, bool):
+        return True
+    low, middle, high = verdict.p10, verdict.predicted, verdict.p90
+    return low is not None and middle is not None and high is not None and 0 < low <= middle <= high < 1e12
+
+
+@pytest.mark.parametrize("model", ["Llama 3.1 8B", "Llama 3.1 70B", "Qwen3-235B-A22B"])
+@pytest.mark.parametrize("framework", ["torchtitan", "Megatron-Bridge", "MaxText"])
+def test_training_uses_a_plausible_share_of_the_peak(model: str, framework: str) -> None:
+    made = row(
+        kind="pretrain", model=model, framework=framework, gpu="H100", gpus=256, seq=8192, metric="tokens_per_s_per_gpu"
+    )
+    flops = training_flops_per_token(architecture_of(made), 8192)
+    assert 0.02 < predicted(made)[0] * flops / accelerator_of(made).peak_flops_per_second("bf16") < 0.75
+
+
+def test_other_names_of_metrics_measure_the_same() -> None:
+    step = one(**TUNING | {"metric": "step_time_s"})
+    assert one(**TUNING | {"metric": "step_time_ms", "unit": "ms"}) == pytest.approx(1e3 * step)
+    assert one(**TUNING | {"metric": "samples_per_s"}) == pytest.approx(32 / step)
+    assert one(**TUNING | {"metric": "tokens_per_s"}) == pytest.approx(32 * 2048 / step)
+    assert one(**TUNING | {"metric": "steps_per_s"}) == pytest.approx(1 / step)
+    whole = one(**SERVED | {"metric": "e2e_latency_s"})
+    assert one(**SERVED | {"metric": "requests_per_s"}) == pytest.approx(8 / whole)
+    assert one(**SERVED | {"metric": "tokens_per_s_per_user"}) == pytest.approx(128 / whole)
+    assert one(**SERVED | {"metric": "prefill_tokens_per_s"}) == pytest.approx(
+        8 * 512 / one(**SERVED | {"metric": "ttft_s"})
+    )
+    run = {"kind": "sft", "model": "Llama-2-7B", "gpu": "H100", "gpus": 8, "notes": "100k samples"}
+    assert one(**run, metric="wall_minutes") == pytest.approx(60 * one(**run, metric="wall_hours"))
+
+
+def test_mebibytes_are_read_as_such() -> None:
+    assert one(**TUNING | {"metric": "peak_mem_mib"}) == pytest.approx(
+        1024 * one(**TUNING | {"metric": "peak_mem_gib"})
+    )
+
+
+def test_spellings_of_the_same_setting_give_the_same_prediction() -> None:
+    memory = TUNING | {"metric": "peak_mem_gb"}
+    for same in (
+        ("Full", "none", "full fine-tuning"),
+        ("lora", "LoRA", "LoRA r=16"),
+        ("qlora", "QLoRA", "QLoRA (nf4)"),
+    ):
+        assert len({one(**memory | {"adapter": spelt}) for spelt in same}) == 1
+    assert (
+        len({one(**memory | {"recompute": spelt}) for spelt in ("full", "yes", "GC", "on", "gradient checkpointing")})
+        == 1
+    )
+    assert len({one(**memory | {"recompute": spelt}) for spelt in ("none", "no", "None (flash)")}) == 1
+    assert one(**memory | {"offload": "cpu"}) == one(**memory | {"offload": "optimizer+params"})
+    assert one(**memory | {"shard": "ZeRO-Offload"}) < one(**memory | {"shard": "zero2"})
+
+
+def test_a_row_of_kind_lora_trains_adapters_in_a_whole_run() -> None:
+    run = {"model": "Llama-2-7B", "gpu": "H100", "gpus": 8, "notes": "100k samples", "metric": "wall_hours"}
+    assert one(kind="lora", **run) < one(kind="sft", **run)
+
+
+def test_adapters_train_faster_than_everything_and_a_four_bit_base_slower() -> None:
+    full, lora, qlora = (one(**TUNING | {"adapter": adapter, "mbs": 4}) for adapter in ("full", "lora", "qlora"))
+    assert full < lora > qlora
+    assert one(**TUNING | {"adapter": "lora", "dtype": "int8"}) <= lora
+
+
+def test_recomputation_and_offloading_slow_a_step_and_save_memory() -> None:
+    for column, leaner in (("recompute", ("none", "full")), ("offload", ("none", "optimizer", "optimizer+params"))):
+        rates = [one(**TUNING | {column: value}) for value in leaner]
+        peaks = [one(**TUNING | {column: value, "metric": "peak_mem_gb"}) for value in leaner]
+        assert rates == sorted(rates, reverse=True)
+        assert peaks == sorted(peaks, reverse=True)
+
+
+def test_pairs_cost_more_than_single_answers() -> None:
+    step = TUNING | {"metric": "step_time_s", "framework": "TRL"}
+    plain, compared, free = (one(**step | {"notes": notes}) for notes in ("", "DPO", "SimPO"))
+    assert 1.5 * plain < free < compared < 4 * plain
+
+
+def test_experts_of_a_megatron_job_without_a_layout_are_spread_over_its_replicas() -> None:
+    rates = [
+        one(kind="pretrain", framework="NeMo", model="Qwen3-30B-A3B", gpu="H100", gpus=gpus, gbs=8 * gpus, seq=4096,
+            metric="tokens_per_s_per_gpu")
+        for gpus in (8, 64)
+    ]  # fmt: skip
+    assert rates[0] > rates[1] > 2000
+
+
+def test_zero_bubble_schedules_and_compressed_traffic_are_read_from_the_text() -> None:
+    deep = {
+        "kind": "pretrain",
+        "model": "Llama-2-7B",
+        "gpu": "A100",
+        "gpus": 8,
+        "pp": 8,
+        "mbs": 1,
+        "gbs": 16,
+        "seq": 2048,
+    }
+    plain = row(framework="Megatron-LM 2021", **deep)
+    bubble, none = predicted(plain, replace(plain, notes="ZB-1P schedule"))
+    assert none < bubble
+    wide = {
+        "kind": "pretrain",
+        "model": "Llama 3.1 70B",
+        "gpu": "V100",
+        "gpus": 256,
+        "shard": "zero3",
+        "mbs": 1,
+        "seq": 2048,
+    }
+    gathered, compressed = predicted(
+        row(framework="DeepSpeed", **wide), row(framework="DeepSpeed", notes="qwZ+qgZ", **wide)
+    )
+    assert compressed < gathered
+
+
+def test_a_step_of_reinforcement_learning_is_no_shorter_than_its_parts() -> None:
+    whole, *parts = (
+        one(**PPO, metric=metric)
+        for metric in ("step_time_s", "ppo_generate_time_s", "ppo_train_time_s", "ppo_score_time_s", "ppo_refit_time_s")
+    )
+    assert sum(parts) <= whole
+
+
+@pytest.mark.parametrize("dtype", ["GPTQ", "W4A8", "W4A8KV4", "EXL2 4.0bpw", "AQLM 2-bit", "awq"])
+def test_weights_of_few_bits_are_read_faster(dtype: str) -> None:
+    served = SERVED | {"metric": "out_tokens_per_s", "mbs": 1}
+    assert one(**served | {"dtype": dtype}) > 1.5 * one(**served)
+    memory = SERVED | {"metric": "peak_mem_gb", "framework": "transformers"}
+    assert one(**memory | {"dtype": dtype}) < 0.6 * one(**memory)
+
+
+def test_llama_cpp_splits_layers_over_devices() -> None:
+    served = SERVED | {"framework": "llama.cpp", "metric": "out_tokens_per_s", "mbs": 1, "dtype": "Q4_K_M"}
+    assert one(**served | {"gpus": 4}) <= one(**served)
