@@ -102,9 +102,9 @@ def arguments_of(function: Callable[..., Any], text: str) -> dict[str, Any]:
             raise ArgumentError(f"the arguments are a JSON object with {names}" if names else "takes no arguments")
         only = (required or parameters)[0]
         given = {only.name: text.strip() if only.annotation in (str, inspect.Parameter.empty) else given}
-    names = {item.name for item in parameters}
-    if unknown := sorted(set(given) - names):
-        raise ArgumentError(f"takes no {unknown[0]}; it takes {', '.join(sorted(names)) or 'nothing'}")
+    allowed = {item.name for item in parameters}
+    if unknown := sorted(set(given) - allowed):
+        raise ArgumentError(f"takes no {unknown[0]}; it takes {', '.join(sorted(allowed)) or 'nothing'}")
     for item in parameters:
         if item.name in given:
             _check_type(item, given[item.name])

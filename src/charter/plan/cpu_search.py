@@ -10,7 +10,7 @@ from charter.plan.options.option import Option, Rejected
 from charter.plan.options.question import Missed, Question
 from charter.plan.options.why_not import does_not_fit
 from charter.plan.physics.cpu_memory import of_processes, training_peak
-from charter.plan.physics.cpu_time import cpu_phase_terms, gradient_sum_term, reward_text_term
+from charter.plan.physics.cpu_time import cpu_phase_terms, gradient_sum_term, reward_text_term, tools_term
 from charter.plan.physics.fit import Peak, answering_peak
 from charter.plan.work.phase import Phase, Workload
 from charter.spec.layout import Layout, Recompute
@@ -75,6 +75,8 @@ def _seconds(question: Question, work: Workload, place: Place, layout: Layout) -
             micro_batches=_passes(work, phase, layout),
             again=layout.recompute is Recompute.FULL,
         )
+        if phase.call_seconds:
+            yield tools_term(phase)
         if _is_reward(work, phase):
             yield reward_text_term(phase)
         if phase.work == "train" and place.processes > 1:

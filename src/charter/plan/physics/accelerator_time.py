@@ -17,6 +17,7 @@ from charter.physics.terms import Term
 from charter.physics.training.device_columns import DeviceColumns
 from charter.physics.training.step_time import training_step
 from charter.physics.training.topology import group
+from charter.plan.physics.cpu_time import tools_term
 from charter.plan.physics.engine_knowledge import EngineKnowledge, engine_knowledge
 from charter.plan.physics.fit import ServerBeside, decoded_together, server_of
 from charter.plan.physics.knowledge import Knowledge
@@ -79,10 +80,12 @@ def _other(
     engine: str,
 ) -> list[Term]:
     if server := server_of(phase, engine):
-        return _served_rollouts(server, role, phase, layout, together, accelerator, knowledge)
-    if phase.work == "generate":
-        return _rollouts(role, phase, layout, together, accelerator, knowledge)
-    return _scoring(role, phase, phase.steps / layout.data, layout.tensor, accelerator, knowledge)
+        terms = _served_rollouts(server, role, phase, layout, together, accelerator, knowledge)
+    elif phase.work == "generate":
+        terms = _rollouts(role, phase, layout, together, accelerator, knowledge)
+    else:
+        return _scoring(role, phase, phase.steps / layout.data, layout.tensor, accelerator, knowledge)
+    return [*terms, tools_term(phase, layout.data)] if phase.call_seconds else terms
 
 
 def answering_terms(
@@ -107,6 +110,8 @@ def answering_terms(
         if phase.work == "generate":
             together = max(1, int(batches[phase.name]))
             terms += _decoding(role, phase, turns, phase.batch, together, tensor, 1, accelerator, knowledge)
+            if phase.call_seconds:
+                terms.append(tools_term(phase))
         else:
             terms += _scoring(role, phase, turns, tensor, accelerator, knowledge)
     return tuple(terms)

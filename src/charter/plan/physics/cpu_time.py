@@ -64,6 +64,14 @@ def reward_text_term(phase: Phase) -> Term:
     return _term(phase, "text", seconds, f"{phase.sequences:,.0f} answers x {1e3 * ANSWER_SECONDS:g} ms")
 
 
+def tools_term(phase: Phase, replicas: int = 1) -> Term:
+    """Seconds in which tools reply to what was sampled: turns x their calls; every replica has processes of its own."""
+    seconds = phase.sequences / replicas * phase.call_seconds
+    each = f"{phase.sequences / replicas:,.0f} turns x {phase.call_seconds:.3g} s"
+    source = "mean_tool_time and concurrency of the stage's environment"
+    return Term(name=f"{phase.name}: tools", part="tools", value=seconds, unit="seconds", formula=each, source=source)
+
+
 def gradient_sum_term(role: Role, phase: Phase, processes: int) -> Term:
     """Seconds in which processes add up their gradients: `2 (n - 1) / n x 4 B x parameters / rate` at each step."""
     trained = adapter_parameters(role.architecture, role.adapter) if role.adapter else None

@@ -11,6 +11,7 @@ from charter.plan.work.phase_kinds import (
     assume_length,
     assume_question,
     forward,
+    in_turns,
     question_tokens,
     questions_per_pair,
 )
@@ -155,7 +156,11 @@ def evaluate(stage: EvalStage, models: Models, library: Library) -> Workload:
     pairs = library.corpus(stage.pairs, roles[0].vocab_size)
     count = float(min(stage.num_prompts or prompts.rows, prompts.rows or stage.num_prompts or 0))
     prompt = min(prompts.prompt_tokens, stage.max_prompt_tokens)
-    phases = [answers(f"answers of {role.name}", role.name, count, stage, prompt) for role in roles if count]
+    phases = [
+        in_turns(answers(f"answers of {role.name}", role.name, count, stage, prompt), stage.environment, library)
+        for role in roles
+        if count
+    ]
     for names in (stage.refusal_prompts, stage.benign_prompts):
         source = library.prompts(names, roles[0].vocab_size)
         rows, length = float(min(stage.num_prompts or source.rows, source.rows)), source.prompt_tokens

@@ -1,10 +1,12 @@
 """The building blocks of workloads: one phase each, and what they assume."""
 
+from dataclasses import replace
 from math import ceil
 
 from charter.physics.serving.response_lengths import USUAL_SPREAD, ResponseLengths
 from charter.plan.work.corpus import Corpus, Library
 from charter.plan.work.phase import PADDING_GROWTH, PADDING_SOURCE, Phase, padded
+from charter.spec.rewards import Environment
 from charter.spec.stage import Optimization, Sampling
 
 PRINCIPLE_TOKENS = 50.0
@@ -90,6 +92,49 @@ def answers(
         mean_new_tokens=float(stage.mean_new_tokens or 0),
         longest_tokens=prompt_tokens + stage.max_new_tokens,
     )
+
+
+def in_turns(phase: Phase, environment: Environment | None, library: Library) -> Phase:
+    """The answers of a phase in n turns, each of which reads its whole context anew, and the calls between them.
+
+    A turn reads P + (n - 1) / 2 (L + O) tokens in the mean and writes L, for P of the prompt, L = new tokens / n and O
+    of a reply. The native engine keeps no cache from one turn to the next; one that does reads P + (n - 1) O in all.
+    """
+    if environment is None:
+        return phase
+    turns, reply = expected_turns(environment), environment.observation_tokens
+    between = (turns - 1) / 2 * (phase.new_tokens / turns + reply)
+    library.assume(
+        "turns of an answer",
+        turns,
+        "mean_turns, else max_turns; each reads all before it again, with replies of observation_tokens",
+        "2026-11",
+    )
+    calls = (turns - 1) / turns
+    library.assume("seconds of a tool's call", environment.mean_tool_time, "mean_tool_time of the stage", "2026-11")
+    return replace(
+        phase,
+        steps=phase.steps * turns,
+        prompt_tokens=phase.prompt_tokens + between,
+        unpadded_tokens=phase.unpadded_tokens and phase.unpadded_tokens + between,
+        new_tokens=phase.new_tokens / turns,
+        mean_new_tokens=phase.mean_new_tokens / turns,
+        longest_tokens=phase.longest_tokens + environment.most_observed_tokens,
+        call_seconds=calls * environment.mean_tool_time / environment.concurrency,
+    )
+
+
+def expected_turns(environment: Environment) -> float:
+    """Turns of an answer that a plan counts."""
+    return min(environment.mean_turns or environment.max_turns, environment.max_turns)
+
+
+def reply_tokens(environment: Environment | None) -> tuple[float, float]:
+    """Tokens of the replies in an answer: as many as a plan counts, and at most."""
+    if environment is None:
+        return 0.0, 0.0
+    counted = (expected_turns(environment) - 1) * environment.observation_tokens
+    return counted, float(environment.most_observed_tokens)
 
 
 def longest_answer(stage: Sampling) -> float:

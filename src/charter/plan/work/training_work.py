@@ -10,7 +10,9 @@ from charter.plan.work.phase_kinds import (
     assume_length,
     assume_padding,
     forward,
+    in_turns,
     question_tokens,
+    reply_tokens,
     train,
     training_steps,
 )
@@ -105,8 +107,10 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
         library.assume("ppo.value model", f"starts from the {origin}, same size", "charter.train.ppo")
     prompts = library.prompts(stage.prompts, policy.vocab_size)
     prompt = float(stage.max_prompt_tokens)
-    longest = prompt + stage.max_new_tokens
-    answered = stage.max_new_tokens / longest
+    replies, most_replies = reply_tokens(stage.environment)
+    read = prompt + stage.max_new_tokens + replies
+    longest = prompt + stage.max_new_tokens + most_replies
+    answered = stage.max_new_tokens / read
     library.assume(
         "ppo.prompt tokens",
         prompt,
@@ -115,10 +119,10 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
     )
     rollouts = ceil(stage.episodes / stage.rollout_batch)
     assume_length(library, stage)
-    question = longest + RATING_TOKENS
+    question = read + RATING_TOKENS
     scoring = (
         *(
-            forward(f"score {role.name}", role.name, rollouts, stage.rollout_batch, longest, logit_share=answered)
+            forward(f"score {role.name}", role.name, rollouts, stage.rollout_batch, read, logit_share=answered)
             for role in (policy, *reference, *reward)
         ),
         *(
@@ -126,7 +130,7 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
             for role in judge
         ),
         *(
-            forward(f"score {role}", role, rollouts, stage.rollout_batch, longest, logit_share=answered)
+            forward(f"score {role}", role, rollouts, stage.rollout_batch, read, logit_share=answered)
             for role in learning[1:]
         ),
     )
@@ -147,7 +151,7 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
     updates = rollouts * ceil(stage.rollout_batch / stage.minibatch) * stage.ppo_epochs
     batch = min(stage.minibatch, stage.rollout_batch)
     training = tuple(
-        train(role, steps=updates, batch=batch, tokens=longest, longest=longest, ragged=False, logit_share=answered)
+        train(role, steps=updates, batch=batch, tokens=read, longest=longest, ragged=False, logit_share=answered)
         for role in learning
     )
     return Workload(
@@ -155,10 +159,14 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
             policy, *((value,) if stage.has_value_model else ()), *reference, *reward, *judge, may_choose=False
         ),
         phases=(
-            replace(
-                answers("generate", "policy", rollouts * stage.rollout_batch, stage, prompt, ragged=False),
-                unpadded_tokens=min(prompts.prompt_tokens, prompt),
-                served=stage.generator == "vllm",
+            in_turns(
+                replace(
+                    answers("generate", "policy", rollouts * stage.rollout_batch, stage, prompt, ragged=False),
+                    unpadded_tokens=min(prompts.prompt_tokens, prompt),
+                    served=stage.generator == "vllm",
+                ),
+                stage.environment,
+                library,
             ),
             *scoring,
             *training,
