@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
-from charter.handover.engine import HandoverEngine
-from charter.handover.engines import HANDOVER_ENGINES, render
-from charter.handover.mapping import CHARTERS_OWN, STAGE, MappedField
-from charter.handover.rendered import RenderedRun
+from charter.engines.common.engine import HandoverEngine
+from charter.engines.common.mapping import CHARTERS_OWN, STAGE, MappedField
+from charter.engines.common.rendered import RenderedRun
+from charter.engines.handover import HANDOVER_ENGINES, render
 from charter.report.handover_pages import GUARANTEES
 from generated import write_part
 from plain_stages import STAGES, accepted_stage, handover

@@ -6,8 +6,8 @@ from math import ceil
 from typing import Any
 
 from charter.catalog import models
-from charter.handover.engines import HANDOVER_ENGINES, handover_engine
-from charter.handover.request import Handover, HandoverPaths, RlPlacement
+from charter.engines.common.request import Handover, HandoverPaths, RlPlacement
+from charter.engines.handover import HANDOVER_ENGINES, handover_engine
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, ZeroStage
 from charter.spec.stage import (

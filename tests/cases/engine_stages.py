@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from charter.handover.request import Handover, HandoverPaths, RlPlacement
+from charter.engines.common.request import Handover, HandoverPaths, RlPlacement
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, ZeroStage
 from charter.spec.stage import DpoStage, Engine, PpoStage, PreferenceModelStage, SftStage, Stage

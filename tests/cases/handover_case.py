@@ -1,8 +1,8 @@
 """An engine that takes every field as it is, and refuses one value; projects to hand over to it."""
 
-from charter.handover.engine import HandoverEngine
-from charter.handover.mapping import FieldMapper, fields_of
-from charter.handover.rendered import RenderedRun, Resume
+from charter.engines.common.engine import HandoverEngine
+from charter.engines.common.mapping import FieldMapper, fields_of
+from charter.engines.common.rendered import RenderedRun, Resume
 
 REFUSED_RATE = 0.125
 EVERY_KIND = ("sft", "preference_model", "dpo", "ppo")

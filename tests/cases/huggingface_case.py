@@ -1,6 +1,6 @@
 """Stages of every kind, handed over to TRL, Accelerate and DeepSpeed on layouts of all sorts."""
 
-from charter.handover.request import Handover, HandoverPaths, RlPlacement
+from charter.engines.common.request import Handover, HandoverPaths, RlPlacement
 from charter.spec.layout import Layout, Recompute, ZeroStage
 from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, PretrainStage, SftStage
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from charter.handover.megatron.schema import Schema
-from charter.handover.request import Handover, HandoverPaths
+from charter.engines.common.request import Handover, HandoverPaths
+from charter.engines.megatron.schema import Schema
 from charter.spec.architecture import Architecture, MixtureOfExperts
 from charter.spec.layout import Layout, Recompute, ZeroStage
 from charter.spec.stage import PretrainStage, SftStage, StageResources

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from charter.handover.request import Handover, HandoverPaths, RlPlacement, RolesTogether
+from charter.engines.common.request import Handover, HandoverPaths, RlPlacement, RolesTogether
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
 from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, SftStage, StageResources
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-NEMO_RL = Path(__file__).resolve().parents[2] / "src/charter/handover/nemo_rl/schema.json"
+NEMO_RL = Path(__file__).resolve().parents[2] / "src/charter/engines/nemo_rl/schema.json"
 PLAIN: dict[str, tuple[type, ...]] = {
     "str": (str,),
     "PathLike": (str,),

@@ -81,7 +81,7 @@ def test_plan_over_its_budget_at_p50_exits_4(charter, demo):
     done = charter("--set", "budget.limit=1", cwd=demo)
     assert done.returncode == 4
     assert "error[budget]" in done.stderr
-    assert "Budget $1.00: exceeded already at p50" in done.stdout, "the plan is printed first"
+    assert "Budget $1.00: exceeded at p50" in done.stdout, "the plan is printed first"
 
 
 def test_exit_code_2_without_a_project(charter, tmp_path):

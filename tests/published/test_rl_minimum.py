@@ -8,7 +8,7 @@ Seen failing under mutations of production lines (tests that fail):
 import ppo_case as case
 import pytest
 
-from charter.plan.rl.engine import RL_ENGINES
+from charter.engines.common.rl_engine import RL_ENGINES
 from charter.plan.rl.placement import Placed
 from charter.plan.rl.search import rl_options
 from charter.plan.rl.setting import Setting, host_shortage

@@ -1,7 +1,7 @@
 """Record what NeMo RL's configuration may hold: `tools/engine_schemas/nemo_rl.py CHECKOUT`.
 
 Its package on PyPI is empty, so its `MasterConfig` classes are read from a checkout without importing them: names,
-types and whether a key is required, nothing of their text. Written to `src/charter/handover/nemo_rl/schema.json` with
+types and whether a key is required, nothing of their text. Written to `src/charter/engines/nemo_rl/schema.json` with
 version and commit; tests check every rendered file against it. CHECKOUT is a work tree, or a git directory.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-TARGET = Path(__file__).resolve().parents[2] / "src/charter/handover/nemo_rl/schema.json"
+TARGET = Path(__file__).resolve().parents[2] / "src/charter/engines/nemo_rl/schema.json"
 ROOTS = {
     "sft": "nemo_rl/algorithms/sft.py",
     "rm": "nemo_rl/algorithms/rm.py",

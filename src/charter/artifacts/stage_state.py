@@ -260,7 +260,7 @@ def read_stage(
     if record is not None:
         if proof == "sizes":
             damage = changed_output(directory, record) or ""
-            proven = "sizes of outputs as verified"
+            proven = "outputs have the verified sizes"
         else:
             damage = damaged_output(directory, record, thorough=proof == "thorough") or ""
     failure, progress = read(directory / FAILURE), read(directory / PROGRESS)

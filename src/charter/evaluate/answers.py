@@ -74,7 +74,7 @@ def independent_check(bench: Bench) -> list[Figure]:
         label = f"{role.title()} preferred to the model before, by the check"
         figures.append(proportion(f"independent_check.{role}", label, wins, note=note))
     if "control" in outcome:
-        label, seed = "Policy less control, by the check", bench.seed("independent_check")
+        label, seed = "Win rate of the policy less that of the control, by the check", bench.seed("independent_check")
         key = "independent_check.difference"
         figures.append(difference(key, label, outcome["policy"], outcome["control"], seed=seed, note=note))
     return figures

@@ -72,7 +72,7 @@ def _policy_less_control(bench: Bench, policy: Sequence[JudgedItem], control: Se
     if not both:
         return []
     mine, theirs = ([part[place] for place in both] for part in wins)
-    label, seed = "Policy less control, by the judge", bench.seed(KEY)
+    label, seed = "Win rate of the policy less that of the control, by the judge", bench.seed(KEY)
     return [difference(f"{KEY}.difference", label, mine, theirs, seed=seed)]
 
 

@@ -187,14 +187,14 @@ class AnswerLoss:
 def perplexity(bench: Bench) -> list[Figure]:
     """Loss of the policy, and of what it is measured against, on the held-out answers humans chose."""
     figures = []
-    for role in ("policy", "against"):
+    for role, name in (("policy", "the policy"), ("against", "the model before")):
         if not bench.has(role):
             continue
         losses = answer_losses(bench.model(role), bench.pairs, batch=bench.spec.rollout_batch)
         cut = sum(loss.cut for loss in losses)
         note = "chosen answers of held-out pairs, given their prompts; end token counted"
         note += f"; {cut} cut to the model's context" if cut else ""
-        key, label = f"perplexity.{role}", f"Held-out loss of {role}"
+        key, label = f"perplexity.{role}", f"Held-out loss of {name}"
         nats, tokens = [loss.nats for loss in losses], [float(loss.tokens) for loss in losses]
         figures.append(ratio(f"{key}.nats_per_token", label, nats, tokens, unit="nats/token", note=note))
         bits, sizes = [value / math.log(2) for value in nats], [float(loss.text_bytes) for loss in losses]

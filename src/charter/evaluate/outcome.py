@@ -25,26 +25,35 @@ class _Measure:
     neutral: float
     """The value of no difference."""
     words: str
+    """Sentence around the value."""
 
 
 START = (
-    _Measure(key="exact_match.gain", neutral=0.0, words="right answers, policy less the model before"),
+    _Measure(key="exact_match.gain", neutral=0.0, words="{value} of right answers against the model before"),
     _Measure(
         key="judge_win_rate.policy_length_controlled",
         neutral=0.5,
-        words="preferred by the judge to the model before, at equal length",
+        words="the judge prefers it to the model before in {value} of cases, at equal length",
     ),
-    _Measure(key="judge_win_rate.policy", neutral=0.5, words="preferred by the judge to the model before"),
     _Measure(
-        key="independent_check.policy", neutral=0.5, words="preferred by an independent check to the model before"
+        key="judge_win_rate.policy", neutral=0.5, words="the judge prefers it to the model before in {value} of cases"
+    ),
+    _Measure(
+        key="independent_check.policy",
+        neutral=0.5,
+        words="an independent check prefers it to the model before in {value} of cases",
     ),
 )
 """Evidence against the model before, the strongest first. The reward that was trained on is none."""
 CONTROL = (
-    _Measure(key="exact_match.over_control", neutral=0.0, words="right answers, policy less control"),
-    _Measure(key="judge_win_rate.difference", neutral=0.0, words="preferred by the judge, policy less control"),
+    _Measure(key="exact_match.over_control", neutral=0.0, words="{value} of right answers against the control"),
     _Measure(
-        key="independent_check.difference", neutral=0.0, words="preferred by an independent check, policy less control"
+        key="judge_win_rate.difference", neutral=0.0, words="{value} in the judge's preference against the control"
+    ),
+    _Measure(
+        key="independent_check.difference",
+        neutral=0.0,
+        words="{value} in the preference of an independent check against the control",
     ),
 )
 """The same against the policy trained on shuffled labels or truths."""
@@ -94,7 +103,7 @@ def outcome_of(stage: str, results: Mapping[str, Any]) -> Outcome:
 
     >>> figure = {"key": "exact_match.gain", "value": 0.5, "low": 0.4, "high": 0.6, "n": 200, "unit": "share"}
     >>> outcome_of("eval", {"figures": [figure]}).comparisons[0].why
-    '+50.0 % right answers, policy less the model before (95 % interval +40.0 to +60.0 %, n = 200)'
+    '+50.0 points of right answers against the model before (95 % interval +40.0 to +60.0 points, n = 200)'
     """
     figures = {str(figure.get("key")): figure for figure in results.get("figures") or ()}
     reward = "win_rate.policy" in figures
@@ -118,11 +127,13 @@ def _compared(
         ):
             continue
         low, high, number = figure["low"], figure["high"], figure["n"]
-        sign = "+" if measure.neutral == 0 else ""
-        value, ends = f"{100 * figure['value']:{sign}.1f} %", f"{100 * low:{sign}.1f} to {100 * high:{sign}.1f} %"
-        why = f"{value} {measure.words} (95 % interval {ends}, n = {number:,})"
+        # A difference of two shares is in percentage points, a share in per cent.
+        sign, unit = ("+", "points") if measure.neutral == 0 else ("", "%")
+        ends = f"{100 * low:{sign}.1f} to {100 * high:{sign}.1f} {unit}"
+        sentence = measure.words.format(value=f"{100 * figure['value']:{sign}.1f} {unit}")
+        why = f"{sentence} (95 % interval {ends}, n = {number:,})"
         if number < MIN_ROWS:
-            return Comparison(question=question, answer="not shown", why=f"{why}; fewer than {MIN_ROWS} rows")
+            return Comparison(question=question, answer="not shown", why=f"{why}; {MIN_ROWS} rows are needed")
         answer: Answer = "yes" if low > measure.neutral else "no" if high < measure.neutral else "not shown"
         return Comparison(question=question, answer=answer, why=why)
     return Comparison(question=question, answer="not measured", why=nothing)

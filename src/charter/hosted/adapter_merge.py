@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from charter.engines.common.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from charter.engines.common.request import Handover
 from charter.errors import DataError, StageError
-from charter.hosted.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from charter.models.adapters import product
 from charter.models.language_model import LanguageModel, load_language_model
 from charter.spec.layout import Adapter
+from charter.spec.stage import PreferenceModelStage
 from charter.train.models import ADAPTER
 
 SCORE = "score.weight"
@@ -27,6 +29,14 @@ _PLAIN = {
 }  # fmt: skip
 """Settings of peft that would make the product another one."""
 _MOST_SHOWN = 5
+
+
+def write_merged(directory: Path, handover: Handover, adapter: Adapter, target: Path) -> Mapping[str, object]:
+    """Write the weights of a stage whose engine has left an adapter in `directory`; returns what is recorded of it."""
+    first = Path(handover.paths.trained)
+    write = write_merged_classifier if isinstance(handover.stage, PreferenceModelStage) else write_merged_model
+    write(directory, first, adapter, target)
+    return {"merged": {"rank": adapter.rank, "alpha": adapter.alpha}}
 
 
 def write_merged_model(directory: Path, source: Path, adapter: Adapter, target: Path) -> None:

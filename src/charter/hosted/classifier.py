@@ -11,8 +11,8 @@ from typing import Any
 
 from charter.artifacts.safetensors_file import read_header, write_tensors
 from charter.data.dataset import Turn
+from charter.engines.common.model_files import CONFIG, copy_beside
 from charter.errors import DataError
-from charter.hosted.model_files import CONFIG, copy_beside
 from charter.models.preference import HEAD_FILE, HEAD_WEIGHTS
 
 SCORE = "score.weight"

@@ -17,9 +17,9 @@ from charter.artifacts.group import START
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.whole_dir import publish_dir
 from charter.data.dataset import read_prompts
+from charter.engines.verl.rows import write_parquet
 from charter.errors import DataError
 from charter.hosted.classifier import check_prompts
-from charter.hosted.data_verl import write_parquet
 from charter.hosted.message_rows import message_rows, prompt_of_engine, reads_messages, suffix_of
 from charter.hosted.pair_rows import dpo_rows, reward_rows
 from charter.models.chat import encode_prompt

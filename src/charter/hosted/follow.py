@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from charter.artifacts.stage_dir import StageDir
-from charter.hosted.adapter import Adapter
+from charter.engines.common.adapter import Adapter
+from charter.engines.common.logged import LoggedStep
 from charter.hosted.data_files import DataFiles
 from charter.hosted.engine_process import EngineProcess
 from charter.hosted.log_pump import LogPump
-from charter.hosted.logged import LoggedStep
 from charter.hosted.workplace import take_over
 from charter.train.meter import Meter
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from charter.data.dataset import Turn, read_conversations
+from charter.engines.handover import handover_engine
+from charter.engines.verl.rows import prompt_row
 from charter.errors import DataError, UsageError
-from charter.handover.engines import handover_engine
-from charter.hosted.data_verl import prompt_row
 from charter.hosted.pair_rows import PairRows, dpo_rows, messages
 from charter.spec.stage import DpoStage, PreferenceModelStage, PretrainStage, SftStage, Stage
 from charter.train.setup import Setup

@@ -20,12 +20,14 @@ from charter.artifacts.group import FAILURE, PUBLISH, START
 from charter.artifacts.hosted_facts import HostedFacts, write_hosted_facts
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import PEER_EXIT, PEER_LOST, stage_main
+from charter.engines.adapters import adapter_of
+from charter.engines.common.adapter import Adapter
+from charter.engines.common.rendered import RenderedRun
+from charter.engines.common.request import Handover, HandoverPaths
+from charter.engines.handover import handover_engine, render
+from charter.engines.installed import ENGINE, interpreter_of, package_of
 from charter.errors import DataError, InterruptedRunError, StageError
-from charter.handover.engines import handover_engine, render
-from charter.handover.rendered import RenderedRun
-from charter.handover.request import Handover, HandoverPaths
-from charter.hosted.adapter import Adapter
-from charter.hosted.adapters import adapter_of
+from charter.hosted.adapter_merge import write_merged
 from charter.hosted.beating import beating
 from charter.hosted.data_files import DATA, DataFiles, write_data
 from charter.hosted.engine_process import EngineProcess, end_left, engine_environment
@@ -36,7 +38,6 @@ from charter.hosted.stage_models import StageModels, stage_models
 from charter.hosted.weights import check_language_model
 from charter.hosted.workplace import LOG, WORK, discard, empty, take_over, take_over_left
 from charter.launch.handing_over import handover_of
-from charter.launch.hosted_engine import ENGINE, interpreter_of, package_of
 from charter.models.engine_layout import StageLayout
 from charter.models.ranks import Ranks
 from charter.spec.stage import PreferenceModelStage
@@ -221,14 +222,20 @@ class HostedStage:
     def _convert(self, handover: Handover, models: StageModels, target: Path) -> Mapping[str, object]:
         spec = self.stage.job.spec
         if not isinstance(spec, PreferenceModelStage):
-            facts = self.adapter.convert(self.work, handover, target)
+            facts = self._write_weights(handover, target)
             check_language_model(target)
             return facts
         plain = self.work / "plain"
-        facts = self.adapter.convert(self.work, handover, plain)
+        facts = self._write_weights(handover, plain)
         write_preference_model(plain, models.directories["init"], target, self.setup, spec)
         shutil.rmtree(plain)
         return facts
+
+    def _write_weights(self, handover: Handover, target: Path) -> Mapping[str, object]:
+        directory, adapter = self.adapter.adapter_output, getattr(handover.stage, "adapter", None)
+        if directory is None or adapter is None:
+            return self.adapter.convert(self.work, handover, target)
+        return write_merged(self.work / directory, handover, adapter, target)
 
 
 if __name__ == "__main__":

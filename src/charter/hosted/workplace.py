@@ -6,20 +6,17 @@ newest one is put where the engine finds it.
 """
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from charter.artifacts import durable
 from charter.artifacts.lease import host_id
 from charter.artifacts.stage_dir import StageDir
-from charter.errors import DataError
-from charter.hosted.adapter import Adapter, EngineCheckpoint
+from charter.engines.common.adapter import Adapter, EngineCheckpoint
+from charter.engines.common.files import OWNER, PROCESSES, link_tree, owner_of
 from charter.hosted.beating import beating
-from charter.hosted.files import link_tree
 
-WORK, LOG, OWNER = "engine", "log.txt", "owner.json"
-PROCESSES = "processes"
+WORK, LOG = "engine", "log.txt"
 ENGINE_KEEPS = 2
 """How many of its newest checkpoints every engine is told to keep at least."""
 
@@ -61,20 +58,6 @@ def take_over_left(stage: StageDir, adapter: Adapter, work: Path) -> None:
     """
     if owner_of(work) == _owner(stage):
         take_over(stage, adapter, work)
-
-
-def owner_of(work: Path) -> Mapping[str, Any]:
-    """Return the engine that has worked there, and since which start of the machine; empty where nothing says so."""
-    try:
-        owner = durable.read_json(work / OWNER)
-    except DataError:
-        return {}
-    return owner if isinstance(owner, dict) else {}
-
-
-def processes_in(work: Path) -> int:
-    """Return the number of processes of the engine that works there."""
-    return int(owner_of(work).get(PROCESSES, 1))
 
 
 def empty(stage: StageDir, work: Path) -> None:

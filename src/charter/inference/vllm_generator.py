@@ -23,12 +23,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import charter
+from charter.engines.common.capabilities import capabilities
 from charter.errors import StageError
 from charter.inference.generate import Answers, SamplingSettings, pad_left
 from charter.inference.generator import Weights, check_version
 from charter.inference.vllm_worker import digest, is_probed
 from charter.models.language_model import LanguageModel
-from charter.plan.capabilities import capabilities
 from charter.spec.stage import NATIVE
 
 MESSAGE_LIMIT_BYTES = 1 << 30

@@ -6,8 +6,8 @@ from types import MappingProxyType
 
 from charter.artifacts.job import Job, JobInput
 from charter.catalog.huggingface import architecture_from_config
-from charter.handover.request import CPU, Handover, HandoverPaths
-from charter.launch.hosted_engine import HOSTED_DEGREES
+from charter.engines.common.request import CPU, Handover, HandoverPaths
+from charter.engines.installed import HOSTED_DEGREES
 from charter.models.engine_layout import engine_layout
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, Recompute, ZeroStage

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
 
-from charter.launch.hosted_engine import ENGINE, hosted_values
+from charter.engines.installed import ENGINE, hosted_values
 from charter.models.engine_layout import StageLayout
 from charter.plan.hardware.machine import usable_cores
 from charter.spec.project import BITS, EXACT, Project

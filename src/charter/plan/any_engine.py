@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 
-from charter.plan.capabilities import ENGINES, hardware_refusal
+from charter.engines.common.capabilities import ENGINES, hardware_refusal
+from charter.engines.common.rl_engine import RL_ENGINES
 from charter.plan.layouts.layout_search import Site
 from charter.plan.layouts.training_search import training_options
 from charter.plan.options.option import Option
 from charter.plan.options.question import EngineLayout, Question
 from charter.plan.physics.number_formats import format_refusal
 from charter.plan.plan import Plan
-from charter.plan.rl.engine import RL_ENGINES
 from charter.plan.rl.search import rl_options
 from charter.plan.stages.stage_plan import StagePlan
 from charter.spec.stage import PpoStage

@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from charter.cost.uncertainty import exactly
+from charter.engines.common.capabilities import capabilities
 from charter.physics.shapes.parameters import count_parameters
 from charter.physics.terms import Interval
 from charter.plan.assumption import Assumption
-from charter.plan.capabilities import capabilities
 from charter.plan.choice.candidates import Candidates, rejections
 from charter.plan.choice.whole import QUEUE_P10, QUEUE_P90, Whole, hub_transfer
 from charter.plan.gather import Facts, Gathered

@@ -10,6 +10,8 @@ from dataclasses import dataclass, fields
 from importlib import resources
 
 from charter.catalog import models as catalog_models
+from charter.catalog.accelerators import CPU, parse_request
+from charter.catalog.price_book import offers
 from charter.errors import UsageError
 from charter.spec.suggest import nearest
 
@@ -160,10 +162,15 @@ def _head(inquiry: Inquiry, model: str) -> str:
     return f"name: {inquiry.kind.replace('_', '-')}-{plain}\n"
 
 
-def _resources(inquiry: Inquiry) -> str:
+def _resources(inquiry: Inquiry, given: _Answers) -> str:
     lines = ["resources:"]
     if inquiry.price is not None:
         lines += ["  infra: on_prem", f"  price: {inquiry.price}"]
+    elif inquiry.accelerators is not None and not _is_offered(inquiry.accelerators):
+        lines.append("  infra: on_prem")
+        given.assumed.append(
+            f"a machine of yours: no price list has {inquiry.accelerators}; --price says what it costs"
+        )
     lines.append(f"  accelerators: [{inquiry.accelerators or 'any'}]")
     if inquiry.nodes is not None:
         lines.append(f"  max_nodes: {inquiry.nodes}")
@@ -172,6 +179,11 @@ def _resources(inquiry: Inquiry) -> str:
     if inquiry.deadline is not None:
         lines.append(f"deadline: {inquiry.deadline}")
     return "\n".join(lines) + "\n"
+
+
+def _is_offered(request: str) -> bool:
+    name, _ = parse_request(request)
+    return name == CPU or bool(offers(name))
 
 
 def _adapter(inquiry: Inquiry) -> str:
@@ -196,7 +208,7 @@ def _language(inquiry: Inquiry, given: _Answers) -> str:
         + f"    global_batch: {batch}\n    seq_len: {seq_len}\n"
         + ("    packing: true\n" if is_sft else "")
         + _adapter(inquiry)
-        + _resources(inquiry)
+        + _resources(inquiry, given)
     )
 
 
@@ -213,7 +225,7 @@ def _pairs(inquiry: Inquiry, given: _Answers) -> str:
         + f"pipeline:\n  {inquiry.kind}:\n    kind: {inquiry.kind}\n    init: base\n    data: pairs\n    epochs: 1\n"
         + f"    global_batch: 128\n    seq_len: {seq_len}\n"
         + _adapter(inquiry)
-        + _resources(inquiry)
+        + _resources(inquiry, given)
     )
 
 
@@ -252,7 +264,7 @@ def _rl(inquiry: Inquiry, given: _Answers) -> str:
         + f"    episodes: {episodes}\n    rollout_batch: {rollout}\n    minibatch: {minibatch}\n"
         + f"    max_prompt_tokens: 512\n    max_new_tokens: {2 * mean}\n    mean_new_tokens: {mean}\n"
         + _adapter(inquiry)
-        + _resources(inquiry)
+        + _resources(inquiry, given)
     )
 
 
@@ -263,7 +275,7 @@ def _constitutional(inquiry: Inquiry, given: _Answers) -> str:
     body = text[text.index("models:") : text.index("# ---- where and how")]
     body = body.replace("meta-llama/Llama-3.1-8B", base).replace("meta-llama/Llama-3.1-70B-Instruct", judge)
     given.assumed.append("stages, data and batches of the template cai-8b")
-    return _head(inquiry, base) + body + _resources(inquiry)
+    return _head(inquiry, base) + body + _resources(inquiry, given)
 
 
 _Writer = Callable[[Inquiry, _Answers], str]

@@ -1,6 +1,6 @@
 """From a project to the candidates of every stage: its work, the places, and everything that fits there."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 
 from charter.catalog.price_book import PriceBook
@@ -61,10 +61,13 @@ def gather(project: Project, facts: Facts) -> Gathered:
     """Everything that fits, for every stage; raises `InfeasibleError` for the first that fits nowhere."""
     library = Library(project=project, facts=facts.data, assumptions=[])
     models = Models(project=project, architectures=facts.architectures)
-    candidates = tuple(_candidates(name, project, models, library, facts) for name in execution_order(project))
+    candidates: list[Candidates] = []
+    for name in execution_order(project):
+        asked_before = {model for item in candidates for model in item.work.watches}
+        candidates.append(_candidates(name, project, models, library, facts, asked_before))
     works = {item.name: item.work for item in candidates}
     data = _data_bytes(project, models, library) if bucket(project) else {}
-    return Gathered(candidates=candidates, freights=freights(project, works, data), library=library)
+    return Gathered(candidates=tuple(candidates), freights=freights(project, works, data), library=library)
 
 
 def _data_bytes(project: Project, models: Models, library: Library) -> dict[str, float]:
@@ -75,9 +78,13 @@ def _data_bytes(project: Project, models: Models, library: Library) -> dict[str,
     return {name: corpus.rows * corpus.row_tokens * per_token for name, corpus in corpora.items()}
 
 
-def _candidates(name: str, project: Project, models: Models, library: Library, facts: Facts) -> Candidates:
+def _candidates(
+    name: str, project: Project, models: Models, library: Library, facts: Facts, asked_before: Set[str]
+) -> Candidates:
     stage = project.pipeline[name]
     work = workload(stage, models, library)
+    watches = {model: replace(watch, has_baseline=model in asked_before) for model, watch in work.watches.items()}
+    work = replace(work, watches=watches)
     for role in work.asked:
         price = "price and limits" if work.endpoints[role.name].is_known else "unpriced; limits"
         endpoint = project.serving[role.model].endpoint

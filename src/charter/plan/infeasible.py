@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 
 from charter.catalog import accelerators
-from charter.plan.capabilities import ENGINES
+from charter.engines.common.capabilities import ENGINES
+from charter.engines.common.rl_engine import RL_ENGINES
 from charter.plan.hardware.place import UNPRICED, Place
 from charter.plan.options.question import Found, Question
 from charter.plan.options.why_not import does_not_fit, largest_term
 from charter.plan.plan import InfeasiblePlanError
-from charter.plan.rl.engine import RL_ENGINES
 from charter.plan.search import search
 from charter.spec.stage import NATIVE, PpoStage, Sampling
 from charter.units import GIB

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from charter.plan.capabilities import hardware_refusal, server_refusal
+from charter.engines.common.capabilities import hardware_refusal, server_refusal
 from charter.plan.cpu_search import on_processors
 from charter.plan.hardware.place import LOCAL, Place
 from charter.plan.layouts.layout_search import Site

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from charter.artifacts.whole_dir import publish_dir
+from charter.engines.common.engine import HandoverEngine
+from charter.engines.common.files import link_tree
+from charter.engines.common.rendered import RenderedRun
+from charter.engines.common.request import Handover
+from charter.engines.handover import check_kind, handover_engine, render
 from charter.errors import UsageError
-from charter.handover.engine import HandoverEngine
-from charter.handover.engines import check_kind, handover_engine, render
-from charter.handover.rendered import RenderedRun
-from charter.handover.request import Handover
-from charter.hosted.files import link_tree
 from charter.plan.inputs import read_inputs
 from charter.plan.plan import Plan
 from charter.plan.project_plan import plan_project

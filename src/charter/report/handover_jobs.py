@@ -6,8 +6,8 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from charter.handover.rendered import RenderedRun
-from charter.handover.request import Handover
+from charter.engines.common.rendered import RenderedRun
+from charter.engines.common.request import Handover
 from charter.launch.job import StageJob, safe_name
 from charter.launch.plain_yaml import yaml_text
 from charter.launch.rendered.skypilot import CLOUDS, sky_accelerator

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from charter.artifacts.durable import json_text
-from charter.handover.engine import HandoverEngine
-from charter.handover.mapping import MappedField
-from charter.handover.rendered import RenderedRun, Resume
-from charter.handover.request import Handover
+from charter.engines.common.engine import HandoverEngine
+from charter.engines.common.mapping import MappedField
+from charter.engines.common.rendered import RenderedRun, Resume
+from charter.engines.common.request import Handover
 from charter.plan.stages.stage_plan import StagePlan
 from charter.report.handover_jobs import SCRIPT, SKYPILOT, SLURM
 from charter.report.handover_request import ModelInput

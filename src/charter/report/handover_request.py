@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from math import ceil
 from types import MappingProxyType
 
+from charter.engines.common.request import CPU, Arrangement, Handover, HandoverPaths, RlPlacement, RolesTogether
 from charter.errors import Problem, SpecError, UsageError
-from charter.handover.request import CPU, Arrangement, Handover, HandoverPaths, RlPlacement, RolesTogether
 from charter.plan.options.option import Option, RoleGroup
 from charter.plan.options.question import Question
 from charter.plan.plan import Plan

@@ -7,6 +7,13 @@ from charter.plan.stages.stage_plan import MicroUsd
 from charter.spec.number_formats import FP8
 from charter.units import GIB, format_usd
 
+VERDICT_WORDS = {
+    "ok": "met at p90 as well",
+    "p90 over": "met at p50, exceeded at p90",
+    "over": "exceeded at p50",
+    "unpriced": "cannot be checked: a stage has no price",
+}
+"""What a plan says of its budget and its deadline."""
 _UNITS = (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
 
 

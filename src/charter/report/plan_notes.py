@@ -11,7 +11,7 @@ from charter.plan.options.stage_risk import StageRisk
 from charter.plan.plan import Plan
 from charter.plan.stages.stage_plan import StagePlan
 from charter.report.placement_lines import placement_lines
-from charter.report.plan_cells import layout
+from charter.report.plan_cells import VERDICT_WORDS, layout
 from charter.report.plan_dates import short_date
 from charter.units import format_seconds, format_usd
 
@@ -107,13 +107,7 @@ def _left(plan: Plan) -> str:
 
 
 def _verdict(verdict: str) -> tuple[str, str]:
-    said = {
-        "ok": "kept, at p90 too",
-        "p90 over": "kept at p50, exceeded at p90",
-        "over": "exceeded already at p50",
-        "unpriced": "cannot be checked: a stage has no price",
-    }[verdict]
-    return said, VERDICT_STYLE[verdict]
+    return VERDICT_WORDS[verdict], VERDICT_STYLE[verdict]
 
 
 def _pole_line(plan: Plan) -> Text:
@@ -121,7 +115,7 @@ def _pole_line(plan: Plan) -> Text:
     phase = dominant_phase(pole)
     most = "" if phase is None else f", {100 * phase[1]:.0f} % of its time in {phase[0]!r}"
     path = plan.timeline().critical_path
-    return Text(f"Longest pole: {pole.name}{most}. The run waits for: {' > '.join(path)}.")
+    return Text(f"Bottleneck (✔): {pole.name}{most}. Critical path: {' > '.join(path)}.")
 
 
 def _alternatives(plan: Plan) -> Iterator[Text]:
@@ -215,7 +209,7 @@ def _why_not(plan: Plan) -> Iterator[Text]:
 
 
 def split_rejected(stage: StagePlan) -> tuple[list[Rejected], list[Rejected]]:
-    """Rejected options that fit, best first; and the families that do not, or that are not to be had."""
+    """Rejected options that fit, best first; and the families that do not, or that are not offered."""
     names = {f"{option.label} {option.layout_label}" for option in stage.options}
     fitting = [item for item in stage.rejected if item.option in names]
     return fitting, [item for item in stage.rejected if item.option not in names]

@@ -85,6 +85,10 @@ def interval_text(figure: Mapping[str, Any]) -> str:
     return f"{figure_text(low, unit)} to {figure_text(high, unit)}"
 
 
+_UNIT_WORDS = {"deviations": "standard deviations"}
+"""Units of `results.json` that people read in other words."""
+
+
 def figure_text(value: float | None, unit: str, *, with_unit: bool = False) -> str:
     """A figure as people read it; shares as per cent.
 
@@ -95,6 +99,7 @@ def figure_text(value: float | None, unit: str, *, with_unit: bool = False) -> s
         return "not measured"
     if unit == "share":
         return f"{100 * value:.1f}" + (" %" if with_unit else "")
+    unit = _UNIT_WORDS.get(unit, unit)
     digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2 if abs(value) >= 1 else 3
     return f"{value:,.{digits}f}" + (f" {unit}" if with_unit and unit else "")
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 
+from charter.engines.common.capabilities import capabilities, one_of, refused_kernels, unsupported
 from charter.errors import Problem
 from charter.launch.machine import (
     CPU,
@@ -13,7 +14,6 @@ from charter.launch.machine import (
     stage_device,
     stage_nodes,
 )
-from charter.plan.capabilities import capabilities, one_of, refused_kernels, unsupported
 from charter.spec.execution import shared_rows
 from charter.spec.graph import inputs_of
 from charter.spec.project import Project
@@ -28,7 +28,7 @@ INSTEAD = {
     "zero": "zero: 2 shards the optimizer and the gradients",
     "offload": "offload: all with zero: 3, or none",
 }
-"""What the native engine has instead of what it cannot do (`plan.capabilities`)."""
+"""What the native engine has instead of what it cannot do (its `Capabilities`)."""
 
 
 def check_layout(project: Project, name: str, stage: Stage, *, facts: NodeFacts | None = None) -> Iterator[Problem]:
@@ -52,7 +52,7 @@ def check_layout(project: Project, name: str, stage: Stage, *, facts: NodeFacts 
         hint = f"tensor must divide {world}: {one_of(_divisors(world))}"
         yield Problem(path=f"{where}.tensor", message=f"{tensor} does not divide the {world} processes", hint=hint)
         return
-    if isinstance(stage, PpoStage) and stage.judge is not None and world > 1:
+    if isinstance(stage, PpoStage) and stage.judges and world > 1:
         message = f"a judge as the reward runs in one process; found {world}"
         hint = "give the stage one accelerator, or a preference model as its reward"
         yield Problem(

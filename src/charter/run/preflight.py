@@ -5,11 +5,11 @@ from importlib.util import find_spec
 
 from charter.artifacts.job import JobInput
 from charter.artifacts.stage_process import PIP_COMMAND
+from charter.engines.common.request import HandoverPaths
+from charter.engines.handover import HANDOVER_ENGINES, handover_engine, render
+from charter.engines.installed import ABSENT, PEFT, WITH_PEFT, interpreter_of, package_of, stage_versions
 from charter.errors import CharterError, DataError, MissingExtraError, Problem, SpecError
-from charter.handover.engines import HANDOVER_ENGINES, handover_engine, render
-from charter.handover.request import HandoverPaths
 from charter.launch.handing_over import data_roles, handover_of, model_roles
-from charter.launch.hosted_engine import ABSENT, PEFT, WITH_PEFT, interpreter_of, package_of, stage_versions
 from charter.launch.machine import NodeFacts, frozen_values, stage_device, stage_nodes
 from charter.plan.inputs import read_inputs
 from charter.plan.work.roles import Models

@@ -14,8 +14,8 @@ from charter.artifacts.job import JOB_FILE, job_to_json, read_job, write_job
 from charter.artifacts.lease import announce, stop_orphan
 from charter.artifacts.record import OUTPUTS, RECORD_FILE, damaged_output, read_record
 from charter.artifacts.stage_state import checkpoint_position
+from charter.engines.installed import ENGINE
 from charter.errors import DataError
-from charter.launch.hosted_engine import ENGINE
 from charter.launch.machine import LAYOUT_DEFAULTS, asked_layout, processes_of
 from charter.run.graph import PlannedStage, job_of
 from charter.spec.project import BITS, EXACT, Project

@@ -1,12 +1,22 @@
 """Rewards of reinforcement learning, its environment and options of its loss, as a stage of `kind: ppo` writes them."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from charter.errors import Problem
-from charter.spec.quantity import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, Bytes, Count, Seconds, check_ranges, execution
+from charter.spec.quantity import (
+    AT_LEAST_ONE,
+    NOT_NEGATIVE,
+    POSITIVE,
+    Bytes,
+    Count,
+    Names,
+    Seconds,
+    check_ranges,
+    execution,
+)
 from charter.spec.suggest import did_you_mean
 
 LossAggregation = Literal["token", "sequence", "constant", "prompt"]
@@ -23,6 +33,10 @@ KL_IN_LOSS = frozenset({"grpo", "reinforce_pp_baseline"})
 
 REWARD_SOURCES = "reward_sources"
 """Role of the files of the user's reward functions among a stage's inputs."""
+RUBRICS = "rubrics"
+"""Role of the files with a judge's criteria among a stage's inputs."""
+CONSTITUTION, OF_THE_ROW = "constitution", "row"
+"""Criteria of a rubric that stand in no file of their own."""
 SHIPPED_REWARDS = ("exact", "number", "choice", "regex", "tags", "json_schema", "overlong", "repetition")
 """Reward functions by the name after `charter:`."""
 RewardKind = Literal["function", "preference_model", "judge", "env"]
@@ -32,6 +46,34 @@ ENVIRONMENT_SOURCES = "environment_sources"
 """Role of the files of the user's tools and environments among a stage's inputs."""
 SHIPPED_TOOLS = ("calculator",)
 """Tools by the name after `charter:`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rubric:
+    """Criteria by which a judge rates an answer, and the form in which it is asked.
+
+    Answers to one prompt are rated by the same criteria. A criterion that the judge does not answer is a failure of
+    the answer's reward, never a low one.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    criteria: str = CONSTITUTION
+    """`constitution`: the comparison question of each of its principles; `row`: the column `rubric` of the prompt's
+    row, a list of texts or of `{id, text, weight}`; or the path of a file `{schema: charter.rubric/v1, criteria: [{id,
+    text, weight}]}`, whose content is part of the stage's key."""
+    ask: Literal["pointwise", "checklist", "pairwise"] = "pointwise"
+    """`pointwise`: the expected figure from 1 to 10 under each criterion, moved to -1 to 1; `checklist`: the
+    probability that the answer meets it, 0 to 1; `pairwise`: the probability that it is better than the answers beside
+    it in its group, in both orders, 0 to 1."""
+    only: Names = ()
+    """Ids of the criteria that are used; all of them unless given."""
+    per_prompt: Count | None = None
+    """So many criteria are drawn by weight for each prompt of a rollout; all of them unless given."""
+    combine: Literal["mean", "min"] = "mean"
+    """Mean over the criteria by weight (drawn ones count alike), or the worst of them."""
+    opponents: Count = 1
+    """`pairwise`: how many answers that follow in its group each answer is compared with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +99,8 @@ class Reward:
     model: str | None = None
     """`preference_model`, `judge`: the model that scores; a judge gives its expected rating, from -1 to 1. `env` needs
     none: the stage's environment gives it."""
+    rubric: Rubric | None = None
+    """`judge`: criteria, and how they are asked; without it, how helpful, honest and harmless the answer is."""
     weight: float = 1.0
     timeout: Seconds = execution(10.0)
     """`function`: longest time of one call; beyond it the call has failed, which is no reward of 0."""
@@ -151,14 +195,18 @@ class Mismatch:
 
 
 TOOL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+PLAYED_SUITE = "exact_match"
 TOOL_CALL = "tool_call"
 """Tag around a call that is JSON, so no tool's name."""
 
 
-def check_environment(environment: Environment | None, path: str) -> Iterator[Problem]:
+def check_environment(environment: Environment | None, path: str, *, suites: Sequence[str] = ()) -> Iterator[Problem]:
     """Problems of the environment of a stage: nothing that replies, names that are none, budgets without a turn."""
     if environment is None:
         return
+    if others := sorted(set(suites) - {PLAYED_SUITE}):
+        message = f"answers of several turns are for the suite {PLAYED_SUITE}; found {', '.join(others)} too"
+        yield Problem(message=message, path=path, hint="give those suites a stage of their own")
     counts = ("max_turns", "max_tool_calls", "turn_tokens", "observation_tokens", "concurrency", "mean_turns")
     ranges = [*((name, AT_LEAST_ONE) for name in counts), ("tool_timeout", POSITIVE), ("memory", POSITIVE)]
     yield from check_ranges(environment, path, [*ranges, ("mean_tool_time", NOT_NEGATIVE)])
@@ -181,3 +229,20 @@ def check_environment(environment: Environment | None, path: str) -> Iterator[Pr
         elif not file.endswith(".py") or not name.isidentifier():
             hint = f"path/to/file.py:name{', or charter:calculator' if place in places else ''}"
             yield Problem(message="needs a name, and where it stands", path=place, hint=hint)
+
+
+def check_turns(environment: Environment | None, rewards: Sequence[Reward], path: str) -> Iterator[Problem]:
+    """Problems of an environment beside the rewards: several turns need a list, and a reward of one needs its class."""
+    yield from check_environment(environment, f"{path}.environment")
+    if environment is not None and not rewards:
+        hint = "give `rewards`, a list: {name: ..., kind: env}, or functions of the last turn"
+        yield Problem(message="several turns need a list of rewards", path=f"{path}.environment", hint=hint)
+    for index, item in enumerate(rewards):
+        if item.kind == "env" and item.model is not None:
+            yield Problem(message="an environment has no model", path=f"{path}.rewards[{index}].model")
+    count = sum(item.kind == "env" for item in rewards)
+    if count > 1:
+        yield Problem(message="more than one env; a list has at most one", path=f"{path}.rewards")
+    if count and (environment is None or environment.call is None):
+        hint = "give `environment` with `call`, a class that rewards"
+        yield Problem(message="a reward is of an environment, and there is none", path=f"{path}.rewards", hint=hint)

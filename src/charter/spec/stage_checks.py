@@ -21,7 +21,14 @@ from charter.spec.quantity import (
     Range,
     check_ranges,
 )
-from charter.spec.rewards import GROUPED, SHIPPED_REWARD, SHIPPED_REWARDS, Reward, check_environment
+from charter.spec.rewards import (
+    GROUPED,
+    SHIPPED_REWARD,
+    SHIPPED_REWARDS,
+    Reward,
+    check_environment,
+    check_turns,
+)
 from charter.spec.stage import (
     MAKES_RECORDS,
     CritiqueStage,
@@ -203,16 +210,10 @@ def _check_rewards(stage: PpoStage, path: str) -> Iterator[Problem]:
             yield Problem(message=f"must be finite; found {item.weight}", path=f"{place}.weight")
         yield from check_ranges(item, place, (("timeout", POSITIVE), ("memory", POSITIVE), ("processes", AT_LEAST_ONE)))
         yield from _check_reward(item, place)
-    yield from check_environment(stage.environment, f"{path}.environment")
-    if stage.environment is not None and not stage.rewards:
-        hint = "give `rewards`, a list: {name: ..., kind: env}, or functions of the last turn"
-        yield Problem(message="several turns need a list of rewards", path=f"{path}.environment", hint=hint)
-    for kind in ("preference_model", "judge", "env"):
-        if sum(item.kind == kind for item in stage.rewards) > 1:
-            yield Problem(message=f"more than one {kind}; a list has at most one", path=f"{path}.rewards")
-    if any(item.kind == "env" for item in stage.rewards) and (stage.environment is None or not stage.environment.call):
-        hint = "give `environment` with `call`, a class that rewards"
-        yield Problem(message="a reward is of an environment, and there is none", path=f"{path}.rewards", hint=hint)
+        yield from _check_rubric(stage, item, place)
+    yield from check_turns(stage.environment, stage.rewards, path)
+    if sum(item.kind == "preference_model" for item in stage.rewards) > 1:
+        yield Problem(message="more than one preference_model; a list has at most one", path=f"{path}.rewards")
     if stage.mixture == "normalise_then_sum" and (stage.estimator != "grpo" or not stage.rewards):
         message = "each reward is compared within its group, which needs a list and the estimator grpo"
         yield Problem(message=message, path=f"{path}.mixture", hint="remove mixture")
@@ -220,8 +221,6 @@ def _check_rewards(stage: PpoStage, path: str) -> Iterator[Problem]:
 
 def _check_reward(item: Reward, path: str) -> Iterator[Problem]:
     if item.kind != "function":
-        if item.kind == "env" and item.model is not None:
-            yield Problem(message="an environment has no model", path=f"{path}.model")
         if item.kind != "env" and item.model is None:
             yield Problem(message=f"a {item.kind} needs its model", path=f"{path}.model")
         for name in ("call", "arguments"):
@@ -238,6 +237,24 @@ def _check_reward(item: Reward, path: str) -> Iterator[Problem]:
     elif not place.endswith(".py") or not name.isidentifier():
         hint = f"charter:{SHIPPED_REWARDS[0]}, or path/to/file.py:function"
         yield Problem(message="a function needs its name, and where it stands", path=f"{path}.call", hint=hint)
+
+
+def _check_rubric(stage: PpoStage, item: Reward, path: str) -> Iterator[Problem]:
+    """Criteria belong to a judge; answers are compared within a group that is large enough."""
+    rubric, place = item.rubric, f"{path}.rubric"
+    if rubric is None:
+        return
+    if item.kind != "judge":
+        yield Problem(message=f"belongs to a judge, not to a {item.kind}", path=place)
+    yield from check_ranges(rubric, place, (("per_prompt", AT_LEAST_ONE), ("opponents", AT_LEAST_ONE)))
+    if rubric.ask == "pairwise" and stage.samples_per_prompt <= rubric.opponents:
+        message = f"{rubric.opponents} others of a group of {stage.samples_per_prompt}"
+        yield Problem(message=message, path=f"{place}.opponents", hint="raise samples_per_prompt")
+    if rubric.ask != "pairwise" and rubric.opponents != 1:
+        yield Problem(message="only `ask: pairwise` compares answers", path=f"{place}.opponents")
+    if rubric.only and rubric.per_prompt is not None and rubric.per_prompt > len(rubric.only):
+        message = f"{rubric.per_prompt} of the {len(rubric.only)} criteria in `only`"
+        yield Problem(message=message, path=f"{place}.per_prompt")
 
 
 def _check_loss(stage: PpoStage, path: str) -> Iterator[Problem]:
@@ -532,10 +549,7 @@ def _check_dpo(stage: DpoStage, path: str) -> Iterator[Problem]:
 def _check_eval(stage: EvalStage, path: str) -> Iterator[Problem]:
     if not stage.suites:
         yield Problem(message="is empty; name at least one", path=f"{path}.suites")
-    yield from check_environment(stage.environment, f"{path}.environment")
-    if stage.environment is not None and (others := sorted(set(stage.suites) - {"exact_match"})):
-        message = f"answers of several turns are for the suite exact_match; found {', '.join(others)} too"
-        yield Problem(message=message, path=f"{path}.environment", hint="give those suites a stage of their own")
+    yield from check_environment(stage.environment, f"{path}.environment", suites=stage.suites)
     for index, suite in enumerate(stage.suites):
         where = f"{path}.suites[{index}]"
         if suite in stage.suites[:index]:

@@ -76,6 +76,8 @@ class Rollout:
     failed_BK: Tensor | None = None
     seconds_BK: Tensor | None = None
     """Seconds of each reward, divided by the answers."""
+    usd_BK: Tensor | None = None
+    """Known cost of each reward, likewise."""
     turns_BF: Tensor | None = None
     """Figures of answers of several turns (`Trajectory.figures`)."""
 
@@ -124,7 +126,7 @@ class Rollout:
 
     def reward_sums(self, names: Sequence[str]) -> dict[str, float]:
         """Sums over the answers of each reward of a list: how often it applied, its values, squares, failures, time."""
-        if self.reward_BK is None or self.failed_BK is None or self.seconds_BK is None:
+        if self.reward_BK is None or self.failed_BK is None or self.seconds_BK is None or self.usd_BK is None:
             return {}
         value_BK = torch.where(self.reward_BK.isnan(), 0.0, self.reward_BK).double()
         columns = {
@@ -133,6 +135,7 @@ class Rollout:
             "square": value_BK**2,
             "failed": self.failed_BK.double(),
             "seconds": self.seconds_BK.double(),
+            "usd": self.usd_BK.double(),
         }
         totals = {name: column.sum(0).tolist() for name, column in columns.items()}
         return {f"{reward}/{name}": totals[name][k] for name in totals for k, reward in enumerate(names)}
@@ -267,7 +270,9 @@ class Sampler:
         reward_BK, failed_BK = rated.reward_BK.to(device), rated.failed_BK.to(device)
         weight_K = torch.tensor([item.weight for item in rewards.rewards], device=device)
         failed_G = failed_BK.any(1).view(-1, self.spec.samples_per_prompt).any(1)
-        seconds_K = torch.tensor(rated.seconds_K, device=device) / max(len(rateable), 1)
+        seconds_K, usd_K = (
+            torch.tensor(amounts, device=device) / max(len(rateable), 1) for amounts in (rated.seconds_K, rated.usd_K)
+        )
         return Scored(
             answers,
             weighted_sum(reward_BK, weight_K),
@@ -275,6 +280,7 @@ class Sampler:
             reward_BK,
             failed_BK,
             seconds_K.expand_as(reward_BK).clone(),
+            usd_K.expand_as(reward_BK).clone(),
             turns_BF,
         )
 
@@ -396,6 +402,7 @@ class Sampler:
             reward_BK=scored.reward_BK,
             failed_BK=scored.failed_BK,
             seconds_BK=scored.seconds_BK,
+            usd_BK=scored.usd_BK,
             turns_BF=scored.turns_BF,
         )
 
@@ -496,6 +503,7 @@ class Scored:
     reward_BK: Tensor | None = None
     failed_BK: Tensor | None = None
     seconds_BK: Tensor | None = None
+    usd_BK: Tensor | None = None
     turns_BF: Tensor | None = None
 
     def without_equal_groups(self, samples: int) -> "Scored":
@@ -522,6 +530,7 @@ class Scored:
             filled(self.reward_BK, other.reward_BK),
             filled(self.failed_BK, other.failed_BK),
             filled(self.seconds_BK, other.seconds_BK),
+            filled(self.usd_BK, other.usd_BK),
             filled(self.turns_BF, other.turns_BF),
         )
 

@@ -11,11 +11,11 @@ from charter.artifacts.job import Job
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_rows import Reader, stage_rows
 from charter.data.rows import SkippedRows
+from charter.engines.common.capabilities import refused_kernels
 from charter.errors import StageError
 from charter.models.engine_layout import StageLayout, engine_layout
 from charter.models.ranks import Ranks, join
 from charter.models.runtime import configure
-from charter.plan.capabilities import refused_kernels
 from charter.spec.stage import Stage
 from charter.train.meter import Meter, peak_of
 

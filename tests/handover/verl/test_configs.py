@@ -10,8 +10,8 @@ import yaml
 from engine_case import ask_engine, engine_python
 from engine_stages import handover, ppo, sft, sharded
 
-from charter.handover.request import Handover, HandoverPaths, RlPlacement
-from charter.handover.verl.render import render
+from charter.engines.common.request import Handover, HandoverPaths, RlPlacement
+from charter.engines.verl.render import render
 from charter.spec.layout import Adapter, Recompute, ZeroStage
 from charter.spec.stage import StageResources
 

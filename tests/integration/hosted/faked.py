@@ -6,7 +6,7 @@ from pathlib import Path
 
 import charter.hosted.run as hosted
 from charter.artifacts.stage_process import stage_main
-from charter.handover.rendered import RenderedRun, Resume
+from charter.engines.common.rendered import RenderedRun, Resume
 
 TRAINER = Path(__file__).parent / "fake_trainer.py"
 FAULT, EVERY = "FAULT", "EVERY"

@@ -9,10 +9,10 @@ import torch
 from huggingface_case import handover
 from safetensors.torch import load_file, save_file
 
+from charter.engines.common.request import HandoverPaths
+from charter.engines.huggingface.adapter import HuggingFaceAdapter
 from charter.errors import StageError
-from charter.handover.request import HandoverPaths
-from charter.hosted.adapter_merge import merged, write_merged_classifier, write_merged_model
-from charter.hosted.adapters.huggingface import HuggingFaceAdapter
+from charter.hosted.adapter_merge import merged, write_merged, write_merged_classifier, write_merged_model
 from charter.hosted.weights import check_language_model
 from charter.models.adapters import add_adapter, published_weights, save_adapter
 from charter.models.language_model import load_language_model
@@ -141,7 +141,8 @@ def write_merged_model_without_head(left):
 def converted(left, kind, adapter=ADAPTER):
     paths = HandoverPaths(work=str(left), models={"init": str(left / "base")}, data={"data": "data.jsonl"})
     target = left / "outputs" / "model"
-    return HuggingFaceAdapter().convert(left, handover("trl", kind, adapter=adapter, paths=paths), target), target
+    stage = handover("trl", kind, adapter=adapter, paths=paths)
+    return write_merged(left / HuggingFaceAdapter.adapter_output, stage, adapter, target), target
 
 
 def test_what_the_engine_leaves_is_merged_as_its_stage_says(left):

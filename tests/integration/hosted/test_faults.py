@@ -10,8 +10,8 @@ from charter.artifacts.hosted_facts import read_hosted_facts
 from charter.artifacts.job import Job, JobInput, write_job
 from charter.artifacts.record import read_record
 from charter.artifacts.stage_dir import StageDir
+from charter.engines.huggingface.adapter import HuggingFaceAdapter
 from charter.errors import DataError, InterruptedRunError, StageError
-from charter.hosted.adapters.huggingface import HuggingFaceAdapter
 from charter.spec.stage import PreferenceModelStage, SftStage
 
 pytestmark = pytest.mark.torch

@@ -5,7 +5,7 @@ import torch
 import yaml
 from engine_stages import handover, sft, sharded
 
-from charter.handover.nemo_rl.render import render
+from charter.engines.nemo_rl.render import render
 from charter.train.schedule import learning_rate_factor
 
 

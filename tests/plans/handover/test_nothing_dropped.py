@@ -10,9 +10,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from charter.engines.common.mapping import CHARTERS_OWN, FieldMapper, fields_of
+from charter.engines.handover import HANDOVER_ENGINES, render
 from charter.errors import SpecError
-from charter.handover.engines import HANDOVER_ENGINES, render
-from charter.handover.mapping import CHARTERS_OWN, FieldMapper, fields_of
 from charter.spec.layout import Adapter, Layout
 from charter.spec.number_formats import FP8_KINDS, WITHOUT_FP8
 

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from charter.catalog import models
+from charter.engines.common.capabilities import ENGINES
+from charter.engines.common.rl_engine import RL_ENGINES
+from charter.engines.handover import HANDOVER_ENGINES, render
 from charter.errors import SpecError
-from charter.handover.engines import HANDOVER_ENGINES, render
-from charter.plan.capabilities import ENGINES
 from charter.plan.layouts.space import Asked, space
-from charter.plan.rl.engine import RL_ENGINES
 from charter.plan.rl.search import rl_options
 from charter.report.handover_request import placement_of
 from charter.spec.number_formats import FP8_KINDS

@@ -178,7 +178,7 @@ def test_an_evaluation_says_whether_its_policy_is_better(client, case, at):
     case.done("judged", 1)
     assert "Better than before?" in client.get(at()).text
     stage = client.get(at("stage/judged")).text
-    for words in ("right answers", "40.0 to +60.0 %", "An evaluation has no curves"):
+    for words in ("right answers", "40.0 to +60.0 points", "An evaluation has no curves"):
         assert words in stage, words
     for query, expected in (
         ("", True),

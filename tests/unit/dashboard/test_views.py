@@ -18,7 +18,7 @@ from charter.dashboard.view.events_view import event_lines
 from charter.dashboard.view.graph_svg import NARROW, WIDE, direct_edges, graph_svg, layered
 from charter.dashboard.view.home_view import ROWS_PER_PAGE, TableQuery, home_view
 from charter.dashboard.view.meter_view import meter_view
-from charter.dashboard.view.run_view import money_of, run_share, run_view
+from charter.dashboard.view.run_view import money_of, run_share, run_view, timeline_of
 from charter.ledger.sums import Sums
 from charter.metering.row import MeterRow
 
@@ -77,6 +77,32 @@ def test_the_run_page_of_a_run_in_the_middle(snapshot):
     assert view.money.per_hour_usd == 36.0
     assert view.checkpoint_stage == "pm"
     assert view.share == pytest.approx((1 + 0.5) / 4)
+
+
+def test_a_timeline_leaves_out_what_nothing_ran_in(snapshot):
+    recent = snapshot.ledger.recent
+    first = recent[0]
+    later = replace(first.attempt, started_at=first.attempt.started_at + first.attempt.seconds + 86_400)
+    timeline = timeline_of(snapshot, [first, replace(first, attempt=later)])
+    (row,) = timeline.rows
+    assert timeline.pauses == 1
+    assert row.spans[1].start == pytest.approx(row.spans[0].end)
+    assert timeline.last >= row.spans[1].end
+    assert timeline_of(snapshot, ()) is None
+    planned = {stage.name: stage.planned for stage in timeline_of(snapshot, recent).rows}
+    assert planned["sft"] is None, "a plan without a timeline puts nothing anywhere"
+    edges = {"start_seconds": {"p50": 1.0}, "end_seconds": {"p50": 9.0}}
+    dated = replace(snapshot, plan={"timeline": {"stages": [{"name": "sft", **edges}, {"name": "torn"}]}})
+    assert timeline_of(dated, recent).rows[0].planned == (1.0, 9.0)
+
+
+def test_the_clock_of_a_run_is_not_the_sum_of_its_attempts(snapshot):
+    view = run_view(snapshot)
+    spans = [
+        (item.attempt.started_at, item.attempt.started_at + item.attempt.seconds) for item in snapshot.ledger.recent
+    ]
+    assert view.wall_seconds <= max(end for _, end in spans) - min(start for start, _ in spans)
+    assert run_view(replace(snapshot, ledger=replace(snapshot.ledger, recent=()))).wall_seconds is None
 
 
 def test_the_time_that_is_left_follows_the_edges(snapshot):

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
-from charter.hosted.adapter import EngineCheckpoint
+from charter.engines.common.adapter import EngineCheckpoint
+from charter.engines.common.logged import LoggedStep
 from charter.hosted.data_files import DataFiles
 from charter.hosted.follow import Follower, _written
-from charter.hosted.logged import LoggedStep
 from charter.hosted.workplace import OWNER, _owner, take_over, take_over_left
 
 

@@ -13,7 +13,13 @@ from charter.templates.shipped import find_template, write_template
 HEAVY_FOR_HELP = {"torch", "numpy", "pydantic", "transformers", "tokenizers", "sqlalchemy", "psutil"}
 TORCH = {"torch", "transformers", "tokenizers", "safetensors"}
 NOT_FOR_STATUS = (
-    *("charter.handover", "charter.catalog", "charter.plan", "charter.launch.engine", "charter.launch.submission"),
+    *(
+        "charter.engines.handover",
+        "charter.catalog",
+        "charter.plan",
+        "charter.launch.engine",
+        "charter.launch.submission",
+    ),
     *("charter.launch.slurm", "charter.launch.scheduler", "charter.launch.subprocess_scheduler"),
     *("charter.ledger.store", "charter.ledger.call_books", "sqlalchemy", "rich", "asyncio", "numpy", "psutil"),
 )

@@ -11,7 +11,7 @@ TEXTS = {path: path.read_text() for path in (*sorted(PACKAGE.rglob("*.py")), *PA
 OTHERS = {"optimizer.py", "parallel_state.py", "utils.py", "path/to/file.py", "rewards/form.py"}
 """Of bitsandbytes and Megatron-LM; the name that no file here has; and examples of a user's own."""
 OF_ENGINES = (
-    PACKAGE / "handover",
+    PACKAGE / "engines",
     PACKAGE / "hosted",
     ROOT / "docs" / "reference" / "engine-mapping.md",
     ROOT / "CONTRIBUTING.md",

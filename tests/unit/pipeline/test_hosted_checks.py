@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from charter.engines.installed import engines_at, interpreter_of, stage_versions, versions_at
 from charter.errors import DataError, MissingExtraError, SpecError
-from charter.launch import hosted_engine
 from charter.launch.commands import HOSTED_MODULE, STAGE_MODULES, module_of, preloaded_modules
 from charter.launch.handing_over import layout_of
-from charter.launch.hosted_engine import engines_at, interpreter_of, stage_versions, versions_at
 from charter.launch.machine import frozen_values, processes_of
 from charter.run.doctor import needed_extras
 from charter.run.graph import build_pipeline, job_of
@@ -46,7 +45,9 @@ VERSIONS = {
 def installed(monkeypatch):
     """Every interpreter has all of it, but for what a test takes out."""
     found = dict(VERSIONS)
-    monkeypatch.setattr(hosted_engine, "versions_at", lambda python, names: {n: found.get(n, "absent") for n in names})
+    monkeypatch.setattr(
+        "charter.engines.installed.versions_at", lambda python, names: {n: found.get(n, "absent") for n in names}
+    )
     return found
 
 

@@ -136,8 +136,8 @@ def test_a_cheap_endpoint_is_taken_and_needs_no_accelerator(planned):
     assert stage.option.remote == ("judge",)
     assert stage.option.num_accelerators == 0
     assert stage.option.usd.p50 == pytest.approx(stage.option.endpoint_usd.p50)
-    (use,) = stage.done.api
-    assert stage.endpoint_usd.p50 / 1e6 == pytest.approx((use.input_tokens + use.output_tokens) * 0.001 / 1e6, rel=1e-3)
+    tokens = sum(use.input_tokens + use.output_tokens for use in stage.done.api)
+    assert stage.endpoint_usd.p50 / 1e6 == pytest.approx(tokens * 0.001 / 1e6, rel=1e-3)
     assert stage.serving_reason.startswith("endpoint for judge")
     assert "own" in stage.serving_reason
 
@@ -159,7 +159,7 @@ def test_a_policy_is_served_here_beside_a_judge_behind_an_endpoint(planned):
     assert stage.option.remote == ("judge",)
     assert stage.option.num_accelerators > 0
     asked = [term for term in stage.option.time_terms if term.name.endswith(": endpoint")]
-    assert [term.part for term in asked] == ["judge sampled pairs"]
+    assert [term.part for term in asked] == ["judge sampled pairs", "identity of judge"]
     assert asked[0].value > 0
     small = min(option.peak.total_bytes for option in stage.options if option.remote)
     assert small < min(option.peak.total_bytes for option in stage.options if not option.remote)
@@ -177,7 +177,7 @@ def test_the_time_of_an_endpoint_follows_its_limits(planned):
         planned(JUDGED, replace(CHEAP, mode="endpoint", requests_per_minute=rate)).option.seconds.p50
         for rate in (600, 6_000)
     )
-    questions = 40_000 * 2
+    questions = 40_000 * 2 * (1 + 8 / 256)  # those by which the judge is known again too
     assert slow == pytest.approx(questions / 10, rel=0.02)
     assert quick < slow / 5
 

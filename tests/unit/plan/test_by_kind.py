@@ -148,3 +148,12 @@ def test_ask_names_the_largest_and_its_command():
     command = answer["best"]["command"].split()[1:]
     assert run(*command).exit_code == 0
     assert isinstance(run("ask", "--hardware", GPUS, "--budget", "0.01").exception, InfeasibleError)
+
+
+def test_hardware_without_an_offer_is_planned_as_ones_own(tmp_path):
+    file = kind_file(Inquiry(kind="sft", model="1B", accelerators="RTX4090:4", nodes=1))
+    assert any("no price list has RTX4090:4" in line for line in file.assumed)
+    plan = plan_project(project_of(file.text, tmp_path), tmp_path)
+    assert plan.seconds.p50 > 0
+    assert plan.usd is None, "nobody said what it costs"
+    assert "infra" not in kind_file(Inquiry(kind="sft", accelerators="H100:8")).text

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from charter.catalog import accelerators, models
-from charter.plan.capabilities import ENGINES
+from charter.engines.common.capabilities import ENGINES
 from charter.plan.hardware.host_room import host_bytes_per_accelerator, node_memory_bytes
 from charter.plan.hardware.place import UNPRICED, Place
 from charter.plan.layouts import layout_search

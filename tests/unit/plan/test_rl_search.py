@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from charter.engines.common.rl_engine import RL_ENGINES
 from charter.physics.arrays import array
 from charter.physics.memory.ppo import group_phases
 from charter.physics.runs.rl_step import RlConstants, RlPhases, rl_step_terms
@@ -16,7 +17,6 @@ from charter.plan.hardware.host_room import host_bytes_per_accelerator
 from charter.plan.layouts.layout_search import Site, search_sites
 from charter.plan.layouts.training_search import chosen_row, training_options
 from charter.plan.rl.across import across
-from charter.plan.rl.engine import RL_ENGINES
 from charter.plan.rl.placement import Placed, group_sizes, placed, step_table
 from charter.plan.rl.search import rl_options
 from charter.plan.rl.setting import Setting, host_shortage

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from planner_case import peak_bytes
 
 from charter.catalog import accelerators, models
+from charter.engines.common.capabilities import ENGINES
 from charter.physics.arrays import array
 from charter.physics.layouts import Layouts
 from charter.physics.training.factored import rows_of
 from charter.plan.any_engine import other_engines
-from charter.plan.capabilities import ENGINES
 from charter.plan.hardware.place import UNPRICED, Place, Price
 from charter.plan.infeasible import infeasible
 from charter.plan.layouts.evaluate import Task, least_update_seconds, one_device, update_seconds, update_terms

@@ -7,10 +7,10 @@ import ppo_case
 import pytest
 
 from charter.catalog import models
-from charter.plan.capabilities import ENGINES, unsupported
+from charter.engines.common.capabilities import ENGINES, unsupported
+from charter.engines.common.rl_engine import RL_ENGINES
 from charter.plan.layouts.space import Asked, space
 from charter.plan.plan import InfeasiblePlanError
-from charter.plan.rl.engine import RL_ENGINES
 from charter.plan.rl.placement import role_groups
 from charter.plan.rl.search import rl_options
 from charter.plan.rl.tables import mode_of

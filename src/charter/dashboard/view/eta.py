@@ -8,7 +8,7 @@ from charter.dashboard.snapshot import Snapshot, StageNow
 from charter.physics.terms import Interval
 from charter.units import MICRO_USD_PER_USD
 
-_WORDS = {"measured": "measured pace", "scaled": "plan at that pace", "planned": "plan"}
+_WORDS = {"measured": "measured pace", "scaled": "plan scaled by it", "planned": "plan"}
 
 
 @dataclass(frozen=True, kw_only=True)

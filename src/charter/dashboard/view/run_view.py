@@ -1,6 +1,6 @@
 """The run page: pipeline, progress, money now, what happened. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,8 @@ from charter.dashboard.view.eta import Eta, eta_of, planned_interval
 from charter.dashboard.view.events_view import EventLine, event_lines
 from charter.dashboard.view.graph_svg import NARROW, WIDE, Graph, graph_svg
 from charter.evaluate.outcome import Outcome
+from charter.ledger import Accounted
+from charter.ledger.account import wall_milliseconds
 from charter.run.budget import running_usd_per_hour
 
 BROKEN = ("killed", "failed", "hung", "interrupted")
@@ -67,6 +69,37 @@ class Money:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Span:
+    """An attempt on the clock of the run."""
+
+    start: float
+    end: float
+    outcome: str
+    """`running` while it does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimelineRow:
+    """One stage: when it was planned to run, and when it ran, in seconds of the run's clock."""
+
+    name: str
+    colour: int
+    planned: tuple[float, float] | None
+    """Start and end at the median."""
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """Attempts of a run on a clock that stands still while nothing runs."""
+
+    rows: tuple[TimelineRow, ...]
+    last: float
+    pauses: int
+    """Times in which nothing ran, which the clock leaves out."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunView:
     """The whole page."""
 
@@ -78,6 +111,9 @@ class RunView:
     eta: Eta
     money: Money
     started_at: float | None
+    wall_seconds: float | None
+    """Time in which something ran; None for a run of so many attempts that they are kept as sums."""
+    timeline: Timeline | None
     interruptions: int
     lost_seconds: float
     lost_usd: float | None
@@ -101,7 +137,7 @@ def run_view(snapshot: Snapshot, outcomes: tuple[Outcome, ...] = ()) -> RunView:
     eta = eta_of(snapshot)
     rows = tuple(_row(snapshot, stage, index, eta) for index, stage in enumerate(snapshot.stages))
     inputs = {stage.name: stage.inputs for stage in snapshot.stages}
-    totals = snapshot.ledger.whole.totals
+    totals, recent = snapshot.ledger.whole.totals, snapshot.ledger.recent
     lost = totals.milliseconds - totals.useful_milliseconds
     saved = [stage for stage in snapshot.stages if stage.state == "running" and stage.checkpoint_at is not None]
     newest = max(saved, key=lambda stage: stage.checkpoint_at or 0.0, default=None)
@@ -114,6 +150,8 @@ def run_view(snapshot: Snapshot, outcomes: tuple[Outcome, ...] = ()) -> RunView:
         eta=eta,
         money=money_of(snapshot, eta),
         started_at=next((_time(event) for event in snapshot.events if event.get("event") == "run_started"), None),
+        wall_seconds=wall_milliseconds(item.attempt for item in recent) / 1000 if recent else None,
+        timeline=timeline_of(snapshot, recent),
         interruptions=sum(row.interruptions for row in rows),
         lost_seconds=lost / 1000,
         lost_usd=_usd(totals.lost_to_kills_micro_usd + totals.lost_to_failures_micro_usd, totals.priced_attempts),
@@ -129,6 +167,47 @@ def run_view(snapshot: Snapshot, outcomes: tuple[Outcome, ...] = ()) -> RunView:
         by_name={row.name: row for row in rows},
         outcomes=outcomes,
     )
+
+
+PAUSE_SECONDS = 1.0
+"""Shorter times without an attempt are the supervisor's, between two stages."""
+
+
+def timeline_of(snapshot: Snapshot, accounted: Sequence[Accounted]) -> Timeline | None:
+    """Return every attempt beside the plan; None where nothing ran, or too much to draw one by one."""
+    attempts = sorted((item.attempt for item in accounted), key=lambda attempt: attempt.started_at)
+    if not attempts:
+        return None
+    spans: dict[str, list[Span]] = {}
+    left_out, until, pauses = attempts[0].started_at, attempts[0].started_at, 0
+    for attempt in attempts:
+        if attempt.started_at - until > PAUSE_SECONDS:
+            left_out, pauses = left_out + attempt.started_at - until, pauses + 1
+        start = attempt.started_at - left_out
+        span = Span(start=start, end=start + attempt.seconds, outcome=attempt.outcome)
+        spans.setdefault(attempt.stage, []).append(span)
+        until = max(until, attempt.started_at + attempt.seconds)
+    planned = {name: at for name, at in _planned_times(snapshot.plan) if name in spans}
+    rows = tuple(
+        TimelineRow(
+            name=stage.name, colour=index % 12, planned=planned.get(stage.name), spans=tuple(spans.get(stage.name, ()))
+        )
+        for index, stage in enumerate(snapshot.stages)
+        if stage.name in spans
+    )
+    ends = [span.end for items in spans.values() for span in items] + [end for _, end in planned.values()]
+    return Timeline(rows=rows, last=max(ends), pauses=pauses)
+
+
+def _planned_times(plan: Mapping[str, Any] | None) -> list[tuple[str, tuple[float, float]]]:
+    timeline = (plan or {}).get("timeline")
+    stages = timeline.get("stages") if isinstance(timeline, Mapping) else None
+    times = []
+    for item in stages if isinstance(stages, list) else ():
+        start, end = (item.get(f"{edge}_seconds") or {} for edge in ("start", "end"))
+        if isinstance(start.get("p50"), int | float) and isinstance(end.get("p50"), int | float):
+            times.append((str(item.get("name")), (float(start["p50"]), float(end["p50"]))))
+    return times
 
 
 def run_share(snapshot: Snapshot) -> float:

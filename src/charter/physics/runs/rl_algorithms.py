@@ -57,7 +57,7 @@ class RlStack:
 
     label: str
     engine: str
-    """Name of the generation engine, for `engines.engine_named`."""
+    """Name of the generation engine, for `physics.serving.engines.engine_named`."""
     packs: bool = True
     """Sequences are packed, so padding costs nothing."""
     resharding: bool = True

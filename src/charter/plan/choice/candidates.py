@@ -36,7 +36,7 @@ class Candidates:
 
 
 def rejections(item: Candidates, chosen: Option) -> tuple[Rejected, ...]:
-    """Return the options that fitted and lost, best first; then those that do not fit; then those not to be had.
+    """Return the options that fitted and lost, best first; then those that do not fit; then those not offered.
 
     Of every number of nodes at a place and market only the best layout is named.
     """

@@ -6,13 +6,13 @@ from math import exp
 
 from charter.calibration.fitted import bundled
 from charter.catalog.accelerators import CPU, Accelerator
+from charter.engines.common.capabilities import Capabilities, capabilities
 from charter.physics.constants import moved
 from charter.physics.memory.constants import TrainingMemoryConstants
 from charter.physics.precision import FP32, TrainingPrecision
 from charter.physics.training.constants import TrainingConstants
 from charter.physics.training.stack_profiles import PROFILES, StackProfile
 from charter.physics.training.step_time import native_profile
-from charter.plan.capabilities import Capabilities, capabilities
 from charter.plan.physics.knowledge import TRAINING, Knowledge, memory_of_stack
 from charter.spec.stage import NATIVE
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from charter.catalog.accelerators import Accelerator
+from charter.engines.common.capabilities import capabilities
 from charter.physics.memory.inference import PASS_TOKENS
 from charter.physics.memory.peak import Head, MemoryBreakdown, inference_memory, job_memory
 from charter.physics.memory.shape import AdapterUse, MemoryJob
@@ -19,7 +20,6 @@ from charter.physics.serving.engines import SERVER
 from charter.physics.shapes.kv_cache import kv_cache_bytes
 from charter.physics.shapes.parameters import count_parameters
 from charter.physics.terms import Term
-from charter.plan.capabilities import capabilities
 from charter.plan.physics.engine_knowledge import engine_knowledge
 from charter.plan.physics.knowledge import Knowledge
 from charter.plan.physics.number_formats import FP8_COPIES_BYTES

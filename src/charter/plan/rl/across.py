@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import permutations, product
 
+from charter.engines.common.rl_engine import RL_ENGINES
 from charter.physics.terms import Term
 from charter.plan.hardware.place import LOCAL, Place
 from charter.plan.options.option import DeviceGroup, Option
 from charter.plan.options.question import Question
 from charter.plan.options.risk import overhead
-from charter.plan.rl.engine import RL_ENGINES
 from charter.plan.rl.placement import Placed, over_rollouts, role_groups, step_table
 from charter.plan.rl.search import option_of
 from charter.plan.rl.setting import Setting, host_shortage

@@ -13,10 +13,10 @@ from operator import itemgetter
 
 import numpy as np
 
+from charter.engines.common.rl_engine import Arrangement, RlEngine
 from charter.physics.arrays import array
 from charter.physics.runs.rl_step import RlConstants, RlPhases, rl_step_terms
 from charter.physics.terms import Term, TermTable
-from charter.plan.rl.engine import Arrangement, RlEngine
 from charter.plan.rl.tables import GeneratorChoice, Groups, TrainerChoice
 from charter.plan.rl.work import RlWork
 

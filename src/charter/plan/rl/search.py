@@ -7,6 +7,7 @@ returned; money on one kind of hardware follows time, so nothing cheaper is lost
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from charter.engines.common.rl_engine import RL_ENGINES
 from charter.physics.memory.constants import context_factor
 from charter.physics.memory.ppo import PpoJob, group_phases
 from charter.physics.terms import Term
@@ -18,7 +19,6 @@ from charter.plan.options.question import Missed, Question
 from charter.plan.options.risk import overhead, time_sigmas
 from charter.plan.options.why_not import does_not_fit
 from charter.plan.physics.fit import Peak
-from charter.plan.rl.engine import RL_ENGINES
 from charter.plan.rl.placement import VALUE, Placed, busy_shares, fastest, placed
 from charter.plan.rl.setting import Setting, host_shortage
 from charter.plan.rl.space import TENSORS

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from charter.catalog.accelerators import Accelerator
+from charter.engines.common.rl_engine import RlEngine
 from charter.physics.node.host import host_terms
 from charter.physics.runs.rl_step import RlConstants
 from charter.plan.hardware.host_room import node_memory_bytes
 from charter.plan.hardware.place import Place
 from charter.plan.options.question import Question
 from charter.plan.physics.engine_knowledge import engine_knowledge
-from charter.plan.rl.engine import RlEngine
 from charter.plan.rl.placement import Placed, group_sizes
 from charter.plan.rl.tables import Groups
 from charter.plan.rl.work import RlWork

@@ -14,6 +14,7 @@ import numpy as np
 
 from charter.calibration.update import UpdateJob, update_seconds
 from charter.catalog.accelerators import Accelerator
+from charter.engines.common.rl_engine import RlEngine
 from charter.physics.arrays import Array, array
 from charter.physics.memory.ppo import PpoJob
 from charter.physics.memory.ppo_table import PpoTable, generation_bytes, ppo_table
@@ -28,7 +29,6 @@ from charter.physics.serving.weight_format import weight_format
 from charter.physics.training.device_columns import DeviceColumns
 from charter.physics.training.stack_profiles import PROFILES
 from charter.plan.hardware.place import NODES_OF_A_REPLICA
-from charter.plan.rl.engine import RlEngine
 from charter.plan.rl.space import generator_replicas, trainer_layouts
 from charter.plan.rl.work import RlWork
 from charter.spec.layout import Layout, Recompute, ZeroStage

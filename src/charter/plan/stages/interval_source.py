@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from math import exp, log
 
+from charter.engines.common.rl_engine import RL_ENGINES
 from charter.physics.terms import Interval
 from charter.plan.options.option import Option
 from charter.plan.options.risk import LENGTH_SIGMA
@@ -14,7 +15,6 @@ from charter.plan.physics.knowledge import (
     memory_group,
     time_group,
 )
-from charter.plan.rl.engine import RL_ENGINES
 from charter.plan.work.phase import Workload
 from charter.spec.stage import Stage
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from charter.engines.common.rl_engine import RL_ENGINES
 from charter.physics.node.host import host_terms
 from charter.physics.node.loading import TEXT_SECONDS_PER_TOKEN, TOKENISED_SECONDS_PER_TOKEN, loader_cores
 from charter.physics.node.storage import (
@@ -15,7 +16,6 @@ from charter.physics.shapes.parameters import count_parameters
 from charter.physics.terms import Breakdown, Term
 from charter.plan.options.option import Option
 from charter.plan.physics.knowledge import Knowledge
-from charter.plan.rl.engine import RL_ENGINES
 from charter.plan.stages.node_traffic import STORAGE, Traffic, checkpoint_traffic, loaded_tokens, stage_traffic
 from charter.plan.work.phase import Workload
 from charter.plan.work.phase_kinds import BYTES_PER_TOKEN_OF_TEXT

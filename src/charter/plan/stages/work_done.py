@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from charter.physics.shapes.flops import active_parameters
+from charter.plan.work.endpoint_use import endpoint_phases
 from charter.plan.work.phase import Phase, Workload
 
 FLOPS_PER_PARAMETER = {"train": 6.0, "score": 2.0, "generate": 2.0}
@@ -15,6 +16,8 @@ class ApiUse:
 
     model: str
     """Its name in charter.yaml."""
+    what: str
+    """What the stage wants of it: the name of a phase, or the identity of the model."""
     requests: float
     input_tokens: float
     output_tokens: float
@@ -25,6 +28,7 @@ class ApiUse:
         """All fields, as `charter plan --json` prints them."""
         return {
             "model": self.model,
+            "for": self.what,
             "requests": round(self.requests),
             "input_tokens": round(self.input_tokens),
             "output_tokens": round(self.output_tokens),
@@ -51,13 +55,14 @@ def work_done(work: Workload) -> WorkDone:
         FLOPS_PER_PARAMETER[phase.work] * active_parameters(work.role(phase.role).architecture) * phase.tokens
         for phase in here
     )
-    return WorkDone(useful_flops=flops, api=tuple(_api(work, p) for p in work.phases if p.role in work.remote))
+    return WorkDone(useful_flops=flops, api=tuple(_api(work, phase) for phase in endpoint_phases(work)))
 
 
 def _api(work: Workload, phase: Phase) -> ApiUse:
     read, written = phase.request_tokens
     return ApiUse(
         model=work.model_of(phase.role),
+        what=phase.name,
         requests=phase.sequences,
         input_tokens=phase.sequences * read,
         output_tokens=phase.sequences * written,

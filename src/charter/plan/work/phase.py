@@ -10,6 +10,7 @@ from math import log
 from typing import Literal
 
 from charter.physics.serving.api_judge import ApiPrice
+from charter.physics.serving.identity_questions import IdentityWatch
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter
 
@@ -152,6 +153,8 @@ class Workload:
     """Roles that may be served here or by their endpoint, whichever is better."""
     endpoints: Mapping[str, ApiPrice] = field(default_factory=dict)
     """What endpoints charge and allow, by role."""
+    watches: Mapping[str, IdentityWatch] = field(default_factory=dict)
+    """Fixed questions to the endpoints' models, by the models' names."""
 
     def role(self, name: str) -> Role:
         """The role of that name, whose model is here."""
@@ -166,7 +169,7 @@ class Workload:
     def computed_here(self) -> "Workload":
         """The same without what endpoints answer."""
         here = tuple(phase for phase in self.phases if phase.role not in self.remote)
-        return replace(self, phases=here, asked=(), remote=(), endpoints={})
+        return replace(self, phases=here, asked=(), remote=(), endpoints={}, watches={})
 
     @property
     def needs_accelerator(self) -> bool:

@@ -6,6 +6,7 @@ from typing import TypedDict
 
 from charter.errors import SpecError
 from charter.physics.serving.api_judge import ApiPrice
+from charter.physics.serving.identity_questions import IdentityWatch
 from charter.plan.work.phase import Asked, Role
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter
@@ -21,6 +22,7 @@ class Whereabouts(TypedDict):
     remote: tuple[str, ...]
     either: tuple[str, ...]
     endpoints: Mapping[str, ApiPrice]
+    watches: Mapping[str, IdentityWatch]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,21 +94,27 @@ class Models:
         elsewhere = tuple(role for role in roles if isinstance(role, Asked))
         here = tuple(role for role in roles if isinstance(role, Role))
         either = tuple(role for role in here if may_choose and self._may_be_either(role.model))
+        models = {role.name: role.model for role in elsewhere} | {role.name: role.model for role in either}
         return Whereabouts(
             roles=here,
             asked=elsewhere,
             remote=tuple(role.name for role in elsewhere),
             either=tuple(role.name for role in either),
-            endpoints={
-                name: _api_price(self.project.serving[model])
-                for name, model in [(role.name, role.model) for role in elsewhere]
-                + [(role.name, role.model) for role in either]
-            },
+            endpoints={name: _api_price(self.project.serving[model]) for name, model in models.items()},
+            watches={model: _watch(self.project.serving[model]) for model in models.values()},
         )
 
     def _may_be_either(self, name: str) -> bool:
         serving = self.project.serving.get(name)
         return serving is not None and serving.endpoint is not None and serving.mode == "auto"
+
+
+def _watch(serving: Serving) -> IdentityWatch:
+    return IdentityWatch(
+        every=serving.canary_every,
+        servers=1 + len(serving.also_endpoints),
+        by_text=serving.log_probabilities == "none",
+    )
 
 
 def _api_price(serving: Serving) -> ApiPrice:

@@ -1,10 +1,11 @@
 """The work of the stages that train: language models, preference models, judges, DPO and PPO."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil
 
 from charter.plan.work.corpus import Library
-from charter.plan.work.phase import Counters, Workload
+from charter.plan.work.phase import Counters, Phase, Workload
 from charter.plan.work.phase_kinds import (
     answers,
     assume_length,
@@ -89,6 +90,38 @@ def dpo(stage: DpoStage, models: Models, library: Library) -> Workload:
     )
 
 
+ASSUMED_CRITERIA = 16
+"""Criteria of a rubric whose file a plan does not read: as many principles as Bai et al. 2022 use."""
+
+
+def _ratings(
+    stage: PpoStage, roles: Mapping[str, str], rollouts: int, longest: float, library: Library
+) -> tuple[Phase, ...]:
+    """Questions to the judges: one for each answer, or for each criterion; of two answers, both orders."""
+    if not stage.rewards:
+        return tuple(_rate("rate answers", role, rollouts, stage.rollout_batch, longest) for role in roles.values())
+    judged = [item for item in stage.rewards if item.kind == "judge"]
+    phases = []
+    for item in judged:
+        rubric, questions, tokens = item.rubric, 1, longest
+        if rubric is not None:
+            questions = rubric.per_prompt or len(rubric.only) or ASSUMED_CRITERIA
+            if not rubric.per_prompt and not rubric.only:
+                said = "criteria of a rubric; a plan does not read them: say `only` or `per_prompt`"
+                library.assume(f"ppo.criteria of {item.name}", ASSUMED_CRITERIA, said)
+            if rubric.ask == "pairwise":
+                questions *= 2 * rubric.opponents
+                tokens += stage.max_new_tokens
+        name = "rate answers" if len(judged) == 1 else f"rate answers: {item.name}"
+        phases.append(_rate(name, roles[str(item.model)], rollouts, stage.rollout_batch * questions, tokens))
+    return tuple(phases)
+
+
+def _rate(name: str, role: str, rollouts: int, questions: int, tokens: float) -> Phase:
+    question = tokens + RATING_TOKENS
+    return forward(name, role, rollouts, questions, question, logit_share=1 / question)
+
+
 def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
     """Generation, scoring passes of every role and updates of what is trained, rollout by rollout.
 
@@ -101,7 +134,11 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
     value = models.role("value", start, trained=True, adapter=stage.adapter, scalar=True)
     reference = (models.role("reference", stage.policy),) if stage.has_reference else ()
     reward = () if scorer is None else (models.role("reward", scorer, scalar=True),)
-    judge = () if stage.judge is None else (models.answering(stage.judge_role, stage.judge),)
+    critic = (value,) if stage.has_value_model else ()
+    judges = {
+        name: models.answering(f"judge {number}" if number > 1 else stage.judge_role, name)
+        for number, name in enumerate(stage.judges, start=1)
+    }
     learning = ("policy", "value") if stage.has_value_model else ("policy",)
     if stage.has_value_model:
         library.assume("ppo.value model", f"starts from the {origin}, same size", "charter.train.ppo")
@@ -119,16 +156,12 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
     )
     rollouts = ceil(stage.episodes / stage.rollout_batch)
     assume_length(library, stage)
-    question = read + RATING_TOKENS
     scoring = (
         *(
             forward(f"score {role.name}", role.name, rollouts, stage.rollout_batch, read, logit_share=answered)
             for role in (policy, *reference, *reward)
         ),
-        *(
-            forward("rate answers", role.name, rollouts, stage.rollout_batch, question, logit_share=1 / question)
-            for role in judge
-        ),
+        *_ratings(stage, {name: role.name for name, role in judges.items()}, rollouts, read, library),
         *(
             forward(f"score {role}", role, rollouts, stage.rollout_batch, read, logit_share=answered)
             for role in learning[1:]
@@ -155,9 +188,7 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
         for role in learning
     )
     return Workload(
-        **models.whereabouts(
-            policy, *((value,) if stage.has_value_model else ()), *reference, *reward, *judge, may_choose=False
-        ),
+        **models.whereabouts(policy, *critic, *reference, *reward, *judges.values(), may_choose=False),
         phases=(
             in_turns(
                 replace(

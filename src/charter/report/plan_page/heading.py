@@ -4,6 +4,7 @@ from datetime import UTC, date, datetime
 
 from charter.plan.plan import Plan
 from charter.report.markup import Markup, esc, join
+from charter.report.plan_cells import VERDICT_WORDS
 from charter.report.plan_dates import dates_line
 from charter.report.plan_notes import dominant_phase, longest_pole
 from charter.units import format_count, format_seconds, format_usd
@@ -37,7 +38,7 @@ def _cards(plan: Plan, start: float | None) -> list[tuple[str, str, str]]:
         ("Time", format_seconds(seconds.p50), f"p90 {format_seconds(seconds.p90)}"),
         ("Cost", *cost),
         ("Accelerator-hours", f"{plan.gpu_hours.p50:,.0f}", f"p90 {plan.gpu_hours.p90:,.0f}"),
-        ("Longest pole", pole.name, most),
+        ("Bottleneck", pole.name, most),
     ]
     if start is not None:
         cards.insert(1, ("Done", _day(start + seconds.p50), f"p90 {_day(start + seconds.p90)}; started {_day(start)}"))
@@ -72,14 +73,13 @@ def _bars(plan: Plan) -> str:
 def _bar(median: float, high: float, limit: float, text: str, verdict: str | None) -> str:
     """Two bars on one axis and a mark at the limit; the colour and the words say the verdict."""
     whole = max(limit, high) * 1.04 or 1.0
-    said = {"ok": "kept at p90 too", "p90 over": "kept at p50, exceeded at p90", "over": "exceeded at p50"}
     state = {"ok": "", "p90 over": " warn", "over": " exceeded"}.get(verdict or "", "")
     spans = "".join(
         f'<span class="{name}" style="width:{100 * value / whole:.2f}%"></span>'
         for name, value in (("high", high), ("used", median))
     )
     mark = f'<span class="limit" style="left:{100 * limit / whole:.2f}%"></span>'
-    words = f"{text}: {said.get(verdict or '', verdict or '')}"
+    words = f"{text}: {VERDICT_WORDS.get(verdict or '', verdict or '')}"
     return f'<div class="budget{state}"><div class="bar">{spans}{mark}</div><p>{esc(words)}</p></div>'
 
 

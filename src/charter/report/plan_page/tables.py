@@ -173,7 +173,7 @@ def rejected_families(plan: Plan) -> Markup:
     if not rows:
         return Markup("")
     shown = table(("Stage", "Option", "Reason"), rows)
-    return section("Not possible", _folded(f"{len(rows)} options that do not fit or are not to be had", shown))
+    return section("Not possible", _folded(f"{len(rows)} options that do not fit or are not offered", shown))
 
 
 def assumptions(plan: Plan, today: date) -> Markup:

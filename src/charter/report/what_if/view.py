@@ -7,7 +7,7 @@ from typing import Any
 from charter.physics.terms import Interval
 from charter.plan.plan import Plan
 from charter.plan.stages.stage_plan import MicroUsd, StagePlan
-from charter.report.plan_cells import full_share, gib, hardware, layout, seconds_range, usd_range
+from charter.report.plan_cells import VERDICT_WORDS, full_share, gib, hardware, layout, seconds_range, usd_range
 from charter.report.plan_notes import longest_pole, split_rejected
 from charter.report.plan_page.chart_data import gantt
 from charter.report.plan_page.front import front_points
@@ -16,12 +16,6 @@ from charter.units import format_seconds, format_usd
 
 SAME = 0.005
 """A median that moved by less is shown as unchanged: far inside the width of any estimate."""
-VERDICTS = {
-    "ok": "kept, at p90 too",
-    "p90 over": "kept at the median, exceeded at p90",
-    "over": "exceeded already at the median",
-    "unpriced": "cannot be checked: a stage has no price",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +177,7 @@ def _limits(plan: Plan) -> tuple[Limit, ...]:
 
 
 def _limit(name: str, limit: str, state: str) -> Limit:
-    return Limit(name=name, limit=limit, verdict=VERDICTS[state], state=state)
+    return Limit(name=name, limit=limit, verdict=VERDICT_WORDS[state], state=state)
 
 
 def _stage(stage: StagePlan, base: StagePlan | None, pole: StagePlan) -> StageLine:

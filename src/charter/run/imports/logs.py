@@ -11,10 +11,13 @@ from statistics import median
 from typing import Literal, get_args
 
 from charter.artifacts.file_facts import sha256_file
+from charter.engines.common.logged import LoggedStep
+from charter.engines.huggingface.log import STATE_FILE, TrainerLog, find_state, read_state
+from charter.engines.megatron import log as megatron
+from charter.engines.nemo_rl import log as nemo_rl
+from charter.engines.openrlhf import log as openrlhf
+from charter.engines.verl import log as verl
 from charter.errors import DataError, UsageError
-from charter.hosted.logged import LoggedStep
-from charter.hosted.logs import megatron, nemo_rl, openrlhf, verl
-from charter.hosted.logs.huggingface import STATE_FILE, TrainerLog, find_state, read_state
 
 Format = Literal["transformers", "trl", "verl", "openrlhf", "nemo_rl", "megatron", "mlflow"]
 WARM_UP_STEPS = 2

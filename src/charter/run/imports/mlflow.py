@@ -13,9 +13,9 @@ from urllib.parse import quote, unquote, urlsplit
 
 import yaml
 
+from charter.engines.common.logged import LoggedStep
+from charter.engines.huggingface.log import NAMES
 from charter.errors import DataError, MissingExtraError, UsageError
-from charter.hosted.logged import LoggedStep
-from charter.hosted.logs.huggingface import NAMES
 from charter.run.imports.logs import FoundAttempt, FoundRun, attempts_of
 
 STORE_NAMES = ("databricks", "databricks-uc", "uc")

@@ -87,6 +87,8 @@ class Rewarded:
     failed_BK: Tensor
     seconds_K: tuple[float, ...]
     """Seconds that each reward took, together."""
+    usd_K: tuple[float, ...]
+    """Known cost of each reward's calls, together."""
 
 
 def weighted_sum(reward_BK: Tensor, weight_K: Tensor) -> Tensor:
@@ -161,6 +163,10 @@ class RewardList:
     max_failed_share: float
     all_have: Callable[[bool], bool] = lambda stored: stored
     """Whether every process has stored rewards; a model scores in all of them together."""
+    group: int = 1
+    """Answers to one prompt, which stand together."""
+    spent: Callable[[], int] = lambda: 0
+    """Micro-usd that calls of the stage have cost so far; rewards are asked one after the other."""
 
     def rate(self, answers: Sequence[Answer], *, name: str) -> Rewarded:
         """The rewards of a rollout's answers, read where they are stored under `name` for these very answers."""
@@ -178,17 +184,25 @@ class RewardList:
             torch.tensor(values, dtype=torch.float32).view(shape),
             torch.tensor(stored["failed"], dtype=torch.bool).view(shape),
             tuple(stored["seconds"]),
+            tuple(stored["usd"]),
         )
 
     def _rated(self, answers: Sequence[Answer]) -> dict[str, Any]:
         columns: list[list[float | Failed | None]] = []
-        seconds, reasons = [], []
-        rateable = [answer for answer in answers if answer.failure is None]
+        seconds, usd, reasons = [], [], []
+        left_out = self._left_out(answers)
+        rateable = [answer for answer, out in zip(answers, left_out, strict=True) if not out]
         for reward, score in zip(self.rewards, self.scores, strict=True):
-            begin = time.monotonic()
+            begin, before = time.monotonic(), self.spent()
             outcomes = iter(score(rateable))
-            columns.append([next(outcomes) if item.failure is None else Failed(item.failure) for item in answers])
+            columns.append(
+                [
+                    (None if item.failure is None else Failed(item.failure)) if out else next(outcomes)
+                    for item, out in zip(answers, left_out, strict=True)
+                ]
+            )
             seconds.append(round(time.monotonic() - begin, 6))
+            usd.append((self.spent() - before) / 1e6)
             reasons += [f"{reward.name}: {item.reason}" for item in columns[-1] if isinstance(item, Failed)]
         if len(reasons) > self.max_failed_share * len(answers) * len(self.rewards):
             counted = "\n".join(f"  {reason}" for reason in dict.fromkeys(reasons[:5]))
@@ -201,6 +215,7 @@ class RewardList:
             "rewards": [[None if isinstance(item, Failed) else item for item in row] for row in rows],
             "failed": [[isinstance(item, Failed) for item in row] for row in rows],
             "seconds": seconds,
+            "usd": usd,
             "reasons": reasons,
             "isolated": {
                 reward.name: score.is_isolated
@@ -208,6 +223,11 @@ class RewardList:
                 if isinstance(score, FunctionReward)
             },
         }
+
+    def _left_out(self, answers: Sequence[Answer]) -> list[bool]:
+        """Whether nobody is asked about each answer: the environment failed in one of its group, which is left out."""
+        fails = [answer.failure is not None for answer in answers]
+        return [any(fails[place - place % self.group :][: self.group]) for place in range(len(answers))]
 
     def _digest(self, answers: Sequence[Answer]) -> str:
         """SHA-256 of what the rewards read."""

@@ -2,8 +2,8 @@
 
 import pytest
 
+from charter.engines.common.logged import LoggedStep
 from charter.errors import SpecError, UsageError
-from charter.hosted.logged import LoggedStep
 from charter.run.imports.charges import Belongs, Machines, imported_attempts
 from charter.run.imports.logs import FoundAttempt, FoundRun
 

@@ -1,0 +1,1 @@
+"""Shared by all engines: their tables of capabilities, the mapping of fields, adapters, files and logs."""

@@ -1,0 +1,65 @@
+"""Adapter of an engine for a hosted stage: where its checkpoints are, when one is whole, how it is resumed."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from charter.engines.common.logged import LoggedStep
+from charter.engines.common.request import Handover
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineCheckpoint:
+    """One checkpoint that an engine has written whole."""
+
+    step: int
+    path: Path
+
+
+class Adapter(Protocol):
+    """One engine while it computes a stage in the directory `work`; it may be killed at any moment."""
+
+    @property
+    def saves_on_sigterm(self) -> bool:
+        """Return True if SIGTERM to all its processes makes it write a whole checkpoint of its present step, and end.
+
+        Where it does not, a stop waits for the engine's next checkpoint and ends it then.
+        """
+
+    @property
+    def adapter_output(self) -> str | None:
+        """Return the directory below `work` where the engine leaves a low-rank adapter as peft writes it.
+
+        Charter merges it into the model then, in place of `convert`; None where `convert` writes complete weights.
+        """
+
+    def checkpoints(self, work: Path) -> Sequence[EngineCheckpoint]:
+        """The checkpoints that are whole by the engine's own order of writing, oldest first; the rest are not told.
+
+        One that vanishes meanwhile, since the engine keeps only so many, is left out.
+        """
+
+    def taken(self, checkpoint: EngineCheckpoint, work: Path) -> None:
+        """Charter has taken a checkpoint over, by hard links where it can.
+
+        Where the engine may write into the same files again they have to be moved out of its way.
+        """
+
+    def place(self, saved: Path, step: int, work: Path) -> str:
+        """Put a verified copy of a checkpoint where the engine looks for it; returns `HandoverPaths.resume_from`.
+
+        Called once before a start that goes on from it; before a start from the beginning it is not called.
+        """
+
+    def steps(self, work: Path, log: Path) -> Iterable[LoggedStep]:
+        """The steps that the engine has logged since it was started, in order; `log` holds its stdout and stderr."""
+
+    def final_step(self, work: Path) -> int | None:
+        """The step that the final weights in `work` belong to, by the engine's own files; None where there are none."""
+
+    def convert(self, work: Path, handover: Handover, target: Path) -> Mapping[str, object]:
+        """Write the final weights as a Hugging Face directory of safetensors that later stages can load.
+
+        Returns what is worth recording of it: versions, the command that converted.
+        """

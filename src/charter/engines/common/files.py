@@ -1,0 +1,65 @@
+"""Files of an engine: whose work directory it is, hard links where the file system has them, moves, logs."""
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from charter.artifacts import durable
+from charter.artifacts.file_facts import files_under
+from charter.errors import DataError
+
+Read = TypeVar("Read")
+OWNER, PROCESSES = "owner.json", "processes"
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.EXDEV)
+
+
+def owner_of(work: Path) -> Mapping[str, Any]:
+    """Return the engine that has worked there, and since which start of the machine; empty where nothing says so."""
+    try:
+        owner = durable.read_json(work / OWNER)
+    except DataError:
+        return {}
+    return owner if isinstance(owner, dict) else {}
+
+
+def processes_in(work: Path) -> int:
+    """Return the number of processes of the engine that works there."""
+    return int(owner_of(work).get(PROCESSES, 1))
+
+
+def link_tree(source: Path, target: Path, *, without: tuple[str, ...] = ()) -> None:
+    """Give every file below a directory a second name below another one; `without` are names at its top."""
+    for relative in files_under(source):
+        if relative not in without:
+            link_file(source / relative, target / relative)
+
+
+def link_file(source: Path, target: Path) -> None:
+    """Give one file a second name, or copy it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        shutil.copyfile(source, target)
+
+
+def move_to(directory: Path, path: Path) -> None:
+    """Move a directory below another one, whose other content is removed."""
+    directory.mkdir(exist_ok=True)
+    for older in list(directory.iterdir()):
+        shutil.rmtree(older, ignore_errors=True)
+    path.rename(directory / path.name)
+
+
+def read_log(log: Path, read: Callable[[Iterable[str]], Iterator[Read]]) -> Iterator[Read]:
+    """Yield what `read` makes of the lines of a log; nothing where there is no log yet."""
+    try:
+        with log.open(encoding="utf-8", errors="replace") as lines:
+            yield from read(lines)
+    except OSError:
+        return

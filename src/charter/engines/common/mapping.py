@@ -1,0 +1,162 @@
+"""The mapping from our file to an engine's configuration, field by field; nothing may be left out.
+
+A renderer says of every field of the stage, of every field of the layout and of the seed what becomes of it. What it
+does not mention is a defect of the renderer (`finish` raises); what the engine cannot express is refused with the
+reason, all of it at once.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from charter.engines.common.request import Handover
+from charter.errors import Problem, SpecError
+from charter.spec.stage import Stage
+
+How = Literal["as_is", "computed", "same", "charter"]
+"""`as_is`: under the engine's name for it. `computed`: by the rule of the note. `same`: what the engine does anyway,
+and any other value is refused. `charter`: Charter does it, around the engine."""
+STAGE, LAYOUT, SEED = "stage", "layout", "seed"
+CHARTERS_OWN: dict[str, str] = {
+    "kind": "chooses the engine's trainer",
+    "resources": "asked of the planner; what it chose is under layout",
+    "engine": "chooses the renderer",
+    "checkpoint_interval": "Charter stops the engine at its next checkpoint",
+    "hang_timeout": "Charter watches the engine's log and checkpoints",
+    "expected_fingerprint": "checked before the start",
+    "timeout": "the supervisor ends the stage",
+    "needs_approval": "asked before the start",
+    "engine_by": "who named the engine",
+    "seed": "in the seed that the engine gets: the stage's own, else the project's",
+}
+"""Fields of every stage that never reach an engine, and who sees to them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MappedField:
+    """Outcome of mapping one field."""
+
+    field: str
+    """`stage.learning_rate`, `layout.tensor`, `seed`."""
+    value: object
+    how: How
+    to: tuple[str, ...] = ()
+    """`sft.yaml: learning_rate`, `--learning_rate`; empty for `same` and `charter`."""
+    note: str = ""
+
+
+NATIVE_REWARDS: Mapping[str, tuple[object, ...]] = {
+    "rewards": ((),),
+    "environment": (None,),
+    "mixture": ("sum_then_normalise",),
+    "kl_in": (None,),
+    "loss_horizon": (None,),
+    "ratio": ("token",),
+    "surrogate": ("clip",),
+    "equal_groups": ("keep",),
+    "mismatch": (None,),
+}
+"""Options of `kind: ppo` that only the native engine has, and their values elsewhere."""
+KNOWN_ELSEWHERE: Mapping[str, tuple[object, ...]] = {
+    "loss_aggregation": ("token", "sequence"),
+    "kl_estimator": ("k1", "k3"),
+    "estimator": ("gae", "rloo", "grpo", "reinforce"),
+}
+"""Values of further options that renderers of other engines have a rule for."""
+NATIVE_ONLY = "the rule of this value is rendered for the native engine alone"
+
+
+class FieldMapper:
+    """Collects what becomes of each field, and everything that the engine cannot express."""
+
+    def __init__(self, handover: Handover) -> None:
+        self.handover = handover
+        self.rows: list[MappedField] = []
+        self.problems: list[Problem] = []
+        for name, why in CHARTERS_OWN.items():
+            self.charter(f"{STAGE}.{name}", why)
+
+    def value(self, field: str) -> object:
+        """The value of `stage.x`, `layout.x` or `seed`."""
+        section, _, name = field.partition(".")
+        if section == SEED:
+            return self.handover.seed
+        return getattr(self.handover.stage if section == STAGE else self.handover.layout, name)
+
+    def to(self, field: str, *targets: str, how: How = "as_is", note: str = "") -> None:
+        """The field is written to these places; with `computed` the note says by which rule."""
+        assert targets, field
+        assert how == "as_is" or note, field
+        self._add(MappedField(field=field, value=self.value(field), how=how, to=targets, note=note))
+
+    def same(self, field: str, only: object | Sequence[object], why: str) -> None:
+        """The engine can do nothing but `only` (one value, or a tuple of them): any other value is refused."""
+        value = self.value(field)
+        if value in (only if isinstance(only, tuple) else (only,)):
+            self._add(MappedField(field=field, value=value, how="same", note=why))
+        else:
+            self.refuse(field, why)
+
+    def charter(self, field: str, why: str) -> None:
+        """Charter itself does what the field says."""
+        self._add(MappedField(field=field, value=self.value(field), how="charter", note=why))
+
+    def refuse(self, field: str, reason: str, hint: str = "") -> None:
+        """The engine cannot express the field's value."""
+        section, _, name = field.partition(".")
+        path = f"pipeline.{self.handover.name}.{name}" if section == STAGE else field
+        self.problems.append(
+            Problem(
+                path=path,
+                message=f"{self.handover.engine} cannot express {_shown(self.value(field))}: {reason}",
+                hint=hint or "change it, or take another engine (`charter artifacts export --help` lists them)",
+            )
+        )
+
+    def refuse_native_rewards(self, expressed: Collection[str] = ()) -> None:
+        """Refuse at once, before anything else is mapped, options of rewards and losses that stay in Charter's engine.
+
+        `expressed` are those that the renderer maps itself.
+        """
+        for name, only in NATIVE_REWARDS.items():
+            if name not in expressed:
+                self.same(f"{STAGE}.{name}", only, NATIVE_ONLY)
+        for name, values in KNOWN_ELSEWHERE.items():
+            if self.value(f"{STAGE}.{name}") not in values:
+                self.refuse(f"{STAGE}.{name}", NATIVE_ONLY)
+        if self.problems:
+            raise SpecError(self.problems)
+        self.charter(f"{STAGE}.max_failed_share", "decides nothing here: there is no list of rewards")
+        self.charter(f"{STAGE}.most_batches", "decides nothing here: groups are not sampled again")
+
+    def finish(self) -> tuple[MappedField, ...]:
+        """All rows in the order of the file; raises a `SpecError` with everything that was refused."""
+        wanted = fields_of(self.handover.stage)
+        refused = {_field_of(problem, self.handover.name) for problem in self.problems}
+        mapped = {row.field for row in self.rows}
+        assert mapped | refused >= set(wanted), f"not mapped: {sorted(set(wanted) - mapped - refused)}"
+        if self.problems:
+            raise SpecError(self.problems)
+        order = {name: index for index, name in enumerate(wanted)}
+        return tuple(sorted(self.rows, key=lambda row: order[row.field]))
+
+    def _add(self, row: MappedField) -> None:
+        if all(earlier.field != row.field for earlier in self.rows):
+            self.rows.append(row)
+
+
+def fields_of(stage: Stage) -> tuple[str, ...]:
+    """Everything that a mapping has to tell of: the stage's fields, the layout's, the seed."""
+    from charter.spec.layout import Layout
+
+    own = tuple(f"{STAGE}.{item.name}" for item in fields(stage))
+    return (*own, *(f"{LAYOUT}.{item.name}" for item in fields(Layout)), SEED)
+
+
+def _field_of(problem: Problem, name: str) -> str:
+    prefix = f"pipeline.{name}."
+    return f"{STAGE}.{problem.path.removeprefix(prefix)}" if problem.path.startswith(prefix) else problem.path
+
+
+def _shown(value: object) -> str:
+    return "nothing" if value is None else str(value)

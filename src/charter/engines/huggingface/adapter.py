@@ -1,0 +1,141 @@
+"""TRL, accelerate and DeepSpeed: all three run TRL's scripts, whose Trainer writes `output/checkpoint-N`.
+
+Read in transformers 5.23.0: `trainer.py` (`_save_checkpoint`: weights, optimizer, scheduler, generators, last
+`trainer_state.json`; every rank writes its generators by itself), `trainer_jit_checkpoint.py` (SIGTERM),
+`trainer_callback.py` (`PrinterCallback`, one line per logged step; at the last step a checkpoint), TRL 1.16.0
+`scripts/*.py` (the final weights go straight into `output`, whatever step they belong to).
+"""
+
+import ast
+import filecmp
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from charter.artifacts.whole_dir import MANIFEST
+from charter.engines.common.adapter import EngineCheckpoint
+from charter.engines.common.files import link_tree, move_to
+from charter.engines.common.logged import LoggedStep
+from charter.engines.common.model_files import write_model
+from charter.engines.common.request import Handover
+from charter.engines.huggingface.checkpoint import is_whole
+from charter.engines.huggingface.log import NAMES
+
+OUTPUT, TAKEN, RESUME = "output", "taken", "resume"
+"""Below the work directory: what the engine writes; its newest checkpoint that Charter has; what it goes on from."""
+_NAME = re.compile(r"checkpoint-(\d+)")
+_LOGGED = re.compile(r"^\{.*'loss': .*\}$")
+_COUNTERS = frozenset({"epoch", "num_tokens", "num_input_tokens_seen"})
+_OWN_NAMES = {**NAMES, "grad_norm": "gradient_norm"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HuggingFaceAdapter:
+    """The Trainer of transformers as TRL's scripts run it."""
+
+    updates: int = 1
+    """Steps of the Trainer in a step of the stage, which is a rollout where answers are sampled."""
+    saves_on_sigterm: bool = True
+    adapter_output: ClassVar[str] = OUTPUT
+
+    def checkpoints(self, work: Path) -> Sequence[EngineCheckpoint]:
+        """Those below `output` that are whole."""
+        return self._whole_ones(work / OUTPUT, work)
+
+    def taken(self, checkpoint: EngineCheckpoint, work: Path) -> None:
+        """Move it away: a SIGTERM at the same step would write into its very files."""
+        move_to(work / TAKEN, checkpoint.path)
+
+    def place(self, saved: Path, step: int, work: Path) -> str:
+        """Beside the output: the Trainer reads a checkpoint anywhere, and writes none there."""
+        target = work / RESUME / f"checkpoint-{step * self.updates}"
+        link_tree(saved, target, without=(MANIFEST,))
+        return str(target)
+
+    def steps(self, work: Path, log: Path) -> Iterable[LoggedStep]:
+        """One line of figures per step, with `logging_steps: 1`; its number is that of the line."""
+        first = max((step for step, _ in _numbered(work / RESUME)), default=0)
+        for number, values in enumerate(_lines(log), start=first + 1):
+            if number % self.updates == 0:
+                yield LoggedStep(step=number // self.updates, metrics=values)
+
+    def final_step(self, work: Path) -> int | None:
+        """The step of the newest checkpoint, when the final weights are that checkpoint's to the last byte."""
+        final = _weights(work / OUTPUT)
+        checkpoints = [
+            checkpoint for name in (OUTPUT, TAKEN, RESUME) for checkpoint in self._whole_ones(work / name, work)
+        ]
+        if not final or not checkpoints:
+            return None
+        newest = max(checkpoints, key=lambda item: item.step)
+        saved = _weights(newest.path)
+        if saved and not _are_equal(saved, final):
+            return None
+        return newest.step
+
+    def convert(self, work: Path, handover: Handover, target: Path) -> Mapping[str, object]:
+        """The final weights with the configuration and the tokenizer that training began with."""
+        write_model(_weights(work / OUTPUT), work / OUTPUT, Path(handover.paths.trained), target)
+        return {}
+
+    def _whole_ones(self, directory: Path, work: Path) -> list[EngineCheckpoint]:
+        """Those at the end of a step of the stage."""
+        numbered = [item for item in sorted(_numbered(directory)) if item[0] % self.updates == 0]
+        return [
+            EngineCheckpoint(step=step // self.updates, path=path)
+            for step, path in numbered
+            if is_whole(path, step, work)
+        ]
+
+
+def _numbered(directory: Path) -> Iterator[tuple[int, Path]]:
+    try:
+        paths = list(directory.iterdir())
+    except OSError:
+        return
+    for path in paths:
+        if (name := _NAME.fullmatch(path.name)) is not None:
+            yield int(name[1]), path
+
+
+def _weights(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*.safetensors"))
+
+
+def _are_equal(left: Sequence[Path], right: Sequence[Path]) -> bool:
+    names = [path.name for path in left]
+    return names == [path.name for path in right] and all(
+        filecmp.cmp(one, other, shallow=False) for one, other in zip(left, right, strict=True)
+    )
+
+
+def _lines(log: Path) -> Iterator[dict[str, float]]:
+    """The figures of each logged step; transformers prints floats as texts of four digits."""
+    try:
+        text = log.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return
+    for line in text.splitlines():
+        if _LOGGED.fullmatch(line.strip()) is None:
+            continue
+        try:
+            values = ast.literal_eval(line.strip())
+        except (ValueError, SyntaxError):
+            continue
+        yield {_OWN_NAMES.get(str(name), str(name)): number for name, number in _numbers(values)}
+
+
+def _numbers(values: Mapping[str, object]) -> Iterator[tuple[str, float]]:
+    for name, value in values.items():
+        if name in _COUNTERS:
+            continue
+        try:
+            number = float(json.loads(str(value).lower()))
+        except (TypeError, ValueError):
+            continue
+        if math.isfinite(number):
+            yield name, number

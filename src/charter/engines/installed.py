@@ -1,0 +1,112 @@
+"""Engines of other projects as they are installed: their interpreters, and the versions that bits depend on."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from charter.errors import MissingExtraError
+from charter.spec.project import Project
+from charter.spec.sections import EngineEnvironment
+from charter.spec.stage import Engine, Stage
+
+ENGINE = "engine"
+"""Frozen value of a stage that another engine computes: its name."""
+HOSTED_DEGREES: Mapping[str, int] = MappingProxyType(
+    {"pipeline": 1, "context": 1, "expert": 1, "interleave": 1, "sequence_parallel": 0}
+)
+"""What the native engine has no more than one of, with the value of a stage that does not say it."""
+_BESIDE = {
+    "trl": ("accelerate", "transformers", "torch"),
+    "accelerate": ("trl", "transformers", "torch"),
+    "deepspeed": ("trl", "accelerate", "transformers", "torch"),
+    "verl": ("transformers", "torch"),
+    "openrlhf": ("deepspeed", "transformers", "torch"),
+    "nemo_rl": ("transformers", "torch"),
+    "megatron": ("torch",),
+}
+"""Packages that compute beside an engine's own."""
+PEFT = "peft"
+WITH_PEFT = ("trl", "accelerate", "deepspeed")
+"""Engines whose adapters are peft's, which computes only where there is one."""
+ABSENT = "absent"
+_ASK_SECONDS = 60.0
+_ASK = """
+import json, sys
+from importlib.metadata import PackageNotFoundError, version
+found = {}
+for name in sys.argv[1:]:
+    try:
+        found[name] = version(name)
+    except PackageNotFoundError:
+        found[name] = "absent"
+print(json.dumps(found))
+"""
+
+
+def engines_at(engines: Mapping[Engine, EngineEnvironment], root: Path) -> dict[Engine, EngineEnvironment]:
+    """The same, with paths that were written relative to the project's directory made absolute."""
+    return {
+        name: replace(item, python=_absolute(item.python, root), directory=_absolute(item.directory, root))
+        for name, item in engines.items()
+    }
+
+
+def interpreter_of(engines: Mapping[Any, EngineEnvironment], name: Engine) -> str:
+    """The interpreter that an engine is started with."""
+    environment = engines.get(name)
+    return environment.python if environment is not None and environment.python else sys.executable
+
+
+def package_of(name: Engine) -> str:
+    """The distribution whose version is the engine's."""
+    # Every command that knows the stages imports this module; only those that ask need the renderers of all engines.
+    from charter.engines.handover import handover_engine
+
+    return handover_engine(name).package
+
+
+def stage_versions(engines: Mapping[Engine, EngineEnvironment], stage: Stage) -> Mapping[str, str]:
+    """The versions of what computes a stage, as its engine's interpreter has them; `absent` for what it lacks."""
+    name = stage.engine
+    adapters = (PEFT,) if name in WITH_PEFT and getattr(stage, "adapter", None) is not None else ()
+    return versions_at(interpreter_of(engines, name), (package_of(name), *_BESIDE[name], *adapters))
+
+
+@functools.cache
+def versions_at(python: str, packages: tuple[str, ...]) -> Mapping[str, str]:
+    """The installed versions of some packages, as an interpreter has them."""
+    try:
+        answer = subprocess.run(
+            [python, "-I", "-c", _ASK, *packages], capture_output=True, timeout=_ASK_SECONDS, check=True
+        )
+        return MappingProxyType(json.loads(answer.stdout))
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise MissingExtraError(
+            f"{python} cannot be asked for {packages[0]}: {error}\n  give the interpreter of the environment that "
+            "holds it: `engines: {NAME: {python: PATH}}` in charter.yaml"
+        ) from None
+
+
+def hosted_values(project: Project, stage: Stage) -> dict[str, str | int]:
+    """Return the values that another engine's bits depend on beside its processes."""
+    values = {name: getattr(stage.resources, name, None) for name in HOSTED_DEGREES}
+    degrees = {
+        name: int(value) for name, value in values.items() if value is not None and value != HOSTED_DEGREES[name]
+    }
+    return {ENGINE: stage.engine, **degrees, **stage_versions(project.engines, stage)}
+
+
+def _absolute(written: str | None, root: Path) -> str | None:
+    """A path below `root`; not resolved, since the interpreter of an environment is a link out of it.
+
+    >>> _absolute(".venv/bin/python", Path("/project")), _absolute(None, Path("/project"))
+    ('/project/.venv/bin/python', None)
+    """
+    return None if written is None else os.path.normpath(root / Path(written).expanduser())

@@ -1,0 +1,104 @@
+"""Megatron-LM: `iter_0000010` in the format torch_dist, a line per iteration, weights converted by Megatron Bridge.
+
+Read at d98e8a6: megatron/training/checkpointing.py (`iter_finalize_fn` writes `latest_checkpointed_iteration.txt` when
+all is written; nothing is removed), megatron/core/dist_checkpointing/serialization.py `save` (all ranks' files, then
+`.metadata`, then `metadata.json`, which alone makes it a checkpoint), megatron/training/training.py (a checkpoint at
+the end of training); Megatron Bridge 0.3.1 models/conversion/auto_bridge.py `export_ckpt`.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from charter.artifacts.whole_dir import MANIFEST
+from charter.engines.common.adapter import EngineCheckpoint
+from charter.engines.common.files import link_tree, read_log
+from charter.engines.common.logged import LoggedStep
+from charter.engines.common.model_files import write_model
+from charter.engines.common.request import Handover
+from charter.engines.megatron.log import console_steps
+from charter.engines.megatron.training import CHECKPOINTS
+from charter.errors import StageError
+
+TRACKER, CONFIG, INDEX = "latest_checkpointed_iteration.txt", "metadata.json", ".metadata"
+CONVERTED = "converted"
+"""Below the work directory: the final weights as a Hugging Face directory."""
+EXPORT = """\
+import sys
+from megatron.bridge import AutoBridge
+AutoBridge.from_hf_pretrained(sys.argv[1]).export_ckpt(sys.argv[2], sys.argv[3])
+"""
+_NAME = re.compile(r"iter_(\d{7})")
+
+
+@dataclass(frozen=True)
+class MegatronAdapter:
+    """`pretrain_gpt.py` as one stage; `python` is the interpreter that has Megatron Bridge.
+
+    It saves on SIGTERM, but torchrun gives its processes half a minute for that, which large models do not keep.
+    """
+
+    python: str = "python"
+    saves_on_sigterm: ClassVar[bool] = False
+    adapter_output: ClassVar[None] = None
+
+    def checkpoints(self, work: Path) -> Sequence[EngineCheckpoint]:
+        """Those that are whole; Megatron-LM removes none."""
+        try:
+            paths = sorted((work / CHECKPOINTS).iterdir())
+        except OSError:
+            return ()
+        named = ((path, _NAME.fullmatch(path.name)) for path in paths)
+        return [EngineCheckpoint(step=int(name[1]), path=path) for path, name in named if name and _is_whole(path)]
+
+    def taken(self, checkpoint: EngineCheckpoint, work: Path) -> None:
+        """Nothing: an iteration is written once, and `place` empties the directory before it could be again."""
+
+    def place(self, saved: Path, step: int, work: Path) -> str:
+        """Alone in the engine's directory, named by its tracker file."""
+        directory = work / CHECKPOINTS
+        shutil.rmtree(directory, ignore_errors=True)
+        link_tree(saved, directory / f"iter_{step:07d}", without=(MANIFEST,))
+        (directory / TRACKER).write_text(str(step), encoding="utf-8")
+        return str(directory)
+
+    def steps(self, work: Path, log: Path) -> Iterable[LoggedStep]:
+        """From the lines of its last rank."""
+        return read_log(log, console_steps)
+
+    def final_step(self, work: Path) -> int | None:
+        """The step of the newest whole checkpoint: it saves one when it ends."""
+        return max((item.step for item in self.checkpoints(work)), default=None)
+
+    def convert(self, work: Path, handover: Handover, target: Path) -> Mapping[str, object]:
+        """The newest checkpoint through Megatron Bridge, in the engine's environment."""
+        step = self.final_step(work)
+        if step is None:
+            raise StageError(f"{work / CHECKPOINTS} has no whole checkpoint of Megatron-LM to take weights from")
+        converted, first = work / CONVERTED, handover.paths.models["init"]
+        shutil.rmtree(converted, ignore_errors=True)
+        command = convert_command(self.python, first, work / CHECKPOINTS / f"iter_{step:07d}", converted)
+        ended = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
+        if ended.returncode != 0:
+            raise StageError(f"the export of Megatron Bridge ended with {ended.returncode}:\n{ended.stderr[-2000:]}")
+        write_model(sorted(converted.glob("*.safetensors")), converted, Path(first), target)
+        return {"converted_by": "megatron.bridge AutoBridge.export_ckpt", "step": step}
+
+
+def convert_command(python: str, first: str, checkpoint: Path, target: Path) -> list[str]:
+    """Megatron Bridge as a command: the model that training began with tells it the architecture."""
+    return [python, "-c", EXPORT, first, str(checkpoint), str(target)]
+
+
+def _is_whole(path: Path) -> bool:
+    """`metadata.json` is written last, and complete or not at all there."""
+    try:
+        config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+        return isinstance(config, dict) and (path / INDEX).stat().st_size > 0
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,109 @@
+"""NeMo RL: `checkpoints/tmp_step_N` renamed to `step_N` when it is whole, console lines, consolidated weights.
+
+Read in NeMo RL 0.6.0 (7ea279a): nemo_rl/utils/checkpoint.py (`training_info.json` and `config.yaml` first, the
+algorithm's files next, the rename last; the highest number in the directory is taken at a start, whole or not),
+nemo_rl/algorithms (`policy/weights`, `policy/optimizer`, `train_dataloader.pt`).
+"""
+
+import json
+import re
+import shutil
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from charter.artifacts.safetensors_file import read_header
+from charter.artifacts.whole_dir import MANIFEST
+from charter.engines.common.adapter import EngineCheckpoint
+from charter.engines.common.files import link_tree, move_to, read_log
+from charter.engines.common.logged import LoggedStep
+from charter.engines.common.model_files import write_model
+from charter.engines.common.request import Handover
+from charter.engines.nemo_rl.log import console_steps
+from charter.engines.nemo_rl.run import CHECKPOINTS
+from charter.errors import DataError, StageError
+
+TAKEN = "taken"
+"""Below the work directory: the newest checkpoint that Charter has."""
+_NAME = re.compile(r"step_(\d+)")
+
+
+class NemoRlAdapter:
+    """NeMo RL's example scripts as one stage."""
+
+    saves_on_sigterm: ClassVar[bool] = False
+    adapter_output: ClassVar[None] = None
+
+    def checkpoints(self, work: Path) -> Sequence[EngineCheckpoint]:
+        """Those that have been renamed, and hold what every checkpoint holds."""
+        return list(_whole_ones(work / CHECKPOINTS))
+
+    def taken(self, checkpoint: EngineCheckpoint, work: Path) -> None:
+        """Move it away: a start takes the highest number, so only what Charter has placed may lie there."""
+        move_to(work / TAKEN, checkpoint.path)
+
+    def place(self, saved: Path, step: int, work: Path) -> str:
+        """The only one in its directory, since no setting names the one to go on from."""
+        for name in (TAKEN, CHECKPOINTS):
+            shutil.rmtree(work / name, ignore_errors=True)
+        target = work / CHECKPOINTS / f"step_{step}"
+        link_tree(saved, target, without=(MANIFEST,))
+        return str(target)
+
+    def steps(self, work: Path, log: Path) -> Iterable[LoggedStep]:
+        """From its console lines."""
+        return read_log(log, console_steps)
+
+    def final_step(self, work: Path) -> int | None:
+        """The step of the newest whole checkpoint, which it always writes at its last step."""
+        newest = _newest(work)
+        return None if newest is None else newest.step
+
+    def convert(self, work: Path, handover: Handover, target: Path) -> Mapping[str, object]:
+        """The consolidated safetensors of the newest checkpoint (`save_consolidated`)."""
+        newest = _newest(work)
+        if newest is None:
+            raise StageError(f"{work} has no whole checkpoint of NeMo RL to take weights from")
+        weights = sorted((newest.path / "policy" / "weights").rglob("consolidated/*.safetensors"))
+        if not weights:
+            raise StageError(
+                f"{newest.path} has no consolidated weights: a checkpoint of LoRA, or of shards alone; join them with "
+                "examples/converters of NeMo RL"
+            )
+        write_model(weights, weights[0].parent, Path(handover.paths.trained), target)
+        return {"converted_by": "consolidated safetensors of NeMo RL's checkpoint", "step": newest.step}
+
+
+def _newest(work: Path) -> EngineCheckpoint | None:
+    checkpoints = [*_whole_ones(work / CHECKPOINTS), *_whole_ones(work / TAKEN)]
+    return max(checkpoints, key=lambda item: item.step, default=None)
+
+
+def _whole_ones(directory: Path) -> Iterator[EngineCheckpoint]:
+    try:
+        paths = list(directory.iterdir())
+    except OSError:
+        return
+    for step, path in sorted((int(name[1]), path) for path in paths if (name := _NAME.fullmatch(path.name))):
+        if _is_whole(path, step):
+            yield EngineCheckpoint(step=step, path=path)
+
+
+def _is_whole(path: Path, step: int) -> bool:
+    """Return True if its own description, the loader's place, weights and optimizer are there to their ends."""
+    try:
+        info = json.loads((path / "training_info.json").read_text(encoding="utf-8"))
+        tensors = list((path / "policy" / "weights").rglob("*.safetensors"))
+        optimizer = list((path / "policy" / "optimizer").rglob(".metadata"))
+        return (
+            info["total_steps"] == step
+            and (path / "config.yaml").stat().st_size > 0
+            and zipfile.is_zipfile(path / "train_dataloader.pt")
+            and bool(optimizer)
+            and all(item.stat().st_size > 0 for item in optimizer)
+            and bool(tensors)
+            and all(map(read_header, tensors))
+        )
+    except (OSError, ValueError, KeyError, TypeError, DataError):
+        return False

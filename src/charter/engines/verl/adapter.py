@@ -1,0 +1,151 @@
+"""verl: `checkpoints/global_step_N`, console lines, weights merged by verl's own `model_merger`.
+
+Read in verl 0.9.1: utils/checkpoint/fsdp_checkpoint_manager.py (three files of every rank, by their number; the model's
+configuration and `fsdp_config.json` of rank 0), trainer/ppo/v1/trainer_base.py (`_save_checkpoint`: actor, critic,
+`data.pt`, then `latest_checkpointed_iteration.txt`), utils/checkpoint/checkpoint_handler.py (SFT: `data_R.pt` of every
+data-parallel rank; rank 0 names the step before it has waited for the others'). `torch.save` writes ZIP files, whose
+directory is at their end.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import yaml
+
+from charter.artifacts.whole_dir import MANIFEST
+from charter.engines.common.adapter import EngineCheckpoint
+from charter.engines.common.files import link_tree, move_to, read_log
+from charter.engines.common.logged import LoggedStep
+from charter.engines.common.model_files import write_model
+from charter.engines.common.request import Handover
+from charter.engines.verl.log import console_steps
+from charter.engines.verl.trainer import CHECKPOINTS
+from charter.errors import StageError
+
+TAKEN, RESUME, MERGED = "taken", "resume", "merged"
+"""Below the work directory: the newest checkpoint that Charter has; what verl goes on from; the final weights."""
+TRACKER = "latest_checkpointed_iteration.txt"
+ACTOR, CRITIC = "actor", "critic"
+RANK_FILES = ("model", "optim", "extra_state")
+PPO_FILE, SFT_FILE = "ppo.yaml", "sft.yaml"
+_NAME = re.compile(r"global_step_(\d+)")
+
+
+@dataclass(frozen=True)
+class VerlAdapter:
+    """verl's trainers as one stage; `python` is the interpreter that has verl."""
+
+    python: str = "python"
+    saves_on_sigterm: ClassVar[bool] = False
+    adapter_output: ClassVar[None] = None
+
+    def checkpoints(self, work: Path) -> Sequence[EngineCheckpoint]:
+        """Those that verl has called whole and whose files are all there."""
+        last = tracked_step(work / CHECKPOINTS)
+        return [item for item in _whole_ones(work / CHECKPOINTS, work) if item.step <= last]
+
+    def taken(self, checkpoint: EngineCheckpoint, work: Path) -> None:
+        """Move it away: after a resume from before it, verl would write into its very files."""
+        move_to(work / TAKEN, checkpoint.path)
+
+    def place(self, saved: Path, step: int, work: Path) -> str:
+        """Beside verl's own directory, which is emptied: its later steps would be called whole while rewritten."""
+        target = work / RESUME / f"global_step_{step}"
+        for name in (RESUME, TAKEN, CHECKPOINTS):
+            shutil.rmtree(work / name, ignore_errors=True)
+        link_tree(saved, target, without=(MANIFEST,))
+        return str(target)
+
+    def steps(self, work: Path, log: Path) -> Iterable[LoggedStep]:
+        """From its console lines: its file of metrics is emptied whenever it starts."""
+        return read_log(log, console_steps)
+
+    def final_step(self, work: Path) -> int | None:
+        """The step of the newest whole checkpoint: a run that trained nothing has none beyond the one it began with."""
+        newest = _newest(work, self)
+        return None if newest is None else newest.step
+
+    def convert(self, work: Path, handover: Handover, target: Path) -> Mapping[str, object]:
+        """Merge the shards of the newest checkpoint by verl's own command, in its environment."""
+        newest = _newest(work, self)
+        if newest is None:
+            raise StageError(f"{work} has no whole checkpoint of verl to take weights from")
+        merged = work / MERGED
+        shutil.rmtree(merged, ignore_errors=True)
+        command = merge_command(self.python, newest.path, merged)
+        ended = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
+        if ended.returncode != 0:
+            raise StageError(f"verl.model_merger ended with {ended.returncode}:\n{ended.stderr[-2000:]}")
+        if (merged / "lora_adapter").exists():
+            raise StageError(f"{merged} holds an adapter beside its base; merge them with peft before it is used")
+        write_model(sorted(merged.glob("*.safetensors")), merged, Path(handover.paths.trained), target)
+        return {"converted_by": "verl.model_merger merge --backend fsdp", "step": newest.step}
+
+
+def merge_command(python: str, checkpoint: Path, target: Path) -> list[str]:
+    """verl's command that joins the shards of FSDP; of PPO the actor's, of SFT the only ones."""
+    shards = checkpoint / ACTOR if (checkpoint / ACTOR).is_dir() else checkpoint
+    where = ["--local_dir", str(shards), "--target_dir", str(target)]
+    return [python, "-m", "verl.model_merger", "merge", "--backend", "fsdp", *where]
+
+
+def _newest(work: Path, adapter: VerlAdapter) -> EngineCheckpoint | None:
+    checkpoints = [*adapter.checkpoints(work), *_whole_ones(work / TAKEN, work), *_whole_ones(work / RESUME, work)]
+    return max(checkpoints, key=lambda item: item.step, default=None)
+
+
+def _whole_ones(directory: Path, work: Path) -> Iterator[EngineCheckpoint]:
+    try:
+        paths = list(directory.iterdir())
+    except OSError:
+        return
+    numbered = ((int(name[1]), path) for path in paths if (name := _NAME.fullmatch(path.name)))
+    for step, path in sorted(numbered):
+        if is_whole(path, work):
+            yield EngineCheckpoint(step=step, path=path)
+
+
+def tracked_step(checkpoints: Path) -> int:
+    """The last step that verl has called whole; 0 where there is none, or the file is torn."""
+    try:
+        return int((checkpoints / TRACKER).read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def is_whole(path: Path, work: Path) -> bool:
+    """Return True if every file is there to its end, for the configuration in `work`."""
+    try:
+        if (work / PPO_FILE).exists():
+            roles = [ACTOR, *([CRITIC] if _value(work / PPO_FILE, "critic", "enable") else [])]
+            return all(_ranks(path / role) > 0 for role in roles) and zipfile.is_zipfile(path / "data.pt")
+        shared = int(_value(work / SFT_FILE, "engine", "ulysses_sequence_parallel_size") or 1)
+        ranks = _ranks(path)
+        loaders = [path / f"data_{rank}.pt" for rank in range(ranks // shared)]
+        return bool(loaders) and all(map(zipfile.is_zipfile, loaders))
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _ranks(directory: Path) -> int:
+    """Processes whose files are all there to their ends; 0 where one is not."""
+    world = int(_json(directory / "fsdp_config.json")["world_size"])
+    _json(directory / "huggingface" / "config.json")
+    names = [f"{kind}_world_size_{world}_rank_{rank}.pt" for kind in RANK_FILES for rank in range(world)]
+    return world if all(zipfile.is_zipfile(directory / name) for name in names) else 0
+
+
+def _json(path: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return document
+
+
+def _value(path: Path, section: str, name: str) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))[section].get(name)

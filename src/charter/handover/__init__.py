@@ -1,1 +1,0 @@
-"""One stage as another engine's configuration: pure rendering, with every field of the file accounted for."""
