@@ -337,7 +337,7 @@ class TurnTaking:
             self._take(item, own, is_last=is_last)
 
     def _take(self, item: Trajectory, replies: Sequence[dict[str, Any]], *, is_last: bool) -> None:
-        """What the replies to one turn make of an answer."""
+        """Put the replies to one turn behind an answer, or end it."""
         observations = []
         for reply in replies:
             if self._ends(item, reply):

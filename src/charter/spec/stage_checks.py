@@ -21,14 +21,7 @@ from charter.spec.quantity import (
     Range,
     check_ranges,
 )
-from charter.spec.rewards import (
-    GROUPED,
-    SHIPPED_REWARD,
-    SHIPPED_REWARDS,
-    Reward,
-    check_environment,
-    check_turns,
-)
+from charter.spec.rewards import GROUPED, SHIPPED_REWARD, SHIPPED_REWARDS, Reward, check_environment, check_turns
 from charter.spec.stage import (
     MAKES_RECORDS,
     CritiqueStage,

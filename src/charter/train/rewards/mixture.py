@@ -225,7 +225,7 @@ class RewardList:
         }
 
     def _left_out(self, answers: Sequence[Answer]) -> list[bool]:
-        """Whether nobody is asked about each answer: the environment failed in one of its group, which is left out."""
+        """Mark the answers that nobody is asked about: the environment failed in their group, which is left out."""
         fails = [answer.failure is not None for answer in answers]
         return [any(fails[place - place % self.group :][: self.group]) for place in range(len(answers))]
 
