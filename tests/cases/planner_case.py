@@ -7,8 +7,7 @@ import numpy as np
 
 from charter.catalog import models
 from charter.catalog.accelerators import Accelerator
-from charter.physics.arrays import Array, array
-from charter.physics.layouts import Layouts
+from charter.physics.columns import Array, Layouts, array
 from charter.plan.hardware.machine import Machine
 from charter.plan.make import make_plan
 from charter.plan.physics.engine_knowledge import engine_knowledge

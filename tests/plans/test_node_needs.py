@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from charter.catalog import accelerators
-from charter.physics.node.loading import TEXT_SECONDS_PER_TOKEN, TOKENISED_SECONDS_PER_TOKEN
-from charter.physics.node.storage import VERDICT_BYTES, log_bytes
-from charter.physics.shapes.parameters import count_parameters
+from charter.physics.node import TEXT_SECONDS_PER_TOKEN, TOKENISED_SECONDS_PER_TOKEN, VERDICT_BYTES, log_bytes
+from charter.physics.shapes import count_parameters
 from charter.plan.options.option import DeviceGroup, RoleGroup
 from charter.plan.physics.knowledge import TRAINING, TRAINING_MEMORY, memory_group, shipped
 from charter.plan.stages.node_needs import storage_terms

@@ -1,8 +1,8 @@
 """Smallest machines on which public threads and pages say reinforcement learning of a model runs, or does not.
 
 Seen failing under mutations of production lines (tests that fail):
-- physics/memory/terms.py, `zero >= stage` -> `>`: 8 of 11;
-- physics/memory/ppo_table.py, frozen weights of 2 bytes -> 1: 1.
+- physics/memory_terms.py, `zero >= stage` -> `>`: 8 of 11;
+- physics/placement_memory.py, frozen weights of 2 bytes -> 1: 1.
 """
 
 import ppo_case as case

@@ -1,7 +1,7 @@
 """Rows of inference, reinforcement learning and whole runs: how gaps are filled, and how far predictions are off.
 
 Seen failing under mutations of production lines (tests that fail):
-- physics/serving/passes.py, three times the bytes of `passed_weights`: 4 of 24.
+- physics/serving_passes.py, three times the bytes of `passed_weights`: 4 of 24.
 """
 
 from dataclasses import replace

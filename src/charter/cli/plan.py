@@ -425,7 +425,7 @@ def _warn(result: "Plan") -> None:
 def _knowledge(calibration: Path | None) -> "Knowledge | None":
     if calibration is None:
         return None
-    from charter.calibration.fitted import load
+    from charter.physics.fitted import load
     from charter.plan.physics.knowledge import Knowledge
 
     return Knowledge.of(load(calibration))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from charter.cost.uncertainty import exactly
 from charter.engines.common.capabilities import capabilities
-from charter.physics.shapes.parameters import count_parameters
+from charter.physics.shapes import count_parameters
 from charter.physics.terms import Interval
 from charter.plan.assumption import Assumption
 from charter.plan.choice.candidates import Candidates, rejections

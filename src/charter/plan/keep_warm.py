@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
 
-from charter.physics.shapes.parameters import count_parameters
+from charter.physics.shapes import count_parameters
 from charter.plan.hardware.place import LOCAL
 from charter.plan.options.risk import CHECKPOINT_BYTES_PER_SECOND_PER_NODE
 from charter.plan.stages.stage_plan import StagePlan

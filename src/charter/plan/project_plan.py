@@ -4,8 +4,8 @@ from dataclasses import replace
 from datetime import date, datetime
 from pathlib import Path
 
-from charter.calibration.fitted import load
 from charter.catalog.price_book import PriceBook, read_offers, read_price_book
+from charter.physics.fitted import load
 from charter.plan.hardware.machine import Machine, probe_machine
 from charter.plan.hardware.place import may_run_here
 from charter.plan.inputs import read_inputs

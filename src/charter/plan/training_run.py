@@ -13,9 +13,9 @@ from charter.catalog.accelerators import Accelerator
 from charter.catalog.price_book import Market, as_of_key, offers
 from charter.cost.uncertainty import lognormal
 from charter.errors import InfeasibleError, UsageError
-from charter.physics.node.storage import checkpoint_bytes
+from charter.physics.node import checkpoint_bytes
 from charter.physics.scaling.laws import FLOPS_PER_PARAMETER_AND_TOKEN
-from charter.physics.shapes.parameters import count_parameters
+from charter.physics.shapes import count_parameters
 from charter.physics.terms import Interval
 from charter.plan.hardware.place import Place, Price
 from charter.plan.make import make_plan

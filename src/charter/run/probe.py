@@ -19,13 +19,12 @@ from charter.artifacts.job import write_job
 from charter.artifacts.record import read_record
 from charter.artifacts.stage_dir import METRICS
 from charter.artifacts.stage_state import read_progress
-from charter.calibration.fitted import Bundle, load, save
-from charter.calibration.pace import Pace, seconds_per_step
 from charter.errors import InfeasibleError
 from charter.launch.commands import module_of, preloaded_modules
 from charter.launch.engine import Engine, StageStart
 from charter.launch.local import local_engine, stage_environment
 from charter.launch.machine import frozen_values, processes_of
+from charter.physics.fitted import Bundle, Pace, load, save, seconds_per_step
 from charter.plan.hardware.machine import Machine, probe_machine
 from charter.plan.physics.knowledge import shipped
 from charter.plan.plan import Plan

@@ -7,10 +7,9 @@ from statistics import median
 
 import numpy as np
 
-from charter.calibration.fitted import Bundle, Fitted, QuantityFit, bundled
-from charter.calibration.interval import Knowledge
 from charter.errors import CharterError
-from charter.physics.shapes.parameters import count_parameters
+from charter.physics.fitted import Bundle, Fitted, Knowledge, QuantityFit, bundled
+from charter.physics.shapes import count_parameters
 from charter.spec.layout import ZeroStage
 from charter.units import GB
 from charter.validation.bundled import bundled_measurements

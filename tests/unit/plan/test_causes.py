@@ -7,7 +7,7 @@ import pytest
 
 from charter.catalog import accelerators
 from charter.errors import InfeasibleError
-from charter.physics.scaling.fitted import published
+from charter.physics.scaling.laws import published
 from charter.plan.infeasible import divisibility
 from charter.plan.plan import InfeasiblePlanError
 from charter.plan.scaling_plan import ScaleQuestion, scale_plan

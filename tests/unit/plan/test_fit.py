@@ -4,8 +4,8 @@ import pytest
 from planner_case import peak_bytes
 
 from charter.catalog import accelerators
-from charter.physics.shapes.kv_cache import kv_cache_bytes
-from charter.physics.shapes.parameters import count_parameters
+from charter.physics.flops import kv_cache_bytes
+from charter.physics.shapes import count_parameters
 from charter.plan.physics.fit import answering_peak, decoded_together, training_peak
 from charter.plan.physics.knowledge import shipped
 from charter.plan.work.phase import Counters, Phase, Role, Workload

@@ -8,7 +8,7 @@ import pytest
 
 from charter.catalog import accelerators
 from charter.physics.precision import MEGATRON
-from charter.physics.training.step_time import step_job
+from charter.physics.step_time import step_job
 from charter.plan.any_engine import other_engines
 from charter.plan.physics.fit import training_job
 from charter.plan.physics.number_formats import format_refusal

@@ -8,7 +8,7 @@ import pytest
 from ppo_case import without_value, workload
 
 from charter.catalog import accelerators
-from charter.physics.layouts import Layouts
+from charter.physics.columns import Layouts
 from charter.plan.layouts.evaluate import Task, one_device, other_seconds
 from charter.plan.physics import accelerator_time
 from charter.plan.physics.engine_knowledge import engine_knowledge

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.engines.common.rl_engine import RL_ENGINES
-from charter.physics.arrays import array
-from charter.physics.memory.ppo import group_phases
-from charter.physics.runs.rl_step import RlConstants, RlPhases, rl_step_terms
+from charter.physics.columns import array
+from charter.physics.placement_memory import group_phases
+from charter.physics.runs import RlConstants, RlPhases, rl_step_terms
 from charter.plan.any_engine import other_engines
 from charter.plan.hardware.host_room import host_bytes_per_accelerator
 from charter.plan.layouts.layout_search import Site, search_sites

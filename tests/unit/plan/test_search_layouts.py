@@ -11,9 +11,8 @@ from planner_case import peak_bytes
 
 from charter.catalog import accelerators, models
 from charter.engines.common.capabilities import ENGINES
-from charter.physics.arrays import array
-from charter.physics.layouts import Layouts
-from charter.physics.training.factored import rows_of
+from charter.physics.columns import Layouts, array
+from charter.physics.step_time import rows_of
 from charter.plan.any_engine import other_engines
 from charter.plan.hardware.place import UNPRICED, Place, Price
 from charter.plan.infeasible import infeasible

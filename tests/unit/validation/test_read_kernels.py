@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from charter.physics.memory.peak import job_memory
+from charter.physics.memory import job_memory
 from charter.spec.layout import Recompute
 from charter.validation.quantities.memory_cases import training_case as memory_case
 from charter.validation.quantities.memory_stacks import profile_of

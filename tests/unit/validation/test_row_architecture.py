@@ -2,7 +2,7 @@
 
 import pytest
 
-from charter.physics.shapes.parameters import count_parameters
+from charter.physics.shapes import count_parameters
 from charter.validation.bundled import MEASUREMENTS
 from charter.validation.rows.architecture import architecture_of
 from charter.validation.rows.measurement import Measurement, Refusal, read_measurements

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from charter.calibration.fitted import Fitted, bundled
-from charter.physics.training.stack_profiles import PROFILES
+from charter.physics.fitted import Fitted, bundled
+from charter.physics.stacks import PROFILES
 from charter.spec.layout import Recompute, ZeroStage
 from charter.validation.quantities.training_cases import training_case
 from charter.validation.quantities.training_gaps import recompute_of

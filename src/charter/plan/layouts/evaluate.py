@@ -6,18 +6,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from charter.catalog.accelerators import Accelerator
-from charter.physics.arrays import Array, array
-from charter.physics.layouts import Layouts
+from charter.physics.columns import Array, Layouts, array
+from charter.physics.devices import DeviceColumns
+from charter.physics.matrix_products import ModelColumns
+from charter.physics.micro_batch import NOTHING_DONE, StepInputs, least_step_seconds, step_work
+from charter.physics.stacks import StackColumns
+from charter.physics.step_seconds import step_table
+from charter.physics.step_time import Index, distinct, factored_seconds, rows_of, step_job, with_precision
 from charter.physics.terms import Term
-from charter.physics.training.device_columns import DeviceColumns
-from charter.physics.training.factored import Index, distinct, factored_seconds, rows_of
-from charter.physics.training.least_time import least_step_seconds
-from charter.physics.training.micro_batch import StepInputs
-from charter.physics.training.model_columns import ModelColumns
-from charter.physics.training.step_job import StackColumns
-from charter.physics.training.step_seconds import step_table
-from charter.physics.training.step_time import step_job, with_precision
-from charter.physics.training.step_work import NOTHING_DONE, step_work
 from charter.plan.physics import accelerator_time
 from charter.plan.physics.engine_knowledge import EngineKnowledge
 from charter.plan.physics.fit_many import Devices, Fit

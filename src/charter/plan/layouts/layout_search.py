@@ -5,11 +5,10 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from charter.physics.arrays import Array, array
-from charter.physics.layouts import Layouts
-from charter.physics.node.host import host_terms
-from charter.physics.shapes.parameters import count_parameters
-from charter.physics.training.factored import Index, rows_of
+from charter.physics.columns import Array, Layouts, array
+from charter.physics.node import host_terms
+from charter.physics.shapes import count_parameters
+from charter.physics.step_time import Index, rows_of
 from charter.plan.hardware.host_room import node_memory_bytes
 from charter.plan.hardware.place import Place
 from charter.plan.layouts.evaluate import Task, least_update_seconds, other_seconds, some_rows, update_seconds

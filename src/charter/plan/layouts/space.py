@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from charter.engines.common.capabilities import Capabilities
-from charter.physics.layouts import RECOMPUTE_CODES, Layouts
+from charter.physics.columns import RECOMPUTE_CODES, Layouts
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, Recompute, ZeroStage
 from charter.spec.stage import StageResources

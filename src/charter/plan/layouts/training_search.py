@@ -6,9 +6,8 @@ from dataclasses import replace
 import numpy as np
 
 from charter.engines.common.capabilities import capabilities, unsupported
-from charter.physics.arrays import array
-from charter.physics.layouts import Layouts
-from charter.physics.memory.constants import context_factor
+from charter.physics.columns import Layouts, array
+from charter.physics.constants import context_factor
 from charter.physics.terms import Term
 from charter.plan.hardware.place import Place
 from charter.plan.layouts.evaluate import Task, one_device, update_terms

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from charter.physics.arrays import Array
+from charter.physics.columns import Array
 from charter.plan.options.option import Option
 
 

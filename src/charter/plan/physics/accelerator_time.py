@@ -9,14 +9,13 @@ from functools import lru_cache
 from math import ceil
 
 from charter.catalog.accelerators import Accelerator
-from charter.physics.arrays import array
-from charter.physics.serving import rollout
-from charter.physics.serving.rollout import forward_pass_seconds, generation
-from charter.physics.shapes.parameters import count_parameters
+from charter.physics import serving_devices
+from charter.physics.columns import array
+from charter.physics.devices import DeviceColumns, group
+from charter.physics.generation import forward_pass_seconds, generation
+from charter.physics.shapes import count_parameters
+from charter.physics.step_time import training_step
 from charter.physics.terms import Term
-from charter.physics.training.device_columns import DeviceColumns
-from charter.physics.training.step_time import training_step
-from charter.physics.training.topology import group
 from charter.plan.physics.cpu_time import tools_term
 from charter.plan.physics.engine_knowledge import EngineKnowledge, engine_knowledge
 from charter.plan.physics.fit import ServerBeside, decoded_together, server_of
@@ -159,8 +158,9 @@ def _served_rollouts(
 ) -> list[Term]:
     """The batch is split over the servers, which take the policy's weights before every rollout."""
     replicas = server.replicas(layout.data)
+    engine = serving_devices.SERVER
     terms = _decoding(
-        role, phase, phase.steps, phase.batch, together, 1, replicas, accelerator, knowledge, engine=rollout.SERVER
+        role, phase, phase.steps, phase.batch, together, 1, replicas, accelerator, knowledge, engine=engine
     )
     moved = [_gather(role, layout, accelerator, knowledge)] if layout.zero >= ZeroStage.PARAMETERS else []
     if not server.everywhere:
@@ -199,7 +199,7 @@ def _gather(role: Role, layout: Layout, accelerator: Accelerator, knowledge: Kno
         value=float(ranks.gather_seconds(array(size))),
         unit="seconds",
         formula=f"all-gather of {size / 1e9:.1f} GB over {layout.data} at {float(ranks.ring) / 1e9:.3g} GB/s",
-        source="ring: Patarasuk and Yuan 2009; fitted shares of the links (physics/training/topology.py)",
+        source="ring: Patarasuk and Yuan 2009; fitted shares of the links (physics/devices.py)",
     )
 
 
@@ -218,7 +218,7 @@ def _decoding(
     replicas: int,
     accelerator: Accelerator,
     knowledge: Knowledge,
-    engine: rollout.Engine = rollout.NATIVE,
+    engine: serving_devices.Engine = serving_devices.NATIVE,
 ) -> list[Term]:
     one = _generation(
         role.architecture,
@@ -256,7 +256,7 @@ def _scoring(
         value=seconds,
         unit="seconds",
         formula=f"{tokens:,.0f} tokens, {share:.3g} of the positions with logits",
-        source="roofline at the measured matmul ceiling (physics/serving/passes.py)",
+        source="roofline at the measured matmul ceiling (physics/serving_passes.py)",
     )
     return over_steps(phase, turns, (term,))
 

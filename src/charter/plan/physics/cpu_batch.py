@@ -6,8 +6,8 @@ V vocabulary; 4 bytes per value.
 
 from dataclasses import dataclass, replace
 
-from charter.physics.memory.activations import layer_activations
-from charter.physics.shapes.parameters import count_parameters
+from charter.physics.kept_activations import layer_activations
+from charter.physics.shapes import count_parameters
 from charter.physics.terms import Term
 from charter.plan.work.phase import Phase, Role
 from charter.spec.architecture import Architecture
@@ -152,7 +152,7 @@ def total(terms: tuple[Term, ...]) -> float:
 
 
 def _layer_bytes(role: Role) -> float:
-    """Kept per token by one layer, by the list of `memory/kept_bytes.py`."""
+    """Kept per token by one layer, by the list of `physics/kept_activations.py`."""
     layer = layer_activations(role.architecture, seq_len=1, bytes_per_value=FP32, implementation="huggingface")
     return layer.bytes_per_token(Layout(), fused_attention=True)
 
@@ -180,7 +180,7 @@ def _layers(role: Role, phase: Phase, tokens: float, layout: Layout) -> Term:
         "activations",
         per_token * tokens * layers,
         f"{per_token:,.0f} B per token and layer x {tokens:,.0f} tokens x {layers:.3g} layers",
-        "memory/kept_bytes.py",
+        "physics/kept_activations.py",
     )
 
 
@@ -189,7 +189,7 @@ def _live(role: Role, tokens: float, layout: Layout) -> tuple[Term, ...]:
     if layout.recompute is not Recompute.FULL:
         return ()
     value = _layer_bytes(role) * tokens
-    return (bytes_term("one live layer", "activations", value, f"{tokens:,.0f} tokens", "memory/kept_bytes.py"),)
+    return (bytes_term("one live layer", "activations", value, f"{tokens:,.0f} tokens", "physics/kept_activations.py"),)
 
 
 def _head(name: str, sizes: _Sizes) -> Term:

@@ -8,9 +8,9 @@ are summed. Counts of hidden states were measured with every allocation noted, m
 
 from dataclasses import replace
 
-from charter.physics.memory.terms import CPU_PROCESS_BYTES
-from charter.physics.shapes.kv_cache import kv_cache_bytes
-from charter.physics.shapes.parameters import adapter_parameters, count_parameters
+from charter.physics.flops import kv_cache_bytes
+from charter.physics.memory_terms import CPU_PROCESS_BYTES
+from charter.physics.shapes import adapter_parameters, count_parameters
 from charter.physics.terms import Term
 from charter.plan.physics.cpu_batch import FP32, SOURCE, batch_terms, bytes_term, logit_term
 from charter.plan.physics.fit import Peak

@@ -6,9 +6,9 @@ approach the matrix-product rate and the estimate with them.
 """
 
 from charter.catalog.accelerators import Accelerator
-from charter.physics.memory.activations import layer_activations
-from charter.physics.shapes.flops import forward_flops_per_token
-from charter.physics.shapes.parameters import adapter_parameters, count_parameters
+from charter.physics.flops import forward_flops_per_token
+from charter.physics.kept_activations import layer_activations
+from charter.physics.shapes import adapter_parameters, count_parameters
 from charter.physics.terms import Term
 from charter.plan.hardware.cpu_constants import (
     ACTIVATION_PASSES,

@@ -4,15 +4,13 @@ from dataclasses import dataclass
 from functools import cache
 from math import exp
 
-from charter.calibration.fitted import bundled
 from charter.catalog.accelerators import CPU, Accelerator
 from charter.engines.common.capabilities import Capabilities, capabilities
-from charter.physics.constants import moved
-from charter.physics.memory.constants import TrainingMemoryConstants
+from charter.physics.constants import TrainingConstants, TrainingMemoryConstants, moved
+from charter.physics.fitted import bundled
 from charter.physics.precision import FP32, TrainingPrecision
-from charter.physics.training.constants import TrainingConstants
-from charter.physics.training.stack_profiles import PROFILES, StackProfile
-from charter.physics.training.step_time import native_profile
+from charter.physics.stacks import PROFILES, StackProfile
+from charter.physics.step_time import native_profile
 from charter.plan.physics.knowledge import TRAINING, Knowledge, memory_of_stack
 from charter.spec.stage import NATIVE
 

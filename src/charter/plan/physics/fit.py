@@ -11,15 +11,15 @@ from math import ceil
 
 from charter.catalog.accelerators import Accelerator
 from charter.engines.common.capabilities import capabilities
-from charter.physics.memory.inference import PASS_TOKENS
-from charter.physics.memory.peak import Head, MemoryBreakdown, inference_memory, job_memory
-from charter.physics.memory.shape import AdapterUse, MemoryJob
-from charter.physics.memory.states import rank_parameters
+from charter.physics.flops import kv_cache_bytes
+from charter.physics.inference_memory import PASS_TOKENS, inference_memory
+from charter.physics.memory import job_memory
+from charter.physics.memory_profiles import AdapterUse, Head, MemoryJob
+from charter.physics.memory_shape import rank_parameters
 from charter.physics.precision import FP32, FSDP_MIXED, TrainingPrecision
-from charter.physics.serving.engines import SERVER
-from charter.physics.shapes.kv_cache import kv_cache_bytes
-from charter.physics.shapes.parameters import count_parameters
-from charter.physics.terms import Term
+from charter.physics.serving_devices import SERVER
+from charter.physics.shapes import count_parameters
+from charter.physics.terms import MemoryBreakdown, Term
 from charter.plan.physics.engine_knowledge import engine_knowledge
 from charter.plan.physics.knowledge import Knowledge
 from charter.plan.physics.number_formats import FP8_COPIES_BYTES

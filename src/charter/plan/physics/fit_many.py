@@ -5,15 +5,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from charter.catalog.accelerators import Accelerator
-from charter.physics.arrays import Array, array
-from charter.physics.layouts import Layouts
-from charter.physics.memory.constants import context_factor
-from charter.physics.memory.factored import factored_memory, least_state_bytes
-from charter.physics.memory.shape import MemoryShape
-from charter.physics.memory.states import ModelColumns, rank_columns, stage_layers
-from charter.physics.memory.table import MemoryTable, StageTable
-from charter.physics.shapes.kv_cache import kv_cache_bytes
-from charter.physics.training.factored import Index, distinct
+from charter.physics.columns import Array, Layouts, array
+from charter.physics.constants import context_factor
+from charter.physics.flops import kv_cache_bytes
+from charter.physics.memory import MemoryTable, StageTable, factored_memory, least_state_bytes
+from charter.physics.memory_shape import MemoryShape, ModelColumns, rank_columns, stage_layers
+from charter.physics.step_time import Index, distinct
 from charter.plan.physics import fit
 from charter.plan.physics.engine_knowledge import EngineKnowledge
 from charter.plan.work.phase import Phase, Role, Workload

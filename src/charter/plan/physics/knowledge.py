@@ -6,17 +6,18 @@ from functools import cache
 from math import exp
 from typing import TypeVar
 
-from charter.calibration.fitted import Bundle, QuantityFit, bundled
-from charter.calibration.interval import Knowledge as Situation
-from charter.calibration.interval import Spread
-from charter.calibration.pace import Pace
 from charter.catalog.accelerators import CPU, Accelerator
-from charter.physics.constants import moved
-from charter.physics.memory.constants import InferenceMemoryConstants, TrainingMemoryConstants
-from charter.physics.runs.rl_step import RlConstants
-from charter.physics.serving.constants import ServingConstants
+from charter.physics.constants import (
+    InferenceMemoryConstants,
+    ServingConstants,
+    TrainingConstants,
+    TrainingMemoryConstants,
+    moved,
+)
+from charter.physics.fitted import Bundle, Pace, QuantityFit, Spread, bundled
+from charter.physics.fitted import Knowledge as Situation
+from charter.physics.runs import RlConstants
 from charter.physics.terms import Z90
-from charter.physics.training.constants import TrainingConstants
 from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, PretrainStage, SftStage, Stage
 
 TRAINING, SERVING = "training step time", "generation"

@@ -14,8 +14,8 @@ from operator import itemgetter
 import numpy as np
 
 from charter.engines.common.rl_engine import Arrangement, RlEngine
-from charter.physics.arrays import array
-from charter.physics.runs.rl_step import RlConstants, RlPhases, rl_step_terms
+from charter.physics.columns import array
+from charter.physics.runs import RlConstants, RlPhases, rl_step_terms
 from charter.physics.terms import Term, TermTable
 from charter.plan.rl.tables import GeneratorChoice, Groups, TrainerChoice
 from charter.plan.rl.work import RlWork
@@ -166,7 +166,7 @@ def over_rollouts(item: Placed, terms: tuple[Term, ...], work: RlWork) -> tuple[
     """
     each = f"{work.rollouts:,.6g} rollouts x"
     if not any(term.name == "generate" for term in terms):
-        terms = (replace(terms[0], name="generate", part="generate", value=0.0, source="serving/decode.py"), *terms)
+        terms = (replace(terms[0], name="generate", part="generate", value=0.0, source="physics/generation.py"), *terms)
     scaled = []
     for term in terms:
         formula = term.formula

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from charter.engines.common.rl_engine import RL_ENGINES
-from charter.physics.memory.constants import context_factor
-from charter.physics.memory.ppo import PpoJob, group_phases
+from charter.physics.constants import context_factor
+from charter.physics.placement_memory import PpoJob, group_phases
 from charter.physics.terms import Term
 from charter.plan.hardware.place import Place
 from charter.plan.layouts.layout_search import Site

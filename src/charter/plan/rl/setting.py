@@ -5,8 +5,8 @@ from functools import lru_cache
 
 from charter.catalog.accelerators import Accelerator
 from charter.engines.common.rl_engine import RlEngine
-from charter.physics.node.host import host_terms
-from charter.physics.runs.rl_step import RlConstants
+from charter.physics.node import host_terms
+from charter.physics.runs import RlConstants
 from charter.plan.hardware.host_room import node_memory_bytes
 from charter.plan.hardware.place import Place
 from charter.plan.options.question import Question

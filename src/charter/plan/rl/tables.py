@@ -12,22 +12,18 @@ from math import ceil, inf
 
 import numpy as np
 
-from charter.calibration.update import UpdateJob, update_seconds
 from charter.catalog.accelerators import Accelerator
 from charter.engines.common.rl_engine import RlEngine
-from charter.physics.arrays import Array, array
-from charter.physics.memory.ppo import PpoJob
-from charter.physics.memory.ppo_table import PpoTable, generation_bytes, ppo_table
-from charter.physics.runs.rl_step import RlConstants
-from charter.physics.serving.constants import ServingConstants
-from charter.physics.serving.decode import issue_of, rollout_terms
-from charter.physics.serving.device import ServingDevice
-from charter.physics.serving.engines import VLLM
-from charter.physics.serving.model import ServedModel
-from charter.physics.serving.response_lengths import Drain
-from charter.physics.serving.weight_format import weight_format
-from charter.physics.training.device_columns import DeviceColumns
-from charter.physics.training.stack_profiles import PROFILES
+from charter.physics.columns import Array, array
+from charter.physics.constants import ServingConstants
+from charter.physics.devices import DeviceColumns
+from charter.physics.generation import Drain, issue_of, rollout_terms
+from charter.physics.placement_memory import PpoJob, PpoTable, generation_bytes, ppo_table
+from charter.physics.runs import RlConstants
+from charter.physics.serving_devices import VLLM, ServingDevice, weight_format
+from charter.physics.serving_passes import ServedModel
+from charter.physics.stacks import PROFILES
+from charter.physics.step_time import UpdateJob, update_seconds
 from charter.plan.hardware.place import NODES_OF_A_REPLICA
 from charter.plan.rl.space import generator_replicas, trainer_layouts
 from charter.plan.rl.work import RlWork

@@ -3,9 +3,9 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from charter.physics.memory.ppo import PpoRole
-from charter.physics.serving.response_lengths import USUAL_SPREAD, ResponseLengths
-from charter.physics.shapes.parameters import adapter_parameters, count_parameters
+from charter.physics.generation import USUAL_SPREAD, ResponseLengths
+from charter.physics.placement_memory import PpoRole
+from charter.physics.shapes import adapter_parameters, count_parameters
 from charter.plan.work.phase import Phase, Workload
 
 

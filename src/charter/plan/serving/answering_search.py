@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from charter.physics.memory.constants import context_factor
+from charter.physics.constants import context_factor
 from charter.plan.hardware.place import NODES_OF_A_REPLICA, Place
 from charter.plan.options.make_option import make_option
 from charter.plan.options.option import Option, Rejected

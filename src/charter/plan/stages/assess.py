@@ -1,7 +1,7 @@
 """From an option to a stage plan: checkpoints, storage, money."""
 
 from charter.catalog.price_book import PriceBook
-from charter.physics.shapes.parameters import count_parameters
+from charter.physics.shapes import count_parameters
 from charter.physics.terms import Term
 from charter.plan.assumption import Assumption
 from charter.plan.execution import execution_of

@@ -3,16 +3,18 @@
 from dataclasses import dataclass
 
 from charter.engines.common.rl_engine import RL_ENGINES
-from charter.physics.node.host import host_terms
-from charter.physics.node.loading import TEXT_SECONDS_PER_TOKEN, TOKENISED_SECONDS_PER_TOKEN, loader_cores
-from charter.physics.node.storage import (
+from charter.physics.node import (
+    TEXT_SECONDS_PER_TOKEN,
+    TOKENISED_SECONDS_PER_TOKEN,
     VERDICT_BYTES,
+    host_terms,
+    loader_cores,
     log_bytes,
     model_checkpoint_bytes,
     retained_bytes,
     weights_bytes,
 )
-from charter.physics.shapes.parameters import count_parameters
+from charter.physics.shapes import count_parameters
 from charter.physics.terms import Breakdown, Term
 from charter.plan.options.option import Option
 from charter.plan.physics.knowledge import Knowledge
@@ -92,7 +94,7 @@ class NodeNeeds:
                 value=cores,
                 unit="cores",
                 formula=f"{self.tokens_per_second:,.0f} tokens per second and node x {seconds * 1e6:g} us",
-                source="judgement (node/loading.py)",
+                source="judgement (physics/node.py)",
             )
             for name, cores, seconds in ways
         )
@@ -121,7 +123,7 @@ class NodeNeeds:
         return (
             *sent,
             *(
-                Term(name=n, part="network", value=v, unit="bytes per second", formula=f, source="node/network.py")
+                Term(name=n, part="network", value=v, unit="bytes per second", formula=f, source="physics/node.py")
                 for n, v, f in totals
                 if sent
             ),
@@ -202,7 +204,7 @@ def storage_terms(work: Workload, keep_last: int) -> Breakdown:
             "logs",
             log_bytes(steps),
             f"64 KiB + 500 B x {steps:,.0f} steps",
-            "judgement (node/storage.py)",
+            "judgement (physics/node.py)",
         ),
     )
     return Breakdown(terms=tuple(term for term in terms if term.value))
@@ -226,7 +228,7 @@ def _data_terms(work: Workload) -> tuple[Term, ...]:
     return (
         *answers,
         _stored("prompts and given texts", "data", given, "4 B x tokens", "work/phase_kinds.py"),
-        _stored("verdicts", "data", verdicts, f"{VERDICT_BYTES:g} B x pairs", "judgement (node/storage.py)"),
+        _stored("verdicts", "data", verdicts, f"{VERDICT_BYTES:g} B x pairs", "judgement (physics/node.py)"),
     )
 
 

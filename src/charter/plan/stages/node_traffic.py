@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from charter.catalog.accelerators import Accelerator
-from charter.physics.node.network import hidden_bytes_per_second, network_bytes_per_step
-from charter.physics.shapes.parameters import count_parameters
-from charter.physics.training.step_time import training_step
+from charter.physics.node import hidden_bytes_per_second, network_bytes_per_step
+from charter.physics.shapes import count_parameters
+from charter.physics.step_time import training_step
 from charter.plan.options.option import Option
 from charter.plan.physics.accelerator_time import gathered_bytes
 from charter.plan.physics.fit import training_precision
@@ -196,7 +196,7 @@ def _weight_sync(work: Workload, option: Option) -> Iterator[Traffic]:
         seconds=sum(term.value for term in option.time_terms if term.part == "weight sync") / steps,
         leaving=float(option.place.per_node) if option.num_nodes > 1 or option.beside else 0.0,
         formula="2 B x parameters, once per rollout",
-        source="physics/runs/rl_step.py",
+        source="physics/runs.py",
     )
 
 

@@ -6,7 +6,7 @@ from charter.catalog.facts import StoragePrice
 from charter.catalog.price_book import PriceBook
 from charter.cost.storage import StageBytes, StorageTier, weights_only_count
 from charter.cost.uncertainty import exactly
-from charter.physics.node.storage import weights_bytes
+from charter.physics.node import weights_bytes
 from charter.physics.terms import Breakdown, Interval, Term
 from charter.plan.assumption import Assumption
 from charter.plan.hardware.place import LOCAL, ON_PREM

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from charter.physics.shapes.flops import active_parameters
+from charter.physics.flops import active_parameters
 from charter.plan.work.endpoint_use import endpoint_phases
 from charter.plan.work.phase import Phase, Workload
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from math import ceil
 
-from charter.physics.serving.response_lengths import USUAL_SPREAD, ResponseLengths
+from charter.physics.generation import USUAL_SPREAD, ResponseLengths
 from charter.plan.work.corpus import Corpus, Library
 from charter.plan.work.phase import PADDING_GROWTH, PADDING_SOURCE, Phase, padded
 from charter.spec.rewards import Environment

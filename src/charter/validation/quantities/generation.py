@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from charter.physics.arrays import Array, array
-from charter.physics.serving.constants import ServingConstants
-from charter.physics.serving.decode import decode_terms, issue_of, prefill_terms
-from charter.physics.serving.device import ServingDevice
-from charter.physics.serving.model import ServedModel
-from charter.physics.serving.passes import Issue
+from charter.physics.columns import Array, array
+from charter.physics.constants import ServingConstants
+from charter.physics.generation import decode_terms, issue_of, prefill_terms
+from charter.physics.serving_devices import ServingDevice
+from charter.physics.serving_passes import Issue, ServedModel
 from charter.validation.quantities.generation_cases import GenerationCase, generation_case
 from charter.validation.rows.measurement import Measurement
 

@@ -7,10 +7,18 @@ import re
 from dataclasses import dataclass
 
 from charter.catalog.accelerators import Accelerator
-from charter.physics.serving.engines import COMPILED, TRANSFORMERS, VLLM, Engine, engine_named
-from charter.physics.serving.weight_format import WeightFormat, cache_bytes_per_value, weight_format
-from charter.physics.shapes.kv_cache import kv_cache_bytes
-from charter.physics.shapes.parameters import count_parameters
+from charter.physics.flops import kv_cache_bytes
+from charter.physics.serving_devices import (
+    COMPILED,
+    TRANSFORMERS,
+    VLLM,
+    Engine,
+    WeightFormat,
+    cache_bytes_per_value,
+    engine_named,
+    weight_format,
+)
+from charter.physics.shapes import count_parameters
 from charter.spec.architecture import Architecture
 from charter.units import GIB
 from charter.validation.rows.accelerator import accelerator_of

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, replace
 
 from charter.catalog.accelerators import Accelerator
-from charter.physics.memory.inference import ENGINE_SHARE, InferenceJob, preallocated_bytes
+from charter.physics.inference_memory import ENGINE_SHARE, InferenceJob, preallocated_bytes
 from charter.physics.precision import STORED_FORMATS, StoredFormat
 from charter.units import MIB
 from charter.validation.quantities.memory_cases import device_of

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from charter.physics.arrays import Array, array
-from charter.physics.layouts import Layouts
-from charter.physics.memory.constants import InferenceMemoryConstants, TrainingMemoryConstants
-from charter.physics.memory.inference import InferenceShape, inference_memory_table
-from charter.physics.memory.shape import MemoryShape
-from charter.physics.memory.table import training_memory_table
+from charter.physics.columns import Array, Layouts, array
+from charter.physics.constants import InferenceMemoryConstants, TrainingMemoryConstants
+from charter.physics.inference_memory import InferenceShape, inference_memory_table
+from charter.physics.memory import training_memory_table
+from charter.physics.memory_shape import MemoryShape
 from charter.validation.quantities.inference_cases import InferenceCase, inference_case
 from charter.validation.quantities.memory_cases import MemoryCase, training_case
 from charter.validation.quantities.memory_verdict import OomVerdict, out_of_memory

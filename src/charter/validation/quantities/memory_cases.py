@@ -5,11 +5,10 @@ import re
 from dataclasses import dataclass, replace
 
 from charter.catalog.accelerators import Accelerator
-from charter.physics.memory.activations import layer_activations
-from charter.physics.memory.profile import CrossEntropy, MemoryProfile
-from charter.physics.memory.shape import LINEAR, AdapterUse, MemoryJob
+from charter.physics.kept_activations import layer_activations
+from charter.physics.memory_profiles import LINEAR, AdapterUse, CrossEntropy, MemoryJob, MemoryProfile
 from charter.physics.precision import FSDP_MIXED, PURE_BF16, TrainingPrecision
-from charter.physics.shapes.parameters import count_parameters
+from charter.physics.shapes import count_parameters
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, Recompute, ZeroStage
 from charter.units import MIB

@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 
-from charter.physics.memory.profile import (
+from charter.physics.memory_profiles import (
     COMPOSER,
     DEEPSPEED,
     FSDP,
@@ -158,7 +158,7 @@ def optimizer_of(row: Measurement, profile: MemoryProfile) -> str:
     Paged state is taken to be in host memory; projections and block-wise methods (GaLore, BAdam, LOMO) keep about as
     little as Adafactor. A bare "8-bit" means the optimizer where everything is trained; with adapters it is the base.
 
-    >>> from charter.physics.memory.profile import HUGGINGFACE
+    >>> from charter.physics.memory_profiles import HUGGINGFACE
     >>> row = Measurement(id="X-1", metric="peak_mem_gb", value=1.0, notes="bs 2, adamw_8bit, fp16")
     >>> optimizer_of(row, HUGGINGFACE)
     'adam8bit'

@@ -3,11 +3,12 @@
 from dataclasses import dataclass, replace
 
 from charter.catalog.accelerators import Accelerator
-from charter.physics.layouts import Layouts
-from charter.physics.memory.constants import memory_sigma
-from charter.physics.memory.inference import InferenceJob, InferenceShape, inference_memory_table
-from charter.physics.memory.shape import MemoryJob, MemoryShape
-from charter.physics.memory.table import training_memory_table
+from charter.physics.columns import Layouts
+from charter.physics.constants import memory_sigma
+from charter.physics.inference_memory import InferenceJob, InferenceShape, inference_memory_table
+from charter.physics.memory import training_memory_table
+from charter.physics.memory_profiles import MemoryJob
+from charter.physics.memory_shape import MemoryShape
 from charter.physics.terms import Interval
 from charter.spec.layout import Layout
 from charter.units import GB

@@ -7,15 +7,13 @@ import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from charter.calibration.update import UpdateJob, update_seconds
-from charter.physics.memory.activations import layer_activations
-from charter.physics.runs.rl_algorithms import Algorithm, RlStack
-from charter.physics.serving.device import ServingDevice
-from charter.physics.serving.engines import VLLM, Engine, engine_named
-from charter.physics.serving.model import ServedModel
-from charter.physics.serving.response_lengths import ResponseLengths
-from charter.physics.serving.weight_format import weight_format
-from charter.physics.shapes.parameters import count_parameters
+from charter.physics.generation import ResponseLengths
+from charter.physics.kept_activations import layer_activations
+from charter.physics.runs import Algorithm, RlStack
+from charter.physics.serving_devices import VLLM, Engine, ServingDevice, engine_named, weight_format
+from charter.physics.serving_passes import ServedModel
+from charter.physics.shapes import count_parameters
+from charter.physics.step_time import UpdateJob, update_seconds
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, Recompute, ZeroStage
 from charter.validation.quantities.generation_cases import resident_sequences

@@ -8,12 +8,12 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 
-from charter.calibration.update import UpdateJob, update_seconds
 from charter.catalog import accelerators
 from charter.catalog.accelerators import Accelerator
-from charter.physics.memory.peak import training_memory
+from charter.physics.memory import training_memory
 from charter.physics.precision import FSDP_MIXED, MEGATRON
-from charter.physics.shapes.parameters import count_parameters
+from charter.physics.shapes import count_parameters
+from charter.physics.step_time import UpdateJob, update_seconds
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
 from charter.validation.rows.measurement import Measurement

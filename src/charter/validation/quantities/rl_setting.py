@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 
 from charter.catalog.accelerators import Accelerator
-from charter.physics.runs.rl_algorithms import GRPO, PPO, Algorithm, RlStack, algorithm_named, rl_stack_named
-from charter.physics.serving.response_lengths import USUAL_SPREAD, ResponseLengths
+from charter.physics.generation import USUAL_SPREAD, ResponseLengths
+from charter.physics.runs import GRPO, PPO, Algorithm, RlStack, algorithm_named, rl_stack_named
 from charter.spec.architecture import Architecture
 from charter.validation.quantities.rl_layout import in_node_of
 from charter.validation.rows.accelerator import accelerator_of

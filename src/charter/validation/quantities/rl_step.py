@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from charter.physics.arrays import Array, array
-from charter.physics.runs.rl_step import RlConstants, RlPhases, generate_seconds, rl_step_terms
-from charter.physics.serving.constants import ServingConstants
-from charter.physics.serving.decode import issue_of, rollout_terms
-from charter.physics.serving.device import ServingDevice
-from charter.physics.serving.model import ServedModel
-from charter.physics.serving.response_lengths import Drain
+from charter.physics.columns import Array, array
+from charter.physics.constants import ServingConstants
+from charter.physics.generation import Drain, issue_of, rollout_terms
+from charter.physics.runs import RlConstants, RlPhases, generate_seconds, rl_step_terms
+from charter.physics.serving_devices import ServingDevice
+from charter.physics.serving_passes import ServedModel
 from charter.validation.quantities.rl_cases import RlCase, rl_case
 from charter.validation.rows.measurement import Measurement
 from charter.validation.rows.metrics import rl_metric

@@ -6,9 +6,9 @@ import math
 import re
 from dataclasses import dataclass
 
-from charter.calibration.update import UpdateJob, update_seconds
 from charter.catalog.accelerators import Accelerator
-from charter.physics.shapes.parameters import count_parameters
+from charter.physics.shapes import count_parameters
+from charter.physics.step_time import UpdateJob, update_seconds
 from charter.spec.architecture import Architecture
 from charter.validation.quantities.rl_cases import RlCase, rl_case_of, together_in_training
 from charter.validation.quantities.rl_layout import best_layout, in_node_of, printed_layout, recompute_of

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from charter.physics.arrays import Array, array
-from charter.physics.runs.rl_step import RlPhases, rl_step_terms
-from charter.physics.runs.run_total import Run, RunConstants, run_hours, run_usd
+from charter.physics.columns import Array, array
+from charter.physics.runs import RlPhases, Run, RunConstants, rl_step_terms, run_hours, run_usd
 from charter.validation.quantities.rl_cases import RlCase
 from charter.validation.quantities.rl_step import phases_of
 from charter.validation.quantities.run_cases import RunCase, run_case

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, replace
 
 from charter.catalog.accelerators import Accelerator
-from charter.physics.training.stack_profiles import StackProfile
+from charter.physics.stacks import StackProfile
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout
 from charter.units import GB

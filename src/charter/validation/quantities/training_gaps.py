@@ -8,8 +8,8 @@ import re
 from dataclasses import dataclass, replace
 
 from charter.catalog.accelerators import Accelerator
-from charter.physics.training.model_columns import ModelColumns
-from charter.physics.training.stack_profiles import StackProfile
+from charter.physics.matrix_products import ModelColumns
+from charter.physics.stacks import StackProfile
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, Recompute, ZeroStage
 from charter.validation.rows.measurement import Measurement
@@ -23,7 +23,7 @@ MICRO_BATCHES_PER_STAGE = 6
 """That a guess at a pipeline's micro-batch keeps (tables of Narayanan et al. 2021)."""
 MOST_CHUNKS = 8
 ZERO_BUBBLE = 3
-"""Chunks that idle as long as a zero-bubble schedule (`pipeline_bubble.py`)."""
+"""Chunks that idle as long as a zero-bubble schedule (`physics/step_seconds.py`)."""
 SHARDED_STATE_BYTES = 9.0
 """Per parameter with a distributed optimizer over a few replicas: 6, and a part of 12."""
 EIGHT_BIT_KEPT = 0.75
@@ -242,7 +242,7 @@ def recompute_of(text: str, profile: str) -> tuple[Recompute, float, float]:
 
 
 def _state_bytes(job: Job, layout: Layout) -> float:
-    """Weights, gradients and Adam of one rank, about (physics/memory/peak.py is exact)."""
+    """Weights, gradients and Adam of one rank, about (physics/memory.py is exact)."""
     m = ModelColumns.of(job.architecture)
     dense = (float(m.parameters) - float(m.expert_parameters)) / (layout.tensor * layout.pipeline)
     experts = float(m.expert_parameters) / (layout.expert * layout.pipeline)

@@ -7,15 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from charter.physics.arrays import Array, array
-from charter.physics.layouts import Layouts
-from charter.physics.training.constants import TrainingConstants
-from charter.physics.training.device_columns import DeviceColumns
-from charter.physics.training.micro_batch import StepInputs
-from charter.physics.training.model_columns import ModelColumns
-from charter.physics.training.step_job import StackColumns, StepJob
-from charter.physics.training.step_seconds import step_seconds
-from charter.physics.training.step_work import StepWork, step_work
+from charter.physics.columns import Array, Layouts, array
+from charter.physics.constants import TrainingConstants
+from charter.physics.devices import DeviceColumns
+from charter.physics.matrix_products import ModelColumns
+from charter.physics.micro_batch import StepInputs, StepWork, step_work
+from charter.physics.stacks import StackColumns, StepJob
+from charter.physics.step_seconds import step_seconds
 from charter.validation.quantities.training_cases import TrainingCase, training_case
 from charter.validation.rows.measurement import Measurement
 from charter.validation.rows.metrics import training_metric

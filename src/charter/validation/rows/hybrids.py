@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from charter.physics.shapes.parameters import count_parameters
+from charter.physics.shapes import count_parameters
 from charter.spec.architecture import Architecture, StateSpace
 
 MAMBA_HEAD, GROUPS = 64, 8

@@ -7,7 +7,7 @@ from functools import cache
 from itertools import product
 
 from charter.catalog import models
-from charter.physics.shapes.parameters import count_parameters
+from charter.physics.shapes import count_parameters
 from charter.spec.architecture import Architecture
 from charter.validation.rows.measurement import Measurement
 from charter.validation.rows.model_names import family_of
