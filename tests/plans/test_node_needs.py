@@ -24,7 +24,7 @@ from charter.spec.layout import Adapter
 from charter.spec.project import Resources, Storage
 from charter.spec.stage import PpoStage, SftStage, StageResources
 from charter.units import GIB
-from charter.validation.quantities.memory_verdict import OomVerdict
+from charter.validation.quantities.memory import OomVerdict
 
 SFT = SftStage(init="base", data=("chat",), epochs=1, global_batch=128, seq_len=1024)
 PPO = PpoStage(policy="base", reward="base", prompts=("prompts",), episodes=8192, rollout_batch=512)

@@ -16,12 +16,11 @@ from charter.validation.bundled import bundled_measurements
 from charter.validation.intervals import group_of, scatter_factor
 from charter.validation.quantities.memory import out_of_memory
 from charter.validation.quantities.memory_cases import training_case
-from charter.validation.quantities.training_cases import training_case as time_case
+from charter.validation.quantities.training_time import training_case as time_case
 from charter.validation.quantity import QUANTITIES, Quantity, quantity_of
 from charter.validation.rows.accelerator import accelerator_of
 from charter.validation.rows.architecture import architecture_of
-from charter.validation.rows.measurement import Measurement, Refusal
-from charter.validation.rows.typed import inferred, unknowns
+from charter.validation.rows.measurement import Measurement, Refusal, inferred, unknowns
 from charter.validation.score import Case, Scored, calibrated, cases_of, fitted_to, predict, spread_over
 
 LEAST_MFU, MOST_MFU = 0.05, 0.75

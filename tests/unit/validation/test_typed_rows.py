@@ -10,8 +10,7 @@ from charter.physics.fitted import Fitted
 from charter.validation.quantities.memory import TRAINING_MEMORY, out_of_memory
 from charter.validation.quantities.training_time import TRAINING_TIME
 from charter.validation.rows.accelerator import accelerator_of
-from charter.validation.rows.measurement import Measurement, parse
-from charter.validation.rows.typed import inferred, unknowns
+from charter.validation.rows.measurement import Measurement, inferred, parse, unknowns
 from charter.validation.score import cases_of, predict
 
 CELLS = {
