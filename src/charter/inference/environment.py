@@ -5,12 +5,10 @@ one that has died has taken nothing with it.
 """
 
 import ast
-import base64
 import inspect
 import json
 import math
 import operator
-import pickle
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -169,9 +167,20 @@ class Toolbox:
         turns = None if opening is None else _turns(_fields(opening).get("observation", opening))
         return {"turns": turns, "state": _packed(own)}
 
+    def _restored(self, text: str | None) -> Any:
+        """The environment of a state; None where the tools have no class."""
+        if text is None or self.environment is None:
+            return None
+        state, own = json.loads(text), object.__new__(self.environment)
+        if hasattr(own, "__setstate__"):
+            own.__setstate__(state)
+        else:
+            vars(own).update(state)
+        return own
+
     def call(self, request: Request) -> dict[str, Any]:
         """Run a tool; a call that it does not take, and what it raises, are replies too."""
-        own = _unpacked(request.get("state"))
+        own = self._restored(request.get("state"))
         try:
             name, text = _named(request["tag"], request["text"])
             tool = self.functions.get(name) or getattr(own, name, None) if name in self.tools else None
@@ -186,7 +195,7 @@ class Toolbox:
 
     def step(self, request: Request) -> dict[str, Any]:
         """Let the environment reply to a turn: (observation, done), or an object or a mapping with `reward` too."""
-        own = _unpacked(request["state"])
+        own = self._restored(request["state"])
         result = own.step(request["answer"])
         if isinstance(result, tuple):
             if len(result) != 2:
@@ -205,7 +214,7 @@ class Toolbox:
 
     def reward(self, request: Request) -> dict[str, Any]:
         """Ask what the environment says of the whole answer."""
-        own = _unpacked(request["state"])
+        own = self._restored(request["state"])
         return {"reward": _number(_called_by_name(own.reward, request["offered"]))}
 
 
@@ -253,14 +262,14 @@ def _number(value: Any) -> float | None:
 
 
 def _packed(own: Any) -> str:
-    state = pickle.dumps(own)
-    if len(state) > MOST_STATE_BYTES:
-        raise ValueError(f"the environment's state has {len(state)} bytes; at most {MOST_STATE_BYTES} are stored")
-    return base64.b64encode(state).decode()
-
-
-def _unpacked(state: str | None) -> Any:
-    return None if state is None else pickle.loads(base64.b64decode(state))
+    """The state of an environment as JSON: its attributes, or what its `__getstate__` gives."""
+    state = own.__getstate__() or {}
+    text = json.dumps(state, sort_keys=True)
+    if json.loads(text) != state:
+        raise TypeError("the environment's state changes in JSON (a tuple, a number as a key); give it __getstate__")
+    if len(text) > MOST_STATE_BYTES:
+        raise ValueError(f"the environment's state has {len(text)} bytes; at most {MOST_STATE_BYTES} are stored")
+    return text
 
 
 def open_toolbox(settings: Request) -> tuple[Service, dict[str, Any]]:

@@ -72,7 +72,7 @@ def limit(memory_bytes: int, file_bytes: int, open_files: int) -> bool:
 
 
 def load_attribute(path: str, name: str) -> Any:
-    """A function or class of a Python file, whose module is called by its content, so that a pickle finds it again."""
+    """A function or class of a Python file, loaded once; its module is called by its content."""
     digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
     spec = importlib.util.spec_from_file_location(f"own_{digest[:16]}", path)
     if spec is None or spec.loader is None:
@@ -142,7 +142,7 @@ class LimitedProcess:
 
     module: str
     name: str
-    """For messages: `reward function own.py:length`."""
+    """For messages: `reward function charter:exact`."""
     settings: Mapping[str, Any]
     """Of the code to load; the limits come on top."""
     timeout_seconds: float

@@ -130,7 +130,7 @@ class Environment:
     call: str | None = None
     """A class of your own, `path/to/file.py:Class`: `reset(row)` says how the conversation begins; then `step(answer)`
     replies to every turn (`observation`, `reward`, `done`), or its other public methods are tools; `reward()` is the
-    reward of kind `env`, else the sum of what the steps gave. Its state is pickled between calls."""
+    reward of kind `env`, else the sum of what the steps gave. Its attributes are kept as JSON between calls."""
     arguments: Mapping[str, Any] | None = None
     """Arguments of the class."""
     tools: Mapping[str, str] | None = None
