@@ -10,6 +10,7 @@ from charter.physics.terms import Term
 from charter.plan.api_judge import ApiPrice
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter
+from charter.spec.rewards import Environment
 
 # -------- Work of a stage as a short list of phases: train, score or generate with one model.
 #
@@ -212,3 +213,39 @@ def tools_term(phase: Phase, replicas: int = 1) -> Term:
     each = f"{phase.sequences / replicas:,.0f} turns x {phase.call_seconds:.3g} s"
     source = "mean_tool_time and concurrency of the stage's environment"
     return Term(name=f"{phase.name}: tools", part="tools", value=seconds, unit="seconds", formula=each, source=source)
+
+
+def in_turns(phase: Phase, environment: Environment | None) -> Phase:
+    """The answers of a phase in n turns, each of which reads its whole context anew, and the calls between them.
+
+    A turn reads P + (n - 1) / 2 (L + O) tokens in the mean and writes L, for P of the prompt, L = new tokens / n and O
+    of a reply. The native engine keeps no cache from one turn to the next; one that does reads P + (n - 1) O in all.
+    """
+    if environment is None:
+        return phase
+    turns, reply = expected_turns(environment), environment.observation_tokens
+    between = (turns - 1) / 2 * (phase.new_tokens / turns + reply)
+    calls = (turns - 1) / turns
+    return replace(
+        phase,
+        steps=phase.steps * turns,
+        prompt_tokens=phase.prompt_tokens + between,
+        unpadded_tokens=phase.unpadded_tokens and phase.unpadded_tokens + between,
+        new_tokens=phase.new_tokens / turns,
+        mean_new_tokens=phase.mean_new_tokens / turns,
+        longest_tokens=phase.longest_tokens + environment.most_observed_tokens,
+        call_seconds=calls * environment.mean_tool_time / environment.concurrency,
+    )
+
+
+def expected_turns(environment: Environment) -> float:
+    """Turns of an answer that a plan counts."""
+    return min(environment.mean_turns or environment.max_turns, environment.max_turns)
+
+
+def reply_tokens(environment: Environment | None) -> tuple[float, float]:
+    """Tokens of the replies in an answer: as many as a plan counts, and at most."""
+    if environment is None:
+        return 0.0, 0.0
+    counted = (expected_turns(environment) - 1) * environment.observation_tokens
+    return counted, float(environment.most_observed_tokens)

@@ -6,7 +6,19 @@ from math import ceil
 
 from charter.errors import SpecError
 from charter.physics.generation import USUAL_SPREAD, ResponseLengths
-from charter.plan.phase import PADDING_GROWTH, PADDING_SOURCE, Asked, Counters, Phase, Role, Workload, padded
+from charter.plan.phase import (
+    PADDING_GROWTH,
+    PADDING_SOURCE,
+    Asked,
+    Counters,
+    Phase,
+    Role,
+    Workload,
+    expected_turns,
+    in_turns,
+    padded,
+    reply_tokens,
+)
 from charter.plan.pipeline_names import NOTHING, Corpus, Library, Models
 from charter.spec.rewards import Environment
 from charter.spec.stage import (
@@ -113,49 +125,6 @@ def answers(
     )
 
 
-def in_turns(phase: Phase, environment: Environment | None, library: Library) -> Phase:
-    """The answers of a phase in n turns, each of which reads its whole context anew, and the calls between them.
-
-    A turn reads P + (n - 1) / 2 (L + O) tokens in the mean and writes L, for P of the prompt, L = new tokens / n and O
-    of a reply. The native engine keeps no cache from one turn to the next; one that does reads P + (n - 1) O in all.
-    """
-    if environment is None:
-        return phase
-    turns, reply = expected_turns(environment), environment.observation_tokens
-    between = (turns - 1) / 2 * (phase.new_tokens / turns + reply)
-    library.assume(
-        "turns of an answer",
-        turns,
-        "mean_turns, else max_turns; each reads all before it again, with replies of observation_tokens",
-        "2026-11",
-    )
-    calls = (turns - 1) / turns
-    library.assume("seconds of a tool's call", environment.mean_tool_time, "mean_tool_time of the stage", "2026-11")
-    return replace(
-        phase,
-        steps=phase.steps * turns,
-        prompt_tokens=phase.prompt_tokens + between,
-        unpadded_tokens=phase.unpadded_tokens and phase.unpadded_tokens + between,
-        new_tokens=phase.new_tokens / turns,
-        mean_new_tokens=phase.mean_new_tokens / turns,
-        longest_tokens=phase.longest_tokens + environment.most_observed_tokens,
-        call_seconds=calls * environment.mean_tool_time / environment.concurrency,
-    )
-
-
-def expected_turns(environment: Environment) -> float:
-    """Turns of an answer that a plan counts."""
-    return min(environment.mean_turns or environment.max_turns, environment.max_turns)
-
-
-def reply_tokens(environment: Environment | None) -> tuple[float, float]:
-    """Tokens of the replies in an answer: as many as a plan counts, and at most."""
-    if environment is None:
-        return 0.0, 0.0
-    counted = (expected_turns(environment) - 1) * environment.observation_tokens
-    return counted, float(environment.most_observed_tokens)
-
-
 def longest_answer(stage: Sampling) -> float:
     """Expected tokens of the longest answer of a batch.
 
@@ -189,6 +158,11 @@ def assume_padding(library: Library) -> None:
 
 def assume_length(library: Library, stage: Sampling) -> None:
     """Note how long answers are taken to be."""
+    environment: Environment | None = getattr(stage, "environment", None)
+    if environment is not None:
+        again = "mean_turns, else max_turns; each reads all before it again, with replies of observation_tokens"
+        library.assume("turns of an answer", expected_turns(environment), again, "2026-11")
+        library.assume("seconds of a tool's call", environment.mean_tool_time, "mean_tool_time of the stage", "2026-11")
     if stage.mean_new_tokens is not None:
         spread = f"lognormal, deviation {USUAL_SPREAD:g} of the mean (judgement), cut at max_new_tokens"
         library.assume("answer length where a stage says a mean", "mean_new_tokens", spread, "2026-11")
@@ -350,7 +324,7 @@ def evaluate(stage: EvalStage, models: Models, library: Library) -> Workload:
     count = float(min(stage.num_prompts or prompts.rows, prompts.rows or stage.num_prompts or 0))
     prompt = min(prompts.prompt_tokens, stage.max_prompt_tokens)
     phases = [
-        in_turns(answers(f"answers of {role.name}", role.name, count, stage, prompt), stage.environment, library)
+        in_turns(answers(f"answers of {role.name}", role.name, count, stage, prompt), stage.environment)
         for role in roles
         if count
     ]
@@ -583,7 +557,6 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
                     served=stage.generator == "vllm",
                 ),
                 stage.environment,
-                library,
             ),
             *scoring,
             *training,
