@@ -171,7 +171,8 @@ class Toolbox:
         """The environment of a state; None where the tools have no class."""
         if text is None or self.environment is None:
             return None
-        state, own = json.loads(text), object.__new__(self.environment)
+        state = json.loads(text)
+        own: Any = object.__new__(self.environment)
         if hasattr(own, "__setstate__"):
             own.__setstate__(state)
         else:

@@ -29,10 +29,10 @@ from charter.feedback.rubric import (
     load_rubric,
     rubric_rating,
 )
+from charter.inference.limited import Failed
 from charter.spec.rewards import CONSTITUTION, OF_THE_ROW, RUBRICS, Reward, Rubric
 from charter.spec.stage import PpoStage
 from charter.train.rewards.mixture import Answer, Score
-from charter.train.rewards.processes import Failed
 from charter.train.setup import Setup
 
 
