@@ -50,11 +50,15 @@ from charter.physics.precision import MEGATRON  # noqa: E402
 from charter.physics.stacks import PROFILES, StackColumns, StepJob  # noqa: E402
 from charter.physics.step_seconds import SEQUENCE_PARALLEL_TRAFFIC  # noqa: E402
 from charter.physics.step_time import factored_values  # noqa: E402
-from charter.plan.layouts.space import divisors  # noqa: E402
-from charter.plan.options.pareto import front_of_two  # noqa: E402
-from charter.plan.options.tied import ALIKE, RATIO_SHARE  # noqa: E402
-from charter.plan.physics.engine_knowledge import engine_knowledge  # noqa: E402
-from charter.plan.physics.knowledge import TRAINING, memory_of_stack, shipped  # noqa: E402
+from charter.plan.knowledge import (  # noqa: E402
+    TRAINING,
+    engine_knowledge,
+    memory_of_stack,
+    shipped,
+)
+from charter.plan.layout_search import ALIKE, RATIO_SHARE  # noqa: E402
+from charter.plan.layout_space import divisors  # noqa: E402
+from charter.plan.option import front_of_two  # noqa: E402
 from charter.spec.architecture import Architecture  # noqa: E402
 
 GPT3 = Architecture(

@@ -13,11 +13,10 @@ from rich.console import Console
 from charter.catalog import accelerators
 from charter.physics.node import TEXT_SECONDS_PER_TOKEN, TOKENISED_SECONDS_PER_TOKEN, VERDICT_BYTES, log_bytes
 from charter.physics.shapes import count_parameters
-from charter.plan.options.option import DeviceGroup, RoleGroup
-from charter.plan.physics.knowledge import TRAINING, TRAINING_MEMORY, memory_group, shipped
-from charter.plan.stages.node_needs import storage_terms
-from charter.plan.stages.node_traffic import Wires
-from charter.plan.work.phase import Counters, Phase, Role, Workload
+from charter.plan.knowledge import TRAINING, TRAINING_MEMORY, memory_group, shipped
+from charter.plan.node_needs import Wires, storage_terms
+from charter.plan.option import DeviceGroup, RoleGroup
+from charter.plan.phase import Counters, Phase, Role, Workload
 from charter.report.plan_explain import explain_stage
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from charter.errors import InfeasibleError, MissingExtraError
 from charter.physics.fitted import Pace
-from charter.plan.hardware.machine import Machine
+from charter.plan.machine import Machine
 from charter.plan.probe import (
     LayoutProbe,
     StageProbe,

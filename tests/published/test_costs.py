@@ -20,8 +20,7 @@ from deepspeed_chat_case import chat_project
 
 from charter.catalog import accelerators, models
 from charter.plan.make import make_plan
-from charter.plan.money.cost_breakdown import ProjectCost
-from charter.plan.money.project_cost import project_cost
+from charter.plan.money import ProjectCost, project_cost
 from charter.plan.plan import Plan
 from charter.spec.architecture import Architecture
 from charter.spec.project import DataSpec, ModelSpec, Project, Resources

@@ -140,7 +140,7 @@ def _device(text: str) -> "tuple[Accelerator, int]":
     name, count = parse_request(text)
     if name != CPU:
         return get(name), count
-    from charter.plan.hardware.machine import probe_machine
+    from charter.plan.machine import probe_machine
 
     return probe_machine().processor(), 1
 
@@ -195,7 +195,7 @@ def _training(
 
     from charter.physics.memory import training_memory
     from charter.physics.memory_profiles import PROFILES
-    from charter.plan.physics.knowledge import memory_of_stack
+    from charter.plan.knowledge import memory_of_stack
     from charter.spec.layout import Adapter
 
     adapter = None if mode == "train" else Adapter(rank=rank, base_bits=4 if mode == "qlora" else 16)
@@ -253,7 +253,7 @@ def _inference(
     from dataclasses import replace
 
     from charter.physics.inference_memory import PASS_TOKENS, inference_memory
-    from charter.plan.physics.knowledge import INFERENCE_MEMORY, NATIVE_STACKS, memory_of_stack
+    from charter.plan.knowledge import INFERENCE_MEMORY, NATIVE_STACKS, memory_of_stack
 
     fitted = memory_of_stack(NATIVE_STACKS[INFERENCE_MEMORY], "inference memory")
     memory = inference_memory(

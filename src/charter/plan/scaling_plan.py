@@ -18,7 +18,7 @@ from charter.physics.scaling.laws import (
     serving_aware,
 )
 from charter.physics.terms import Interval
-from charter.plan.infeasible import divisibility
+from charter.plan.search import divisibility
 from charter.plan.training_run import (
     ENGINE,
     Cluster,

@@ -25,8 +25,8 @@ from charter.launch.engine import Engine, StageStart
 from charter.launch.local import local_engine, stage_environment
 from charter.launch.machine import frozen_values, processes_of
 from charter.physics.fitted import Bundle, Pace, load, save, seconds_per_step
-from charter.plan.hardware.machine import Machine, probe_machine
-from charter.plan.physics.knowledge import shipped
+from charter.plan.knowledge import shipped
+from charter.plan.machine import Machine, probe_machine
 from charter.plan.plan import Plan
 from charter.plan.probe import (
     LayoutProbe,
@@ -41,7 +41,7 @@ from charter.plan.probe import (
     with_micro_batch,
 )
 from charter.plan.project_plan import CALIBRATION_FILE, plan_project
-from charter.plan.stages.stage_plan import StagePlan
+from charter.plan.stage_plan import StagePlan
 from charter.run.graph import Pipeline, PlannedStage, build_pipeline, job_of
 from charter.run.preflight import check_packages
 from charter.spec.project import Project

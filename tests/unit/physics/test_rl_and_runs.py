@@ -26,7 +26,7 @@ from charter.physics.runs import (
     run_terms,
     run_usd,
 )
-from charter.physics.serving.api_judge import ApiPrice, api_judgement
+from charter.plan.api_judge import ApiPrice, api_judgement
 
 SYNC = RlPhases(
     generate=array(40.0),

@@ -2,10 +2,9 @@ import pytest
 
 from charter.data.dataset import DataFacts
 from charter.errors import DataError
-from charter.plan.work.corpus import Library
-from charter.plan.work.phase import padded
-from charter.plan.work.roles import Models
-from charter.plan.work.workload import workload
+from charter.plan.phase import padded
+from charter.plan.pipeline_names import Library, Models
+from charter.plan.workload import workload
 from charter.spec.project import DataSpec, Serving
 from charter.spec.rewards import Reward, Rubric
 from charter.spec.stage import (
