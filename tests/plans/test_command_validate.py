@@ -130,7 +130,7 @@ def test_calibrate_wants_one_thing(tmp_path):
         run("plan", "--template", "cai-8b", "--calibration", tmp_path / "bad.json")
 
 
-def test_a_row_that_cannot_be_is_left_out_of_a_calibration_by_name(tmp_path, rows):
+def test_an_impossible_row_is_left_out_of_a_calibration(tmp_path, rows):
     own = renamed([row for row in rows if row["id"].startswith("KOR")][:4], "OWN")
     wrong = {**own[0], "id": "OWN-9", "value": str(float(own[0]["value"]) / 20)}
     texts = []
