@@ -226,12 +226,12 @@ class _Problem:
 
 def _ridge(slopes: Array, residual: Array, noise: float, prior: Array) -> Array:
     """Shifts that explain residuals in a linear model, rows far off weighing less."""
-    shifts = np.zeros(slopes.shape[1])
+    shifts = array(np.zeros(slopes.shape[1]))
     for _ in range(4):
         far = ((residual - slopes @ shifts) / noise) ** 2
         weighted = slopes * ((DEGREES_OF_FREEDOM + 1) / (DEGREES_OF_FREEDOM + far) / noise**2)[:, None]
-        shifts = np.linalg.solve(slopes.T @ weighted + np.diag(1 / prior**2), weighted.T @ residual)
-    return array(shifts)
+        shifts = array(np.linalg.solve(slopes.T @ weighted + np.diag(1 / prior**2), weighted.T @ residual))
+    return shifts
 
 
 def _width(residual: Array, weights: Array) -> float:

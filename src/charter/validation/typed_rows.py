@@ -176,8 +176,9 @@ def converted(rows: Sequence[Measurement]) -> Conversion:
             for name, word in typed.items():
                 if word and not getattr(row, name):
                     text = str(getattr(row, _TEXT_OF.get(name, ""), "") or "")
-                    known = f", from {_TEXT_OF[name]} {text!r}" if text and word != UNKNOWN else ""
-                    inferences[f"{name} = {word}{known}"] = inferences.get(f"{name} = {word}{known}", 0) + 1
+                    origin = f", from {_TEXT_OF[name]} {text!r}" if text and word != UNKNOWN else ""
+                    sentence = f"{name} = {word}{origin}"
+                    inferences[sentence] = inferences.get(sentence, 0) + 1
             cells |= typed
         tables.append(cells)
     return Conversion(columns=_columns(tables), rows=tuple(tables), inferences=inferences)
@@ -200,8 +201,8 @@ def shared(rows: Sequence[Measurement], prefix: str) -> Conversion:
         cells = {name: text for name, text in _printed(row).items() if name not in PRIVATE}
         network = node_network(row.interconnect, row.gpus_per_node or 8) if row.interconnect else None
         cells |= {"id": f"{prefix}-{number:04}", "config_id": config}
-        known = model_named(row.model) if row.model else None
-        cells["model"] = known.name if known else ""
+        catalog_model = model_named(row.model) if row.model else None
+        cells["model"] = catalog_model.name if catalog_model else ""
         if network:
             cells["interconnect"] = f"{network / GB * 8:g} Gbit/s per node"
         tables.append(cells)
