@@ -7,7 +7,7 @@ is what is planted). Two are honest: the exact answer, and the gold with noise o
 a stage of one ordinary project, run by `charter run`; nothing is left out.
 
 In time: before the gold, as a mean of three rollouts, has fallen by one deviation of its answers from its best. The
-last line is one JSON object. Ten seeds of both sorts take some five minutes on two cores.
+last line is one JSON object. Ten seeds of both sorts take four minutes on two shared cores.
 """
 
 import argparse

@@ -53,8 +53,11 @@ def check_layout(project: Project, name: str, stage: Stage, *, facts: NodeFacts 
         yield Problem(path=f"{where}.tensor", message=f"{tensor} does not divide the {world} processes", hint=hint)
         return
     serving = project.serving
-    here = [it for it in getattr(stage, "judges", ()) if it not in serving or not serving[it].is_used]
-    if here and world > 1:
+    if (
+        isinstance(stage, PpoStage)
+        and world > 1
+        and (here := [it for it in stage.judges if it not in serving or not serving[it].is_used])
+    ):
         message = f"the judge {here[0]!r}, whose weights are loaded, runs in one process; found {world}"
         hint = "serve it (`serving`), give the stage one accelerator, or a preference model as its reward"
         yield Problem(
