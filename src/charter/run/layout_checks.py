@@ -17,7 +17,7 @@ from charter.launch.machine import (
 from charter.spec.execution import shared_rows
 from charter.spec.graph import inputs_of
 from charter.spec.project import Project
-from charter.spec.stage import NATIVE, TRAINS, Stage
+from charter.spec.stage import NATIVE, TRAINS, PpoStage, Stage
 
 INSTEAD = {
     "pipeline": "remove it; zero: 3 or tensor spread a model that is too large for one accelerator",
