@@ -19,6 +19,7 @@ from charter.calibration.fitted import load
 from charter.catalog import accelerators, models
 from charter.catalog.accelerators import CPU, Accelerator
 from charter.catalog.price_book import PriceBook
+from charter.engines.project import load_project, project_of
 from charter.errors import UsageError
 from charter.physics.memory.peak import MemoryBreakdown, training_memory
 from charter.physics.memory.profile import PROFILES
@@ -31,7 +32,6 @@ from charter.plan.plan import Plan
 from charter.plan.project_plan import plan_project
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter, Layout, ZeroStage
-from charter.spec.load import load_project, project_of
 from charter.spec.project import Project
 from charter.spec.stage import SftStage
 from charter.spec.yaml_source import Document

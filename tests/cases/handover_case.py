@@ -1,6 +1,6 @@
 """An engine that takes every field as it is, and refuses one value; projects to hand over to it."""
 
-from charter.engines.common.engine import HandoverEngine
+from charter.engines.common.engine import TrainingEngine
 from charter.engines.common.mapping import FieldMapper, fields_of
 from charter.engines.common.rendered import RenderedRun, Resume
 
@@ -28,7 +28,7 @@ def render_plainly(handover):
     )
 
 
-PLAIN = HandoverEngine(
+PLAIN = TrainingEngine(
     name="trl",
     title="Plain",
     package="plain",

@@ -2,13 +2,12 @@
 
 from dataclasses import replace
 
-from charter.engines.common.capabilities import ENGINES, hardware_refusal
-from charter.engines.common.rl_engine import RL_ENGINES
+from charter.engines import engine_names, hardware_refusal, rl_engines
+from charter.engines.number_formats import format_refusal
 from charter.plan.layouts.layout_search import Site
 from charter.plan.layouts.training_search import training_options
 from charter.plan.options.option import Option
 from charter.plan.options.question import EngineLayout, Question
-from charter.plan.physics.number_formats import format_refusal
 from charter.plan.plan import Plan
 from charter.plan.rl.search import rl_options
 from charter.plan.stages.stage_plan import StagePlan
@@ -30,7 +29,7 @@ def other_engines(question: Question, option: Option) -> tuple[EngineLayout, ...
     layouts: list[EngineLayout] = []
     site = Site(place=option.place, num_nodes=option.num_nodes)
     places_roles = policy is not None
-    for name in RL_ENGINES if places_roles else ENGINES:
+    for name in rl_engines() if places_roles else engine_names():
         kind, accelerator = question.stage.kind, option.place.accelerator
         refused = hardware_refusal(name, kind, accelerator) or format_refusal(question.dtype, name, kind, accelerator)
         if name == option.engine or refused:

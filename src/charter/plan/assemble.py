@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from charter.cost.uncertainty import exactly
-from charter.engines.common.capabilities import capabilities
+from charter.engines import capabilities
 from charter.physics.shapes.parameters import count_parameters
 from charter.physics.terms import Interval
 from charter.plan.assumption import Assumption

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 
 from charter.catalog import accelerators
-from charter.engines.common.capabilities import ENGINES
-from charter.engines.common.rl_engine import RL_ENGINES
+from charter.engines import engine_names, rl_engines
 from charter.plan.hardware.place import UNPRICED, Place
 from charter.plan.options.question import Found, Question
 from charter.plan.options.why_not import does_not_fit, largest_term
@@ -133,7 +132,7 @@ def _other_engines(question: Question, places: tuple[Place, ...]) -> list[str]:
     if not question.work.trained or any(place.is_cpu for place in places):
         return []
     engines = []
-    for name in (NATIVE, *RL_ENGINES) if isinstance(question.stage, PpoStage) else ENGINES:
+    for name in (NATIVE, *rl_engines()) if isinstance(question.stage, PpoStage) else engine_names():
         options = search(replace(question, engine=name, peaks={}), places).options
         if options:
             best = min(options, key=lambda option: option.overhead.useful_seconds)

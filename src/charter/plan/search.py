@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from charter.engines.common.capabilities import hardware_refusal, server_refusal
+from charter.engines import hardware_refusal
+from charter.engines.common.capabilities import server_refusal
+from charter.engines.number_formats import format_refusal
 from charter.plan.cpu_search import on_processors
 from charter.plan.hardware.place import LOCAL, Place
 from charter.plan.layouts.layout_search import Site
@@ -12,7 +14,6 @@ from charter.plan.options.markets import markets
 from charter.plan.options.option import Option, Rejected
 from charter.plan.options.question import Found, Missed, Question
 from charter.plan.physics.fit import Peak
-from charter.plan.physics.number_formats import format_refusal
 from charter.plan.rl.across import across
 from charter.plan.rl.search import rl_answers
 from charter.plan.serving.answering_search import answering_options

@@ -7,11 +7,11 @@ import pytest
 from typer.testing import CliRunner
 
 from charter.cli.main import app
+from charter.engines.project import load_project
 from charter.errors import InfeasibleError, UsageError
 from charter.plan.by_kind import SIZES, WORDS, Inquiry, kind_file, kind_of
 from charter.plan.ladder import Rung, most_data, rungs, with_amount
 from charter.plan.project_plan import plan_project
-from charter.spec.load import load_project
 
 KINDS = tuple(dict.fromkeys(WORDS.values()))
 GPUS = "H100:8"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from charter.catalog import accelerators, models
-from charter.engines.common.capabilities import ENGINES
+from charter.engines import capabilities
 from charter.plan.hardware.host_room import host_bytes_per_accelerator, node_memory_bytes
 from charter.plan.hardware.place import UNPRICED, Place
 from charter.plan.layouts import layout_search
@@ -82,7 +82,7 @@ def test_beside_a_pipeline_only_the_optimizer_is_sharded():
 
 @pytest.mark.parametrize("engine", ["native", "fsdp", "verl"])
 def test_hybrid_sharding_and_offload_exclude_each_other(engine):
-    assert ENGINES[engine].hybrid
+    assert capabilities(engine).hybrid
     found = layouts(engine)
     assert any(one.replicas > 1 for one in found)
     assert any(one.offload_optimizer for one in found)

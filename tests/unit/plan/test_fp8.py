@@ -7,11 +7,11 @@ import ppo_case
 import pytest
 
 from charter.catalog import accelerators
+from charter.engines.number_formats import format_refusal
 from charter.physics.precision import MEGATRON
 from charter.physics.training.step_time import step_job
 from charter.plan.any_engine import other_engines
 from charter.plan.physics.fit import training_job
-from charter.plan.physics.number_formats import format_refusal
 from charter.plan.plan import InfeasiblePlanError
 from charter.plan.rl.search import rl_options
 from charter.plan.search import search

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from charter.cli.main import app
 from charter.engines import handover as engine_list
-from charter.engines.common.engine import HandoverEngine
+from charter.engines.common.engine import TrainingEngine
+from charter.engines.project import load_project
 from charter.errors import SpecError, UsageError
 from charter.plan.project_plan import plan_project
 from charter.plan.rl.search import rl_options
@@ -25,7 +26,6 @@ from charter.report.handover import export_handover, exported, with_engine, writ
 from charter.report.handover_jobs import shell_word
 from charter.report.handover_pages import resume_words
 from charter.report.handover_request import placement_of
-from charter.spec.load import load_project
 from charter.spec.project import Resources
 
 PROJECT = """
@@ -44,7 +44,7 @@ resources: {infra: aws, accelerators: [H100:8], num_nodes: 2}
 
 @pytest.fixture(autouse=True)
 def plain(monkeypatch):
-    monkeypatch.setattr(engine_list, "HANDOVER_ENGINES", (PLAIN,))
+    monkeypatch.setattr(engine_list, "handover_engines()", (PLAIN,))
 
 
 @pytest.fixture
@@ -211,7 +211,7 @@ def test_the_command_without_an_engine_needs_a_directory(root):
 
 def test_the_roles_of_ppo_are_placed_as_planned(monkeypatch):
     project = with_engine(planner_case.project(), "ppo", "openrlhf")
-    monkeypatch.setattr(engine_list, "HANDOVER_ENGINES", (PLAIN_PPO,))
+    monkeypatch.setattr(engine_list, "handover_engines()", (PLAIN_PPO,))
     plan = planner_case.planned(project)
     option = plan.stage("ppo").option
     made = exported(project, plan, "ppo", rows={})
@@ -227,7 +227,7 @@ def test_the_roles_of_ppo_are_placed_as_planned(monkeypatch):
     assert resume_words(made.rendered.resume).startswith("same data order")
 
 
-PLAIN_PPO = HandoverEngine(
+PLAIN_PPO = TrainingEngine(
     **{name: getattr(PLAIN, name) for name in ("title", "package", "version", "checked_by", "kinds", "render")},
     name="openrlhf",
 )
@@ -273,7 +273,7 @@ def listening(port):
 
 
 def test_two_kinds_of_accelerators_at_once_are_refused(monkeypatch):
-    monkeypatch.setattr(engine_list, "HANDOVER_ENGINES", (PLAIN_PPO,))
+    monkeypatch.setattr(engine_list, "handover_engines()", (PLAIN_PPO,))
     places = Resources(infra="aws", accelerators=("H100:8", "A100-80GB:8"), max_nodes=4)
     project = with_engine(planner_case.project(places), "ppo", "openrlhf")
     plan = planner_case.planned(project)

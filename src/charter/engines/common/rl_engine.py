@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from charter.engines.common.capabilities import Capabilities, capabilities
+from charter.engines.common.capabilities import Capabilities
 from charter.physics.runs.rl_algorithms import RlStack, rl_stack_named
 from charter.spec.layout import ZeroStage
 
@@ -14,7 +14,8 @@ Arrangement = Literal["colocated", "offloaded", "split", "async"]
 class RlEngine:
     """Abilities of a runner with the roles of a PPO stage; generation is vLLM's."""
 
-    name: str
+    does: Capabilities
+    """Capabilities of the engine that trains."""
     arrangements: tuple[Arrangement, ...]
     roles_apart: bool = False
     """Whether value model and reward may have accelerators of their own, beside those of policy and reference; in a
@@ -27,41 +28,16 @@ class RlEngine:
     source: str
 
     @property
+    def name(self) -> str:
+        """Return the name of the engine, as a stage's field `engine` has it."""
+        return self.does.name
+
+    @property
     def stack(self) -> RlStack:
         """Return the stack that runs a step, under whose name its constants were fitted."""
         return rl_stack_named(self.name.replace("_", "-"))
 
     @property
-    def does(self) -> Capabilities:
-        """Return the capabilities of the engine that trains."""
-        return capabilities(self.name)
-
-    @property
     def optimizer_offload(self) -> tuple[ZeroStage, ...]:
         """ZeRO stages with which Adam may live in host memory, where the roles do not already move there in turns."""
         return () if "offloaded" in self.arrangements else self.does.offload_optimizer
-
-
-_RL_ENGINES = (
-    RlEngine(
-        name="verl",
-        arrangements=("colocated", "offloaded"),
-        source="verl 0.9.1: hybrid workers, param_offload and optimizer_offload; its asynchronous trainers learn from "
-        "older answers and are not rendered",
-    ),
-    RlEngine(
-        name="openrlhf",
-        arrangements=("colocated", "split", "async"),
-        roles_apart=True,
-        one_mode=True,
-        source="OpenRLHF: *_num_nodes of every role, colocate_* and async_train, adam_offload",
-    ),
-    RlEngine(
-        name="nemo_rl",
-        arrangements=("colocated",),
-        reward_apart=True,
-        source="NeMo RL 0.6.0: GRPO with a reward model environment, which has its own resources",
-    ),
-)
-RL_ENGINES = {engine.name: engine for engine in _RL_ENGINES}
-"""By the name in a stage's field `engine`; `native` runs all roles on the same accelerators, with its own layouts."""

@@ -16,14 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from charter.artifacts.job import Job
 from charter.artifacts.whole_dir import MANIFEST
-from charter.engines.common.adapter import EngineCheckpoint
+from charter.engines.common.adapter import Adapter, EngineCheckpoint
 from charter.engines.common.files import link_tree, move_to
 from charter.engines.common.logged import LoggedStep
 from charter.engines.common.model_files import write_model
 from charter.engines.common.request import Handover
 from charter.engines.huggingface.checkpoint import is_whole
 from charter.engines.huggingface.log import NAMES
+from charter.spec.stage import PpoStage
 
 OUTPUT, TAKEN, RESUME = "output", "taken", "resume"
 """Below the work directory: what the engine writes; its newest checkpoint that Charter has; what it goes on from."""
@@ -34,7 +36,7 @@ _OWN_NAMES = {**NAMES, "grad_norm": "gradient_norm"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class HuggingFaceAdapter:
+class HuggingFaceAdapter(Adapter):
     """The Trainer of transformers as TRL's scripts run it."""
 
     updates: int = 1
@@ -90,6 +92,15 @@ class HuggingFaceAdapter:
             for step, path in numbered
             if is_whole(path, step, work)
         ]
+
+
+def adapter_of(job: Job) -> HuggingFaceAdapter:
+    """Return the adapter for a job: a rollout has several optimizer steps of the Trainer, and no save on SIGTERM."""
+    spec = job.spec
+    if not isinstance(spec, PpoStage):
+        return HuggingFaceAdapter()
+    updates = max(1, spec.ppo_epochs * spec.rollout_batch // spec.minibatch)
+    return HuggingFaceAdapter(updates=updates, saves_on_sigterm=False)
 
 
 def _numbered(directory: Path) -> Iterator[tuple[int, Path]]:

@@ -1,9 +1,9 @@
 """Updates of weights, by transformers' TrainingArguments (5.23.0) and TRL's ModelConfig (1.16.0)."""
 
+from charter.engines.huggingface.capabilities import CAPABILITIES
 from charter.engines.huggingface.configuration import Configuration
 from charter.spec.layout import WHOLE_BITS, Adapter
-from charter.spec.number_formats import FP8, WITHOUT_FP8
-from charter.spec.stage import DpoStage, Optimization, PpoStage, PreferenceModelStage, Stage
+from charter.spec.stage import FP8, DpoStage, Optimization, PpoStage, PreferenceModelStage, Stage
 
 EPSILON = 1e-8
 """Of Adam's denominator, as in `charter.train.optimizers`."""
@@ -61,7 +61,9 @@ def _map_dtype(configuration: Configuration, dtype: str) -> None:
     if dtype == "fp16" and configuration.handover.is_cpu:
         configuration.mapper.refuse("stage.dtype", "Accelerate has no fp16 on processors", "dtype: bf16")
     if dtype == FP8:
-        configuration.mapper.refuse("stage.dtype", WITHOUT_FP8[configuration.handover.engine], "dtype: bf16")
+        configuration.mapper.refuse(
+            "stage.dtype", CAPABILITIES[configuration.handover.engine].without_fp8, "dtype: bf16"
+        )
     note = "autocast; weights and optimizer stay in fp32, since ModelConfig's dtype is float32"
     if configuration.backend == "deepspeed":
         is_half = dtype == "fp16"

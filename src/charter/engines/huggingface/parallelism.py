@@ -4,8 +4,7 @@ from charter.engines.common.request import Handover
 from charter.engines.huggingface.configuration import ACCELERATE_FILE, DEEPSPEED_FILE, Configuration
 from charter.engines.huggingface.trainer import DEFAULT_ATTENTION, attention
 from charter.spec.layout import Recompute, ZeroStage
-from charter.spec.number_formats import FP8
-from charter.spec.stage import PretrainStage, SftStage
+from charter.spec.stage import FP8, PretrainStage, SftStage
 
 NOT_SPLIT = "TRL's scripts load whole models; they split no matrices and no layers over accelerators"
 PRECISIONS = {"fp32": "no", "bf16": "bf16", "fp16": "fp16", FP8: "bf16"}

@@ -1,7 +1,7 @@
 """GRPO and RLOO by TRL's GRPOTrainer and RLOOTrainer (1.16.0)."""
 
-from charter.engines.common.capabilities import capabilities
 from charter.engines.huggingface.batches import map_batches
+from charter.engines.huggingface.capabilities import CAPABILITIES
 from charter.engines.huggingface.configuration import Configuration
 from charter.engines.huggingface.optimization import map_optimization
 from charter.engines.huggingface.trainer import map_trainer
@@ -72,7 +72,7 @@ def _map_generator(configuration: Configuration, stage: PpoStage) -> None:
         settings |= {
             "vllm_mode": "colocate",
             "vllm_tensor_parallel_size": placement.generator_tensor if placement else 1,
-            "vllm_gpu_memory_utilization": capabilities(configuration.handover.engine).vllm_share,
+            "vllm_gpu_memory_utilization": CAPABILITIES[configuration.handover.engine].vllm_share,
             "vllm_enable_sleep_mode": arrangement == "offloaded",
             "vllm_max_model_length": stage.max_prompt_tokens + stage.max_new_tokens,
         }

@@ -1,19 +1,15 @@
 """Megatron-LM as an engine: pretrain_gpt.py of a checkout, and what has to be made for it once."""
 
 from charter.engines.common.arguments import Arguments
-from charter.engines.common.engine import HandoverEngine
 from charter.engines.common.rendered import RenderedRun, Resume
 from charter.engines.common.request import Handover
 from charter.engines.megatron.layout import layout_arguments
 from charter.engines.megatron.model import impossible, model_arguments
 from charter.engines.megatron.precision import TRANSFORMER_ENGINE
 from charter.engines.megatron.prepare import prepare_files
-from charter.engines.megatron.schema import recorded_schema
 from charter.engines.megatron.training import trained, training_arguments
-from charter.spec.number_formats import FP8
+from charter.spec.stage import FP8
 
-COMMIT = "d98e8a64ddf34856e74b24714e3bedb2f5a39553"
-VERSION = f"0.20.0 ({COMMIT[:7]})"
 BRIDGE = "0.3.1"
 """Megatron Bridge, which converts weights there and back."""
 SCRIPT = "${MEGATRON_DIR}/pretrain_gpt.py"
@@ -84,14 +80,4 @@ RESUME = Resume(
     "same numbers need --deterministic-mode and the same layout as well",
     source="Megatron-LM d98e8a6: megatron/training/checkpointing.py get_rng_state, save_checkpoint; data_samplers.py; "
     "not measured, since it does not run without a GPU",
-)
-MEGATRON = HandoverEngine(
-    name="megatron",
-    title="Megatron-LM",
-    package="github.com/NVIDIA/Megatron-LM",
-    version=VERSION,
-    checked_by=f"options recorded from its parser, {len(recorded_schema().options)} of them; by hand its parser and "
-    "its checks (validate_args)",
-    kinds=("pretrain", "sft"),
-    render=render_megatron,
 )

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from charter.engines.common.arguments import Arguments
 from charter.spec.architecture import Architecture
-from charter.spec.number_formats import FP8
+from charter.spec.stage import FP8
 
 FORMAT, RECIPE = "hybrid", "tensorwise"
 """E4M3 forward and E5M2 for gradients; every tensor is scaled by its largest value of the moment, so that nothing has

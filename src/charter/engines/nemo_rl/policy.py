@@ -4,9 +4,10 @@ Read in nemo_rl/models/policy and nemo_rl/models/automodel/setup.py.
 """
 
 from charter.engines.common.sheet import Sheet
+from charter.engines.nemo_rl.capabilities import CAPABILITIES
 from charter.errors import Problem
 from charter.spec.layout import WHOLE_BITS, Recompute, ZeroStage
-from charter.spec.number_formats import FP8, WITHOUT_FP8
+from charter.spec.stage import FP8
 
 EPSILON = 1e-8
 """Adam's, as in Charter's engine."""
@@ -29,7 +30,7 @@ def map_policy(sheet: Sheet, role: str, *, sequences_per_row: int, batch_field: 
     sheet.put("policy.tokenizer.chat_template", "default")
     precision = {"policy.precision": PRECISIONS[str(mapper.value("stage.dtype"))]}
     if mapper.value("stage.dtype") == FP8:
-        mapper.refuse("stage.dtype", WITHOUT_FP8["nemo_rl"], "dtype: bf16")
+        mapper.refuse("stage.dtype", CAPABILITIES.without_fp8, "dtype: bf16")
     else:
         sheet.computed("stage.dtype", dict(precision), "compute type; weights and optimizer are kept in fp32")
     sheet.put("policy.offload_optimizer_for_logprob", False)

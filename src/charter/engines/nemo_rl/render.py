@@ -1,17 +1,15 @@
 """A stage for NeMo RL: a complete YAML file, the example script that reads it, and what a resume of it is worth."""
 
-from charter.engines.common.engine import HandoverEngine
 from charter.engines.common.mapping import FieldMapper
 from charter.engines.common.ray_script import RAY_SCRIPT, ray_script
 from charter.engines.common.rendered import RenderedRun, Resume
 from charter.engines.common.request import Handover
 from charter.engines.common.sheet import Sheet
+from charter.engines.nemo_rl.capabilities import COMMIT, VERSION
 from charter.engines.nemo_rl.grpo import grpo_sheet
 from charter.engines.nemo_rl.supervised import dpo_sheet, reward_sheet, sft_sheet
 from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, SftStage
 
-VERSION = "0.6.0"
-COMMIT = "7ea279abfbeb698b092856d0dab61e7cf39bc909"
 DIRECTORY = "${NEMO_RL_DIR}"
 """Its checkout; the package on PyPI holds nothing."""
 SOURCE = f"NeMo RL {VERSION} ({COMMIT[:7]}): nemo_rl/utils/checkpoint.py, nemo_rl/algorithms"
@@ -63,14 +61,3 @@ def _sheet(mapper: FieldMapper) -> Sheet:
             return dpo_sheet(mapper, stage)
     assert isinstance(stage, PpoStage)
     return grpo_sheet(mapper, stage)
-
-
-NEMO_RL = HandoverEngine(
-    name="nemo_rl",
-    title="NeMo RL",
-    package="github.com/NVIDIA-NeMo/RL",
-    version=VERSION,
-    checked_by=f"a recorded schema of its MasterConfig classes at {COMMIT[:7]} (its package on PyPI is empty)",
-    kinds=("sft", "preference_model", "dpo", "ppo"),
-    render=render,
-)

@@ -2,13 +2,11 @@
 
 import json
 
-from charter.engines.common.engine import HandoverEngine
 from charter.engines.common.rendered import RenderedRun, Resume
 from charter.engines.common.request import Handover
 from charter.engines.openrlhf.ppo import MODULE, ppo_arguments
 from charter.engines.openrlhf.supervised import MODULES, supervised_arguments
 
-VERSION = "0.11.2"
 ARGUMENTS_FILE = "openrlhf.json"
 """What the command line says, for people and for Charter: OpenRLHF does not read it."""
 RAY_ADDRESS = "http://127.0.0.1:8265"
@@ -77,14 +75,3 @@ def _notes(handover: Handover, *, is_ppo: bool) -> tuple[str, ...]:
     if is_ppo:
         notes.append("prompts are shuffled by PyTorch's default seed: the controller sets none (ppo_trainer.py)")
     return tuple(notes)
-
-
-OPENRLHF = HandoverEngine(
-    name="openrlhf",
-    title="OpenRLHF",
-    package="openrlhf",
-    version=VERSION,
-    checked_by="its own argument parsers and the checks after them, taken from the installed package",
-    kinds=(*MODULES, "ppo"),
-    render=render_openrlhf,
-)

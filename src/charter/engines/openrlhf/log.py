@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from charter.engines.common.events import scalars
-from charter.engines.common.logged import LoggedStep
+from charter.engines.common.logged import LoggedStep, LogReader
 
 NAMES = {
     "loss_mean": "loss",
@@ -63,3 +63,6 @@ def _step(step: int, values: dict[str, float], *, time: float | None) -> LoggedS
     finite = {name: value for name, value in values.items() if math.isfinite(value)}
     metrics = {NAMES.get(name, name): value for name, value in finite.items() if name not in _OF_LAST_MICRO_BATCH}
     return LoggedStep(step=step, metrics=metrics, seconds=finite.get(_SECONDS), time=time)
+
+
+LOG = LogReader(console=console_steps, events=event_steps)

@@ -1,6 +1,5 @@
 """A stage for verl: its YAML file, the command that starts it, and what a resume of it is worth."""
 
-from charter.engines.common.engine import HandoverEngine
 from charter.engines.common.mapping import FieldMapper
 from charter.engines.common.ray_script import RAY_SCRIPT, ray_script
 from charter.engines.common.rendered import RenderedRun, Resume
@@ -12,7 +11,6 @@ from charter.engines.verl.sft import sft_sheet
 from charter.engines.verl.trainer import METRICS
 from charter.spec.stage import PpoStage, SftStage
 
-VERSION = "0.9.1"
 SOURCE = "verl 0.9.1: trainer/ppo/v1/trainer_base.py, trainer/sft_trainer.py, utils/checkpoint"
 PPO_RESUME = Resume(
     guarantee="same_data_order",
@@ -78,15 +76,3 @@ def _torchrun(handover: Handover) -> tuple[str, ...]:
         return (*launcher, "--standalone")
     several = ("--nnodes", str(handover.num_nodes), "--node-rank", "${NODE_RANK}")
     return (*launcher, *several, "--master-addr", "${MASTER_ADDR}", "--master-port", "${MASTER_PORT}")
-
-
-VERL = HandoverEngine(
-    name="verl",
-    title="verl",
-    package="verl",
-    version=VERSION,
-    checked_by="Hydra's composition over its own files in struct mode, validate_config, its configuration classes",
-    kinds=("sft", "ppo"),
-    render=render,
-    data_suffix=".parquet",
-)

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from charter.engines.common.capabilities import capabilities, unsupported
+from charter.engines import capabilities
+from charter.engines.common.capabilities import unsupported
 from charter.physics.arrays import array
 from charter.physics.layouts import Layouts
 from charter.physics.memory.constants import context_factor

@@ -6,7 +6,8 @@ from math import exp
 
 from charter.calibration.fitted import bundled
 from charter.catalog.accelerators import CPU, Accelerator
-from charter.engines.common.capabilities import Capabilities, capabilities
+from charter.engines import capabilities
+from charter.engines.common.capabilities import Capabilities
 from charter.physics.constants import moved
 from charter.physics.memory.constants import TrainingMemoryConstants
 from charter.physics.precision import FP32, TrainingPrecision

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from charter.catalog.accelerators import Accelerator
-from charter.engines.common.capabilities import capabilities
+from charter.engines import capabilities
+from charter.engines.number_formats import FP8_COPIES_BYTES
 from charter.physics.memory.inference import PASS_TOKENS
 from charter.physics.memory.peak import Head, MemoryBreakdown, inference_memory, job_memory
 from charter.physics.memory.shape import AdapterUse, MemoryJob
@@ -22,11 +23,9 @@ from charter.physics.shapes.parameters import count_parameters
 from charter.physics.terms import Term
 from charter.plan.physics.engine_knowledge import engine_knowledge
 from charter.plan.physics.knowledge import Knowledge
-from charter.plan.physics.number_formats import FP8_COPIES_BYTES
 from charter.plan.work.phase import Phase, Role, Workload
 from charter.spec.layout import Layout
-from charter.spec.number_formats import FP8
-from charter.spec.stage import NATIVE
+from charter.spec.stage import FP8, NATIVE
 from charter.units import GIB
 
 STATE_PARTS = ("parameters", "gradients", "optimizer")

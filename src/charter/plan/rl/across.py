@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import permutations, product
 
-from charter.engines.common.rl_engine import RL_ENGINES
+from charter.engines import rl_engines
 from charter.physics.terms import Term
 from charter.plan.hardware.place import LOCAL, Place
 from charter.plan.options.option import DeviceGroup, Option
@@ -35,10 +35,10 @@ def across(question: Question, places: tuple[Place, ...]) -> tuple[Option, ...]:
 
     Empty for engines whose roles share their accelerators, and where only spot machines may be used.
     """
-    if question.use_spot is True or question.engine not in RL_ENGINES:
+    if question.use_spot is True or question.engine not in rl_engines():
         return ()
     rented = [place for place in places if place.infra != LOCAL and not place.is_cpu and place.price.usd_per_hour]
-    work, engine = rl_work(question.work), RL_ENGINES[question.engine]
+    work, engine = rl_work(question.work), rl_engines()[question.engine]
     options: list[Option] = []
     for main, other in permutations(rented, 2):
         if main.infra == other.infra and main.accelerator.name != other.accelerator.name:

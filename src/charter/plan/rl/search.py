@@ -7,7 +7,7 @@ returned; money on one kind of hardware follows time, so nothing cheaper is lost
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from charter.engines.common.rl_engine import RL_ENGINES
+from charter.engines import rl_engines
 from charter.physics.memory.constants import context_factor
 from charter.physics.memory.ppo import PpoJob, group_phases
 from charter.physics.terms import Term
@@ -39,7 +39,7 @@ def rl_answers(question: Question, sites: Sequence[Site]) -> tuple[Answer, ...]:
     An engine without placements of its own (`native`) shares all accelerators between all roles, under the layouts of
     `training_search`.
     """
-    if question.engine in RL_ENGINES:
+    if question.engine in rl_engines():
         return tuple(_placements(question, site) for site in sites)
     answers = options_of(question, sites)
     return tuple(
@@ -48,7 +48,7 @@ def rl_answers(question: Question, sites: Sequence[Site]) -> tuple[Answer, ...]:
 
 
 def _placements(question: Question, site: Site) -> Answer:
-    engine = RL_ENGINES[question.engine]
+    engine = rl_engines()[question.engine]
     setting = Setting(question=question, engine=engine, work=rl_work(question.work), place=site.place)
     options = tuple(_best(setting, site.num_nodes))
     if options:

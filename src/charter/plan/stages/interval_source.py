@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import exp, log
 
-from charter.engines.common.rl_engine import RL_ENGINES
+from charter.engines import rl_engines
 from charter.physics.terms import Interval
 from charter.plan.options.option import Option
 from charter.plan.options.risk import LENGTH_SIGMA
@@ -43,7 +43,7 @@ def time_source(stage: Stage, option: Option, work: Workload, knowledge: Knowled
     """Return the source of the width of the stage's time, in words."""
     moe = any(role.architecture.mixture is not None for role in work.roles)
     quantity, group = time_group(stage, moe=moe)
-    engine = RL_ENGINES.get(option.engine) if option.groups else None
+    engine = rl_engines().get(option.engine) if option.groups else None
     pace = None if engine else knowledge.pace(option.place.accelerator, stage.kind)
     if work.remote and not work.needs_accelerator:
         source = ENDPOINT_SIGMA_SOURCE

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from charter.catalog.accelerators import parse_request
+from charter.engines import ENGINES
 from charter.errors import Problem, SpecError, UsageError
 from charter.ledger.attempt import Outcome
 from charter.ledger.imported import ImportedAttempt, note_of
@@ -184,11 +185,7 @@ PREFIX = "IMP"
 COLUMNS = tuple(field.name for field in fields(Measurement) if field.name != "problems")
 FRAMEWORKS: Mapping[Format, str] = {
     "transformers": "HF Trainer",
-    "trl": "TRL",
-    "verl": "verl",
-    "openrlhf": "OpenRLHF",
-    "nemo_rl": "NeMo RL",
-    "megatron": "Megatron-LM",
+    **{engine.name: engine.title for engine in ENGINES if engine.render is not None},
 }
 KINDS = {"pretrain": "pretrain", "sft": "sft", "preference_model": "rm", "ppo": "ppo"}
 """Kind of a stage -> kind of a row; others have no rows."""

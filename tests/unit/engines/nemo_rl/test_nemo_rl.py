@@ -8,10 +8,10 @@ import yaml
 from engine_stages import dpo, handover, ppo, preference_model, sft, sharded
 from recorded_schema import RecordedSchema
 
+from charter.engines import handover_engine
 from charter.engines.common.mapping import fields_of
 from charter.engines.common.rendered import RenderedRun
 from charter.engines.common.request import RlPlacement
-from charter.engines.handover import handover_engine
 from charter.engines.nemo_rl.render import COMMIT, VERSION, render
 from charter.errors import SpecError
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage

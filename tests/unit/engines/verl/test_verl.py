@@ -7,10 +7,10 @@ import pytest
 import yaml
 from engine_stages import SHAPE, handover, ppo, sft, sharded
 
+from charter.engines import handover_engine
 from charter.engines.common.mapping import fields_of
 from charter.engines.common.rendered import RenderedRun
 from charter.engines.common.request import RlPlacement, RolesTogether
-from charter.engines.handover import handover_engine
 from charter.engines.verl.render import render
 from charter.errors import SpecError
 from charter.spec.architecture import Architecture

@@ -1,15 +1,16 @@
 """fp8 is taken where an engine trains in it, and refused with field, reason and what would work everywhere else."""
 
 from dataclasses import replace
-from typing import get_args
 
 import pytest
 
-from charter.spec.number_formats import FP8_KINDS, INSTEAD, WITHOUT_FP8, fp8_refusal
-from charter.spec.stage import DpoStage, Engine, PpoStage, PreferenceModelStage, PretrainStage, SftStage
-from charter.spec.stage_checks import check_stage
+from charter.engines import capabilities, engine_names
+from charter.engines.number_formats import fp8_refusal, instead
+from charter.engines.project import engine_problems
+from charter.spec.project import Project
+from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, PretrainStage, SftStage
 
-ENGINES = get_args(Engine)
+ENGINES = engine_names()
 STAGES = (
     PretrainStage(init="base", data=("text",), steps=10),
     SftStage(init="base", data=("chat",), epochs=1),
@@ -21,7 +22,8 @@ TAKEN = {("megatron", "pretrain"), ("megatron", "sft")}
 
 
 def problems_of(stage, engine, dtype):
-    return list(check_stage("stage", replace(stage, engine=engine, dtype=dtype)))
+    stages = {"stage": replace(stage, engine=engine, dtype=dtype)}
+    return list(engine_problems(Project(name="p", models={}, pipeline=stages)))
 
 
 def test_fp8_is_taken_by_megatron_alone_where_it_only_trains():
@@ -35,9 +37,9 @@ def test_a_refusal_of_fp8_names_the_engine_the_reason_and_a_remedy(stage):
     for engine in ENGINES:
         if (engine, stage.kind) not in TAKEN:
             told = [item for item in problems_of(stage, engine, "fp8") if item.path == "pipeline.stage.dtype"]
-            assert [problem.hint for problem in told] == [INSTEAD], engine
+            assert [problem.hint for problem in told] == [instead()], engine
             assert engine in told[0].message
-            assert WITHOUT_FP8.get(engine, stage.kind) in told[0].message
+            assert (capabilities(engine).without_fp8 or stage.kind) in told[0].message
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
@@ -48,7 +50,7 @@ def test_other_formats_are_no_matter_of_the_file(dtype):
 
 
 def test_every_engine_either_trains_in_fp8_or_says_why_not():
-    assert set(FP8_KINDS) | set(WITHOUT_FP8) == set(ENGINES)
-    assert not set(FP8_KINDS) & set(WITHOUT_FP8)
-    assert all(fp8_refusal(engine, "sft") for engine in WITHOUT_FP8)
-    assert all(fp8_refusal(engine, kind) is None for engine, kinds in FP8_KINDS.items() for kind in kinds)
+    tables = [capabilities(engine) for engine in ENGINES]
+    assert all(bool(item.fp8_kinds) != bool(item.without_fp8) for item in tables)
+    assert all(fp8_refusal(item.name, "sft") for item in tables if item.without_fp8)
+    assert all(fp8_refusal(item.name, kind) is None for item in tables for kind in item.fp8_kinds)
