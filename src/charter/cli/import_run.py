@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from click import Choice
 
 from charter.cli.common import DirOption, JsonOption, SetOption, open_project, print_json
 from charter.cli.import_view import import_json, print_import
@@ -28,7 +27,9 @@ RunArgument = Annotated[
     ),
 ]
 AsOption = Annotated[str | None, typer.Option("--as", metavar="STAGE", help="Stage of the project that it counts as.")]
-FormatOption = Annotated[str, typer.Option("--format", help="What wrote it.", click_type=Choice(["auto", *formats()]))]
+FormatOption = Annotated[
+    str, typer.Option("--format", metavar="FORMAT", help=f"What wrote it: auto, {', '.join(formats())}.")
+]
 UriOption = Annotated[str | None, typer.Option("--tracking-uri", help="MLflow server or database that holds RUN.")]
 AcceleratorsOption = Annotated[
     str | None, typer.Option("--accelerators", metavar="H100:8", help="What one node had; cpu for none.")

@@ -5,10 +5,8 @@ A new engine is one folder here and one entry of `ENGINES`; what the folder hold
 
 from typing import TYPE_CHECKING
 
-from charter.catalog.accelerators import CPU, Accelerator
-from charter.engines.common.capabilities import Capabilities, one_of
+from charter.engines.common.capabilities import Capabilities, RlEngine
 from charter.engines.common.engine import TrainingEngine
-from charter.engines.common.rl_engine import RlEngine
 from charter.engines.fsdp import FSDP
 from charter.engines.huggingface import ACCELERATE, DEEPSPEED, TRL
 from charter.engines.megatron import MEGATRON
@@ -19,19 +17,20 @@ from charter.engines.verl import VERL
 from charter.errors import Problem, SpecError, UsageError
 
 if TYPE_CHECKING:
+    from charter.engines.common.logged import LogReader
     from charter.engines.common.rendered import RenderedRun
     from charter.engines.common.request import Handover
 
 ENGINES: tuple[TrainingEngine, ...] = (
     NATIVE,
-    MEGATRON,
-    DEEPSPEED,
-    FSDP,
-    ACCELERATE,
     TRL,
+    ACCELERATE,
+    DEEPSPEED,
     VERL,
     OPENRLHF,
     NEMO_RL,
+    MEGATRON,
+    FSDP,
 )
 """All of them, in the order in which tables and messages name them."""
 
@@ -64,6 +63,11 @@ def rl_engines() -> dict[str, RlEngine]:
 def handover_engines() -> tuple[TrainingEngine, ...]:
     """Return the engines for which a stage can be rendered."""
     return tuple(engine for engine in ENGINES if engine.render is not None)
+
+
+def log_readers() -> "dict[str, LogReader]":
+    """Return the readers of the logs of engines, by name."""
+    return {engine.name: engine.log() for engine in ENGINES if engine.log is not None}
 
 
 def handover_engine(name: str) -> TrainingEngine:
@@ -100,19 +104,23 @@ def render(handover: "Handover") -> "RenderedRun":
     return engine.render(handover)
 
 
-def hardware_refusal(engine: str, kind: str, accelerator: Accelerator) -> str | None:
-    """Return why an engine does not train on an accelerator, with those that do; None where it does.
+def fp8_instead() -> str:
+    """Return what works where a stage cannot be trained in fp8."""
+    able = [engine.capabilities for engine in ENGINES if engine.capabilities.fp8_kinds]
+    return ", or ".join(
+        [*(f"engine: {item.name} in a stage of kind {' or '.join(item.fp8_kinds)}" for item in able), "dtype: bf16"]
+    )
 
-    Every engine of PyTorch runs on processors too, slowly.
 
-    >>> from charter.catalog.accelerators import get
-    >>> hardware_refusal("native", "sft", get("H100")) is None
-    True
-    >>> hardware_refusal("native", "sft", get("Trainium2"))
-    'engine native does not run on Trainium2 (AWS), nor does any other engine that Charter knows'
+def fp8_refusal(engine: str, kind: str) -> str | None:
+    """Return the reason why a stage cannot be trained in fp8, or None.
+
+    >>> fp8_refusal("megatron", "sft"), fp8_refusal("megatron", "ppo")
+    (None, 'megatron trains stages of kind pretrain, sft in fp8, this is ppo')
     """
-    if accelerator.vendor in capabilities(engine).makers or accelerator.kind == CPU:
+    able = capabilities(engine)
+    if not able.fp8_kinds:
+        return f"{engine} does not train in fp8: {able.without_fp8}"
+    if kind in able.fp8_kinds:
         return None
-    others = [one.name for one in ENGINES if accelerator.vendor in one.capabilities.makers and kind in one.kinds]
-    instead = f"; engine: {one_of(tuple(others))} does" if others else ", nor does any other engine that Charter knows"
-    return f"engine {engine} does not run on {accelerator.name} ({accelerator.vendor}){instead}"
+    return f"{engine} trains stages of kind {', '.join(able.fp8_kinds)} in fp8, this is {kind}"

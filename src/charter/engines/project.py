@@ -5,8 +5,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from charter.engines import engine_names
-from charter.engines.number_formats import fp8_refusal, instead
+from charter.engines import engine_names, fp8_instead, fp8_refusal
 from charter.errors import Problem
 from charter.spec import load, schema
 from charter.spec.project import Project
@@ -41,7 +40,7 @@ def engine_problems(project: Project) -> Iterator[Problem]:
         if stage.engine not in engine_names():
             yield _unknown(stage.engine, f"{path}.engine")
         elif getattr(stage, "dtype", None) == FP8 and (reason := fp8_refusal(stage.engine, stage.kind)):
-            yield Problem(message=reason, path=f"{path}.dtype", hint=instead())
+            yield Problem(message=reason, path=f"{path}.dtype", hint=fp8_instead())
 
 
 def _unknown(name: str, path: str) -> Problem:

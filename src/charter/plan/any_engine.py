@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from charter.engines import engine_names, hardware_refusal, rl_engines
-from charter.engines.number_formats import format_refusal
+from charter.engines import engine_names, rl_engines
+from charter.engines.hardware import format_refusal, hardware_refusal
 from charter.plan.layouts.layout_search import Site
 from charter.plan.layouts.training_search import training_options
 from charter.plan.options.option import Option

@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from charter.engines import hardware_refusal
-from charter.engines.common.capabilities import server_refusal
-from charter.engines.number_formats import format_refusal
+from charter.engines.hardware import format_refusal, hardware_refusal, server_refusal
 from charter.plan.cpu_search import on_processors
 from charter.plan.hardware.place import LOCAL, Place
 from charter.plan.layouts.layout_search import Site

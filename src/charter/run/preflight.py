@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 from charter.artifacts.job import JobInput
 from charter.artifacts.stage_process import PIP_COMMAND
-from charter.engines import ENGINES, handover_engine, handover_engines, render
+from charter.engines import handover_engine, handover_engines, render
 from charter.engines.common.engine import TrainingEngine
 from charter.engines.common.request import HandoverPaths
 from charter.engines.installed import ABSENT, PEFT, interpreter_of, stage_versions
@@ -77,7 +77,7 @@ def _check_adapter(stage: PlannedStage, engine: TrainingEngine) -> Iterator[Prob
     if adapter is None:
         return
     if not engine.has_peft:
-        others = ", ".join(item.name for item in ENGINES if item.has_peft)
+        others = ", ".join(item.name for item in handover_engines() if item.has_peft)
         message = f"{title} leaves an adapter apart from its base model, which this version of Charter cannot take back"
         hint = f"{_NATIVE}, one of {others} too; `charter artifacts export` renders it for others"
         yield Problem(path=where, message=message, hint=hint)

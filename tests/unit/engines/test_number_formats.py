@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from charter.engines import capabilities, engine_names
-from charter.engines.number_formats import fp8_refusal, instead
+from charter.engines import capabilities, engine_names, fp8_instead, fp8_refusal
 from charter.engines.project import engine_problems
 from charter.spec.project import Project
 from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, PretrainStage, SftStage
@@ -37,7 +36,7 @@ def test_a_refusal_of_fp8_names_the_engine_the_reason_and_a_remedy(stage):
     for engine in ENGINES:
         if (engine, stage.kind) not in TAKEN:
             told = [item for item in problems_of(stage, engine, "fp8") if item.path == "pipeline.stage.dtype"]
-            assert [problem.hint for problem in told] == [instead()], engine
+            assert [problem.hint for problem in told] == [fp8_instead()], engine
             assert engine in told[0].message
             assert (capabilities(engine).without_fp8 or stage.kind) in told[0].message
 

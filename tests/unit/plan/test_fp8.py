@@ -7,7 +7,7 @@ import ppo_case
 import pytest
 
 from charter.catalog import accelerators
-from charter.engines.number_formats import format_refusal
+from charter.engines.hardware import format_refusal
 from charter.physics.precision import MEGATRON
 from charter.physics.training.step_time import step_job
 from charter.plan.any_engine import other_engines

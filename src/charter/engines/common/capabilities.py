@@ -12,10 +12,11 @@ keep clear of. What an engine can do only with extra packages or forks is left o
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from charter.catalog.accelerators import CPU, Accelerator
 from charter.physics.memory.profile import MemoryProfile
 from charter.physics.precision import TrainingPrecision
+from charter.physics.runs.rl_algorithms import RlStack, rl_stack_named
 from charter.spec.execution import ExecutableLayout
 from charter.spec.layout import ZeroStage
 from charter.spec.stage import Stage, StageResources
@@ -24,7 +25,7 @@ NONE, OPTIMIZER, GRADIENTS, PARAMETERS = ZeroStage
 SIXTEEN_BITS = ("bf16", "fp16")
 EVERY_KIND = ("pretrain", "sft", "judge", "preference_model", "dpo", "ppo")
 """Of a library of parallelism, around which any loop can be written."""
-NVIDIA, AMD, GOOGLE = "NVIDIA", "AMD", "Google"
+NVIDIA, AMD = "NVIDIA", "AMD"
 """Makers of accelerators as the catalog spells them."""
 
 
@@ -90,8 +91,40 @@ class Capabilities:
 
 
 ALL_ZERO = (NONE, OPTIMIZER, GRADIENTS, PARAMETERS)
-SERVER_MAKERS = (NVIDIA, AMD, GOOGLE)
-"""Of accelerators on which vLLM answers, which is what pools are planned with (docs.vllm.ai, "Installation")."""
+Arrangement = Literal["colocated", "offloaded", "split", "async"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RlEngine:
+    """Abilities of a runner with the roles of a PPO stage; generation is vLLM's."""
+
+    does: Capabilities
+    """Capabilities of the engine that trains."""
+    arrangements: tuple[Arrangement, ...]
+    roles_apart: bool = False
+    """Whether value model and reward may have accelerators of their own, beside those of policy and reference; in a
+    split they then must (OpenRLHF 0.11.2: colocate_actor_ref, colocate_critic_reward)."""
+    reward_apart: bool = False
+    """Whether the reward model always has accelerators of its own, beside those that policy, reference and generator
+    share; a value model cannot be trained then."""
+    one_mode: bool = False
+    """Whether all that is trained shares tensor parallelism, ZeRO stage, recomputation and offload."""
+    source: str
+
+    @property
+    def name(self) -> str:
+        """Return the name of the engine, as a stage's field `engine` has it."""
+        return self.does.name
+
+    @property
+    def stack(self) -> RlStack:
+        """Return the stack that runs a step, under whose name its constants were fitted."""
+        return rl_stack_named(self.name.replace("_", "-"))
+
+    @property
+    def optimizer_offload(self) -> tuple[ZeroStage, ...]:
+        """ZeRO stages with which Adam may live in host memory, where the roles do not already move there in turns."""
+        return () if "offloaded" in self.arrangements else self.does.offload_optimizer
 
 
 DEGREES = ("tensor", "pipeline", "interleave", "context", "expert", "sequence_parallel")
@@ -166,15 +199,3 @@ def one_of(values: Sequence[object]) -> str:
     """
     *most, last = map(str, values)
     return f"{', '.join(most)} or {last}" if most else last
-
-
-def server_refusal(accelerator: Accelerator) -> str | None:
-    """Return why no server of models is planned on an accelerator; None where one is.
-
-    >>> from charter.catalog.accelerators import get
-    >>> server_refusal(get("TPU-v5p")) is None, server_refusal(get("Gaudi3"))
-    (True, 'vLLM does not run on Gaudi3-128GB (Intel), as Charter starts it')
-    """
-    if accelerator.vendor in SERVER_MAKERS or accelerator.kind == CPU:
-        return None
-    return f"vLLM does not run on {accelerator.name} ({accelerator.vendor}), as Charter starts it"

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
-from charter.engines.common.capabilities import Capabilities
-from charter.engines.common.rl_engine import RlEngine
+from charter.engines.common.capabilities import Capabilities, RlEngine
 
 if TYPE_CHECKING:
     from charter.artifacts.job import Job

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def _render(handover: "Handover") -> "RenderedRun":
-    from charter.engines.huggingface.render import render_trl
+    from charter.engines.huggingface.mapping import render_trl
 
     return render_trl(handover)
 

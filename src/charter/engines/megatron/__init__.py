@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def _render(handover: "Handover") -> "RenderedRun":
-    from charter.engines.megatron.engine import render_megatron
+    from charter.engines.megatron.mapping import render_megatron
 
     return render_megatron(handover)
 

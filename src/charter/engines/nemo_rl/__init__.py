@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def _render(handover: "Handover") -> "RenderedRun":
-    from charter.engines.nemo_rl.render import render
+    from charter.engines.nemo_rl.mapping import render_nemo_rl
 
-    return render(handover)
+    return render_nemo_rl(handover)
 
 
 def _adapter(job: "Job", python: str) -> "Adapter":

@@ -17,12 +17,11 @@ from charter.artifacts.safetensors_file import read_header
 from charter.artifacts.whole_dir import MANIFEST
 from charter.data.dataset import Turn
 from charter.engines.common.adapter import Adapter, EngineCheckpoint
-from charter.engines.common.files import link_tree, move_to, read_log
+from charter.engines.common.files import link_tree, move_to, read_log, write_model
 from charter.engines.common.logged import LoggedStep
-from charter.engines.common.model_files import write_model
 from charter.engines.common.request import Handover
 from charter.engines.nemo_rl.log import console_steps
-from charter.engines.nemo_rl.run import CHECKPOINTS
+from charter.engines.nemo_rl.settings import CHECKPOINTS
 from charter.errors import DataError, StageError
 
 TAKEN = "taken"

@@ -1,7 +1,6 @@
 """Layouts of NeMo RL on its DTensor backend: FSDP2, tensor, sequence and context parallelism."""
 
-from charter.engines.common.capabilities import PARAMETERS, Capabilities
-from charter.engines.common.rl_engine import RlEngine
+from charter.engines.common.capabilities import PARAMETERS, Capabilities, RlEngine
 from charter.physics.memory.profile import FSDP
 from charter.physics.precision import FSDP_MIXED
 

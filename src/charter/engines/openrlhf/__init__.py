@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def _render(handover: "Handover") -> "RenderedRun":
-    from charter.engines.openrlhf.engine import render_openrlhf
+    from charter.engines.openrlhf.mapping import render_openrlhf
 
     return render_openrlhf(handover)
 

@@ -1,7 +1,6 @@
 """Layouts of OpenRLHF: DeepSpeed and ring attention."""
 
-from charter.engines.common.capabilities import ALL_ZERO, GRADIENTS, PARAMETERS, Capabilities
-from charter.engines.common.rl_engine import RlEngine
+from charter.engines.common.capabilities import ALL_ZERO, GRADIENTS, PARAMETERS, Capabilities, RlEngine
 from charter.physics.memory.profile import DEEPSPEED
 from charter.physics.precision import ZERO_PAPER
 

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def _render(handover: "Handover") -> "RenderedRun":
-    from charter.engines.verl.render import render
+    from charter.engines.verl.mapping import render_verl
 
-    return render(handover)
+    return render_verl(handover)
 
 
 def _adapter(job: "Job", python: str) -> "Adapter":

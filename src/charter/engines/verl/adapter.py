@@ -22,12 +22,11 @@ import yaml
 from charter.artifacts.whole_dir import MANIFEST
 from charter.data.dataset import Turn
 from charter.engines.common.adapter import Adapter, EngineCheckpoint, messages
-from charter.engines.common.files import link_tree, move_to, read_log
+from charter.engines.common.files import link_tree, move_to, read_log, write_model
 from charter.engines.common.logged import LoggedStep
-from charter.engines.common.model_files import write_model
 from charter.engines.common.request import Handover
 from charter.engines.verl.log import console_steps
-from charter.engines.verl.trainer import CHECKPOINTS
+from charter.engines.verl.settings import CHECKPOINTS
 from charter.errors import StageError
 
 TAKEN, RESUME, MERGED = "taken", "resume", "merged"

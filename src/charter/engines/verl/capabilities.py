@@ -1,7 +1,6 @@
 """Layouts of verl: FSDP with sequence parallelism of attention."""
 
-from charter.engines.common.capabilities import AMD, NVIDIA, PARAMETERS, Capabilities
-from charter.engines.common.rl_engine import RlEngine
+from charter.engines.common.capabilities import AMD, NVIDIA, PARAMETERS, Capabilities, RlEngine
 from charter.physics.memory.profile import FSDP
 from charter.physics.precision import FSDP_MIXED
 

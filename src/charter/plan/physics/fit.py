@@ -11,7 +11,7 @@ from math import ceil
 
 from charter.catalog.accelerators import Accelerator
 from charter.engines import capabilities
-from charter.engines.number_formats import FP8_COPIES_BYTES
+from charter.engines.hardware import FP8_COPIES_BYTES
 from charter.physics.memory.inference import PASS_TOKENS
 from charter.physics.memory.peak import Head, MemoryBreakdown, inference_memory, job_memory
 from charter.physics.memory.shape import AdapterUse, MemoryJob

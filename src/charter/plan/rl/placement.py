@@ -13,7 +13,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from charter.engines.common.rl_engine import Arrangement, RlEngine
+from charter.engines.common.capabilities import Arrangement, RlEngine
 from charter.physics.arrays import array
 from charter.physics.runs.rl_step import RlConstants, RlPhases, rl_step_terms
 from charter.physics.terms import Term, TermTable

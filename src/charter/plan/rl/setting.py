@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from charter.catalog.accelerators import Accelerator
-from charter.engines.common.rl_engine import RlEngine
+from charter.engines.common.capabilities import RlEngine
 from charter.physics.node.host import host_terms
 from charter.physics.runs.rl_step import RlConstants
 from charter.plan.hardware.host_room import node_memory_bytes

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from math import ceil
 
-from charter.engines.common.rl_engine import RlEngine
+from charter.engines.common.capabilities import RlEngine
 from charter.plan.rl.work import RlWork
 from charter.spec.layout import Layout, Recompute, ZeroStage
 from charter.spec.stage import StageResources

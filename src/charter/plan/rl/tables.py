@@ -14,7 +14,7 @@ import numpy as np
 
 from charter.calibration.update import UpdateJob, update_seconds
 from charter.catalog.accelerators import Accelerator
-from charter.engines.common.rl_engine import RlEngine
+from charter.engines.common.capabilities import RlEngine
 from charter.physics.arrays import Array, array
 from charter.physics.memory.ppo import PpoJob
 from charter.physics.memory.ppo_table import PpoTable, generation_bytes, ppo_table

@@ -32,6 +32,7 @@ from charter.run.imports.logs import (
     TRAINER_FORMATS,
     Format,
     FoundRun,
+    formats,
     is_trainer_state,
     read_engine_log,
     read_trainer_run,
@@ -431,6 +432,8 @@ def _text(file: str) -> str:
 
 def read_run(run: str, *, format: Format | None = None, tracking_uri: str | None = None) -> FoundRun:
     """The run that a path means, or with a tracking URI the MLflow run of that id."""
+    if format is not None and format not in formats():
+        raise UsageError(f"no reader is called {format!r}; --format is one of {', '.join(formats())}")
     if tracking_uri is not None:
         if format not in (None, "mlflow"):
             raise UsageError(f"--tracking-uri is of MLflow, but --format says {format}; leave one of them out")

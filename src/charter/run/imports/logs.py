@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import median
 
 from charter.artifacts.file_facts import sha256_file
-from charter.engines import ENGINES
-from charter.engines.common.logged import LoggedStep, LogReader
+from charter.engines import log_readers
+from charter.engines.common.logged import LoggedStep
 from charter.engines.huggingface.log import STATE_FILE, TrainerLog, find_state, read_state
 from charter.errors import DataError, UsageError
 
@@ -147,12 +147,7 @@ PROBED_LINES = 50_000
 
 def formats() -> tuple[Format, ...]:
     """Return everything that can be read."""
-    return (*TRAINER_FORMATS, *(engine.name for engine in ENGINES if engine.log is not None), MLFLOW)
-
-
-def log_readers() -> dict[Format, LogReader]:
-    """Return the readers of logs, by engine."""
-    return {engine.name: engine.log() for engine in ENGINES if engine.log is not None}
+    return (*TRAINER_FORMATS, *log_readers(), MLFLOW)
 
 
 def read_engine_log(path: Path, format: Format | None = None) -> FoundRun:

@@ -6,7 +6,7 @@ checkpoints), utils/deepspeed/deepspeed_utils.py (which parameters are decayed, 
 
 from collections.abc import Sequence
 
-from charter.engines.common.arguments import Arguments
+from charter.engines.common.mapping import Arguments
 from charter.engines.common.request import Handover
 from charter.spec.layout import Recompute, ZeroStage
 from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, SftStage, StageResources

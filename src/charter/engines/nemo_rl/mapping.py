@@ -1,14 +1,85 @@
-"""NeMo RL's GRPO, and RLOO as its leave-one-out form.
+"""A stage for NeMo RL: a complete YAML file, the example script that reads it, and what a resume of it is worth.
 
-Read in nemo_rl/algorithms/grpo.py and nemo_rl/algorithms/advantage_estimator.py.
+SFT, reward model, DPO, and GRPO with RLOO as its leave-one-out form. Read in nemo_rl/algorithms/{sft,rm,dpo,grpo}.py
+and nemo_rl/algorithms/advantage_estimator.py.
 """
 
-from charter.engines.common.mapping import FieldMapper
-from charter.engines.common.sheet import Sheet
-from charter.engines.nemo_rl.policy import OFF, PRECISIONS, check_machine, map_policy
-from charter.engines.nemo_rl.run import map_run
+from charter.engines.common.mapping import FieldMapper, Sheet
+from charter.engines.common.rendered import RAY_SCRIPT, RenderedRun, Resume, ray_script
+from charter.engines.common.request import Handover
+from charter.engines.nemo_rl.capabilities import COMMIT, VERSION
+from charter.engines.nemo_rl.settings import OFF, PRECISIONS, check_machine, map_policy, map_run
 from charter.errors import Problem
-from charter.spec.stage import PpoStage
+from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, SftStage
+
+LENGTH = ("stage.epochs", "stage.steps")
+PAIRS = 2
+
+
+def sft_sheet(mapper: FieldMapper, stage: SftStage) -> Sheet:
+    """`examples/run_sft.py`."""
+    sheet = Sheet(mapper, "sft.yaml")
+    map_run(sheet, "sft", length_fields=LENGTH)
+    sheet.put("sft.only_unmask_final", False)
+    _policy(sheet, sequences_per_row=1)
+    _supervised_data(sheet, "openai_format", processor="sft_processor")
+    for name in ("add_bos", "add_eos", "add_generation_prompt"):
+        sheet.put(f"data.{name}", False)
+    mapper.same("stage.packing", False, "its batches count conversations, packed or not")
+    return sheet
+
+
+def reward_sheet(mapper: FieldMapper, stage: PreferenceModelStage) -> Sheet:
+    """`examples/run_rm.py`."""
+    sheet = Sheet(mapper, "rm.yaml")
+    map_run(sheet, "rm", length_fields=LENGTH)
+    _policy(sheet, sequences_per_row=PAIRS)
+    sheet.put("policy.reward_model_cfg", {"enabled": True, "reward_model_type": "bradley_terry"})
+    _supervised_data(sheet, "PreferenceDataset")
+    same = mapper.same
+    same("stage.pooling", "last", "its reward model is a sequence classifier, which reads the last token")
+    same("stage.head_learning_rate_ratio", 1.0, "all parameters have one learning rate")
+    same("stage.label_smoothing", 0.0, "its Bradley-Terry loss takes labels as they are")
+    same("stage.use_margin", False, "its Bradley-Terry loss has no margin")
+    same("stage.center_weight", 0.0, "its Bradley-Terry loss has no such term")
+    mapper.charter("stage.context", "how much of a conversation a row holds is decided when the file is written")
+    mapper.charter("stage.shuffle_labels", "labels are permuted when the file is written")
+    return sheet
+
+
+def dpo_sheet(mapper: FieldMapper, stage: DpoStage) -> Sheet:
+    """`examples/run_dpo.py`."""
+    sheet = Sheet(mapper, "dpo.yaml")
+    map_run(sheet, "dpo", length_fields=LENGTH)
+    _policy(sheet, sequences_per_row=PAIRS)
+    _supervised_data(sheet, "PreferenceDataset")
+    sheet.as_is("stage.beta", "dpo.reference_policy_kl_penalty")
+    for name, value in (("preference_loss_weight", 1.0), ("sft_loss_weight", 0.0)):
+        sheet.put(f"dpo.{name}", value)
+    for name in ("preference_average_log_probs", "sft_average_log_probs"):
+        sheet.put(f"dpo.{name}", False)
+    mapper.same("stage.label_smoothing", 0.0, "its loss takes labels as they are (DPOLossFn)")
+    return sheet
+
+
+def _policy(sheet: Sheet, *, sequences_per_row: int) -> None:
+    mapper = sheet.mapper
+    check_machine(sheet)
+    map_policy(sheet, "init", sequences_per_row=sequences_per_row, batch_field="stage.global_batch")
+    mapper.same("stage.dropout", 0.0, "the model is trained as it is, without dropout of its own")
+    note = "longer rows do not count in its loss, so none is written"
+    sheet.as_is("stage.seq_len", "policy.max_total_sequence_length", "data.max_input_seq_length", note=note)
+
+
+def _supervised_data(sheet: Sheet, dataset: str, *, processor: str | None = None) -> None:
+    train: dict[str, object] = {"dataset_name": dataset, "data_path": sheet.mapper.handover.paths.data["data"]}
+    sheet.computed("stage.data", {"data.train": train}, "one file of JSON lines, each row as often as it is used")
+    default: dict[str, object] = {"prompt_file": None, "system_prompt_file": None}
+    sheet.put("data.default", default | ({"processor": processor} if processor else {}))
+    sheet.put("data.validation", None)
+    sheet.put("data.shuffle", False)
+    sheet.put("data.num_workers", 1)
+
 
 MEMORY_SHARE = 0.6
 """Of an accelerator for vLLM; NeMo RL's own default (examples/configs/grpo_math_1B.yaml)."""
@@ -207,3 +278,56 @@ def _refused(sheet: Sheet) -> None:
     for name in ("value_learning_rate", "value_clip", "value_loss_weight", "gae_lambda", "discount"):
         sheet.idle(f"stage.{name}", "grpo and rloo have no value model")
     sheet.idle("stage.kl_horizon", "it belongs to kl_target")
+
+
+DIRECTORY = "${NEMO_RL_DIR}"
+"""Its checkout; the package on PyPI holds nothing."""
+SOURCE = f"NeMo RL {VERSION} ({COMMIT[:7]}): nemo_rl/utils/checkpoint.py, nemo_rl/algorithms"
+SUPERVISED = Resume(
+    guarantee="same_data_order",
+    reason=(
+        "weights, optimizer, schedule and the place in the data come back; random states do not (it saves none), "
+        "which matters only to what draws while it trains"
+    ),
+    source=SOURCE,
+)
+GRPO = Resume(
+    guarantee="same_data_order",
+    reason=(
+        "weights, optimizer, schedule and the place in the prompts come back; random states do not, and vLLM draws "
+        "anew, so the answers of a repeated rollout differ"
+    ),
+    source=SOURCE,
+)
+NOTES = (
+    "a checkpoint is whole once tmp_step_N is called step_N; a start takes the highest number in its directory",
+    "NEMO_RL_DIR is the checkout, at the commit of its version; it runs its scripts with uv, or in an environment",
+)
+
+
+def render_nemo_rl(handover: Handover) -> RenderedRun:
+    """The stage as NeMo RL's configuration; a `SpecError` holds every field that it cannot express."""
+    mapper = FieldMapper(handover)
+    sheet, resume = _sheet(mapper), GRPO if isinstance(handover.stage, PpoStage) else SUPERVISED
+    rows = mapper.finish()
+    name = sheet.file.removesuffix(".yaml")
+    files = {sheet.file: sheet.text()}
+    config = f"{handover.paths.work}/{sheet.file}"
+    command: tuple[str, ...] = ("python", f"{DIRECTORY}/examples/run_{name}.py", "--config", config)
+    if handover.num_nodes > 1:
+        files[RAY_SCRIPT] = ray_script(handover)
+        command = ("bash", RAY_SCRIPT, *command)
+    return RenderedRun(files=files, command=command, mapping=rows, resume=resume, notes=NOTES)
+
+
+def _sheet(mapper: FieldMapper) -> Sheet:
+    stage = mapper.handover.stage
+    match stage:
+        case SftStage():
+            return sft_sheet(mapper, stage)
+        case PreferenceModelStage():
+            return reward_sheet(mapper, stage)
+        case DpoStage():
+            return dpo_sheet(mapper, stage)
+    assert isinstance(stage, PpoStage)
+    return grpo_sheet(mapper, stage)
