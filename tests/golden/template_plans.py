@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from charter.engines.project import load_project
-from charter.plan.hardware.machine import Machine
+from charter.plan.machine import Machine
 from charter.plan.project_plan import plan_project
 from charter.templates.shipped import TEMPLATES, find_template, write_template
 

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charter.calibration.pace import Pace
 from charter.engines.project import load_project
 from charter.errors import InfeasibleError, MissingExtraError
-from charter.plan.hardware.machine import Machine
+from charter.physics.fitted import Pace
+from charter.plan.machine import Machine
 from charter.plan.probe import (
     LayoutProbe,
     StageProbe,

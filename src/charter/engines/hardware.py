@@ -1,14 +1,11 @@
-"""Which engine and which server runs on which accelerator, and where matrix products in 8 bits do."""
+"""Accelerators that engines and servers run on, and the words in which the others are refused."""
 
-from charter.catalog.accelerators import CPU, Accelerator, catalog
-from charter.engines import capabilities, engine_names, fp8_instead, fp8_refusal
+from charter.catalog.accelerators import CPU, Accelerator
+from charter.engines import capabilities, engine_names
 from charter.engines.common.capabilities import AMD, NVIDIA, one_of
-from charter.spec.stage import FP8
 
 SERVER_MAKERS = (NVIDIA, AMD, "Google")
 """Of accelerators on which vLLM answers, which is what pools are planned with (docs.vllm.ai, "Installation")."""
-FP8_COPIES_BYTES = 2.0
-"""Per parameter of the layers: 8-bit copies of 16-bit weights, as they are and transposed."""
 
 
 def hardware_refusal(engine: str, kind: str, accelerator: Accelerator) -> str | None:
@@ -40,27 +37,3 @@ def server_refusal(accelerator: Accelerator) -> str | None:
     if accelerator.vendor in SERVER_MAKERS or accelerator.kind == CPU:
         return None
     return f"vLLM does not run on {accelerator.name} ({accelerator.vendor}), as Charter starts it"
-
-
-def format_refusal(dtype: str, engine: str, kind: str, accelerator: Accelerator) -> str | None:
-    """Return why a stage cannot be trained so there, with accelerators on which it can; None where it can."""
-    if dtype != FP8:
-        return None
-    reason = fp8_refusal(engine, kind)
-    if reason is not None:
-        return f"dtype fp8: {reason}; {fp8_instead()}"
-    if multiplies_in_fp8(accelerator):
-        return None
-    able = ", ".join(item.name for item in catalog() if multiplies_in_fp8(item))
-    lacks = f"{accelerator.name} has none by TransformerEngine"
-    return f"dtype fp8: {lacks}; of the catalog these have: {able}; or dtype: bf16"
-
-
-def multiplies_in_fp8(accelerator: Accelerator) -> bool:
-    """Return True if TransformerEngine multiplies in 8 bits on it (compute capability 8.9 and later).
-
-    >>> from charter.catalog.accelerators import get
-    >>> [multiplies_in_fp8(get(name)) for name in ("A100", "H100", "L40S", "B200", "MI300X")]
-    [False, True, True, True, False]
-    """
-    return accelerator.vendor == NVIDIA and FP8 in accelerator.dense_flops_per_second

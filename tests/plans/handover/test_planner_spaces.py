@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from charter.catalog import models
 from charter.engines import capabilities, engine_names, handover_engines, render, rl_engines
 from charter.errors import SpecError
-from charter.plan.layouts.space import Asked, space
-from charter.plan.rl.search import rl_options
+from charter.plan.layout_space import Asked, space
+from charter.plan.rl_search import rl_options
 from charter.report.handover_request import placement_of
 from charter.spec.stage import DpoStage, PpoStage
 

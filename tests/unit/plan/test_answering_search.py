@@ -8,17 +8,16 @@ from hypothesis import strategies as st
 
 from charter.catalog import accelerators, models
 from charter.errors import UsageError
-from charter.physics.serving.api_judge import ApiPrice, api_judgement
-from charter.plan.hardware.place import UNPRICED, Place
+from charter.plan import servers as answering_search
+from charter.plan.api_judge import ApiPrice, api_judgement
 from charter.plan.keep_warm import Gap, shared_servers, warmth
-from charter.plan.options.make_option import make_option
-from charter.plan.options.question import Question
-from charter.plan.physics.fit import answering_peak
-from charter.plan.physics.knowledge import shipped
-from charter.plan.serving import answering_search
-from charter.plan.serving.endpoint_option import own_or_endpoint
-from charter.plan.work.phase import Counters, Phase, Role, Workload
-from charter.plan.work.phase_kinds import longest_answer
+from charter.plan.knowledge import shipped
+from charter.plan.offers import UNPRICED, Place
+from charter.plan.option import Question, make_option
+from charter.plan.phase import Counters, Phase, Role, Workload
+from charter.plan.servers import own_or_endpoint
+from charter.plan.stage_memory import answering_peak
+from charter.plan.workload import longest_answer
 from charter.report.placement_lines import placement_lines
 from charter.spec.checks import check_project
 from charter.spec.project import ModelSpec, Serving

@@ -6,14 +6,13 @@ from math import ceil, exp
 import pytest
 
 from charter.errors import SpecError, UsageError
-from charter.physics.serving.api_judge import api_judgement
+from charter.plan.api_judge import api_judgement
 from charter.plan.inputs import read_inputs
-from charter.plan.physics.knowledge import ENDPOINT_SIGMA
+from charter.plan.knowledge import ENDPOINT_SIGMA
+from charter.plan.phase import Asked
+from charter.plan.pipeline_names import Library, Models
 from charter.plan.project_plan import plan_project
-from charter.plan.work.corpus import Library
-from charter.plan.work.phase import Asked
-from charter.plan.work.roles import Models
-from charter.plan.work.workload import workload
+from charter.plan.workload import workload
 from charter.run.served import ASKED
 from charter.spec.project import ModelSpec, Resources, Serving
 from charter.spec.sections import Budget

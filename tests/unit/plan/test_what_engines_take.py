@@ -9,12 +9,11 @@ import pytest
 from charter.catalog import models
 from charter.engines import capabilities, engine_names, rl_engines
 from charter.engines.common.capabilities import unsupported
-from charter.plan.layouts.space import Asked, space
+from charter.plan.layout_space import Asked, space
 from charter.plan.plan import InfeasiblePlanError
-from charter.plan.rl.placement import role_groups
-from charter.plan.rl.search import rl_options
-from charter.plan.rl.tables import mode_of
-from charter.plan.rl.work import rl_work
+from charter.plan.rl_groups import mode_of, role_groups
+from charter.plan.rl_search import rl_options
+from charter.plan.rl_work import rl_work
 from charter.spec.execution import ExecutableLayout, executable
 from charter.spec.project import Resources
 from charter.spec.stage import GenerateStage, SftStage
@@ -83,9 +82,8 @@ def test_offload_goes_with_the_zero_stages_that_have_it():
     ((field, reason),) = unsupported(ExecutableLayout(data=8, zero=0, offload="all"), capabilities("native"))
     assert (field, reason) == ("offload", "offload: all goes with zero: 2 or 3 in the native engine; found 0")
     beside = ExecutableLayout(data=8, pipeline=2, zero=3)
-    ((field, reason),) = unsupported(
-        beside, replace(capabilities("megatron"), zero=(*capabilities("megatron").zero, 3))
-    )
+    megatron = capabilities("megatron")
+    ((field, reason),) = unsupported(beside, replace(megatron, zero=(*megatron.zero, 3)))
     assert (field, reason) == ("zero", "beside a pipeline the megatron engine runs zero: 0 or 1; found 3")
 
 

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from charter.physics.memory.profile import MemoryProfile
+from charter.physics.memory_profiles import MemoryProfile
 from charter.physics.precision import TrainingPrecision
-from charter.physics.runs.rl_algorithms import RlStack, rl_stack_named
+from charter.physics.runs import RlStack, rl_stack_named
 from charter.spec.execution import ExecutableLayout
 from charter.spec.layout import ZeroStage
 from charter.spec.stage import Stage, StageResources
@@ -37,7 +37,7 @@ class Capabilities:
     does: str
     """In words, for messages."""
     stack: str
-    """Profile of `physics.training.stack_profiles`, whose constants time takes; empty: the native one of a device."""
+    """Profile of `physics.stacks`, whose constants time takes; empty: the native one of a device."""
     memory: MemoryProfile
     precision: TrainingPrecision
     zero: tuple[ZeroStage, ...]

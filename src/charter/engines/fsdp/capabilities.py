@@ -1,7 +1,7 @@
 """Layouts of PyTorch's FSDP2 with DTensor, a library around which any loop can be written; planned only."""
 
 from charter.engines.common.capabilities import AMD, NONE, NVIDIA, PARAMETERS, Capabilities
-from charter.physics.memory.profile import FSDP
+from charter.physics.memory_profiles import FSDP
 from charter.physics.precision import FSDP_MIXED
 
 CAPABILITIES = Capabilities(

@@ -1,8 +1,8 @@
 """Layouts of TRL, Accelerate and DeepSpeed: DDP, FSDP2 and ZeRO, context parallelism by Accelerate's guide."""
 
 from charter.engines.common.capabilities import ALL_ZERO, AMD, GRADIENTS, NONE, NVIDIA, PARAMETERS, Capabilities
-from charter.physics.memory.profile import DEEPSPEED as DEEPSPEED_MEMORY
-from charter.physics.memory.profile import FSDP, HUGGINGFACE
+from charter.physics.memory_profiles import DEEPSPEED as DEEPSPEED_MEMORY
+from charter.physics.memory_profiles import FSDP, HUGGINGFACE
 from charter.physics.precision import FSDP_MIXED, ZERO_PAPER
 
 _WITHOUT_FP8 = "linear layers of torchao or TransformerEngine under Accelerate are not mapped; none of it was checked"

@@ -1,7 +1,7 @@
 """Layouts of Megatron-LM: the parallelism guide of Megatron-Core and its `ModelParallelConfig`."""
 
 from charter.engines.common.capabilities import NONE, OPTIMIZER, Capabilities
-from charter.physics.memory.profile import MEGATRON_STACK
+from charter.physics.memory_profiles import MEGATRON_STACK
 from charter.physics.precision import MEGATRON
 
 COMMIT = "d98e8a64ddf34856e74b24714e3bedb2f5a39553"

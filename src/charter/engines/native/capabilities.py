@@ -1,7 +1,7 @@
 """Layouts of Charter's own engine."""
 
 from charter.engines.common.capabilities import AMD, GRADIENTS, NONE, NVIDIA, PARAMETERS, Capabilities
-from charter.physics.memory.profile import NATIVE as NATIVE_MEMORY
+from charter.physics.memory_profiles import NATIVE as NATIVE_MEMORY
 from charter.physics.precision import FSDP_MIXED
 from charter.spec.stage import NATIVE
 

@@ -1,7 +1,7 @@
 """Layouts of NeMo RL on its DTensor backend: FSDP2, tensor, sequence and context parallelism."""
 
 from charter.engines.common.capabilities import PARAMETERS, Capabilities, RlEngine
-from charter.physics.memory.profile import FSDP
+from charter.physics.memory_profiles import FSDP
 from charter.physics.precision import FSDP_MIXED
 
 VERSION = "0.6.0"

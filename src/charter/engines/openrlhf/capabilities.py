@@ -1,7 +1,7 @@
 """Layouts of OpenRLHF: DeepSpeed and ring attention."""
 
 from charter.engines.common.capabilities import ALL_ZERO, GRADIENTS, PARAMETERS, Capabilities, RlEngine
-from charter.physics.memory.profile import DEEPSPEED
+from charter.physics.memory_profiles import DEEPSPEED
 from charter.physics.precision import ZERO_PAPER
 
 VERSION = "0.11.2"

@@ -1,7 +1,7 @@
 """Layouts of verl: FSDP with sequence parallelism of attention."""
 
 from charter.engines.common.capabilities import AMD, NVIDIA, PARAMETERS, Capabilities, RlEngine
-from charter.physics.memory.profile import FSDP
+from charter.physics.memory_profiles import FSDP
 from charter.physics.precision import FSDP_MIXED
 
 VERSION = "0.9.1"
