@@ -254,7 +254,7 @@ def engine_knowledge(name: str, knowledge: Knowledge) -> EngineKnowledge:
 @cache
 def _shipped(name: str) -> EngineKnowledge:
     does = capabilities(name)
-    stack = memory_of_stack(does.memory.name, "training memory")
+    stack = memory_of_stack(does.memory, "training memory")
     fitted = bundled().quantities[TRAINING].fitted
     return EngineKnowledge(
         does=does,

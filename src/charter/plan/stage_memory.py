@@ -13,6 +13,7 @@ from charter.physics.constants import context_factor
 from charter.physics.flops import kv_cache_bytes
 from charter.physics.inference_memory import PASS_TOKENS, inference_memory
 from charter.physics.memory import MemoryTable, StageTable, factored_memory, job_memory, least_state_bytes
+from charter.physics.memory_profiles import PROFILES as MEMORY_PROFILES
 from charter.physics.memory_profiles import AdapterUse, Head, MemoryJob
 from charter.physics.memory_shape import MemoryShape, ModelColumns, rank_columns, rank_parameters, stage_layers
 from charter.physics.precision import FP32, FSDP_MIXED, TrainingPrecision
@@ -268,7 +269,7 @@ def training_job(work: Workload, role: Role, accelerator: Accelerator, dtype: st
         architecture=role.architecture,
         seq_len=max(1, round(phase.longest_tokens)),
         precision=does.precision if training_precision(dtype, accelerator) is not FP32 else FP32,
-        profile=does.memory,
+        profile=MEMORY_PROFILES[does.memory],
         adapter=AdapterUse.of(role.adapter) if role.adapter else None,
         head=_head(role),
         logit_share=phase.logit_share,

@@ -52,14 +52,13 @@ LOOM = TrainingEngine(
 """,
     "capabilities.py": """
 from charter.engines.common.capabilities import PARAMETERS, Capabilities
-from charter.physics.memory.profile import FSDP
 from charter.physics.precision import FSDP_MIXED
 
 CAPABILITIES = Capabilities(
     name="loom",
     does="ZeRO-3",
     stack="fsdp",
-    memory=FSDP,
+    memory="fsdp",
     precision=FSDP_MIXED,
     zero=(PARAMETERS,),
     packs=True,

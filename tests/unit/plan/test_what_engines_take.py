@@ -98,7 +98,7 @@ def plan_on(accelerator, *, engine):
         ("TPU-v5p:4", "native", "engine native does not run on TPU-v5p"),
         ("TPU-v5p:4", "megatron", "engine megatron does not run on TPU-v5p"),
         ("Trainium2:16", "native", "nor does any other engine"),
-        ("MI300X:8", "megatron", "engine: native, deepspeed, fsdp, accelerate, trl or verl does"),
+        ("MI300X:8", "megatron", "engine: native, trl, accelerate, deepspeed, verl or fsdp does"),
     ],
 )
 def test_an_engine_is_refused_on_accelerators_that_it_lacks(accelerator, engine, reason):

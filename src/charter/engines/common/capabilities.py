@@ -12,14 +12,15 @@ keep clear of. What an engine can do only with extra packages or forks is left o
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from charter.physics.memory_profiles import MemoryProfile
 from charter.physics.precision import TrainingPrecision
-from charter.physics.runs import RlStack, rl_stack_named
 from charter.spec.execution import ExecutableLayout
 from charter.spec.layout import ZeroStage
 from charter.spec.stage import Stage, StageResources
+
+if TYPE_CHECKING:
+    from charter.physics.runs import RlStack
 
 NONE, OPTIMIZER, GRADIENTS, PARAMETERS = ZeroStage
 SIXTEEN_BITS = ("bf16", "fp16")
@@ -38,7 +39,8 @@ class Capabilities:
     """In words, for messages."""
     stack: str
     """Profile of `physics.stacks`, whose constants time takes; empty: the native one of a device."""
-    memory: MemoryProfile
+    memory: str
+    """Profile of `physics.memory_profiles`, by which its memory is counted."""
     precision: TrainingPrecision
     zero: tuple[ZeroStage, ...]
     zero_searched: tuple[ZeroStage, ...] = ()
@@ -117,8 +119,11 @@ class RlEngine:
         return self.does.name
 
     @property
-    def stack(self) -> RlStack:
+    def stack(self) -> "RlStack":
         """Return the stack that runs a step, under whose name its constants were fitted."""
+        # Every command reads the list of engines; those that plan alone need the physics, and numpy with it.
+        from charter.physics.runs import rl_stack_named
+
         return rl_stack_named(self.name.replace("_", "-"))
 
     @property

@@ -1,14 +1,13 @@
 """Layouts of PyTorch's FSDP2 with DTensor, a library around which any loop can be written; planned only."""
 
 from charter.engines.common.capabilities import AMD, NONE, NVIDIA, PARAMETERS, Capabilities
-from charter.physics.memory_profiles import FSDP
 from charter.physics.precision import FSDP_MIXED
 
 CAPABILITIES = Capabilities(
     name="fsdp",
     does="FSDP2 (ZeRO-3), HSDP, DDP, tensor and context parallelism, offload",
     stack="fsdp",
-    memory=FSDP,
+    memory="fsdp",
     precision=FSDP_MIXED,
     zero=(NONE, PARAMETERS),
     tensor=True,

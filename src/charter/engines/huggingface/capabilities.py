@@ -1,8 +1,6 @@
 """Layouts of TRL, Accelerate and DeepSpeed: DDP, FSDP2 and ZeRO, context parallelism by Accelerate's guide."""
 
 from charter.engines.common.capabilities import ALL_ZERO, AMD, GRADIENTS, NONE, NVIDIA, PARAMETERS, Capabilities
-from charter.physics.memory_profiles import DEEPSPEED as DEEPSPEED_MEMORY
-from charter.physics.memory_profiles import FSDP, HUGGINGFACE
 from charter.physics.precision import FSDP_MIXED, ZERO_PAPER
 
 _WITHOUT_FP8 = "linear layers of torchao or TransformerEngine under Accelerate are not mapped; none of it was checked"
@@ -10,7 +8,7 @@ DEEPSPEED = Capabilities(
     name="deepspeed",
     does="ZeRO 1 to 3, offload of the optimizer (ZeRO 2, 3) and of parameters (ZeRO-3)",
     stack="deepspeed-zero",
-    memory=DEEPSPEED_MEMORY,
+    memory="deepspeed",
     precision=ZERO_PAPER,
     zero=ALL_ZERO,
     offload_optimizer=(GRADIENTS, PARAMETERS),
@@ -25,7 +23,7 @@ ACCELERATE = Capabilities(
     name="accelerate",
     does="FSDP2, HSDP, DDP, context parallelism, offload of all",
     stack="huggingface",
-    memory=FSDP,
+    memory="fsdp",
     precision=FSDP_MIXED,
     zero=(NONE, PARAMETERS),
     context=True,
@@ -43,7 +41,7 @@ TRL = Capabilities(
     name="trl",
     does="DDP, FSDP2 and ZeRO 1 to 3 through accelerate, packing, offload",
     stack="huggingface",
-    memory=HUGGINGFACE,
+    memory="huggingface",
     precision=FSDP_MIXED,
     zero=ALL_ZERO,
     offload_optimizer=(GRADIENTS, PARAMETERS),

@@ -1,7 +1,6 @@
 """Layouts of Megatron-LM: the parallelism guide of Megatron-Core and its `ModelParallelConfig`."""
 
 from charter.engines.common.capabilities import NONE, OPTIMIZER, Capabilities
-from charter.physics.memory_profiles import MEGATRON_STACK
 from charter.physics.precision import MEGATRON
 
 COMMIT = "d98e8a64ddf34856e74b24714e3bedb2f5a39553"
@@ -11,7 +10,7 @@ CAPABILITIES = Capabilities(
     name="megatron",
     does="tensor, sequence, pipeline (interleaved), context and expert parallelism, distributed optimizer (ZeRO-1)",
     stack="megatron-core",
-    memory=MEGATRON_STACK,
+    memory="megatron",
     precision=MEGATRON,
     zero=(NONE, OPTIMIZER),
     tensor=True,

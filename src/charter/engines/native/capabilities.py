@@ -1,7 +1,6 @@
 """Layouts of Charter's own engine."""
 
 from charter.engines.common.capabilities import AMD, GRADIENTS, NONE, NVIDIA, PARAMETERS, Capabilities
-from charter.physics.memory_profiles import NATIVE as NATIVE_MEMORY
 from charter.physics.precision import FSDP_MIXED
 from charter.spec.stage import NATIVE
 
@@ -9,7 +8,7 @@ CAPABILITIES = Capabilities(
     name=NATIVE,
     does="FSDP2 (ZeRO-3), HSDP, DDP, tensor parallelism inside a node, offload to the host",
     stack="",
-    memory=NATIVE_MEMORY,
+    memory="native",
     precision=FSDP_MIXED,
     zero=(NONE, GRADIENTS, PARAMETERS),
     # ZeRO-2 keeps every parameter gathered, which costs the memory of DDP's weights and saves no time against it

@@ -1,7 +1,6 @@
 """Layouts of NeMo RL on its DTensor backend: FSDP2, tensor, sequence and context parallelism."""
 
 from charter.engines.common.capabilities import PARAMETERS, Capabilities, RlEngine
-from charter.physics.memory_profiles import FSDP
 from charter.physics.precision import FSDP_MIXED
 
 VERSION = "0.6.0"
@@ -11,7 +10,7 @@ CAPABILITIES = Capabilities(
     name="nemo_rl",
     does="FSDP2 with tensor, sequence and context parallelism, packing, offload",
     stack="fsdp",
-    memory=FSDP,
+    memory="fsdp",
     precision=FSDP_MIXED,
     zero=(PARAMETERS,),
     tensor=True,

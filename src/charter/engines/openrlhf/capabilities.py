@@ -1,7 +1,6 @@
 """Layouts of OpenRLHF: DeepSpeed and ring attention."""
 
 from charter.engines.common.capabilities import ALL_ZERO, GRADIENTS, PARAMETERS, Capabilities, RlEngine
-from charter.physics.memory_profiles import DEEPSPEED
 from charter.physics.precision import ZERO_PAPER
 
 VERSION = "0.11.2"
@@ -10,7 +9,7 @@ CAPABILITIES = Capabilities(
     name="openrlhf",
     does="DeepSpeed ZeRO 1 to 3, ring attention (context parallelism), packing, offload of the optimizer",
     stack="deepspeed-zero",
-    memory=DEEPSPEED,
+    memory="deepspeed",
     precision=ZERO_PAPER,
     zero=ALL_ZERO,
     context=True,

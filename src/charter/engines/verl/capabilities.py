@@ -1,7 +1,6 @@
 """Layouts of verl: FSDP with sequence parallelism of attention."""
 
 from charter.engines.common.capabilities import AMD, NVIDIA, PARAMETERS, Capabilities, RlEngine
-from charter.physics.memory_profiles import FSDP
 from charter.physics.precision import FSDP_MIXED
 
 VERSION = "0.9.1"
@@ -10,7 +9,7 @@ CAPABILITIES = Capabilities(
     name="verl",
     does="FSDP (ZeRO-3), HSDP, sequence parallelism of attention (counted as context), packing, offload",
     stack="fsdp",
-    memory=FSDP,
+    memory="fsdp",
     precision=FSDP_MIXED,
     zero=(PARAMETERS,),
     context=True,
