@@ -143,7 +143,8 @@ def unsupported(
 
     Offloading is a word without effect `on_accelerator=False`, where everything is in the host's memory anyway.
 
-    >>> list(unsupported(ExecutableLayout(data=2, tensor=2, pipeline=2), capabilities("native")))
+    >>> from charter.engines.native.capabilities import CAPABILITIES
+    >>> list(unsupported(ExecutableLayout(data=2, tensor=2, pipeline=2), CAPABILITIES))
     [('pipeline', 'the native engine runs pipeline: 1 only; found 2')]
     """
     for field in DEGREES:
