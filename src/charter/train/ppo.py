@@ -3,25 +3,29 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from charter.artifacts import durable
 from charter.artifacts.checkpoints import Position
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
 from charter.data.dataset import read_prompts
-from charter.errors import DataError
+from charter.errors import DataError, StageError
 from charter.inference.generator import Generator, NativeGenerator
+from charter.inference.limited import Failed
 from charter.inference.score import score_answers
+from charter.inference.turns import Tools, TurnTaking
 from charter.models.language_model import LanguageModel
 from charter.models.parallel import Parallel, parallelize
 from charter.models.preference import PreferenceModel, ScalarModel, load_preference_model
-from charter.spec.rewards import REWARD_SOURCES, Reward
+from charter.spec.rewards import ENVIRONMENT_SOURCES, REWARD_SOURCES, Environment, Reward
 from charter.spec.stage import Guard, PpoStage
+from charter.tracking.overoptimisation import OVEROPTIMISATION, OveroptimisationWatch, RolloutMeans
 from charter.train.judge_reward import JudgeReward, judge_score
 from charter.train.loop import DivergenceGuard, Loop, StepReport, publish_model
 from charter.train.meter import LOGITS, MINIBATCHES
@@ -32,7 +36,6 @@ from charter.train.ppo_rollout import PpoModels, Rollout, Sampler
 from charter.train.ppo_step import MinibatchPosition, Update
 from charter.train.pretraining_mix import pretraining_mix
 from charter.train.rewards.mixture import DIRECTORY, Answer, FunctionReward, RewardList, Score, own_file
-from charter.train.rewards.processes import Failed
 from charter.train.schedule import learning_rate_factor
 from charter.train.setup import Setup, set_up
 from charter.train.state import TrainState
@@ -81,18 +84,21 @@ class PpoTask:
     guard: DivergenceGuard = field(init=False)
     controller: KlController = field(init=False)
     progress: RolloutProgress = field(init=False)
+    watch: OveroptimisationWatch = field(init=False)
     state: TrainState = field(init=False)
 
     def __post_init__(self) -> None:
         spec = self.spec
         self.guard = DivergenceGuard(spec.guard or Guard())
         self.controller = KlController(spec.kl_coefficient, spec.kl_target, spec.kl_horizon)
-        self.progress = RolloutProgress()
+        self.progress, self.watch = RolloutProgress(), OveroptimisationWatch()
         self.state = TrainState(
             modules={"policy": self.models.trained.module},
             optimizers={"policy": self.update.policy_optimizer},
             plain={"kl_controller": self.controller, "progress": self.progress, "scaler": self.update.scaler},
         )
+        if spec.gold is not None:
+            self.state.plain["overoptimisation"] = self.watch
         if self.models.value is not None and self.update.value_optimizer is not None:
             self.state.modules["value"] = self.models.value.module
             self.state.optimizers["value"] = self.update.value_optimizer
@@ -181,6 +187,8 @@ class PpoTask:
         if mismatch is not None:
             metrics["mismatch_kl_per_token"] = mismatch / max(totals["response_tokens"], 1.0)
         metrics |= _reward_metrics([item.name for item in spec.rewards], rewards, answers)
+        if spec.gold is not None:
+            metrics["overoptimised"] = float(self._is_overoptimised(rollout, spec.gold))
         charged = 0.0 if spec.has_kl_loss else self.controller.coefficient
         metrics["kl_reward"] = -charged * metrics.pop("kl_penalty", 0.0)
         metrics["total_reward"] = metrics["reward_mean"] + metrics["kl_reward"]
@@ -193,6 +201,50 @@ class PpoTask:
         counters = {"episodes": answers, "tokens": tokens}
         self.setup.meter.add({**counters, LOGITS: int(totals["response_tokens"]), MINIBATCHES: int(count)})
         return StepReport(metrics=metrics, counters=counters, score=metrics["reward_mean"])
+
+    def _is_overoptimised(self, rollout: Rollout, gold: str) -> bool:
+        """Look at one rollout more; the first alarm is written down, and ends the stage where the file says so.
+
+        A stage that goes on from a checkpoint before the alarm raises it again: nothing is forgotten by a restart.
+        """
+        place = [item.name for item in self.spec.rewards].index(gold)
+        sums = self.setup.ranks.total(rollout.watched_sums(place, samples=self.spec.samples_per_prompt))
+        means = _rollout_means(sums)
+        alarm = None if means is None else self.watch.look(means)
+        if alarm is not None and self.setup.ranks.is_first:
+            note = {"message": str(alarm), "gold": gold, **asdict(alarm)}
+            durable.write_json(self.setup.stage.path / OVEROPTIMISATION, note)
+            print(f"warning: {alarm}", flush=True)
+        if self.watch.alarm is not None and self.spec.on_overoptimisation == "stop":
+            raise StageError(
+                f"{self.watch.alarm}\n  stopped, as on_overoptimisation asks; the checkpoints before it are kept, and "
+                "with `warn` the stage goes on"
+            )
+        return self.watch.alarm is not None
+
+
+def _rollout_means(sums: Mapping[str, float]) -> RolloutMeans | None:
+    """Means of a rollout from sums over its groups and answers; None where the gold applied to no two groups."""
+    groups, answers = sums["groups"], sums["answers"]
+    if groups < MIN_GROUPS:
+        return None
+
+    def variance_of_mean(name: str) -> float:
+        mean = sums[name] / groups
+        return max(sums[f"{name}_square"] / groups - mean**2, 0.0) / (groups - 1)
+
+    mean = sums["gold_answers"] / answers
+    return RolloutMeans(
+        reward=sums["reward"] / groups,
+        reward_variance=variance_of_mean("reward"),
+        gold=sums["gold"] / groups,
+        gold_variance=variance_of_mean("gold"),
+        gold_deviation=math.sqrt(max(sums["gold_answers_square"] / answers - mean**2, 0.0)),
+    )
+
+
+MIN_GROUPS = 2
+"""Of a rollout; one has no variance."""
 
 
 def ppo_task(setup: Setup, stack: ExitStack | None = None) -> tuple[PpoTask, TrainedModel]:
@@ -211,7 +263,8 @@ def ppo_task(setup: Setup, stack: ExitStack | None = None) -> tuple[PpoTask, Tra
     prompts = tuple(setup.rows("prompts", read_prompts))
     rewards = open_rewards(setup, spec, models, judges, stack) if spec.rewards else None
     judge = None if spec.rewards else next(iter(judges.values()), None)
-    sampler = Sampler(setup, spec, models, _generator(setup, spec, policy), prompts, judge, rewards)
+    turns = None if spec.environment is None else _turns(setup, spec, spec.environment, policy, stack)
+    sampler = Sampler(setup, spec, models, _generator(setup, spec, policy), prompts, judge, rewards, turns)
     value_optimizer = None
     if models.value is not None:
         value_optimizer = make_optimizer([(models.value.trained_parameters(), spec.value_learning_rate)], spec)
@@ -264,7 +317,7 @@ def open_rewards(
     def preferred(answers: Sequence[Answer]) -> list[float | Failed | None]:
         assert models.reward is not None
         groups = None if setup.ranks.world_size == 1 else 1
-        conversations = [(answer.turns, answer.text) for answer in answers]
+        conversations = [(answer.conversation, answer.text) for answer in answers]
         scores = score_answers(models.reward, conversations, dtype=spec.dtype, groups=groups).tolist()
         return [score if math.isfinite(score) else Failed(f"the score is {score}") for score in scores]
 
@@ -276,6 +329,8 @@ def open_rewards(
                 return judge_score(item, judges[str(item.model)], samples=spec.samples_per_prompt)
             case "preference_model":
                 return preferred
+            case "env":
+                return lambda answers: [answer.environment_reward for answer in answers]
 
     return RewardList(
         spec.rewards,
@@ -283,8 +338,19 @@ def open_rewards(
         setup.stage.path / DIRECTORY,
         spec.max_failed_share,
         all_have=lambda stored: not setup.ranks.any(not stored),
+        group=spec.samples_per_prompt,
         spent=next((judge.settled_micro_usd for judge in judges.values()), lambda: 0),
     )
+
+
+def _turns(
+    setup: Setup, spec: PpoStage, environment: Environment, policy: TrainedModel, stack: ExitStack
+) -> TurnTaking:
+    """Open the tools of a stage; `stack` ends their processes."""
+    if spec.generator != "native" and setup.ranks.world_size > 1:
+        raise DataError("`environment` with a generator beside the trainer runs in one process")
+    sources = [(item.name, item.location()) for item in setup.job.inputs.get(ENVIRONMENT_SOURCES, ())]
+    return TurnTaking(environment, Tools.open(environment, sources, stack), policy.model, spec.max_prompt_tokens)
 
 
 def run(stage: StageDir) -> None:

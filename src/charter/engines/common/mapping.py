@@ -52,6 +52,7 @@ class MappedField:
 
 NATIVE_REWARDS: Mapping[str, tuple[object, ...]] = {
     "rewards": ((),),
+    "environment": (None,),
     "mixture": ("sum_then_normalise",),
     "kl_in": (None,),
     "loss_horizon": (None,),
@@ -130,7 +131,8 @@ class FieldMapper:
                 self.refuse(f"{STAGE}.{name}", NATIVE_ONLY)
         if self.problems:
             raise SpecError(self.problems)
-        self.charter(f"{STAGE}.max_failed_share", "decides nothing here: there is no list of rewards")
+        for name in ("max_failed_share", "gold", "on_overoptimisation"):
+            self.charter(f"{STAGE}.{name}", "decides nothing here: there is no list of rewards")
         self.charter(f"{STAGE}.most_batches", "decides nothing here: groups are not sampled again")
 
     def finish(self) -> tuple[MappedField, ...]:
