@@ -14,6 +14,7 @@ from pathlib import Path
 from charter.artifacts import durable
 from charter.artifacts.fingerprint import differences
 from charter.artifacts.lease import LEASE, read_holder
+from charter.artifacts.sample_prompts import SampleNote, append_note
 from charter.errors import CharterError, ExitCode, UsageError
 from charter.run.approval import Approval, approve, who_is_here
 from charter.run.events import Events
@@ -94,6 +95,15 @@ def accept_model(project: Project, root: Path, name: str, *, by: str | None = No
 
 def _asks(stage: PlannedStage, name: str) -> bool:
     return any(item.name == name for items in stage.inputs.values() for item in items)
+
+
+def note_sample(root: Path, sample: str, *, flagged: bool, note: str, stage: str = "", by: str | None = None) -> None:
+    """Flag a sample, or take the flag away, with a remark for the next reader."""
+    who = by or who_is_here()
+    durable.make_dir(run_dir(root))
+    append_note(run_dir(root), sample, SampleNote(flagged=flagged, note=note, by=who), stage=stage)
+    word = "flagged" if flagged else "noted"
+    _write_down(root, "sample_noted", f"sample {sample} {word} by {who}{f': {note}' if note else ''}")
 
 
 def stop(root: Path, *, wait_seconds: float, by: str | None = None) -> list[str]:

@@ -11,6 +11,7 @@ from dashboard_case import lively
 from starlette.testclient import TestClient
 
 from charter.artifacts.lease import Holder, host_id, start_ticks
+from charter.artifacts.sample_prompts import append_samples
 from charter.dashboard.app import build_app
 from charter.dashboard.discovery import key_of
 from charter.dashboard.guard import csrf_of
@@ -93,14 +94,28 @@ def test_what_cannot_be_approved_is_refused_in_words(enter, case, stage, words):
     assert (answer.status_code, words in answer.text) == (409, True)
 
 
-@pytest.mark.parametrize("button", ["approve", "stop", "start"])
+@pytest.mark.parametrize("button", ["approve", "stop", "start", "note"])
 def test_a_viewer_is_refused_and_sees_no_button(enter, case, button, monkeypatch):
     monkeypatch.setattr(
-        "charter.dashboard.actions.BUTTONS", dict.fromkeys(("approve", "stop", "start"), lambda *_: 1 / 0)
+        "charter.dashboard.actions.BUTTONS", dict.fromkeys(("approve", "stop", "start", "note"), lambda *_: 1 / 0)
     )
     for client, token in ((enter(VIEWERS), VIEWERS), (enter(TOKEN, acts=False), TOKEN)):
         assert "/do/" not in client.get(f"/p/{key_of(case.root.resolve())}").text
         assert press(client, case, button, token).status_code == 403
+
+
+def test_a_sample_is_flagged_with_a_note(enter, case):
+    append_samples(case.directory("ppo"), 5, [("p1", ({"role": "user", "content": "Hello?"},), "Go away.")])
+    client = enter(TOKEN)
+    answer = press(client, case, "note", sample="p1", flagged="1", note="rude")
+    assert answer.headers["location"].endswith("/samples")
+    samples = f"/p/{key_of(case.root.resolve())}/samples"
+    page = client.get(f"{samples}?flagged=1").text
+    assert ("Go away." in page, "rude" in page) == (True, True)
+    assert events(case)[-1]["event"] == "sample_noted"
+    assert press(client, case, "note", sample="p1", note="").status_code == 303
+    assert "Go away." not in client.get(f"{samples}?flagged=1").text
+    assert press(client, case, "note", note="of nothing").status_code == 409
 
 
 def test_an_operators_csrf_token_is_of_no_use_to_a_viewer(enter, case):
