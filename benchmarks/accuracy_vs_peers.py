@@ -27,7 +27,7 @@ PAGE = ROOT / "docs" / "concepts" / "accuracy-tables.md"
 ENVIRONMENT = ROOT / ".venv-peers"
 sys.path.insert(0, str(ROOT / "src"))
 
-from charter.calibration.fitted import bundled  # noqa: E402
+from charter.physics.fitted import bundled  # noqa: E402
 from charter.validation.bundled import MEASUREMENTS, bundled_measurements  # noqa: E402
 from charter.validation.quantity import TRAINING_TIME  # noqa: E402
 from charter.validation.rows.measurement import Measurement, read_measurements  # noqa: E402

@@ -20,7 +20,7 @@ from statistics import mean, median
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
-from charter.calibration.fitted import Fitted  # noqa: E402
+from charter.physics.fitted import Fitted  # noqa: E402
 from charter.validation.intervals import group_of, spreads  # noqa: E402
 from charter.validation.quantities.memory import out_of_memory  # noqa: E402
 from charter.validation.quantity import (  # noqa: E402

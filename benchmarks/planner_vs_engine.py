@@ -28,8 +28,8 @@ from planned_against.cases import Case, cases  # noqa: E402
 from planned_against.data import write_data  # noqa: E402
 from planned_against.processes import in_child  # noqa: E402
 
-from charter.plan.hardware.machine import Machine, probe_machine  # noqa: E402
-from charter.plan.physics.knowledge import shipped  # noqa: E402
+from charter.plan.knowledge import shipped  # noqa: E402
+from charter.plan.machine import Machine, probe_machine  # noqa: E402
 from charter.plan.project_plan import plan_project  # noqa: E402
 from charter.run.planned import planned_step  # noqa: E402
 

@@ -39,26 +39,26 @@ sys.path.insert(0, str(ROOT / "src"))
 import numpy as np  # noqa: E402
 
 from charter.catalog import accelerators  # noqa: E402
-from charter.physics.arrays import Array, array  # noqa: E402
-from charter.physics.layouts import Layouts  # noqa: E402
-from charter.physics.memory.factored import factored_peaks  # noqa: E402
-from charter.physics.memory.job import MemoryJob  # noqa: E402
-from charter.physics.memory.profile import MEGATRON_STACK  # noqa: E402
-from charter.physics.memory.shape import MemoryShape  # noqa: E402
+from charter.physics.columns import Array, Layouts, array  # noqa: E402
+from charter.physics.devices import DeviceColumns  # noqa: E402
+from charter.physics.matrix_products import ModelColumns  # noqa: E402
+from charter.physics.memory import factored_peaks  # noqa: E402
+from charter.physics.memory_profiles import MEGATRON_STACK, MemoryJob  # noqa: E402
+from charter.physics.memory_shape import MemoryShape  # noqa: E402
+from charter.physics.micro_batch import NOTHING_DONE, GroupLinks, StepInputs  # noqa: E402
 from charter.physics.precision import MEGATRON  # noqa: E402
-from charter.physics.training.device_columns import DeviceColumns  # noqa: E402
-from charter.physics.training.factored import factored_values  # noqa: E402
-from charter.physics.training.micro_batch import GroupLinks, StepInputs  # noqa: E402
-from charter.physics.training.model_columns import ModelColumns  # noqa: E402
-from charter.physics.training.stack_profiles import PROFILES  # noqa: E402
-from charter.physics.training.step_communication import SEQUENCE_PARALLEL_TRAFFIC  # noqa: E402
-from charter.physics.training.step_job import StackColumns, StepJob  # noqa: E402
-from charter.physics.training.step_work import NOTHING_DONE  # noqa: E402
-from charter.plan.layouts.space import divisors  # noqa: E402
-from charter.plan.options.pareto import front_of_two  # noqa: E402
-from charter.plan.options.tied import ALIKE, RATIO_SHARE  # noqa: E402
-from charter.plan.physics.engine_knowledge import engine_knowledge  # noqa: E402
-from charter.plan.physics.knowledge import TRAINING, memory_of_stack, shipped  # noqa: E402
+from charter.physics.stacks import PROFILES, StackColumns, StepJob  # noqa: E402
+from charter.physics.step_seconds import SEQUENCE_PARALLEL_TRAFFIC  # noqa: E402
+from charter.physics.step_time import factored_values  # noqa: E402
+from charter.plan.knowledge import (  # noqa: E402
+    TRAINING,
+    engine_knowledge,
+    memory_of_stack,
+    shipped,
+)
+from charter.plan.layout_search import ALIKE, RATIO_SHARE  # noqa: E402
+from charter.plan.layout_space import divisors  # noqa: E402
+from charter.plan.option import front_of_two  # noqa: E402
 from charter.spec.architecture import Architecture  # noqa: E402
 
 GPT3 = Architecture(
@@ -68,7 +68,7 @@ GPUS, BATCH, SEQ_LEN, NODE = 4096, 1536, 2048, 8
 LAYOUTS = 1_081_872
 NETWORK_BYTES_PER_SECOND_PER_NODE = 8 * 25e9
 EXPOSED = {"none": 1.0, "pipe": 0.6, "ring": 0.5}
-"""Share of tensor-parallel traffic that delays: all; that of Megatron-Core's overlap (stack_profiles.py); judgement."""
+"""Share of tensor-parallel traffic that delays: all; that of Megatron-Core's overlap (physics/stacks.py); judgement."""
 RECOMPUTE = ("full", "attn_only", "none")
 CODES = {"none": 0.0, "attn_only": 1.0, "full": 2.0}
 COMMUNICATION = ("ar", "p2p_rs_ag", "rs_ag")

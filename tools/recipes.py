@@ -14,8 +14,7 @@ from typing import Any
 
 from charter.plan.plan import Plan
 from charter.plan.project_plan import plan_project
-from charter.plan.stages.short_form import stage_line
-from charter.plan.stages.stage_plan import StagePlan
+from charter.plan.stage_plan import StagePlan, stage_line
 from charter.report.handover import HandoverExport, export_handover
 from charter.report.handover_pages import GUARANTEES
 from charter.spec.load import load_project

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from charter.calibration.fitted import Fitted
+from charter.physics.fitted import Fitted
 from charter.validation.rows.measurement import read_measurements
 from charter.validation.score import Scored, by, cases_of, fitted_to, leave_source_out, scored, summary
 

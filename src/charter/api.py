@@ -15,20 +15,21 @@ from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
-from charter.calibration.fitted import load
 from charter.catalog import accelerators, models
 from charter.catalog.accelerators import CPU, Accelerator
 from charter.catalog.price_book import PriceBook
 from charter.errors import UsageError
-from charter.physics.memory.peak import MemoryBreakdown, training_memory
-from charter.physics.memory.profile import PROFILES
-from charter.physics.training.step_time import StepTime, training_step
-from charter.plan.choice.objective import Objective
-from charter.plan.hardware.machine import Machine, probe_machine
-from charter.plan.physics.fit import training_precision
-from charter.plan.physics.knowledge import Knowledge, memory_of_stack, shipped
+from charter.physics.fitted import load
+from charter.physics.memory import training_memory
+from charter.physics.memory_profiles import PROFILES
+from charter.physics.step_time import StepTime, training_step
+from charter.physics.terms import MemoryBreakdown
+from charter.plan.decision import Objective
+from charter.plan.knowledge import Knowledge, memory_of_stack, shipped
+from charter.plan.machine import Machine, probe_machine
 from charter.plan.plan import Plan
 from charter.plan.project_plan import plan_project
+from charter.plan.stage_memory import training_precision
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter, Layout, ZeroStage
 from charter.spec.load import load_project, project_of

@@ -23,6 +23,8 @@ from typing import Any
 
 from aiohttp import web
 
+from charter.physics.serving.identity_questions import QUESTIONS
+
 MODEL = "fault-judge-1"
 FAULTS = (
     *("429", "429-after", "429-date", "500", "502", "503", "504"),
@@ -121,9 +123,10 @@ class FaultServer:
         body = await request.json()
         if self.behaviour.limit_name not in body:
             message = f"Unsupported parameter: use {self.behaviour.limit_name!r} instead."
-            self._write(request, "400", {}, "")
+            self._write(request, "400", {}, "", "")
             return web.json_response({"error": {"message": message}}, status=400)
-        self.prompts.append(body["messages"][0]["content"] if "messages" in body else body["prompt"])
+        prompt = body["messages"][0]["content"] if "messages" in body else body["prompt"]
+        self.prompts.append(prompt)
         number = len(self.requests)
         swap = self.behaviour.swap_after
         weights = self.behaviour.weights if swap is None or number < swap else f"not {self.behaviour.weights}"
@@ -131,7 +134,7 @@ class FaultServer:
         self.seen[digest] += 1
         fault = self._fault(number, digest)
         value = reply_to(body, digest, self.behaviour, request.path.endswith("/chat/completions"), number)
-        self._write(request, fault, value["usage"], digest)
+        self._write(request, fault, value["usage"], digest, prompt)
         while number >= self._let_through():
             await asyncio.sleep(0.01)
         slow = self.behaviour.slow_every and number % self.behaviour.slow_every == self.behaviour.slow_every - 1
@@ -159,11 +162,12 @@ class FaultServer:
             return "ok"
         return DRAWN[int(draw / self.behaviour.faults * len(DRAWN))]
 
-    def _write(self, request: web.Request, fault: str, usage: dict[str, Any], digest: str) -> None:
+    def _write(self, request: web.Request, fault: str, usage: dict[str, Any], digest: str, prompt: str) -> None:
         is_billed = fault not in UNBILLED
         line = {
             "id": request.headers.get("X-Request-Id"),
             "question": digest,
+            "is_identity": prompt in QUESTIONS,
             "fault": fault,
             "billed": is_billed,
             "prompt_tokens": usage["prompt_tokens"] if is_billed else 0,

@@ -7,15 +7,13 @@ import numpy as np
 
 from charter.catalog import models
 from charter.catalog.accelerators import Accelerator
-from charter.physics.arrays import Array, array
-from charter.physics.layouts import Layouts
-from charter.plan.hardware.machine import Machine
+from charter.physics.columns import Array, Layouts, array
+from charter.plan.knowledge import Knowledge, engine_knowledge
+from charter.plan.machine import Machine
 from charter.plan.make import make_plan
-from charter.plan.physics.engine_knowledge import engine_knowledge
-from charter.plan.physics.fit_many import Devices, fit_of
-from charter.plan.physics.knowledge import Knowledge
+from charter.plan.phase import Workload
 from charter.plan.plan import Plan
-from charter.plan.work.phase import Workload
+from charter.plan.stage_memory import Devices, fit_of
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout
 from charter.spec.project import DataSpec, ModelSpec, Project, Resources

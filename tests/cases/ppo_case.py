@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from charter.catalog import accelerators, models
-from charter.plan.hardware.place import Place, Price
-from charter.plan.options.question import Question
-from charter.plan.physics.knowledge import shipped
-from charter.plan.stages.node_needs import checkpoint_bytes
-from charter.plan.work.phase import Counters, Phase, Role, Workload
+from charter.plan.knowledge import shipped
+from charter.plan.node_needs import checkpoint_bytes
+from charter.plan.offers import Place, Price
+from charter.plan.option import Question
+from charter.plan.phase import Counters, Phase, Role, Workload
 from charter.spec.stage import PpoStage
 
 

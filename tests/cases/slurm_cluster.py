@@ -127,6 +127,30 @@ class SlurmCluster:
         # A last word of its daemon may still lie with the controller, and would make a node that is only down idle.
         self.run("scontrol", "update", f"nodename={node}", "state=drain", "reason=lost")
 
+    def power_off(self, node: str, *, frozen: bool = False) -> list[int]:
+        """End, or freeze, a node's daemon and all that its jobs run there; nobody tells the controller."""
+        mark = f"SLURMD_NODENAME={node}".encode()
+        pids = [pid for pid in self.processes() if mark in _environment_of(pid)]
+        steps = {pid for pid, command in self.processes().items() if command.startswith("slurmstepd")}
+        pids += steps & {_parent_of(pid) for pid in pids}
+        how = signal.SIGSTOP if frozen else signal.SIGKILL
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, how)
+        if frozen:
+            self.daemons[node].send_signal(how)
+        else:
+            self._end(node, how)
+        return pids
+
+    def thaw(self, node: str, pids: list[int]) -> None:
+        """Start a frozen node anew, without what ran there."""
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._end(node, signal.SIGKILL)
+        self.bring_back(node)
+
     def bring_back(self, node: str) -> None:
         """Its daemon starts again, and ends what the controller has given up."""
         self.begin_node(node)
@@ -321,6 +345,18 @@ class SlurmCluster:
             # It writes its title over its environment, and stands in its job's directory: what it has open tells.
             return any(os.readlink(fd).startswith(f"{self.directory}/") for fd in (entry / "fd").iterdir())
         return f"\0SLURM_CONF={self.configuration}\0".encode() in b"\0" + (entry / "environ").read_bytes()
+
+
+def _environment_of(pid: int) -> list[bytes]:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return []
+
+
+def _parent_of(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
 
 
 def answers(port: int) -> bool:

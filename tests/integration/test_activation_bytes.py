@@ -8,9 +8,8 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from charter.physics.memory.activations import layer_activations
-from charter.physics.memory.kept_bytes import ALL_MATRICES
-from charter.physics.memory.peak import training_memory
+from charter.physics.kept_activations import ALL_MATRICES, layer_activations
+from charter.physics.memory import training_memory
 from charter.spec.architecture import Architecture, MixtureOfExperts
 from charter.spec.layout import Layout, Recompute
 

@@ -10,9 +10,9 @@ transformers = pytest.importorskip("transformers")
 
 from charter.catalog import models
 from charter.catalog.models import architecture_from_config
-from charter.physics.memory.activations import layer_activations
-from charter.physics.shapes.flops import forward_flops_per_token
-from charter.physics.shapes.parameters import count_parameters
+from charter.physics.flops import forward_flops_per_token
+from charter.physics.kept_activations import layer_activations
+from charter.physics.shapes import count_parameters
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout
 

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 t = pytest.importorskip("transformers")
 
 from charter.catalog.models import architecture_from_config
-from charter.physics.shapes.flops import forward_flops_per_token, training_flops_per_token
+from charter.physics.flops import forward_flops_per_token, training_flops_per_token
 
 pytestmark = pytest.mark.torch
 SEQ = 512

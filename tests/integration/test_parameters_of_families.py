@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 t = pytest.importorskip("transformers")
 
 from charter.catalog.models import architecture_from_config
-from charter.physics.shapes.parameters import count_parameters
+from charter.physics.shapes import count_parameters
 
 pytestmark = pytest.mark.torch
 

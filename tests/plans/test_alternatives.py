@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from charter.plan.alternatives import next_best
-from charter.plan.choice.objective import Limits, ranked
-from charter.plan.choice.problem import Problem, Ways
+from charter.plan.decision import Limits, ranked
+from charter.plan.make import next_best
+from charter.plan.problem import Problem, Ways
 
 
 @st.composite

@@ -3,8 +3,8 @@
 import pytest
 
 from charter.catalog import accelerators, models
-from charter.plan.hardware.places import at_machine
 from charter.plan.make import make_plan
+from charter.plan.offers import at_machine
 from charter.spec.project import DataSpec, ModelSpec, Project, Resources
 from charter.spec.stage import SftStage
 from charter.units import parse_bytes_per_second

@@ -8,7 +8,7 @@ from charter.cli.main import app
 from charter.cli.scale import count_of
 from charter.errors import DataError, InfeasibleError, UsageError
 from charter.physics.scaling.laws import BESIROGLU_2024
-from charter.physics.shapes.parameters import count_parameters
+from charter.physics.shapes import count_parameters
 from charter.plan.training_run import dense_shape, utilisation_of
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from charter.calibration.fitted import load
 from charter.cli.main import app
 from charter.errors import CharterError, DataError, UsageError
+from charter.physics.fitted import load
 from charter.validation.bundled import MEASUREMENTS
 
 

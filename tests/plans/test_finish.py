@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from charter.cost.uncertainty import Noise
-from charter.plan.choice.choose import Choice
-from charter.plan.choice.deadline import in_time
-from charter.plan.money.project_cost import project_cost
+from charter.plan.choose import Choice
+from charter.plan.make import in_time
+from charter.plan.money import project_cost
 from charter.resilience.spot import CURVE
 from charter.spec.sections import Costs
 from charter.spec.stage import DpoStage, SftStage

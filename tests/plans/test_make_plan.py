@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from charter.catalog import accelerators, models
 from charter.cost.money import micro_usd
 from charter.errors import InfeasibleError
-from charter.plan.physics.fit import training_peak
-from charter.plan.physics.knowledge import shipped
-from charter.plan.work.phase import Counters, Phase, Role, Workload
+from charter.plan.knowledge import shipped
+from charter.plan.phase import Counters, Phase, Role, Workload
+from charter.plan.stage_memory import training_peak
 from charter.spec.layout import Layout, ZeroStage
 from charter.spec.project import Budget, Place, Resources, Serving
 from charter.spec.stage import CritiqueStage, LabelStage, PpoStage, SftStage, StageResources
@@ -130,7 +130,7 @@ def test_spot_is_taken_only_where_its_expected_cost_wins(lab):
 
 def test_spot_that_costs_as_much_as_on_demand_is_not_taken(lab, monkeypatch):
     from charter.plan import gather
-    from charter.plan.hardware import places
+    from charter.plan import offers as places
 
     real = places.places
 

@@ -11,21 +11,19 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from charter.catalog import accelerators
-from charter.physics.node.loading import TEXT_SECONDS_PER_TOKEN, TOKENISED_SECONDS_PER_TOKEN
-from charter.physics.node.storage import VERDICT_BYTES, log_bytes
-from charter.physics.shapes.parameters import count_parameters
-from charter.plan.options.option import DeviceGroup, RoleGroup
-from charter.plan.physics.knowledge import TRAINING, TRAINING_MEMORY, memory_group, shipped
-from charter.plan.stages.node_needs import storage_terms
-from charter.plan.stages.node_traffic import Wires
-from charter.plan.work.phase import Counters, Phase, Role, Workload
+from charter.physics.node import TEXT_SECONDS_PER_TOKEN, TOKENISED_SECONDS_PER_TOKEN, VERDICT_BYTES, log_bytes
+from charter.physics.shapes import count_parameters
+from charter.plan.knowledge import TRAINING, TRAINING_MEMORY, memory_group, shipped
+from charter.plan.node_needs import Wires, storage_terms
+from charter.plan.option import DeviceGroup, RoleGroup
+from charter.plan.phase import Counters, Phase, Role, Workload
 from charter.report.plan_explain import explain_stage
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter
 from charter.spec.project import Resources, Storage
 from charter.spec.stage import PpoStage, SftStage, StageResources
 from charter.units import GIB
-from charter.validation.quantities.memory_verdict import OomVerdict
+from charter.validation.quantities.memory import OomVerdict
 
 SFT = SftStage(init="base", data=("chat",), epochs=1, global_batch=128, seq_len=1024)
 PPO = PpoStage(policy="base", reward="base", prompts=("prompts",), episodes=8192, rollout_batch=512)

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charter.calibration.pace import Pace
 from charter.errors import InfeasibleError, MissingExtraError
-from charter.plan.hardware.machine import Machine
+from charter.physics.fitted import Pace
+from charter.plan.machine import Machine
 from charter.plan.probe import (
     LayoutProbe,
     StageProbe,

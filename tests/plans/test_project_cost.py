@@ -14,10 +14,9 @@ from charter.catalog.price_book import PriceBook
 from charter.cost.buckets import BUCKETS
 from charter.errors import UsageError
 from charter.plan.make import make_plan
-from charter.plan.money.cost_breakdown import ALL_BUCKETS, ProjectCost
-from charter.plan.money.project_cost import project_cost
+from charter.plan.money import ALL_BUCKETS, ProjectCost, project_cost
 from charter.plan.plan import Plan
-from charter.plan.stages.stage_plan import QUANTILES, money
+from charter.plan.stage_plan import QUANTILES, money
 from charter.plan.timeline import Sharing
 from charter.spec.project import Budget, DataSpec, ModelSpec, Project, Resources, Serving, Storage
 from charter.spec.sections import Costs, HumanLabels, Retention, Staff

@@ -3,10 +3,10 @@ from dataclasses import replace
 import pytest
 
 from charter.catalog.price_book import Market, offers
-from charter.plan.hardware.places import places
-from charter.plan.options.risk import overhead
-from charter.plan.physics.cpu_time import cpu_phase_terms
-from charter.plan.work.phase import Phase, Role
+from charter.plan.offers import places
+from charter.plan.phase import Phase, Role
+from charter.plan.processors import cpu_phase_terms
+from charter.plan.risk import overhead
 from charter.spec.project import Place, Resources
 from charter.spec.stage import SftStage, StageResources
 

@@ -10,7 +10,7 @@ import pytest
 from charter.catalog.price_book import PriceBook
 from charter.errors import BudgetError, InfeasibleError
 from charter.plan.make import make_plan
-from charter.plan.stages.transfer import Location, Shipment, move_seconds, move_usd, shipments_usd
+from charter.plan.storage import Location, Shipment, move_seconds, move_usd, shipments_usd
 from charter.spec.project import Budget, Place, Resources, Storage
 from charter.spec.stage import DpoStage, EvalStage, PreferenceModelStage, SftStage, StageResources
 

@@ -1,18 +1,16 @@
 """Formulas of papers that the vectorised time model must keep: bubbles, rings, roofline, kernel quantisation.
 
 Seen failing under mutations of production lines (tests that fail):
-- physics/training/pipeline_bubble.py, `(stages - 1) / chunks` -> `stages / chunks`: 4 of 13.
+- physics/step_seconds.py, `(stages - 1) / chunks` -> `stages / chunks`: 4 of 13.
 """
 
 import numpy as np
 import pytest
 
 from charter.catalog.accelerators import get
-from charter.physics.arrays import array
-from charter.physics.training.device_columns import DeviceColumns
-from charter.physics.training.matmuls import TILES, shape_share
-from charter.physics.training.pipeline_bubble import bubble_seconds, slowest_stage
-from charter.physics.training.topology import Group
+from charter.physics.columns import array
+from charter.physics.devices import TILES, DeviceColumns, Group, shape_share
+from charter.physics.step_seconds import bubble_seconds, slowest_stage
 
 
 def group(size: float, near: float | None = None, up: float = 100.0, out: float = 10.0) -> Group:

@@ -1,19 +1,19 @@
 """The shipped constants are the fit of today's formulas to the shipped measurements, and as good as the page says.
 
 Seen failing under mutations of production lines (tests that fail):
-- physics/serving/passes.py, three times the bytes of `passed_weights`: 4 of 18.
+- physics/serving_passes.py, three times the bytes of `passed_weights`: 4 of 18.
 """
 
 import pytest
 
-from charter.calibration.fitted import bundled
+from charter.physics.fitted import bundled
 from charter.validation.bundled import bundled_measurements, fingerprint
 from charter.validation.quantity import QUANTITIES
 from charter.validation.score import cases_of, fitted_to
 from charter.validation.validate import grouped, score, validate
 
 REFIT = "refit: .venv/bin/charter validate calibrate src/charter/validation/data/measurements.csv -o " + (
-    "src/charter/calibration/data/fitted.json"
+    "src/charter/physics/data/fitted.json"
 )
 
 

@@ -9,7 +9,7 @@ do, rounded. A plan is the best layout of an engine; the published run had one l
 read Microsoft's table as 262,144 episodes (see test_plan_published); their Azure price was 32.77 usd per hour of 8.
 
 Seen failing under mutations of production lines (tests that fail):
-- physics/training/device_columns.py, `rate_16` a third: 9 of 15.
+- physics/devices.py, `rate_16` a third: 9 of 15.
 """
 
 from dataclasses import replace
@@ -20,8 +20,7 @@ from deepspeed_chat_case import chat_project
 
 from charter.catalog import accelerators, models
 from charter.plan.make import make_plan
-from charter.plan.money.cost_breakdown import ProjectCost
-from charter.plan.money.project_cost import project_cost
+from charter.plan.money import ProjectCost, project_cost
 from charter.plan.plan import Plan
 from charter.spec.architecture import Architecture
 from charter.spec.project import DataSpec, ModelSpec, Project, Resources

@@ -2,13 +2,13 @@
 
 Seen failing under mutations of production lines (tests that fail):
 - train/meter.py, `Recompute.SELECTIVE: scores` -> `2 * scores`: 1 of 8;
-- physics/shapes/flops.py, `seq_len / 2 if causal` -> the full square: 3; `3 * forward.total` -> 3.05: 5.
+- physics/flops.py, `seq_len / 2 if causal` -> the full square: 3; `3 * forward.total` -> 3.05: 5.
 """
 
 import pytest
 
 from charter.catalog import models
-from charter.physics.shapes.flops import forward_flops_per_token, training_flops_per_token
+from charter.physics.flops import forward_flops_per_token, training_flops_per_token
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Recompute
 from charter.train.meter import Reader

@@ -5,8 +5,8 @@ they are printed to two digits, but equal formula values are printed apart and d
 both 61.96 and 61.90), so they look read off a chart.
 
 Seen failing under mutations of production lines (tests that fail):
-- physics/memory/activations.py, in_flight: `(pipeline - 1) / (pipeline * interleave)` -> `pipeline / ...`: 4 of 37;
-- physics/memory/states.py, `m.matrices * share / tensor` -> without `/ tensor`: 4;
+- physics/kept_activations.py, in_flight: `(pipeline - 1) / (pipeline * interleave)` -> `pipeline / ...`: 4 of 37;
+- physics/memory_shape.py, `m.matrices * share / tensor` -> without `/ tensor`: 4;
 - physics/source_formulas.py, `34 + scores` -> `32 + scores`: 12.
 """
 
@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from charter.physics.arrays import array
-from charter.physics.memory.activations import in_flight, layer_activations
-from charter.physics.memory.states import rank_parameters
+from charter.physics.columns import array
+from charter.physics.kept_activations import in_flight, layer_activations
+from charter.physics.memory_shape import rank_parameters
 from charter.physics.precision import MEGATRON
 from charter.physics.source_formulas import korthikanti_first_stage_factor, korthikanti_layer_bytes
 from charter.spec.architecture import Architecture

@@ -1,13 +1,13 @@
 """Published totals of parameters, to the last one, from the shapes of the catalog.
 
 Seen failing under mutations of production lines (tests that fail):
-- physics/shapes/parameters.py, `query + 2 * key` -> `query + key`: 226 of 319.
+- physics/shapes.py, `query + 2 * key` -> `query + key`: 226 of 319.
 """
 
 import pytest
 
 from charter.catalog import models
-from charter.physics.shapes.parameters import count_parameters
+from charter.physics.shapes import count_parameters
 
 # What the reference implementations count (model cards, safetensors headers); exact.
 PUBLISHED = {

@@ -4,7 +4,7 @@ The planner plans the native engine (eager torch, synchronous PPO), not DeepSpee
 factor of 2.5 is allowed either way; a missing phase, a unit or a wrong exponent breaks it.
 
 Seen failing under mutations of production lines (tests that fail):
-- physics/training/device_columns.py, `rate_16` a tenth: 3 of 6 (a third passes: the factor allowed is 2.5).
+- physics/devices.py, `rate_16` a tenth: 3 of 6 (a third passes: the factor allowed is 2.5).
 """
 
 import pytest

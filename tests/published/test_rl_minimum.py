@@ -1,18 +1,17 @@
 """Smallest machines on which public threads and pages say reinforcement learning of a model runs, or does not.
 
 Seen failing under mutations of production lines (tests that fail):
-- physics/memory/terms.py, `zero >= stage` -> `>`: 8 of 11;
-- physics/memory/ppo_table.py, frozen weights of 2 bytes -> 1: 1.
+- physics/memory_terms.py, `zero >= stage` -> `>`: 8 of 11;
+- physics/placement_memory.py, frozen weights of 2 bytes -> 1: 1.
 """
 
 import ppo_case as case
 import pytest
 
 from charter.engines.common.rl_engine import RL_ENGINES
-from charter.plan.rl.placement import Placed
-from charter.plan.rl.search import rl_options
-from charter.plan.rl.setting import Setting, host_shortage
-from charter.plan.rl.work import rl_work
+from charter.plan.rl_placement import Placed, Setting, host_shortage
+from charter.plan.rl_search import rl_options
+from charter.plan.rl_tables import rl_work
 
 # verl, docs/perf/device_tuning.rst, "Hardware Resource Needed for RL": the minimum rows of GRPO with all parameters
 # trained. Lengths are not printed there; 512 + 1024 tokens are the usual ones of its example scripts.

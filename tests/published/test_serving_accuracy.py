@@ -1,7 +1,7 @@
 """Rows of inference, reinforcement learning and whole runs: how gaps are filled, and how far predictions are off.
 
 Seen failing under mutations of production lines (tests that fail):
-- physics/serving/passes.py, three times the bytes of `passed_weights`: 4 of 24.
+- physics/serving_passes.py, three times the bytes of `passed_weights`: 4 of 24.
 """
 
 from dataclasses import replace
@@ -13,8 +13,7 @@ from charter.catalog import accelerators
 from charter.validation.bundled import bundled_measurements
 from charter.validation.quantities.generation import GENERATION
 from charter.validation.quantities.rl_step import RL_STEP
-from charter.validation.quantities.run_facts import amount, tokens_of, usd_per_accelerator_hour
-from charter.validation.quantities.run_total import RUN_TOTAL
+from charter.validation.quantities.run_total import RUN_TOTAL, amount, tokens_of, usd_per_accelerator_hour
 from charter.validation.rows.measurement import Measurement, Refusal
 from charter.validation.score import by, cases_of, leave_source_out, summary
 

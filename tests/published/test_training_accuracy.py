@@ -3,7 +3,7 @@
 A guard against regressions, not an out-of-sample figure: priors and profiles were set with every source in sight.
 
 Seen failing under mutations of production lines (tests that fail):
-- physics/training/pipeline_bubble.py, `(stages - 1) / chunks` -> `stages / chunks`: 3 of 4.
+- physics/step_seconds.py, `(stages - 1) / chunks` -> `stages / chunks`: 3 of 4.
 """
 
 from statistics import mean, median

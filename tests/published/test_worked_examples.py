@@ -1,7 +1,7 @@
 """The ten worked examples of the source texts: the printed figure by the named source formula, and ours beside it.
 
 Seen failing under mutations of production lines (tests that fail):
-- physics/memory/terms.py, `zero >= stage` -> `>`: 1 of 17 (example 3);
+- physics/memory_terms.py, `zero >= stage` -> `>`: 1 of 17 (example 3);
 - train/meter.py, `Recompute.FULL: total - head` -> `total`: 1 (example 5);
 - plan/training_run.py, `num_parameters * num_tokens` -> 1.01 of it: 5 (examples 6 to 8);
 - physics/source_formulas.py, `14 * num_parameters / data` -> divided by `tensor` too: 3 (examples 3, 4).
@@ -11,11 +11,11 @@ import pytest
 
 from charter.catalog import facts, models
 from charter.catalog.accelerators import get
-from charter.physics.memory.activations import layer_activations
-from charter.physics.memory.peak import training_memory
+from charter.physics.flops import training_flops_per_token
+from charter.physics.kept_activations import layer_activations
+from charter.physics.memory import training_memory
 from charter.physics.precision import ZERO_PAPER
-from charter.physics.shapes.flops import training_flops_per_token
-from charter.physics.shapes.parameters import count_parameters
+from charter.physics.shapes import count_parameters
 from charter.physics.source_formulas import (
     article_activation_bytes,
     article_adam_state_bytes,

@@ -1,17 +1,17 @@
 """Rajbhandari et al. 2020 (ZeRO): figure 1 and the traffic of section 7, by what a plan computes.
 
 Seen failing under mutations of production lines (tests that fail):
-- physics/memory/terms.py, Rank.sharded, `zero >= stage` -> `>`: 3 of the 4 rows of figure 1;
-- physics/node/network.py, `2 * precision.compute_bytes` -> `1 *`: the traffic.
+- physics/memory_terms.py, Rank.sharded, `zero >= stage` -> `>`: 3 of the 4 rows of figure 1;
+- physics/node.py, `2 * precision.compute_bytes` -> `1 *`: the traffic.
 """
 
 import pytest
 
 from charter.catalog import models
-from charter.physics.memory.peak import training_memory
-from charter.physics.node.network import network_bytes_per_step
+from charter.physics.memory import training_memory
+from charter.physics.node import network_bytes_per_step
 from charter.physics.precision import ZERO_PAPER
-from charter.physics.shapes.parameters import count_parameters
+from charter.physics.shapes import count_parameters
 from charter.spec.layout import Layout, ZeroStage
 
 MODEL = models.get("Llama-3.1-8B").architecture

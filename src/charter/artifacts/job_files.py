@@ -32,6 +32,10 @@ class NodeRecord:
     host: str
     host_id: str
     """Host name and boot: two nodes with the same one are on one machine."""
+    node: str = ""
+    """The scheduler's name of the node, by which later jobs leave it out."""
+    beats: int = 0
+    """Signs of life: of several nodes, one whose count stands still while another's grows is lost."""
     address: str = ""
     """How other nodes reach it."""
     port: int = 0

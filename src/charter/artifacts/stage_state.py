@@ -22,6 +22,7 @@ from charter.artifacts.lease import LEASE, read_holder
 from charter.artifacts.record import Record, changed_output, damaged_output, read_record
 from charter.artifacts.stage_dir import PROGRESS
 from charter.errors import DataError, ExitCode
+from charter.units import format_seconds
 
 State = Literal["pending", "running", "interrupted", "failed", "done"]
 """The five words that machines read (`charter status --json`); `Phase` is finer, and what people see."""
@@ -31,6 +32,8 @@ Proof = Literal["sizes", "hashes", "thorough"]
 """How outputs are checked: sizes for pages; hashes of what has changed since the last check; all hashes anew."""
 ALIVE_SECONDS = 120.0
 """A process elsewhere that has given no sign of life for so long is not said to run."""
+OFFER_SECONDS = 600.0
+"""A job of several nodes that has waited for so long may wait for one that is lost: fewer nodes are offered."""
 VERIFIED = "outputs verified"
 
 
@@ -323,9 +326,26 @@ def job_now(stage_dir: Path, *, now: float | None = None) -> JobNow | None:
     records = [*JobFiles(stage_dir, submission.number).nodes()]
     name = f"{submission.engine} job {submission.job_id}"
     if not records:
-        return JobNow(stands="queued", why=f"waits in the queue as {name}")
+        return JobNow(stands="queued", why=f"waits in the queue as {name}{_offer(stage_dir, submission, now)}")
     latest = max(record.restart for record in records)
     return _running_job(stage_dir, submission, [record for record in records if record.restart == latest], name, now)
+
+
+def _offer(stage_dir: Path, submission: Submission, now: float | None) -> str:
+    """Return the way on with fewer nodes, of a begun stage whose job has waited long; no run takes it by itself.
+
+    Other ranks add numbers in another order, so that the result has other bits: people decide that.
+    """
+    waited = (time.time() if now is None else now) - submission.submitted_at
+    stage, step = read_json_or_empty(stage_dir / JOB_FILE).get("stage"), checkpoint_step(stage_dir)
+    if submission.nodes == 1 or waited < OFFER_SECONDS or not step or not stage:
+        return ""
+    fewer = submission.nodes - 1
+    command = f"charter run --reshard --set pipeline.{stage}.resources.num_nodes={fewer}"
+    return (
+        f" for {format_seconds(waited)}; `{command}` would go on from step {step} with {fewer} of its "
+        f"{submission.nodes} nodes, but not with the same bits"
+    )
 
 
 def _running_job(

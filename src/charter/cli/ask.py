@@ -24,8 +24,7 @@ from charter.cli.inquiry import (
 )
 
 if TYPE_CHECKING:
-    from charter.plan.by_kind import Inquiry, KindFile
-    from charter.plan.ladder import Rung
+    from charter.plan.ask import Inquiry, KindFile, Rung
     from charter.plan.plan import Plan
 
 Hardware = Annotated[
@@ -61,12 +60,11 @@ def ask(
     without hardware all of the price book is looked at. Exit codes: 0 something fits, 2 invalid, 3 nothing.
     """
     from charter.errors import InfeasibleError, UsageError
-    from charter.plan.by_kind import kind_of
-    from charter.plan.ladder import AMOUNT, most_data, with_amount
+    from charter.plan.ask import AMOUNT, kind_of, most_data, with_amount
 
     meant = kind_of(kind)
     if meant is None:
-        from charter.plan.by_kind import unknown_word
+        from charter.plan.ask import unknown_word
 
         raise unknown_word(kind)
     if hardware is not None and on is not None:
@@ -106,7 +104,7 @@ def _climbed(inquiry: "Inquiry") -> "list[Rung]":
     from rich.console import Console
     from rich.progress import Progress
 
-    from charter.plan.ladder import rungs
+    from charter.plan.ask import rungs
 
     rows = []
     with Progress(console=Console(file=sys.stderr), transient=True) as bar:
@@ -128,7 +126,7 @@ def _plan(file: "KindFile") -> "Plan":
 
 def _command(rung: "Rung") -> str:
     """The command that shows a rung's plan."""
-    from charter.plan.by_kind import OPTION_OF
+    from charter.plan.ask import OPTION_OF
 
     inquiry = rung.inquiry
     words = ["charter plan", inquiry.kind, str(inquiry.model)]
@@ -179,7 +177,7 @@ def _hardware(plan: "Plan") -> str:
 
 
 def _show(rows: "list[Rung]", best: "Rung | None", more: "Rung | None") -> None:
-    from charter.plan.ladder import AMOUNT
+    from charter.plan.ask import AMOUNT
     from charter.units import format_count, format_seconds, format_usd
 
     out = console()

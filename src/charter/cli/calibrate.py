@@ -9,7 +9,7 @@ import typer
 from charter.cli.common import JsonOption, SetOption, open_project, print_json
 
 if TYPE_CHECKING:
-    from charter.calibration.fitted import Bundle
+    from charter.physics.fitted import Bundle
 
 
 def calibrate(
@@ -42,7 +42,7 @@ def calibrate(
 
     if (file is None) == (directory is None):
         raise UsageError("give a CSV of measurements, or -C DIR for the steps of a project's run")
-    from charter.calibration.fitted import load, save
+    from charter.physics.fitted import load, save
 
     if file is not None:
         bundle, output = _fitted(file, alone), output or Path("calibration.json")
@@ -65,7 +65,7 @@ def _fitted(file: Path, alone: bool) -> "Bundle":
     """The published constants moved to the file's rows; or a fit of the file and nothing else."""
     from datetime import date
 
-    from charter.calibration.fitted import bundled
+    from charter.physics.fitted import bundled
     from charter.validation.bundled import MEASUREMENTS
     from charter.validation.fitting import extend, make
     from charter.validation.quantity import QUANTITIES
@@ -80,8 +80,8 @@ def _fitted(file: Path, alone: bool) -> "Bundle":
 def _paced(project: Any, root: Path) -> "Bundle":
     from datetime import date
 
-    from charter.calibration.fitted import Bundle
     from charter.errors import UsageError
+    from charter.physics.fitted import Bundle
     from charter.run.planned import measured_paces
 
     paces = measured_paces(project, root)

@@ -34,7 +34,7 @@ def env(json_: JsonOption = False) -> None:
     import platform
 
     from charter.launch.machine import cpu_capability, gpus_here, installed_version
-    from charter.plan.hardware.machine import usable_cores, usable_memory_bytes
+    from charter.plan.machine import usable_cores, usable_memory_bytes
     from charter.run.doctor import ask, examine_drivers
     from charter.units import format_bytes
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 if TYPE_CHECKING:
-    from charter.plan.by_kind import Inquiry, KindFile
+    from charter.plan.ask import Inquiry, KindFile
 
 Number = TypeVar("Number", int, float)
 _PANEL = "Without a file"
@@ -36,7 +36,7 @@ def question_file(
 ) -> "KindFile | None":
     """The charter.yaml that a question stands for; None where a project is named, since paths win over kinds."""
     from charter.errors import UsageError
-    from charter.plan.by_kind import kind_file, kind_of, unknown_word
+    from charter.plan.ask import kind_file, kind_of, unknown_word
 
     kind = None if word is None or word.exists() else kind_of(str(word))
     if kind is not None:
@@ -56,7 +56,7 @@ def question_file(
 def inquiry_of(kind: str, model: str | None, said: Mapping[str, str | None]) -> "Inquiry":
     """Return the inquiry about a kind of stage, its numbers parsed."""
     from charter.errors import UsageError
-    from charter.plan.by_kind import Inquiry
+    from charter.plan.ask import Inquiry
     from charter.units import parse_count, parse_seconds, parse_usd, parse_usd_per_hour
 
     def read(name: str, reader: Callable[[object], Number]) -> "Number | None":

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
     from charter.catalog.accelerators import Accelerator
     from charter.catalog.models import CatalogModel
-    from charter.physics.memory.fitting import Alternative
-    from charter.physics.memory.peak import MemoryBreakdown
+    from charter.physics.memory import Alternative
     from charter.physics.precision import TrainingPrecision
+    from charter.physics.terms import MemoryBreakdown
     from charter.spec.architecture import Architecture
     from charter.spec.layout import Layout
 
@@ -71,7 +71,7 @@ def mem(
     from charter.catalog import models
     from charter.cli.mem_view import memory_json, print_memory, print_printed
     from charter.errors import UsageError
-    from charter.physics.memory.fitting import training_alternatives
+    from charter.physics.memory import training_alternatives
     from charter.spec.layout import Layout, Recompute, ZeroStage
 
     if explain and mode != "train":
@@ -140,7 +140,7 @@ def _device(text: str) -> "tuple[Accelerator, int]":
     name, count = parse_request(text)
     if name != CPU:
         return get(name), count
-    from charter.plan.hardware.machine import probe_machine
+    from charter.plan.machine import probe_machine
 
     return probe_machine().processor(), 1
 
@@ -193,9 +193,9 @@ def _training(
     """Memory of a training layout with everything but the layout fixed; constants and interval as calibrated."""
     from dataclasses import replace
 
-    from charter.physics.memory.peak import training_memory
-    from charter.physics.memory.profile import PROFILES
-    from charter.plan.physics.knowledge import memory_of_stack
+    from charter.physics.memory import training_memory
+    from charter.physics.memory_profiles import PROFILES
+    from charter.plan.knowledge import memory_of_stack
     from charter.spec.layout import Adapter
 
     adapter = None if mode == "train" else Adapter(rank=rank, base_bits=4 if mode == "qlora" else 16)
@@ -228,7 +228,7 @@ def _answering(
     prefill_tokens: int | None,
 ) -> "tuple[MemoryBreakdown, tuple[Alternative, ...]]":
     """Memory of a model that answers; where it does not fit, what would."""
-    from charter.physics.memory.fitting import inference_alternatives
+    from charter.physics.memory import inference_alternatives
 
     def judge(layout: "Layout", weights: str) -> "MemoryBreakdown":
         return _inference(
@@ -252,9 +252,8 @@ def _inference(
 ) -> "MemoryBreakdown":
     from dataclasses import replace
 
-    from charter.physics.memory.inference import PASS_TOKENS
-    from charter.physics.memory.peak import inference_memory
-    from charter.plan.physics.knowledge import INFERENCE_MEMORY, NATIVE_STACKS, memory_of_stack
+    from charter.physics.inference_memory import PASS_TOKENS, inference_memory
+    from charter.plan.knowledge import INFERENCE_MEMORY, NATIVE_STACKS, memory_of_stack
 
     fitted = memory_of_stack(NATIVE_STACKS[INFERENCE_MEMORY], "inference memory")
     memory = inference_memory(

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from charter.catalog.accelerators import Accelerator
     from charter.catalog.models import CatalogModel
-    from charter.physics.memory.fitting import Alternative
-    from charter.physics.memory.peak import MemoryBreakdown
+    from charter.physics.memory import Alternative
+    from charter.physics.terms import MemoryBreakdown
     from charter.spec.layout import Layout
 
 
@@ -21,7 +21,7 @@ def memory_json(
     changes: "tuple[Alternative, ...]",
 ) -> dict[str, Any]:
     """Everything as plain JSON values; bytes per accelerator."""
-    from charter.physics.shapes.parameters import count_parameters
+    from charter.physics.shapes import count_parameters
 
     parameters = count_parameters(model.architecture)
     return {

@@ -44,7 +44,7 @@ def models(
 
 
 def _facts(model: "CatalogModel") -> dict[str, Any]:
-    from charter.physics.shapes.parameters import count_parameters
+    from charter.physics.shapes import count_parameters
 
     shape, count = model.architecture, count_parameters(model.architecture)
     return {

@@ -39,7 +39,7 @@ from charter.cli.inquiry import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from charter.plan.physics.knowledge import Knowledge
+    from charter.plan.knowledge import Knowledge
     from charter.plan.plan import Plan
     from charter.run.probe import ProbeReport
     from charter.spec.project import Project
@@ -67,7 +67,7 @@ def objective_of(text: str) -> str:
     from typing import get_args
 
     from charter.errors import UsageError
-    from charter.plan.choice.objective import Objective
+    from charter.plan.decision import Objective
 
     objectives = get_args(Objective)
     if text not in objectives:
@@ -370,7 +370,7 @@ def plan(
     probed = probe_first(project, root, probe, calibration=calibration, as_json=as_json)
     result = planned(project, alternatives)
     if any_engine:
-        from charter.plan.any_engine import with_other_engines
+        from charter.plan.what_if import with_other_engines
 
         result = with_other_engines(result)
     _warn(result)
@@ -412,7 +412,7 @@ ALL_HARDWARE = ("resources.infra=null", "resources.any_of=[]", "resources.accele
 
 def _warn(result: "Plan") -> None:
     """Print the prices that may be old, on stderr."""
-    from charter.plan.stale import PREFIX
+    from charter.plan.plan import PREFIX
     from charter.units import format_usd
 
     for item in result.assumptions:
@@ -425,8 +425,8 @@ def _warn(result: "Plan") -> None:
 def _knowledge(calibration: Path | None) -> "Knowledge | None":
     if calibration is None:
         return None
-    from charter.calibration.fitted import load
-    from charter.plan.physics.knowledge import Knowledge
+    from charter.physics.fitted import load
+    from charter.plan.knowledge import Knowledge
 
     return Knowledge.of(load(calibration))
 
@@ -446,7 +446,7 @@ def _show(result: "Plan", *, as_json: bool, explain: str | None, more: dict[str,
             from charter.report.alternatives_table import alternatives_table
 
             plan_console().print(alternatives_table(result))
-        from charter.plan.any_engine import with_other_engines
+        from charter.plan.what_if import with_other_engines
         from charter.report.engine_lines import engine_line, engine_lines
 
         for line in engine_lines(result):
@@ -463,7 +463,7 @@ def _show(result: "Plan", *, as_json: bool, explain: str | None, more: dict[str,
 
 def _finish(result: "Plan") -> str:
     """Return the dates on which the plan ends."""
-    from charter.plan.timeline_json import finish_date
+    from charter.plan.timeline import finish_date
 
     assert result.start is not None
     median, high = (

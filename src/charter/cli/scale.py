@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from charter.catalog.accelerators import Accelerator
-    from charter.physics.scaling.fitted import FittedLaw, Prediction
+    from charter.physics.scaling.laws import FittedLaw, Prediction
     from charter.plan.scaling_plan import ScalePlan, ScaleQuestion
     from charter.plan.training_run import Schedule
 
@@ -29,12 +29,12 @@ UniqueOption = Annotated[
 
 def law_of(text: str) -> "FittedLaw":
     """A law by its file or by its published name."""
-    from charter.physics.scaling.fitted import published
+    from charter.physics.scaling.laws import published
 
     path = Path(text)
     if not path.is_file():
         return published(text)
-    from charter.physics.scaling.law_file import read_law
+    from charter.physics.scaling.study import read_law
 
     return read_law(path.read_text(encoding="utf-8"), text)
 
@@ -137,7 +137,7 @@ def _question(
     model: str | None,
 ) -> "ScaleQuestion":
     from charter.catalog import models
-    from charter.physics.shapes.parameters import count_parameters
+    from charter.physics.shapes import count_parameters
     from charter.plan.scaling_plan import DEFAULT_BATCH_TOKENS, ScaleQuestion
     from charter.plan.training_run import Cluster, utilisation_of
 
@@ -287,9 +287,8 @@ def scale_fit(
     # Five constants are too little work for two threads: on a busy machine they wait for each other for seconds.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from charter.cli.scale_view import print_study
-    from charter.physics.scaling.law_file import study_json
-    from charter.physics.scaling.runs import read_runs
-    from charter.physics.scaling.study import study
+    from charter.physics.scaling.fit import read_runs
+    from charter.physics.scaling.study import study, study_json
 
     fitted = study(read_runs(_text(file), file.name), form=form, seed=seed, draws=draws)
     report = study_json(fitted, source=f"{len(fitted.runs)} runs of {file.name}")

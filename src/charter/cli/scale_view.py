@@ -27,7 +27,7 @@ LABELS = {
 
 def print_study(fitted: "Study", output: Path) -> None:
     """Constants with bands, the largest runs predicted, the envelope, the curve."""
-    from charter.physics.scaling.law_file import constants_of
+    from charter.physics.scaling.study import constants_of
 
     out = console()
     law = fitted.fitted.law

@@ -10,8 +10,8 @@ import numpy as np
 
 from charter.cli.common import console, open_project, plain_table, write_asked
 from charter.errors import UsageError
-from charter.plan.options.stage_scenario import stage_scenario
 from charter.plan.project_plan import plan_project
+from charter.plan.stage_risk import stage_scenario
 from charter.report.simulation_page import WORDS, simulation_page
 from charter.resilience.failures import BY_NAME, PUBLISHED, SPOT_NOTICE, NodeFailureRate, mean_between_failures_seconds
 from charter.resilience.failures import detection as delay

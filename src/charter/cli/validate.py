@@ -36,7 +36,7 @@ def validate(
     json_: JsonOption = False,
 ) -> None:
     """Check the planner against measured runs: error, bias and coverage per source; refusals with their reason."""
-    from charter.calibration.fitted import load
+    from charter.physics.fitted import load
     from charter.validation.bundled import fingerprint
     from charter.validation.rows.measurement import read_measurements
     from charter.validation.validate import grouped

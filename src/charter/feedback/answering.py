@@ -213,6 +213,10 @@ class Answering:
         for model in self._served.values():
             model.pool.confirm()
 
+    def settled_micro_usd(self) -> int:
+        """Known cost of the stage's calls so far, which all go through one store."""
+        return next((model.pool.settled_micro_usd() for model in self._served.values()), 0)
+
     def close(self) -> None:
         """Whoever opened the parts closes them."""
 

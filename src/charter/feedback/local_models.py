@@ -147,6 +147,10 @@ class LocalModels:
     def confirm(self) -> None:
         """Nothing to look at: the weights are in this process."""
 
+    def settled_micro_usd(self) -> int:
+        """Nothing is paid."""
+        return 0
+
     def close(self) -> None:
         """Nothing is held beyond the weights."""
 

@@ -31,6 +31,8 @@ class Rated:
     id: str
     turns: tuple[Turn, ...]
     answer: str
+    criterion: str = ""
+    """A question or statement that the rating is about; without it, the three aims."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,14 +58,17 @@ class Rating:
         return (self.expected - MIDDLE) / HALF_RANGE
 
 
-def rating_text(turns: Sequence[Turn], answer: str) -> Question:
+def rating_text(turns: Sequence[Turn], answer: str, criterion: str = "") -> Question:
     """The question about one answer; the figure comes next."""
+    request = f"Rate {CRITERION} the last answer of the assistant is: 1 is the worst, 10 is the best."
+    if criterion:
+        request = f"{criterion} Rate the last answer of the assistant by this alone: 1 is the worst, 10 is the best."
     return Question(
         Part("Conversation:\n"),
         Part(conversation_text(turns), CONVERSATION),
         Part("\nAssistant:"),
         Part(f" {quoted(answer)}", ANSWER),
-        Part(f"\n\nRate {CRITERION} the last answer of the assistant is: 1 is the worst, 10 is the best."),
+        Part(f"\n\n{request}"),
         Part("\nRating from 1 to 10: ("),
     )
 
@@ -85,7 +90,7 @@ def rating(items: Sequence[Rated], *, seed: int, stage: str, role: str = "judge"
 
 
 def _ask(item: Rated, role: str, seed: int) -> Choose:
-    return Choose(role=role, question=rating_text(item.turns, item.answer), choices=FIGURES, seed=seed)
+    return Choose(role=role, question=rating_text(item.turns, item.answer, item.criterion), choices=FIGURES, seed=seed)
 
 
 def _seed(seed: int, stage: str, item: Rated, attempt: int) -> int:

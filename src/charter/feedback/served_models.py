@@ -36,6 +36,9 @@ class AnsweringPool(Protocol):
     def confirm(self) -> None:
         """Raise where a server has another model than before."""
 
+    def settled_micro_usd(self) -> int:
+        """Known cost of the stage's calls so far."""
+
 
 class ServedModel:
     """One served model: `requests` says what is sent for a question, `reply` reads what came back."""

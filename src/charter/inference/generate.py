@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+from charter.models.engine_layout import DEFAULT_ATTENTION
 from charter.models.language_model import LanguageModel
 from charter.models.length_groups import CUDA_PASS_TOKENS, length_groups
-from charter.models.runtime import precision
+from charter.models.runtime import is_queued, on_device, precision
 
 ROOM_TOKENS = 64
 """Columns that are added at once: the copy of a row's keys is then 1/64 of what one at every token takes."""
@@ -153,6 +154,8 @@ CPU_STEP_TOKENS = 16
 Measured with prompts of the HH data's lengths and models of 1 and 7 million weights: groups by 8 to 32 took within 10 %
 of the best time, all rows in one group 1.5 times.
 """
+LOOK_TOKENS = 16
+"""On an accelerator the host looks at every 16th token which rows have ended: it waits for all that was launched."""
 STAYING_SHARE = 0.75
 """Finished rows leave once this share or less goes on: each time costs a copy of the cache."""
 
@@ -213,9 +216,9 @@ def generate(
     model = language_model.model.eval()
     device = next(model.parameters()).device
     padding, end = language_model.padding_id, language_model.end_id
-    draws_BR = uniform_draws(seeds, settings.max_new_tokens).to(device)
+    draws_BR = on_device(uniform_draws(seeds, settings.max_new_tokens), device)
     answer_BR = torch.full(draws_BR.shape, padding, dtype=torch.long, device=device)
-    longest = 0
+    longest, looks_each = 0, LOOK_TOKENS if is_queued(device) else 1
     with precision(settings.dtype, device):
         for rows in _groups(prompts, settings.max_new_tokens, device):
             batch = _Unfinished.of(language_model, rows, [prompts[row] for row in rows], settings.max_new_tokens)
@@ -228,12 +231,16 @@ def generate(
                 token_L = choose(logits_LV, draws_BR[batch.row_L, step], settings)
                 answer_BR[batch.row_L, step] = torch.where(batch.finished_L, padding, token_L)
                 stops_L = False if watch is None else watch(batch.row_L, logits_LV, token_L)
-                batch.extend(token_L, (token_L == end) | stops_L)
+                batch.extend(token_L, (token_L == end) | stops_L, look=(step + 1) % looks_each == 0)
                 longest = max(longest, step + 1)
                 tell()
     answer_BR = answer_BR[:, :longest]
-    ids_BQ, mask_BQ = (item.to(device) for item in pad_left(prompts, padding=padding, width=prompt_width))
-    return Answers(ids_BQ, mask_BQ, answer_BR, _until_end(answer_BR, end))
+    mask_BR = _until_end(answer_BR, end)
+    if looks_each > 1 and watch is None:
+        longest = int(mask_BR.any(0).sum())
+        answer_BR, mask_BR = answer_BR[:, :longest], mask_BR[:, :longest]
+    ids_BQ, mask_BQ = (on_device(item, device) for item in pad_left(prompts, padding=padding, width=prompt_width))
+    return Answers(ids_BQ, mask_BQ, answer_BR, mask_BR)
 
 
 def _until_end(answer_BR: Tensor, end: int) -> Tensor:
@@ -270,6 +277,7 @@ class _Unfinished:
     """Which columns are tokens, room for all answers included; None where no row is padded."""
     columns: int
     cache: Any
+    attention: str = DEFAULT_ATTENTION
 
     @staticmethod
     def of(
@@ -281,22 +289,23 @@ class _Unfinished:
         ids_LQ, mask_LQ = pad_left(prompts, padding=language_model.padding_id, width=width)
         position_LQ = (mask_LQ.cumsum(1) - 1).clamp_min(0)
         is_padded = not bool(mask_LQ.all())
-        mask_LT = torch.cat([mask_LQ, mask_LQ.new_ones((len(rows), room))], 1).to(device) if is_padded else None
+        mask_LT = torch.cat([mask_LQ, mask_LQ.new_ones((len(rows), room))], 1) if is_padded else None
         return _Unfinished(
-            row_L=torch.tensor(rows, device=device),
+            row_L=on_device(torch.tensor(rows), device),
             finished_L=torch.zeros(len(rows), dtype=torch.bool, device=device),
-            ids_LQ=ids_LQ.to(device),
-            position_LQ=position_LQ.to(device),
-            mask_LT=mask_LT,
+            ids_LQ=on_device(ids_LQ, device),
+            position_LQ=on_device(position_LQ, device),
+            mask_LT=None if mask_LT is None else on_device(mask_LT, device),
             columns=width,
             cache=new_cache(language_model.model.config),
+            attention=str(language_model.model.config._attn_implementation),
         )
 
     def next_logits(self, model: Any) -> Tensor:
         """Logits of the token after what was read, in fp32."""
         out = model(
             input_ids=self.ids_LQ,
-            attention_mask=None if self.mask_LT is None else self.mask_LT[:, : self.columns],
+            attention_mask=self._mask(),
             position_ids=self.position_LQ,
             past_key_values=self.cache,
             use_cache=True,
@@ -306,11 +315,27 @@ class _Unfinished:
         logits_LV: Tensor = out.logits[:, -1].float()
         return logits_LV
 
-    def extend(self, token_L: Tensor, ends_L: Tensor) -> None:
-        """Append a token to every row, and let finished rows go when there are enough of them."""
+    def _mask(self) -> Tensor | None:
+        """Columns that are tokens.
+
+        On an accelerator a mask of one query is given as sdpa takes it: transformers would look into it at every token
+        for padding, and the host would wait.
+        """
+        if self.mask_LT is None:
+            return None
+        mask_LT = self.mask_LT[:, : self.columns]
+        is_plain = all(isinstance(layer, RoomyLayer) for layer in self.cache.layers)
+        if self.attention != DEFAULT_ATTENTION or not is_plain or not is_queued(mask_LT.device):
+            return mask_LT
+        return mask_LT.bool()[:, None, None] if self.ids_LQ.shape[1] == 1 else mask_LT
+
+    def extend(self, token_L: Tensor, ends_L: Tensor, *, look: bool) -> None:
+        """Append a token to every row; with `look`, let finished rows go when there are enough of them."""
         self.finished_L = self.finished_L | ends_L
         self.ids_LQ, self.position_LQ = token_L[:, None], self.position_LQ[:, -1:] + 1
         self.columns += 1
+        if not look:
+            return
         rest = len(self.row_L) - int(self.finished_L.sum())
         if rest > len(self.row_L) * STAYING_SHARE:
             return

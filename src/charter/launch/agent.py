@@ -33,6 +33,7 @@ from charter.launch.agent_watch import (
     NodeWatch,
     StopRequest,
     Task,
+    node_name,
     parse,
     place_after_checks,
 )
@@ -68,6 +69,7 @@ def run(task: Task, environment: Mapping[str, str], stop: StopRequest) -> int:
             restart=int(environment.get(RESTART) or 0),
             host=socket.gethostname(),
             host_id=host_id(),
+            node=node_name(),
             address=route_address() if task.nodes > 1 else "",
             port=free_port() if task.nodes > 1 else 0,
             engine_job=environment.get(ENGINE_JOB, ""),

@@ -96,6 +96,8 @@ def parse(argv: Sequence[str]) -> Task:
 LOOK_SECONDS = 0.05
 ASK_SECONDS = 0.5
 """How often the files of the job are looked at; on a shared disk every look is a request."""
+BEAT_SECONDS = 4.0
+"""How often an agent beside others counts a sign of life into its record."""
 CLEAN = (0, INTERRUPTED_EXIT)
 ASKED_EARLY = -int(signal.SIGTERM)
 """Of a process that was asked to stop while it started, before it could hear."""
@@ -137,7 +139,7 @@ class NodeWatch:
         self._stopped_by: StoppedBy = ""
         self._control = Control()
         self._dumps = 0
-        self._started = self._asked_at = clock()
+        self._started = self._asked_at = self._beaten_at = clock()
 
     def run(self) -> int:
         """Start the processes and wait for their end; returns their exit code, minus the number of a signal."""
@@ -168,6 +170,9 @@ class NodeWatch:
             self._files.tell(self._processes.record)
         if self._task.with_parent and os.getppid() != self._parent:
             self._kill(group, "parent")
+        if self._task.nodes > 1 and now - self._beaten_at >= BEAT_SECONDS:
+            self._beaten_at = now
+            self._files.tell(self._processes.beat())
         restart = self._processes.record.restart
         if self._task.nodes > 1 and self._files.failed(restart).exists():
             self._kill(group, "peer")

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from charter.artifacts import durable
@@ -48,7 +49,7 @@ class ArrayHandle(JobHandle):
         now = time.time()
         return sum((record.ended_at or now) - record.started_at for record in self._records.values())
 
-    def _read(self) -> None:
+    def _read(self, now: float) -> None:
         for record in self._live.files.nodes_again(self._records):
             self._records[record.place] = record
 
@@ -242,9 +243,7 @@ class JobEngine:
         else:
             live = self._submit(request)
         kind = ArrayHandle if live.submission.shards else JobHandle
-        return kind(
-            live, self.table, self.scheduler, leave_out=lambda nodes: leave_out(self._run_dir, nodes) if nodes else None
-        )
+        return kind(live, self.table, self.scheduler, leave_out=partial(leave_out, self._run_dir))
 
     def drop(self, live: LiveJob) -> None:
         """End a job that nobody waits for."""

@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from charter.artifacts.job_files import Control, NodeRecord
@@ -11,6 +11,7 @@ from charter.launch.agent_watch import CHECKS_FAILED_EXIT
 from charter.launch.engine import JobStart
 from charter.launch.job_table import JobTable, LiveJob
 from charter.launch.node_checks.meeting import unfit_nodes
+from charter.launch.node_checks.report import FORGET_SILENCE_SECONDS
 from charter.launch.scheduler import Cause, Scheduler
 
 LOOK_SECONDS = 0.2
@@ -19,6 +20,9 @@ WORD_SECONDS = 20.0
 """How long the engine's word for an ending is waited for, where the agents cannot know it."""
 FILES_SECONDS = 3.0
 """How long after the engine says that a job has ended its files are waited for: a shared disk may be late."""
+SILENT_SECONDS = 20.0
+"""Five beats of a node's agent: one that has been silent for so long, while an agent beside it was not, is lost. A
+scheduler may need minutes to say so (Slurm's `SlurmdTimeout` is 300 s where nobody has set it)."""
 LOST = -int(signal.SIGKILL)
 
 
@@ -31,10 +35,10 @@ class JobHandle:
         table: JobTable,
         scheduler: Scheduler,
         *,
-        leave_out: Callable[[Mapping[str, str]], None] = lambda nodes: None,
+        leave_out: Callable[..., None] = lambda nodes, **until: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`leave_out` is told which nodes failed their checks, and why."""
+        """`leave_out` takes the nodes that failed their checks or fell silent, and why."""
         self._leave_out = leave_out
         self._live, self._table, self._scheduler, self._clock = live, table, scheduler, clock
         self._restart = live.restart
@@ -50,6 +54,10 @@ class JobHandle:
         """When the next start was first seen to write."""
         self._answers_then = 0
         self._failed_at: float | None = None
+        self._beaten: dict[int, tuple[int, float]] = {}
+        """The last count of beats of each place, and when it was first read."""
+        self._lost: dict[int, str] = {}
+        """Places whose agents fell silent, and the scheduler's names of their nodes."""
         self._note = ""
 
     @property
@@ -118,7 +126,7 @@ class JobHandle:
         if self._exit is None and now >= self._next_look:
             self._next_look = now + self._look_seconds()
             self._table.look(hurried=self._ended_at is not None or self._control.kill)
-            self._read()
+            self._read(now)
             self._decide(now)
         return self._exit
 
@@ -153,14 +161,16 @@ class JobHandle:
     def _busy_seconds(self) -> float | None:
         return None
 
-    def _read(self) -> None:
-        """Take in what the agents of this start have written."""
+    def _read(self, now: float) -> None:
+        """Take in what the agents of this start have written; all of it counts as read at one time."""
         for place in range(self._live.submission.nodes + self._spares()):
             last = self._records.get(place)
             if last is None or last.ended_at is None:
                 record = self._live.files.read_node(self._restart, place)
                 if record is not None:
                     self._records[place] = record
+                    if self._beaten.get(place, (-1, now))[0] != record.beats:
+                        self._beaten[place] = record.beats, now
 
     def _spares(self) -> int:
         return self._live.submission.spares
@@ -174,8 +184,12 @@ class JobHandle:
             self._end_by_successor(now, records)
             return
         agents_ended = len(records) >= self._live.submission.nodes and all(it.ended_at is not None for it in records)
+        if self._lost:
+            self._end_without_lost(now, records)
+            return
         if not agents_ended and state.phase != "ended":
-            self._give_lost_nodes_up(now)
+            self._give_failed_start_up(now)
+            self._give_silent_nodes_up(now)
             return
         self._ended_at = now if self._ended_at is None else self._ended_at
         waited = now - self._ended_at
@@ -240,19 +254,55 @@ class JobHandle:
             return INTERRUPTED_EXIT
         return LOST if records or not state.exit_code else state.exit_code
 
-    def _give_lost_nodes_up(self, now: float) -> None:
-        """End a job of which one node has failed and another says nothing, though its engine thinks that it runs."""
+    def _give_silent_nodes_up(self, now: float) -> None:
+        """End a job of which a node has fallen silent while another has not; later jobs leave the silent one out.
+
+        Where all are silent, the shared disk is late or this process stood still: nothing is known of any of them.
+        """
+        silences = self._silences(now)
+        if silences and min(silences.values()) <= SILENT_SECONDS / 2:
+            self._lose(place for place, seconds in silences.items() if seconds > SILENT_SECONDS)
+        if self._lost:
+            self.kill()
+
+    def _silences(self, now: float) -> dict[int, float]:
+        """Return the seconds since the last beat of each agent whose processes run."""
+        beating = [place for place, it in self._records.items() if it.first_pid and it.ended_at is None and it.beats]
+        return {place: now - self._beaten[place][1] for place in beating}
+
+    def _lose(self, places: Iterable[int]) -> None:
+        for place in places:
+            record = self._records[place]
+            self._lost[place] = record.node or record.host
+
+    def _end_without_lost(self, now: float, records: list[NodeRecord]) -> None:
+        """End as soon as the other nodes' agents have; a scheduler can wait minutes for the lost one's word.
+
+        What still runs on a lost node cannot publish: the next start has a later term.
+        """
+        self._ended_at = now if self._ended_at is None else self._ended_at
+        left = [it for it in records if it.place not in self._lost and it.ended_at is None]
+        if not left or now - self._ended_at > WORD_SECONDS:
+            self._end(LOST, "node_lost")
+
+    def _give_failed_start_up(self, now: float) -> None:
+        """End a job of which one node has failed and another says nothing, though its scheduler thinks that it runs."""
         failed = self._live.submission.nodes > 1 and self._live.files.failed(self._restart).exists()
         if failed and self._failed_at is None:
             self._failed_at = now
         if self._failed_at is not None and now - self._failed_at > WORD_SECONDS:
+            self._lose(place for place, seconds in self._silences(now).items() if seconds > SILENT_SECONDS)
             self.kill()
 
     def _end(self, code: int, cause: Cause, *, goes_on: bool = False) -> None:
         start = f"{self._live.submission.token}-{self._restart}"
+        silent = {node: f"fell silent in stage {self._live.stage_dir.name}" for node in self._lost.values()}
         self._leave_out(unfit_nodes(self._live.stage_dir, start))
-        if code == CHECKS_FAILED_EXIT:
+        if silent:
+            self._leave_out(silent, seconds=FORGET_SILENCE_SECONDS)
+        if code == CHECKS_FAILED_EXIT or silent:
             code, cause = LOST, "node_lost"
+            self._note = "; ".join(f"{node} {why}" for node, why in silent.items()) or self._note
         self._exit, self._cause = code, cause
         self._note = self._note or self._live.state.reason
         if goes_on:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from charter.engines.installed import ENGINE, hosted_values
 from charter.models.engine_layout import StageLayout
-from charter.plan.hardware.machine import usable_cores
+from charter.plan.machine import usable_cores
 from charter.spec.project import BITS, EXACT, Project
 from charter.spec.stage import MAKES_RECORDS, TRAINS, Stage, is_hosted
 

@@ -61,6 +61,11 @@ class NodeProcesses:
         self._record = replace(self._record, first_pid=pid) if new and pid is not None else self._record
         return new
 
+    def beat(self) -> NodeRecord:
+        """Count one more sign of life, and return the record with it."""
+        self._record = replace(self._record, beats=self._record.beats + 1)
+        return self._record
+
     def start(self) -> GroupHandle:
         """Start them."""
         if self._torchrun is not None:

@@ -23,7 +23,7 @@ from charter.launch.job import StageJob
 from charter.launch.machine import gpus_here
 from charter.launch.scheduler import Cause, JobAttempt, JobState
 from charter.launch.subprocess_scheduler import JOB, KEEPER, LOCKS, STATE, job_from_json, state_to_json
-from charter.plan.hardware.machine import usable_cores
+from charter.plan.machine import usable_cores
 
 
 class Devices:

@@ -99,11 +99,12 @@ class Parallel:
         """Backward passes that are not the last of their step: gradients add up in this process alone."""
         yield
 
-    def scale_gradients(self, factor: float) -> None:
-        """Multiply every gradient."""
+    def scale_gradients(self, factor: float | Tensor) -> None:
+        """Multiply every gradient; a factor of one fp32 number on the device needs no wait for it."""
         gradients = [own_part(item.grad) for item in self.trained_parameters() if item.grad is not None]
         if gradients:
-            torch._foreach_mul_(gradients, factor)
+            by = factor.to(gradients[0].device) if isinstance(factor, Tensor) else factor
+            torch._foreach_mul_(gradients, by)
 
     def clip(self, max_norm: float) -> Tensor:
         """Scale gradients down to `max_norm`; their norm over the whole model before that, the same everywhere."""

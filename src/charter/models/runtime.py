@@ -93,6 +93,21 @@ def keep_freed_memory() -> None:
     mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
+def is_queued(device: torch.device) -> bool:
+    """Return True if operations on a device are only queued, so that reading a value makes the host wait."""
+    return device.type != "cpu"
+
+
+def on_device(value: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a tensor on `device`; from the host without a wait, through memory that an accelerator reads by itself.
+
+    A copy from ordinary memory makes the host wait until the device has done all that it was given before.
+    """
+    if value.device.type != "cpu" or device.type == "cpu":
+        return value.to(device)
+    return (value.pin_memory() if device.type == "cuda" else value).to(device, non_blocking=True)
+
+
 def precision(dtype: str, device: torch.device) -> contextlib.AbstractContextManager[object]:
     """The autocast context of a stage: matmuls in 16 bits, weights and sums in fp32; nothing for fp32."""
     if dtype in SIXTEEN_BITS:

@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers.cache_utils import Cache
 
 from charter.models.decoder import decoder_layers, hugging_face_models
+from charter.models.runtime import is_queued, on_device
 
 CPU_CHUNK, CUDA_CHUNK = 2**20, 2**28
 """Logits in one chunk: on a CPU what stays in its caches, on a GPU enough to fill it."""
@@ -111,7 +113,8 @@ class _PositionFigures:
         probability_CV = torch.exp(all_CV, out=out)
         self.log_probability_N[part] = chosen_C
         self.is_likeliest_N[part] = chosen_C >= all_CV.amax(-1)
-        self.entropy_N[part] = torch.linalg.vecdot(probability_CV, all_CV).neg_()
+        # In place: the log-probabilities are not read again, and a product of their size would be a third array.
+        self.entropy_N[part] = all_CV.mul_(probability_CV).sum(-1).neg_()
         return probability_CV
 
 
@@ -146,6 +149,7 @@ class _SummedLoss(torch.autograd.Function):
             if weight_N is not None:
                 by_logits_CV.mul_(weight_N[part, None])
             _add_gradients(by_logits_CV.to(by), by_hidden[part], by_weight, gradient_NH, gradient_VH, part)
+            del probability_CV, by_logits_CV  # else they would live beside the next chunk's
         ctx.save_for_backward(gradient_NH, gradient_VH)
         ctx.dtypes = hidden_NH.dtype, weight_VH.dtype
         ctx.mark_non_differentiable(rows.log_probability_N, rows.entropy_N, rows.is_likeliest_N)
@@ -155,8 +159,9 @@ class _SummedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         gradient_NH, gradient_VH = ctx.saved_tensors
-        by_hidden = None if gradient_NH is None else (gradient_NH * upstream).to(ctx.dtypes[0])
-        by_weight = None if gradient_VH is None else (gradient_VH * upstream).to(ctx.dtypes[1])
+        # In place: gradients of all of V x H are not held twice. A second backward pass is refused by torch.
+        by_hidden = None if gradient_NH is None else gradient_NH.mul_(upstream).to(ctx.dtypes[0])
+        by_weight = None if gradient_VH is None else gradient_VH.mul_(upstream).to(ctx.dtypes[1])
         return by_hidden, by_weight, None, None
 
 
@@ -201,6 +206,7 @@ class _TokenFigures(torch.autograd.Function):
                 None if by_entropy_N is None else by_entropy_N[part] / ctx.temperature,
             )
             _add_gradients(by_logits_CV.to(hidden.dtype), hidden[part], weight, gradient_NH, gradient_VH, part)
+            del probability_CV, by_logits_CV
         by_hidden = None if gradient_NH is None else gradient_NH.to(ctx.dtypes[0])
         by_weight = None if gradient_VH is None else gradient_VH.to(ctx.dtypes[1])
         return by_hidden, by_weight, None, None
@@ -337,13 +343,44 @@ class TokenForward:
             return _of_logits(logits_BTV.flatten(0, 1).index_select(0, at_N), target_N, summed, temperature)
         body = model.get_decoder()
         with asked_positions(body, at_N):
-            hidden_BTH = body(use_cache=False, **inputs).last_hidden_state
+            hidden_BTH = body(use_cache=False, **_without_look(inputs), **inputs).last_hidden_state
         hidden_NH = hidden_BTH.flatten(0, 1).index_select(0, at_N)
         if not _is_plain(head):
             return _of_logits(head(hidden_NH[None])[0], target_N, summed, temperature)
         weight_VH: Tensor = head.get_parameter("weight")
         result: TokenFigures | LossFigures = _of_hidden(hidden_NH, weight_VH, target_N, summed, temperature)
         return result
+
+
+class _NothingCached(Cache):  # type: ignore[misc]
+    """Stands for keys and values of earlier tokens, of which there are none."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+
+    def get_seq_length(self, *_: Any) -> int:
+        """Return the number of earlier tokens."""
+        return 0
+
+    get_query_offset = get_seq_length
+
+    def get_mask_sizes(self, query_length: int, *_: Any) -> tuple[int, int]:
+        """Return how many keys a mask covers, and from which on."""
+        return query_length, 0
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Return what a layer attends to: its own keys and values."""
+        return key_states, value_states
+
+
+def _without_look(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return inputs with which transformers does not look into positions for conversations that share a row.
+
+    It does so where no cache is given, and the host waits for the device; rows that are shared have their own mask or
+    bounds here (`train/packing.py`).
+    """
+    looks = torch.compiler.is_compiling() or not is_queued(inputs["input_ids"].device)
+    return {} if looks else {"past_key_values": _NothingCached()}
 
 
 def _is_plain(head: nn.Module) -> bool:
@@ -376,16 +413,20 @@ def token_losses(
     counted_BT: Tensor,
     *,
     more: Mapping[str, Any] | None = None,
+    device: torch.device | None = None,
 ) -> LossFigures:
     """Summed cross-entropy of the counted tokens, each predicted from those before it; the first is never counted.
 
     `more` are inputs of the model beside the ids: a mask, positions, where conversations of a row begin. Padding at
-    the right needs none: what follows a token does not reach it.
+    the right needs none: what follows a token does not reach it. Ids and counted tokens on the host are moved to
+    `device` here, after the counted ones are numbered: on an accelerator the host would have to wait for their number.
     """
     counted_BT = counted_BT.clone()
     counted_BT[:, 0] = False
     after_N = counted_BT.flatten().nonzero().squeeze(1)
-    inputs = {"attention_mask": None, "position_ids": None, **(more or {}), "input_ids": ids_BT}
     target_N = ids_BT.flatten().index_select(0, after_N)
-    losses: LossFigures = call(**inputs, at_N=after_N - 1, target_N=target_N, summed=True)
+    place = ids_BT.device if device is None else device
+    ids_BT, at_N, target_N = (on_device(item, place) for item in (ids_BT, after_N - 1, target_N))
+    inputs = {"attention_mask": None, "position_ids": None, **(more or {}), "input_ids": ids_BT}
+    losses: LossFigures = call(**inputs, at_N=at_N, target_N=target_N, summed=True)
     return losses

@@ -5,9 +5,9 @@ Where a printed formula or unit is loose, the note says so; no plan is made with
 
 from dataclasses import dataclass
 
-from charter.physics.memory.breakdown import MemoryBreakdown
 from charter.physics.precision import TrainingPrecision
-from charter.physics.shapes.parameters import count_parameters
+from charter.physics.shapes import count_parameters
+from charter.physics.terms import MemoryBreakdown
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, Recompute, ZeroStage
 

@@ -1,14 +1,18 @@
-"""Parts of an estimate: named terms with their formula and source, and the interval around a total."""
+"""Parts of an estimate, each with its formula and source; memory as such parts by phase; intervals and Student's t."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
 
-from charter.physics.arrays import Array, array
+from charter.physics.columns import Array, array
+
+# -------- Parts of an estimate: named terms with their formula and source, and the interval around a total.
 
 Z90 = 1.2815515655446004
 """The 90th percentile of the standard normal distribution."""
@@ -131,3 +135,128 @@ class TermTable:
         shape = np.broadcast_shapes(*(column.values.shape for column in self.columns)) if self.columns else ()
         broadcast = ((column, np.broadcast_to(column.values, shape)) for column in self.columns)
         return tuple(replace(column, values=values).at(index) for column, values in broadcast if values[index])
+
+
+# -------- Memory of one configuration: the terms of its fullest phase, the other phases, and the interval.
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryBreakdown(Breakdown):
+    """Bytes on one accelerator; `total_bytes` is the sum of the terms of the fullest phase."""
+
+    stage: str = "only"
+    """Which pipeline stage the figures are of: the one that needs most."""
+    phase: str = ""
+    """When it needs most."""
+    phases: Mapping[str, tuple[Term, ...]] = field(default_factory=dict)
+    """Terms of every phase of that stage."""
+    sigma: float = 0.0
+    """Standard deviation of the logarithm of measured over predicted."""
+
+    @property
+    def total_bytes(self) -> float:
+        """Everything."""
+        return self.total
+
+    @property
+    def interval(self) -> Interval:
+        """10th, 50th and 90th percentile."""
+        return Interval.around(self.total, sigma=self.sigma)
+
+    @property
+    def p10(self) -> float:
+        """Return the bytes that it needs at least, 9 times in 10."""
+        return self.interval.p10
+
+    @property
+    def p50(self) -> float:
+        """The estimate."""
+        return self.total
+
+    @property
+    def p90(self) -> float:
+        """Return the bytes that suffice 9 times in 10."""
+        return self.interval.p90
+
+    @property
+    def phase_bytes(self) -> dict[str, float]:
+        """Total of every phase."""
+        return {phase: sum(term.value for term in terms) for phase, terms in self.phases.items()}
+
+    @property
+    def largest_term(self) -> Term:
+        """The biggest single term of the peak: what overflows when it does not fit."""
+        return max(self.terms, key=lambda term: term.value)
+
+    @property
+    def parameter_bytes(self) -> float:
+        """Weights."""
+        return self.part("parameters")
+
+    @property
+    def gradient_bytes(self) -> float:
+        """Gradients."""
+        return self.part("gradients")
+
+    @property
+    def optimizer_bytes(self) -> float:
+        """Optimizer state."""
+        return self.part("optimizer")
+
+    @property
+    def logits_bytes(self) -> float:
+        """Logits and the loss."""
+        return self.part("logits")
+
+    def fits(self, capacity_bytes: float) -> bool:
+        """Return True if it is within a capacity."""
+        return self.total <= capacity_bytes
+
+    def surely_fits(self, capacity_bytes: float) -> bool:
+        """Return True if even the 90th percentile is within a capacity: a verdict that errs on the safe side."""
+        return self.p90 <= capacity_bytes
+
+
+# -------- Student's t: how far the mean of a few values may be off.
+
+MOST_FREEDOM = 1000.0
+"""Above it the distribution is that of so many degrees, 0.1 % from the normal one."""
+_ANGLES = np.linspace(0.0, np.pi / 2, 100_001)
+
+
+@lru_cache(maxsize=256)
+def _within(freedom: float) -> Array:
+    """Return P(|T| <= sqrt(freedom) tan(a)) at every angle a.
+
+    With `T = sqrt(freedom) tan(a)` the density is proportional to `cos(a)^(freedom - 1)` on (-pi/2, pi/2).
+    """
+    density = np.cos(_ANGLES) ** (freedom - 1)
+    share = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
+    within: Array = share / share[-1]
+    return within
+
+
+def _bounded(freedom: float) -> float:
+    return min(max(float(freedom), 1.0), MOST_FREEDOM)
+
+
+def t_within(t: float, freedom: float) -> float:
+    """Return P(-t <= T <= t) for any degrees of freedom from 1 on; error below 1e-6.
+
+    >>> round(t_within(12.706, 1), 4), round(t_within(2.228, 10), 4), round(t_within(2.365, 7), 4)
+    (0.95, 0.95, 0.95)
+    """
+    bounded = _bounded(freedom)
+    return float(np.interp(np.arctan(t / bounded**0.5), _ANGLES, _within(bounded)))
+
+
+def t_quantile(level: float, freedom: float) -> float:
+    """Return the t between whose two signs a value lies with the probability `level`, in standard errors.
+
+    Error below 1e-4 for levels up to 0.99.
+
+    >>> round(t_quantile(0.95, 2), 3), round(t_quantile(0.95, 30), 3), round(t_quantile(0.8, 1), 3)
+    (4.303, 2.042, 3.078)
+    """
+    bounded = _bounded(freedom)
+    return float(bounded**0.5 * np.tan(np.interp(level, _within(bounded), _ANGLES)))

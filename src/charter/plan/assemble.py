@@ -1,37 +1,258 @@
-"""From a choice to a plan: every stage with its figures, totals, and what they rest on."""
+"""From a choice to a plan: every stage with its figures and its market, totals, and what they rest on."""
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
+from charter.catalog.price_book import PriceBook
 from charter.cost.uncertainty import exactly
 from charter.engines.common.capabilities import capabilities
-from charter.physics.shapes.parameters import count_parameters
-from charter.physics.terms import Interval
-from charter.plan.assumption import Assumption
-from charter.plan.choice.candidates import Candidates, rejections
-from charter.plan.choice.whole import QUEUE_P10, QUEUE_P90, Whole, hub_transfer
-from charter.plan.gather import Facts, Gathered
-from charter.plan.hardware.place import LOCAL
-from charter.plan.layouts.layout_verdicts import layout_verdicts
-from charter.plan.money.project_cost import project_cost
-from charter.plan.money.stage_cost import scaled
-from charter.plan.options.option import Option
-from charter.plan.options.purchase import commitment_notes
-from charter.plan.options.risk import risk_assumptions
-from charter.plan.physics.knowledge import TRAINING_MEMORY, Knowledge
+from charter.physics.shapes import count_parameters
+from charter.physics.terms import Interval, Term
+from charter.plan.decision import QUEUE_P10, QUEUE_P90, Whole, hub_transfer
+from charter.plan.endpoint_use import work_done
+from charter.plan.gather import Candidates, Facts, Gathered, rejections
+from charter.plan.knowledge import TRAINING_MEMORY, Knowledge, time_group
+from charter.plan.layout_search import layout_verdicts
+from charter.plan.money import project_cost, scaled
+from charter.plan.node_needs import checkpoint_bytes, node_needs
+from charter.plan.offers import LOCAL
+from charter.plan.option import Option, Rejected
+from charter.plan.phase import Workload
 from charter.plan.plan import Plan
-from charter.plan.spot import explain_markets
-from charter.plan.stages.assess import stage_plan
-from charter.plan.stages.stage_plan import StagePlan, money
-from charter.plan.stages.transfer import Shipment, bucket, location, move_seconds, shipments_usd
+from charter.plan.purchase import commitment_notes
+from charter.plan.risk import Assumption, risk_assumptions
+from charter.plan.stage_plan import NOTHING_PAID, StagePlan, execution_of, money, peak_range, time_source
+from charter.plan.stage_risk import stage_risk
+from charter.plan.storage import Shipment, bucket, location, move_seconds, shipments_usd, stage_storage
 from charter.plan.timeline import mean_shares
 from charter.spec.project import Project
-from charter.spec.stage import NATIVE
-from charter.units import HOURS_PER_MONTH, SECONDS_PER_HOUR
+from charter.spec.stage import NATIVE, Stage
+from charter.units import HOURS_PER_MONTH, SECONDS_PER_HOUR, format_count, format_seconds, format_usd
 
 if TYPE_CHECKING:
-    from charter.plan.choice.choose import Choice
+    from charter.plan.choose import Choice
+
+
+# -------- From an option to a stage plan: checkpoints, storage, money.
+
+SERIES = ("tokens", "generated_tokens", "pairs", "episodes", "records")
+
+
+def stage_plan(
+    name: str,
+    stage: Stage,
+    *,
+    project: Project,
+    inputs: tuple[str, ...],
+    work: Workload,
+    option: Option,
+    rejected: tuple[Rejected, ...],
+    knowledge: Knowledge,
+    book: PriceBook,
+) -> tuple[StagePlan, Assumption | None]:
+    """The plan of one stage, and the price of storage it assumes."""
+    work = work.answered_by_endpoints(option.remote) if work.either else work
+    storage = stage_storage(work, option, project, book)
+    compute = None if option.machines_usd is None else money(option.machines_usd)
+    plan = StagePlan(
+        name=name,
+        kind=stage.kind,
+        inputs=inputs,
+        option=option,
+        counters=work.counters,
+        checkpoint_bytes=checkpoint_bytes(work),
+        storage_bytes=storage.stored.total,
+        compute_usd=compute,
+        storage_usd=None if compute is None else storage.usd(option.seconds),
+        rejected=rejected,
+        workload_terms=_workload_terms(work),
+        node=node_needs(work, option, storage.stored, dtype=getattr(stage, "dtype", "bf16"), knowledge=knowledge),
+        peak_range=peak_range(stage, option, knowledge),
+        time_source=time_source(stage, option, work, knowledge),
+        execution=execution_of(stage, option, work),
+        done=work_done(work),
+        endpoint_usd=NOTHING_PAID if option.endpoint_usd is None else money(option.endpoint_usd),
+        risk=stage_risk(option, project.risk),
+        time_quantity=time_group(stage, moe=False)[0],
+    )
+    return plan, storage.assumption
+
+
+def _workload_terms(work: Workload) -> tuple[Term, ...]:
+    """Roles, phases and totals, for `--explain`."""
+    roles = [
+        Term(
+            name=f"{role.name} ({role.model})",
+            part="roles",
+            value=float(count_parameters(role.architecture).total),
+            unit="parameters",
+            formula=f"{'trained' if role.trained else 'frozen'}"
+            + (", scalar head" if role.scalar_head else "")
+            + (f", LoRA rank {role.adapter.rank}" if role.adapter else ""),
+            source="architecture",
+        )
+        for role in work.roles
+    ]
+    phases = [
+        Term(
+            name=phase.name,
+            part="phases",
+            value=phase.tokens,
+            unit="tokens",
+            formula=f"{format_count(phase.steps)} batches of {phase.batch} sequences, "
+            f"{phase.prompt_tokens:,.0f} tokens read + {phase.new_tokens:,.0f} generated",
+            source="answered by an endpoint" if phase.role in work.remote else "stage fields and data",
+        )
+        for phase in work.phases
+    ]
+    totals = [
+        Term(name=name, part="produces", value=value, unit=name, formula="", source="stage fields and data")
+        for name in SERIES
+        if (value := getattr(work.counters, name))
+    ]
+    return (*roles, *phases, *totals)
+
+
+# -------- Spot or on demand for a stage, and why: by expected billed cost and by the p90 of the finish, in one line.
+#
+# The bill of a spot job follows from a formula; when it is done does not, since outages are heavy-tailed. So money is
+# compared at its median and time at p90, whose waits come from drawn histories (`resilience.spot`).
+
+SPOT, ON_DEMAND = "spot", "on_demand"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpotVerdict:
+    """Better one of two versions of an option, and what the other would change."""
+
+    market: Literal["spot", "on_demand"]
+    usd_saved: float
+    """By spot, at the median of the bill; below zero where spot costs more."""
+    more_seconds: float
+    """That spot takes, at p50."""
+    interruptions: float
+    lost_seconds_each: float
+    """Work lost at one interruption."""
+    late_seconds: float | None
+    """By how much the p90 of spot misses the time allowed; below zero inside it, None without a limit."""
+
+    @property
+    def reason(self) -> str:
+        """One line for a table."""
+        late, saved = self.late_seconds, format_usd(abs(self.usd_saved))
+        if self.usd_saved <= 0:
+            return f"on demand: spot costs {saved} more after {self._trouble}"
+        if late is not None and late > 0:
+            return f"on demand: p90 of spot misses the deadline by {_hours(late)} (it costs {saved} less)"
+        inside = "" if late is None else "; p90 inside the deadline"
+        return f"spot: {saved} less for {_more(self.more_seconds)}; {self._trouble}{inside}"
+
+    @property
+    def _trouble(self) -> str:
+        count = self.interruptions
+        times = f"{count:.0f} interruptions" if count >= 1.5 else f"{count:.2g} interruptions expected"
+        return f"{times}, {format_seconds(self.lost_seconds_each)} lost each"
+
+
+def spot_verdict(on_demand: Option, spot: Option, *, allowed_seconds: float | None = None) -> SpotVerdict | None:
+    """Spot where it is billed less in expectation and its p90 is within the time allowed; None without both prices.
+
+    Where on demand misses the time allowed as well, the deadline decides nothing and money does.
+    """
+    if on_demand.usd is None or spot.usd is None:
+        return None
+    saved = on_demand.usd.p50 - spot.usd.p50
+    late = None if allowed_seconds is None else spot.seconds.p90 - allowed_seconds
+    hopeless = allowed_seconds is not None and on_demand.seconds.p90 > allowed_seconds
+    in_time = late is None or late <= 0 or hopeless
+    spent = spot.overhead.spent
+    count = spent.interruptions if spent else 0.0
+    return SpotVerdict(
+        market="spot" if saved > 0 and in_time else "on_demand",
+        usd_saved=saved,
+        more_seconds=spot.seconds.p50 - on_demand.seconds.p50,
+        interruptions=count,
+        lost_seconds_each=spent.lost_seconds / count if spent and count else 0.0,
+        late_seconds=None if hopeless else late,
+    )
+
+
+def market_reason(chosen: Option, options: Iterable[Option], *, allowed_seconds: float | None = None) -> str:
+    """Return why the chosen option is on spot or on demand; empty where it could only be one of them.
+
+    `options` is everything that fits, `allowed_seconds` what the deadline leaves for this stage. A choice that the
+    comparison of the two alone does not explain was made for the whole plan, and the line says so.
+    """
+    other = _twin(chosen, options)
+    if other is None:
+        if chosen.price.market == SPOT:
+            return "spot: no other market is allowed or offered here"
+        return ""
+    pair = (other, chosen) if chosen.price.market == SPOT else (chosen, other)
+    verdict = spot_verdict(*pair, allowed_seconds=allowed_seconds)
+    if verdict is None:
+        return ""
+    if verdict.market == chosen.price.market:
+        return verdict.reason
+    if chosen.price.market == SPOT:
+        return f"spot: for the whole plan; alone, {verdict.reason}"
+    saved = format_usd(verdict.usd_saved)
+    return f"on demand: {_more(verdict.more_seconds, less=True)} for {saved} more, for the whole plan"
+
+
+def explain_markets(plan: Plan) -> Plan:
+    """The plan with the reason for each stage's market, among the `options` of the stage.
+
+    What the deadline leaves for a stage is its own p90 on spot plus what the whole plan, drawn with it there, has left.
+    """
+
+    def explained(stage: StagePlan) -> StagePlan:
+        allowed = None
+        spot = stage.option if stage.option.price.market == SPOT else _twin(stage.option, stage.options)
+        if plan.deadline_seconds is not None and spot is not None:
+            drawn = plan if spot is stage.option else _with(plan, stage, spot)
+            allowed = plan.deadline_seconds - drawn.seconds.p90 + spot.seconds.p90
+        reason = market_reason(stage.option, stage.options, allowed_seconds=allowed)
+        return replace(stage, market_reason=reason)
+
+    return replace(plan, stages=tuple(explained(stage) for stage in plan.stages))
+
+
+def _with(plan: Plan, stage: StagePlan, option: Option) -> Plan:
+    """The plan with another option for one stage."""
+    changed = replace(stage, option=option)
+    return replace(plan, stages=tuple(changed if item is stage else item for item in plan.stages))
+
+
+def _twin(chosen: Option, options: Iterable[Option]) -> Option | None:
+    """The same job on the same machines at the other market, else the cheapest job there."""
+    wanted = {SPOT: ON_DEMAND, ON_DEMAND: SPOT}.get(chosen.price.market)
+    others = [option for option in options if option.price.market == wanted and option.usd is not None]
+
+    def like(option: Option) -> tuple[bool, float, str]:
+        same = (option.place, option.num_nodes, option.layout_label, option.beside) == (
+            chosen.place,
+            chosen.num_nodes,
+            chosen.layout_label,
+            chosen.beside,
+        )
+        return (not same, option.usd.p50 if option.usd else 0.0, option.label + option.layout_label)
+
+    return min(others, key=like, default=None)
+
+
+def _hours(seconds: float) -> str:
+    hours = seconds / SECONDS_PER_HOUR
+    return f"{hours:.0f} h" if hours >= 2 else format_seconds(seconds)
+
+
+def _more(seconds: float, *, less: bool = False) -> str:
+    sign = "-" if less else "+"
+    return f"{sign}{_hours(abs(seconds))}"
+
+
+# -------- From a choice to a plan: every stage with its figures, totals, and what they rest on.
 
 NO_NATIVE_ROW = Assumption(
     name="rows of the native engine measured on an accelerator",

@@ -1,31 +1,102 @@
 """From a project to the candidates of every stage: its work, the places, and everything that fits there."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 
 from charter.catalog.price_book import PriceBook
 from charter.data.dataset import DataFacts
 from charter.errors import InfeasibleError
-from charter.plan.choice.candidates import Candidates
-from charter.plan.hardware.machine import Machine
-from charter.plan.hardware.place import NOTHING_RENTED, Place, control_place, may_run_here
-from charter.plan.hardware.places import places, quota_of
-from charter.plan.infeasible import infeasible
-from charter.plan.options.option import Option, Rejected
-from charter.plan.options.purchase import purchases
-from charter.plan.options.question import Question
-from charter.plan.physics.knowledge import Knowledge
-from charter.plan.search import search
-from charter.plan.serving.answering_search import own_roles
-from charter.plan.stages.node_needs import checkpoint_bytes
-from charter.plan.stages.transfer import Freight, bucket, freights
-from charter.plan.work.corpus import Library, bytes_per_token
-from charter.plan.work.roles import Models
-from charter.plan.work.workload import workload
+from charter.plan.knowledge import Knowledge
+from charter.plan.machine import Machine
+from charter.plan.node_needs import checkpoint_bytes
+from charter.plan.offers import LOCAL, NOTHING_RENTED, Place, control_place, may_run_here, places, quota_of
+from charter.plan.option import Found, Option, Question, Rejected, loses_to
+from charter.plan.phase import Workload
+from charter.plan.pipeline_names import Library, Models, bytes_per_token
+from charter.plan.purchase import purchases
+from charter.plan.search import infeasible, search
+from charter.plan.servers import own_roles
+from charter.plan.storage import Freight, bucket, freights
+from charter.plan.workload import workload
 from charter.spec.architecture import Architecture
 from charter.spec.graph import execution_order, stage_inputs
 from charter.spec.project import Project
 from charter.spec.stage import Stage
+
+# -------- Candidates of a plan: of every stage, everything that fits.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidates:
+    """Everything that fits for one stage."""
+
+    name: str
+    stage: Stage
+    work: Workload
+    inputs: tuple[str, ...]
+    """Stages that it waits for."""
+    found: Found
+    options: tuple[Option, ...]
+    """What was found, in every way to pay for it."""
+    refused: tuple[Rejected, ...]
+
+    @property
+    def unpriced(self) -> bool:
+        """Return True if some option has no price, so that options are compared by time."""
+        return any(option.usd is None for option in self.options)
+
+    def family(self, option: Option) -> tuple[object, ...]:
+        """Hardware, provider and market: what makes two options different in kind."""
+        place = option.place
+        return (place.infra, option.price.region or place.region, place.hardware, option.price.market)
+
+
+def rejections(item: Candidates, chosen: Option) -> tuple[Rejected, ...]:
+    """Return the options that fitted and lost, best first; then those that do not fit; then those not offered.
+
+    Of every number of nodes at a place and market only the best layout is named.
+    """
+    best: dict[str, Option] = {}
+    for option in sorted(item.options, key=_cheapest):
+        best.setdefault(option.label, option)
+    lost = [
+        Rejected(option=f"{option.label} {option.layout_label}", reason=loses_to(option, chosen))
+        for label, option in best.items()
+        if label != chosen.label
+    ]
+    return (*lost, *item.found.rejected, *item.refused)
+
+
+def _cheapest(option: Option) -> tuple[float, float, str]:
+    usd = option.usd
+    return (usd.p50 if usd is not None else 0.0, option.overhead.wall_seconds, option.label + option.layout_label)
+
+
+def held(item: Candidates, option: Option) -> dict[str, float]:
+    """Return what an option holds while it runs: nodes, its share of a pool, accelerators by type, a local slot."""
+    place = option.place
+    if place.infra == LOCAL:
+        return {SLOTS: 1.0}
+    groups = [(place, option.num_nodes), *((group.place, group.num_nodes) for group in option.beside)]
+    amounts: dict[str, float] = {}
+    for where, nodes in groups:
+        names = [NODES, accelerators_of(where.accelerator.name)] + ([where.pool] if where.pool else [])
+        for name in names:
+            amount = nodes * where.per_node if name not in (NODES, where.pool) else nodes
+            amounts[name] = amounts.get(name, 0.0) + amount
+    return amounts
+
+
+NODES = "nodes (resources.max_nodes)"
+SLOTS = "stages on this machine (resources.max_parallel_stages)"
+
+
+def accelerators_of(name: str) -> str:
+    """The pool of a quota."""
+    return f"{name} (resources.quota)"
+
+
+# -------- From a project to the candidates of every stage: its work, the places, and everything that fits there.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +132,13 @@ def gather(project: Project, facts: Facts) -> Gathered:
     """Everything that fits, for every stage; raises `InfeasibleError` for the first that fits nowhere."""
     library = Library(project=project, facts=facts.data, assumptions=[])
     models = Models(project=project, architectures=facts.architectures)
-    candidates = tuple(_candidates(name, project, models, library, facts) for name in execution_order(project))
+    candidates: list[Candidates] = []
+    for name in execution_order(project):
+        asked_before = {model for item in candidates for model in item.work.watches}
+        candidates.append(_candidates(name, project, models, library, facts, asked_before))
     works = {item.name: item.work for item in candidates}
     data = _data_bytes(project, models, library) if bucket(project) else {}
-    return Gathered(candidates=candidates, freights=freights(project, works, data), library=library)
+    return Gathered(candidates=tuple(candidates), freights=freights(project, works, data), library=library)
 
 
 def _data_bytes(project: Project, models: Models, library: Library) -> dict[str, float]:
@@ -75,9 +149,13 @@ def _data_bytes(project: Project, models: Models, library: Library) -> dict[str,
     return {name: corpus.rows * corpus.row_tokens * per_token for name, corpus in corpora.items()}
 
 
-def _candidates(name: str, project: Project, models: Models, library: Library, facts: Facts) -> Candidates:
+def _candidates(
+    name: str, project: Project, models: Models, library: Library, facts: Facts, asked_before: Set[str]
+) -> Candidates:
     stage = project.pipeline[name]
     work = workload(stage, models, library)
+    watches = {model: replace(watch, has_baseline=model in asked_before) for model, watch in work.watches.items()}
+    work = replace(work, watches=watches)
     for role in work.asked:
         price = "price and limits" if work.endpoints[role.name].is_known else "unpriced; limits"
         endpoint = project.serving[role.model].endpoint

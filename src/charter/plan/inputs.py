@@ -8,8 +8,8 @@ from charter.catalog import models
 from charter.data.dataset import DataFacts, data_facts
 from charter.data.formats import is_there
 from charter.errors import DataError, SpecError, UsageError
-from charter.physics.shapes.encoder import encoder_parameters
-from charter.plan.assumption import Assumption
+from charter.physics.shapes import encoder_parameters
+from charter.plan.risk import Assumption
 from charter.spec.architecture import Architecture
 from charter.spec.project import Project
 from charter.units import format_count

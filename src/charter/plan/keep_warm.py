@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
 
-from charter.physics.shapes.parameters import count_parameters
-from charter.plan.hardware.place import LOCAL
-from charter.plan.options.risk import CHECKPOINT_BYTES_PER_SECOND_PER_NODE
-from charter.plan.stages.stage_plan import StagePlan
+from charter.physics.shapes import count_parameters
+from charter.plan.offers import LOCAL
+from charter.plan.risk import CHECKPOINT_BYTES_PER_SECOND_PER_NODE
+from charter.plan.stage_plan import StagePlan
 from charter.plan.timeline import Timeline
 from charter.units import format_seconds, format_usd
 

@@ -1,21 +1,21 @@
-"""The plan of a project: every stage placed, timed and priced; totals, verdicts and assumptions."""
+"""The plan of a project: every stage placed, timed and priced; totals, verdicts, assumptions, and prices grown old."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime
 from functools import cached_property
 
+from charter.catalog.price_book import STALE_DAYS, PriceBook
 from charter.cost.money import micro_usd
 from charter.cost.uncertainty import add
 from charter.errors import InfeasibleError
 from charter.physics.terms import Interval
-from charter.plan.assumption import Assumption
-from charter.plan.finish import timelines
-from charter.plan.money.cost_breakdown import ProjectCost
-from charter.plan.stages.short_form import differences, stage_line
-from charter.plan.stages.stage_plan import NO_MONEY, QUANTILES, MicroUsd, StagePlan, interval_json
-from charter.plan.timeline import Sharing, Timeline, slots
-from charter.plan.timeline_json import timeline_json
+from charter.plan.money import ProjectCost
+from charter.plan.risk import Assumption
+from charter.plan.stage_plan import NO_MONEY, QUANTILES, MicroUsd, StagePlan, differences, interval_json, stage_line
+from charter.plan.timeline import Sharing, Timeline, slots, timeline_json, timelines
+
+# -------- The plan of a project: every stage placed, timed and priced; totals, verdicts and assumptions.
 
 SCHEMA = "charter.plan/1"
 
@@ -202,3 +202,30 @@ class InfeasiblePlanError(InfeasibleError):
         self.is_overflow = is_overflow
         """A layout exists, and even the smallest needs more memory than there is."""
         super().__init__(message)
+
+
+# -------- Prices of a plan that are too old to be trusted without another look.
+
+PREFIX = "stale price: "
+
+
+def stale_prices(plan: Plan, book: PriceBook, today: date) -> tuple[Assumption, ...]:
+    """One assumption for every price of the book that the plan rests on and that may be older than 60 days."""
+    old = {(offer.cloud, offer.instance_type, offer.region): offer for offer in book.stale(today)}
+    assumptions: dict[Assumption, None] = {}
+    for stage in plan.stages:
+        places = [(stage.option.place, stage.option.price)]
+        places += [(group.place, group.price) for group in stage.option.beside]
+        for place, price in places:
+            offer = old.get((place.infra, place.instance, price.region or ""))
+            if offer is not None:
+                assumptions[
+                    Assumption(
+                        name=f"{PREFIX}{place.label}, {price.market}",
+                        value=price.usd_per_hour,
+                        source=f"may be more than {STALE_DAYS} days old on {today.isoformat()}; refresh it with "
+                        "`charter catalog prices import FILE`",
+                        as_of=price.as_of,
+                    )
+                ] = None
+    return tuple(assumptions)

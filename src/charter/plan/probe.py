@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 
-from charter.calibration.pace import Pace, joined
+from charter.physics.fitted import Pace, joined
 from charter.plan.plan import Plan
-from charter.plan.stages.stage_plan import StagePlan
+from charter.plan.stage_plan import StagePlan
 from charter.spec.project import DataSpec, ModelSpec, Project
 from charter.spec.stage import (
     STAGE_KINDS,

@@ -4,15 +4,14 @@ from dataclasses import replace
 from datetime import date, datetime
 from pathlib import Path
 
-from charter.calibration.fitted import load
 from charter.catalog.price_book import PriceBook, read_offers, read_price_book
-from charter.plan.hardware.machine import Machine, probe_machine
-from charter.plan.hardware.place import may_run_here
+from charter.physics.fitted import load
 from charter.plan.inputs import read_inputs
+from charter.plan.knowledge import Knowledge
+from charter.plan.machine import Machine, probe_machine
 from charter.plan.make import make_plan
-from charter.plan.physics.knowledge import Knowledge
-from charter.plan.plan import Plan
-from charter.plan.stale import stale_prices
+from charter.plan.offers import may_run_here
+from charter.plan.plan import Plan, stale_prices
 from charter.spec.project import Project
 
 CALIBRATION_FILE = "calibration.json"

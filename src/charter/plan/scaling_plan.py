@@ -6,12 +6,19 @@ import math
 from dataclasses import dataclass, replace
 
 from charter.errors import InfeasibleError, UsageError
-from charter.physics.scaling.fitted import FittedLaw, Prediction
 from charter.physics.scaling.hyperparameters import PublishedRun, Rule, nearest_runs, rules
-from charter.physics.scaling.laws import FLOPS_PER_PARAMETER_AND_TOKEN, effective_tokens, minimised
-from charter.physics.scaling.serving_aware import SERVING_UTILISATION, ServingAware, serving_aware
+from charter.physics.scaling.laws import (
+    FLOPS_PER_PARAMETER_AND_TOKEN,
+    SERVING_UTILISATION,
+    FittedLaw,
+    Prediction,
+    ServingAware,
+    effective_tokens,
+    minimised,
+    serving_aware,
+)
 from charter.physics.terms import Interval
-from charter.plan.infeasible import divisibility
+from charter.plan.search import divisibility
 from charter.plan.training_run import (
     ENGINE,
     Cluster,

@@ -1,23 +1,25 @@
-"""The ways to run one stage: every place, node count, layout and market that fits; and why the others do not."""
+"""The ways to run one stage: every place, node count, layout and market that fits; the message when nothing does."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 
-from charter.engines.common.capabilities import hardware_refusal, server_refusal
-from charter.plan.cpu_search import on_processors
-from charter.plan.hardware.place import LOCAL, Place
-from charter.plan.layouts.layout_search import Site
-from charter.plan.layouts.training_search import options_of, training_options
-from charter.plan.options.markets import markets
-from charter.plan.options.option import Option, Rejected
-from charter.plan.options.question import Found, Missed, Question
-from charter.plan.physics.fit import Peak
-from charter.plan.physics.number_formats import format_refusal
-from charter.plan.rl.across import across
-from charter.plan.rl.search import rl_answers
-from charter.plan.serving.answering_search import answering_options
-from charter.plan.serving.endpoint_option import endpoint_only, with_endpoints, without_accelerators
-from charter.spec.stage import PpoStage
+from charter.catalog import accelerators
+from charter.engines.common.capabilities import ENGINES, hardware_refusal, server_refusal
+from charter.engines.common.rl_engine import RL_ENGINES
+from charter.plan.knowledge import format_refusal
+from charter.plan.layout_search import Site, options_of, training_options
+from charter.plan.offers import LOCAL, UNPRICED, Place
+from charter.plan.option import Found, Missed, Option, Question, Rejected, does_not_fit, largest_term
+from charter.plan.plan import InfeasiblePlanError
+from charter.plan.processors import on_processors
+from charter.plan.purchase import markets
+from charter.plan.rl_search import across, rl_answers
+from charter.plan.servers import answering_options, endpoint_only, with_endpoints, without_accelerators
+from charter.plan.stage_memory import Peak
+from charter.spec.stage import NATIVE, PpoStage, Sampling
+from charter.units import GIB
+
+# -------- The ways to run one stage: every place, node count, layout and market that fits; and why the others do not.
 
 
 def search(question: Question, places: tuple[Place, ...]) -> Found:
@@ -91,3 +93,151 @@ def _on(question: Question, place: Place, num_nodes: int) -> tuple[tuple[Option,
     if question.work.trained:
         return training_options(question, place, num_nodes)
     return answering_options(question, place, num_nodes)
+
+
+# -------- The message when nothing fits, by its cause: memory, divisibility, or what an engine lacks; and what would
+# fit.
+
+ALTERNATIVES = ("A100-80GB", "H100", "H200", "B200")
+SHORT_OF_HOST = "fits the accelerators"
+"""How the reason begins where only system memory is too small (`rl.setting.host_shortage`)."""
+SIZES = ((1, 1), (1, 2), (1, 4), *((nodes, 8) for nodes in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)))
+"""Nodes and accelerators per node that are tried, the fewest first."""
+NEARBY = (16, 8, 4, 2)
+"""Multiples of nodes next to the number that was asked for, which divide into more layouts; the roundest first."""
+
+
+def infeasible(name: str, question: Question, places: tuple[Place, ...], answers: Found) -> InfeasiblePlanError:
+    """The error of a stage that fits nowhere among `places`."""
+    tried = ", ".join(sorted({f"up to {place.nodes[-1]} x {place.label}" for place in places}))
+    lines = [f"stage {name!r} does not fit on {tried}"]
+    cause = _divisibility(question, places) if answers.closest is not None else ""
+    if cause:
+        lines.append(f"  {cause}")
+    elif answers.closest is not None:
+        peak, capacity = answers.closest
+        term = largest_term(peak)
+        lines.append(f"  {does_not_fit(peak, capacity)} (at {peak.moment})")
+        lines.append(f"  the largest part is {term.name}: {term.value / GIB:.1f} GiB = {term.formula}")
+        lines += [
+            f"  {item.option}: {item.reason}" for item in answers.rejected if item.reason.startswith(SHORT_OF_HOST)
+        ]
+    else:
+        reasons = sorted({item.reason for item in answers.rejected})
+        lines += [f"  {reason}" for reason in reasons] or ["  no layout divides the model and the batch as asked"]
+    engines = _other_engines(question, places)
+    if engines:
+        lines.append(
+            f"  another engine could train it there, by its plan: {', '.join(engines)} (`engine:` of the stage)"
+        )
+    if answers.closest is not None and not cause:
+        lines.append(f"  {_what_would_fit(question)}")
+    return InfeasiblePlanError("\n".join(lines), stage=name, is_overflow=answers.closest is not None)
+
+
+def _what_would_fit(question: Question) -> str:
+    fitting = []
+    for name in ALTERNATIVES:
+        size = _fewest(question, name)
+        if size is not None:
+            nodes, per_node = size
+            fitting.append(f"{nodes} x {name}:{per_node}" if nodes > 1 else f"{name}:{per_node}")
+    if fitting:
+        return f"would fit on: {', '.join(fitting)}; or use {_less(question)}"
+    most_nodes, per_node = SIZES[-1]
+    return (
+        f"nor does it fit where else engine {question.engine} was tried: up to {most_nodes} nodes of {per_node} x "
+        f"{', '.join(ALTERNATIVES)}; use {_less(question)}"
+    )
+
+
+def _divisibility(question: Question, places: tuple[Place, ...]) -> str:
+    """Name the node counts nearby that would do, where fewer accelerators than those that were asked for hold a stage.
+
+    The degrees of a layout divide the number of accelerators: 5,000 has few divisors that 144 layers have too.
+    """
+    place = max(places, key=lambda place: place.nodes[-1])
+    nodes = place.nodes[-1]
+    if not question.work.trained or place.is_cpu or nodes < NEARBY[-1]:
+        return ""
+
+    def fits(count: int) -> bool:
+        return bool(search(question, (replace(place, nodes=(count,)),)).options)
+
+    return divisibility(nodes, place.per_node, question.engine, fits)
+
+
+def divisibility(nodes: int, per_node: int, engine: str, fits: Callable[[int], bool]) -> str:
+    """Return that so many nodes divide into no layout, with those nearby that do; empty where fewer do not fit either.
+
+    >>> divisibility(5, 8, "megatron", lambda count: count == 4)
+    'not for lack of memory: 5 nodes, 40 = 2^3 x 5 accelerators, divide into no layout of megatron that fits; 4 nodes (32 accelerators) would do'
+    """  # noqa: E501
+    for unit in NEARBY:
+        near = sorted({nodes // unit * unit, -(-nodes // unit) * unit} - {0, nodes})
+        fitting = [count for count in near if fits(count)]
+        if fitting and fitting[0] < nodes:
+            counts = " or ".join(f"{count:,} nodes ({count * per_node:,} accelerators)" for count in fitting)
+            return (
+                f"not for lack of memory: {nodes:,} nodes, {nodes * per_node:,} = {_factors(nodes * per_node)} "
+                f"accelerators, divide into no layout of {engine} that fits; {counts} would do"
+            )
+    return ""
+
+
+def _factors(number: int) -> str:
+    """Return the prime factors of a number.
+
+    >>> _factors(5000)
+    '2^3 x 5^4'
+    """
+    parts, factor = [], 2
+    while number > 1:
+        power = 0
+        while number % factor == 0:
+            number, power = number // factor, power + 1
+        if power:
+            parts.append(f"{factor}^{power}" if power > 1 else f"{factor}")
+        factor = factor + 1 if factor * factor <= number else max(number, factor + 1)
+    return " x ".join(parts)
+
+
+def _less(question: Question) -> str:
+    """Return a change of the stage's own fields that needs less memory."""
+    shorter = "a shorter max_prompt_tokens or max_new_tokens" if isinstance(question.stage, Sampling) else ""
+    shorter = shorter or "a shorter seq_len"
+    trained = any(item.name == "adapter" for item in fields(question.stage))
+    if trained and getattr(question.stage, "adapter", None) is None:
+        return f"an adapter (adapter: {{rank: 64}}) or {shorter}"
+    return shorter
+
+
+def _other_engines(question: Question, places: tuple[Place, ...]) -> list[str]:
+    """Engines that have a layout which fits, with that layout."""
+    if not question.work.trained or any(place.is_cpu for place in places):
+        return []
+    engines = []
+    for name in (NATIVE, *RL_ENGINES) if isinstance(question.stage, PpoStage) else ENGINES:
+        options = search(replace(question, engine=name, peaks={}), places).options
+        if options:
+            best = min(options, key=lambda option: option.overhead.useful_seconds)
+            engines.append(f"{name} ({best.layout_label})")
+    return engines
+
+
+def _fewest(question: Question, name: str) -> tuple[int, int] | None:
+    """Nodes and accelerators per node of the smallest size that fits."""
+    accelerator = accelerators.get(name)
+    for nodes, per_node in SIZES:
+        place = Place(
+            infra="any",
+            region=None,
+            accelerator=accelerator,
+            per_node=per_node,
+            instance="",
+            price=UNPRICED,
+            nodes=(nodes,),
+        )
+        if search(question, (place,)).options:
+            return nodes, per_node
+    return None

@@ -13,14 +13,14 @@ from charter.catalog.accelerators import Accelerator
 from charter.catalog.price_book import Market, as_of_key, offers
 from charter.cost.uncertainty import lognormal
 from charter.errors import InfeasibleError, UsageError
-from charter.physics.node.storage import checkpoint_bytes
+from charter.physics.node import checkpoint_bytes
 from charter.physics.scaling.laws import FLOPS_PER_PARAMETER_AND_TOKEN
-from charter.physics.shapes.parameters import count_parameters
+from charter.physics.shapes import count_parameters
 from charter.physics.terms import Interval
-from charter.plan.hardware.place import Place, Price
+from charter.plan.knowledge import Knowledge
 from charter.plan.make import make_plan
-from charter.plan.options.risk import PRICE_SIGMA, Overhead, overhead
-from charter.plan.physics.knowledge import Knowledge
+from charter.plan.offers import Place, Price
+from charter.plan.risk import PRICE_SIGMA, Overhead, overhead
 from charter.spec.architecture import Architecture
 from charter.spec.project import DataSpec, ModelSpec, Project, Resources
 from charter.spec.stage import Engine, PretrainStage, StageResources

@@ -1,8 +1,21 @@
-"""`gpus=256`, `market=spot`: short questions about a plan, as values that are put over charter.yaml."""
+"""Short questions about a plan: values put over charter.yaml, and other engines on the accelerators of a stage."""
+
+from dataclasses import replace
 
 from charter.catalog.accelerators import CPU, parse_request
+from charter.engines.common.capabilities import ENGINES, hardware_refusal
+from charter.engines.common.rl_engine import RL_ENGINES
 from charter.errors import UsageError
+from charter.plan.knowledge import format_refusal
+from charter.plan.layout_search import Site, training_options
+from charter.plan.option import EngineLayout, Option, Question
+from charter.plan.plan import Plan
+from charter.plan.rl_search import rl_options
+from charter.plan.stage_plan import StagePlan
 from charter.spec.project import Project
+from charter.spec.stage import PpoStage
+
+# -------- `gpus=256`, `market=spot`: short questions about a plan, as values that are put over charter.yaml.
 
 MARKETS = {"spot": "true", "on_demand": "false", "on-demand": "false", "auto": "auto"}
 KNOWN = (
@@ -64,3 +77,53 @@ def _per_node(project: Project) -> int:
     named = [*resources.accelerators, *(name for place in resources.any_of for name in place.accelerators)]
     counts = [parse_request(name)[1] for name in named if name not in ("any", CPU)]
     return counts[0] if counts else 8
+
+
+# -------- Comparison with other engines on the accelerators of a stage: their best layout beside the chosen one's.
+
+
+def other_engines(question: Question, option: Option) -> tuple[EngineLayout, ...]:
+    """The best layout of every other engine on the same accelerators, fastest first.
+
+    For PPO the best of each placement of the engines that have placements; an engine in which nothing fits is left out,
+    and so are all where the rewards are a list, which no other engine takes.
+    Each engine's time rests on the constants of its own stack, so between engines the intervals are those of two
+    unrelated estimates.
+    """
+    policy = question.stage if isinstance(question.stage, PpoStage) else None
+    is_native_only = policy is not None and bool(policy.rewards)
+    if not question.work.trained or option.place.is_cpu or is_native_only:
+        return ()
+    layouts: list[EngineLayout] = []
+    site = Site(place=option.place, num_nodes=option.num_nodes)
+    places_roles = policy is not None
+    for name in RL_ENGINES if places_roles else ENGINES:
+        kind, accelerator = question.stage.kind, option.place.accelerator
+        refused = hardware_refusal(name, kind, accelerator) or format_refusal(question.dtype, name, kind, accelerator)
+        if name == option.engine or refused:
+            continue
+        inquiry = replace(question, engine=name, peaks={})
+        search = rl_options if places_roles else training_options
+        options, _ = search(inquiry, site.place, site.num_nodes)
+        for best in options:
+            seconds = best.overhead.useful_seconds
+            layouts.append(
+                EngineLayout(
+                    engine=name,
+                    layout=best.layout_label,
+                    seconds=seconds,
+                    ratio=seconds / option.overhead.useful_seconds,
+                    peak_bytes=best.peak.total_bytes,
+                )
+            )
+    return tuple(sorted(layouts, key=lambda item: (item.seconds, item.engine)))
+
+
+def with_other_engines(plan: Plan) -> Plan:
+    """The plan with what other engines could do on the accelerators that it chose."""
+    return replace(plan, stages=tuple(_with_engines(stage) for stage in plan.stages))
+
+
+def _with_engines(stage: StagePlan) -> StagePlan:
+    question = None if stage.searched is None else stage.searched.question
+    return stage if question is None else replace(stage, other_engines=other_engines(question, stage.option))

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from charter.calibration.fitted import load
-from charter.calibration.pace import Pace
 from charter.errors import CharterError
+from charter.physics.fitted import Pace, load
 from charter.plan.project_plan import CALIBRATION_FILE
 from charter.report.estimate_actual import Accuracy, accuracy
 from charter.report.overview import overview

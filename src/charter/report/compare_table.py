@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from charter.plan.plan import Plan
-from charter.plan.stages.stage_plan import MicroUsd, StagePlan
+from charter.plan.stage_plan import MicroUsd, StagePlan
 from charter.report.plan_cells import full_share, hardware, layout, seconds_range, usd_range
 
 

@@ -13,11 +13,11 @@ from charter.artifacts import durable
 from charter.engines.common.rendered import Guarantee
 from charter.engines.handover import handover_engine
 from charter.errors import CharterError
-from charter.plan.any_engine import with_other_engines
-from charter.plan.options.question import EngineLayout
+from charter.plan.option import EngineLayout
 from charter.plan.plan import Plan
 from charter.plan.project_plan import plan_project
-from charter.plan.stages.stage_plan import StagePlan
+from charter.plan.stage_plan import StagePlan
+from charter.plan.what_if import with_other_engines
 from charter.report.engine_lines import WORTH_SAYING
 from charter.report.handover import exported, with_engine
 from charter.run.paths import run_dir

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from charter.calibration.pace import Pace
+from charter.physics.fitted import Pace
 from charter.report.amounts import NO_SPREAD
 from charter.report.overview import Overview, StageView
 from charter.report.read import RunFiles, StageFiles

@@ -14,11 +14,10 @@ from charter.engines.common.request import Handover
 from charter.engines.handover import check_kind, handover_engine, render
 from charter.errors import UsageError
 from charter.plan.inputs import read_inputs
+from charter.plan.pipeline_names import Library, Models
 from charter.plan.plan import Plan
 from charter.plan.project_plan import plan_project
-from charter.plan.stages.stage_plan import StagePlan
-from charter.plan.work.corpus import Library
-from charter.plan.work.roles import Models
+from charter.plan.stage_plan import StagePlan
 from charter.report.handover_inputs import ExportedInputs, export_inputs
 from charter.report.handover_jobs import start_files
 from charter.report.handover_pages import MAPPING, PLAN, README, counts, mapping_page, plan_page, readme

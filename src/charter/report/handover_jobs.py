@@ -12,8 +12,8 @@ from charter.launch.job import StageJob, safe_name
 from charter.launch.plain_yaml import yaml_text
 from charter.launch.rendered.skypilot import CLOUDS, sky_accelerator
 from charter.launch.slurm.render import directives
-from charter.plan.options.option import Option
-from charter.plan.stages.stage_plan import StagePlan
+from charter.plan.option import Option
+from charter.plan.stage_plan import StagePlan
 from charter.spec.launching import SlurmSettings
 
 SCRIPT, SKYPILOT, SLURM = "run.sh", "resources.yaml", "slurm.sh"

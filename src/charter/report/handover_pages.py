@@ -9,7 +9,7 @@ from charter.engines.common.engine import HandoverEngine
 from charter.engines.common.mapping import MappedField
 from charter.engines.common.rendered import RenderedRun, Resume
 from charter.engines.common.request import Handover
-from charter.plan.stages.stage_plan import StagePlan
+from charter.plan.stage_plan import StagePlan
 from charter.report.handover_jobs import SCRIPT, SKYPILOT, SLURM
 from charter.report.handover_request import ModelInput
 

@@ -7,8 +7,7 @@ from types import MappingProxyType
 
 from charter.engines.common.request import CPU, Arrangement, Handover, HandoverPaths, RlPlacement, RolesTogether
 from charter.errors import Problem, SpecError, UsageError
-from charter.plan.options.option import Option, RoleGroup
-from charter.plan.options.question import Question
+from charter.plan.option import Option, Question, RoleGroup
 from charter.plan.plan import Plan
 from charter.spec.architecture import Architecture
 from charter.spec.project import Project

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from charter.plan.keep_warm import shared_servers
 from charter.plan.plan import Plan
-from charter.plan.stages.stage_plan import StagePlan
+from charter.plan.stage_plan import StagePlan
 from charter.units import format_usd
 
 

@@ -1,9 +1,9 @@
 """How the figures of a plan are written in a cell: ranges, hardware, peaks."""
 
 from charter.physics.terms import Interval
-from charter.plan.options.option import DeviceGroup, Option
-from charter.plan.physics.fit import Peak
-from charter.plan.stages.stage_plan import MicroUsd
+from charter.plan.option import DeviceGroup, Option
+from charter.plan.stage_memory import Peak
+from charter.plan.stage_plan import MicroUsd
 from charter.spec.number_formats import FP8
 from charter.units import GIB, format_usd
 

@@ -3,8 +3,7 @@
 from datetime import date, timedelta
 
 from charter.catalog.price_book import STALE_DAYS, as_of_key
-from charter.plan.plan import Plan
-from charter.plan.stale import PREFIX
+from charter.plan.plan import PREFIX, Plan
 
 
 def dates_line(plan: Plan, today: date | None) -> list[str]:

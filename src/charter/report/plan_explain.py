@@ -6,11 +6,10 @@ from rich.table import Table
 from rich.text import Text
 
 from charter.physics.terms import Term
-from charter.plan.options.option import Option
-from charter.plan.options.pareto import near_tied, pareto
-from charter.plan.options.stage_risk import StageRisk
+from charter.plan.option import Option, near_tied, pareto
 from charter.plan.plan import Plan
-from charter.plan.stages.stage_plan import QUANTILES, MicroUsd, StagePlan
+from charter.plan.stage_plan import QUANTILES, MicroUsd, StagePlan
+from charter.plan.stage_risk import StageRisk
 from charter.report.plan_cells import full_share, layout, seconds_range
 from charter.units import format_bytes, format_count, format_seconds, format_usd
 

@@ -6,10 +6,10 @@ from rich.text import Text
 
 from charter.plan.assemble import NO_NATIVE_ROW
 from charter.plan.inputs import MODEL
-from charter.plan.options.option import Option, Rejected
-from charter.plan.options.stage_risk import StageRisk
+from charter.plan.option import Option, Rejected
 from charter.plan.plan import Plan
-from charter.plan.stages.stage_plan import StagePlan
+from charter.plan.stage_plan import StagePlan
+from charter.plan.stage_risk import StageRisk
 from charter.report.placement_lines import placement_lines
 from charter.report.plan_cells import VERDICT_WORDS, layout
 from charter.report.plan_dates import short_date

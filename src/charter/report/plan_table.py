@@ -9,9 +9,9 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from charter.plan.money.cost_breakdown import STORAGE
+from charter.plan.money import STORAGE
 from charter.plan.plan import Plan
-from charter.plan.stages.stage_plan import StagePlan
+from charter.plan.stage_plan import StagePlan
 from charter.report.plan_cells import gib, hardware, hours, layout, seconds_range, usd_range
 from charter.report.plan_dates import dates_line
 from charter.report.plan_notes import longest_pole, notes

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 
 from charter.cost.buckets import BUCKETS
-from charter.plan.money.cost_breakdown import API, STORAGE, TRANSFER
+from charter.plan.money import API, STORAGE, TRANSFER
 from charter.plan.plan import Plan
-from charter.plan.stages.stage_plan import MicroUsd
+from charter.plan.stage_plan import MicroUsd
 
 NOTHING = MicroUsd(p10=0, p50=0, p90=0)
 REPEATED = "reruns, idle time"

@@ -4,8 +4,7 @@ import math
 from collections.abc import Sequence
 from importlib.resources import files
 
-from charter.physics.scaling.law_file import constants_of
-from charter.physics.scaling.study import CurvePoint, Study, curve
+from charter.physics.scaling.study import CurvePoint, Study, constants_of, curve
 from charter.report.markup import Markup, esc, join, section, table
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860.0, 400.0, 60.0, 16.0, 16.0, 44.0

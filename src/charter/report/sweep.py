@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from charter.evaluate.outcome import read_results
-from charter.physics.student import t_quantile, t_within
+from charter.physics.terms import t_quantile, t_within
 from charter.spec.sweep import Point, SweepMetric
 from charter.units import format_seconds, format_usd
 

@@ -1,4 +1,4 @@
-"""Seconds to write or read a checkpoint; `physics/node/storage.py` has its size."""
+"""Seconds to write or read a checkpoint; `physics/node.py` has its size."""
 
 
 def transfer_seconds(

@@ -27,7 +27,7 @@ from charter.errors import EXTRAS
 from charter.launch.machine import cpu_capability, gpus_here, installed_version
 from charter.launch.node_checks.local import accelerators, kernel_log, xid_errors
 from charter.launch.node_checks.report import Finding, read_bad_nodes
-from charter.plan.hardware.machine import usable_cores, usable_memory_bytes
+from charter.plan.machine import usable_cores, usable_memory_bytes
 from charter.run.paths import earlier_stage_dirs, run_dir
 from charter.run.preflight import RUN_PACKAGES
 from charter.spec.project import Project

@@ -16,7 +16,7 @@ from charter.run.inputs import FileHashes, Inputs, read_revisions
 from charter.run.paths import earlier_stage_dirs, run_dir, stage_dir
 from charter.spec.graph import execution_order, inputs_of
 from charter.spec.project import Project, Serving
-from charter.spec.stage import EvalStage, Stage
+from charter.spec.stage import Stage
 
 ACCEPTED_FILE = "accepted.json"
 MIN_PIN_LENGTH = 8
@@ -94,9 +94,6 @@ def _finished(root: Path, name: str, prefix: str) -> Record | None:
         if record is not None and record.fingerprint.startswith(prefix):
             return record
     return None
-
-
-_READS_CONSTITUTION = frozenset({"judge", "critique", "label"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,7 +242,7 @@ def _plan(
     }
     for role, paths in spec.sources.items():
         sources[role] = tuple(inputs.files(path, role) for path in paths)
-    path, constitution = inputs.constitution() if _reads_constitution(spec) else (None, None)
+    path, constitution = inputs.constitution() if spec.reads_constitution else (None, None)
     identity = stage_identity(
         spec,
         name=name,
@@ -289,7 +286,3 @@ def _tokenizer_inputs(
     names = [name for model in models if model.tokenizer is not None for name in model.tokenizer.train_on]
     items = tuple(inputs.data(name, "tokenizer") for name in dict.fromkeys(names))
     return {"tokenizer": items} if items else {}
-
-
-def _reads_constitution(spec: Stage) -> bool:
-    return spec.kind in _READS_CONSTITUTION or (isinstance(spec, EvalStage) and spec.judge is not None)

@@ -52,7 +52,7 @@ def check_layout(project: Project, name: str, stage: Stage, *, facts: NodeFacts 
         hint = f"tensor must divide {world}: {one_of(_divisors(world))}"
         yield Problem(path=f"{where}.tensor", message=f"{tensor} does not divide the {world} processes", hint=hint)
         return
-    if isinstance(stage, PpoStage) and stage.judge is not None and world > 1:
+    if isinstance(stage, PpoStage) and stage.judges and world > 1:
         message = f"a judge as the reward runs in one process; found {world}"
         hint = "give the stage one accelerator, or a preference model as its reward"
         yield Problem(

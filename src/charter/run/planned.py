@@ -11,17 +11,17 @@ from charter.artifacts import durable
 from charter.artifacts.checkpoints import Position
 from charter.artifacts.planned_step import PlannedStep, write_planned_step
 from charter.artifacts.stage_state import checkpoint_position
-from charter.calibration.pace import Pace, joined, seconds_per_step
 from charter.errors import DataError
 from charter.launch.machine import stage_processes
 from charter.launch.opening import HERE
+from charter.physics.fitted import Pace, joined, seconds_per_step
 from charter.physics.terms import Term
-from charter.plan.hardware.place import LOCAL
-from charter.plan.physics.knowledge import shipped
+from charter.plan.knowledge import shipped
+from charter.plan.offers import LOCAL
 from charter.plan.plan import InfeasiblePlanError, Plan
 from charter.plan.probe import full_steps
 from charter.plan.project_plan import plan_project
-from charter.plan.stages.stage_plan import StagePlan
+from charter.plan.stage_plan import StagePlan
 from charter.run.graph import Pipeline, PlannedStage, build_pipeline
 from charter.run.paths import run_dir
 from charter.run.staleness import assess

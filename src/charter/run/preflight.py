@@ -12,7 +12,7 @@ from charter.errors import CharterError, DataError, MissingExtraError, Problem, 
 from charter.launch.handing_over import data_roles, handover_of, model_roles
 from charter.launch.machine import NodeFacts, frozen_values, stage_device, stage_nodes
 from charter.plan.inputs import read_inputs
-from charter.plan.work.roles import Models
+from charter.plan.pipeline_names import Models
 from charter.run.graph import Pipeline, PlannedStage, job_of
 from charter.run.layout_checks import check_accelerators, check_layout
 from charter.run.served import check_served

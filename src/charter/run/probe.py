@@ -19,15 +19,14 @@ from charter.artifacts.job import write_job
 from charter.artifacts.record import read_record
 from charter.artifacts.stage_dir import METRICS
 from charter.artifacts.stage_state import read_progress
-from charter.calibration.fitted import Bundle, load, save
-from charter.calibration.pace import Pace, seconds_per_step
 from charter.errors import InfeasibleError
 from charter.launch.commands import module_of, preloaded_modules
 from charter.launch.engine import Engine, StageStart
 from charter.launch.local import local_engine, stage_environment
 from charter.launch.machine import frozen_values, processes_of
-from charter.plan.hardware.machine import Machine, probe_machine
-from charter.plan.physics.knowledge import shipped
+from charter.physics.fitted import Bundle, Pace, load, save, seconds_per_step
+from charter.plan.knowledge import shipped
+from charter.plan.machine import Machine, probe_machine
 from charter.plan.plan import Plan
 from charter.plan.probe import (
     LayoutProbe,
@@ -42,7 +41,7 @@ from charter.plan.probe import (
     with_micro_batch,
 )
 from charter.plan.project_plan import CALIBRATION_FILE, plan_project
-from charter.plan.stages.stage_plan import StagePlan
+from charter.plan.stage_plan import StagePlan
 from charter.run.graph import Pipeline, PlannedStage, build_pipeline, job_of
 from charter.run.preflight import check_packages
 from charter.spec.project import Project

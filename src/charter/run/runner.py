@@ -25,7 +25,7 @@ from charter.launch.machine import frozen_values
 from charter.launch.opening import HERE, RUNS, engine_name, open_scheduler
 from charter.ledger import Ledger
 from charter.ledger.store import ledger_place
-from charter.plan.hardware.place import may_run_here
+from charter.plan.offers import may_run_here
 from charter.plan.plan import InfeasiblePlanError
 from charter.run.accounts import EngineRecords, end_finished, rebuild_ledger, start_key
 from charter.run.actions import accept_model

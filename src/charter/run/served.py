@@ -31,7 +31,7 @@ def check_served(project: Project, todo: Sequence[PlannedStage]) -> Iterator[Pro
     """Roles that need weights, where the model is only served."""
     for stage in todo:
         served_roles = ASKED.get(stage.spec.kind, frozenset())
-        if isinstance(stage.spec, PpoStage) and stage.spec.judge is not None:
+        if isinstance(stage.spec, PpoStage) and stage.spec.judges:
             served_roles = frozenset({stage.spec.judge_role})
         for role, items in stage.inputs.items():
             for item in items:

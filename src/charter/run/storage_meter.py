@@ -19,7 +19,7 @@ from charter.ledger import Ledger
 from charter.ledger.attempt import tags_text
 from charter.ledger.store import has_ledger, ledger_place
 from charter.ledger.stored import RUN_DIRECTORY, StoredSample
-from charter.plan.stages.stored_price import place_price
+from charter.plan.storage import place_price
 from charter.run.paths import run_dir
 from charter.spec.project import Project
 

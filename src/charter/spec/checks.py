@@ -137,7 +137,7 @@ def check_project(project: Project) -> Iterator[Problem]:
     for name in project.notes:
         if name not in project.pipeline:
             yield Problem(message=f"no stage is called {name!r}", path=f"notes.{name}")
-    asking = [name for name, stage in project.pipeline.items() if stage.kind in ("critique", "label", "judge")]
+    asking = [name for name, stage in project.pipeline.items() if stage.reads_constitution and stage.kind != "eval"]
     if asking and project.constitution is None:
         hint = "add  constitution: constitution.yaml  (`charter init` writes one to start from)"
         yield Problem(message=f"the key 'constitution' is missing; stage {asking[0]!r} needs it", hint=hint)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from charter.spec.quantity import Bytes, Count, Seconds, execution
+from charter.spec.quantity import Bytes, Count, Names, Seconds, execution
 
 LossAggregation = Literal["token", "sequence", "constant", "prompt"]
 KlEstimator = Literal["k1", "k2", "k3"]
@@ -20,11 +20,43 @@ KL_IN_LOSS = frozenset({"grpo", "reinforce_pp_baseline"})
 
 REWARD_SOURCES = "reward_sources"
 """Role of the files of the user's reward functions among a stage's inputs."""
+RUBRICS = "rubrics"
+"""Role of the files with a judge's criteria among a stage's inputs."""
+CONSTITUTION, OF_THE_ROW = "constitution", "row"
+"""Criteria of a rubric that stand in no file of their own."""
 SHIPPED_REWARDS = ("exact", "number", "choice", "regex", "tags", "json_schema", "overlong", "repetition")
 """Reward functions by the name after `charter:`."""
 RewardKind = Literal["function", "preference_model", "judge"]
 SHIPPED_REWARD = "charter:"
 """Begins the name of a reward function that is shipped; other functions are `path/to/file.py:name`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rubric:
+    """Criteria by which a judge rates an answer, and the form in which it is asked.
+
+    Answers to one prompt are rated by the same criteria. A criterion that the judge does not answer is a failure of
+    the answer's reward, never a low one.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    criteria: str = CONSTITUTION
+    """`constitution`: the comparison question of each of its principles; `row`: the column `rubric` of the prompt's
+    row, a list of texts or of `{id, text, weight}`; or the path of a file `{schema: charter.rubric/v1, criteria: [{id,
+    text, weight}]}`, whose content is part of the stage's key."""
+    ask: Literal["pointwise", "checklist", "pairwise"] = "pointwise"
+    """`pointwise`: the expected figure from 1 to 10 under each criterion, moved to -1 to 1; `checklist`: the
+    probability that the answer meets it, 0 to 1; `pairwise`: the probability that it is better than the answers beside
+    it in its group, in both orders, 0 to 1."""
+    only: Names = ()
+    """Ids of the criteria that are used; all of them unless given."""
+    per_prompt: Count | None = None
+    """So many criteria are drawn by weight for each prompt of a rollout; all of them unless given."""
+    combine: Literal["mean", "min"] = "mean"
+    """Mean over the criteria by weight (drawn ones count alike), or the worst of them."""
+    opponents: Count = 1
+    """`pairwise`: how many answers that follow in its group each answer is compared with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +81,8 @@ class Reward:
     """`function`: further arguments of the call."""
     model: str | None = None
     """`preference_model`, `judge`: the model that scores; a judge gives its expected rating, from -1 to 1."""
+    rubric: Rubric | None = None
+    """`judge`: criteria, and how they are asked; without it, how helpful, honest and harmless the answer is."""
     weight: float = 1.0
     timeout: Seconds = execution(10.0)
     """`function`: longest time of one call; beyond it the call has failed, which is no reward of 0."""

@@ -13,8 +13,11 @@ from typing import Annotated, ClassVar, Final, Literal, get_args
 from charter.spec.layout import Adapter
 from charter.spec.quantity import Count, Names, Reads, Seconds, added, execution
 from charter.spec.rewards import (
+    CONSTITUTION,
     KL_IN_LOSS,
+    OF_THE_ROW,
     REWARD_SOURCES,
+    RUBRICS,
     AdvantageScale,
     Estimator,
     KlEstimator,
@@ -217,6 +220,11 @@ class Stage:
     def sources(self) -> Mapping[str, tuple[str, ...]]:
         """Files that are neither data nor models, by role: their content is part of the stage's key."""
         return {}
+
+    @property
+    def reads_constitution(self) -> bool:
+        """Return True if the project's principles are an input."""
+        return self.kind in ("judge", "critique", "label")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -448,7 +456,7 @@ class PpoStage(Sampling, Stage):
     """What `reward` names: a preference model, or a language model whose expected rating from 1 to 10 is the reward
     (direct RLAIF, Lee et al. 2023)."""
     rewards: tuple[Reward, ...] = added(())
-    """Weighted rewards of every answer, instead of `reward`: functions, at most one preference model, one judge."""
+    """Weighted rewards of every answer, instead of `reward`: functions, judges, at most one preference model."""
     mixture: Literal["sum_then_normalise", "normalise_then_sum"] = added("sum_then_normalise")
     """Several rewards as one: their weighted sum, which the estimator then compares; or each compared within its group
     before they are added (GDPO, arXiv:2601.05242; estimator grpo)."""
@@ -514,11 +522,12 @@ class PpoStage(Sampling, Stage):
         return self.estimator in ("gae", "reinforce")
 
     @property
-    def judge(self) -> str | None:
-        """The language model whose ratings are a reward, if there is one."""
+    def judges(self) -> tuple[str, ...]:
+        """The language models whose ratings are rewards, each once."""
         if self.rewards:
-            return next((item.model for item in self.rewards if item.kind == "judge"), None)
-        return self.reward if self.reward_from == "judge" else None
+            models = (item.model for item in self.rewards if item.kind == "judge")
+            return tuple(dict.fromkeys(model for model in models if model is not None))
+        return (self.reward,) if self.reward is not None and self.reward_from == "judge" else ()
 
     @property
     def preference_model(self) -> str | None:
@@ -529,21 +538,34 @@ class PpoStage(Sampling, Stage):
 
     @property
     def judge_role(self) -> str:
-        """Role of the judge among the stage's inputs: `reward` where it stands alone in the short form."""
+        """Role of the judges among the stage's inputs: `reward` where one stands alone in the short form."""
         return "judge" if self.rewards else "reward"
+
+    def role_of(self, judge: str) -> str:
+        """The role in which a judge is asked: one of several has its name behind it."""
+        return f"{self.judge_role}/{judge}" if len(self.judges) > 1 else self.judge_role
+
+    @property
+    def reads_constitution(self) -> bool:
+        """Return True if a judge rates by the principles."""
+        return any(item.rubric is not None and item.rubric.criteria == CONSTITUTION for item in self.rewards)
 
     @property
     def sources(self) -> Mapping[str, tuple[str, ...]]:
-        """Files of the user's reward functions, each once."""
-        files = tuple(dict.fromkeys(item.source for item in self.rewards if item.source is not None))
-        return {REWARD_SOURCES: files} if files else {}
+        """Files of the user's reward functions and of criteria, each once."""
+        rubrics = (item.rubric.criteria for item in self.rewards if item.rubric is not None)
+        files = {
+            REWARD_SOURCES: tuple(dict.fromkeys(item.source for item in self.rewards if item.source is not None)),
+            RUBRICS: tuple(dict.fromkeys(path for path in rubrics if path not in (CONSTITUTION, OF_THE_ROW))),
+        }
+        return {role: names for role, names in files.items() if names}
 
     def named(self, role: str) -> str | tuple[str, ...] | None:
         """The name or names in a role; the models of a list of rewards stand in the list."""
         if self.rewards and role == "reward":
             return self.preference_model
         if role == "judge":
-            return self.judge if self.rewards else None
+            return (self.judges or None) if self.rewards else None
         return super().named(role)
 
     @property
@@ -656,6 +678,11 @@ class EvalStage(Sampling, Stage):
     """Fixed judged pairs for the suite `probes`: a judge that answers them otherwise than before has drifted."""
     lm_eval_tasks: Names = ()
     """Directories or files of local lm-evaluation-harness tasks, for the suite `lm_eval`."""
+
+    @property
+    def reads_constitution(self) -> bool:
+        """Return True if a judge compares answers under the principles."""
+        return self.judge is not None
 
     @property
     def sources(self) -> Mapping[str, tuple[str, ...]]:

@@ -50,7 +50,7 @@ def judge_loss(
     margin = first - second
     choice = -both_B2.gather(1, torch.tensor(right, device=both_B2.device)[:, None]).view(-1, 2).mean(1)
     loss = (-functional.logsigmoid(margin) + spec.cross_entropy_weight * choice).sum()
-    sums = {"accuracy": float((margin > 0).sum())}
+    sums = {"accuracy": (margin > 0).sum()}
     counters = {"pairs": len(pairs), "tokens": counted.tokens}
     return BatchLoss(loss, float(len(pairs)), sums, counters, logits=counted.logits)
 

@@ -1,4 +1,7 @@
-"""Direct RLAIF: the reward of an answer is what a judge would rate it, without a preference model in between."""
+"""Direct RLAIF: the reward of an answer is what a judge would rate it, without a preference model in between.
+
+Rated by the three aims, or by a rubric's criteria: the constitution's, a file's, those of the prompt's row.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,12 +11,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from charter.artifacts.draws import draw_seed
 from charter.data.dataset import Turn
 from charter.errors import DataError, StageError
 from charter.feedback.answering import open_answerer
 from charter.feedback.asking import Invalid
+from charter.feedback.constitution import Principle
+from charter.feedback.inputs import role_constitution
 from charter.feedback.rating import Rated, Rating, rating
 from charter.feedback.records import Answerer, answered
+from charter.feedback.rubric import (
+    ROW_COLUMN,
+    Group,
+    chosen_criteria,
+    criteria_of,
+    drawn_criteria,
+    load_rubric,
+    rubric_rating,
+)
+from charter.spec.rewards import CONSTITUTION, OF_THE_ROW, RUBRICS, Reward, Rubric
+from charter.spec.stage import PpoStage
+from charter.train.rewards.mixture import Answer, Score
+from charter.train.rewards.processes import Failed
 from charter.train.setup import Setup
 
 
@@ -29,15 +48,20 @@ class JudgeReward:
     """Whether the same answers are rated with the same bits again; stored answers of an endpoint are not relied on."""
 
     @staticmethod
-    def open(setup: Setup, stack: ExitStack, role: str) -> "JudgeReward":
-        """The judge that the stage names in a role; `stack` gives it back."""
+    def open(setup: Setup, spec: PpoStage, stack: ExitStack) -> "dict[str, JudgeReward]":
+        """The judges that the stage names, by their models; `stack` gives them back."""
+        if not spec.judges:
+            return {}
         if setup.ranks.world_size > 1:
             raise DataError(
                 f"a judge as the reward runs in one process, and this stage has {setup.ranks.world_size}\n"
                 "  give it one accelerator, or train a preference model on the judge's labels and use that"
             )
-        answerer = stack.enter_context(open_answerer(setup.stage, [role]))
-        return JudgeReward(setup, answerer, role, setup.job.only(role).name not in setup.job.serving)
+        answerer = stack.enter_context(open_answerer(setup.stage, [spec.judge_role]))
+        served = setup.job.serving
+        return {
+            name: JudgeReward(setup, answerer, spec.role_of(name), is_exact=name not in served) for name in spec.judges
+        }
 
     def score(self, step: int, conversations: Sequence[tuple[Sequence[Turn], str]]) -> Tensor:
         """Rewards from -1 to 1; a rollout with an answer that has no rating cannot be learnt from."""
@@ -59,3 +83,63 @@ class JudgeReward:
         ]
         job = self.setup.job
         return answered(rating(items, seed=job.seed, stage=job.stage, role=self.role), self.answerer)
+
+    def settled_micro_usd(self) -> int:
+        """Known cost of the calls of this stage so far; 0 where all judges are in this process."""
+        return self.answerer.settled_micro_usd()
+
+    def marks(self, groups: Sequence[Group], rubric: Rubric) -> Sequence[float | Invalid]:
+        """The mark of each answer by a rubric, or why it has none."""
+        job = self.setup.job
+        return answered(rubric_rating(groups, rubric, seed=job.seed, stage=job.stage, role=self.role), self.answerer)
+
+
+def judge_score(reward: Reward, judge: JudgeReward, *, samples: int) -> Score:
+    """Scores of a judge of the list, group by group; an answer without a mark has failed."""
+    job, rubric = judge.setup.job, reward.rubric
+
+    def rated(answers: Sequence[Answer]) -> list[float | Failed | None]:
+        conversations = [(answer.turns, answer.text) for answer in answers]
+        ratings = judge.ratings(answers[0].seed if answers else 0, conversations)
+        return [Failed(item.reason) if isinstance(item, Invalid) else item.reward for item in ratings]
+
+    if rubric is None:
+        return rated
+    criteria = () if rubric.criteria == OF_THE_ROW else chosen_criteria(_criteria(judge.setup, rubric), rubric)
+
+    def marked(answers: Sequence[Answer]) -> list[float | Failed | None]:
+        groups = [
+            _group(answers[place : place + samples], reward.name, criteria, rubric, seed=job.seed)
+            for place in range(0, len(answers), samples)
+        ]
+        marks = iter(judge.marks([group for group in groups if group.criteria], rubric))
+        scores: list[float | Failed | None] = []
+        for group in groups:
+            drawn = [next(marks) if group.criteria else None for _ in group.answers]
+            scores += [Failed(mark.reason) if isinstance(mark, Invalid) else mark for mark in drawn]
+        return scores
+
+    return marked
+
+
+def _criteria(setup: Setup, rubric: Rubric) -> Sequence[Principle]:
+    if rubric.criteria == CONSTITUTION:
+        return role_constitution(setup.job).principles
+    files = {item.name: item for item in setup.job.inputs.get(RUBRICS, ())}
+    return load_rubric(files[f"{RUBRICS} {rubric.criteria}"].location())
+
+
+def _group(answers: Sequence[Answer], name: str, criteria: Sequence[Principle], rubric: Rubric, *, seed: int) -> Group:
+    """Answers to one prompt with their criteria; a row without criteria of its own has none."""
+    first = answers[0]
+    if rubric.criteria == OF_THE_ROW:
+        own = first.row.get(ROW_COLUMN) or ()
+        own = own if isinstance(own, list | tuple) else [own]
+        criteria = chosen_criteria(criteria_of(own, origin=f"column {ROW_COLUMN}"), rubric) if own else ()
+    drawn = drawn_criteria(criteria, rubric, draw_seed(seed, "rubric", name, first.seed))
+    return Group(
+        id=f"{name}/{first.seed}",
+        turns=first.turns,
+        answers=tuple(answer.text for answer in answers),
+        criteria=drawn,
+    )

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from charter.artifacts.planned_step import read_planned_step
 from charter.catalog import accelerators
 from charter.errors import UsageError
-from charter.physics.shapes.flops import forward_flops_per_token
+from charter.physics.flops import forward_flops_per_token
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Recompute
 
@@ -214,7 +214,7 @@ class Reader:
     def training(self, tokens: float, sequences: float, *, head_share: float = 1.0) -> Operations:
         """Forward and backward: `3 F`, with a frozen base `2 F + F_mixing`; recomputation repeats scores or `F - head`.
 
-        Source: Kaplan et al. 2020, section 2.1; Korthikanti et al. 2022, section 4 (`physics.shapes.flops`).
+        Source: Kaplan et al. 2020, section 2.1; Korthikanti et al. 2022, section 4 (`physics.flops`).
         """
         total, head, mixing, scores = self._per_token(tokens, sequences, head_share)
         trained = 2 * total + mixing if self.frozen_base else 3 * total

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from charter.models.chat import Encoded
-from charter.models.runtime import EAGER, FLASH, FLEX
+from charter.models.runtime import EAGER, FLASH, FLEX, on_device
 
 
 def pack(lengths: Sequence[int], seq_len: int) -> tuple[tuple[int, ...], ...]:
@@ -127,12 +127,15 @@ def model_inputs(batch: PackedBatch, *, attention: str, device: torch.device) ->
     mask but one row without padding (`flattened`) and where its conversations begin; without that, transformers looks
     for positions that begin again in every layer, and the processor waits for the device each time.
     """
-    inputs: dict[str, Any] = {"input_ids": batch.ids_BT.to(device), "position_ids": batch.positions_BT.to(device)}
+    inputs: dict[str, Any] = {
+        "input_ids": on_device(batch.ids_BT, device),
+        "position_ids": on_device(batch.positions_BT, device),
+    }
     if attention == FLASH:
         if len(batch.ids_BT) != 1 or not bool(batch.segments_BT.all()):
             raise ValueError("flash attention reads one row without padding: give it `batch.flattened()`")
         return inputs | _conversation_bounds(batch.positions_BT[0], device)
-    segments_BT = batch.segments_BT.to(device)
+    segments_BT = on_device(batch.segments_BT, device)
     if attention == FLEX:
         return inputs | {"attention_mask": block_mask(segments_BT)}
     mask_B1TT = attention_mask(segments_BT)
@@ -145,7 +148,7 @@ def _conversation_bounds(positions_T: Tensor, device: torch.device) -> dict[str,
     """Return where the conversations of a row begin, and the longest, by the names of transformers' flash attention."""
     begins_N = (positions_T == 0).nonzero().squeeze(1)
     bounds_N = torch.cat([begins_N, begins_N.new_tensor([len(positions_T)])]).to(torch.int32)
-    longest, bounds_N = int(bounds_N.diff().max()), bounds_N.to(device)
+    longest, bounds_N = int(bounds_N.diff().max()), on_device(bounds_N, device)
     return {
         "cu_seq_lens_q": bounds_N,
         "cu_seq_lens_k": bounds_N,

@@ -15,15 +15,14 @@ from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
 from charter.data.dataset import read_prompts
 from charter.errors import DataError
-from charter.feedback.asking import Invalid
 from charter.inference.generator import Generator, NativeGenerator
 from charter.inference.score import score_answers
 from charter.models.language_model import LanguageModel
 from charter.models.parallel import Parallel, parallelize
 from charter.models.preference import PreferenceModel, ScalarModel, load_preference_model
-from charter.spec.rewards import REWARD_SOURCES, RewardKind
+from charter.spec.rewards import REWARD_SOURCES, Reward
 from charter.spec.stage import Guard, PpoStage
-from charter.train.judge_reward import JudgeReward
+from charter.train.judge_reward import JudgeReward, judge_score
 from charter.train.loop import DivergenceGuard, Loop, StepReport, publish_model
 from charter.train.meter import LOGITS, MINIBATCHES
 from charter.train.models import TrainedModel, frozen_model, reads_parts, stage_model, trained_model
@@ -208,13 +207,14 @@ def ppo_task(setup: Setup, stack: ExitStack | None = None) -> tuple[PpoTask, Tra
     spec = setup.job.spec
     assert isinstance(spec, PpoStage)
     stack = stack or ExitStack()
-    judge = None if spec.judge is None else JudgeReward.open(setup, stack, spec.judge_role)
+    judges = JudgeReward.open(setup, spec, stack)
     policy = trained_model(setup, _policy(setup), spec)
     models = _models(setup, spec, policy)
     if models.reward is not None:
         count_ppo(setup, spec, policy.model.model.config, models.reward.language_model.model.config)
     prompts = tuple(setup.rows("prompts", read_prompts))
-    rewards = open_rewards(setup, spec, models, judge, stack) if spec.rewards else None
+    rewards = open_rewards(setup, spec, models, judges, stack) if spec.rewards else None
+    judge = None if spec.rewards else next(iter(judges.values()), None)
     sampler = Sampler(setup, spec, models, _generator(setup, spec, policy), prompts, judge, rewards)
     value_optimizer = None
     if models.value is not None:
@@ -235,9 +235,9 @@ def ppo_task(setup: Setup, stack: ExitStack | None = None) -> tuple[PpoTask, Tra
 
 
 def _reward_metrics(names: Sequence[str], sums: Mapping[str, float], answers: int) -> dict[str, float]:
-    """Mean and deviation of each reward where it applied, the shares where it did not and where it failed, seconds.
+    """Mean and deviation of each reward where it applied, shares where it did not and where it failed, seconds, usd.
 
-    >>> sums = {"a/applied": 2.0, "a/sum": 2.0, "a/square": 4.0, "a/failed": 1.0, "a/seconds": 0.5}
+    >>> sums = {"a/applied": 2.0, "a/sum": 2.0, "a/square": 4.0, "a/failed": 1.0, "a/seconds": 0.5, "a/usd": 0.0}
     >>> _reward_metrics(["a"], sums, answers=4)["reward_a_mean"]
     1.0
     """
@@ -252,12 +252,13 @@ def _reward_metrics(names: Sequence[str], sums: Mapping[str, float], answers: in
             f"reward_{name}_not_applicable": (answers - sums[f"{name}/applied"] - failed) / answers,
             f"reward_{name}_failed": failed / answers,
             f"reward_{name}_seconds": sums[f"{name}/seconds"],
+            f"reward_{name}_usd": sums[f"{name}/usd"],
         }
     return metrics
 
 
 def open_rewards(
-    setup: Setup, spec: PpoStage, models: PpoModels, judge: JudgeReward | None, stack: ExitStack
+    setup: Setup, spec: PpoStage, models: PpoModels, judges: Mapping[str, JudgeReward], stack: ExitStack
 ) -> RewardList:
     """Open the list of rewards of a stage, its functions in processes that `stack` ends."""
     if setup.ranks.world_size != setup.ranks.data_size:
@@ -271,25 +272,22 @@ def open_rewards(
         scores = score_answers(models.reward, conversations, dtype=spec.dtype, groups=groups).tolist()
         return [score if math.isfinite(score) else Failed(f"the score is {score}") for score in scores]
 
-    def judged(answers: Sequence[Answer]) -> list[float | Failed | None]:
-        assert judge is not None
-        conversations = [(answer.turns, answer.text) for answer in answers]
-        ratings = judge.ratings(answers[0].seed if answers else 0, conversations)
-        return [Failed(item.reason) if isinstance(item, Invalid) else item.reward for item in ratings]
+    def opened(item: Reward) -> Score:
+        match item.kind:
+            case "function":
+                return FunctionReward.open(item, own_file(item, sources), stack)
+            case "judge":
+                return judge_score(item, judges[str(item.model)], samples=spec.samples_per_prompt)
+            case "preference_model":
+                return preferred
 
-    scores: dict[RewardKind, Score] = {"preference_model": preferred, "judge": judged}
-    functions = {
-        item.name: FunctionReward.open(item, own_file(item, sources), stack)
-        for item in spec.rewards
-        if item.kind == "function"
-    }
-    opened = tuple(functions.get(item.name) or scores[item.kind] for item in spec.rewards)
     return RewardList(
         spec.rewards,
-        opened,
+        tuple(opened(item) for item in spec.rewards),
         setup.stage.path / DIRECTORY,
         spec.max_failed_share,
         all_have=lambda stored: not setup.ranks.any(not stored),
+        spent=next((judge.settled_micro_usd for judge in judges.values()), lambda: 0),
     )
 
 

@@ -69,6 +69,8 @@ class Rollout:
     failed_BK: Tensor | None = None
     seconds_BK: Tensor | None = None
     """Seconds of each reward, divided by the answers."""
+    usd_BK: Tensor | None = None
+    """Known cost of each reward, likewise."""
 
     @property
     def loss_mask_BR(self) -> Tensor:
@@ -113,7 +115,7 @@ class Rollout:
 
     def reward_sums(self, names: Sequence[str]) -> dict[str, float]:
         """Sums over the answers of each reward of a list: how often it applied, its values, squares, failures, time."""
-        if self.reward_BK is None or self.failed_BK is None or self.seconds_BK is None:
+        if self.reward_BK is None or self.failed_BK is None or self.seconds_BK is None or self.usd_BK is None:
             return {}
         value_BK = torch.where(self.reward_BK.isnan(), 0.0, self.reward_BK).double()
         columns = {
@@ -122,6 +124,7 @@ class Rollout:
             "square": value_BK**2,
             "failed": self.failed_BK.double(),
             "seconds": self.seconds_BK.double(),
+            "usd": self.usd_BK.double(),
         }
         totals = {name: column.sum(0).tolist() for name, column in columns.items()}
         return {f"{reward}/{name}": totals[name][k] for name in totals for k, reward in enumerate(names)}
@@ -236,7 +239,9 @@ class Sampler:
         reward_BK, failed_BK = rated.reward_BK.to(device), rated.failed_BK.to(device)
         weight_K = torch.tensor([item.weight for item in rewards.rewards], device=device)
         failed_G = failed_BK.any(1).view(-1, self.spec.samples_per_prompt).any(1)
-        seconds_K = torch.tensor(rated.seconds_K, device=device) / max(len(rateable), 1)
+        seconds_K, usd_K = (
+            torch.tensor(amounts, device=device) / max(len(rateable), 1) for amounts in (rated.seconds_K, rated.usd_K)
+        )
         return Scored(
             answers,
             weighted_sum(reward_BK, weight_K),
@@ -244,6 +249,7 @@ class Sampler:
             reward_BK,
             failed_BK,
             seconds_K.expand_as(reward_BK).clone(),
+            usd_K.expand_as(reward_BK).clone(),
         )
 
     def _refilled(self, step: int, data_step: int, first: "Scored", settings: SamplingSettings) -> "Scored":
@@ -376,6 +382,7 @@ class Sampler:
             reward_BK=scored.reward_BK,
             failed_BK=scored.failed_BK,
             seconds_BK=scored.seconds_BK,
+            usd_BK=scored.usd_BK,
         )
 
     def _evaluate(
@@ -475,6 +482,7 @@ class Scored:
     reward_BK: Tensor | None = None
     failed_BK: Tensor | None = None
     seconds_BK: Tensor | None = None
+    usd_BK: Tensor | None = None
 
     def without_equal_groups(self, samples: int) -> "Scored":
         """The same answers, those not counted whose group has one score."""
@@ -500,6 +508,7 @@ class Scored:
             filled(self.reward_BK, other.reward_BK),
             filled(self.failed_BK, other.failed_BK),
             filled(self.seconds_BK, other.seconds_BK),
+            filled(self.usd_BK, other.usd_BK),
         )
 
 

@@ -31,9 +31,8 @@ def language_loss(
 
     `tokens` are those that are not padding; `more` are inputs of the model beside the ids (`token_losses`).
     """
-    ids_BT, counted_BT = ids_BT.to(device), counted_BT.to(device)
     with precision(dtype, device):
-        figures = token_losses(call, ids_BT, counted_BT, more=more)
+        figures = token_losses(call, ids_BT, counted_BT, more=more, device=device)
     read = ids_BT.numel() if tokens is None else tokens
     sums = {"entropy": figures.entropy_N.sum(), "token_accuracy": figures.is_likeliest_N.sum()}
     count = len(figures.entropy_N)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from charter.artifacts.checkpoints import Position
 from charter.models.parallel import Parallel
-from charter.models.runtime import seeded
+from charter.models.runtime import on_device, seeded
 from charter.spec.layout import Adapter
 from charter.spec.stage import Guard
 from charter.train.loop import DivergenceGuard, Loop, StepReport, publish_model
@@ -51,15 +51,6 @@ class BatchLoss:
     """Positions whose logits were computed."""
     extremes: Mapping[str, Tensor] = field(default_factory=dict)
     """Figures of which the least or the largest is reported: their names end in `_min` or `_max`."""
-
-    def fetch(self) -> tuple[float, dict[str, float], dict[str, float]]:
-        """The loss, the sums and the extremes as plain numbers, fetched from the device at once."""
-        numbers = {name: value for name, value in self.sums.items() if not isinstance(value, Tensor)}
-        on_device = {name: value for name, value in self.sums.items() if isinstance(value, Tensor)}
-        tensors = [self.loss_sum, *on_device.values(), *self.extremes.values()]
-        loss, *values = torch.stack([item.detach().double() for item in tensors]).tolist()
-        extremes = dict(zip(self.extremes, values[len(on_device) :], strict=True))
-        return loss, {**numbers, **dict(zip(on_device, values[: len(on_device)], strict=True))}, extremes
 
 
 @dataclass
@@ -113,14 +104,17 @@ class SupervisedTask:
         self.optimizer.zero_grad(set_to_none=True)
         set_learning_rate(self.optimizer, learning_rate_factor(step, self.target_step, self.settings))
         with self.setup.meter.phase("update"):
-            sums, extremes, counters = self._accumulate(step)
-            totals = self.setup.ranks.total({**sums, **{f"n_{name}": float(n) for name, n in counters.items()}})
-            terms = max(totals.pop("terms"), 1.0)
-            norm = self._update(step, totals["loss_sum"] / terms, terms)
-        counters = {name: int(totals.pop(f"n_{name}")) for name in counters}
-        loss = totals.pop("loss_sum") / terms
-        self.setup.meter.add({**counters, LOGITS: int(totals.pop(LOGITS))})
-        metrics = {name: value / terms for name, value in totals.items()}
+            tally = self._accumulate(step)
+            totals = self.setup.ranks.sum(tally.vector())
+            totals = self._mean_gradients(totals, totals[tally.names.index("terms")])
+            (*values, norm), extremes = tally.read(totals)
+            sums = dict(zip(tally.names, values, strict=True))
+            terms = max(sums.pop("terms"), 1.0)
+            loss = sums.pop("loss_sum") / terms
+            self._update(step, loss, norm)
+        counters = {name: int(sums.pop(f"n_{name}")) for name in tally.counters}
+        self.setup.meter.add({**counters, LOGITS: int(sums.pop(LOGITS))})
+        metrics = {name: value / terms for name, value in sums.items()}
         rate = self.optimizer.param_groups[0]["lr"]
         metrics |= self._extremes(extremes)
         metrics |= {"loss": loss, "gradient_norm": norm, "learning_rate": rate}
@@ -139,16 +133,11 @@ class SupervisedTask:
     def _extremes(self, own: Mapping[str, float]) -> dict[str, float]:
         """The least or the largest over all processes."""
         everyone = self.setup.ranks.gather(own) if own else []
-        extremes: dict[str, float] = {}
-        for part in everyone:
-            keep_extremes(extremes, part)
-        return extremes
+        return {name: _choice(name)(part[name] for part in everyone) for name in own}
 
-    def _accumulate(self, step: int) -> tuple[dict[str, float], dict[str, float], dict[str, int]]:
+    def _accumulate(self, step: int) -> "Tally":
         """Forward and backward of every micro-batch: sums, extremes and work; gradients of sums."""
-        sums: dict[str, float] = {"terms": 0.0, "loss_sum": 0.0, LOGITS: 0.0}
-        extremes: dict[str, float] = {}
-        counters: dict[str, int] = {}
+        tally = Tally(self.setup.device)
         parts = self._micro_batches(self._own_rows(step))
         for index, rows in enumerate(parts):
             self.setup.stage.alive()
@@ -157,35 +146,77 @@ class SupervisedTask:
             with contextlib.nullcontext() if last else self.parallel.accumulating(), seeded(seed):
                 result = self.loss_of(rows, step)
                 self.scaler.scale(result.loss_sum).backward()  # type: ignore[no-untyped-call]
-            loss, own_sums, ends = result.fetch()
-            sums["terms"] += result.terms
-            sums["loss_sum"] += loss
-            sums[LOGITS] += result.logits
-            for name, value in own_sums.items():
-                sums[name] = sums.get(name, 0.0) + value
-            keep_extremes(extremes, ends)
-            for name, count in result.counters.items():
-                counters[name] = counters.get(name, 0) + count
-        return sums, extremes, counters
+            tally.add(result)
+        return tally
 
-    def _update(self, step: int, loss: float, terms: float) -> float:
-        """Turn sums into means, clip, and apply what the guard allows; the gradient's norm before clipping."""
-        self.parallel.scale_gradients(self.setup.ranks.data_size / (terms * self.scaler.factor))
-        norm = self.parallel.clip(self.settings.gradient_clip).item()
+    def _mean_gradients(self, totals: Tensor, terms: Tensor) -> Tensor:
+        """Turn sums of gradients into means and clip them; `totals` with the norm before clipping behind them."""
+        factor = self.setup.ranks.data_size / (terms.clamp_min(1.0) * self.scaler.factor)
+        self.parallel.scale_gradients(factor.float())
+        norm = self.parallel.clip(self.settings.gradient_clip)
+        return torch.cat([totals, norm.to(totals).view(1)])
+
+    def _update(self, step: int, loss: float, norm: float) -> None:
+        """Apply what the guard allows."""
         if math.isfinite(loss) and self.scaler.overflowed(norm):
             self.optimizer.zero_grad(set_to_none=True)
-            return norm
+            return
         if self.guard.allows(step, loss, norm):
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return norm
 
 
-def keep_extremes(figures: dict[str, float], more: Mapping[str, float]) -> None:
-    """Add figures of which the least (`_min`) or the largest (`_max`) is kept."""
-    for name, value in more.items():
-        keep = min if name.endswith("_min") else max
-        figures[name] = keep(figures.get(name, value), value)
+class Tally:
+    """Sums and extremes of a step's micro-batches, which stay on the device until all are read at once.
+
+    Reading a number makes the host wait until the device has computed it; so it is done once in a step.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._numbers: dict[str, float] = {"terms": 0.0, LOGITS: 0.0}
+        self._sums: dict[str, Tensor] = {}
+        self._extremes: dict[str, Tensor] = {}
+        self.counters: list[str] = []
+
+    def add(self, result: BatchLoss) -> None:
+        """Count a micro-batch; sums are in fp64."""
+        for name, value in {"loss_sum": result.loss_sum, **result.sums}.items():
+            if isinstance(value, Tensor):
+                more = value.detach().double()
+                self._sums[name] = self._sums[name] + more if name in self._sums else more
+            else:
+                self._numbers[name] = self._numbers.get(name, 0.0) + value
+        for name, value in result.extremes.items():
+            own = self._extremes.get(name)
+            keep = torch.minimum if _choice(name) is min else torch.maximum
+            self._extremes[name] = value.detach() if own is None else keep(own, value.detach())
+        self._numbers["terms"] += result.terms
+        self._numbers[LOGITS] += result.logits
+        self.counters = list(result.counters)
+        for name, count in result.counters.items():
+            self._numbers[f"n_{name}"] = self._numbers.get(f"n_{name}", 0.0) + count
+
+    @property
+    def names(self) -> list[str]:
+        """Names of `vector`, in its order."""
+        return sorted([*self._numbers, *self._sums])
+
+    def vector(self) -> Tensor:
+        """The sums of this process on its device."""
+        numbers = on_device(torch.tensor(list(self._numbers.values()), dtype=torch.float64), self._device)
+        by_name = {**dict(zip(self._numbers, numbers, strict=True)), **self._sums}
+        return torch.stack([by_name[name] for name in self.names])
+
+    def read(self, totals: Tensor) -> tuple[list[float], dict[str, float]]:
+        """Return numbers on the device and the extremes of this process as plain ones, read at once."""
+        values = torch.cat([totals, *(item.to(totals).view(1) for item in self._extremes.values())]).tolist()
+        return values[: len(totals)], dict(zip(self._extremes, values[len(totals) :], strict=True))
+
+
+def _choice(name: str) -> Callable[..., float]:
+    """Return what is reported of a figure: the least (`_min`) or the largest (`_max`)."""
+    return min if name.endswith("_min") else max
 
 
 class LanguageStage(TrainingSettings, OptimizerSettings, Protocol):

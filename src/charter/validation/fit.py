@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from charter.calibration.fitted import Fitted
-from charter.physics.arrays import Array, array
+from charter.physics.columns import Array, array
 from charter.physics.constants import describe, moved
+from charter.physics.fitted import Fitted
 
 STEP = 1e-3
 """Of a logarithm, for finite differences."""

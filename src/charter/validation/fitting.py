@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from charter.calibration.fitted import Bundle, Fitted, QuantityFit
-from charter.calibration.interval import Knowledge, Spread
+from charter.physics.fitted import Bundle, Fitted, Knowledge, QuantityFit, Spread
 from charter.validation.bundled import fingerprint
 from charter.validation.intervals import spreads
 from charter.validation.quantity import Quantity

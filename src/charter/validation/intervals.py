@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from charter.calibration.interval import NARROWEST, SITUATIONS, WIDEST, Knowledge, Spread
-from charter.physics.student import t_quantile
+from charter.physics.fitted import NARROWEST, SITUATIONS, WIDEST, Knowledge, Spread
+from charter.physics.terms import t_quantile
 
 if TYPE_CHECKING:
     from charter.validation.rows.measurement import Measurement

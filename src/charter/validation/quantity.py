@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from charter.physics.arrays import Array
+from charter.physics.columns import Array
 from charter.validation.quantities.generation import GENERATION
 from charter.validation.quantities.memory import INFERENCE_MEMORY, TRAINING_MEMORY
 from charter.validation.quantities.rl_step import RL_STEP

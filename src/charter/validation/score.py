@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from charter.calibration.fitted import Fitted
-from charter.physics.arrays import Array, array
+from charter.physics.columns import Array, array
+from charter.physics.fitted import Fitted
 from charter.validation.fit import fit
 from charter.validation.quantity import Quantity
 from charter.validation.rows.measurement import Measurement, Refusal

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from charter.physics.training.stack_profiles import PROFILES, StackProfile
+from charter.physics.stacks import PROFILES, StackProfile
 
 if TYPE_CHECKING:
     from charter.validation.rows.measurement import Measurement

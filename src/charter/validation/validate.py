@@ -7,22 +7,20 @@ from statistics import median
 
 import numpy as np
 
-from charter.calibration.fitted import Bundle, Fitted, QuantityFit, bundled
-from charter.calibration.interval import Knowledge
 from charter.errors import CharterError
-from charter.physics.shapes.parameters import count_parameters
+from charter.physics.fitted import Bundle, Fitted, Knowledge, QuantityFit, bundled
+from charter.physics.shapes import count_parameters
 from charter.spec.layout import ZeroStage
 from charter.units import GB
 from charter.validation.bundled import bundled_measurements
 from charter.validation.intervals import group_of, scatter_factor
 from charter.validation.quantities.memory import out_of_memory
 from charter.validation.quantities.memory_cases import training_case
-from charter.validation.quantities.training_cases import training_case as time_case
+from charter.validation.quantities.training_time import training_case as time_case
 from charter.validation.quantity import QUANTITIES, Quantity, quantity_of
 from charter.validation.rows.accelerator import accelerator_of
 from charter.validation.rows.architecture import architecture_of
-from charter.validation.rows.measurement import Measurement, Refusal
-from charter.validation.rows.typed import inferred, unknowns
+from charter.validation.rows.measurement import Measurement, Refusal, inferred, unknowns
 from charter.validation.score import Case, Scored, calibrated, cases_of, fitted_to, predict, spread_over
 
 LEAST_MFU, MOST_MFU = 0.05, 0.75

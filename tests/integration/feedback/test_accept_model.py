@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from charter.cli.main import app
 from charter.errors import CharterError
-from charter.inference.endpoint.identity import QUESTIONS
+from charter.physics.serving.identity_questions import QUESTIONS
 from charter.run.graph import build_pipeline
 from charter.run.staleness import states_of
 from charter.spec.load import load_project

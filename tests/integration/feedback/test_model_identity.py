@@ -13,8 +13,9 @@ from charter.artifacts.job import write_job
 from charter.artifacts.stage_dir import StageDir
 from charter.feedback import label
 from charter.feedback.answering import CALLS_FILE
-from charter.inference.endpoint.identity import QUESTIONS, REPEATS, ModelChangedError
+from charter.inference.endpoint.identity import ModelChangedError
 from charter.ledger.calls import CallStore
+from charter.physics.serving.identity_questions import QUESTIONS, REPEATS, IdentityWatch
 from charter.spec.project import Serving
 from charter.spec.stage import LabelStage
 
@@ -75,8 +76,8 @@ def test_a_server_that_stays_the_same_is_asked_now_and_then(workshop, undisturbe
         asked = len(questions_of(server))
     assert published(stage) == labels(workshop, undisturbed)
     if not faults:
-        # The first round is the baseline; one more where answers had come since the one before.
-        assert asked // (2 * EVERY) <= (len(rounds) - BASELINE) / len(QUESTIONS) <= asked / EVERY + 1
+        planned = IdentityWatch(every=EVERY).rounds(asked)
+        assert len(rounds) == len(QUESTIONS) * planned, "the number that a plan counts"
     with CallStore.open(
         stage.path / CALLS_FILE, run=stage.job.run, stage=stage.job.stage, fingerprint=stage.job.fingerprint
     ) as calls:
@@ -157,6 +158,6 @@ def test_a_server_without_log_probabilities_is_compared_by_text(workshop):
         with pytest.raises(ModelChangedError):
             label.run(StageDir(stage.path))
     models = stage.of_run("models")
-    kept = json.loads(next(path for path in models.iterdir() if "sound" not in path.name).read_text())
+    kept = json.loads(next(path for path in models.glob("*.json") if "sound" not in path.name).read_text())
     assert kept["how"] == "text"
     assert len(kept["repeats"]) == REPEATS

@@ -1,6 +1,7 @@
 """A run whose judge is a pool of servers that Charter starts: here, and as a job with one of them killed."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from charter.spec.project import DataSpec
 
 pytestmark = pytest.mark.torch
 PATIENCE = threading.Event()
+KILLS, KILLS_A_RUN = 20, 3
 
 
 def start(root, *words):
@@ -89,3 +91,25 @@ def test_a_replica_that_is_killed_loses_and_doubles_no_answer(tmp_path, judge_di
     finish(process)
     assert verdicts(stage_of(root).directory) == in_process
     assert answers(root) == QUESTIONS
+
+
+@pytest.mark.thorough
+def test_twenty_kills_lose_and_double_no_answer(tmp_path, judge_dir, in_process):
+    kills, runs, draws = 0, 0, random.Random(1)
+    while kills < KILLS:
+        runs += 1
+        root = project_at(tmp_path / f"run-{runs}", judge_dir, POOL)
+        process, hit = start(root, "--on", "subprocess"), set()
+        while process.poll() is None:
+            done = finished_batches(stage_of(root).directory)
+            ready = [server for server in servers_of(root) if server["state"] == "ready"]
+            victims = [server for server in ready if server["pid"] not in hit and is_alive(server["pid"])]
+            if victims and done and len(hit) < KILLS_A_RUN and kills < KILLS and draws.random() < 0.2:
+                victim = draws.choice(victims)
+                os.killpg(victim["pid"], signal.SIGKILL)
+                hit.add(victim["pid"])
+                kills += 1
+            PATIENCE.wait(0.05)
+        finish(process)
+        assert verdicts(stage_of(root).directory) == in_process, f"run {runs}"
+        assert answers(root) == QUESTIONS, f"run {runs}: an answer was lost or bought twice"

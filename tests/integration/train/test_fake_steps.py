@@ -21,7 +21,7 @@ from charter.models import token_forward
 from charter.models.preference import ScalarModel
 from charter.models.runtime import precision
 from charter.models.sharded_load import empty_parameters
-from charter.physics.memory.peak import training_memory
+from charter.physics.memory import training_memory
 from charter.spec.layout import Layout
 from charter.spec.stage import SftStage
 from charter.train.optimizers import make_optimizer

@@ -8,7 +8,7 @@ import tiny
 from torch.utils.flop_counter import FlopCounterMode
 
 from charter.artifacts.planned_step import PlannedStep, write_planned_step
-from charter.physics.shapes.flops import forward_flops_per_token
+from charter.physics.flops import forward_flops_per_token
 from charter.spec.layout import Recompute
 from charter.train.meter import (
     LiveBytes,

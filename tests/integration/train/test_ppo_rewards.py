@@ -14,7 +14,7 @@ from engine_bench import farthest, metrics, run, run_in_two, stage, weights
 from charter.artifacts.checkpoints import Position
 from charter.artifacts.job import JobInput, read_job, write_job
 from charter.errors import StageError
-from charter.spec.rewards import REWARD_SOURCES, Reward
+from charter.spec.rewards import REWARD_SOURCES, RUBRICS, Reward, Rubric
 from charter.train import ppo
 from charter.train.loop import Loop
 from charter.train.ppo import ppo_task
@@ -193,3 +193,66 @@ def test_option_of_the_loss_moves_the_policy_otherwise(task, changes):
 
     tight = {"clip_ratio": 0.01}
     assert not torch.equal(moved(task(**tight)), moved(task(**{**tight, **changes})))
+
+
+@pytest.fixture
+def judged(engine_inputs, tmp_path):
+    """(rewards, changes) -> a stage directory with a small real model as the judge of a list."""
+    count = iter(range(100))
+    (tmp_path / "rubric.yaml").write_text("schema: charter.rubric/v1\ncriteria: ['Is it brief?', 'Is it kind?']\n")
+
+    def make(*rewards, **changes):
+        settings = {**LISTED, "rewards": rewards, **changes}
+        found = stage(engine_inputs, tmp_path / f"judged-{next(count)}", "ppo", **settings)
+        job = read_job(found.path)
+        judge = replace(job.only("policy"), role="judge", name="base")
+        rubric = JobInput(
+            name=f"{RUBRICS} rubric.yaml",
+            role=RUBRICS,
+            source="data",
+            path=str(tmp_path / "rubric.yaml"),
+            fingerprint="1" * 64,
+        )
+        inputs = {role: items for role, items in job.inputs.items() if role != "reward"}
+        inputs |= {"judge": (judge,), RUBRICS: (rubric,)}
+        write_job(found.path, replace(job, inputs=inputs, constitution=str(engine_inputs / "constitution.yaml")))
+        return type(found)(found.path)
+
+    return make
+
+
+def by_rubric(name, **rubric):
+    return Reward(name=name, kind="judge", model="base", rubric=Rubric(**rubric))
+
+
+def test_judge_marks_by_constitution_file_and_comparison_at_once(judged):
+    rewards = (
+        by_rubric("principles"),
+        by_rubric("file", criteria="rubric.yaml", ask="checklist"),
+        by_rubric("better", criteria="rubric.yaml", ask="pairwise", only=("1",)),
+        by_rubric("own", criteria="row"),
+    )
+    rows = metrics(run(judged(*rewards), ppo))
+    for row in rows:
+        assert -1 < row["reward_principles_mean"] < 1
+        assert 0 < row["reward_file_mean"] < 1
+        assert row["reward_better_mean"] == pytest.approx(0.5), "what one wins, another loses"
+        assert row["reward_own_not_applicable"] == 1.0, "rows without criteria of their own"
+        assert row["reward_principles_usd"] == row["reward_principles_failed"] == 0.0
+
+
+def test_stopped_stage_with_a_rubric_ends_with_the_same_bits(judged):
+    rewards = (by_rubric("kind", per_prompt=1), by_rubric("better", ask="pairwise"))
+    settings = {"checkpoint_epochs": True}
+    undisturbed = run(judged(*rewards, **settings), ppo)
+    stopped = run_in_two(judged(*rewards, **settings), ppo, parts=2)
+    assert farthest(weights(undisturbed), weights(stopped)) == 0.0
+
+
+def test_money_of_a_reward_is_what_its_calls_have_cost(task):
+    found = task(rewards=(own("length"), own("same")))
+    paid = iter((0, 0, 0, 250_000))
+    listed = replace(found.sampler.rewards, spent=lambda: next(paid))
+    rollout = replace(found.sampler, rewards=listed).sample(0, 0, kl_coefficient=0.0)
+    sums = rollout.reward_sums(["length", "same"])
+    assert (sums["length/usd"], sums["same/usd"]) == (0.0, pytest.approx(0.25))

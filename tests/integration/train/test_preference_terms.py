@@ -17,7 +17,7 @@ from charter.spec.stage import PreferenceModelStage
 from charter.train import preference_model
 from charter.train.encoded_pairs import EncodedPairs
 from charter.train.preference_model import pair_loss, shuffled
-from charter.train.supervised import keep_extremes
+from charter.train.supervised import Tally
 
 pytestmark = pytest.mark.torch
 SETTINGS = {"pooling": "mean", "context": "full", "seq_len": 64, "score_mean": 0.0, "score_deviation": 1.0}
@@ -63,14 +63,17 @@ def test_scores_are_reported_with_their_least_and_largest(model):
         for ids, count in zip(pair.ids, pair.answer_tokens, strict=True)
     ]
     found = [pair_loss(model, part, spec) for part in (pairs[:1], pairs[1:])]
-    loss, sums, _ = found[1].fetch()
-    assert loss == found[1].loss_sum.item()
-    assert sums["score"] == pytest.approx(sum(scores[2:]) / 2, abs=1e-5)
-    assert sums["score_margin"] == pytest.approx(sum(scores[2::2]) - sum(scores[3::2]), abs=1e-5)
-    kept = {}
+    sums = found[1].sums
+    assert sums["score"].item() == pytest.approx(sum(scores[2:]) / 2, abs=1e-5)
+    assert sums["score_margin"].item() == pytest.approx(sum(scores[2::2]) - sum(scores[3::2]), abs=1e-5)
+    tally = Tally(torch.device("cpu"))
     for part in found:
-        keep_extremes(kept, part.fetch()[2])
-    assert kept == pytest.approx({"score_min": min(scores), "score_max": max(scores)}, abs=1e-5)
+        tally.add(part)
+    values, extremes = tally.read(tally.vector())
+    assert extremes == pytest.approx({"score_min": min(scores), "score_max": max(scores)}, abs=1e-5)
+    both = dict(zip(tally.names, values, strict=True))
+    assert both["loss_sum"] == sum(part.loss_sum.item() for part in found)
+    assert (both["terms"], both["n_pairs"]) == (sum(part.terms for part in found), 4)
 
 
 def test_a_pair_is_encoded_once(model, monkeypatch):

@@ -11,8 +11,8 @@ from charter.engines.common.capabilities import ENGINES
 from charter.engines.common.rl_engine import RL_ENGINES
 from charter.engines.handover import HANDOVER_ENGINES, render
 from charter.errors import SpecError
-from charter.plan.layouts.space import Asked, space
-from charter.plan.rl.search import rl_options
+from charter.plan.layout_space import Asked, space
+from charter.plan.rl_search import rl_options
 from charter.report.handover_request import placement_of
 from charter.spec.number_formats import FP8_KINDS
 from charter.spec.stage import DpoStage, PpoStage

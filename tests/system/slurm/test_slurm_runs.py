@@ -139,3 +139,22 @@ def test_two_nodes_of_two_processes_train_one_model(cluster, tmp_path, launcher)
     assert outputs(cluster, there)["pretrain"] == outputs(cluster, here)["pretrain"] != {}
     (record,) = (there / "run" / "stages").glob("pretrain-*/jobs/0001/node-0-1.json")
     assert json.loads(record.read_text())["processes"] == 2
+
+
+def test_silent_node_is_replaced_with_the_same_bits(cluster, tmp_path):
+    here, there = (project(cluster, tmp_path / name) for name in ("here", "there"))
+    train = ("run", "--yes", "--only", "pretrain", *TOGETHER)
+    charter(cluster, *train, "-C", str(here))
+    with (tmp_path / "errors.txt").open("w") as errors:
+        command = [sys.executable, "-m", "charter.cli.main", *train, "-C", str(there), "--on", "slurm"]
+        run = subprocess.Popen(command, env=cluster.environment, stdout=errors, stderr=errors)
+        cluster.wait_until(lambda: [*there.glob("run/stages/pretrain-*/state/step-*/manifest.json")], "a checkpoint")
+        (submission,) = there.glob("run/stages/pretrain-*/jobs/0001/submission.json")
+        lost = cluster.nodes_of(json.loads(submission.read_text())["job_id"])[1]
+        frozen = cluster.power_off(lost, frozen=True)
+        assert run.wait() == 0, (tmp_path / "errors.txt").read_text()
+    assert frozen
+    cluster.thaw(lost, frozen)
+    assert outputs(cluster, there)["pretrain"] == outputs(cluster, here)["pretrain"] != {}
+    assert [row["outcome"] for row in ledger_rows(there)] == ["killed", "done"]
+    assert list(json.loads((there / "run" / "bad_nodes.json").read_text())) == [lost]

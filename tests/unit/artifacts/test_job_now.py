@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from charter.artifacts.checkpoints import STATE, Position
+from charter.artifacts.job import JOB_FILE
 from charter.artifacts.job_files import JobFiles, Submission, write_submission
 from charter.artifacts.stage_state import JobNow, job_now
 
@@ -29,3 +31,15 @@ def test_the_newest_submission_is_its_job(tmp_path, newest, now):
     write_submission(JobFiles(tmp_path, 1), replace(SENT, job_id="3"))
     write_submission(JobFiles(tmp_path, 2), replace(newest, number=2))
     assert job_now(tmp_path) == now
+
+
+@pytest.mark.parametrize(
+    ("nodes", "waited", "step", "offered"),
+    [(2, 700, 30, True), (2, 500, 30, False), (1, 700, 30, False), (2, 700, 0, False)],
+)
+def test_fewer_nodes_are_offered_to_a_begun_stage(tmp_path, nodes, waited, step, offered):
+    write_submission(JobFiles(tmp_path, 1), replace(SENT, nodes=nodes, submitted_at=1000.0))
+    (tmp_path / JOB_FILE).write_text('{"stage": "ppo"}')
+    (tmp_path / STATE / Position(step).directory).mkdir(parents=True)
+    why = job_now(tmp_path, now=1000.0 + waited).why
+    assert ("--set pipeline.ppo.resources.num_nodes=1" in why) == offered

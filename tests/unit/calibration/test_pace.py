@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from charter.calibration.fitted import Bundle, load, save
-from charter.calibration.pace import Pace, joined, seconds_per_step
+from charter.physics.fitted import Bundle, Pace, joined, load, save, seconds_per_step
 
 
 def pace(**changes: object) -> Pace:

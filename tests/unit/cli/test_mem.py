@@ -5,10 +5,10 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from charter.calibration.fitted import bundled
 from charter.cli.main import app
 from charter.errors import DataError, UsageError
-from charter.physics.memory.constants import TrainingMemoryConstants, context_factor
+from charter.physics.constants import TrainingMemoryConstants, context_factor
+from charter.physics.fitted import bundled
 
 run = CliRunner().invoke
 

@@ -9,15 +9,13 @@ from charter.errors import DataError
 from charter.inference.endpoint.call import CallReply, TokenAlternatives
 from charter.inference.endpoint.identity import (
     LEAST_LIMIT,
-    QUESTIONS,
-    REPEATS,
-    TEXT_TOKENS,
     Baseline,
     Canaries,
     answer_in,
     distance,
     listed_identity,
 )
+from charter.physics.serving.identity_questions import QUESTIONS, REPEATS, TEXT_TOKENS
 
 TOKENS = [" red", " blue", " green", " old", " new"]
 

@@ -18,7 +18,7 @@ TEMPORARY = "in a directory of its own that is removed afterwards"
 ALLOWED = {
     "artifacts/export.py": FILLS,
     "artifacts/safetensors_file.py": FILLS,
-    "calibration/fitted.py": "a maintainer's tool writes the bundle that is shipped, under version control",
+    "physics/fitted.py": "a maintainer's tool writes the bundle that is shipped, under version control",
     "evaluate/run.py": FILLS,
     "feedback/prepare.py": FILLS,
     "feedback/records.py": FILLS,

@@ -8,10 +8,11 @@ import pytest
 from charter.artifacts.job_files import Failure, JobFiles, NodeRecord, Submission
 from charter.artifacts.stage_process import PEER_EXIT
 from charter.errors import StageError
-from charter.launch.agent_watch import CHECKS_FAILED_EXIT
+from charter.launch.agent_watch import BEAT_SECONDS, CHECKS_FAILED_EXIT
 from charter.launch.job_engine import ArrayHandle
-from charter.launch.job_handle import FILES_SECONDS, WORD_SECONDS, JobHandle
+from charter.launch.job_handle import FILES_SECONDS, SILENT_SECONDS, WORD_SECONDS, JobHandle
 from charter.launch.job_table import LONGEST_LOOK_SECONDS, LOST_SECONDS, JobTable, LiveJob
+from charter.launch.node_checks.report import FORGET_SILENCE_SECONDS
 from charter.launch.scheduler import JobState
 
 RUNNING = JobState(phase="running", nodes=("n1",))
@@ -378,3 +379,68 @@ def test_nodes_that_failed_their_checks_are_left_out_and_count_as_lost(tmp_path)
     assert (job.after(1), job.handle.cause) == (-9, "node_lost")
     assert told == [{"n7": "ECC errors"}]
     assert "too few nodes are fit" in job.handle.note
+
+
+def of_two_nodes(tmp_path, **silent):
+    """A job of two nodes that both beat once; then only the first does."""
+    job = Job(tmp_path, nodes=2, processes=2)
+    for place in (0, 1):
+        job.agent(place, beats=1, node=f"node-{place}")
+    left_out = {}
+
+    def leave_out(nodes, seconds=0.0):
+        left_out.update(dict.fromkeys(nodes, seconds))
+
+    job.handle = JobHandle(job.live, job.table, job.engine, leave_out=leave_out, clock=job.clock)
+    assert job.after(1) is None
+    return job, left_out
+
+
+def beating(job, seconds, places=(0,), start=2):
+    """Agents that beat every four seconds for so long."""
+    for beat in range(start, start + int(seconds / BEAT_SECONDS)):
+        for place in places:
+            job.agent(place, beats=beat, node=f"node-{place}")
+        if (code := job.after(BEAT_SECONDS)) is not None:
+            return code
+    return None
+
+
+def test_silent_node_ends_job_as_lost_and_is_left_out(tmp_path):
+    job, left_out = of_two_nodes(tmp_path)
+    assert beating(job, SILENT_SECONDS - BEAT_SECONDS) is None
+    assert not job.engine.cancelled
+    beating(job, 2 * BEAT_SECONDS, start=20)
+    assert job.engine.cancelled == ["7"], "though its scheduler still thinks that it runs"
+    job.ends(-9, place=0, stopped_by="supervisor", node="node-0")
+    assert (job.after(1), job.handle.cause) == (-9, "node_lost")
+    assert left_out == {"node-1": FORGET_SILENCE_SECONDS}
+    assert "node-1 fell silent" in job.handle.note
+
+
+def test_job_with_all_agents_silent_is_left_alone(tmp_path):
+    job, left_out = of_two_nodes(tmp_path)
+    assert job.after(10 * SILENT_SECONDS) is None
+    assert beating(job, BEAT_SECONDS, places=(0, 1), start=30) is None
+    assert (job.engine.cancelled, left_out) == ([], {})
+
+
+def test_lost_node_ends_job_though_the_other_agent_hangs(tmp_path):
+    job, _ = of_two_nodes(tmp_path)
+    beating(job, SILENT_SECONDS + 2 * BEAT_SECONDS)
+    assert (job.after(WORD_SECONDS + 1), job.handle.cause) == (-9, "node_lost")
+
+
+def test_node_that_ended_is_not_silent(tmp_path):
+    job, left_out = of_two_nodes(tmp_path)
+    job.ends(0, place=1, node="node-1")
+    assert beating(job, 3 * SILENT_SECONDS) is None
+    assert (job.engine.cancelled, left_out) == ([], {})
+
+
+def test_node_silent_after_a_failure_is_lost(tmp_path):
+    job, left_out = of_two_nodes(tmp_path)
+    job.files.fail(0, Failure(exit_code=PEER_EXIT, rank=0, host="n0"))
+    job.ends(PEER_EXIT, place=0, node="node-0")
+    assert (job.after(SILENT_SECONDS + 2), job.handle.cause) == (-9, "node_lost")
+    assert (job.engine.cancelled, list(left_out)) == (["7"], ["node-1"])

@@ -7,11 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.catalog import models
-from charter.physics.shapes.encoder import encoder_flops_per_sample, encoder_parameters
-from charter.physics.shapes.flops import attended_positions, forward_flops_per_token, training_flops_per_token
-from charter.physics.shapes.kv_cache import kv_cache_bytes, kv_cache_bytes_per_token
-from charter.physics.shapes.parameters import adapter_parameters, count_parameters
-from charter.physics.shapes.state_space import recurrent_state_bytes, scan_flops_per_token, state_space_parameters
+from charter.physics.flops import (
+    attended_positions,
+    forward_flops_per_token,
+    kv_cache_bytes,
+    kv_cache_bytes_per_token,
+    training_flops_per_token,
+)
+from charter.physics.shapes import (
+    adapter_parameters,
+    count_parameters,
+    encoder_flops_per_sample,
+    encoder_parameters,
+    recurrent_state_bytes,
+    scan_flops_per_token,
+    state_space_parameters,
+)
 from charter.spec.architecture import Architecture, StateSpace
 from charter.spec.layout import Adapter
 

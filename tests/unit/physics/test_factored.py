@@ -8,23 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from charter.catalog import accelerators, models
-from charter.physics.arrays import array
-from charter.physics.layouts import Layouts
-from charter.physics.memory.constants import TrainingMemoryConstants
-from charter.physics.memory.factored import factored_peaks, least_state_bytes
-from charter.physics.memory.job import MemoryJob
-from charter.physics.memory.shape import MemoryShape
-from charter.physics.memory.table import training_memory_table
-from charter.physics.training.constants import TrainingConstants
-from charter.physics.training.device_columns import DeviceColumns
-from charter.physics.training.factored import distinct, factored_values, rows_of
-from charter.physics.training.least_time import least_step_seconds
-from charter.physics.training.micro_batch import GroupLinks, StepInputs
-from charter.physics.training.model_columns import ModelColumns
-from charter.physics.training.stack_profiles import PROFILES
-from charter.physics.training.step_job import StackColumns, StepJob
-from charter.physics.training.step_seconds import step_seconds, step_values
-from charter.physics.training.step_work import NOTHING_DONE, step_work
+from charter.physics.columns import Layouts, array
+from charter.physics.constants import TrainingConstants, TrainingMemoryConstants
+from charter.physics.devices import DeviceColumns
+from charter.physics.matrix_products import ModelColumns
+from charter.physics.memory import factored_peaks, least_state_bytes, training_memory_table
+from charter.physics.memory_profiles import MemoryJob
+from charter.physics.memory_shape import MemoryShape
+from charter.physics.micro_batch import NOTHING_DONE, GroupLinks, StepInputs, least_step_seconds, step_work
+from charter.physics.stacks import PROFILES, StackColumns, StepJob
+from charter.physics.step_seconds import step_seconds, step_values
+from charter.physics.step_time import distinct, factored_values, rows_of
 from charter.spec.layout import Layout, Recompute, ZeroStage
 
 MIXTRAL = models.get("Mixtral-8x7B-v0.1").architecture

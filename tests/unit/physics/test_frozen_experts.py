@@ -3,8 +3,8 @@
 import pytest
 
 from charter.catalog import models
-from charter.physics.memory.peak import training_memory
-from charter.physics.memory.states import rank_parameters
+from charter.physics.memory import training_memory
+from charter.physics.memory_shape import rank_parameters
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
 
 MIXTRAL = models.get("Mixtral-8x7B-v0.1").architecture

@@ -8,17 +8,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.catalog import accelerators, models
-from charter.physics.arrays import array
-from charter.physics.constants import describe, moved
-from charter.physics.serving.constants import ServingConstants
-from charter.physics.serving.decode import decode_terms, issue_of, rollout_terms
-from charter.physics.serving.device import ServingDevice
-from charter.physics.serving.engines import LITGPT, NATIVE, SERVER, SGLANG, TENSORRT, TRANSFORMERS, engine_named
-from charter.physics.serving.model import ServedModel
-from charter.physics.serving.response_lengths import Drain, ResponseLengths
-from charter.physics.serving.rollout import decode_step, forward_pass_seconds, generation
-from charter.physics.serving.weight_format import weight_format
-from charter.physics.shapes.parameters import count_parameters
+from charter.physics.columns import array
+from charter.physics.constants import ServingConstants, describe, moved
+from charter.physics.generation import (
+    Drain,
+    ResponseLengths,
+    decode_step,
+    decode_terms,
+    forward_pass_seconds,
+    generation,
+    issue_of,
+    rollout_terms,
+)
+from charter.physics.serving_devices import (
+    LITGPT,
+    NATIVE,
+    SERVER,
+    SGLANG,
+    TENSORRT,
+    TRANSFORMERS,
+    ServingDevice,
+    engine_named,
+    weight_format,
+)
+from charter.physics.serving_passes import ServedModel
+from charter.physics.shapes import count_parameters
 
 LLAMA = models.get("Llama-3.1-8B").architecture
 LLAMA70 = models.get("Llama-3.1-70B").architecture

@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from charter.catalog import accelerators, models
-from charter.physics.memory.fitting import inference_alternatives, training_alternatives
-from charter.physics.memory.peak import inference_memory, training_memory
+from charter.physics.inference_memory import inference_memory
+from charter.physics.memory import inference_alternatives, training_alternatives, training_memory
 from charter.physics.precision import FP32, FSDP_MIXED, ZERO_PAPER
-from charter.physics.shapes.parameters import adapter_parameters, count_parameters
+from charter.physics.shapes import adapter_parameters, count_parameters
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
 
@@ -109,7 +109,7 @@ def test_without_sharding_the_state_is_16_bytes_per_parameter():
 
 
 def test_pipeline_stages_together_hold_the_whole_model():
-    from charter.physics.memory.states import rank_parameters
+    from charter.physics.memory_shape import rank_parameters
 
     for shape in (LLAMA, MIXTRAL, DEEPSEEK):
         layout = Layout(pipeline=4)
@@ -118,7 +118,7 @@ def test_pipeline_stages_together_hold_the_whole_model():
 
 
 def test_a_tied_embedding_is_held_twice_when_the_pipeline_splits_it():
-    from charter.physics.memory.states import rank_parameters
+    from charter.physics.memory_shape import rank_parameters
 
     tied = models.get("Llama-3.2-1B").architecture
     ranks = [rank_parameters(tied, Layout(pipeline=2), stage=stage).total for stage in range(2)]

@@ -9,13 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.catalog import models
-from charter.physics.layouts import Layouts
-from charter.physics.memory.peak import job_memory, training_memory
-from charter.physics.memory.profile import DEEPSPEED, MEGATRON_STACK, PROFILES
-from charter.physics.memory.shape import AdapterUse, MemoryJob, MemoryShape
-from charter.physics.memory.table import PHASES, training_memory_table
+from charter.physics.columns import Layouts
+from charter.physics.memory import PHASES, job_memory, training_memory, training_memory_table
+from charter.physics.memory_profiles import DEEPSPEED, MEGATRON_STACK, PROFILES, AdapterUse, MemoryJob
+from charter.physics.memory_shape import MemoryShape
 from charter.physics.precision import MEGATRON, ZERO_PAPER
-from charter.physics.shapes.parameters import count_parameters
+from charter.physics.shapes import count_parameters
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, Recompute, ZeroStage
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from charter.catalog import models
 from charter.errors import UsageError
 from charter.physics import precision as kinds
-from charter.physics.memory.peak import training_memory
+from charter.physics.memory import training_memory
 from charter.physics.precision import OPTIMIZERS, with_optimizer
-from charter.physics.shapes.parameters import count_parameters
+from charter.physics.shapes import count_parameters
 from charter.spec.layout import Layout, ZeroStage
 
 LLAMA = models.get("Llama-3.1-8B").architecture

@@ -1,12 +1,16 @@
 import pytest
 
 from charter.catalog import models
-from charter.physics.node.host import host_terms
-from charter.physics.node.network import network_bytes_per_step
-from charter.physics.node.storage import checkpoint_bytes, model_checkpoint_bytes, retained_bytes
+from charter.physics.flops import kv_cache_bytes, kv_cache_bytes_per_token
+from charter.physics.node import (
+    checkpoint_bytes,
+    host_terms,
+    model_checkpoint_bytes,
+    network_bytes_per_step,
+    retained_bytes,
+)
 from charter.physics.precision import FSDP_MIXED
-from charter.physics.shapes.kv_cache import kv_cache_bytes, kv_cache_bytes_per_token
-from charter.physics.shapes.parameters import count_parameters
+from charter.physics.shapes import count_parameters
 from charter.physics.terms import Breakdown, Interval, Term
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
 

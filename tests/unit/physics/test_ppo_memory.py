@@ -3,8 +3,8 @@
 import pytest
 
 from charter.catalog import accelerators, models
-from charter.physics.memory.ppo import PpoJob, PpoRole, group_phases
-from charter.physics.shapes.parameters import count_parameters
+from charter.physics.placement_memory import PpoJob, PpoRole, group_phases
+from charter.physics.shapes import count_parameters
 from charter.spec.layout import Layout, ZeroStage
 
 SHAPE = models.get("Llama-3.1-8B").architecture

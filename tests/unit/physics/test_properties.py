@@ -7,14 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from charter.catalog import accelerators, models
-from charter.physics.arrays import array
-from charter.physics.memory.peak import inference_memory
-from charter.physics.node.loading import loader_cores
-from charter.physics.node.network import hidden_bytes_per_second, network_bytes_per_step
-from charter.physics.runs.rl_step import RlConstants, RlPhases, rl_step_terms
-from charter.physics.runs.run_total import Run, RunConstants, run_hours, run_terms, run_usd
-from charter.physics.serving.rollout import NATIVE, SERVER, generation
-from charter.physics.training.step_time import training_step
+from charter.physics.columns import array
+from charter.physics.generation import generation
+from charter.physics.inference_memory import inference_memory
+from charter.physics.node import hidden_bytes_per_second, loader_cores, network_bytes_per_step
+from charter.physics.runs import RlConstants, RlPhases, Run, RunConstants, rl_step_terms, run_hours, run_terms, run_usd
+from charter.physics.serving_devices import NATIVE, SERVER
+from charter.physics.step_time import training_step
 from charter.spec.layout import Layout, Recompute, ZeroStage
 
 LLAMA = models.get("Llama-3.1-8B").architecture

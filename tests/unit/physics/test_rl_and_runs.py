@@ -7,12 +7,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.errors import UsageError
-from charter.physics.arrays import array
+from charter.physics.columns import array
 from charter.physics.constants import describe
-from charter.physics.runs.rl_algorithms import DAPO, DPO, GRPO, PPO, RLOO, algorithm_named, rl_stack_named
-from charter.physics.runs.rl_step import RlConstants, RlPhases, rl_step_terms
-from charter.physics.runs.run_total import Run, RunConstants, run_hours, run_terms, run_usd
-from charter.physics.serving.api_judge import ApiPrice, api_judgement
+from charter.physics.runs import (
+    DAPO,
+    DPO,
+    GRPO,
+    PPO,
+    RLOO,
+    RlConstants,
+    RlPhases,
+    Run,
+    RunConstants,
+    algorithm_named,
+    rl_stack_named,
+    rl_step_terms,
+    run_hours,
+    run_terms,
+    run_usd,
+)
+from charter.plan.api_judge import ApiPrice, api_judgement
 
 SYNC = RlPhases(
     generate=array(40.0),

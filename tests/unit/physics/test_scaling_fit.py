@@ -9,12 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from charter.errors import DataError, MissingExtraError
-from charter.physics.scaling.fit import fit_kaplan, fit_parametric
-from charter.physics.scaling.isoflop import envelope
-from charter.physics.scaling.law_file import read_law, study_json
+from charter.physics.scaling.fit import SmallRun, envelope, fit_kaplan, fit_parametric, read_runs
 from charter.physics.scaling.laws import BESIROGLU_2024, HOFFMANN_2022, KAPLAN_2020, ParametricLaw
-from charter.physics.scaling.runs import SmallRun, read_runs
-from charter.physics.scaling.study import study
+from charter.physics.scaling.study import read_law, study, study_json
 
 NOISE = 0.001
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.errors import UsageError
-from charter.physics.scaling.fitted import PUBLISHED, published
 from charter.physics.scaling.hyperparameters import (
     PUBLISHED_RUNS,
     critical_batch_tokens,
@@ -17,10 +16,12 @@ from charter.physics.scaling.laws import (
     BESIROGLU_2024,
     HOFFMANN_2022,
     KAPLAN_2020,
+    PUBLISHED,
     effective_tokens,
+    published,
+    serving_aware,
     tokens_for_loss,
 )
-from charter.physics.scaling.serving_aware import serving_aware
 
 LAWS = (HOFFMANN_2022, BESIROGLU_2024, KAPLAN_2020)
 

@@ -8,19 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from charter.catalog import accelerators, models
-from charter.physics.arrays import array
-from charter.physics.constants import describe, moved
-from charter.physics.layouts import Layouts
-from charter.physics.shapes.parameters import count_parameters
-from charter.physics.training.constants import TrainingConstants
-from charter.physics.training.device_columns import DeviceColumns
-from charter.physics.training.micro_batch import StepInputs
-from charter.physics.training.model_columns import EXPERT_PRODUCTS, PRODUCTS, ModelColumns
-from charter.physics.training.stack_profiles import PROFILES
-from charter.physics.training.step_job import StackColumns, StepJob
-from charter.physics.training.step_seconds import step_seconds, step_table
-from charter.physics.training.step_time import training_step
-from charter.physics.training.step_work import step_work
+from charter.physics.columns import Layouts, array
+from charter.physics.constants import TrainingConstants, describe, moved
+from charter.physics.devices import DeviceColumns
+from charter.physics.matrix_products import EXPERT_PRODUCTS, PRODUCTS, ModelColumns
+from charter.physics.micro_batch import StepInputs, step_work
+from charter.physics.shapes import count_parameters
+from charter.physics.stacks import PROFILES, StackColumns, StepJob
+from charter.physics.step_seconds import step_seconds, step_table
+from charter.physics.step_time import training_step
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
 
 LLAMA = models.get("Llama-3.1-8B").architecture

@@ -5,11 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.catalog import accelerators, models
-from charter.physics.arrays import array
-from charter.physics.serving.rollout import forward_pass_seconds
-from charter.physics.training.device_columns import DeviceColumns
-from charter.physics.training.step_time import training_step
-from charter.physics.training.topology import group
+from charter.physics.columns import array
+from charter.physics.devices import DeviceColumns, group
+from charter.physics.generation import forward_pass_seconds
+from charter.physics.step_time import training_step
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
 
@@ -135,7 +134,7 @@ def test_context_parallelism_halves_the_work_and_passes_keys_round():
 
 def test_latent_attention_counts_its_own_head_widths():
     deepseek = models.get("DeepSeek-V3").architecture
-    from charter.physics.shapes.flops import score_width
+    from charter.physics.flops import score_width
 
     assert score_width(deepseek) == 128 * (128 + 64 + 128)
     assert score_width(LLAMA) == 2 * 4096

@@ -5,7 +5,7 @@ import pytest
 from charter.catalog import models
 from charter.engines.common.capabilities import capabilities
 from charter.launch.machine import NodeFacts
-from charter.plan.layouts.space import Asked, families
+from charter.plan.layout_space import Asked, families
 from charter.run.layout_checks import check_layout
 from charter.spec.architecture import Architecture
 from charter.spec.execution import PLANNED_FIELDS, executable

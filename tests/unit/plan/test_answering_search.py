@@ -8,17 +8,16 @@ from hypothesis import strategies as st
 
 from charter.catalog import accelerators, models
 from charter.errors import UsageError
-from charter.physics.serving.api_judge import ApiPrice, api_judgement
-from charter.plan.hardware.place import UNPRICED, Place
+from charter.plan import servers as answering_search
+from charter.plan.api_judge import ApiPrice, api_judgement
 from charter.plan.keep_warm import Gap, shared_servers, warmth
-from charter.plan.options.make_option import make_option
-from charter.plan.options.question import Question
-from charter.plan.physics.fit import answering_peak
-from charter.plan.physics.knowledge import shipped
-from charter.plan.serving import answering_search
-from charter.plan.serving.endpoint_option import own_or_endpoint
-from charter.plan.work.phase import Counters, Phase, Role, Workload
-from charter.plan.work.phase_kinds import longest_answer
+from charter.plan.knowledge import shipped
+from charter.plan.offers import UNPRICED, Place
+from charter.plan.option import Question, make_option
+from charter.plan.phase import Counters, Phase, Role, Workload
+from charter.plan.servers import own_or_endpoint
+from charter.plan.stage_memory import answering_peak
+from charter.plan.workload import longest_answer
 from charter.report.placement_lines import placement_lines
 from charter.spec.checks import check_project
 from charter.spec.project import ModelSpec, Serving
@@ -136,8 +135,8 @@ def test_a_cheap_endpoint_is_taken_and_needs_no_accelerator(planned):
     assert stage.option.remote == ("judge",)
     assert stage.option.num_accelerators == 0
     assert stage.option.usd.p50 == pytest.approx(stage.option.endpoint_usd.p50)
-    (use,) = stage.done.api
-    assert stage.endpoint_usd.p50 / 1e6 == pytest.approx((use.input_tokens + use.output_tokens) * 0.001 / 1e6, rel=1e-3)
+    tokens = sum(use.input_tokens + use.output_tokens for use in stage.done.api)
+    assert stage.endpoint_usd.p50 / 1e6 == pytest.approx(tokens * 0.001 / 1e6, rel=1e-3)
     assert stage.serving_reason.startswith("endpoint for judge")
     assert "own" in stage.serving_reason
 
@@ -159,7 +158,7 @@ def test_a_policy_is_served_here_beside_a_judge_behind_an_endpoint(planned):
     assert stage.option.remote == ("judge",)
     assert stage.option.num_accelerators > 0
     asked = [term for term in stage.option.time_terms if term.name.endswith(": endpoint")]
-    assert [term.part for term in asked] == ["judge sampled pairs"]
+    assert [term.part for term in asked] == ["judge sampled pairs", "identity of judge"]
     assert asked[0].value > 0
     small = min(option.peak.total_bytes for option in stage.options if option.remote)
     assert small < min(option.peak.total_bytes for option in stage.options if not option.remote)
@@ -177,7 +176,7 @@ def test_the_time_of_an_endpoint_follows_its_limits(planned):
         planned(JUDGED, replace(CHEAP, mode="endpoint", requests_per_minute=rate)).option.seconds.p50
         for rate in (600, 6_000)
     )
-    questions = 40_000 * 2
+    questions = 40_000 * 2 * (1 + 8 / 256)  # those by which the judge is known again too
     assert slow == pytest.approx(questions / 10, rel=0.02)
     assert quick < slow / 5
 

@@ -1,19 +1,18 @@
 """Models that are only reached by address: planned from tokens, their price and limits; nothing of them is here."""
 
 from dataclasses import replace
-from math import exp
+from math import ceil, exp
 
 import pytest
 
 from charter.errors import SpecError, UsageError
-from charter.physics.serving.api_judge import api_judgement
+from charter.plan.api_judge import api_judgement
 from charter.plan.inputs import read_inputs
-from charter.plan.physics.knowledge import ENDPOINT_SIGMA
+from charter.plan.knowledge import ENDPOINT_SIGMA
+from charter.plan.phase import Asked
+from charter.plan.pipeline_names import Library, Models
 from charter.plan.project_plan import plan_project
-from charter.plan.work.corpus import Library
-from charter.plan.work.phase import Asked
-from charter.plan.work.roles import Models
-from charter.plan.work.workload import workload
+from charter.plan.workload import workload
 from charter.run.served import ASKED
 from charter.spec.project import ModelSpec, Resources, Serving
 from charter.spec.sections import Budget
@@ -49,13 +48,18 @@ def planned(made, lab, tmp_path):
     return plan
 
 
+def price_of(use):
+    return use.input_tokens * 2.5 + use.output_tokens * 10
+
+
 def test_tokens_times_price_are_the_plan(planned):
     plan = planned(JUDGED)
     (stage,) = plan.stages
-    (use,) = stage.done.api
+    use, identity = stage.done.api
     assert (use.model, use.requests) == ("judge", 80_000)
     assert use.input_tokens > 80_000 * 300
-    expected = use.input_tokens * 2.5 + use.output_tokens * 10
+    assert (identity.what, identity.requests) == ("identity of judge", 8 * (5 + ceil(80_000 / 256)))
+    expected = price_of(use) + price_of(identity)
     assert stage.usd.p50 == plan.usd.p50 == plan.cost.total.p50 == pytest.approx(expected, rel=1e-6)
     assert stage.option.peak.total_bytes == 0
     assert stage.option.num_accelerators == 0
@@ -141,13 +145,14 @@ def test_a_policy_waits_for_its_judge_but_does_not_hold_it(planned, made, lab):
     asked = planned(RATED, resources=lab.H100).stages[0]
     assert asked.option.peak.total_bytes < own.option.peak.total_bytes
     assert asked.option.remote == ("reward",)
-    (use,) = asked.done.api
-    assert asked.endpoint_usd.p50 == pytest.approx(use.input_tokens * 2.5 + use.output_tokens * 10, rel=1e-6)
+    use, identity = asked.done.api
+    assert asked.endpoint_usd.p50 == pytest.approx(price_of(use) + price_of(identity), rel=1e-6)
     waits = [term for term in asked.option.time_terms if term.name == "rate answers: endpoint"]
     price = Models(project=made(RATED), architectures={}).whereabouts(Asked(name="j", model="judge", vocab_size=None))
     read, requests = use.input_tokens / use.requests, use.requests
     once = api_judgement(price["endpoints"]["j"], requests=requests, input_tokens=read, output_tokens=1)
     assert [term.value for term in waits] == [pytest.approx(once.seconds)]
+    assert identity.requests == 8 * (5 + 8192 // 512 * 2), "two rounds vouch for the 512 answers of a step"
     total = sum(term.value for term in asked.option.time_terms)
     assert asked.option.overhead.useful_seconds == pytest.approx(total)
 

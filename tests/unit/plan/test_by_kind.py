@@ -8,8 +8,7 @@ from typer.testing import CliRunner
 
 from charter.cli.main import app
 from charter.errors import InfeasibleError, UsageError
-from charter.plan.by_kind import SIZES, WORDS, Inquiry, kind_file, kind_of
-from charter.plan.ladder import Rung, most_data, rungs, with_amount
+from charter.plan.ask import SIZES, WORDS, Inquiry, Rung, kind_file, kind_of, most_data, rungs, with_amount
 from charter.plan.project_plan import plan_project
 from charter.spec.load import load_project
 

@@ -7,10 +7,10 @@ import pytest
 
 from charter.catalog import accelerators
 from charter.errors import InfeasibleError
-from charter.physics.scaling.fitted import published
-from charter.plan.infeasible import divisibility
+from charter.physics.scaling.laws import published
 from charter.plan.plan import InfeasiblePlanError
 from charter.plan.scaling_plan import ScaleQuestion, scale_plan
+from charter.plan.search import divisibility
 from charter.plan.training_run import Cluster, snapshot_price
 from charter.spec.project import Resources
 from charter.spec.stage import SftStage

@@ -8,11 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from serial_schedule import schedule
 
-from charter.plan.choice.bounds import Bounds
-from charter.plan.choice.choose import best, useful
-from charter.plan.choice.dominance import undominated
-from charter.plan.choice.objective import Limits, decide, earliest_p90
-from charter.plan.choice.problem import NO_LIMIT, Goal, Move, Problem, Rows, Ways, evaluate, extend
+from charter.plan.choose import Bounds, best, undominated, useful
+from charter.plan.decision import Limits, decide, earliest_p90
+from charter.plan.problem import NO_LIMIT, Goal, Move, Problem, Rows, Ways, evaluate, extend
 from charter.plan.timeline import Sharing
 
 FIGURE = st.integers(1, 12).map(float)

@@ -7,15 +7,13 @@ import ppo_case as case
 import pytest
 
 from charter.physics.terms import Interval
-from charter.plan.choice.candidates import NODES, held
-from charter.plan.gather import _within_quota
-from charter.plan.hardware.place import Price
+from charter.plan.assemble import market_reason
+from charter.plan.gather import NODES, _within_quota, held
 from charter.plan.keep_warm import Gap, warmth
-from charter.plan.options.markets import markets
-from charter.plan.options.pareto import near_tied
-from charter.plan.options.why_not import loses_to
-from charter.plan.rl.across import across
-from charter.plan.spot import market_reason
+from charter.plan.offers import Price
+from charter.plan.option import loses_to, near_tied
+from charter.plan.purchase import markets
+from charter.plan.rl_search import across
 from charter.spec.project import Project, Resources
 from charter.spec.stage import SftStage
 from charter.units import format_seconds

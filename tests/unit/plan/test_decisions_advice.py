@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from charter.plan.advice import budget_advice
+from charter.plan.make import budget_advice
 from charter.report.plan_explain import _risk
 from charter.report.plan_notes import risk_sentence
 from charter.spec.project import Project, Resources

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from charter.catalog.price_book import PriceBook
-from charter.plan.choice.choose import best, useful
-from charter.plan.choice.problem import Goal, Move, Problem, Ways, evaluate
-from charter.plan.choice.whole import whole_problem
+from charter.plan.choose import best, useful
+from charter.plan.decision import whole_problem
 from charter.plan.gather import Facts, gather
-from charter.plan.physics.knowledge import shipped
+from charter.plan.knowledge import shipped
+from charter.plan.problem import Goal, Move, Problem, Ways, evaluate
 from charter.spec.project import Resources
 from charter.spec.stage import SftStage
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from charter.physics.serving.api_judge import ApiPrice
-from charter.plan.work.endpoint_use import endpoint_terms, endpoint_usd
-from charter.plan.work.phase import Counters, Phase, Workload
+from charter.plan.api_judge import ApiPrice
+from charter.plan.endpoint_use import endpoint_terms, endpoint_usd
+from charter.plan.phase import Counters, Phase, Workload
 
 PRICE = ApiPrice(input_usd_per_million=3.0, output_usd_per_million=15.0)
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from charter.plan.hardware.place import CAPACITY_BLOCK, Price
-from charter.plan.options.purchase import purchases
+from charter.plan.offers import CAPACITY_BLOCK, Price
+from charter.plan.purchase import purchases
 from charter.spec.project import Resources
 from charter.spec.stage import SftStage, StageResources
 

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from charter.physics.arrays import array
-from charter.physics.runs.rl_step import RlConstants
-from charter.plan.rl.placement import Placed, step_table
+from charter.physics.columns import array
+from charter.physics.runs import RlConstants
+from charter.plan.rl_placement import Placed, step_table
 
 IDEAL = RlConstants(
     generation_factor=array(1.0),

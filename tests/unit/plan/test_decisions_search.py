@@ -8,11 +8,10 @@ import pytest
 
 from charter.catalog import models
 from charter.physics.terms import Interval
-from charter.plan.options.pareto import pareto
-from charter.plan.options.question import Question
-from charter.plan.physics.knowledge import shipped
+from charter.plan.knowledge import shipped
+from charter.plan.option import Question, pareto
+from charter.plan.phase import Counters, Phase, Role, Workload
 from charter.plan.search import search
-from charter.plan.work.phase import Counters, Phase, Role, Workload
 from charter.spec.stage import SftStage
 
 

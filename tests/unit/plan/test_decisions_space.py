@@ -8,18 +8,14 @@ import pytest
 
 from charter.catalog import accelerators, models
 from charter.engines.common.capabilities import ENGINES
-from charter.plan.hardware.host_room import host_bytes_per_accelerator, node_memory_bytes
-from charter.plan.hardware.place import UNPRICED, Place
-from charter.plan.layouts import layout_search
-from charter.plan.layouts.evaluate import Task, one_device
-from charter.plan.layouts.layout_search import Site, asked, evaluate, host_room, search_sites
-from charter.plan.layouts.space import space
-from charter.plan.layouts.training_search import tied_layouts
-from charter.plan.options.question import Question
-from charter.plan.options.tied import tied_limit
-from charter.plan.physics.engine_knowledge import engine_knowledge
-from charter.plan.physics.knowledge import shipped, time_group
-from charter.plan.work.phase import Counters, Phase, Role, Workload
+from charter.plan import layout_search
+from charter.plan.knowledge import engine_knowledge, shipped, time_group
+from charter.plan.layout_search import Site, asked, evaluate, host_room, search_sites, tied_layouts, tied_limit
+from charter.plan.layout_space import space
+from charter.plan.offers import UNPRICED, Place, host_bytes_per_accelerator, node_memory_bytes
+from charter.plan.option import Question
+from charter.plan.phase import Counters, Phase, Role, Workload
+from charter.plan.stage_time import Task, one_device
 from charter.spec.layout import ZeroStage
 from charter.spec.stage import SftStage
 

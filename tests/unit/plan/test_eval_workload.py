@@ -2,9 +2,8 @@
 
 import pytest
 
-from charter.plan.work.corpus import Library
-from charter.plan.work.roles import Models
-from charter.plan.work.workload import workload
+from charter.plan.pipeline_names import Library, Models
+from charter.plan.workload import workload
 from charter.spec.stage import EvalStage
 
 

@@ -4,11 +4,11 @@ import pytest
 from planner_case import peak_bytes
 
 from charter.catalog import accelerators
-from charter.physics.shapes.kv_cache import kv_cache_bytes
-from charter.physics.shapes.parameters import count_parameters
-from charter.plan.physics.fit import answering_peak, decoded_together, training_peak
-from charter.plan.physics.knowledge import shipped
-from charter.plan.work.phase import Counters, Phase, Role, Workload
+from charter.physics.flops import kv_cache_bytes
+from charter.physics.shapes import count_parameters
+from charter.plan.knowledge import shipped
+from charter.plan.phase import Counters, Phase, Role, Workload
+from charter.plan.stage_memory import answering_peak, decoded_together, training_peak
 from charter.spec.layout import Layout, Recompute, ZeroStage
 
 H100 = accelerators.get("H100")

@@ -8,13 +8,13 @@ import pytest
 
 from charter.catalog import accelerators
 from charter.physics.precision import MEGATRON
-from charter.physics.training.step_time import step_job
-from charter.plan.any_engine import other_engines
-from charter.plan.physics.fit import training_job
-from charter.plan.physics.number_formats import format_refusal
+from charter.physics.step_time import step_job
+from charter.plan.knowledge import format_refusal
 from charter.plan.plan import InfeasiblePlanError
-from charter.plan.rl.search import rl_options
+from charter.plan.rl_search import rl_options
 from charter.plan.search import search
+from charter.plan.stage_memory import training_job
+from charter.plan.what_if import other_engines
 from charter.report.plan_cells import layout as layout_cell
 from charter.spec.layout import Layout
 from charter.spec.project import Resources

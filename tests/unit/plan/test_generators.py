@@ -8,14 +8,12 @@ import pytest
 from ppo_case import without_value, workload
 
 from charter.catalog import accelerators
-from charter.physics.layouts import Layouts
-from charter.plan.layouts.evaluate import Task, one_device, other_seconds
-from charter.plan.physics import accelerator_time
-from charter.plan.physics.engine_knowledge import engine_knowledge
-from charter.plan.physics.fit import decoded_together, server_of, training_peak
-from charter.plan.physics.fit_many import fit_of
-from charter.plan.physics.knowledge import shipped
+from charter.physics.columns import Layouts
+from charter.plan import stage_time
+from charter.plan.knowledge import engine_knowledge, shipped
 from charter.plan.plan import InfeasiblePlanError
+from charter.plan.stage_memory import decoded_together, fit_of, server_of, training_peak
+from charter.plan.stage_time import Task, one_device, other_seconds
 from charter.spec.layout import Layout, Recompute, ZeroStage
 from charter.units import GIB
 
@@ -49,7 +47,7 @@ def test_columns_of_served_rollouts_are_the_scalar_estimates(engine):
         assert columns.peak[row] == pytest.approx(training_peak(work, layout, **asked).total_bytes, rel=1e-9)
         together = decoded_together(work, work.phases[0], layout, **asked)
         assert columns.together["generate"][row] == together
-        terms = accelerator_time.training_terms(work, layout, **asked)
+        terms = stage_time.training_terms(work, layout, **asked)
         others = sum(term.value for term in terms if not term.part.startswith("train"))
         assert seconds[row] == pytest.approx(others, rel=1e-9)
 

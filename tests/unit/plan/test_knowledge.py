@@ -5,13 +5,13 @@ from math import exp
 
 import pytest
 
-from charter.calibration.pace import Pace
 from charter.catalog import accelerators
 from charter.catalog.accelerators import processor
-from charter.physics.training.constants import TrainingConstants
+from charter.physics.constants import TrainingConstants
+from charter.physics.fitted import Pace
 from charter.plan.assemble import NO_NATIVE_ROW
+from charter.plan.knowledge import TRAINING, TRAINING_MEMORY, Knowledge, shipped
 from charter.plan.make import make_plan
-from charter.plan.physics.knowledge import TRAINING, TRAINING_MEMORY, Knowledge, shipped
 from charter.report.plan_notes import notes
 from charter.spec.project import DataSpec, ModelSpec, Project, Resources
 from charter.spec.stage import PpoStage, SftStage

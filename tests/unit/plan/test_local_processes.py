@@ -1,8 +1,7 @@
 import pytest
 
-from charter.plan.hardware.machine import Machine
-from charter.plan.hardware.place import may_run_here
-from charter.plan.hardware.places import places
+from charter.plan.machine import Machine
+from charter.plan.offers import may_run_here, places
 from charter.spec.project import Project, Resources
 from charter.spec.stage import SftStage, StageResources
 

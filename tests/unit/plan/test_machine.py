@@ -1,6 +1,6 @@
 import pytest
 
-from charter.plan.hardware.machine import Machine, probe_machine, usable_cores, usable_memory_bytes
+from charter.plan.machine import Machine, probe_machine, usable_cores, usable_memory_bytes
 
 GIB = 2**30
 

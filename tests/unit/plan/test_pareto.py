@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charter.plan.options.pareto import front, front_of_two, pareto
+from charter.plan.option import front, front_of_two, pareto
 
 tables = st.lists(st.tuples(*[st.integers(0, 4)] * 3), min_size=1, max_size=30)
 

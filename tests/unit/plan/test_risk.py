@@ -3,11 +3,10 @@ from dataclasses import replace
 
 import pytest
 
-from charter.plan.hardware.places import places
-from charter.plan.options.risk import detection_delay, overhead, risk_assumptions
-from charter.plan.options.stage_risk import stage_risk
-from charter.plan.options.stage_scenario import stage_scenario
-from charter.plan.physics.knowledge import shipped
+from charter.plan.knowledge import shipped
+from charter.plan.offers import places
+from charter.plan.risk import detection_delay, overhead, risk_assumptions
+from charter.plan.stage_risk import stage_risk, stage_scenario
 from charter.resilience.failures import CRASH
 from charter.resilience.simulate import simulate
 from charter.spec.project import Resources

@@ -9,19 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.engines.common.rl_engine import RL_ENGINES
-from charter.physics.arrays import array
-from charter.physics.memory.ppo import group_phases
-from charter.physics.runs.rl_step import RlConstants, RlPhases, rl_step_terms
-from charter.plan.any_engine import other_engines
-from charter.plan.hardware.host_room import host_bytes_per_accelerator
-from charter.plan.layouts.layout_search import Site, search_sites
-from charter.plan.layouts.training_search import chosen_row, training_options
-from charter.plan.rl.across import across
-from charter.plan.rl.placement import Placed, group_sizes, placed, step_table
-from charter.plan.rl.search import rl_options
-from charter.plan.rl.setting import Setting, host_shortage
-from charter.plan.rl.tables import GeneratorChoice, Groups, TrainerChoice, mode_of
-from charter.plan.rl.work import answer_lengths, rl_work
+from charter.physics.columns import array
+from charter.physics.placement_memory import group_phases
+from charter.physics.runs import RlConstants, RlPhases, rl_step_terms
+from charter.plan.layout_search import Site, chosen_row, search_sites, training_options
+from charter.plan.offers import host_bytes_per_accelerator
+from charter.plan.rl_placement import Placed, Setting, group_sizes, host_shortage, placed, step_table
+from charter.plan.rl_search import across, rl_options
+from charter.plan.rl_tables import GeneratorChoice, Groups, TrainerChoice, answer_lengths, mode_of, rl_work
+from charter.plan.what_if import other_engines
 from charter.spec.layout import Layout
 from charter.spec.stage import StageResources
 

@@ -11,27 +11,30 @@ from planner_case import peak_bytes
 
 from charter.catalog import accelerators, models
 from charter.engines.common.capabilities import ENGINES
-from charter.physics.arrays import array
-from charter.physics.layouts import Layouts
-from charter.physics.training.factored import rows_of
-from charter.plan.any_engine import other_engines
-from charter.plan.hardware.place import UNPRICED, Place, Price
-from charter.plan.infeasible import infeasible
-from charter.plan.layouts.evaluate import Task, least_update_seconds, one_device, update_seconds, update_terms
-from charter.plan.layouts.layout_search import Site, asked, evaluate, search_sites
-from charter.plan.layouts.layout_verdicts import layout_verdicts
-from charter.plan.layouts.space import space
-from charter.plan.layouts.training_search import chosen_row, tied_layouts
-from charter.plan.options.pareto import near_tied, pareto
-from charter.plan.options.question import Question
-from charter.plan.options.tied import ALIKE, splits, tied_limit
-from charter.plan.physics import accelerator_time
-from charter.plan.physics.engine_knowledge import engine_knowledge
-from charter.plan.physics.fit import training_peak
-from charter.plan.physics.fit_many import least_bytes
-from charter.plan.physics.knowledge import shipped
-from charter.plan.search import search
-from charter.plan.work.phase import Counters, Phase, Role, Workload
+from charter.physics.columns import Layouts, array
+from charter.physics.step_time import rows_of
+from charter.plan import stage_time
+from charter.plan.knowledge import engine_knowledge, shipped
+from charter.plan.layout_search import (
+    ALIKE,
+    Site,
+    asked,
+    chosen_row,
+    evaluate,
+    layout_verdicts,
+    search_sites,
+    splits,
+    tied_layouts,
+    tied_limit,
+)
+from charter.plan.layout_space import space
+from charter.plan.offers import UNPRICED, Place, Price
+from charter.plan.option import Question, near_tied, pareto
+from charter.plan.phase import Counters, Phase, Role, Workload
+from charter.plan.search import infeasible, search
+from charter.plan.stage_memory import least_bytes, training_peak
+from charter.plan.stage_time import Task, least_update_seconds, one_device, update_seconds, update_terms
+from charter.plan.what_if import other_engines
 from charter.spec.stage import PreferenceModelStage, SftStage, StageResources
 
 KNOWN = shipped()
@@ -82,7 +85,7 @@ def site(name: str = "H100", nodes: int = 1, per_node: int = 8) -> Site:
 
 
 def scalar_seconds(question: Question, place: Place, layout) -> float:
-    terms = accelerator_time.training_terms(
+    terms = stage_time.training_terms(
         question.work,
         layout,
         accelerator=place.accelerator,
@@ -124,7 +127,7 @@ def test_terms_of_many_layouts_are_those_of_each():
     values = [found.layout(row) for row in range(0, found.size, 40)]
     many = update_terms(task, values, one_device(where.place.accelerator, len(values), 1e12))
     for layout, terms in zip(values, many, strict=True):
-        single = accelerator_time.training_terms(
+        single = stage_time.training_terms(
             question.work, layout, accelerator=where.place.accelerator, dtype="bf16", knowledge=KNOWN
         )
         assert [replace(term, value=0.0) for term in terms] == [replace(term, value=0.0) for term in single]

@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from charter.plan.options.option import Option
-from charter.plan.spot import market_reason, spot_verdict
+from charter.plan.assemble import market_reason, spot_verdict
+from charter.plan.option import Option
 from charter.spec.project import Resources
 from charter.spec.stage import SftStage
 

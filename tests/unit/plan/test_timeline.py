@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serial_schedule import schedule
 
-from charter.plan.timeline_json import finish_date
+from charter.plan.timeline import finish_date
 
 SECONDS = {"a": 3.0, "b": 5.0, "c": 1.0, "d": 2.0}
 DIAMOND = {"b": ["a"], "c": ["a"], "d": ["b", "c"]}

@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from charter.plan.options.why_not import loses_to
+from charter.plan.option import loses_to
 
 
 def option(seconds, usd):

@@ -2,12 +2,11 @@ import pytest
 
 from charter.data.dataset import DataFacts
 from charter.errors import DataError
-from charter.plan.work.corpus import Library
-from charter.plan.work.phase import padded
-from charter.plan.work.roles import Models
-from charter.plan.work.workload import workload
+from charter.plan.phase import padded
+from charter.plan.pipeline_names import Library, Models
+from charter.plan.workload import workload
 from charter.spec.project import DataSpec, Serving
-from charter.spec.rewards import Reward
+from charter.spec.rewards import Reward, Rubric
 from charter.spec.stage import (
     CritiqueStage,
     EvalStage,
@@ -240,4 +239,25 @@ def test_judge_of_a_list_rates_beside_the_preference_model(work):
     )
     found = grouped(work, reward=None, rewards=rewards)
     assert [role.name for role in found.roles] == ["policy", "reference", "reward", "judge"]
-    assert next(phase for phase in found.phases if phase.role == "judge").name == "rate answers"
+    rates = next(phase for phase in found.phases if phase.role == "judge")
+    assert (rates.name, rates.sequences) == ("rate answers", found.counters.episodes)
+
+
+def test_rubric_asks_for_each_criterion_and_in_both_orders(work):
+    def questions(**rubric):
+        reward = Reward(name="kind", kind="judge", model="base", rubric=Rubric(**rubric))
+        found = grouped(work, reward=None, rewards=(reward,))
+        rates = next(phase for phase in found.phases if phase.role == "judge")
+        return rates.sequences / found.counters.episodes
+
+    assert questions(per_prompt=2) == 2
+    assert questions(only=("a", "b", "c"), ask="checklist") == 3
+    assert questions(only=("a",), ask="pairwise", opponents=3) == 2 * 3
+    assert questions() == 16, "a plan reads no constitution, and says what it takes"
+
+
+def test_two_judges_of_a_list_are_two_roles(work):
+    rewards = tuple(Reward(name=name, kind="judge", model=name) for name in ("base", "judge"))
+    found = grouped(work, reward=None, rewards=rewards)
+    assert [role.model for role in found.roles if role.name.startswith("judge")] == ["base", "judge"]
+    assert [phase.role for phase in found.phases if phase.name.startswith("rate")] == ["judge", "judge 2"]

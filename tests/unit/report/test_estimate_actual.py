@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from charter.calibration.pace import Pace
+from charter.physics.fitted import Pace
 from charter.report.accuracy_rows import accuracy_rows
 from charter.report.estimate_actual import Against, accuracy, accuracy_chart, pace_lines
 from charter.report.overview import overview

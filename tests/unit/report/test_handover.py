@@ -19,7 +19,7 @@ from charter.engines import handover as engine_list
 from charter.engines.common.engine import HandoverEngine
 from charter.errors import SpecError, UsageError
 from charter.plan.project_plan import plan_project
-from charter.plan.rl.search import rl_options
+from charter.plan.rl_search import rl_options
 from charter.report import handover_jobs
 from charter.report.handover import export_handover, exported, with_engine, write_export
 from charter.report.handover_jobs import shell_word

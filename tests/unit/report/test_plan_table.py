@@ -7,9 +7,9 @@ from datetime import date
 import pytest
 from rich.console import Console
 
-from charter.plan.money.project_cost import project_cost
-from charter.plan.options.option import Rejected, TiedLayout
-from charter.plan.stages.stage_plan import money
+from charter.plan.money import project_cost
+from charter.plan.option import Rejected, TiedLayout
+from charter.plan.stage_plan import money
 from charter.report.compare_table import compare_table
 from charter.report.plan_cells import seconds_range, usd_range
 from charter.report.plan_explain import explain_stage

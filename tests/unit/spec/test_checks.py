@@ -10,7 +10,7 @@ from charter.spec.architecture import Architecture, MixtureOfExperts, StateSpace
 from charter.spec.checks import check_accelerators, check_data, check_model, check_project, parse_part
 from charter.spec.layout import Adapter
 from charter.spec.project import Budget, DataSpec, ModelSpec, Place, Project, Resources, Serving, Storage, TokenizerSpec
-from charter.spec.rewards import Mismatch, Reward
+from charter.spec.rewards import Mismatch, Reward, Rubric
 from charter.spec.stage import (
     CritiqueStage,
     DpoStage,
@@ -513,6 +513,7 @@ def test_reward_or_option_without_a_meaning_is_refused(changes, path, words):
         ({"model": "pm"}, "model", "a function has no model"),
         ({"kind": "judge", "call": None}, "model", "a judge needs its model"),
         ({"kind": "judge", "model": "base"}, "call", "belongs to a function"),
+        ({"rubric": Rubric()}, "rubric", "belongs to a judge"),
         ({"weight": float("nan")}, "weight", "must be finite"),
         ({"timeout": 0.0}, "timeout", "greater than 0"),
     ],
@@ -520,6 +521,35 @@ def test_reward_or_option_without_a_meaning_is_refused(changes, path, words):
 def test_entry_of_a_list_names_what_its_kind_needs(changes, path, words):
     stage = replace(LISTED, rewards=(replace(RIGHT, **changes),))
     assert words in told(check_stage("s", stage))[f"pipeline.s.rewards[0].{path}"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "words"),
+    [
+        ({"ask": "pairwise", "opponents": 4}, "opponents", "4 others of a group of 4"),
+        ({"opponents": 2}, "opponents", "only `ask: pairwise`"),
+        ({"only": ("a", "b"), "per_prompt": 3}, "per_prompt", "3 of the 2"),
+        ({"per_prompt": 0}, "per_prompt", "1 or more"),
+    ],
+)
+def test_rubric_that_cannot_be_asked_is_refused(changes, path, words):
+    judge = Reward(name="kind", kind="judge", model="base", rubric=Rubric(**changes))
+    problems = told(check_stage("s", replace(LISTED, rewards=(judge,))))
+    assert words in problems[f"pipeline.s.rewards[0].rubric.{path}"]
+
+
+def test_rubric_names_what_the_stage_reads():
+    def stage(*criteria):
+        rewards = (
+            Reward(name=f"r{n}", kind="judge", model="base", rubric=Rubric(criteria=it))
+            for n, it in enumerate(criteria)
+        )
+        return replace(LISTED, rewards=tuple(rewards))
+
+    assert stage("constitution").reads_constitution
+    assert not stage("row", "own.yaml").reads_constitution
+    assert stage("constitution", "row", "own.yaml", "own.yaml").sources == {"rubrics": ("own.yaml",)}
+    assert not LISTED.reads_constitution
 
 
 def test_list_of_rewards_stands_instead_of_a_model():

@@ -3,7 +3,7 @@
 
 import pytest
 
-from charter.plan.hardware.machine import Machine
+from charter.plan.machine import Machine
 from charter.plan.project_plan import plan_project
 from charter.spec.load import load_project
 from charter.spec.stage_checks import check_runnable

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from charter.calibration.fitted import Fitted
-from charter.physics.arrays import Array, array
+from charter.physics.columns import Array, array
 from charter.physics.constants import constant, describe, moved
+from charter.physics.fitted import Fitted
 from charter.validation.fit import fit
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charter.calibration.interval import NARROWEST, WIDEST, Knowledge, Spread
-from charter.physics.student import t_quantile
+from charter.physics.fitted import NARROWEST, WIDEST, Knowledge, Spread
+from charter.physics.terms import t_quantile
 from charter.validation.intervals import COVERAGE, group_of, scatter_factor, spreads
 from charter.validation.rows.measurement import Measurement
 from charter.validation.score import Scored

@@ -3,9 +3,8 @@
 import pytest
 
 from charter.spec.layout import Recompute, ZeroStage
-from charter.validation.quantities.inference_cases import inference_case
-from charter.validation.quantities.memory_cases import training_case
-from charter.validation.quantities.memory_stacks import probe_of, profile_of
+from charter.validation.quantities.memory import inference_case
+from charter.validation.quantities.memory_cases import probe_of, profile_of, training_case
 from charter.validation.rows.measurement import Measurement
 
 

@@ -4,13 +4,12 @@ import dataclasses
 
 import pytest
 
-from charter.physics.memory.peak import job_memory
+from charter.physics.memory import job_memory
 from charter.spec.layout import Recompute
+from charter.validation.quantities.memory_cases import profile_of
 from charter.validation.quantities.memory_cases import training_case as memory_case
-from charter.validation.quantities.memory_stacks import profile_of
-from charter.validation.quantities.training_cases import training_case
-from charter.validation.rows.measurement import Measurement
-from charter.validation.rows.typed import settled
+from charter.validation.quantities.training_time import training_case
+from charter.validation.rows.measurement import Measurement, settled
 
 ROW = {
     "id": "X-1", "metric": "step_time_s", "value": 1.0, "kind": "pretrain", "model": "Llama 3.1 8B", "gpus": 64,

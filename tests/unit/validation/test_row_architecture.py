@@ -2,11 +2,11 @@
 
 import pytest
 
-from charter.physics.shapes.parameters import count_parameters
+from charter.physics.shapes import count_parameters
 from charter.validation.bundled import MEASUREMENTS
 from charter.validation.rows.architecture import architecture_of
 from charter.validation.rows.measurement import Measurement, Refusal, read_measurements
-from charter.validation.rows.model_names import layers_in_name, model_named, tokens
+from charter.validation.rows.shapes import layers_in_name, model_named, tokens
 
 # Distinct models as published tables print them: name, params_b, hidden, layers, heads, kv_heads, head_dim, ffn,
 # vocab, attention, tied_embeddings, seq; deviations beyond 5 % are names that round (see ROUNDED_NAMES).

@@ -3,8 +3,8 @@
 import pytest
 
 from charter.physics import precision as kinds
-from charter.physics.memory.profile import DEEPSPEED, HUGGINGFACE, MEGATRON_STACK, UNSLOTH
-from charter.validation.quantities.memory_stacks import optimizer_of, precision_of
+from charter.physics.memory_profiles import DEEPSPEED, HUGGINGFACE, MEGATRON_STACK, UNSLOTH
+from charter.validation.quantities.memory_cases import optimizer_of, precision_of
 from charter.validation.rows.measurement import Measurement
 
 

@@ -4,12 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from charter.calibration.fitted import Fitted, bundled
-from charter.physics.training.stack_profiles import PROFILES
+from charter.physics.fitted import Fitted, bundled
+from charter.physics.stacks import PROFILES
 from charter.spec.layout import Recompute, ZeroStage
-from charter.validation.quantities.training_cases import training_case
-from charter.validation.quantities.training_gaps import recompute_of
-from charter.validation.quantities.training_time import TRAINING_TIME
+from charter.validation.quantities.training_time import TRAINING_TIME, recompute_of, training_case
 from charter.validation.rows.accelerator import node_network, scaleup_domain
 from charter.validation.rows.measurement import Measurement
 from charter.validation.score import cases_of, predict

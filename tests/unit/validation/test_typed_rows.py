@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from charter.calibration.fitted import Fitted
+from charter.physics.fitted import Fitted
 from charter.validation.quantities.memory import TRAINING_MEMORY, out_of_memory
 from charter.validation.quantities.training_time import TRAINING_TIME
 from charter.validation.rows.accelerator import accelerator_of
-from charter.validation.rows.measurement import Measurement, parse
-from charter.validation.rows.typed import inferred, unknowns
+from charter.validation.rows.measurement import Measurement, inferred, parse, unknowns
 from charter.validation.score import cases_of, predict
 
 CELLS = {
@@ -134,7 +133,7 @@ def test_a_plan_imports_no_reader_of_rows():
     listing = "import sys, charter.cli.plan, charter.plan.make; print(*sorted(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", listing], capture_output=True, text=True, check=True).stdout.split()
     readers = ("charter.validation.rows", "charter.validation.score", "charter.validation.validate")
-    assert "charter.calibration.fitted" in loaded
+    assert "charter.physics.fitted" in loaded
     assert not [name for name in loaded if name.startswith(readers)]
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from charter.validation.quantities.run_facts import tokens_of
+from charter.validation.quantities.run_total import tokens_of
 from charter.validation.rows.accelerator import accelerator_of
 from charter.validation.rows.measurement import Measurement
 from charter.validation.validate import validate

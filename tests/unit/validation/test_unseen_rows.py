@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from charter.physics.shapes.flops import training_flops_per_token
+from charter.physics.flops import training_flops_per_token
 from charter.validation.rows.accelerator import accelerator_of
 from charter.validation.rows.architecture import architecture_of
 from charter.validation.rows.measurement import Measurement

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from charter.catalog.accelerators import CPU, Accelerator
 from charter.errors import UsageError
-from charter.physics.memory.profile import DEEPSPEED, FSDP, HUGGINGFACE, MEGATRON_STACK, MemoryProfile
-from charter.physics.memory.profile import NATIVE as NATIVE_MEMORY
+from charter.physics.memory_profiles import DEEPSPEED, FSDP, HUGGINGFACE, MEGATRON_STACK, MemoryProfile
+from charter.physics.memory_profiles import NATIVE as NATIVE_MEMORY
 from charter.physics.precision import FSDP_MIXED, MEGATRON, ZERO_PAPER, TrainingPrecision
 from charter.spec.execution import ExecutableLayout
 from charter.spec.layout import ZeroStage
@@ -38,7 +38,7 @@ class Capabilities:
     does: str
     """In words, for messages."""
     stack: str
-    """Profile of `physics.training.stack_profiles`, whose constants time takes; empty: the native one of a device."""
+    """Profile of `physics.stacks`, whose constants time takes; empty: the native one of a device."""
     memory: MemoryProfile
     precision: TrainingPrecision
     zero: tuple[ZeroStage, ...]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from charter.engines.common.capabilities import Capabilities, capabilities
-from charter.physics.runs.rl_algorithms import RlStack, rl_stack_named
+from charter.physics.runs import RlStack, rl_stack_named
 from charter.spec.layout import ZeroStage
 
 Arrangement = Literal["colocated", "offloaded", "split", "async"]

@@ -98,8 +98,7 @@ class Desk:
         if self._error is not None:
             raise self._error
         if self._watch is not None:
-            used = [lane for lane in self.lanes if lane.unwatched and not lane.is_away]
-            await asyncio.gather(*(self._watch.look(lane) for lane in used))
+            await asyncio.gather(*map(self._watch.confirm, self.lanes))
 
     def ask_again(self, wanted: PendingQuestion, lane: Lane) -> None:
         """Send a question that is under way a second time."""

@@ -6,8 +6,10 @@ repeats that the run keeps. Servers answer a fixed question with small differenc
 the repeats measure; other weights differ by far more.
 """
 
+import asyncio
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -17,24 +19,10 @@ from charter.artifacts import durable
 from charter.data.dataset import Turn
 from charter.errors import DataError
 from charter.inference.endpoint.call import CallReply, CallRequest
+from charter.physics.serving.identity_questions import QUESTIONS, READ_TOKENS, TEXT_TOKENS
 
-QUESTIONS = (
-    "Name an animal.",
-    "Give me one word that rhymes with day.",
-    "Complete this sentence: On the table there was a",
-    "Which is the better colour for a door, and why?",
-    "Someone asks you for a secret. What do you say?",
-    "Write a number between one and a hundred.",
-    "Is it ever right to lie?",
-    "Tell me the beginning of a story.",
-)
-"""Open questions: the first token of an answer has many likely values, so that other weights show."""
-REPEATS = 5
-"""Rounds of a baseline: ten pairs, whose largest distance is what a server differs from itself."""
 TOP_ALTERNATIVES = 5
 """Most alternatives that OpenAI's completions and vLLM's default give."""
-TEXT_TOKENS = 16
-"""Of an answer that is compared as text: two models rarely agree on so many."""
 LEAST_LIMIT = 0.03
 """Mean total variation below which two rounds are of one model, whatever the repeats say.
 
@@ -44,6 +32,9 @@ NOISE_FACTOR = 3.0
 """Distance that counts as change, over the largest between repeats (judgement: ten pairs see most of the noise)."""
 TEXTS_THAT_MAY_DIFFER = 1
 """Of eight greedy texts, beyond those that already differ between repeats: a near tie may fall otherwise."""
+
+TURN_SECONDS = 0.05
+"""Between two looks whether the process that makes the baseline is done."""
 
 How = Literal["log_probabilities", "text", "none"]
 Answer = Mapping[str, float] | str
@@ -184,7 +175,7 @@ class Canaries:
                 model=self.served,
                 turns=() if self.continues else (Turn("user", question),),
                 prompt=question if self.continues else "",
-                max_new_tokens=1 if is_read else TEXT_TOKENS,
+                max_new_tokens=READ_TOKENS if is_read else TEXT_TOKENS,
                 temperature=0.0,
                 seed=0,
                 top_log_probabilities=TOP_ALTERNATIVES if is_read else 0,
@@ -206,6 +197,23 @@ class Canaries:
             return Baseline(**{**content, "repeats": tuple(tuple(one) for one in content["repeats"])})
         except (TypeError, KeyError) as error:
             raise DataError(f"{self._path} is not a baseline of a model ({error}); move it away to ask again") from None
+
+    @asynccontextmanager
+    async def first_asker(self) -> AsyncIterator[None]:
+        """Hold the right to make the baseline; of several stages that begin at once, the others wait for it."""
+        from filelock import FileLock, Timeout
+
+        durable.make_dir(self.directory)
+        lock = FileLock(f"{self._path}.lock", timeout=0, is_singleton=False, thread_local=False)
+        while not lock.is_locked:
+            try:
+                lock.acquire()
+            except Timeout:
+                await asyncio.sleep(TURN_SECONDS)
+        try:
+            yield
+        finally:
+            lock.release()
 
     def keep(self, baseline: Baseline) -> Baseline:
         """Write the first baseline; of several processes that are at it, the first one's is everybody's."""

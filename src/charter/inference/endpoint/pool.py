@@ -115,6 +115,10 @@ class EndpointPool:
             confirming = asyncio.run_coroutine_threadsafe(self._desk.confirm(), self._loop)
         confirming.result()
 
+    def settled_micro_usd(self) -> int:
+        """Known cost of the stage's calls so far, whichever pool sent them."""
+        return self._calls.totals().settled_micro_usd
+
     def stats(self) -> PoolStats:
         """Figures so far."""
         counts = self._desk.counts if self._desk else Counts()

@@ -17,7 +17,6 @@ from charter.inference.endpoint import settling
 from charter.inference.endpoint.call import CallReply, CallRequest
 from charter.inference.endpoint.health import Health
 from charter.inference.endpoint.identity import (
-    REPEATS,
     Answer,
     Baseline,
     Canaries,
@@ -35,6 +34,7 @@ from charter.inference.endpoint.rules import Answered, GiveUp, TryAgain
 from charter.inference.endpoint.transport import Received, Transport
 from charter.inference.endpoint.waiting import utc_now, wait_seconds
 from charter.inference.endpoint.wire import body_of, path_of
+from charter.physics.serving.identity_questions import REPEATS
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +43,8 @@ class _Away(Exception):
     """A server that was lost while its questions were out."""
 
 
-class _NotComparable(Exception):
-    """Answers that cannot be compared in the manner that was tried."""
+class _NotComparable(StageError):
+    """Answers that cannot be compared in the manner that was tried: another one is, while there is no baseline."""
 
 
 class ModelWatch:
@@ -82,6 +82,11 @@ class ModelWatch:
             if is_due and not lane.is_away and lane.endpoint not in self._under_way:
                 self.look(lane)
 
+    async def confirm(self, lane: Lane) -> None:
+        """Look until no answer of a server is left that came since it was last looked at."""
+        while lane.unwatched and not lane.is_away:
+            await self.look(lane)
+
     def look(self, lane: Lane) -> asyncio.Task[None]:
         """Ask one server; the server is then known, or away, and what the task raises ends the pool.
 
@@ -92,7 +97,7 @@ class ModelWatch:
         return self._under_way[lane.endpoint]
 
     async def _look(self, lane: Lane) -> None:
-        began, covered = time.time(), lane.unwatched
+        began, covered = time.time(), min(lane.unwatched, self._canaries.every)
         try:
             await self._compare(lane)
         except _Away:
@@ -108,10 +113,9 @@ class ModelWatch:
     async def _compare(self, lane: Lane) -> None:
         async with self._first:
             self._baseline = self._baseline or self._canaries.baseline()
-            if self._baseline is None:
-                self._baseline = self._canaries.keep(await self._new_baseline(lane))
-                if self._baseline.endpoint == lane.endpoint:
-                    return
+            if self._baseline is None and await self._began_baseline(lane):
+                return
+        assert self._baseline is not None
         listed = await self._listed(lane)
         if words := changed_listing(self._baseline.listed, listed):
             raise await self._changed(lane, words)
@@ -124,6 +128,16 @@ class ModelWatch:
             if last:
                 raise await self._changed(lane, "its answers to the fixed questions are others")
             lane.is_known = False  # nothing more is sent to it until the second round has decided
+
+    async def _began_baseline(self, lane: Lane) -> bool:
+        """Make the baseline of this server's answers; False where another stage of the run was quicker."""
+        async with self._canaries.first_asker():
+            self._baseline = self._canaries.baseline()
+            if self._baseline is not None:
+                return False
+            mine = await self._new_baseline(lane)
+            self._baseline = self._canaries.keep(mine)
+            return self._baseline == mine
 
     async def _changed(self, lane: Lane, why: str) -> CharterError:
         # A server that was never sound has answered nothing; but one of an earlier process may have been this one.
@@ -150,7 +164,7 @@ class ModelWatch:
         replies = await _all([self._ask(request, lane) for request in self._canaries.requests(how)])
         answers = [answer_in(reply, how) for reply in replies]
         if any(answer is None for answer in answers):
-            raise _NotComparable("it gives no log-probabilities")
+            raise _NotComparable(f"{lane.endpoint} gives no log-probabilities of a fixed question")
         return [answer for answer in answers if answer is not None]
 
     async def _listed(self, lane: Lane) -> dict[str, str]:
@@ -176,7 +190,7 @@ class ModelWatch:
                 self._health.failed(step, lane, asyncio.get_running_loop().time())
                 if lane.is_away:
                     raise _Away
-                if step.cause == "invalid" and attempt > 1:
+                if step.cause == "invalid" and attempt > 1 and self._baseline is None:
                     raise _NotComparable(step.detail)
                 if attempt < self._attempts:
                     await asyncio.sleep(wait_seconds(request.key, attempt, step.retry_after, utc_now()))

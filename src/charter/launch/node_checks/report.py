@@ -119,6 +119,8 @@ def report_from_json(content: Mapping[str, Any]) -> NodeReport:
 BAD_NODES = "bad_nodes.json"
 FORGET_AFTER_SECONDS = 24 * 3600.0
 """A node that was mended is tried again the next day; take its line out of the file to try it sooner."""
+FORGET_SILENCE_SECONDS = 1800.0
+"""A node that fell silent may only have been started anew; its scheduler knows by then whether it is there."""
 
 
 def read_bad_nodes(run_dir: Path, *, now: float | None = None) -> dict[str, str]:
@@ -127,10 +129,12 @@ def read_bad_nodes(run_dir: Path, *, now: float | None = None) -> dict[str, str]
     return {node: str(entry["why"]) for node, entry in _entries(run_dir).items() if at < float(entry["until"])}
 
 
-def leave_out(run_dir: Path, nodes: Mapping[str, str], *, now: float | None = None) -> None:
-    """Leave nodes out from now on."""
+def leave_out(
+    run_dir: Path, nodes: Mapping[str, str], *, seconds: float = FORGET_AFTER_SECONDS, now: float | None = None
+) -> None:
+    """Leave nodes out from now on, for so long."""
     at = time.time() if now is None else now
-    fresh = {node: {"why": why, "until": at + FORGET_AFTER_SECONDS} for node, why in nodes.items()}
+    fresh = {node: {"why": why, "until": at + seconds} for node, why in nodes.items()}
     if fresh:
         durable.write_json(run_dir / BAD_NODES, {**_entries(run_dir), **fresh})
 

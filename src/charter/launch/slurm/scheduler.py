@@ -5,6 +5,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from charter.errors import UsageError
@@ -27,6 +28,8 @@ SUBMISSIONS = 5
 """How often a job is submitted to a controller that does not answer, before that is the stage's failure."""
 PAUSE_SECONDS = 2.0
 """Before the second try; twice as long before each further one."""
+TOO_FEW = "Requested node configuration is not available"
+"""Slurm's word for a job that its nodes could never run, also where only those are missing that the job leaves out."""
 SETTLE_ROUNDS, SETTLE_SECONDS = 10, 1.0
 """slurmdbd hears of an end a moment after the controller: so often, so far apart, its records are read again."""
 SECONDS_AFTER_REVOKED = 2
@@ -87,7 +90,11 @@ class SlurmScheduler:
                     raise
                 self._pause(PAUSE_SECONDS * 2**number)
             except SlurmRefusedError as error:
-                raise self._refused(job, error) from None
+                if not job.exclude_nodes or TOO_FEW not in str(error):
+                    raise self._refused(job, error) from None
+                # Without the nodes that were left out there are too few of them: better to wait for one to come back.
+                job = replace(job, exclude_nodes=())
+                script = render(job, self._settings, after=after)
         self._watch.submitted(job_id, job)
         self._logs[job_id] = job.log
         return job_id

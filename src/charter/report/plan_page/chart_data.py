@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from charter.plan.money.cost_breakdown import ProjectCost
+from charter.plan.money import ProjectCost
 from charter.plan.plan import Plan
-from charter.plan.stages.stage_plan import MicroUsd, StagePlan
+from charter.plan.stage_plan import MicroUsd, StagePlan
 from charter.report.plan_cells import held_groups
 from charter.report.plan_page.drivers import drivers, median_total
 from charter.report.plan_page.front import front_points

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from charter.physics.terms import Z90
-from charter.plan.options.risk import PRICE_SIGMA
 from charter.plan.plan import Plan
-from charter.plan.stages.stage_plan import StagePlan
+from charter.plan.risk import PRICE_SIGMA
+from charter.plan.stage_plan import StagePlan
 
 FIXED_PRICES = ("contract", "owned", "own")
 """Markets whose price is known."""

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from charter.plan.options.option import Option
-from charter.plan.options.pareto import near_tied, pareto
-from charter.plan.stages.stage_plan import StagePlan
+from charter.plan.option import Option, near_tied, pareto
+from charter.plan.stage_plan import StagePlan
 from charter.report.plan_cells import full_share, hardware, layout
 
 MAX_POINTS = 60

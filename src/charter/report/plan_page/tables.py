@@ -3,10 +3,10 @@
 from datetime import date
 
 from charter.physics.terms import Interval
-from charter.plan.money.cost_breakdown import STORAGE, TRANSFER
-from charter.plan.options.option import Option
+from charter.plan.money import STORAGE, TRANSFER
+from charter.plan.option import Option
 from charter.plan.plan import Plan
-from charter.plan.stages.stage_plan import StagePlan
+from charter.plan.stage_plan import StagePlan
 from charter.report.markup import Markup, esc, join, section, table
 from charter.report.plan_cells import full_share, gib, hardware, hours, layout, seconds_range, usd_range
 from charter.report.plan_dates import is_stale
@@ -19,7 +19,7 @@ OBJECTIVES = {
     "fastest": "the earliest end",
     "balanced": "the least product of time and cost",
 }
-"""What a plan is chosen for (plan/choice/objective.py), in words."""
+"""What a plan is chosen for (plan/decision.py), in words."""
 NEXT_OPTIONS = 5
 """Options that are shown beside the chosen one, per stage."""
 

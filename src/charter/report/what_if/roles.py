@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from charter.plan.physics.fit import Peak
 from charter.plan.plan import Plan
+from charter.plan.stage_memory import Peak
 from charter.report.plan_cells import held_groups
 
 SHARED, MODEL = "shared by all", "model"

@@ -6,7 +6,7 @@ from typing import Any
 
 from charter.physics.terms import Interval
 from charter.plan.plan import Plan
-from charter.plan.stages.stage_plan import MicroUsd, StagePlan
+from charter.plan.stage_plan import MicroUsd, StagePlan
 from charter.report.plan_cells import VERDICT_WORDS, full_share, gib, hardware, layout, seconds_range, usd_range
 from charter.report.plan_notes import longest_pole, split_rejected
 from charter.report.plan_page.chart_data import gantt

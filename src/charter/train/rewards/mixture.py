@@ -59,6 +59,8 @@ class Rewarded:
     failed_BK: Tensor
     seconds_K: tuple[float, ...]
     """Seconds that each reward took, together."""
+    usd_K: tuple[float, ...]
+    """Known cost of each reward's calls, together."""
 
 
 def weighted_sum(reward_BK: Tensor, weight_K: Tensor) -> Tensor:
@@ -133,6 +135,8 @@ class RewardList:
     max_failed_share: float
     all_have: Callable[[bool], bool] = lambda stored: stored
     """Whether every process has stored rewards; a model scores in all of them together."""
+    spent: Callable[[], int] = lambda: 0
+    """Micro-usd that calls of the stage have cost so far; rewards are asked one after the other."""
 
     def rate(self, answers: Sequence[Answer], *, name: str) -> Rewarded:
         """The rewards of a rollout's answers, read where they are stored under `name` for these very answers."""
@@ -150,14 +154,16 @@ class RewardList:
             torch.tensor(values, dtype=torch.float32).view(shape),
             torch.tensor(stored["failed"], dtype=torch.bool).view(shape),
             tuple(stored["seconds"]),
+            tuple(stored["usd"]),
         )
 
     def _rated(self, answers: Sequence[Answer]) -> dict[str, Any]:
-        columns, seconds, reasons = [], [], []
+        columns, seconds, usd, reasons = [], [], [], []
         for reward, score in zip(self.rewards, self.scores, strict=True):
-            begin = time.monotonic()
+            begin, before = time.monotonic(), self.spent()
             columns.append(score(answers))
             seconds.append(round(time.monotonic() - begin, 6))
+            usd.append((self.spent() - before) / 1e6)
             reasons += [f"{reward.name}: {item.reason}" for item in columns[-1] if isinstance(item, Failed)]
         if len(reasons) > self.max_failed_share * len(answers) * len(self.rewards):
             counted = "\n".join(f"  {reason}" for reason in dict.fromkeys(reasons[:5]))
@@ -170,6 +176,7 @@ class RewardList:
             "rewards": [[None if isinstance(item, Failed) else item for item in row] for row in rows],
             "failed": [[isinstance(item, Failed) for item in row] for row in rows],
             "seconds": seconds,
+            "usd": usd,
             "reasons": reasons,
             "isolated": {
                 reward.name: score.is_isolated

@@ -1,19 +1,202 @@
-"""Setting of a step of reinforcement learning, from its row: model, algorithm, lengths, answers."""
+"""Setting of a row of reinforcement learning: algorithm, lengths, batch, machines, and the layout behind them."""
 
 from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
 
+from charter.catalog import accelerators
 from charter.catalog.accelerators import Accelerator
-from charter.physics.runs.rl_algorithms import GRPO, PPO, Algorithm, RlStack, algorithm_named, rl_stack_named
-from charter.physics.serving.response_lengths import USUAL_SPREAD, ResponseLengths
+from charter.physics.generation import USUAL_SPREAD, ResponseLengths
+from charter.physics.memory import training_memory
+from charter.physics.precision import FSDP_MIXED, MEGATRON
+from charter.physics.runs import GRPO, PPO, Algorithm, RlStack, algorithm_named, rl_stack_named
+from charter.physics.shapes import count_parameters
+from charter.physics.step_time import UpdateJob, update_seconds
 from charter.spec.architecture import Architecture
-from charter.validation.quantities.rl_layout import in_node_of
+from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
 from charter.validation.rows.accelerator import accelerator_of
 from charter.validation.rows.architecture import architecture_of
 from charter.validation.rows.measurement import Measurement, Refusal
+
+LONG_MODEL = 1e11
+"""Parameters from which sequences are tried in parts (context parallelism)."""
+ROOM = 0.92
+"""Share of a device's memory that a layout may take in the search. Judgement: the rest is context and fragments."""
+
+
+def recompute_of(printed: str) -> Recompute:
+    """The mode behind the column; blank is none.
+
+    >>> recompute_of("full"), recompute_of("selective+sp"), recompute_of("")
+    (<Recompute.FULL: 'full'>, <Recompute.SELECTIVE: 'selective'>, <Recompute.NONE: 'none'>)
+    """
+    lowered = printed.casefold()
+    if re.search(r"full|block|1\b|true|yes|uniform", lowered):
+        return Recompute.FULL
+    return Recompute.SELECTIVE if re.search(r"select|attn|attention|core", lowered) else Recompute.NONE
+
+
+def zero_of(printed: str, *, usual: ZeroStage = ZeroStage.PARAMETERS) -> ZeroStage:
+    """The ZeRO stage behind the column, with FSDP as stage 3 and a distributed optimizer as stage 1."""
+    lowered = printed.casefold()
+    stage = re.search(r"zero[-_ ]?(?:stage)?[-_ ]?([0-3])|stage[-_ ]?([0-3])", lowered)
+    if stage:
+        return ZeroStage(int(stage[1] or stage[2]))
+    if re.search(r"fsdp|full_shard|hsdp", lowered):
+        return ZeroStage.PARAMETERS
+    if re.search(r"dist|optim", lowered):
+        return ZeroStage.OPTIMIZER
+    return ZeroStage.NONE if re.search(r"none|ddp", lowered) else usual
+
+
+def printed_layout(
+    row: Measurement, devices: int, sequences: float, *, micro_batch: int | None = None
+) -> Layout | None:
+    """The layout as far as the row prints one; None where it prints no degree at all."""
+    if not any((row.tp, row.pp, row.cp, row.dp, row.shard)):
+        return None
+    tensor, pipeline, context = row.tp or 1, row.pp or 1, row.cp or 1
+    data = row.dp or max(1, devices // (tensor * pipeline * context))
+    micro = int(row.mbs or micro_batch or 1)
+    micro = max(1, min(micro, int(sequences // data) or 1))
+    usual = ZeroStage.OPTIMIZER if tensor * pipeline > 1 else ZeroStage.PARAMETERS
+    return Layout(
+        data=data,
+        tensor=tensor,
+        pipeline=pipeline,
+        context=context,
+        expert=row.ep or 1,
+        sequence_parallel=bool(row.seqpar) or tensor > 1,
+        zero=zero_of(row.shard, usual=usual),
+        micro_batch=micro,
+        accumulation=max(1, math.ceil(sequences / (data * micro))),
+        recompute=recompute_of(row.recompute),
+        interleave=row.vpp or 1,
+        offload_optimizer="optim" in row.offload,
+        offload_parameters="param" in row.offload,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _fits(
+    architecture: Architecture, name: str, layout: Layout, seq_len: int, rank: int, base_bits: int
+) -> tuple[bool, float]:
+    """Return whether a layout fits, and its bytes."""
+    accelerator = accelerators.get(name)
+    memory = training_memory(
+        architecture,
+        layout,
+        seq_len=seq_len,
+        precision=MEGATRON if layout.tensor > 1 else FSDP_MIXED,
+        adapter=Adapter(rank=rank, base_bits=base_bits) if rank else None,
+        implementation="megatron" if layout.tensor > 1 else "huggingface",
+        accelerator=accelerator,
+    ).total
+    return memory <= ROOM * accelerator.memory_bytes, memory
+
+
+def best_layout(
+    job: UpdateJob, devices: int, sequences: float, recompute: Recompute | None = None
+) -> tuple[Layout, float, float]:
+    """The quickest of a few usual layouts that fits, with its seconds per step and per forward pass.
+
+    Candidates: sharded data parallelism with 1-8 sequences per micro-batch, and tensor parallelism inside a node with
+    a pipeline across nodes; each with and without recomputation. Stands for "a team that tuned its stack". Where
+    nothing fits, the leanest.
+    """
+    layouts = _candidates(job.architecture, job.accelerator, devices, sequences, recompute)
+    seconds = update_seconds(job, layouts)
+    leanest, least = 0, math.inf
+    for index in sorted(range(len(layouts)), key=lambda index: float(seconds.step[index])):
+        verdict = _fits(
+            job.architecture,
+            job.accelerator.name,
+            layouts[index],
+            round(job.seq_len),
+            round(job.adapter_rank),
+            round(job.base_bits),
+        )
+        if verdict[0]:
+            return (layouts[index], *seconds.at(index))
+        if verdict[1] < least:
+            leanest, least = index, verdict[1]
+    return (layouts[leanest], *seconds.at(leanest))
+
+
+def _candidates(
+    architecture: Architecture,
+    accelerator: Accelerator,
+    devices: int,
+    sequences: float,
+    recompute: Recompute | None,
+) -> list[Layout]:
+    modes = (Recompute.NONE, Recompute.FULL) if recompute is None else (recompute,)
+    contexts = (1, 2, 4) if count_parameters(architecture).total > LONG_MODEL else (1,)
+    layouts: list[Layout] = []
+    for (tensor, pipeline), context in product(_degrees(architecture, accelerator, devices), contexts):
+        data = devices // (tensor * pipeline * context)
+        for micro in (1, 2, 4, 8):
+            if data < 1 or data * micro > max(sequences, data) or (context > 1 and tensor == 1):
+                continue
+            base = Layout(
+                data=data,
+                tensor=tensor,
+                pipeline=pipeline,
+                context=context,
+                interleave=_chunks(architecture, pipeline),
+                expert=_experts(architecture, data),
+                sequence_parallel=tensor > 1,
+                zero=ZeroStage.OPTIMIZER if tensor * pipeline > 1 else ZeroStage.PARAMETERS,
+                micro_batch=micro,
+                accumulation=max(1, math.ceil(sequences / (data * micro))),
+            )
+            layouts += [replace(base, recompute=mode) for mode in modes]
+    return layouts
+
+
+def _chunks(architecture: Architecture, pipeline: int) -> int:
+    """Chunks per stage of an interleaved schedule, of two layers or more each, at most five; 1 without a pipeline."""
+    return 1 if pipeline == 1 else max(1, min(5, architecture.num_layers // pipeline // 2))
+
+
+def _degrees(architecture: Architecture, accelerator: Accelerator, devices: int) -> list[tuple[int, int]]:
+    """Tensor and pipeline degrees: none; a node with a pipeline across nodes; for experts a pipeline alone."""
+    size = count_parameters(architecture).total
+    node = max(1, accelerator.devices_per_node)
+    tensors = {1, min(node, devices)} | ({2, 4} if size < 4e10 else set())
+    pipelines = [1, 2, 4, 8, 16] if size > 1.5e10 else [1]
+    return [
+        (tensor, pipeline)
+        for tensor in sorted(tensors)
+        for pipeline in pipelines
+        if devices % (tensor * pipeline) == 0
+        and architecture.num_heads % tensor == 0
+        and pipeline <= architecture.num_layers
+        and (tensor > 1 or pipeline == 1 or architecture.mixture is not None)
+    ]
+
+
+def _experts(architecture: Architecture, data: int) -> int:
+    if architecture.mixture is None:
+        return 1
+    return math.gcd(architecture.mixture.num_experts, min(data, 64))
+
+
+def in_node_of(accelerator: Accelerator, per_node: int | None) -> Accelerator:
+    """The accelerator in nodes of another size (DGX-2: 16 V100 on one switch), where a row prints one.
+
+    >>> from charter.catalog import accelerators
+    >>> in_node_of(accelerators.get("V100-SXM2-32GB"), 16).scaleup_domain
+    16
+    """
+    if not per_node or per_node <= accelerator.devices_per_node or accelerator.scaleup_domain <= 1:
+        return accelerator
+    return replace(accelerator, devices_per_node=per_node, scaleup_domain=max(accelerator.scaleup_domain, per_node))
+
 
 PROMPT_SHARE = 0.15
 """Of a sequence, that the prompt takes where only prompt + answer is printed. Judgement: questions of 100-200

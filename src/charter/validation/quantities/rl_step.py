@@ -1,22 +1,247 @@
-"""Seconds of measured reinforcement-learning steps and of their phases."""
+"""Steps of reinforcement learning and their phases: from row over jobs of each role to seconds."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
-from charter.physics.arrays import Array, array
-from charter.physics.runs.rl_step import RlConstants, RlPhases, generate_seconds, rl_step_terms
-from charter.physics.serving.constants import ServingConstants
-from charter.physics.serving.decode import issue_of, rollout_terms
-from charter.physics.serving.device import ServingDevice
-from charter.physics.serving.model import ServedModel
-from charter.physics.serving.response_lengths import Drain
-from charter.validation.quantities.rl_cases import RlCase, rl_case
+from charter.physics.columns import Array, array
+from charter.physics.constants import ServingConstants
+from charter.physics.generation import Drain, ResponseLengths, issue_of, rollout_terms
+from charter.physics.kept_activations import layer_activations
+from charter.physics.runs import Algorithm, RlConstants, RlPhases, RlStack, generate_seconds, rl_step_terms
+from charter.physics.serving_devices import VLLM, Engine, ServingDevice, engine_named, weight_format
+from charter.physics.serving_passes import ServedModel
+from charter.physics.shapes import count_parameters
+from charter.physics.step_time import UpdateJob, update_seconds
+from charter.spec.architecture import Architecture
+from charter.spec.layout import Layout, Recompute, ZeroStage
+from charter.validation.quantities.generation import resident_sequences
+from charter.validation.quantities.rl_setting import (
+    RlSetting,
+    best_layout,
+    printed_layout,
+    rl_setting,
+)
 from charter.validation.rows.measurement import Measurement
-from charter.validation.rows.metrics import rl_metric
+from charter.validation.rows.metrics import in_milliseconds, rl_metric
+from charter.validation.rows.shapes import architecture_of_size
+from charter.validation.stacks import bits_of, update_stack
+
+COLOCATED_ROOM = 0.6
+"""Share of a device that the generation engine may take beside training, as usual in recipes."""
+WEIGHTS_ROOM = 0.3
+"""Share of a device that the weights of a rollout engine take at most where no degree is printed. Judgement."""
+FEWEST_TOGETHER, MOST_TOGETHER = 2.0, 16.0
+"""Sequences per device and micro-batch that the scripts of trainers without a separate engine set. Judgement."""
+SHARD_GATHERS, NETWORK_OVER_LINK = 3.0, 0.1
+"""Gathers of sharded weights per step outside of training, and time over NVLink against the network (data sheets)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RlCase:
+    """One configuration of a reinforcement-learning step."""
+
+    stack: RlStack
+    algorithm: Algorithm
+    model: ServedModel
+    group: ServingDevice
+    engine: Engine
+    sequences: float
+    """Answers of a step on one engine replica."""
+    limit: float
+    """Decoded together on it."""
+    prompt: float
+    lengths: ResponseLengths
+    score_seconds: float
+    update_seconds: float
+    refit_bytes: float
+    side_by_side: bool
+    colocated: bool
+    """A separate engine shares the accelerators with training, and sleeps while it runs."""
+    metric: str
+    tokens_counted: float
+    """Tokens (answers' tokens, samples) of a step that a rate counts: all, or those of one accelerator."""
+    scale: float = 1.0
+    """From seconds to the row's unit."""
+
+
+def rl_case(row: Measurement) -> RlCase:
+    """The phases behind a row; raises Refusal where model, accelerator or count of accelerators is unknown."""
+    setting = rl_setting(row)
+    return rl_case_of(row, setting)
+
+
+def rl_case_of(row: Measurement, setting: RlSetting) -> RlCase:
+    """The phases of a setting on the layout of its row."""
+    s, side = setting, row.rl_mode.casefold() in ("one-step-off", "async", "off-policy", "one-step")
+    engine = engine_named(f"{row.framework} {row.notes}" if "vllm" in row.notes.casefold() else s.stack.engine) or VLLM
+    tensor, replicas, training = _split(row, s, side=side)
+    weights = weight_format(row.dtype if "fp8" in row.dtype.casefold() else "")
+    room = engine.memory_share if side else COLOCATED_ROOM
+    limit = resident_sequences(
+        s.architecture,
+        room * s.accelerator.memory_bytes,
+        weights=weights,
+        cache_bytes=2.0,
+        tensor=tensor,
+        pipeline=1,
+        tokens=s.prompt + s.lengths.mean,
+    )
+    score, update = _training(row, s, training)
+    return RlCase(
+        stack=s.stack,
+        algorithm=s.algorithm,
+        model=ServedModel.of(s.architecture),
+        group=ServingDevice.of(s.accelerator, weights=weights, tensor=tensor),
+        engine=engine,
+        sequences=max(1.0, s.samples / replicas) if s.algorithm.generates else 1.0,
+        limit=min(limit, float(engine.most_sequences)),
+        prompt=s.prompt,
+        lengths=s.lengths,
+        score_seconds=score,
+        update_seconds=update,
+        refit_bytes=_refit_bytes(row, s),
+        side_by_side=side,
+        colocated=s.stack.resharding and not side,
+        metric=rl_metric(row) or "step",
+        tokens_counted=_counted(row, s),
+        scale=1e3 if in_milliseconds(row) else 1.0,
+    )
+
+
+def _counted(row: Measurement, s: RlSetting) -> float:
+    each = {"samples": 1.0, "answers": s.lengths.mean}.get(rl_metric(row) or "", s.mean_len)
+    return s.samples * each / (s.devices if "per_gpu" in row.metric else 1)
+
+
+def _refit_bytes(row: Measurement, s: RlSetting) -> float:
+    """Bytes every accelerator receives per step so that a rollout (and scoring) has whole weights.
+
+    A separate engine takes the whole model once. A hybrid engine gathers shards of ZeRO-3 for the rollout and for two
+    scoring passes, over the network or, inside a node, over a link that much faster.
+    """
+    model_bytes = 2.0 * count_parameters(s.architecture).total
+    if s.stack.resharding:
+        return model_bytes
+    if s.devices == 1 or re.search(r"zero-?[012]|ddp|none", row.shard):
+        return 0.0
+    inside = s.devices <= max(s.accelerator.scaleup_domain, 1)
+    return SHARD_GATHERS * model_bytes * (NETWORK_OVER_LINK if inside else 1.0)
+
+
+def _split(row: Measurement, s: RlSetting, *, side: bool) -> tuple[int, float, int]:
+    """Tensor degree and number of engines, and accelerators that train."""
+    node = max(s.accelerator.devices_per_node, 1)
+    needed = 2.0 * count_parameters(s.architecture).total / (WEIGHTS_ROOM * s.accelerator.memory_bytes)
+    tensor = row.gen_tp or 1
+    while not row.gen_tp and tensor < min(needed, node) and 2 * tensor <= s.devices:
+        tensor *= 2
+    degrees = math.prod(degree or 1 for degree in (row.tp, row.pp, row.cp)) * (row.dp or 0)
+    training = s.devices
+    if side:
+        training = degrees or (s.devices - tensor * row.gen_dp if row.gen_dp else s.devices // 2)
+        training = max(1, min(training, s.devices - 1))
+    generating = s.devices - training if side else s.devices
+    replicas = float(row.gen_dp or max(1, generating // tensor))
+    return tensor, replicas, training
+
+
+def _training(row: Measurement, s: RlSetting, devices: int) -> tuple[float, float]:
+    """Seconds of scoring and of updating with all samples of a step."""
+    batch = min(row.gbs or s.samples, s.samples)
+    packed = max(1, int(s.seq_limit // s.mean_len)) if s.stack.packs else 1
+    layout = printed_layout(row, devices, batch)
+    if layout is None or (not s.stack.packs and not row.mbs):
+        layout = _sharded(s, devices, batch)
+    else:
+        layout = _packed(layout, batch, packed)
+    job = _update_job(row, s, s.architecture, tensor=layout.tensor > 1)
+    steps = s.samples / batch
+    step, forward = update_seconds(job, [layout]).at(0)
+    score = steps * forward * (s.algorithm.reference + s.algorithm.old_policy)
+    update = steps * _epochs(row) * step
+    for size, trained in _small_models(row, s):
+        other = _update_job(row, s, _of_size(size, row.model), tensor=False)
+        _, step, forward = best_layout(other, devices, batch)
+        score += steps * forward
+        update += steps * _epochs(row) * step if trained else 0.0
+    return score, update
+
+
+def _update_job(row: Measurement, s: RlSetting, architecture: Architecture, *, tensor: bool) -> UpdateJob:
+    adapted = row.adapter in ("lora", "qlora")
+    return UpdateJob(
+        architecture=architecture,
+        accelerator=s.accelerator,
+        profile=update_stack(row, tensor=tensor),
+        seq_len=s.mean_len,
+        bits=bits_of(row.dtype),
+        adapter_rank=float(row.lora_rank or 16) if adapted else 0.0,
+        base_bits=4.0 if row.adapter == "qlora" else 16.0,
+        per_node=row.gpus_per_node,
+    )
+
+
+def _small_models(row: Measurement, s: RlSetting) -> list[tuple[float, bool]]:
+    """Sizes of the value model (trained) and of the reward model (read); blank is as large as the policy for PPO."""
+    own = count_parameters(s.architecture).total / 1e9
+    sizes = []
+    critic = own if row.critic_params_b is None and s.algorithm.critic else row.critic_params_b
+    if critic and s.algorithm.critic:
+        sizes.append((critic, True))
+    reward = own if row.reward_params_b is None and s.algorithm.critic else row.reward_params_b
+    if reward:
+        sizes.append((reward, False))
+    return sizes
+
+
+@lru_cache(maxsize=256)
+def _of_size(size: float, name: str) -> Architecture:
+    return architecture_of_size(size, name)
+
+
+def _packed(layout: Layout, batch: float, packed: int) -> Layout:
+    """Short sequences of a micro-batch that share one row of full length."""
+    micro = max(1, min(layout.micro_batch * packed, int(batch // layout.data) or 1))
+    return replace(layout, micro_batch=micro, accumulation=max(1, math.ceil(batch / (layout.data * micro))))
+
+
+def _sharded(s: RlSetting, devices: int, batch: float) -> Layout:
+    """ZeRO-3 over all devices with the largest micro-batch whose activations fit, recomputed for large models."""
+    micro = together_in_training(s, devices)
+    micro = round(max(1, min(micro, batch // devices or 1)))
+    large = count_parameters(s.architecture).total > 1.5e10
+    return Layout(
+        data=devices,
+        zero=ZeroStage.PARAMETERS if devices > 1 else ZeroStage.NONE,
+        micro_batch=micro,
+        accumulation=max(1, math.ceil(batch / (devices * micro))),
+        recompute=Recompute.FULL if large else Recompute.NONE,
+    )
+
+
+def together_in_training(s: RlSetting, devices: int) -> float:
+    """Sequences per device and micro-batch: twice the root of how many fit beside the sharded states.
+
+    Judgement: scripts stay far below what would fit for small models, and recompute or offload for large ones.
+    """
+    parameters = count_parameters(s.architecture).total
+    state_bytes = 16.0 * parameters / devices + 4.0 * parameters / max(devices, 1) + 4e9
+    free = max(0.25 * s.accelerator.memory_bytes, 0.9 * s.accelerator.memory_bytes - state_bytes)
+    layer = layer_activations(s.architecture, seq_len=s.seq_limit)
+    one = layer.bytes_per_token(Layout(), fused_attention=False) * s.seq_limit * s.architecture.num_layers
+    return min(max(2.0 * math.sqrt(max(free / one, 1.0)), FEWEST_TOGETHER), MOST_TOGETHER)
+
+
+def _epochs(row: Measurement) -> float:
+    match = re.search(r"(\d+)\s*(?:ppo|inner|update) epochs", row.notes, re.I)
+    return float(match[1]) if match else 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ Blank means that the source does not say. Columns are those of `docs/reference/m
 """
 
 import csv
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -11,8 +12,211 @@ from types import UnionType
 from typing import Any, get_args, get_type_hints
 
 from charter.errors import DataError
-from charter.validation.rows.spellings import respelt
-from charter.validation.rows.typed import settled
+
+_KINDS: tuple[tuple[str, str], ...] = (
+    (r"pre-?train\w*|training", "pretrain"),
+    (r"(full[- ])?fine-?tun\w*|full[- ]ft|dpo|orpo|kto|simpo", "sft"),
+    (r"q?lora|peft|q?dora", "lora"),
+    (r"reward([- _]model\w*)?", "rm"),
+    (r"grpo|dapo|rlhf|rl|rloo|rlvr|reinforce\S*", "ppo"),
+    (r"serving|generation|infer", "inference"),
+    (r"run([- ]total)?|total", "run_total"),
+)
+_ADAPTERS: tuple[tuple[str, str], ...] = (
+    (r"q-?[ld]ora", "qlora"),
+    (r"lora|dora|\bpeft\b|ia3|adapter", ""),
+    (r"^(full|none|no|fft|ft|sft|all|freeze)\b|full[- _]?(param|fine|ft)|galore|lomo|badam|apollo|q-?galore", "full"),
+)
+"""The first pattern found decides; an empty spelling keeps the word, in small letters (`lora`, `adapter_v2`)."""
+_NOTHING = re.compile(r"(none|no|off|false|disabled|0|without)\b")
+_EVERYTHING = re.compile(
+    r"(yes|on|true|1|enabled|gc|ac|(gradient|activation)?[- _]*checkpoint(ing)?|full ac|full gc|all)$"
+)
+_SAVES_SOME = re.compile(r"\bsac\b")
+_HOST = re.compile(
+    r"cpu[- _]?offload|zero[- ]?offload|zero[- ]?infinity|(?<!no )(?<!without )offload(?!\w*\s*(none|no))"
+)
+_UNSAID_HOST = re.compile(r"(cpu|host|ram|nvme|disk|yes|true|1|on|all|full|enabled)(?![- ]?adam)\b")
+
+
+def kind_of(printed: str) -> str:
+    """The kind of a row.
+
+    >>> kind_of("GRPO"), kind_of("full fine-tuning"), kind_of("pretrain")
+    ('ppo', 'sft', 'pretrain')
+    """
+    plain = printed.casefold().strip()
+    return next((kind for words, kind in _KINDS if re.fullmatch(words, plain)), plain or "pretrain")
+
+
+def adapter_of(printed: str, *, kind: str) -> str:
+    """Return what is trained: `full`, `lora`, `qlora` or the adapter's own name; rows of kind lora train adapters.
+
+    >>> adapter_of("QLoRA (nf4)", kind="lora"), adapter_of("Full-parameter", kind="sft")
+    ('qlora', 'full')
+    >>> adapter_of("", kind="lora"), adapter_of("DoRA", kind="lora"), adapter_of("", kind="sft")
+    ('lora', 'lora', '')
+    """
+    plain = printed.casefold().strip()
+    if not plain:
+        return "lora" if kind == "lora" else ""
+    spelling = next((spelt for words, spelt in _ADAPTERS if re.search(words, plain)), "")
+    if spelling:
+        return spelling
+    return "lora" if re.search(r"lora|dora", plain) else plain
+
+
+def recompute_of(printed: str) -> str:
+    """The policy: `full` and `none` for the many ways of saying yes and no, everything else as printed.
+
+    >>> recompute_of("gradient checkpointing"), recompute_of("None (flash)"), recompute_of("block 4")
+    ('full', 'none', 'block 4')
+    """
+    plain = printed.casefold().strip()
+    if _NOTHING.match(plain):
+        return "none"
+    if _SAVES_SOME.search(plain):
+        return f"selective {plain}"
+    return "full" if _EVERYTHING.match(plain) else printed
+
+
+def offload_of(printed: str, *, shard: str, framework: str) -> str:
+    """Return what is in host memory; a bare yes or `cpu` is the optimizer, with parameters where those are sharded.
+
+    >>> offload_of("cpu", shard="zero3", framework=""), offload_of("", shard="ZeRO-Offload", framework="")
+    ('optimizer+params', 'optimizer')
+    >>> offload_of("no", shard="zero3", framework=""), offload_of("", shard="zero2", framework="DeepSpeed")
+    ('none', '')
+    """
+    plain = printed.casefold().strip()
+    where = f"{shard} {framework}".casefold()
+    if _NOTHING.match(plain):
+        return "none"
+    bare = bool(_UNSAID_HOST.match(plain)) or (not plain and bool(_HOST.search(where)))
+    if bare:
+        sharded = re.search(r"(zero|stage)[-_ ]*3|fsdp|infinity|full_shard", where)
+        return "optimizer+params" if sharded or plain.startswith(("all", "full")) else "optimizer"
+    return "optimizer" if re.search(r"cpu[- _]?adam", plain) else plain
+
+
+def respelt(cells: Mapping[str, str]) -> dict[str, str]:
+    """The cells of a row that have one spelling, in it."""
+    kind = kind_of(cells["kind"])
+    return {
+        "kind": kind,
+        "adapter": adapter_of(cells["adapter"], kind=kind),
+        "recompute": recompute_of(cells["recompute"]),
+        "offload": offload_of(cells["offload"], shard=cells["shard"], framework=cells["framework"]),
+    }
+
+
+PROBES = ("active", "allocated", "reserved", "nvidia_smi", "unknown")
+"""Counters of memory, the smallest first; a plan's peak is that of `nvidia_smi`: reserved, with the CUDA context."""
+_PROBE_WORDS = (
+    (r"nvidia-smi|nvml|gpustat", "nvidia_smi"),
+    (r"\breserved|max_memory_reserved|max_reserved", "reserved"),
+    (r"\bactive\b", "active"),
+    (r"allocated|maxmemalloc|max_alloc", "allocated"),
+)
+TOTALS = ("wall_hours", "wall_days", "gpu_hours", "cost_usd")
+TEXTS = {
+    "framework": ("stack", "stack_version"),
+    "gpu": ("accelerator",),
+    "dtype": ("compute_dtype", "parameter_dtype"),
+    "recompute": ("recompute_kind",),
+    "flash": ("attention_kernel",),
+    "shard": ("shard_kind",),
+}
+"""Columns of free text, and the typed ones that stand in their place."""
+TYPED = (*(name for names in TEXTS.values() for name in names), "gradient_dtype", "optimizer_dtype", "master_dtype")
+BYTES_PER_VALUE = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "mxfp8": 1.0, "int8": 1.0} | {
+    "mxfp4": 0.5 + 1 / 32, "nvfp4": 0.5 + 1 / 16, "fp4": 0.5 + 1 / 16, "int4": 0.5 + 2.5 / 128, "nf4": 4.127 / 8
+} | {"none": 0.0}  # fmt: skip
+"""Bytes of one value that stays in memory, with scales (`charter.physics.precision.STORED_FORMATS`)."""
+_FRAMEWORKS = {
+    "composer-fsdp": "composer fsdp",
+    "hf-trainer": "hf trainer",
+    "deepspeed": "hf deepspeed",
+    "transformers": "hf transformers",
+}
+"""Names that the profiles know under other words."""
+_RECOMPUTE = ("none", "selective", "partial", "full")
+_SHARDS = {"none": "none", "zero1": "zero1", "zero2": "zero2", "zero3": "zero3", "hsdp": "hsdp", "fsdp1": "fsdp"}
+_STORED = {"int4": "gptq-int4", "int8": "gptq-int8", "nf4": "bnb.nf4"}
+
+
+def probe_in(unit: str, notes: str) -> str:
+    """The counter that a unit or a note names.
+
+    >>> probe_in("GiB max_memory_reserved, worst rank", ""), probe_in("GiB active", ""), probe_in("GB", "bs 2")
+    ('reserved', 'active', 'unknown')
+    """
+    text = f"{unit} {notes}".casefold()
+    return next((probe for words, probe in _PROBE_WORDS if re.search(words, text)), "unknown")
+
+
+def settled(cells: Mapping[str, Any]) -> dict[str, Any]:
+    """The cells of a row with free text written from its typed columns, where it has them.
+
+    >>> row = settled({"id": "X-1", "stack": "hf-trainer", "framework": "DeepSpeed!", "shard_kind": "zero2"})
+    >>> row["framework"], row["shard"]
+    ('hf trainer', 'zero2')
+    """
+    values = dict(cells)
+    measures_memory = str(values.get("metric", "")).startswith("peak_mem")
+    if measures_memory and not values.get("memory_probe"):
+        values["memory_probe"] = probe_in(values.get("unit", ""), values.get("notes", ""))
+    if not values.get("stack"):
+        return values
+    for name, word in _texts({key: value for key, value in values.items() if value != "unknown"}).items():
+        values.pop(name, None)
+        if word is not None and word != "":
+            values[name] = word
+    if values.get("kind") != "run_total" and values.get("metric") not in TOTALS:
+        values.pop("notes", None)
+    if measures_memory:
+        values.pop("unit", None)
+    for old, new in (("isl", "prompt_tokens"), ("osl", "response_tokens_mean")):
+        if values.get(new):
+            values[old] = values[new]
+    return values
+
+
+def _texts(cells: Mapping[str, Any]) -> dict[str, Any]:
+    """One spelling of each column of free text; None where the typed column says `unknown`."""
+    stack = str(cells.get("stack", ""))
+    kernel = cells.get("attention_kernel")
+    name = _FRAMEWORKS.get(stack, stack)
+    return {
+        "framework": f"{name} {cells.get('stack_version', '')}".strip() if name else "",
+        "gpu": cells.get("accelerator", ""),
+        "dtype": _dtype(cells),
+        "recompute": recompute if (recompute := str(cells.get("recompute_kind", ""))) in _RECOMPUTE else "",
+        "flash": None if not kernel else int(kernel != "unfused"),
+        "shard": _SHARDS.get(str(cells.get("shard_kind", "")), ""),
+    }
+
+
+def _dtype(cells: Mapping[str, Any]) -> str:
+    """The type of the products, or that of quantised weights, which says more.
+
+    >>> _dtype({"compute_dtype": "bf16", "parameter_dtype": "nf4"}), _dtype({"compute_dtype": "w4a16"})
+    ('bnb.nf4', 'gptq-int4')
+    """
+    stored, computed = str(cells.get("parameter_dtype", "")), str(cells.get("compute_dtype", ""))
+    if stored in _STORED:
+        return _STORED[stored]
+    return {"w4a16": "gptq-int4", "w8a16": "gptq-int8"}.get(computed, computed)
+
+
+def unknowns(cells: Mapping[str, Any]) -> tuple[str, ...]:
+    """Typed columns of a row that say `unknown`: assumptions of whatever is predicted of it."""
+    return tuple(name for name in (*TYPED, "memory_probe", "logits_kernel") if cells.get(name) == "unknown")
+
+
+def inferred(cells: Mapping[str, Any]) -> tuple[str, ...]:
+    """Columns of free text from which an untyped row was read."""
+    return () if cells.get("stack") else tuple(name for name in (*TEXTS, "notes") if cells.get(name))
 
 
 class Refusal(Exception):
@@ -134,7 +338,7 @@ _CLASSIC = (
     *("layers", "heads", "kv_heads", "ffn", "vocab", "seq", "dtype"),
     *("gpus", "tp", "pp", "dp", "vpp", "mbs", "gbs"),
 )
-_FRAMEWORKS = {
+_CLASSIC_FRAMEWORKS = {
     "kor22": "Megatron-LM 2022",
     "nar21": "Megatron-LM 2021",
     "mtnlg": "Megatron-DeepSpeed 2021",
@@ -241,4 +445,4 @@ def from_classic(cells: Mapping[str, str]) -> Iterator[dict[str, str]]:
 
 def _framework(name: str, zero: str) -> str:
     """The stack of a row: ZeRO-3 rows of Narayanan 2021 ran DeepSpeed; the rest by the source of the row."""
-    return "DeepSpeed 2021" if zero == "3" else _FRAMEWORKS.get(name.partition("-")[0], "Megatron-LM")
+    return "DeepSpeed 2021" if zero == "3" else _CLASSIC_FRAMEWORKS.get(name.partition("-")[0], "Megatron-LM")

@@ -1,0 +1,212 @@
+"""Operations of a pass through an architecture, and the bytes that generation keeps of a sequence."""
+
+from dataclasses import dataclass
+
+from charter.physics.shapes import (
+    attention_parameters,
+    count_parameters,
+    dense_mlp_layers,
+    embedding_projection,
+    expert_parameters,
+    mlp_parameters,
+    recurrent_state_bytes,
+    router_parameters,
+    scan_flops_per_token,
+    shared_expert_parameters,
+    state_space_matrices,
+)
+from charter.spec.architecture import Architecture
+
+# -------- Floating-point operations of a forward and of a training pass, and the usual short forms.
+#
+# A multiply and an add are two operations. Conventions differ between sources by up to 33 %: whether recomputation,
+# the causal mask, the output projection or the embedding count. Here: no embedding look-up, output projection
+# counted, attention scores over the positions that are really attended (`causal=True`) or over the full square
+# (`causal=False`), recomputation only in `train.meter`.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardFlops:
+    """Operations of one token's forward pass, by part."""
+
+    projections: float
+    """Query, key, value and output projections of all layers; in and out projections of recurrent mixers."""
+    scores: float
+    """Query-key products and the weighted sum of values, all layers."""
+    mlp: float
+    """Dense MLPs, the experts a token passes through, and routers."""
+    head: float
+    """Output projection onto the vocabulary."""
+    recurrence: float = 0.0
+    """Short convolutions and scans of recurrent mixers."""
+
+    @property
+    def mixing(self) -> float:
+        """Return the operations across positions that have no weight matrix: attention scores and recurrences."""
+        return self.scores + self.recurrence
+
+    @property
+    def total(self) -> float:
+        """All parts."""
+        return self.projections + self.scores + self.mlp + self.head + self.recurrence
+
+
+def forward_flops_per_token(
+    architecture: Architecture, seq_len: float, *, causal: bool = True, head_share: float = 1.0, mtp: bool = False
+) -> ForwardFlops:
+    """Operations per token of a forward pass over sequences of `seq_len`.
+
+    Two per parameter of every matrix, plus `4 * layers * heads * head_dim * attended positions` and the scans of
+    recurrent layers; `head_share` is the share of positions whose logits are computed (0 for a model with a scalar
+    head). Biases, norms and softmax are left out (below 1 %), the encoder too (`encoder.encoder_flops_per_sample`);
+    the layers for multi-token prediction, each with a pass of the head, count with `mtp` only.
+    Source: PaLM (arXiv:2204.02311), appendix B; Korthikanti et al. 2022, appendix A.
+
+    >>> from charter.catalog import models
+    >>> llama3_70b = models.get("Llama-3-70B").architecture
+    >>> round(3 * forward_flops_per_token(llama3_70b, 8192, causal=False).total / 1e9, 1)
+    481.4
+    """
+    a, extra = architecture, architecture.num_mtp_layers if mtp else 0
+    positions = attended_positions(a, seq_len, causal=causal) + extra * (seq_len / 2 if causal else seq_len)
+    projections = float((a.attention_layers + extra) * attention_parameters(a) + extra * 2 * a.hidden_size**2)
+    recurrence = 0.0
+    if a.state_space:
+        projections += a.state_space_layers * state_space_matrices(a, a.state_space)
+        recurrence = a.state_space_layers * scan_flops_per_token(a.state_space, seq_len)
+    head = a.vocab_size * a.embedding_width + 2 * embedding_projection(a)
+    return ForwardFlops(
+        projections=2.0 * projections,
+        scores=2.0 * score_width(a) * positions,
+        mlp=2.0 * mlp_matrices_passed(a, mtp_layers=extra),
+        head=2.0 * head_share * (1 + extra) * head,
+        recurrence=recurrence,
+    )
+
+
+def mlp_matrices_passed(architecture: Architecture, *, mtp_layers: int = 0) -> int:
+    """Parameters of dense MLPs, routers and experts that one token passes through, all layers."""
+    a = architecture
+    dense = dense_mlp_layers(a) + (0 if a.mixture else mtp_layers)
+    passed = dense * mlp_parameters(a, a.intermediate_size)
+    if a.mixture:
+        routed = a.mixture.experts_per_token * expert_parameters(a)
+        layer = routed + shared_expert_parameters(a) + router_parameters(a)
+        passed += (a.moe_layers + mtp_layers) * layer
+    return passed
+
+
+def attended_positions(architecture: Architecture, seq_len: float, *, causal: bool = True) -> float:
+    """Positions one query attends to on average, summed over layers; a window or a chunk caps them.
+
+    Causal: `s / 2` for a full layer (the usual convention; exact is (s + 1) / 2), `w - w^2 / (2 s)` for a window
+    w < s, `(n c^2 + r^2) / (2 s)` for n whole chunks of c and a rest r.
+    """
+    a = architecture
+    full_layers = a.attention_layers
+    full = seq_len / 2 if causal else float(seq_len)
+    total = 0.0
+    if a.sliding_window and a.sliding_window < seq_len:
+        window = a.sliding_window
+        total += a.sliding_window_layers * (window - window * window / (2 * seq_len) if causal else float(window))
+        full_layers -= a.sliding_window_layers
+    if a.attention_chunk and a.attention_chunk < seq_len:
+        total += a.chunked_layers * _chunked_positions(seq_len, a.attention_chunk) * (1 if causal else 2)
+        full_layers -= a.chunked_layers
+    return total + full_layers * full
+
+
+def _chunked_positions(seq_len: float, chunk: int) -> float:
+    """Mean positions seen, causal, where none sees across the border of its chunk."""
+    full, rest = divmod(seq_len, chunk)
+    return (full * chunk * chunk + rest * rest) / (2 * seq_len)
+
+
+def score_width(architecture: Architecture) -> int:
+    """Columns that meet per query and position: those of the score product and those of the value sum."""
+    latent = architecture.latent_attention
+    if latent:
+        head = latent.qk_nope_head_dim + latent.qk_rope_head_dim + latent.v_head_dim
+        return architecture.num_heads * head
+    return 2 * architecture.num_heads * architecture.head_size
+
+
+def training_flops_per_token(
+    architecture: Architecture,
+    seq_len: float,
+    *,
+    causal: bool = True,
+    head_share: float = 1.0,
+    frozen_base: bool = False,
+    mtp: bool = False,
+) -> float:
+    """Model operations per token of a training step: forward plus twice as many backward.
+
+    With a frozen base (LoRA) matrices need no weight gradient: 2 forward + 2 for the input gradient, about 4 N;
+    attention scores and recurrences keep their full backward.
+    Source: Kaplan et al. 2020, section 2.1; PaLM, appendix B.
+    """
+    forward = forward_flops_per_token(architecture, seq_len, causal=causal, head_share=head_share, mtp=mtp)
+    if not frozen_base:
+        return 3 * forward.total
+    return 2 * (forward.total - forward.mixing) + 3 * forward.mixing
+
+
+def active_parameters(architecture: Architecture) -> int:
+    """Parameters one token passes through."""
+    return count_parameters(architecture).active
+
+
+# -------- Bytes of what generation keeps of a sequence: keys and values, and the states of recurrent layers.
+
+
+def kv_cache_bytes_per_token(architecture: Architecture, *, bytes_per_value: float = 2.0, tensor: int = 1) -> float:
+    """Bytes per cached token on one tensor-parallel rank.
+
+    `2 * attention layers * kv_heads * head_dim * bytes`; with latent attention `layers * (kv_rank + rope_dim) * bytes`,
+    which tensor parallelism does not divide. Fewer key/value heads than ranks are replicated. Source: DeepSeek-V2
+    (arXiv:2405.04434), table 1; Shazeer 2019; Ainslie et al. 2023.
+
+    >>> from charter.catalog import models
+    >>> kv_cache_bytes_per_token(models.get("Llama-3.1-8B").architecture)
+    131072.0
+    """
+    latent = architecture.latent_attention
+    if latent:
+        return architecture.attention_layers * (latent.kv_lora_rank + latent.qk_rope_head_dim) * bytes_per_value
+    heads = max(1.0, architecture.kv_heads / tensor)
+    return 2.0 * architecture.attention_layers * heads * architecture.head_size * bytes_per_value
+
+
+def kv_cache_bytes(
+    architecture: Architecture,
+    num_tokens: float,
+    *,
+    bytes_per_value: float = 2.0,
+    tensor: int = 1,
+    state_bytes_per_value: float = 4.0,
+) -> float:
+    """Bytes of one sequence of `num_tokens` on one rank: keys, values and recurrent states.
+
+    Layers with a window or a chunk keep at most that many positions; recurrent layers keep their state at any length.
+
+    >>> from charter.catalog import models
+    >>> nemotron = models.get("Nemotron-H-8B").architecture
+    >>> round(kv_cache_bytes(nemotron, 8192) / 2**20), round(kv_cache_bytes(nemotron, 65536) / 2**20)
+    (225, 1121)
+    """
+    state = recurrent_state_bytes(architecture, bytes_per_value=state_bytes_per_value, tensor=tensor)
+    layers = architecture.attention_layers
+    if not layers:
+        return state
+    per_layer = kv_cache_bytes_per_token(architecture, bytes_per_value=bytes_per_value, tensor=tensor) / layers
+    return state + per_layer * kept_positions(architecture, num_tokens)
+
+
+def kept_positions(architecture: Architecture, num_tokens: float) -> float:
+    """Positions whose keys and values are kept, summed over the layers with attention."""
+    a = architecture
+    window = min(num_tokens, a.sliding_window) if a.sliding_window else num_tokens
+    chunk = min(num_tokens, a.attention_chunk) if a.attention_chunk else num_tokens
+    full_layers = a.attention_layers - a.sliding_window_layers - a.chunked_layers
+    return full_layers * num_tokens + a.sliding_window_layers * window + a.chunked_layers * chunk

@@ -1,0 +1,434 @@
+"""Memory of a training step by phase and pipeline stage: a table of layouts, one layout, and what would make it fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from charter.catalog.accelerators import Accelerator
+from charter.physics.columns import Array, Layouts, array
+from charter.physics.constants import TrainingMemoryConstants, memory_sigma
+from charter.physics.kept_activations import Implementation
+from charter.physics.memory_profiles import NATIVE, AdapterUse, CrossEntropy, Head, MemoryJob, MemoryProfile
+from charter.physics.memory_shape import MemoryShape, Stage, rank_columns, stage_layers
+from charter.physics.memory_terms import (
+    ExplainedColumn,
+    Rank,
+    activation_columns,
+    buffer_columns,
+    cached_column,
+    constant_columns,
+    logit_columns,
+    slack_column,
+    state_columns,
+)
+from charter.physics.precision import FSDP_MIXED, TrainingPrecision
+from charter.physics.step_time import distinct, rows_of
+from charter.physics.terms import MemoryBreakdown, Term, TermTable
+from charter.spec.architecture import Architecture
+from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
+
+# -------- Memory of a training step by phase and pipeline stage, for arrays of layouts: the peak is the largest of all.
+#
+# A step loads weights once, then repeats forward, loss, backward and optimizer step, and sometimes saves. Every phase
+# is a sum of its own terms; a term that is alive in several phases is the same column in each.
+
+RESIDENT = ("base", "weights", "optimizer")
+BUFFERS = ("gathered", "copies", "fp8", "dequantised", "messages", "gathered_sequence", "workspace")
+PHASES: dict[str, tuple[str, ...]] = {
+    "load": (*RESIDENT, "dequantised", "workspace"),
+    "forward": (*RESIDENT, "early_gradients", "kept", "inputs", "encoder", "forward_live", *BUFFERS),
+    "loss": (*RESIDENT, "early_gradients", "kept", "inputs", "encoder", "logits", *BUFFERS),
+    "backward": (
+        *RESIDENT,
+        "early_gradients",
+        "kept",
+        "inputs",
+        "encoder",
+        "live",
+        "backward",
+        "unreduced",
+        "buckets",
+        *BUFFERS,
+    ),
+    "end of backward": (*RESIDENT, "gradients", "live", "backward", "unreduced", "buckets", *BUFFERS),
+    "optimizer step": (*RESIDENT, "gradients", "step", "buckets", "workspace"),
+    "checkpoint": (*RESIDENT, "early_gradients", "gathered", "workspace"),
+}
+"""Which terms are alive in a phase. Gradients exist before the end of the backward pass where they are accumulated over
+micro-batches or kept in a buffer of their own."""
+TRANSIENT = ("activations", "logits", "buffers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageTable:
+    """One pipeline stage: a table of terms per phase."""
+
+    phases: Mapping[str, TermTable]
+
+    @cached_property
+    def totals(self) -> Mapping[str, Array]:
+        """Bytes per phase."""
+        return {phase: table.total for phase, table in self.phases.items()}
+
+    @property
+    def peak(self) -> Array:
+        """Bytes at the fullest phase."""
+        totals = iter(self.totals.values())
+        peak = next(totals)
+        for total in totals:
+            peak = np.maximum(peak, total)
+        return peak
+
+
+class StagePhases(Mapping[str, tuple[Term, ...]]):
+    """The phases of one configuration of a stage, their terms written out when they are asked for."""
+
+    def __init__(self, table: MemoryTable, stage: Stage) -> None:
+        self._table, self._stage = table, stage
+
+    def __getitem__(self, phase: str) -> tuple[Term, ...]:
+        return self._table.terms(self._stage, phase)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table.stages[self._stage].phases)
+
+    def __len__(self) -> int:
+        return len(self._table.stages[self._stage].phases)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryTable:
+    """Memory of many layouts: per stage, per phase, per term."""
+
+    stages: Mapping[Stage, StageTable]
+
+    @cached_property
+    def total(self) -> Array:
+        """Bytes of the fullest rank at its fullest phase."""
+        peaks = [table.peak for table in self.stages.values()]
+        return array(np.maximum.reduce(np.broadcast_arrays(*peaks)))
+
+    def fullest(self, index: int | tuple[int, ...] = ()) -> tuple[Stage, str]:
+        """The stage and the phase of the peak of one configuration."""
+        shape = self.total.shape
+        if not shape:
+            sizes = {
+                (at, phase): float(size) for at, table in self.stages.items() for phase, size in table.totals.items()
+            }
+            return max(sizes, key=lambda pair: sizes[pair])
+
+        def size(stage: Stage, phase: str) -> float:
+            return float(np.broadcast_to(self.stages[stage].totals[phase], shape)[index])
+
+        pairs = [(stage, phase) for stage, table in self.stages.items() for phase in table.phases]
+        return max(pairs, key=lambda pair: size(*pair))
+
+    def terms(self, stage: Stage, phase: str, index: int | tuple[int, ...] = ()) -> tuple[Term, ...]:
+        """The terms of one configuration in a phase that are not zero."""
+        table = self.stages[stage].phases[phase]
+        if index == () and not self.total.shape:
+            return tuple(item.at() for item in table.columns if item.values)
+        return table.at(index)
+
+
+def training_memory_table(
+    shape: MemoryShape, layouts: Layouts, constants: TrainingMemoryConstants | None = None
+) -> MemoryTable:
+    """Memory of every layout; `shape` is of one job, or one per layout.
+
+    Without uneven splits a middle stage holds no more than the first (as many layers, fewer micro-batches, no
+    embedding), so only the ends are computed.
+    """
+    constants = constants or TrainingMemoryConstants()
+    stages: list[Stage] = ["first"]
+    if np.any(layouts.pipeline > 1):
+        stages += ["middle", "last"] if np.any(shape.first_layers > 0) else ["last"]
+    return MemoryTable(stages={stage: _stage_table(shape, layouts, constants, stage) for stage in stages})
+
+
+def _stage_table(shape: MemoryShape, layouts: Layouts, constants: TrainingMemoryConstants, stage: Stage) -> StageTable:
+    layers = _layers(shape, layouts, stage)
+    parameters = rank_columns(shape.model, layouts, stage=stage, layers=layers)
+    rank = Rank(shape=shape, layouts=layouts, constants=constants, parameters=parameters, stage=stage)
+    columns = {
+        **state_columns(rank),
+        **activation_columns(rank),
+        **logit_columns(rank),
+        **buffer_columns(rank),
+    }
+    early = np.where((shape.persistent_gradients > 0) | (layouts.accumulation > 1), 1.0, 0.0)
+    gradients = columns["gradients"]
+    columns["early_gradients"] = replace(gradients, values=array(gradients.values * early))
+    columns["forward_live"] = _forward_live(columns["live"])
+    cached = {stepping: cached_column(rank, columns["step"].values, stepping=stepping) for stepping in (False, True)}
+    always = tuple(constant_columns(rank).values())
+    return StageTable(phases={phase: _phase(rank, columns, phase, cached, always) for phase in PHASES})
+
+
+def _forward_live(live: ExplainedColumn) -> ExplainedColumn:
+    """While a layer runs forward about half of what it would keep is alive at once."""
+    return replace(live, values=array(0.5 * live.values), formula="half of " + live.formula)
+
+
+def _phase(
+    rank: Rank,
+    columns: Mapping[str, ExplainedColumn],
+    phase: str,
+    cached: Mapping[bool, ExplainedColumn],
+    always: tuple[ExplainedColumn, ...],
+) -> TermTable:
+    alive = [columns[key] for key in PHASES[phase]]
+    transient = array(sum((item.values for item in alive if item.part in TRANSIENT), start=np.float64(0.0)))
+    reserved = () if phase in ("load", "checkpoint") else (cached[phase == "optimizer step"],)
+    return TermTable(columns=(*alive, slack_column(rank, transient), *reserved, *always))
+
+
+def _layers(shape: MemoryShape, layouts: Layouts, stage: Stage) -> Array:
+    even = stage_layers(shape.model.layers, layouts.pipeline, stage)
+    between = (shape.model.layers - shape.first_layers - shape.last_layers) / np.maximum(layouts.pipeline - 2, 1)
+    given = {"first": shape.first_layers, "middle": np.ceil(between), "last": shape.last_layers}[stage]
+    return array(np.where((shape.first_layers > 0) & (layouts.pipeline > 1), given, even))
+
+
+# -------- Bytes per accelerator at the peak of a training step, phase by phase and term by term, for one layout.
+#
+# The formulas are those of `memory_table`, over arrays; serving is in `inference_memory`.
+
+
+def training_memory(
+    architecture: Architecture,
+    layout: Layout,
+    *,
+    seq_len: int,
+    precision: TrainingPrecision = FSDP_MIXED,
+    adapter: Adapter | None = None,
+    head: Head = "lm",
+    fused_attention: bool = True,
+    cross_entropy: CrossEntropy | None = None,
+    logit_share: float = 1.0,
+    dropout: float = 0.0,
+    implementation: Implementation | None = None,
+    accelerator: Accelerator | None = None,
+    profile: MemoryProfile = NATIVE,
+    recompute_share: float = 1.0,
+    offload_activations: bool = False,
+    end_layers: tuple[int, int] | None = None,
+    constants: TrainingMemoryConstants | None = None,
+) -> MemoryBreakdown:
+    """Bytes of the fullest rank at the fullest phase of a training step.
+
+    `logit_share` is the share of positions whose logits are computed; `profile` says whose code runs, and
+    `implementation` and `cross_entropy` override it; `recompute_share` is the share of layers that full recomputation
+    covers; `end_layers` are the layers of the first and the last pipeline stage where the split is uneven.
+    Reading it: docs/concepts/memory.md.
+
+    >>> from charter.catalog import models
+    >>> from charter.spec.layout import Recompute, ZeroStage
+    >>> llama = models.get("Llama-3.1-8B").architecture
+    >>> layout = Layout(data=8, zero=ZeroStage.PARAMETERS, recompute=Recompute.FULL)
+    >>> memory = training_memory(llama, layout, seq_len=4096)
+    >>> round(memory.parameter_bytes / 2**30, 2), memory.phase
+    (3.74, 'end of backward')
+    """
+    if implementation is not None:
+        profile = replace(profile, implementation=implementation)
+    job = MemoryJob(
+        architecture=architecture,
+        seq_len=seq_len,
+        precision=precision,
+        profile=profile,
+        adapter=AdapterUse.of(adapter) if adapter else None,
+        head=head,
+        fused_attention=fused_attention,
+        cross_entropy=cross_entropy,
+        logit_share=logit_share,
+        dropout=dropout > 0,
+        recompute_share=recompute_share,
+        offload_activations=offload_activations,
+        end_layers=end_layers,
+        accelerator=accelerator,
+    )
+    return job_memory(job, layout, constants)
+
+
+def job_memory(job: MemoryJob, layout: Layout, constants: TrainingMemoryConstants | None = None) -> MemoryBreakdown:
+    """The same of a job whose traits are all given."""
+    table = training_memory_table(MemoryShape.of(job), Layouts.of(layout), constants)
+    stage, phase = table.fullest()
+    phases = StagePhases(table, stage)
+    return MemoryBreakdown(
+        terms=phases[phase],
+        stage="only" if layout.pipeline == 1 else stage,
+        phase=phase,
+        phases=phases,
+        sigma=memory_sigma(job.profile.name),
+    )
+
+
+# -------- Changes that make a job fit on the accelerators at hand: a short, ordered list, tried one by one.
+
+MAX_ACCELERATORS = 1024
+MAX_TENSOR = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alternative:
+    """A layout that fits, and what changes to get there."""
+
+    change: str
+    count: int
+    """Accelerators it needs."""
+    total_bytes: float
+
+
+def training_alternatives(
+    layout: Layout, memory: Callable[[Layout], MemoryBreakdown], capacity_bytes: float
+) -> tuple[Alternative, ...]:
+    """Changes that bring a training layout within the capacity; the least invasive first.
+
+    Tried in turn: a smaller micro-batch, higher ZeRO stages, recomputation, both, optimizer offload, and twice as many
+    accelerators until it fits. Each is judged by the same memory estimate.
+    """
+    alternatives = []
+    for change, candidate in (*_training_changes(layout), *_more_accelerators(layout)):
+        total = memory(candidate).total_bytes
+        if total <= capacity_bytes:
+            alternatives.append(Alternative(change=change, count=candidate.num_accelerators, total_bytes=total))
+            if candidate.num_accelerators > layout.num_accelerators:
+                break
+    return tuple(alternatives)
+
+
+def _training_changes(layout: Layout) -> Iterator[tuple[str, Layout]]:
+    group = layout.data * layout.context
+    modes = list(Recompute)
+    if layout.micro_batch > 1:
+        yield "micro-batch 1, accumulating instead", _small_batch(layout)
+    for zero in ZeroStage:
+        if zero > layout.zero and group > 1:
+            yield f"ZeRO stage {int(zero)} over {group}", replace(layout, zero=zero)
+    for mode in modes[modes.index(layout.recompute) + 1 :]:
+        yield f"{mode} recomputation", replace(layout, recompute=mode)
+    if group > 1:
+        yield "micro-batch 1, ZeRO stage 3, full recomputation", _leanest(layout)
+    if not layout.offload_optimizer:
+        yield "optimizer in host memory", replace(layout, offload_optimizer=True)
+        lean = replace(_leanest(layout), offload_optimizer=True)
+        yield "micro-batch 1, ZeRO stage 3, full recomputation, optimizer in host memory", lean
+
+
+def _more_accelerators(layout: Layout) -> Iterator[tuple[str, Layout]]:
+    candidate = _leanest(layout)
+    while candidate.num_accelerators <= MAX_ACCELERATORS // 2:
+        candidate = replace(candidate, data=candidate.data * 2)
+        yield f"{candidate.num_accelerators} accelerators, ZeRO stage 3, full recomputation", candidate
+
+
+def _small_batch(layout: Layout) -> Layout:
+    return replace(layout, micro_batch=1, accumulation=layout.accumulation * layout.micro_batch)
+
+
+def _leanest(layout: Layout) -> Layout:
+    return replace(_small_batch(layout), zero=ZeroStage.PARAMETERS, recompute=Recompute.FULL)
+
+
+def inference_alternatives(
+    memory: Callable[[Layout, str], MemoryBreakdown], layout: Layout, weights: str, capacity_bytes: float
+) -> tuple[Alternative, ...]:
+    """Wider tensor parallelism and smaller weights that bring a model within the capacity."""
+    alternatives = []
+    smaller = [kind for kind in ("fp8", "int4") if _BITS[kind] < _BITS.get(weights, 16)]
+    for kind in smaller:
+        total = memory(layout, kind).total_bytes
+        if total <= capacity_bytes:
+            alternatives.append(
+                Alternative(change=f"weights in {kind}", count=layout.num_accelerators, total_bytes=total)
+            )
+    wider = layout
+    while wider.tensor * 2 <= MAX_TENSOR:
+        wider = replace(wider, tensor=wider.tensor * 2, data=max(1, wider.data // 2))
+        total = memory(wider, weights).total_bytes
+        if total <= capacity_bytes:
+            change = f"tensor parallel {wider.tensor}"
+            alternatives.append(Alternative(change=change, count=wider.num_accelerators, total_bytes=total))
+            break
+    return tuple(alternatives)
+
+
+_BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "int4": 4}
+
+
+# -------- Memory of very many layouts: rows that differ only in what memory does not depend on are computed once.
+
+MEMORY_AXES = (
+    "data",
+    "tensor",
+    "pipeline",
+    "context",
+    "expert",
+    "sequence_parallel",
+    "zero",
+    "replicas",
+    "micro_batch",
+    "accumulation",
+    "recompute",
+    "interleave",
+    "offload_optimizer",
+    "offload_parameters",
+)
+
+
+def factored_memory(
+    shape: MemoryShape,
+    layouts: Layouts,
+    constants: TrainingMemoryConstants,
+    read: Callable[[MemoryTable, int], dict[str, Array]],
+    *,
+    beside: Sequence[Array] = (),
+) -> dict[str, Array]:
+    """Columns that `read` takes from the memory table of the distinct layouts (and their number), for every layout.
+
+    `beside` holds a whole number per row and trait of `shape` in which rows differ.
+    """
+    rows, which = distinct([*(getattr(layouts, name) for name in MEMORY_AXES), *beside])
+    few = replace(rows_of(replace(shape, source=""), rows), source=shape.source)
+    table = training_memory_table(few, rows_of(layouts, rows), constants)
+    columns = read(table, len(rows))
+    return {name: array(np.broadcast_to(column, (len(rows),))[which]) for name, column in columns.items()}
+
+
+def factored_peaks(
+    shape: MemoryShape, layouts: Layouts, constants: TrainingMemoryConstants, *, beside: Sequence[Array] = ()
+) -> Array:
+    """Bytes of the fullest rank at its fullest phase, of every layout.
+
+    >>> from charter.catalog import models
+    >>> from charter.physics.memory_profiles import MemoryJob
+    >>> from charter.spec.layout import Layout
+    >>> job = MemoryJob(architecture=models.get("Llama-3.1-8B").architecture, seq_len=4096)
+    >>> many = Layouts.of([Layout(data=8), Layout(data=8)])
+    >>> factored_peaks(MemoryShape.of(job), many, TrainingMemoryConstants()).shape
+    (2,)
+    """
+    return factored_memory(shape, layouts, constants, lambda table, _: {"total": table.total}, beside=beside)["total"]
+
+
+def least_state_bytes(shape: MemoryShape, layouts: Layouts, constants: TrainingMemoryConstants) -> Array:
+    """Weights and optimizer state of the first pipeline stage: never more than the peak of the layout.
+
+    Both exist in every phase of a step, on every stage; the peak is a maximum over phases and stages of sums that
+    contain them. A bound, so what it rules out does not fit.
+    """
+    layers = np.where((shape.first_layers > 0) & (layouts.pipeline > 1), shape.first_layers, _even(shape, layouts))
+    parameters = rank_columns(shape.model, layouts, stage="first", layers=array(layers))
+    rank = Rank(shape=shape, layouts=layouts, constants=constants, parameters=parameters, stage="first")
+    columns = state_columns(rank)
+    return array(columns["base"].values + columns["weights"].values + columns["optimizer"].values)
+
+
+def _even(shape: MemoryShape, layouts: Layouts) -> Array:
+    return array(np.ceil(shape.model.layers / layouts.pipeline))

@@ -1,0 +1,224 @@
+"""Traits of training stacks that memory depends on, and the job that runs on one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from charter.catalog.accelerators import Accelerator
+from charter.physics.kept_activations import Implementation, Matrices
+from charter.physics.precision import FSDP_MIXED, TrainingPrecision
+from charter.spec.architecture import Architecture
+from charter.spec.layout import Adapter
+
+# -------- Memory profile of a training stack besides layout and precision: a few named traits of its code.
+
+CrossEntropy = Literal["eager", "fused", "chunked", "native", "inplace"]
+LOSS_BYTES: dict[str, float] = {"eager": 12.0, "fused": 6.0, "chunked": 12.0, "native": 4.0, "inplace": 1.0}
+"""Bytes per logit at the peak, besides the logit itself. eager: log-probabilities and the gradients of both in fp32,
+4 + 4 + 4 (torch cross_entropy on upcast logits: what its autograd nodes hold at the start of the backward pass);
+fused: the fp32 softmax, 4, and the 16-bit gradient, 2 (Megatron's fused vocabulary-parallel cross-entropy); chunked:
+as eager, of `LOSS_CHUNK` positions at a time; native: log-probabilities and gradients in 16 bits, 2 + 2
+(litgpt); inplace: the gradient overwrites the logits (flash-attn's fused loss, as llm-foundry uses it)."""
+LOSS_CHUNK = 1024.0
+"""Positions whose logits exist at once under a chunked loss (Liger, torchtune: 8 chunks; Unsloth: by memory)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryProfile:
+    """Traits of a stack."""
+
+    name: str
+    implementation: Implementation = "huggingface"
+    cross_entropy: CrossEntropy = "eager"
+    persistent_gradients: bool = False
+    """Gradient buffers that exist through the whole step (Megatron, DeepSpeed), not only from the first backward."""
+    step_bytes: float = 0.0
+    """Temporary bytes per parameter of a rank's optimizer shard while it steps."""
+    step_parameters: float = float("inf")
+    """At most so many parameters of the shard step at a time (DeepSpeed ZeRO-3: `sub_group_size`)."""
+    bucket_elements: float = 0.0
+    """Elements of the communication buckets of ZeRO 1 and 2."""
+    live_parameters: float = 0.0
+    """Parameters that stay gathered under ZeRO-3 (`stage3_max_live_parameters`); at least two layers always do."""
+    gathers_stay_frozen: bool = False
+    """FSDP of 2023 reshards a layer when its gradient arrives: frozen layers stay gathered in the backward pass."""
+    ddp_buckets: bool = False
+    """Torch DDP copies gradients into buckets of its own (`gradient_as_bucket_view=False`)."""
+    stage_outputs: float = 0.0
+    """Layer outputs that a pipeline stage keeps per micro-batch in flight, beside what autograd keeps."""
+    flat_step: bool = False
+    """The step works on one huge flat array, which the caching allocator cannot carve from freed activations."""
+    dequantised_copies: float = 1.0
+    """16-bit copies of the largest matrix while a quantised one is used."""
+    quantised_keeps_inputs: bool = False
+    """The quantised product keeps its input though its weight is frozen (bitsandbytes until 0.42)."""
+    workspace: float = 1.0
+    """Share of the stack-independent workspace."""
+    source: str = ""
+
+
+MEGATRON_STACK = MemoryProfile(
+    name="megatron",
+    implementation="megatron",
+    cross_entropy="fused",
+    persistent_gradients=True,
+    source="Megatron-Core: contiguous gradient buffer, distributed optimizer in place, TransformerEngine kernels",
+)
+MEGATRON_DEEPSPEED = MemoryProfile(
+    name="megatron-deepspeed",
+    implementation="lean",
+    cross_entropy="eager",
+    persistent_gradients=True,
+    step_bytes=8.0,
+    bucket_elements=1e9,
+    stage_outputs=2.0,
+    flat_step=True,
+    source="DeepSpeed pipeline engine keeps inputs and outputs of each micro-batch; ZeRO-1 steps on a flat fp32 "
+    "gradient (4 B) with torch's Adam (4 B more); reduce and gather buckets of 5e8 elements",
+)
+DEEPSPEED = MemoryProfile(
+    name="deepspeed",
+    persistent_gradients=True,
+    step_bytes=8.0,
+    step_parameters=1e9,
+    bucket_elements=4e8,
+    live_parameters=1e9,
+    flat_step=True,
+    source="DeepSpeed defaults: flat fp32 gradient (4 B) and Adam's temporaries (4 B), sub_group_size 1e9, "
+    "stage3_max_live_parameters 1e9, buckets of 2e8 (HF's example configurations)",
+)
+FSDP = MemoryProfile(
+    name="fsdp",
+    step_bytes=4.0,
+    source="PyTorch FSDP2: one layer in use and one prefetched; Adam over lists of tensors makes one fp32 copy",
+)
+HUGGINGFACE = MemoryProfile(
+    name="huggingface",
+    step_bytes=4.0,
+    ddp_buckets=True,
+    source="transformers Trainer: DDP with buckets of its own, AdamW over lists of tensors",
+)
+UNSLOTH = MemoryProfile(
+    name="unsloth",
+    implementation="triton",
+    cross_entropy="chunked",
+    source="Unsloth: Triton kernels keep little, chunked cross-entropy, 8-bit Adam by default",
+)
+TORCHTUNE = MemoryProfile(
+    name="torchtune",
+    implementation="litgpt",
+    cross_entropy="chunked",
+    source="torchtune: own decoder, loss over 8 chunks of the sequence, fused AdamW",
+)
+LITGPT = MemoryProfile(
+    name="litgpt",
+    implementation="litgpt",
+    cross_entropy="native",
+    gathers_stay_frozen=True,
+    dequantised_copies=2.0,
+    quantised_keeps_inputs=True,
+    workspace=0.25,
+    source="litgpt 2023: joint projection, FSDP1 without resharding of frozen layers, bitsandbytes 0.41",
+)
+TORCHTITAN = MemoryProfile(
+    name="torchtitan",
+    implementation="lean",
+    step_bytes=0.0,
+    source="torchtitan, MaxText: compiled layers keep little, fused AdamW, FSDP2",
+)
+COMPOSER = MemoryProfile(
+    name="composer",
+    implementation="lean",
+    cross_entropy="inplace",
+    step_bytes=4.0,
+    source="llm-foundry: MPT with low-precision LayerNorm, flash attention and flash-attn's loss, FSDP1",
+)
+NATIVE = MemoryProfile(name="native", source="Charter's own engine: transformers classes under FSDP2, torch's loss")
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        MEGATRON_STACK,
+        MEGATRON_DEEPSPEED,
+        DEEPSPEED,
+        FSDP,
+        HUGGINGFACE,
+        UNSLOTH,
+        TORCHTUNE,
+        LITGPT,
+        TORCHTITAN,
+        COMPOSER,
+        NATIVE,
+    )
+}
+
+
+# -------- One training job without its layout: model, batch shape, precision, adapters, and whose code runs.
+
+Head = Literal["lm", "scalar"]
+LINEAR: Matrices = frozenset(("qkv", "out", "up", "down"))
+"""Adapters on every linear layer of the blocks."""
+FROZEN_WEIGHT_BYTES = {16: 2.0, 8: 1.02, 4: 4.127 / 8}
+"""Bytes per frozen weight of a layer by bits: 16-bit, LLM.int8 with its row scales, nf4 with double quantisation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterUse:
+    """Adapters as a stack trains them."""
+
+    rank: int
+    base_bytes: float = 2.0
+    """Bytes per frozen weight of the layers."""
+    targets: Matrices = LINEAR
+    dropout: bool = False
+    """Dropout in front of the adapters: each keeps its own copy of the input and a mask."""
+    trains_ends: bool = False
+    """Embedding and output projection are trained too (`modules_to_save`)."""
+    quantises_head: bool = False
+    trained: float | None = None
+    """Trained parameters where a source prints them."""
+    scaled_outputs: bool = False
+    """Every linear layer scales its output by a trained vector, and so keeps it (LLaMA-Adapter v2, IA3)."""
+
+    @property
+    def groups(self) -> Matrices:
+        """Groups of matrices that carry an adapter; queries or values alone count as their group."""
+        attention = {"qkv"} if self.targets & {"q", "k", "v", "qkv"} else set()
+        return frozenset(attention | (self.targets & (LINEAR | {"norms"})))
+
+    @classmethod
+    def of(cls, adapter: Adapter) -> AdapterUse:
+        """The planner's adapters: all linear layers, no dropout."""
+        return cls(rank=adapter.rank, base_bytes=FROZEN_WEIGHT_BYTES[adapter.base_bits])
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryJob:
+    """One training job without its layout."""
+
+    architecture: Architecture
+    seq_len: float
+    precision: TrainingPrecision = FSDP_MIXED
+    profile: MemoryProfile = NATIVE
+    adapter: AdapterUse | None = None
+    head: Head = "lm"
+    fused_attention: bool = True
+    fp8: bool = False
+    """Matrices multiply in 8 bits and keep their inputs so."""
+    fp8_copies: float = 0.0
+    """Bytes per parameter of 8-bit copies of the weights: 2 (as they are and transposed) beside 16-bit weights, 0 where
+    the weights themselves are kept in 8 bits, twice."""
+    cross_entropy: CrossEntropy | None = None
+    logit_share: float = 1.0
+    """Share of the positions whose logits are computed."""
+    dropout: bool = False
+    recompute_share: float = 1.0
+    """Share of the layers that full recomputation covers (Megatron's block method, `ac_every_n_layers`)."""
+    offload_activations: bool = False
+    end_layers: tuple[int, int] | None = None
+    """Layers of the first and of the last pipeline stage where they differ from an even split."""
+    accelerator: Accelerator | None = None
+    reserved: bool = True
+    """Whether the figure wanted counts what the allocator reserves, not only what is allocated."""
+    context: bool = True
+    """Whether it counts the device context and communicators too (`nvidia-smi`)."""

@@ -1,0 +1,484 @@
+"""Shape of a training step as numbers: parameters and states of each rank, activations, logits, buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from charter.physics.columns import Array, Layouts, array
+from charter.physics.constants import context_factor
+from charter.physics.kept_activations import (
+    ALL_MATRICES,
+    LayerActivations,
+    LayerKind,
+    Matrices,
+    kept_by_layer,
+    layer_mix,
+)
+from charter.physics.memory_profiles import LINEAR, LOSS_BYTES, LOSS_CHUNK, AdapterUse, MemoryJob
+from charter.physics.shapes import (
+    adapter_parameters,
+    attention_parameters,
+    count_parameters,
+    layer_norm_parameters,
+    mlp_parameters,
+    state_space_parameters,
+)
+from charter.spec.architecture import Architecture, Encoder
+from charter.spec.layout import Adapter, Layout, ZeroStage
+
+# -------- Parameters, gradients and optimizer state of one rank under TP, PP, EP and ZeRO.
+
+Stage = Literal["first", "middle", "last"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankParameters:
+    """Parameters of one tensor-, pipeline- and expert-parallel rank, before ZeRO shards them."""
+
+    dense: float
+    """Sharded by ZeRO over data * context."""
+    experts: float
+    """Routed experts; sharded by ZeRO over data * context / expert."""
+    layer_unit: float
+    """Parameters of the largest layer: what ZeRO-3 gathers at a time."""
+    end_unit: float
+    """Embedding and output projection: a unit of their own, gathered through the whole pass."""
+    layers: int
+
+    @property
+    def total(self) -> float:
+        """Dense and routed."""
+        return self.dense + self.experts
+
+    def held(self, layout: Layout) -> float:
+        """Return the parameters that one rank keeps under ZeRO-3: routed experts over the rest of their smaller group.
+
+        >>> rank = RankParameters(dense=8.0, experts=2.0, layer_unit=1.0, end_unit=1.0, layers=1)
+        >>> rank.held(Layout(data=8, expert=4, zero=ZeroStage.PARAMETERS))
+        2.0
+        """
+        group = layout.data * layout.context // layout.replicas if layout.zero >= ZeroStage.PARAMETERS else 1
+        return self.dense / group + self.experts / max(1, group // layout.expert)
+
+    @property
+    def largest_unit(self) -> float:
+        """The larger of the two: the most gradients that wait for their reduction at once."""
+        return max(self.layer_unit, self.end_unit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelColumns:
+    """Parameter counts of a model, or of many, as arrays that broadcast against layouts."""
+
+    layers: Array
+    norms: Array
+    matrices: Array
+    """Of all layers, routed experts aside."""
+    experts: Array
+    """Routed experts of all layers."""
+    embedding: Array
+    """Embedding, positions and the encoder in front: on the first stage."""
+    head: Array
+    """What the last stage adds when it is not the first: a tied head has a copy of its own there."""
+    head_beside_embedding: Array
+    """What the head adds when embedding and head are on one rank."""
+    layer_matrices: Array
+    """The largest layer without routed experts."""
+    layer_experts: Array
+    """Routed experts of one layer."""
+    largest_matrix: Array
+    """Elements of the largest single matrix of the layers."""
+
+    @classmethod
+    def of(cls, architecture: Architecture, *, scalar_head: bool = False) -> ModelColumns:
+        """Counts of one model; a scalar head (reward, value) replaces the output projection."""
+        a, count = architecture, count_parameters(architecture)
+        table = float(count.head if not a.tied_embeddings else count.embedding + a.head_bias * a.vocab_size)
+        end, beside = (table, 0.0 if a.tied_embeddings else table)
+        if scalar_head:
+            end = beside = float(a.hidden_size)
+        mixture = a.mixture
+        expert = mlp_parameters(a, mixture.expert_intermediate_size) if mixture else 0
+        shared = mlp_parameters(a, mixture.shared_width) if mixture and mixture.shared_width else 0
+        dense = mlp_parameters(a, a.intermediate_size) if not mixture or mixture.num_dense_layers else 0
+        mixer = max(
+            attention_parameters(a) if a.attention_layers else 0,
+            state_space_parameters(a, a.state_space) if a.state_space else 0,
+        )
+        widths = [a.num_heads * a.head_size, a.intermediate_size if dense or not mixture else 0]
+        widths += [mixture.expert_intermediate_size, mixture.shared_width] if mixture else []
+        return cls(
+            layers=array(a.num_layers),
+            norms=array(count.norms),
+            matrices=array(
+                count.attention
+                + count.dense_mlp
+                + count.router
+                + count.shared_experts
+                + count.state_space
+                + count.mtp_projections
+            ),
+            experts=array(count.experts),
+            embedding=array(count.embedding + count.positions + count.encoder),
+            head=array(end),
+            head_beside_embedding=array(beside),
+            layer_matrices=array(mixer + max(dense, shared) + layer_norm_parameters(a)),
+            layer_experts=array(expert * mixture.num_experts if mixture else 0),
+            largest_matrix=array(a.hidden_size * max(widths)),
+        )
+
+    @classmethod
+    def stacked(cls, models: Sequence[ModelColumns]) -> ModelColumns:
+        """Many models, one per configuration."""
+        return cls(**{item.name: array([getattr(one, item.name) for one in models]) for item in fields(cls)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankColumns:
+    """Parameters of one rank of many layouts at once; the fields of `RankParameters`."""
+
+    dense: Array
+    experts: Array
+    layer_unit: Array
+    end_unit: Array
+    layers: Array
+    matrices: Array
+    """Of `dense` and `experts`, the matrices of the layers: what quantisation makes smaller."""
+
+    @property
+    def total(self) -> Array:
+        """Dense and routed."""
+        return array(self.dense + self.experts)
+
+    @property
+    def largest_unit(self) -> Array:
+        """The larger of a layer and the ends."""
+        return np.maximum(self.layer_unit, self.end_unit)
+
+
+def rank_columns(model: ModelColumns, layouts: Layouts, *, stage: Stage, layers: Array) -> RankColumns:
+    """Parameters of a rank of the first, a middle or the last pipeline stage, which holds `layers` layers.
+
+    Tensor parallelism divides every matrix and the embedding, not the norms; expert parallelism divides the routed
+    experts. The first stage holds the embedding, the last the output projection (a tied one has its own copy when
+    the two are on different ranks). Source: Shoeybi et al. 2019 (arXiv:1909.08053), section 3; Narayanan et al. 2021,
+    section 2.
+    """
+    m, tensor = model, layouts.tensor
+    share = layers / m.layers
+    alone = layouts.pipeline == 1
+    own = {"first": m.embedding, "middle": array(0.0), "last": m.head}[stage]
+    ends = np.where(alone, m.embedding + m.head_beside_embedding, own)
+    experts = m.experts * share / (tensor * layouts.expert)
+    matrices = m.matrices * share / tensor
+    return RankColumns(
+        dense=array(m.norms * share + matrices + ends / tensor),
+        experts=array(experts),
+        layer_unit=array((m.layer_matrices + m.layer_experts / layouts.expert) / tensor),
+        end_unit=array(ends / tensor),
+        layers=array(layers),
+        matrices=array(matrices + experts),
+    )
+
+
+def stage_layers(num_layers: Array, pipeline: Array, stage: Stage) -> Array:
+    """Layers of a stage: an even split, the remainder to the first stages."""
+    even = np.floor(num_layers / pipeline)
+    rest = num_layers - even * pipeline
+    index = {"first": array(0.0), "middle": array(np.minimum(pipeline - 1, 1.0)), "last": array(pipeline - 1)}[stage]
+    return even + np.where(index < rest, 1.0, 0.0)
+
+
+def layers_of_stage(architecture: Architecture, layout: Layout, stage: int) -> int:
+    """Layers of a pipeline stage: an even split, the remainder to the first stages.
+
+    >>> from charter.catalog import models
+    >>> [layers_of_stage(models.get("Llama-3.1-405B").architecture, Layout(pipeline=4), s) for s in range(4)]
+    [32, 32, 31, 31]
+    """
+    even, rest = divmod(architecture.num_layers, layout.pipeline)
+    return even + (stage < rest)
+
+
+def rank_parameters(
+    architecture: Architecture, layout: Layout, *, stage: int = 0, scalar_head: bool = False
+) -> RankParameters:
+    """Parameters on one rank of any pipeline stage, as `rank_columns` has them for the first and the last."""
+    layers = layers_of_stage(architecture, layout, stage)
+    columns, model = Layouts.of(layout), ModelColumns.of(architecture, scalar_head=scalar_head)
+    where: Stage = "first" if stage == 0 else "last" if stage == layout.pipeline - 1 else "middle"
+    rank = rank_columns(model, columns, stage=where, layers=array(layers))
+    return RankParameters(
+        dense=float(rank.dense),
+        experts=float(rank.experts),
+        layer_unit=float(rank.layer_unit),
+        end_unit=float(rank.end_unit),
+        layers=layers,
+    )
+
+
+# -------- Memory shape of a training step besides the layout: one job, or many as arrays, ready for the formulas.
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryShape:
+    """The numbers of a job that the formulas need; arrays without dimensions, or one value per job."""
+
+    model: ModelColumns
+    hidden: Array
+    vocabulary: Array
+    seq_len: Array
+    replicated: Array
+    sharded: Array
+    sharded_ring: Array
+    """The same where context parallelism passes keys and values around."""
+    scores: Array
+    live_replicated: Array
+    live_sharded: Array
+    live_scores: Array
+    backward_replicated: Array
+    backward_sharded: Array
+    encoder_bytes: Array
+    keeps_scores: Array
+    loss_bytes: Array
+    loss_share: Array
+    loss_rows: Array
+    parameter_bytes: Array
+    gradient_bytes: Array
+    optimizer_bytes: Array
+    compute_bytes: Array
+    adapter: Array
+    adapter_parameters: Array
+    trained_ends: Array
+    base_bytes: Array
+    quantises_head: Array
+    persistent_gradients: Array
+    step_bytes: Array
+    step_parameters: Array
+    bucket_elements: Array
+    live_parameters: Array
+    ddp_buckets: Array
+    stage_outputs: Array
+    flat_step: Array
+    dequantised_copies: Array
+    workspace: Array
+    recompute_share: Array
+    offload_activations: Array
+    first_layers: Array
+    last_layers: Array
+    """0 where the split is even."""
+    fp8_copies: Array
+    """Bytes of 8-bit copies per parameter of a layer's matrices."""
+    cpu: Array
+    context_factor: Array
+    reserved: Array
+    context: Array
+    source: str = field(default="", compare=False)
+
+    @classmethod
+    def of(cls, job: MemoryJob) -> MemoryShape:
+        """The numbers of one job."""
+        numbers = {**_layer_numbers(job), **_loss_numbers(job), **_state_numbers(job), **_run_numbers(job)}
+        columns: dict[str, Any] = {name: array(value) for name, value in numbers.items()}
+        model = ModelColumns.of(job.architecture, scalar_head=job.head == "scalar")
+        return cls(model=model, source=job.precision.source, **columns)
+
+    @classmethod
+    def stacked(cls, shapes: Sequence[MemoryShape]) -> MemoryShape:
+        """Many jobs, one per configuration."""
+        columns: dict[str, Any] = {
+            item.name: array([getattr(one, item.name) for one in shapes])
+            for item in fields(cls)
+            if item.name not in ("model", "source")
+        }
+        return cls(model=ModelColumns.stacked([one.model for one in shapes]), **columns)
+
+
+def _layer_numbers(job: MemoryJob) -> dict[str, float]:
+    """Return the bytes per token that the layers keep, and that the fullest of them holds while it runs."""
+    a, value = job.architecture, job.precision.compute_bytes
+    keeps, extra = _kept_matrices(job), _adapter_activations(job)
+    kinds = [(_kind(job, kind), count) for kind, count in layer_mix(a)]
+    layers = [(kept_by_layer(a, kind, keeps), count) for kind, count in kinds]
+    rings = [(kept_by_layer(a, replace(kind, ring=True), keeps), count) for kind, count in kinds]
+    return {
+        "hidden": a.hidden_size,
+        "seq_len": job.seq_len,
+        "replicated": _mean(layers, "replicated") + extra.replicated,
+        "sharded": _mean(layers, "sharded") + extra.sharded,
+        "sharded_ring": _mean(rings, "sharded") + extra.sharded,
+        "scores": _mean(layers, "scores"),
+        "live_replicated": _largest(layers).replicated + extra.replicated,
+        "live_sharded": _largest(layers).sharded + extra.sharded,
+        "live_scores": max(activations.scores for activations, _ in layers),
+        "backward_replicated": 2 * value * a.hidden_size,
+        "backward_sharded": max(_backward(a, kind) for kind, _ in kinds),
+        "encoder_bytes": _encoder_bytes(a.encoder, job) if a.encoder and job.adapter is None else 0.0,
+        "keeps_scores": not job.fused_attention,
+        "fp8_copies": job.fp8_copies,
+        "recompute_share": job.recompute_share,
+        "offload_activations": job.offload_activations,
+    }
+
+
+def _loss_numbers(job: MemoryJob) -> dict[str, float]:
+    """The cross-entropy over the vocabulary."""
+    kind = job.cross_entropy or job.profile.cross_entropy
+    return {
+        "vocabulary": job.architecture.vocab_size,
+        "loss_bytes": (job.precision.compute_bytes + LOSS_BYTES[kind]) * (job.head == "lm"),
+        "loss_share": job.logit_share,
+        "loss_rows": LOSS_CHUNK if kind == "chunked" else np.inf,
+    }
+
+
+def _state_numbers(job: MemoryJob) -> dict[str, float]:
+    """Bytes per parameter, and what is trained where there are adapters."""
+    precision, adapter = job.precision, job.adapter
+    return {
+        "parameter_bytes": precision.parameter_bytes,
+        "gradient_bytes": precision.gradient_bytes,
+        "optimizer_bytes": precision.optimizer_bytes,
+        "compute_bytes": precision.compute_bytes,
+        "adapter": adapter is not None,
+        "adapter_parameters": _adapter_size(job.architecture, adapter) if adapter else 0.0,
+        "trained_ends": adapter is not None and adapter.trains_ends,
+        "base_bytes": adapter.base_bytes if adapter else 2.0,
+        "quantises_head": adapter is not None and adapter.quantises_head,
+    }
+
+
+def _run_numbers(job: MemoryJob) -> dict[str, float]:
+    """Return the bytes that the stack's code and the device add: buffers, temporaries of the step, the context."""
+    profile, device = job.profile, job.accelerator
+    stays = profile.gathers_stay_frozen and job.adapter is not None
+    first, last = job.end_layers or (0, 0)
+    return {
+        "persistent_gradients": profile.persistent_gradients,
+        "step_bytes": profile.step_bytes * _step_share(job),
+        "step_parameters": profile.step_parameters,
+        "bucket_elements": profile.bucket_elements,
+        "live_parameters": np.inf if stays else profile.live_parameters,
+        "ddp_buckets": profile.ddp_buckets,
+        "stage_outputs": profile.stage_outputs,
+        "flat_step": profile.flat_step,
+        "dequantised_copies": profile.dequantised_copies,
+        "workspace": profile.workspace,
+        "first_layers": first,
+        "last_layers": last,
+        "cpu": device is not None and device.kind == "cpu",
+        "context_factor": context_factor(device.name) if device else 1.0,
+        "reserved": job.reserved,
+        "context": job.context,
+    }
+
+
+def _kind(job: MemoryJob, kind: LayerKind) -> LayerKind:
+    return replace(
+        kind,
+        seq_len=job.seq_len,
+        value_bytes=job.precision.compute_bytes,
+        dropout=job.dropout,
+        implementation=job.profile.implementation,
+        fp8=job.fp8,
+    )
+
+
+def _step_share(job: MemoryJob) -> float:
+    """Temporaries of the optimizer step have the type of its moments: half as large where those have 16 bits.
+
+    Not with adapters: there the little that is trained was seen to take what fp32 moments would.
+    """
+    return min(1.0, job.precision.optimizer_bytes / 8) if job.adapter is None else 1.0
+
+
+def _kept_matrices(job: MemoryJob) -> Matrices:
+    """Groups of matrices whose inputs are kept."""
+    adapter = job.adapter
+    if adapter is None:
+        return ALL_MATRICES
+    if adapter.base_bytes < 2 and job.profile.quantised_keeps_inputs:
+        return LINEAR
+    return adapter.groups
+
+
+def _adapter_size(a: Architecture, adapter: AdapterUse) -> float:
+    if adapter.trained is not None:
+        return adapter.trained
+    everywhere = float(adapter_parameters(a, Adapter(rank=adapter.rank)))
+    if adapter.targets >= LINEAR:
+        return everywhere
+    width, keys = a.num_heads * a.head_size, a.kv_heads * a.head_size
+    inner = a.intermediate_size if a.mixture is None else a.mixture.expert_intermediate_size
+    sides = {
+        "q": a.hidden_size + width,
+        "v": a.hidden_size + keys,
+        "k": a.hidden_size + keys,
+        "out": a.hidden_size + width,
+        "up": (1 + a.gated_mlp) * (a.hidden_size + inner),
+        "down": a.hidden_size + inner,
+    }
+    groups = {"qkv": ("q", "v", "k")} | {name: (name,) for name in sides}
+    chosen = {side for target in adapter.targets for side in groups.get(target, ())}
+    return float(adapter.rank * a.num_layers * sum(sides[side] for side in chosen))
+
+
+def _adapter_activations(job: MemoryJob) -> LayerActivations:
+    """Return the activations that the adapters of one layer keep: narrow values, dropped-out inputs, scaled outputs."""
+    a, adapter, value = job.architecture, job.adapter, job.precision.compute_bytes
+    if adapter is None:
+        return LayerActivations(replicated=0.0, sharded=0.0, scores=0.0, layer_input=0.0)
+    joint = job.profile.implementation in ("megatron", "litgpt")
+    width, inner = float(a.num_heads * a.head_size), float(a.intermediate_size)
+    gates = 1 + a.gated_mlp
+    inputs = {
+        "qkv": a.hidden_size * (1.0 if joint else 3.0),
+        "out": width,
+        "up": a.hidden_size * (1.0 if joint else float(gates)),
+        "down": inner,
+    }
+    outputs = {
+        "qkv": width + 2 * a.kv_heads * a.head_size,
+        "out": a.hidden_size,
+        "up": gates * inner,
+        "down": a.hidden_size,
+    }
+    chosen = [name for name in inputs if name in adapter.groups]
+    dropped = (value + 1) * adapter.dropout * sum(inputs[name] for name in chosen)
+    scaled = value * adapter.scaled_outputs * sum(outputs.values())
+    narrow = value * adapter.rank * len(chosen) * 1.5
+    return LayerActivations(replicated=dropped + narrow, sharded=scaled, scores=0.0, layer_input=0.0)
+
+
+def _backward(a: Architecture, kind: LayerKind) -> float:
+    """Gradients of the widest part of a layer while its backward pass runs: inner values of MLP, or of attention.
+
+    Those of both inputs of a gated activation, and of its output; one where kernels overwrite the inputs.
+    """
+    mixer = (2 * a.num_heads + 2 * a.kv_heads) * a.head_size if kind.mixer == "attention" else 0
+    if kind.mixer == "state_space" and a.state_space:
+        mixer = 3 * a.state_space.inner_size
+    inner = a.intermediate_size if kind.mlp == "dense" else 0
+    if kind.mlp == "experts" and a.mixture:
+        inner = a.mixture.expert_intermediate_size * a.mixture.experts_per_token + a.mixture.shared_width
+    gradients = 1 if kind.implementation == "triton" else 2 + a.gated_mlp
+    return kind.value_bytes * max(mixer, gradients * inner)
+
+
+def _encoder_bytes(encoder: Encoder, job: MemoryJob) -> float:
+    """Kept by a trained encoder per sequence (one picture each): the list of a plain layer, 16 h and 2 f per token."""
+    e, value = encoder, job.precision.compute_bytes
+    inner = (4 if e.gated_mlp else 2) * e.intermediate_size
+    return value * e.num_layers * e.tokens_per_sample * (8 * e.hidden_size + inner)
+
+
+def _mean(layers: list[tuple[LayerActivations, float]], name: str) -> float:
+    return sum(float(getattr(layer, name)) * count for layer, count in layers) / sum(count for _, count in layers)
+
+
+def _largest(layers: list[tuple[LayerActivations, float]]) -> LayerActivations:
+    return max((layer for layer, _ in layers), key=lambda kept: kept.replicated + kept.sharded)

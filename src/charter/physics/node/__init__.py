@@ -1,1 +1,0 @@
-"""Needs around the accelerators: system memory, disks, bytes over the wire."""

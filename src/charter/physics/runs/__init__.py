@@ -1,1 +1,0 @@
-"""Seconds of whole things: a step of reinforcement learning, a run with its start, evaluation and failures."""

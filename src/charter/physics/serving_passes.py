@@ -1,0 +1,325 @@
+"""Seconds of forward passes that generate or score text: the served model, and a roofline per part of a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+
+import numpy as np
+
+from charter.physics.columns import Array, array
+from charter.physics.constants import ServingConstants
+from charter.physics.flops import kv_cache_bytes_per_token, score_width
+from charter.physics.serving_devices import ServingDevice
+from charter.physics.shapes import count_parameters, expert_parameters, recurrent_state_bytes, scan_flops_per_token
+from charter.physics.terms import TermColumn, TermTable
+from charter.spec.architecture import Architecture
+
+# -------- Architecture as generation sees it: numbers that broadcast over configurations.
+
+LINEAR_LAYERS_ATTENTION, LINEAR_LAYERS_MLP = 4, 3
+"""Matrices of a decoder layer that a quantiser wraps: query, key, value, output; gate, up, down."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """Weights, cache and operations of one architecture, or one column per configuration."""
+
+    layers: Array
+    hidden: Array
+    passed_weights: Array
+    """Weights that every token passes in the layers: all but routed experts, embedding and output projection."""
+    one_expert: Array
+    """Weights of one routed expert of every layer together."""
+    expert_width: Array
+    experts: Array
+    active_experts: Array
+    moe_layers: Array
+    head_weights: Array
+    """Of the output projection, tied or not."""
+    attention_layers: Array
+    cache_values: Array
+    """Values kept per token in one layer with attention, before tensor parallelism."""
+    cache_splits: Array
+    """How many ranks can share them: key/value heads; 1 with latent attention."""
+    windowed_layers: Array
+    window: Array
+    score_width: Array
+    """Columns that meet per query and position, over all layers' average: prefill."""
+    decode_score_width: Array
+    """The same in decode, where latent attention works on the compressed cache."""
+    head_repeats: Array
+    """Query heads per key/value head."""
+    state_bytes: Array
+    """Recurrent state of a sequence, all layers."""
+    scan_flops: Array
+    """Recurrence per token, all layers."""
+
+    @classmethod
+    def of(cls, architecture: Architecture) -> ServedModel:
+        """The columns of one architecture, without dimensions.
+
+        >>> from charter.catalog import models
+        >>> llama = ServedModel.of(models.get("Llama-3.1-8B").architecture)
+        >>> round(float(llama.passed_weights) / 1e9, 2), float(llama.cache_values * llama.attention_layers)
+        (6.98, 65536.0)
+        """
+        return _served(architecture)
+
+    @classmethod
+    def stacked(cls, models: Sequence[ServedModel]) -> ServedModel:
+        """One column per configuration."""
+        return cls(**{item.name: np.stack([getattr(model, item.name) for model in models]) for item in fields(cls)})
+
+    def experts_reached(self, tokens: Array) -> Array:
+        """Expected routed experts of a layer that get at least one of `tokens` tokens: `E (1 - (1 - k / E)^n)`.
+
+        Assumes that routing is even and independent, so it is an upper bound on the experts reached.
+        """
+        share = np.where(self.experts > 0, self.active_experts / np.maximum(self.experts, 1.0), 0.0)
+        return array(self.experts * -np.expm1(np.maximum(tokens, 0.0) * np.log1p(-np.minimum(share, 1 - 1e-12))))
+
+    def attended(self, context: Array) -> Array:
+        """Positions a token attends to after `context` others, summed over layers."""
+        inside = np.minimum(context, self.window)
+        return array((self.attention_layers - self.windowed_layers) * context + self.windowed_layers * inside)
+
+    def attended_causal(self, length: Array) -> Array:
+        """Mean over the tokens of a sequence of `length`, summed over layers: `s / 2`, or `w - w^2 / (2 s)`."""
+        window = np.minimum(self.window, length)
+        inside = window - window**2 / (2 * np.maximum(length, 1.0))
+        return array((self.attention_layers - self.windowed_layers) * length / 2 + self.windowed_layers * inside)
+
+    def cached_values(self, context: Array, tensor: Array) -> Array:
+        """Values of keys and values one rank holds for a sequence of `context` tokens."""
+        return array(self.cache_values / np.minimum(tensor, self.cache_splits) * self.attended(context))
+
+
+@lru_cache(maxsize=512)
+def _served(a: Architecture) -> ServedModel:
+    count, mixture, latent = count_parameters(a), a.mixture, a.latent_attention
+    layers = max(a.attention_layers, 1)
+    values = kv_cache_bytes_per_token(a, bytes_per_value=1.0) / layers if a.attention_layers else 0.0
+    windowed, window = _windows(a)
+    decode_width = a.num_heads * (2 * latent.kv_lora_rank + latent.qk_rope_head_dim) if latent else score_width(a)
+    head = a.vocab_size * a.embedding_width
+    passed = count.total - count.experts - count.embedding - count.positions - count.head
+    columns = {
+        "layers": a.num_layers,
+        "hidden": a.hidden_size,
+        "passed_weights": passed,
+        "one_expert": a.moe_layers * expert_parameters(a),
+        "expert_width": mixture.expert_intermediate_size if mixture else 0,
+        "experts": mixture.num_experts if mixture else 0,
+        "active_experts": mixture.experts_per_token if mixture else 0,
+        "moe_layers": a.moe_layers,
+        "head_weights": head,
+        "attention_layers": a.attention_layers,
+        "cache_values": values,
+        "cache_splits": 1 if latent else a.kv_heads,
+        "windowed_layers": windowed,
+        "window": window,
+        "score_width": score_width(a),
+        "decode_score_width": decode_width,
+        "head_repeats": 1 if latent else a.num_heads / a.kv_heads,
+        "state_bytes": recurrent_state_bytes(a) if a.state_space else 0.0,
+        "scan_flops": a.state_space_layers * scan_flops_per_token(a.state_space, 1024) if a.state_space else 0.0,
+    }
+    return ServedModel(**{name: array(value) for name, value in columns.items()})
+
+
+def _windows(a: Architecture) -> tuple[int, float]:
+    """Layers that see a window or a chunk, and how many positions; a chunk is half full on average."""
+    if a.sliding_window and a.sliding_window_layers:
+        return a.sliding_window_layers, float(a.sliding_window)
+    if a.attention_chunk and a.chunked_layers:
+        return a.chunked_layers, float(a.attention_chunk)
+    return 0, 1e30
+
+
+# -------- Seconds of forward passes that generate or score text, for many configurations at once: a roofline per part.
+#
+# A pass reads every weight it reaches once, multiplies, meets the cached keys and values, moves activations, reduces
+# twice per layer over the tensor-parallel group, and is issued by the host. Decode is the same pass with one token per
+# sequence. Sources: Williams et al. 2009 (roofline); Chen 2022 ("Transformer inference arithmetic"); Pope et al. 2022
+# (arXiv:2211.05102). Not modelled: speculative decoding, expert imbalance, preemption when the cache is full.
+
+OVERLAP_NORM = 4.0
+"""Reading and multiplying overlap: `(a^4 + b^4)^(1/4)`, 19 % above the larger one where both are equal (judgement)."""
+WEIGHT_ONLY_TILE = 0.5
+"""Rows that a kernel which expands weights works on, over those of a plain one (Marlin: 16 rows, and expansion takes
+about as long again)."""
+EXPERT_MOVES = 4.0
+"""Times a routed token's features are read or written per expert: gathered, given back, weighted, summed (count)."""
+SEND_SECONDS = 20e-6
+ROOFLINE = "roofline: Williams et al. 2009; Chen 2022"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Issue:
+    """Way in which work is issued: columns of `Engine`."""
+
+    eager: Array
+    overlapped: Array
+    paged: Array
+    layer_slowness: Array
+    step_slowness: Array
+    token_slowness: Array
+    tile_share: Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """One forward pass: `sequences` sequences that each bring `tokens` new tokens after `before` cached ones."""
+
+    sequences: Array
+    tokens: Array
+    before: Array
+    logits: Array
+    """Positions whose logits are computed, per sequence."""
+    decode: bool
+    """One token per sequence from a captured graph; else a prefill or a scoring pass."""
+
+
+def pass_terms(
+    model: ServedModel, group: ServingDevice, issue: Issue, work: Pass, constants: ServingConstants
+) -> TermTable:
+    """Seconds until all `sequences` have gone through all pipeline stages once, term by term.
+
+    With p stages and at least p sequences the stages work on different micro-batches, so a round of all sequences
+    takes p times the stage time of a p-th of them. In eager mode stages take turns (transformers' `device_map`).
+    """
+    streams = np.where(issue.eager > 0, 1.0, np.maximum(np.minimum(group.pipeline, work.sequences), 1.0))
+    rows = work.sequences * work.tokens / streams
+    rounds = group.pipeline * (1 + constants.stage_stall * (group.pipeline - 1))
+    weights = _weights(model, group, issue, rows, work.sequences * work.logits / streams, constants)
+    keys = _keys(model, group, issue, work, work.sequences / streams, constants)
+    routed = model.moe_layers * model.active_experts * (EXPERT_MOVES * model.hidden + 3.0 * model.expert_width)
+    moves = model.layers * model.hidden * constants.activation_values + routed
+    moved = 2.0 * rows * moves / group.pipeline * (0.5 + 0.5 / group.tensor)
+    values = moved / (group.memory_bytes_per_second * constants.stream_share)
+    reduce = _reduce(model, group, rows, constants) / group.pipeline
+    send = np.where(group.pipeline > 1, SEND_SECONDS + rows * model.hidden * 4.0 / group.send_bytes_per_second, 0.0)
+    busy = weights + keys + values + reduce + send
+    gaps, host = _host(model, group, issue, work, streams, constants)
+    hides = (issue.eager > 0) | ((issue.overlapped > 0) & (group.pipeline <= 1))
+    waits = gaps + np.where(hides, _overlapped(host, busy + gaps) - busy - gaps, host)
+    part = "decode" if work.decode else "prefill"
+    rows_of_terms = (
+        ("weights", part, weights, "max(weight bytes / bandwidth, 2 weights rows / matrix rate)", ROOFLINE),
+        ("keys and values", part, keys, "max(cache bytes / bandwidth, score operations / attention rate)", ROOFLINE),
+        (
+            "activations",
+            part,
+            values,
+            "24 values x features x layers x rows x 2 B / bandwidth, and 4 per routed expert",
+            "count of moves",
+        ),
+        ("tensor parallel", "communication", reduce, "2 all-reduces per layer", "Shoeybi et al. 2019"),
+        ("pipeline", "communication", send, "one send per stage", "Narayanan et al. 2021"),
+        ("issue", "launch", waits, "layers x host time of a layer + step + sequences x host time", "judgement"),
+    )
+    columns = tuple(
+        TermColumn(
+            name=f"{part}, {name}",
+            part=group_name,
+            values=array(value * rounds * constants.unmodelled),
+            unit="seconds",
+            formula=formula,
+            source=source,
+        )
+        for name, group_name, value, formula, source in rows_of_terms
+    )
+    return TermTable(columns=columns)
+
+
+def _weights(
+    model: ServedModel, group: ServingDevice, issue: Issue, rows: Array, logits: Array, constants: ServingConstants
+) -> Array:
+    """Matrix products of one stage: dense part, reached experts, output projection."""
+    ranks = group.tensor * group.pipeline
+    stream = group.memory_bytes_per_second * constants.stream_share
+    rate = group.matmul_flops * constants.matmul_share * np.where(group.narrow > 0, constants.narrow_share, 1.0)
+    tile = constants.tile_rows * issue.tile_share * np.where(group.weight_only > 0, WEIGHT_ONLY_TILE, 1.0)
+    dense = _overlapped(
+        model.passed_weights * group.bytes_per_weight / stream, 2 * model.passed_weights * np.maximum(rows, tile) / rate
+    )
+    reached = model.experts_reached(rows)
+    padded = np.maximum(rows * model.active_experts, reached * tile)
+    experts = _overlapped(
+        model.one_expert * reached * group.bytes_per_weight / stream,
+        2 * model.one_expert * padded / (rate * constants.expert_share),
+    )
+    half = group.half_flops * constants.matmul_share
+    head = np.where(
+        logits > 0,
+        _overlapped(
+            model.head_weights * group.head_bytes / stream, 2 * model.head_weights * np.maximum(logits, tile) / half
+        ),
+        0.0,
+    )
+    return array((dense + experts + head) / ranks)
+
+
+def _overlapped(first: Array, second: Array) -> Array:
+    return array((first**OVERLAP_NORM + second**OVERLAP_NORM) ** (1 / OVERLAP_NORM))
+
+
+def _keys(
+    model: ServedModel,
+    group: ServingDevice,
+    issue: Issue,
+    work: Pass,
+    sequences: Array,
+    constants: ServingConstants,
+) -> Array:
+    """Attention of one stage: the cache is read once per sequence, and every new token meets it."""
+    own = model.attended_causal(work.tokens) if not work.decode else array(0.0)
+    met = (model.attended(work.before) + own) * work.tokens * sequences
+    width = model.decode_score_width if work.decode else model.score_width
+    flops = 2.0 * width * met + model.scan_flops * work.tokens * sequences
+    apart = group.tensor / group.cache_ranks
+    cached = model.cached_values(work.before + work.tokens, group.cache_ranks) / apart * group.cache_bytes
+    repeats = constants.cache_passes * model.head_repeats if work.decode else 1.0
+    passes = np.where(issue.paged > 0, 1.0, repeats)
+    moved = sequences * (cached * passes + 2 * model.state_bytes / group.tensor)
+    reading = moved / (group.memory_bytes_per_second * constants.cache_share)
+    computing = flops / group.tensor / (group.attention_flops * constants.attention_share)
+    return array(_overlapped(reading, computing) / group.pipeline)
+
+
+def _reduce(model: ServedModel, group: ServingDevice, rows: Array, constants: ServingConstants) -> Array:
+    """Two all-reduces per layer; where attention is data-parallel, tokens go to their experts and come back."""
+    ranks = group.tensor
+    copies = np.where(group.cache_ranks < ranks, np.minimum(np.maximum(model.active_experts, 1.0), ranks), 2 * ranks)
+    traffic = copies * (ranks - 1) / ranks**2 * rows * model.hidden * 2.0 / group.link_bytes_per_second
+    one = constants.reduce_seconds * group.link_latency * (1 + 0.1 * np.log2(ranks)) + traffic
+    return array(np.where(ranks > 1, 2 * model.layers * one, 0.0))
+
+
+def _host(
+    model: ServedModel,
+    group: ServingDevice,
+    issue: Issue,
+    work: Pass,
+    streams: Array,
+    constants: ServingConstants,
+) -> tuple[Array, Array]:
+    """Gaps between kernels of a captured graph, and host time, of one micro-batch on one stage.
+
+    What the host does once per sequence is not split over stages.
+    """
+    layers = model.layers / group.pipeline
+    attention = model.attention_layers * LINEAR_LAYERS_ATTENTION + (model.layers - model.moe_layers) * LINEAR_LAYERS_MLP
+    linears = attention + model.moe_layers * model.experts * LINEAR_LAYERS_MLP
+    eager = layers * constants.eager_layer_seconds * issue.layer_slowness
+    eager = eager + model.moe_layers * model.experts / group.pipeline * constants.eager_expert_seconds
+    eager = eager + linears / group.pipeline * group.python_share * constants.quantised_linear_seconds
+    eager = eager * group.host_slowness
+    graph = layers * constants.graph_layer_seconds * issue.layer_slowness
+    step = constants.step_seconds * issue.step_slowness * group.host_slowness
+    tokens = work.sequences / streams * constants.token_seconds * issue.token_slowness * group.host_slowness
+    per_token = tokens if work.decode else array(0.0)
+    is_eager = issue.eager > 0
+    return array(np.where(is_eager, 0.0, graph)), array(np.where(is_eager, eager, step + per_token))

@@ -1,1 +1,0 @@
-"""Contents and work of an architecture: parameters, operations, caches, layer by layer."""

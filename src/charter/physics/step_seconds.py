@@ -1,0 +1,351 @@
+"""Seconds of an optimizer step as named terms: compute, waiting for other ranks, pipeline, update."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from charter.physics.columns import Array, array
+from charter.physics.devices import Group, group
+from charter.physics.micro_batch import StepInputs, micro_batch
+from charter.physics.stacks import RECOMPUTE_FULL
+from charter.physics.terms import TermColumn, TermTable
+
+# -------- Time of a step of several pipeline stages against the pass of its slowest stage.
+
+
+def fullest_stage_layers(layers: Array, stages: Array) -> Array:
+    """Layers of the fullest stage: `ceil(L / p)`."""
+    return array(np.ceil(layers / stages))
+
+
+def slowest_stage(layers: Array, stages: Array, layer: Array, head: Array) -> Array:
+    """Seconds of the slowest stage for `layer` seconds per layer and `head` seconds on the last stage.
+
+    Layers that divide evenly are split evenly and the last stage has the head on top. Layers that do not are laid
+    out around it (Megatron's uneven first and last stage, DeepSpeed's partitioning by parameters): no stage is
+    slower than the even share of everything, the fullest stage, or the head alone.
+
+    >>> [float(slowest_stage(array(layers), array(4), array(1.0), array(1.5))) for layers in (8, 9)]
+    [3.5, 3.0]
+    """
+    fullest = fullest_stage_layers(layers, stages)
+    even = np.isclose(layers / stages, fullest)
+    uneven = np.maximum(fullest * layer, np.maximum((layers * layer + head) / stages, head))
+    return array(np.where(even, fullest * layer + head, uneven))
+
+
+def bubble_seconds(stages: Array, chunks: Array, stage: Array) -> Array:
+    """Idle time of a step: `(p - 1) / v` passes of an average stage (Narayanan et al. 2021, section 2.2).
+
+    1F1B with one chunk, interleaved with v. Zero-bubble schedules are `(p - 1) / 3` (ZB1P, one chunk): v = 3.
+
+    >>> float(bubble_seconds(array(8), array(2), array(1.0)))
+    3.5
+    """
+    return array((stages - 1) / chunks * stage)
+
+
+# -------- Seconds that a training step waits for other ranks: in the layers, between stages, and once per step.
+
+HIDDEN_COST = 0.12
+"""Of hidden traffic that still delays (it takes multiprocessors and memory bandwidth); judgement."""
+SEQUENCE_PARALLEL_TRAFFIC = 1.25
+"""Against all-reduces: one more all-gather of each input in the backward pass (Korthikanti et al. 2022, 4.2.2)."""
+RING_EXPOSED = 0.15
+"""Of context-parallel traffic that delays although attention runs beside it; judgement."""
+COMPILED_LATENCY = 0.3
+"""Of a collective's latency where a compiler issues it (TPU); judgement."""
+
+
+def _group(
+    given: StepInputs, size: Array, stride: Array, kind: Literal["tensor", "pipeline", "data"] = "data"
+) -> Group:
+    c = given.constants
+    return group(
+        given.device_of(kind),
+        size,
+        stride,
+        scaleup_share=c.scaleup_share,
+        scaleout_share=c.scaleout_share,
+        latency=array(c.latency_seconds * np.where(given.device.compiled > 0, COMPILED_LATENCY, 1.0)),
+    )
+
+
+def _repeated(given: StepInputs) -> Array:
+    """Forward traffic is repeated with full recomputation: six collectives for four."""
+    return array(np.where(given.job.layouts.recompute == RECOMPUTE_FULL, 1.5, 1.0))
+
+
+def tensor_parallel(given: StepInputs) -> Array:
+    """Per micro-batch: two all-reduces per block pair forward, two backward (Shoeybi et al. 2019, section 3)."""
+    at = given.job.layouts
+    one = _group(given, at.tensor, array(1.0), "tensor").reduce_seconds(given.work.tensor_message)
+    more = np.where(at.sequence_parallel > 0, SEQUENCE_PARALLEL_TRAFFIC, 1.0)
+    exposed = given.constants.tensor_exposed * given.stack.tensor_exposed
+    return array(2 * given.model.reduced_blocks * _repeated(given) * more * one * exposed)
+
+
+def expert_parallel(given: StepInputs) -> Array:
+    """Per micro-batch: tokens to their experts and back, forward and backward (GShard, arXiv:2006.16668)."""
+    m, at = given.model, given.job.layouts
+    one = _group(given, at.expert, array(1.0)).exchange_seconds(given.work.routed_message, m.experts_per_token)
+    exposed = given.constants.expert_exposed * given.stack.expert_exposed
+    return array(4 * m.moe_layers * _repeated(given) * one * exposed)
+
+
+def context_parallel(given: StepInputs, forward_attention: Array) -> Array:
+    """Per micro-batch: keys and values around the ring, once forward and twice backward, beside attention."""
+    at = given.job.layouts
+    ring = _group(given, at.context, at.tensor).gather_seconds(given.work.key_value_message)
+    total = 3 * given.model.attention_layers * ring
+    return array(np.maximum(RING_EXPOSED * total, total - forward_attention))
+
+
+def pipeline_send(given: StepInputs) -> Array:
+    """Per micro-batch: one message to each neighbour and chunk."""
+    at, stack = given.job.layouts, given.stack
+    pair = _group(given, array(2.0), at.tensor * at.context * at.data, "pipeline")
+    one = 2 * np.maximum(at.interleave, 1.0) * (pair.latency + given.work.stage_message / pair.message)
+    return array(np.where(at.pipeline > 1, one * stack.send_exposed, 0.0))
+
+
+def sharded_weights(given: StepInputs, busy: Array) -> Array:
+    """Per micro-batch with ZeRO-3: weights gathered forward and backward, gradients reduced, less what hides.
+
+    `3 psi` elements (Rajbhandari et al. 2020, section 7), each layer's with a latency of its own; `busy` seconds of
+    the stage hide them. Beside a pipeline both move once per step: weights stay gathered, and gradients are summed
+    before they are reduced, since every micro-batch would move them again (torchtitan's `reshard_after_forward`).
+    """
+    at, job, work = given.job.layouts, given.job, given.work
+    links = _group(given, np.minimum(at.shards, job.shard_group), at.tensor)
+    spread = _group(given, np.maximum(1.0, links.size / at.expert), at.tensor * at.expert)
+    stored = 2.0 * job.compression * np.minimum(job.base_bits / 16, 1.0)
+    reduced = np.where(job.frozen > 0, 0.0, given.stack.gradient_bytes * job.compression)
+    latency = (fullest_stage_layers(given.model.layers, at.pipeline) - 1) * links.latency
+    keeps = np.maximum(job.keeps_gathered, at.pipeline > 1)
+    passes = 2.0 - keeps + (reduced > 0)
+    moved = (2.0 - keeps) * stored + reduced
+    own, experts = work.rank_parameters - work.rank_experts, work.rank_experts
+    total = links.gather_seconds(moved * own) + spread.gather_seconds(moved * experts) + passes * latency
+    fetched = moved * work.rank_parameters / links.size / given.device.host_link
+    total = total + np.where(at.offload_parameters > 0, fetched, 0.0)
+    total = np.where(at.pipeline > 1, total / at.accumulation, total)
+    needed = (at.zero >= 3) & ((links.size > 1) | (at.offload_parameters > 0))
+    return array(np.where(needed, _left(given, total, busy), 0.0))
+
+
+def gradient_reduction(given: StepInputs, busy: Array) -> Array:
+    """Per step without ZeRO-3: gradients reduced, with ZeRO-1 and 2 weights gathered, less what hides.
+
+    ZeRO-2 reduces after every micro-batch. `busy` seconds of one micro-batch hide it; with an interleaved pipeline
+    each chunk is done at another time of the last p micro-batches (Narayanan et al. 2021, figure 4). With ZeRO-3 only
+    what hybrid copies exchange.
+    """
+    at, job, work = given.job.layouts, given.job, given.work
+    ranks = at.data * at.context
+    links = _group(given, ranks, at.tensor)
+    spread = _group(given, np.maximum(1.0, ranks / at.expert), at.tensor * at.expert)
+    times = np.where(at.zero == 2, at.accumulation, 1.0)
+    window = np.where(at.interleave > 1, np.minimum(at.accumulation, at.pipeline), times)
+    bytes_out = given.stack.gradient_bytes * job.compression * times
+    bytes_back = np.where(at.zero >= 1, 2.0, given.stack.gradient_bytes) * job.compression
+    experts = np.where(job.frozen > 0, 0.0, work.rank_experts)
+    moved = bytes_out + bytes_back
+    total = links.gather_seconds(moved * (work.trained - experts)) + spread.gather_seconds(moved * experts)
+    total = total + (times - 1) * links.latency
+    total = np.where(at.zero < 3, total, _between_copies(given))
+    reduces = np.where(at.zero < 3, ranks > 1, at.replicas > 1)
+    return array(np.where(reduces, _left(given, total, busy * window), 0.0))
+
+
+def _between_copies(given: StepInputs) -> Array:
+    """Hybrid sharding: every rank reduces the gradients it owns with the ranks that own the same in other copies."""
+    at, job, work = given.job.layouts, given.job, given.work
+    links = _group(given, at.replicas, at.tensor * at.shards)
+    return links.reduce_seconds(given.stack.gradient_bytes * job.compression * work.trained / at.shards)
+
+
+def _left(given: StepInputs, total: Array, busy: Array) -> Array:
+    """Return the data-parallel traffic that computation beside it does not hide."""
+    hidden = np.minimum(total, given.constants.data_hidden * given.stack.data_hidden * busy)
+    return array(total - hidden * (1 - HIDDEN_COST))
+
+
+# -------- Seconds of an optimizer step as named terms, for many layouts at once.
+
+HOST_MEMORY_BYTES_PER_SECOND = 150e9
+"""That an Adam step on the processors of a node reaches; judgement (DeepSpeed CPU-Adam on two sockets)."""
+OFFLOADED_LINK_BYTES, OFFLOADED_HOST_BYTES = 6.0, 28.0
+"""Per owned parameter of an offloaded optimizer: a 32-bit gradient out and a 16-bit weight back; Adam's states,
+gradient and weight read or written in host memory."""
+GRADIENT_BYTES_TOUCHED = 6.0
+"""Per parameter that ZeRO does not shard: gradients zeroed, scaled and checked."""
+
+_FORMULAS = {
+    "matrix products": ("compute", "m L' sum over products of max(2 M N K / (R share(M, N, K)), bytes / B)",
+                        "roofline; tile and wave quantisation: NVIDIA matrix multiplication guide"),
+    "expert products": ("compute", "the same over E / EP groups of rows, at the share of grouped products", "roofline"),
+    "quantisation": ("compute", "m L' (casts of operands, unpacking of 4-bit weights) / B", "counted bytes"),
+    "attention": ("compute", "m L' 2 w s' n (1 + 3.1) / R_attention; unfused: scores through memory",
+                  "FlashAttention-2, arXiv:2307.08691"),
+    "memory-bound operations": ("compute", "m L' 3 x bytes of norms, activations, residuals, routing, adapters / B",
+                                "counted bytes"),
+    "recomputation": ("recompute", "m L' share of the forward pass", "Korthikanti et al. 2022, section 5"),
+    "output projection": ("compute", "m (slowest stage - m' layers), 3 x 2 n h V / R + logits / B", "roofline"),
+    "operation launch": ("launch", "m L' ((device^4 + host^4)^(1/4) - device), host = operations x seconds each",
+                         "operations estimated per stack (physics/stacks.py)"),
+    "tensor parallel": ("communication", "m L' 4 (6 with full recomputation) reductions of 2 n h bytes, exposed share",
+                        "Shoeybi et al. 2019, section 3"),
+    "expert parallel": ("communication", "m 4 all-to-alls of 2 n k h bytes per routed layer, exposed share",
+                        "GShard, arXiv:2006.16668"),
+    "context parallel": ("communication", "m 3 rings of keys and values per layer, less attention",
+                         "Ring Attention, arXiv:2310.01889"),
+    "pipeline sends": ("communication", "m 2 v (alpha + 2 n h / (TP W)), exposed share", "Narayanan et al. 2021, 2.2"),
+    "sharded weights": ("communication", "m (2 gathers + 1 reduction of psi, less what hides)",
+                        "Rajbhandari et al. 2020, section 7"),
+    "gradient accumulation": ("update", "m psi bytes / B", "32-bit buffer read and written"),
+    "pipeline bubble": ("bubble", "(p - 1) / v passes of a mean stage", "Narayanan et al. 2021, section 2.2"),
+    "gradient reduction": ("communication", "ring of psi gradients (and weights back), less the last backward pass",
+                           "ring: Patarasuk and Yuan 2009"),
+    "optimizer": ("update", "bytes of Adam x psi / ranks / B; offloaded: over the host link and through host memory",
+                  "every state byte read and written once"),
+    "per step": ("update", "seconds per step", "data, clipping, logging (physics/constants.py)"),
+    "stragglers and the unmodelled": ("overhead", "total x (u (1 + c log2(N / 8)) - 1)", 
+                                      "fitted (physics/constants.py)"),
+}  # fmt: skip
+"""Part, formula and source of every term. m micro-batches, L' layers of the fullest stage, n tokens, h hidden, V
+vocabulary, k experts per token, psi parameters of a rank, R product rate, B memory bandwidth, W link rate, N
+accelerators."""
+
+
+def smooth_max(first: Array, second: Array) -> Array:
+    """The larger of two, a little more where they are near each other.
+
+    >>> round(float(smooth_max(array(1.0), array(3.0))), 3), round(float(smooth_max(array(1.0), array(1.0))), 3)
+    (3.009, 1.189)
+    """
+    low, high = np.minimum(first, second), np.maximum(np.maximum(first, second), 1e-30)
+    ratio = (low / high) ** 2
+    return array(high * np.sqrt(np.sqrt(1 + ratio * ratio)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSeconds:
+    """One micro-batch through all layers of the model, by cause: what does not depend on the rest of the layout."""
+
+    products: Array
+    experts: Array
+    casts: Array
+    attention: Array
+    traffic: Array
+    recompute: Array
+    issued: Array
+    tensor: Array
+    expert: Array
+    context: Array
+    device: Array
+    """What the device is busy with, communication inside the layers included."""
+    head: Array
+
+
+def layer_seconds(given: StepInputs) -> LayerSeconds:
+    """A micro-batch through the layers, with the communication inside them."""
+    one = micro_batch(given)
+    tensor, expert = tensor_parallel(given), expert_parallel(given)
+    context = context_parallel(given, one.forward_attention)
+    device = one.computing + tensor + expert + context
+    issued = np.where(given.device.serial > 0, one.host, smooth_max(device, one.host) - device)
+    return LayerSeconds(
+        products=one.products,
+        experts=one.experts,
+        casts=one.casts,
+        attention=one.attention,
+        traffic=one.traffic,
+        recompute=one.recompute,
+        issued=array(issued),
+        tensor=tensor,
+        expert=expert,
+        context=context,
+        device=array(device),
+        head=one.head,
+    )
+
+
+def step_values(given: StepInputs, per_micro_batch: LayerSeconds | None = None) -> dict[str, Array]:
+    """Seconds of one optimizer step by cause; they sum to the step.
+
+    `m` micro-batches through the fullest of `p` stages, the bubble, and what happens once per step. `per_micro_batch`
+    are the seconds of a micro-batch where they are known already (`physics/step_time.py`).
+    """
+    m, at, work, c = given.model, given.job.layouts, given.work, given.constants
+    one = per_micro_batch or layer_seconds(given)
+    layers, share = one.device + one.issued, fullest_stage_layers(m.layers, at.pipeline) / m.layers
+    sends = pipeline_send(given)
+    mean_stage = (layers + one.head) / at.pipeline
+    slowest = slowest_stage(m.layers, at.pipeline, layers / m.layers, one.head)
+    in_layers = {
+        **_computed(one),
+        "operation launch": one.issued,
+        "tensor parallel": one.tensor,
+        "expert parallel": one.expert,
+        "context parallel": one.context,
+    }
+    terms = {name: at.accumulation * share * value for name, value in in_layers.items()}
+    terms |= {
+        "output projection": at.accumulation * np.maximum(slowest - share * layers, 0.0),
+        "pipeline sends": at.accumulation * sends,
+        "sharded weights": at.accumulation * sharded_weights(given, layers * share),
+        "gradient accumulation": at.accumulation * given.stack.accumulate_bytes * work.trained / given.device.bandwidth,
+        "pipeline bubble": bubble_seconds(at.pipeline, np.maximum(at.interleave, 1.0), mean_stage + sends),
+        "gradient reduction": gradient_reduction(given, mean_stage),
+        "optimizer": _optimizer(given),
+        "per step": c.step_seconds * given.stack.step_multiple,
+    }
+    total = sum(terms.values(), start=array(0.0))
+    spread = c.straggler * np.log2(np.maximum(at.num_accelerators / 8, 1.0))
+    terms["stragglers and the unmodelled"] = total * (c.unmodelled * given.stack.unmodelled * (1 + spread) - 1)
+    return {name: array(value) for name, value in terms.items()}
+
+
+def _computed(one: LayerSeconds) -> dict[str, Array]:
+    return {
+        "matrix products": one.products,
+        "expert products": one.experts,
+        "quantisation": one.casts,
+        "attention": one.attention,
+        "memory-bound operations": one.traffic,
+        "recomputation": one.recompute,
+    }
+
+
+def _optimizer(given: StepInputs) -> Array:
+    """Clipping and Adam on what a rank owns; offloaded: gradients out, weights back, Adam in host memory."""
+    at, job, work = given.job.layouts, given.job, given.work
+    ranks = np.maximum(np.minimum(at.shards, job.shard_group), 1.0)
+    experts = np.where(job.frozen > 0, 0.0, work.rank_experts)
+    replicated = np.where(at.zero >= 1, 0.0, 1.0)
+    owned = (work.trained - experts) * np.maximum(replicated, 1 / ranks)
+    owned = owned + experts * np.maximum(replicated, np.minimum(1.0, at.expert / ranks))
+    touched = np.where(at.zero < 3, GRADIENT_BYTES_TOUCHED * work.trained, 0.0)
+    device = given.constants.optimizer_traffic * (given.stack.update_bytes * owned + touched) / given.device.bandwidth
+    host = OFFLOADED_HOST_BYTES * owned * given.device.node / HOST_MEMORY_BYTES_PER_SECOND
+    return array(
+        np.where(at.offload_optimizer > 0, OFFLOADED_LINK_BYTES * owned / given.device.host_link + host, device)
+    )
+
+
+def step_seconds(given: StepInputs) -> Array:
+    """Seconds of one optimizer step."""
+    return array(sum(step_values(given).values(), start=array(0.0)))
+
+
+def step_table(given: StepInputs) -> TermTable:
+    """The terms of a step with formula and source."""
+    columns = []
+    for name, values in step_values(given).items():
+        part, formula, source = _FORMULAS[name]
+        columns.append(TermColumn(name=name, part=part, values=values, unit="seconds", formula=formula, source=source))
+    return TermTable(columns=tuple(columns))

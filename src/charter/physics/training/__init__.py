@@ -1,1 +1,0 @@
-"""Seconds of a training step: operations, memory traffic, launches, collectives, pipeline, update."""

@@ -1,0 +1,409 @@
+"""Questions without a file: the project that a question stands for, and what fits hardware, budget and deadline."""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from importlib import resources
+from typing import Any
+
+from charter.catalog import models as catalog_models
+from charter.catalog.accelerators import CPU, parse_request
+from charter.catalog.price_book import offers
+from charter.errors import InfeasibleError, UsageError
+from charter.plan.plan import Plan
+from charter.spec.suggest import nearest
+
+# -------- Projects for a question without a file: `charter plan sft Llama-3.1-8B --tokens 100M` stands for the text
+# made here.
+#
+# The text is an ordinary charter.yaml; what was not said is filled in, and listed as assumed.
+
+WORDS = {
+    "pretrain": "pretrain",
+    "sft": "sft",
+    "finetune": "sft",
+    "pm": "preference_model",
+    "rm": "preference_model",
+    "preference_model": "preference_model",
+    "reward_model": "preference_model",
+    "dpo": "dpo",
+    "ppo": "ppo",
+    "rlhf": "ppo",
+    "grpo": "grpo",
+    "rlvr": "grpo",
+    "cai": "cai",
+}
+"""The kind that a word on the command line means."""
+SIZES = {
+    "0.5B": "Qwen/Qwen2.5-0.5B",
+    "1B": "meta-llama/Llama-3.2-1B",
+    "1.5B": "Qwen/Qwen2.5-1.5B",
+    "3B": "meta-llama/Llama-3.2-3B",
+    "7B": "Qwen/Qwen2.5-7B",
+    "8B": "meta-llama/Llama-3.1-8B",
+    "13B": "meta-llama/Llama-2-13b-hf",
+    "14B": "Qwen/Qwen2.5-14B",
+    "32B": "Qwen/Qwen2.5-32B",
+    "70B": "meta-llama/Llama-3.1-70B",
+    "72B": "Qwen/Qwen2.5-72B",
+    "405B": "meta-llama/Llama-3.1-405B",
+}
+"""The model that a bare size means: a dense one that is much used, since a size alone says no shape."""
+GROUP = 8
+"""Answers to a prompt in `grpo`, the default of its templates."""
+OPTION_OF = {
+    "model": "MODEL",
+    "tokens": "--tokens",
+    "pairs": "--pairs",
+    "prompts": "--prompts",
+    "answers": "--answers",
+    "seq_len": "--seq",
+    "lora": "--lora",
+    "judge": "--judge",
+}
+"""How the command line spells what a kind can be asked about; the rest goes with every kind."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inquiry:
+    """Description of a stage that has no file; None where nothing was said."""
+
+    kind: str
+    model: str | None = None
+    tokens: int | None = None
+    """In all rows."""
+    pairs: int | None = None
+    prompts: int | None = None
+    answers: int | None = None
+    """Mean tokens of an answer."""
+    seq_len: int | None = None
+    lora: int | None = None
+    """Rank of adapters; all weights are trained without."""
+    judge: str | None = None
+    accelerators: str | None = None
+    """Like `H100:8`; every machine of the price book without."""
+    nodes: int | None = None
+    """The most."""
+    price: str | None = None
+    """Of one accelerator in an hour, on hardware of one's own."""
+    budget_usd: float | None = None
+    deadline: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindFile:
+    """The text of charter.yaml that an inquiry stands for, and what it assumes."""
+
+    text: str
+    assumed: tuple[str, ...]
+
+
+class _Answers:
+    """Values of an inquiry with those that were not given, which are noted as they are read."""
+
+    def __init__(self, inquiry: Inquiry) -> None:
+        self.inquiry = inquiry
+        self.assumed: list[str] = []
+
+    def number(self, name: str, default: int, meaning: str) -> int:
+        """Return a given number, or the default with a note."""
+        given = getattr(self.inquiry, name)
+        if given is None:
+            self.assumed.append(f"{OPTION_OF[name]} {default}: {meaning}")
+            return default
+        if given < 1:
+            raise UsageError(f"{OPTION_OF[name]} {given}: give 1 or more")
+        return int(given)
+
+    def model(self, name: str, default: str) -> str:
+        """Return the catalog's name of a given model, or of the default with a note."""
+        given = getattr(self.inquiry, name) or default
+        full = catalog_models.resolve(SIZES.get(given.upper(), given)).name
+        if getattr(self.inquiry, name) is None or given.upper() in SIZES:
+            self.assumed.append(f"{OPTION_OF.get(name, name)} {given}: {full}")
+        return full
+
+
+def kind_of(word: str) -> str | None:
+    """Return the kind of stage that a word means, or None.
+
+    >>> kind_of("rlvr"), kind_of("charter.yaml")
+    ('grpo', None)
+    """
+    return WORDS.get(word.lower())
+
+
+def kind_file(inquiry: Inquiry) -> KindFile:
+    """Return the charter.yaml that an inquiry stands for.
+
+    >>> made = kind_file(Inquiry(kind="sft", model="Llama-3.1-8B", tokens=10**8, accelerators="A100:8"))
+    >>> "init: base" in made.text, made.assumed[0]
+    (True, '--seq 2048: tokens of a row, which conversations share')
+    """
+    write, taken = _WRITERS[inquiry.kind]
+    spare = [
+        OPTION_OF[field.name]
+        for field in fields(inquiry)
+        if field.name in OPTION_OF and field.name not in taken and getattr(inquiry, field.name) is not None
+    ]
+    if spare:
+        says = ", ".join(OPTION_OF[name] for name in taken)
+        raise UsageError(f"{', '.join(spare)} means nothing to {inquiry.kind}; it takes {says}")
+    answers = _Answers(inquiry)
+    return KindFile(text=write(inquiry, answers), assumed=tuple(answers.assumed))
+
+
+def unknown_word(word: str) -> UsageError:
+    """Return the refusal of a first word that is neither a path nor a kind."""
+    near = nearest(word, WORDS)
+    guess = f"did you mean {near!r}?" if near else f"kinds: {', '.join(dict.fromkeys(WORDS.values()))}"
+    return UsageError(f"there is no file or directory {word}, and no kind of stage is called so; {guess}")
+
+
+def _head(inquiry: Inquiry, model: str) -> str:
+    plain = re.sub(r"[^a-z0-9.]+", "-", model.rpartition("/")[2].lower()).strip("-").replace(".", "-")
+    return f"name: {inquiry.kind.replace('_', '-')}-{plain}\n"
+
+
+def _resources(inquiry: Inquiry, given: _Answers) -> str:
+    lines = ["resources:"]
+    if inquiry.price is not None:
+        lines += ["  infra: on_prem", f"  price: {inquiry.price}"]
+    elif inquiry.accelerators is not None and not _is_offered(inquiry.accelerators):
+        lines.append("  infra: on_prem")
+        given.assumed.append(
+            f"a machine of yours: no price list has {inquiry.accelerators}; --price says what it costs"
+        )
+    lines.append(f"  accelerators: [{inquiry.accelerators or 'any'}]")
+    if inquiry.nodes is not None:
+        lines.append(f"  max_nodes: {inquiry.nodes}")
+    if inquiry.budget_usd is not None:
+        lines.append(f"budget: {{limit: {inquiry.budget_usd:g}}}")
+    if inquiry.deadline is not None:
+        lines.append(f"deadline: {inquiry.deadline}")
+    return "\n".join(lines) + "\n"
+
+
+def _is_offered(request: str) -> bool:
+    name, _ = parse_request(request)
+    return name == CPU or bool(offers(name))
+
+
+def _adapter(inquiry: Inquiry) -> str:
+    return "" if inquiry.lora is None else f"    adapter: {{rank: {inquiry.lora}, alpha: {2 * inquiry.lora}}}\n"
+
+
+def _language(inquiry: Inquiry, given: _Answers) -> str:
+    """Write pretraining or fine-tuning on a number of tokens."""
+    model = given.model("model", "8B")
+    is_sft = inquiry.kind == "sft"
+    meaning = "tokens of a row, which conversations share" if is_sft else "tokens of a row"
+    seq_len = given.number("seq_len", 2048 if is_sft else 4096, meaning)
+    tokens = given.number("tokens", 10**8 if is_sft else 10**10, "of all conversations" if is_sft else "of all texts")
+    mean = min(512, seq_len)
+    batch = max(1, (1 << (17 if is_sft else 21)) // seq_len)
+    given.assumed += [f"rows of {mean} tokens", f"{batch} rows of {seq_len} in a batch"]
+    return (
+        _head(inquiry, model)
+        + f"models:\n  base: {{model: {model}, precision: bf16}}\n"
+        + f"data:\n  texts: {{path: texts.jsonl, rows: {math.ceil(tokens / mean)}, mean_tokens: {mean}}}\n"
+        + f"pipeline:\n  {inquiry.kind}:\n    kind: {inquiry.kind}\n    init: base\n    data: texts\n    epochs: 1\n"
+        + f"    global_batch: {batch}\n    seq_len: {seq_len}\n"
+        + ("    packing: true\n" if is_sft else "")
+        + _adapter(inquiry)
+        + _resources(inquiry, given)
+    )
+
+
+def _pairs(inquiry: Inquiry, given: _Answers) -> str:
+    """Write training on pairs of answers: a preference model, or DPO."""
+    model = given.model("model", "8B")
+    pairs = given.number("pairs", 60_000, "of answers, one of them preferred")
+    seq_len = given.number("seq_len", 1024, "the longest prompt with its answer")
+    given.assumed += [f"prompt and answer of {seq_len // 3} tokens", "128 pairs in a batch"]
+    return (
+        _head(inquiry, model)
+        + f"models:\n  base: {{model: {model}, precision: bf16}}\n"
+        + f"data:\n  pairs: {{path: pairs.jsonl, rows: {pairs}, mean_tokens: {seq_len // 3}}}\n"
+        + f"pipeline:\n  {inquiry.kind}:\n    kind: {inquiry.kind}\n    init: base\n    data: pairs\n    epochs: 1\n"
+        + f"    global_batch: 128\n    seq_len: {seq_len}\n"
+        + _adapter(inquiry)
+        + _resources(inquiry, given)
+    )
+
+
+def _rl(inquiry: Inquiry, given: _Answers) -> str:
+    """Write reinforcement learning: PPO with a reward model, or GRPO with a rule."""
+    is_group = inquiry.kind == "grpo"
+    model = given.model("model", "7B")
+    prompts = given.number("prompts", 20_000, "each answered " + (f"{GROUP} times" if is_group else "once"))
+    mean = given.number("answers", 512, "mean tokens of an answer")
+    rollout = min(1024 if is_group else 512, prompts * (GROUP if is_group else 1))
+    rollout -= rollout % GROUP if is_group else 0
+    episodes = math.ceil(prompts * (GROUP if is_group else 1) / rollout) * rollout
+    minibatch = max(1, rollout // 4)
+    given.assumed += [
+        f"answers of at most {2 * mean} tokens",
+        "prompts of 256 tokens",
+        f"{rollout} answers in a rollout",
+    ]
+    models = f"models:\n  policy: {{model: {model}, precision: bf16}}\n"
+    if is_group:
+        method = (
+            "    rewards: [{name: right, kind: function, call: 'charter:number'}]\n"
+            f"    estimator: grpo\n    samples_per_prompt: {GROUP}\n    kl_coefficient: 0\n"
+        )
+        given.assumed.append("a rule as reward, so no reward model; no KL penalty, so no reference")
+    else:
+        models += f"  reward: {{model: {model}, reward_model: true}}\n"
+        method = "    reward: reward\n"
+        given.assumed.append("a reward model and a value model of the policy's size")
+    return (
+        _head(inquiry, model)
+        + models
+        + f"data:\n  prompts: {{path: prompts.jsonl, rows: {prompts}, mean_tokens: 256}}\n"
+        + "pipeline:\n  rl:\n    kind: ppo\n    policy: policy\n    prompts: prompts\n"
+        + method
+        + f"    episodes: {episodes}\n    rollout_batch: {rollout}\n    minibatch: {minibatch}\n"
+        + f"    max_prompt_tokens: 512\n    max_new_tokens: {2 * mean}\n    mean_new_tokens: {mean}\n"
+        + _adapter(inquiry)
+        + _resources(inquiry, given)
+    )
+
+
+def _constitutional(inquiry: Inquiry, given: _Answers) -> str:
+    """Write the template `cai-8b` with other models and resources."""
+    base, judge = given.model("model", "8B"), given.model("judge", "70B")
+    text = (resources.files("charter.templates") / "cai-8b" / "charter.yaml").read_text(encoding="utf-8")
+    body = text[text.index("models:") : text.index("# ---- where and how")]
+    body = body.replace("meta-llama/Llama-3.1-8B", base).replace("meta-llama/Llama-3.1-70B-Instruct", judge)
+    given.assumed.append("stages, data and batches of the template cai-8b")
+    return _head(inquiry, base) + body + _resources(inquiry, given)
+
+
+_Writer = Callable[[Inquiry, _Answers], str]
+_WRITERS: Mapping[str, tuple[_Writer, tuple[str, ...]]] = {
+    "pretrain": (_language, ("model", "tokens", "seq_len")),
+    "sft": (_language, ("model", "tokens", "seq_len", "lora")),
+    "preference_model": (_pairs, ("model", "pairs", "seq_len", "lora")),
+    "dpo": (_pairs, ("model", "pairs", "seq_len", "lora")),
+    "ppo": (_rl, ("model", "prompts", "answers", "lora")),
+    "grpo": (_rl, ("model", "prompts", "answers", "lora")),
+    "cai": (_constitutional, ("model", "judge")),
+}
+"""The writer of a kind, and what it can be asked about."""
+
+
+# -------- The inverse of a plan: which models and methods fit some hardware, a budget and a deadline, and how much
+# data.
+
+LORA_RANK = 16
+"""Of the cheaper method: the rank that guides of adapters begin with."""
+JUDGES = ("70B", "32B", "8B")
+"""Sizes of judges for `cai`, the largest first."""
+LADDER = ("405B", "70B", "32B", "14B", "8B", "3B", "1B")
+"""Sizes that are tried where no model is named, the largest first."""
+AMOUNT = {
+    "pretrain": "tokens",
+    "sft": "tokens",
+    "preference_model": "pairs",
+    "dpo": "pairs",
+    "ppo": "prompts",
+    "grpo": "prompts",
+}
+"""What of a kind can be more or less."""
+MOST_DOUBLINGS = 12
+"""Of the amount of data, when the most that a budget pays for is looked for: a factor of 4,096."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung:
+    """One model with one method, and what became of its plan."""
+
+    inquiry: Inquiry
+    size: str
+    method: str
+    plan: Plan | None = None
+    why: str = ""
+    """The reason where it fits nowhere."""
+
+    @property
+    def verdict(self) -> str:
+        """Return `fits`, `over budget`, `late` or `does not fit`, at p50."""
+        if self.plan is None:
+            return "does not fit"
+        usd, limit = self.plan.project_usd, self.plan.budget_usd
+        if limit is not None and (usd is None or usd.p50 / 1e6 > limit):
+            return "over budget" if usd is not None else "no price"
+        deadline = self.plan.deadline_seconds
+        return "late" if deadline is not None and self.plan.seconds.p50 > deadline else "fits"
+
+
+def methods(inquiry: Inquiry) -> Iterator[tuple[str, Inquiry]]:
+    """Yield the methods of a kind, the dearest first: all weights, then adapters; for `cai` smaller judges.
+
+    >>> [name for name, _ in methods(Inquiry(kind="sft"))]
+    ['all weights', 'LoRA 16']
+    >>> [name for name, _ in methods(Inquiry(kind="cai", judge="8B"))]
+    ['judge 8B']
+    """
+    if inquiry.kind == "cai":
+        for judge in JUDGES if inquiry.judge is None else (inquiry.judge,):
+            yield f"judge {judge}", replace(inquiry, judge=judge)
+    elif inquiry.lora is not None or inquiry.kind == "pretrain":
+        yield "all weights" if inquiry.lora is None else f"LoRA {inquiry.lora}", inquiry
+    else:
+        yield "all weights", inquiry
+        yield f"LoRA {LORA_RANK}", replace(inquiry, lora=LORA_RANK)
+
+
+def rungs(inquiry: Inquiry, plan_of: Callable[[KindFile], Plan]) -> Iterator[Rung]:
+    """Yield every model, the largest first, with every method; one model where the inquiry names it."""
+    for size in LADDER if inquiry.model is None else (inquiry.model,):
+        for method, question in methods(replace(inquiry, model=size)):
+            try:
+                yield Rung(inquiry=question, size=size, method=method, plan=plan_of(kind_file(question)))
+            except InfeasibleError as error:
+                yield Rung(inquiry=question, size=size, method=method, why=str(error).splitlines()[0])
+
+
+def with_amount(inquiry: Inquiry, number: int) -> Inquiry:
+    """Return the inquiry about another amount of data.
+
+    >>> with_amount(Inquiry(kind="dpo"), 5).pairs
+    5
+    """
+    change: dict[str, Any] = {AMOUNT[inquiry.kind]: number}
+    return replace(inquiry, **change)
+
+
+def most_data(rung: Rung, plan_of: Callable[[KindFile], Plan]) -> Rung | None:
+    """Return the rung with the most data that budget and deadline still pay for; None without either, or if not more.
+
+    The amount is doubled until a plan is over, then the last doubling is halved twice: within a quarter of the most.
+    """
+    name = AMOUNT.get(rung.inquiry.kind)
+    if name is None or rung.plan is None or (rung.plan.budget_usd is None and rung.plan.deadline_seconds is None):
+        return None
+    amount = getattr(rung.inquiry, name)
+    if amount is None:
+        return None
+
+    def at(number: int) -> Rung:
+        scaled = with_amount(rung.inquiry, number)
+        return replace(rung, inquiry=scaled, plan=plan_of(kind_file(scaled)))
+
+    best, low, high = None, amount, amount
+    for _ in range(MOST_DOUBLINGS):
+        high = 2 * low
+        if (tried := at(high)).verdict != "fits":
+            break
+        best, low = tried, high
+    for _ in range(2):
+        middle = (low + high) // 2
+        if (tried := at(middle)).verdict == "fits":
+            best, low = tried, middle
+        else:
+            high = middle
+    return best

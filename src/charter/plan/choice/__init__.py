@@ -1,1 +1,0 @@
-"""One choice over all stages together, under deadline, budget, nodes and quotas."""

@@ -1,1 +1,0 @@
-"""Hardware that a stage could run on: accelerators, nodes, providers, prices, and this machine."""

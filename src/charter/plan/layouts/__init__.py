@@ -1,1 +1,0 @@
-"""The exhaustive search over training layouts."""

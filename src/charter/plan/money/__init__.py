@@ -1,1 +1,0 @@
-"""Cost of a whole project, its uncertainty, and cost per unit of what it makes."""

@@ -1,0 +1,288 @@
+"""Names of a pipeline: rows and tokens of a data set or of an earlier stage, and the model behind a name."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TypedDict
+
+from charter.data.dataset import DataFacts
+from charter.errors import DataError, SpecError
+from charter.physics.serving.identity_questions import IdentityWatch
+from charter.plan.api_judge import ApiPrice
+from charter.plan.phase import Asked, Role
+from charter.plan.risk import Assumption
+from charter.spec.architecture import Architecture
+from charter.spec.layout import Adapter
+from charter.spec.project import DataSpec, Project, Serving
+from charter.spec.stage import CritiqueStage, GenerateStage, LabelStage, PpoStage, PrepareStage, Stage
+
+# -------- Rows and tokens that a name in the pipeline stands for: a data set, or what an earlier stage will write.
+
+LARGE_VOCABULARY = 100_000
+BYTES_PER_TOKEN = (
+    # vocabulary at least, bytes per token, source
+    (LARGE_VOCABULARY, 3.94, "Llama 3 paper, section 3.2: 3.94 characters per token of English (128k vocabulary)"),
+    (16_000, 3.17, "Llama 3 paper, section 3.2: 3.17 characters per token for Llama 2's 32k vocabulary"),
+    (0, 3.65, "measured: 2,048-token byte-level BPE trained on the shipped dialogues"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """Rows of a data set, and the mean tokens of a row."""
+
+    rows: float
+    prompt_tokens: float
+    response_tokens: float
+    texts: float = 0.0
+    """Conversations that the rows hold: a preference row has two."""
+
+    @property
+    def row_tokens(self) -> float:
+        """Tokens of a row: the prompt and one answer."""
+        return self.prompt_tokens + self.response_tokens
+
+
+NOTHING = Corpus(rows=0.0, prompt_tokens=0.0, response_tokens=0.0)
+
+
+def bytes_per_token(vocab_size: int | None) -> tuple[float, str]:
+    """Bytes of English text per token of a model's vocabulary, and the source; of an unknown one, as of a large one.
+
+    Other languages and code take more tokens; measure and set `mean_tokens` where it matters.
+    """
+    size = LARGE_VOCABULARY if vocab_size is None else vocab_size
+    return next((value, source) for least, value, source in BYTES_PER_TOKEN if size >= least)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Library:
+    """Looks names up; collects what had to be assumed."""
+
+    project: Project
+    facts: Mapping[str, DataFacts]
+    assumptions: list[Assumption]
+
+    def corpus(self, names: tuple[str, ...], vocab_size: int | None) -> Corpus:
+        """All of `names` together: rows add, tokens are the mean weighted by rows."""
+        parts = [self._one(name, vocab_size) for name in names]
+        rows = sum(part.rows for part in parts)
+        if not rows:
+            return NOTHING
+        return Corpus(
+            rows=rows,
+            texts=sum(part.texts for part in parts),
+            prompt_tokens=sum(part.rows * part.prompt_tokens for part in parts) / rows,
+            response_tokens=sum(part.rows * part.response_tokens for part in parts) / rows,
+        )
+
+    def assume(self, name: str, value: str | float | int | bool | None, source: str, as_of: str = "") -> None:
+        """Note an assumption once."""
+        assumption = Assumption(name=name, value=value, source=source, as_of=as_of)
+        if assumption not in self.assumptions:
+            self.assumptions.append(assumption)
+
+    def _one(self, name: str, vocab_size: int | None) -> Corpus:
+        if name in self.project.data:
+            return self._data_set(name, self.project.data[name], vocab_size)
+        return self._made_by(self.project.pipeline[name], vocab_size)
+
+    def _data_set(self, name: str, spec: DataSpec, vocab_size: int | None) -> Corpus:
+        facts = self.facts.get(name)
+        if facts is None:
+            return self._declared(name, spec)
+        per_token, source = bytes_per_token(vocab_size)
+        prompt, response = facts.mean_prompt_bytes / per_token, facts.mean_response_bytes / per_token
+        if spec.mean_tokens is not None:
+            self.assume(f"data.{name}.mean_tokens", spec.mean_tokens, "charter.yaml, used instead of measuring")
+            scale = spec.mean_tokens / (prompt + response) if prompt + response else 0.0
+            prompt, response = prompt * scale, response * scale
+        else:
+            of = "not known, taken as large" if vocab_size is None else vocab_size
+            self.assume(f"bytes per token, vocabulary {of}", per_token, source, "2024-07")
+        return Corpus(
+            rows=facts.rows,
+            prompt_tokens=prompt,
+            response_tokens=response,
+            texts=max(facts.rows, facts.responses),
+        )
+
+    def _declared(self, name: str, spec: DataSpec) -> Corpus:
+        if spec.rows is None or spec.mean_tokens is None:
+            missing = " and ".join(
+                key for key, value in (("rows", spec.rows), ("mean_tokens", spec.mean_tokens)) if value is None
+            )
+            raise DataError(
+                f"data.{name}: {spec.path} is not there, so the planner cannot measure it\n"
+                f"  put the file in place, or declare {missing}, for example\n"
+                f"  {name}: {{path: {spec.path}, rows: 40_000, mean_tokens: 350}}"
+            )
+        self.assume(f"data.{name}.rows", spec.rows, f"charter.yaml; {spec.path} is not there")
+        self.assume(f"data.{name}.mean_tokens", spec.mean_tokens, f"charter.yaml; {spec.path} is not there")
+        rows = min(spec.rows, spec.limit) if spec.limit is not None else spec.rows
+        half = spec.mean_tokens / 2
+        return Corpus(rows=rows, prompt_tokens=half, response_tokens=half, texts=rows)
+
+    def prompts(self, names: tuple[str, ...], vocab_size: int | None) -> Corpus:
+        """`names` read as prompts: a declared file that is not there holds prompts only."""
+        corpus = self.corpus(names, vocab_size)
+        declared = [name for name in names if name in self.project.data and name not in self.facts]
+        if len(declared) == len(names):
+            return replace(corpus, prompt_tokens=corpus.row_tokens, response_tokens=0.0)
+        return corpus
+
+    def _made_by(self, stage: Stage, vocab_size: int | None) -> Corpus:
+        match stage:
+            case PrepareStage():
+                return self.corpus(stage.data, vocab_size)
+            case GenerateStage(makes="prompts"):
+                rows = float(stage.num_prompts or 0)
+                source = self.prompts(stage.prompts, vocab_size)
+                return Corpus(rows=rows, prompt_tokens=source.prompt_tokens, response_tokens=0.0, texts=rows)
+            case GenerateStage():
+                source = self.prompts(stage.prompts, vocab_size)
+                rows = float(stage.num_prompts or source.rows) * stage.answers_per_prompt
+                return _answered(rows, min(source.prompt_tokens, stage.max_prompt_tokens), stage.expected_new_tokens)
+            case CritiqueStage():
+                source = self.prompts(stage.prompts, vocab_size)
+                rows = float(stage.num_prompts or source.rows) * stage.revisions
+                return _answered(rows, min(source.prompt_tokens, stage.max_prompt_tokens), stage.expected_new_tokens)
+            case LabelStage():
+                return self._labelled(stage, vocab_size)
+        raise DataError(f"a stage of kind {stage.kind} makes no data")
+
+    def _labelled(self, stage: LabelStage, vocab_size: int | None) -> Corpus:
+        existing = self.corpus(stage.candidates, vocab_size)
+        prompts = self.prompts(stage.prompts, vocab_size)
+        rows = existing.rows + stage.pairs
+        if not rows:
+            return existing
+        prompt_tokens = min(prompts.prompt_tokens, stage.max_prompt_tokens)
+        return Corpus(
+            rows=rows,
+            texts=2 * rows,
+            prompt_tokens=(existing.rows * existing.prompt_tokens + stage.pairs * prompt_tokens) / rows,
+            response_tokens=(existing.rows * existing.response_tokens + stage.pairs * stage.expected_new_tokens) / rows,
+        )
+
+
+def _answered(rows: float, prompt_tokens: float, new_tokens: float) -> Corpus:
+    return Corpus(rows=rows, prompt_tokens=prompt_tokens, response_tokens=new_tokens, texts=rows)
+
+
+# -------- From a name in the pipeline to the model behind it.
+
+
+class Whereabouts(TypedDict):
+    """The fields of a `Workload` that say which of its models are here and which are asked at an address."""
+
+    roles: tuple[Role, ...]
+    asked: tuple[Asked, ...]
+    remote: tuple[str, ...]
+    either: tuple[str, ...]
+    endpoints: Mapping[str, ApiPrice]
+    watches: Mapping[str, IdentityWatch]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Models:
+    """Resolves names of models and of stages that make models."""
+
+    project: Project
+    architectures: Mapping[str, Architecture]
+    """Of every entry of `models` that has one: those that are only reached by address may have none."""
+
+    def base_name(self, name: str) -> str:
+        """The entry of `models` that a name goes back to through the stages that trained it."""
+        seen = [name]
+        while seen[-1] not in self.project.models:
+            stage = self.project.pipeline.get(seen[-1])
+            parent = getattr(stage, "policy" if isinstance(stage, PpoStage) else "init", None)
+            if parent is None or parent in seen:
+                raise SpecError(f"{name!r} does not lead to a model: {' <- '.join(seen)}")
+            seen.append(str(parent))
+        return seen[-1]
+
+    def architecture(self, name: str) -> Architecture:
+        """The architecture behind a name; raises where it is needed of a model that is only reached by address."""
+        base = self.base_name(name)
+        if base in self.architectures:
+            return self.architectures[base]
+        raise SpecError(
+            f"models.{base}: {self.project.models[base].model!r} is only reached by address "
+            f"({self.project.serving[base].endpoint}), and no architecture of that name is known; {name!r} is needed "
+            "here with its weights\n  give a catalog name, the path of a config.json, or an architecture"
+        )
+
+    def any_vocabulary(self) -> int | None:
+        """The vocabulary of some model of the project: what tokens are counted with when no model reads them."""
+        return self.architectures[min(self.architectures)].vocab_size if self.architectures else None
+
+    def role(
+        self,
+        role: str,
+        name: str,
+        *,
+        trained: bool = False,
+        adapter: Adapter | None = None,
+        scalar: bool = False,
+    ) -> Role:
+        """A model in a stage, with its weights."""
+        return Role(
+            name=role,
+            architecture=self.architecture(name),
+            model=name,
+            trained=trained,
+            scalar_head=scalar,
+            adapter=adapter if trained else None,
+        )
+
+    def answering(self, role: str, name: str) -> Role | Asked:
+        """A model of which a stage wants answers alone: here, or at its address."""
+        serving = self.project.serving.get(name)
+        if serving is None or not serving.is_by_address:
+            return self.role(role, name)
+        shape = self.architectures.get(self.base_name(name))
+        return Asked(name=role, model=name, vocab_size=None if shape is None else shape.vocab_size)
+
+    def whereabouts(self, *roles: Role | Asked, may_choose: bool = True) -> Whereabouts:
+        """Return which of a stage's models are here, which at an address, which may be either, and what that charges.
+
+        Where the plan may not choose, what may be either is here.
+        """
+        elsewhere = tuple(role for role in roles if isinstance(role, Asked))
+        here = tuple(role for role in roles if isinstance(role, Role))
+        either = tuple(role for role in here if may_choose and self._may_be_either(role.model))
+        models = {role.name: role.model for role in elsewhere} | {role.name: role.model for role in either}
+        return Whereabouts(
+            roles=here,
+            asked=elsewhere,
+            remote=tuple(role.name for role in elsewhere),
+            either=tuple(role.name for role in either),
+            endpoints={name: _api_price(self.project.serving[model]) for name, model in models.items()},
+            watches={model: _watch(self.project.serving[model]) for model in models.values()},
+        )
+
+    def _may_be_either(self, name: str) -> bool:
+        serving = self.project.serving.get(name)
+        return serving is not None and serving.endpoint is not None and serving.mode == "auto"
+
+
+def _watch(serving: Serving) -> IdentityWatch:
+    return IdentityWatch(
+        every=serving.canary_every,
+        servers=1 + len(serving.also_endpoints),
+        by_text=serving.log_probabilities == "none",
+    )
+
+
+def _api_price(serving: Serving) -> ApiPrice:
+    prices = serving.token_prices
+    return ApiPrice(
+        input_usd_per_million=None if prices is None else prices[0],
+        output_usd_per_million=None if prices is None else prices[1],
+        cached_input_usd_per_million=serving.cached_input_usd_per_million_tokens,
+        cached_share=serving.cached_prompt_share,
+        requests_per_minute=serving.requests_per_minute,
+        tokens_per_minute=serving.tokens_per_minute,
+        concurrency=float(serving.concurrency),
+    )

@@ -1,1 +1,0 @@
-"""The ways to place the roles of a PPO stage."""

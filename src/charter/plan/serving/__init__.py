@@ -1,1 +1,0 @@
-"""The ways to serve the models of a stage that only answers."""

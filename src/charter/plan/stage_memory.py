@@ -1,0 +1,483 @@
+"""Peak bytes per accelerator of a stage: under one layout as named terms, under many layouts at once."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import ceil
+
+import numpy as np
+
+from charter.catalog.accelerators import Accelerator
+from charter.engines.common.capabilities import capabilities
+from charter.physics.columns import Array, Layouts, array
+from charter.physics.constants import context_factor
+from charter.physics.flops import kv_cache_bytes
+from charter.physics.inference_memory import PASS_TOKENS, inference_memory
+from charter.physics.memory import MemoryTable, StageTable, factored_memory, job_memory, least_state_bytes
+from charter.physics.memory_profiles import AdapterUse, Head, MemoryJob
+from charter.physics.memory_shape import MemoryShape, ModelColumns, rank_columns, rank_parameters, stage_layers
+from charter.physics.precision import FP32, FSDP_MIXED, TrainingPrecision
+from charter.physics.serving_devices import SERVER
+from charter.physics.shapes import count_parameters
+from charter.physics.step_time import Index, distinct
+from charter.physics.terms import MemoryBreakdown, Term
+from charter.plan.knowledge import FP8_COPIES_BYTES, EngineKnowledge, Knowledge, engine_knowledge
+from charter.plan.phase import Phase, Role, Workload
+from charter.spec.layout import Layout
+from charter.spec.number_formats import FP8
+from charter.spec.stage import NATIVE
+from charter.units import GIB
+
+# -------- Peak bytes per accelerator of a stage under a layout, as named terms.
+#
+# A stage that trains keeps every role in memory (PPO, DPO) or has only one; its peak is the larger of training and
+# generating. A stage that only answers has all the models that it asks at hand, each in servers or a copy of its own;
+# an evaluation takes one after another.
+
+STATE_PARTS = ("parameters", "gradients", "optimizer")
+FULL_STATE = "optimizer step"
+"""The phase in which weights, gradients and optimizer state all exist; between roles they are counted as staying."""
+CONTEXT_TERMS = ("device context", "process", "communicators")
+CPU = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """The fullest moment of a stage on one accelerator: terms, each with the role it belongs to."""
+
+    moment: str
+    parts: tuple[tuple[str, Term], ...] = ()
+
+    @property
+    def total_bytes(self) -> float:
+        """Sum of all terms."""
+        return sum(term.value for _, term in self.parts)
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """The terms, named by role where there is one."""
+        return tuple(replace(term, name=f"{role}: {term.name}") if role else term for role, term in self.parts)
+
+    def by_part(self) -> dict[str, float]:
+        """Sum per part, in the order in which parts appear."""
+        return MemoryBreakdown(terms=self.terms).by_part()
+
+
+def training_precision(dtype: str, accelerator: Accelerator) -> TrainingPrecision:
+    """Return how the native engine stores numbers: fp32 weights and Adam, computation in `dtype`."""
+    return FP32 if dtype == "fp32" or accelerator.kind == CPU else FSDP_MIXED
+
+
+def training_peak(
+    work: Workload,
+    layout: Layout,
+    *,
+    accelerator: Accelerator,
+    dtype: str,
+    knowledge: Knowledge,
+    engine: str = NATIVE,
+) -> Peak:
+    """Peak of a stage that trains, with all its roles in memory."""
+    breakdowns = {
+        role.name: _trained(work, role, layout, accelerator, dtype, knowledge, engine) for role in work.trained
+    }
+    resident = _resident(work, breakdowns, layout, accelerator, engine)
+    moments = [
+        Peak(
+            moment=f"training {role} ({phase})",
+            parts=(*resident, *((role, term) for term in terms if _comes_and_goes(term))),
+        )
+        for role, breakdown in breakdowns.items()
+        for phase, terms in breakdown.phases.items()
+    ]
+    room = _usable(engine, knowledge, accelerator) - sum(term.value for _, term in resident)
+    moments += [
+        Peak(moment=phase.name, parts=(*resident, *_generation_terms(work, phase, layout, room)))
+        for phase in work.phases
+        if phase.work == "generate" and not server_of(phase, engine)
+    ]
+    return max(moments, key=lambda peak: peak.total_bytes)
+
+
+def decoded_together(
+    work: Workload,
+    phase: Phase,
+    layout: Layout,
+    *,
+    accelerator: Accelerator,
+    dtype: str,
+    knowledge: Knowledge,
+    engine: str = NATIVE,
+) -> int:
+    """Sequences of a rollout that one replica decodes at once: all of its share, or as many as memory holds."""
+    if server := server_of(phase, engine):
+        return server.together(work.role(phase.role), phase, layout.data, accelerator)
+    breakdowns = {
+        role.name: _trained(work, role, layout, accelerator, dtype, knowledge, engine) for role in work.trained
+    }
+    resident = _resident(work, breakdowns, layout, accelerator, engine)
+    room = _usable(engine, knowledge, accelerator) - sum(term.value for _, term in resident)
+    return _together(work.role(phase.role), phase, layout, room)
+
+
+def _usable(engine: str, knowledge: Knowledge, accelerator: Accelerator) -> float:
+    return engine_knowledge(engine, knowledge).usable_bytes(accelerator, knowledge)
+
+
+def _resident(
+    work: Workload, breakdowns: Mapping[str, MemoryBreakdown], layout: Layout, accelerator: Accelerator, engine: str
+) -> list[tuple[str, Term]]:
+    """State of the trained roles, weights of the frozen ones, the process, vLLM: there at every moment."""
+    width = 4.0 if accelerator.kind == CPU else 2.0
+    states = [
+        (role, term)
+        for role, breakdown in breakdowns.items()
+        for term in breakdown.phases[FULL_STATE]
+        if term.part in STATE_PARTS
+    ]
+    frozen = [(role.name, _frozen(role, layout, width)) for role in work.roles if not role.trained]
+    context = [("", term) for term in next(iter(breakdowns.values())).terms if term.name in CONTEXT_TERMS]
+    servers = [
+        (phase.role, server.memory(work.role(phase.role), phase, accelerator))
+        for phase in work.phases
+        if (server := server_of(phase, engine))
+    ]
+    return [*states, *frozen, *context, *servers]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerBeside:
+    """vLLM on accelerators of a trainer, which keeps its share of their memory for the time of the stage."""
+
+    memory_share: float
+    everywhere: bool
+    """Beside every data rank; else beside the first alone."""
+
+    def replicas(self, data: int) -> int:
+        """Servers that share a batch, of a trainer with so many data ranks."""
+        return data if self.everywhere else 1
+
+    def together(self, role: Role, phase: Phase, data: int, accelerator: Accelerator) -> int:
+        """Sequences that one server decodes at once: its share, vLLM's own limit, or as many as its memory holds."""
+        free = self.memory_share * accelerator.memory_bytes - _served_weights(role)
+        share, most = ceil(phase.batch / self.replicas(data)), SERVER.most_sequences
+        return max(1, min(share, most, int(free / kv_cache_bytes(role.architecture, phase.longest_tokens))))
+
+    def memory(self, role: Role, phase: Phase, accelerator: Accelerator) -> Term:
+        """Its share of the fullest accelerator; all of it where the policy's weights do not fit into the share."""
+        share, weights = self.memory_share * accelerator.memory_bytes, _served_weights(role)
+        fits = weights + kv_cache_bytes(role.architecture, phase.longest_tokens) <= share
+        refusal = f"; {weights / GIB:.1f} GiB of weights and one answer do not fit into it"
+        return Term(
+            name="vLLM beside the trainer",
+            part="kv_cache",
+            value=share if fits else accelerator.memory_bytes,
+            unit="bytes",
+            formula=f"{self.memory_share:g} of {accelerator.memory_bytes / GIB:.1f} GiB{'' if fits else refusal}",
+            source="gpu_memory_utilization: weights in 16 bits, keys and values, work space",
+        )
+
+
+def server_of(phase: Phase, engine: str) -> ServerBeside | None:
+    """The server that generates a phase beside the trainer, where the stage asks for one and its engine has it."""
+    does = capabilities(engine)
+    if not (phase.served and does.vllm_share):
+        return None
+    return ServerBeside(memory_share=does.vllm_share, everywhere=does.vllm_everywhere)
+
+
+def _served_weights(role: Role) -> float:
+    return 2.0 * count_parameters(role.architecture).total
+
+
+def answering_peak(
+    work: Workload,
+    *,
+    tensor: int,
+    batches: dict[str, float],
+    accelerator: Accelerator,
+    knowledge: Knowledge,
+    weights: str = "bf16",
+    together: bool = False,
+) -> Peak:
+    """Peak of a stage that only answers; `batches` are sequences per replica by phase.
+
+    The fullest of its phases where its models are loaded one after another; the sum over the models, each in its
+    fullest phase, where all are there `together`.
+    """
+    moments = [
+        Peak(
+            moment=phase.name,
+            parts=_of_role(
+                phase.role,
+                inference_memory(
+                    work.role(phase.role).architecture,
+                    batch=batches[phase.name] if phase.work == "generate" else 0.0,
+                    tokens_per_sequence=max(phase.longest_tokens, 1.0),
+                    tensor=tensor,
+                    weights=weights,
+                    prefill_tokens=max(phase.longest_tokens, PASS_TOKENS),
+                    head=_head(work.role(phase.role)),
+                    accelerator=accelerator,
+                    constants=knowledge.inference_memory,
+                ),
+            ),
+        )
+        for phase in work.phases
+        if phase.role not in work.remote
+    ]
+    if not together:
+        return max(moments, key=lambda peak: peak.total_bytes, default=NOTHING_LOADED)
+    fullest: dict[str, Peak] = {}
+    for moment in moments:
+        model = work.role(moment.parts[0][0]).model
+        fullest[model] = max(fullest.get(model, moment), moment, key=lambda peak: peak.total_bytes)
+    if len(fullest) < 2:
+        return next(iter(fullest.values()), NOTHING_LOADED)
+    parts = tuple(part for peak in fullest.values() for part in peak.parts)
+    return Peak(moment=" beside ".join(peak.moment for peak in fullest.values()), parts=parts)
+
+
+NOTHING_LOADED = Peak(moment="nothing is loaded")
+
+
+def _of_role(role: str, breakdown: MemoryBreakdown) -> tuple[tuple[str, Term], ...]:
+    return tuple((role, term) for term in breakdown.terms)
+
+
+def _head(role: Role) -> Head:
+    return "scalar" if role.scalar_head else "lm"
+
+
+def _trained(
+    work: Workload,
+    role: Role,
+    layout: Layout,
+    accelerator: Accelerator,
+    dtype: str,
+    knowledge: Knowledge,
+    engine: str = NATIVE,
+) -> MemoryBreakdown:
+    constants = engine_knowledge(engine, knowledge)
+    return job_memory(training_job(work, role, accelerator, dtype, engine), layout, constants.memory)
+
+
+def training_job(work: Workload, role: Role, accelerator: Accelerator, dtype: str, engine: str = NATIVE) -> MemoryJob:
+    """The training of one role as the memory model sees it."""
+    does = capabilities(engine)
+    phase = next(phase for phase in work.phases if phase.role == role.name and phase.work == "train")
+    return MemoryJob(
+        architecture=role.architecture,
+        seq_len=max(1, round(phase.longest_tokens)),
+        precision=does.precision if training_precision(dtype, accelerator) is not FP32 else FP32,
+        profile=does.memory,
+        adapter=AdapterUse.of(role.adapter) if role.adapter else None,
+        head=_head(role),
+        logit_share=phase.logit_share,
+        fp8=dtype == FP8,
+        fp8_copies=FP8_COPIES_BYTES if dtype == FP8 else 0.0,
+        accelerator=accelerator,
+    )
+
+
+def _comes_and_goes(term: Term) -> bool:
+    return term.part not in STATE_PARTS and term.name not in CONTEXT_TERMS
+
+
+def _frozen(role: Role, layout: Layout, width_bytes: float) -> Term:
+    rank = rank_parameters(role.architecture, layout, scalar_head=role.scalar_head)
+    sharded_parameters = rank.held(layout)
+    return Term(
+        name="frozen weights",
+        part="parameters",
+        value=width_bytes * sharded_parameters,
+        unit="bytes",
+        formula=f"{width_bytes:g} B x {sharded_parameters:,.0f} of {rank.total:,.0f}",
+        source="weights only, sharded like the trained ones under ZeRO-3",
+    )
+
+
+def _gathered_bytes(role: Role, layout: Layout) -> float:
+    return 2.0 * rank_parameters(role.architecture, replace(layout, pipeline=1)).total
+
+
+def _cache_bytes(role: Role, phase: Phase, layout: Layout) -> float:
+    return kv_cache_bytes(role.architecture, phase.longest_tokens, tensor=layout.tensor)
+
+
+def _together(role: Role, phase: Phase, layout: Layout, room_bytes: float) -> int:
+    share = ceil(phase.batch / layout.data)
+    free = room_bytes - _gathered_bytes(role, layout)
+    return max(1, min(share, int(free / _cache_bytes(role, phase, layout))))
+
+
+def _generation_terms(work: Workload, phase: Phase, layout: Layout, room_bytes: float) -> list[tuple[str, Term]]:
+    """A bf16 copy of the policy, gathered for decoding, and the keys and values of what is decoded together."""
+    role = work.role(phase.role)
+    gathered, cache = _gathered_bytes(role, layout), _cache_bytes(role, phase, layout)
+    sequences = _together(role, phase, layout, room_bytes)
+    terms = [
+        Term(
+            name="weights gathered for generation",
+            part="buffers",
+            value=gathered,
+            unit="bytes",
+            formula=f"2 B x {gathered / 2:,.0f}",
+            source="decoding reads every weight for every token, so shards are gathered once per rollout",
+        ),
+        Term(
+            name="keys and values",
+            part="kv_cache",
+            value=cache * sequences,
+            unit="bytes",
+            formula=f"{sequences} sequences of {phase.longest_tokens:,.0f} tokens x {cache:,.0f} B",
+            source="2 x layers x kv_heads x head_dim x bytes / TP",
+        ),
+    ]
+    return [(role.name, term) for term in terms]
+
+
+# -------- Peak bytes of many layouts of a stage that trains, in one pass: the totals of `training_peak`, without terms.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Devices:
+    """The accelerators of many layouts: which one each row is on, and what it may fill."""
+
+    accelerators: tuple[Accelerator, ...]
+    """All processors, or none of them."""
+    of_row: Index
+    usable: Array
+    """Bytes per accelerator of the list."""
+    host: Array = field(default_factory=lambda: array([np.inf]))
+    """Bytes of system memory that may wait per accelerator of the list, or one figure for all."""
+
+    @property
+    def context_factors(self) -> Array:
+        """Size of the device context, by row."""
+        return array([context_factor(one.name) for one in self.accelerators])[self.of_row]
+
+    @property
+    def host_room(self) -> Array:
+        """Bytes that may wait in host memory, by row."""
+        return np.broadcast_to(self.host, self.usable.shape)[self.of_row]
+
+    @property
+    def room(self) -> Array:
+        """Bytes that an estimate may reach, by row."""
+        return self.usable[self.of_row]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """Memory of many layouts."""
+
+    peak: Array
+    together: dict[str, Array]
+    """Generating phase -> sequences that one replica decodes at once."""
+
+
+def fit_of(work: Workload, layouts: Layouts, devices: Devices, *, dtype: str, known: EngineKnowledge) -> Fit:
+    """Bytes at the fullest moment of every layout, and how much is decoded at once."""
+    tables = {role.name: _fullest_stage(work, role, layouts, devices, dtype, known) for role in work.trained}
+    resident = next(iter(tables.values()))["context"] + sum(table["states"] for table in tables.values())
+    width = 4.0 if devices.accelerators[0].kind == CPU else 2.0
+    resident = resident + sum(width * held(role, layouts) for role in work.roles if not role.trained)
+    moments = [table["transient"] for table in tables.values()]
+    together: dict[str, Array] = {}
+    for phase in work.phases:
+        role = work.role(phase.role)
+        if server := server_of(phase, known.does.name):
+            each = [server.memory(role, phase, one).value for one in devices.accelerators]
+            resident = resident + array(each)[devices.of_row]
+            together[phase.name] = _served_together(server, role, phase, layouts, devices)
+        elif phase.work == "generate":
+            gathered, cache = _gathered_column(role, layouts), _cache_column(role, phase, layouts)
+            free = np.floor((devices.room - resident - gathered) / cache)
+            sequences = np.maximum(1.0, np.minimum(np.ceil(phase.batch / layouts.data), free))
+            together[phase.name] = array(sequences)
+            moments.append(array(gathered + cache * sequences))
+    return Fit(peak=array(resident + np.maximum.reduce(moments)), together=together)
+
+
+def _served_together(server: ServerBeside, role: Role, phase: Phase, layouts: Layouts, devices: Devices) -> Array:
+    rows, which = distinct([layouts.data, devices.of_row.astype(float)])
+    at = [(int(layouts.data[row]), devices.accelerators[devices.of_row[row]]) for row in rows]
+    return array([float(server.together(role, phase, data, one)) for data, one in at])[which]
+
+
+def least_bytes(work: Workload, layouts: Layouts, devices: Devices, *, dtype: str, known: EngineKnowledge) -> Array:
+    """A bound: state that every moment of the stage holds, never more than its peak."""
+    total = array(0.0)
+    for role in work.trained:
+        total = total + least_state_bytes(_shape(work, role, devices, dtype, known), layouts, known.memory)
+    return array(np.broadcast_to(total, layouts.data.shape))
+
+
+def waiting_bytes(work: Workload, layouts: Layouts, devices: Devices, *, dtype: str, known: EngineKnowledge) -> Array:
+    """Weights and optimizer state that offload moves to the host, per accelerator."""
+    none = array(0.0)
+    stays = replace(layouts, offload_optimizer=none, offload_parameters=none)
+    total = least_bytes(work, stays, devices, dtype=dtype, known=known)
+    return array(total - least_bytes(work, layouts, devices, dtype=dtype, known=known))
+
+
+def held(role: Role, layouts: Layouts) -> Array:
+    """Parameters of a frozen role on one rank of the first stage; see `RankParameters.held`."""
+    model = ModelColumns.of(role.architecture, scalar_head=role.scalar_head)
+    layers = stage_layers(model.layers, layouts.pipeline, "first")
+    rank = rank_columns(model, layouts, stage="first", layers=layers)
+    group = np.where(layouts.zero >= 3, layouts.shards, 1.0)
+    return array(rank.dense / group + rank.experts / np.maximum(1.0, np.floor(group / layouts.expert)))
+
+
+def _gathered_column(role: Role, layouts: Layouts) -> Array:
+    unsplit = replace(layouts, pipeline=array(1.0))
+    model = ModelColumns.of(role.architecture, scalar_head=role.scalar_head)
+    return 2.0 * rank_columns(model, unsplit, stage="first", layers=model.layers).total
+
+
+def _cache_column(role: Role, phase: Phase, layouts: Layouts) -> Array:
+    rows, which = distinct([layouts.tensor])
+    each = [kv_cache_bytes(role.architecture, phase.longest_tokens, tensor=int(layouts.tensor[row])) for row in rows]
+    return array(each)[which]
+
+
+def _shape(work: Workload, role: Role, devices: Devices, dtype: str, engine: EngineKnowledge) -> MemoryShape:
+    job = training_job(work, role, devices.accelerators[0], dtype, engine.does.name)
+    return replace(MemoryShape.of(job), context_factor=devices.context_factors)
+
+
+def _fullest_stage(
+    work: Workload, role: Role, layouts: Layouts, devices: Devices, dtype: str, engine: EngineKnowledge
+) -> dict[str, Array]:
+    """States, context and the largest transient phase of the pipeline stage that needs most, per layout."""
+    shape = _shape(work, role, devices, dtype, engine)
+    factors = np.unique(shape.context_factor, return_inverse=True)[1].reshape(-1)
+    return factored_memory(shape, layouts, engine.memory, _parts, beside=[factors.astype(float)])
+
+
+def _parts(table: MemoryTable, count: int) -> dict[str, Array]:
+    stages = [_split(stage, count) for stage in table.stages.values()]
+    peaks = np.stack([np.broadcast_to(stage.peak, (count,)) for stage in table.stages.values()])
+    chosen = np.argmax(peaks, axis=0)
+    return {
+        name: array(np.take_along_axis(np.stack([stage[name] for stage in stages]), chosen[None, :], axis=0)[0])
+        for name in ("states", "context", "transient")
+    }
+
+
+def _split(stage: StageTable, count: int) -> dict[str, Array]:
+    def total(phase: str, wanted: str) -> Array:
+        values = np.zeros(count)
+        for column in stage.phases[phase].columns:
+            kind = "states" if column.part in STATE_PARTS else "transient"
+            if ("context" if column.name in CONTEXT_TERMS else kind) == wanted:
+                values = values + column.values
+        return array(values)
+
+    transient = [total(phase, "transient") for phase in stage.phases]
+    return {
+        "states": total(FULL_STATE, "states"),
+        "context": total(FULL_STATE, "context"),
+        "transient": array(np.maximum.reduce(transient)),
+    }

@@ -1,0 +1,411 @@
+"""Seconds of a stage on accelerators: under one layout as named terms, under many layouts at once."""
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import ceil
+
+import numpy as np
+
+from charter.catalog.accelerators import Accelerator
+from charter.physics import serving_devices
+from charter.physics.columns import Array, Layouts, array
+from charter.physics.devices import DeviceColumns, group
+from charter.physics.generation import forward_pass_seconds, generation
+from charter.physics.matrix_products import ModelColumns
+from charter.physics.micro_batch import NOTHING_DONE, StepInputs, least_step_seconds, step_work
+from charter.physics.shapes import count_parameters
+from charter.physics.stacks import StackColumns
+from charter.physics.step_seconds import step_table
+from charter.physics.step_time import (
+    Index,
+    distinct,
+    factored_seconds,
+    rows_of,
+    step_job,
+    training_step,
+    with_precision,
+)
+from charter.physics.terms import Term
+from charter.plan.knowledge import EngineKnowledge, Knowledge, engine_knowledge
+from charter.plan.phase import Phase, Role, Workload
+from charter.plan.stage_memory import Devices, Fit, ServerBeside, decoded_together, server_of
+from charter.spec.layout import Layout, ZeroStage
+from charter.spec.stage import NATIVE
+
+# -------- Seconds of a stage on accelerators, as named terms: every phase over all its steps.
+#
+# The phases of a stage follow each other (a synchronous loop); nothing overlaps between them.
+
+FILE_BYTES_PER_SECOND = 5e9
+"""One thread that writes to, or reads from, files in memory; judgement."""
+_generation = lru_cache(maxsize=4096)(generation)
+_forward_pass_seconds = lru_cache(maxsize=4096)(forward_pass_seconds)
+"""Places differ in price and market more often than in hardware: a search asks for the same seconds again and again."""
+
+
+def training_terms(
+    work: Workload,
+    layout: Layout,
+    *,
+    accelerator: Accelerator,
+    dtype: str,
+    knowledge: Knowledge,
+    engine: str = NATIVE,
+) -> tuple[Term, ...]:
+    """Terms of a stage that trains: its updates, and for PPO and DPO also generation and scoring on the same layout."""
+    terms: list[Term] = []
+    for phase in work.phases:
+        role = work.role(phase.role)
+        if phase.work == "train":
+            terms += _updates(role, phase, layout, accelerator, dtype, engine_knowledge(engine, knowledge))
+        else:
+            together = 0
+            if phase.work == "generate":
+                together = decoded_together(
+                    work, phase, layout, accelerator=accelerator, dtype=dtype, knowledge=knowledge, engine=engine
+                )
+            terms += _other(role, phase, layout, together, accelerator, knowledge, engine)
+    return tuple(terms)
+
+
+def other_phase_seconds(
+    role: Role,
+    phase: Phase,
+    layout: Layout,
+    together: int,
+    accelerator: Accelerator,
+    knowledge: Knowledge,
+    engine: str = NATIVE,
+) -> float:
+    """Seconds of a phase that generates (`together` sequences of a replica at once) or scores."""
+    return sum(term.value for term in _other(role, phase, layout, together, accelerator, knowledge, engine))
+
+
+def _other(
+    role: Role,
+    phase: Phase,
+    layout: Layout,
+    together: int,
+    accelerator: Accelerator,
+    knowledge: Knowledge,
+    engine: str,
+) -> list[Term]:
+    if server := server_of(phase, engine):
+        return _served_rollouts(server, role, phase, layout, together, accelerator, knowledge)
+    if phase.work == "generate":
+        return _rollouts(role, phase, layout, together, accelerator, knowledge)
+    return _scoring(role, phase, phase.steps / layout.data, layout.tensor, accelerator, knowledge)
+
+
+def answering_terms(
+    work: Workload,
+    *,
+    tensor: int,
+    replicas: int,
+    batches: dict[str, float],
+    accelerator: Accelerator,
+    knowledge: Knowledge,
+    alone: Container[str] = (),
+) -> tuple[Term, ...]:
+    """Terms of a stage that only answers: replicas take whole batches in turn, one model after another.
+
+    Roles that are `alone` compute in the stage's own process, as one replica.
+    """
+    terms: list[Term] = []
+    for phase in work.phases:
+        if phase.role in work.remote:
+            continue
+        role, turns = work.role(phase.role), ceil(phase.steps / (1 if phase.role in alone else replicas))
+        if phase.work == "generate":
+            together = max(1, int(batches[phase.name]))
+            terms += _decoding(role, phase, turns, phase.batch, together, tensor, 1, accelerator, knowledge)
+        else:
+            terms += _scoring(role, phase, turns, tensor, accelerator, knowledge)
+    return tuple(terms)
+
+
+def _updates(
+    role: Role, phase: Phase, layout: Layout, accelerator: Accelerator, dtype: str, engine: EngineKnowledge
+) -> list[Term]:
+    packed = engine.does.packs and phase.ragged
+    step = training_step(
+        role.architecture,
+        layout,
+        accelerator,
+        seq_len=phase.prompt_tokens if packed else phase.padded_tokens(layout.micro_batch),
+        dtype=dtype,
+        precision=engine.precision(dtype, accelerator),
+        stack=engine.profile(accelerator),
+        adapter=role.adapter,
+        head_share=0.0 if role.scalar_head else phase.logit_share,
+        constants=engine.training,
+    )
+    return over_steps(phase, phase.steps, step.terms)
+
+
+def _rollouts(
+    role: Role, phase: Phase, layout: Layout, together: int, accelerator: Accelerator, knowledge: Knowledge
+) -> list[Term]:
+    """The batch is split over the replicas; sharded weights are gathered once per rollout."""
+    terms = _decoding(
+        role, phase, phase.steps, phase.batch, together, layout.tensor, layout.data, accelerator, knowledge
+    )
+    if layout.zero >= ZeroStage.PARAMETERS:
+        terms += over_steps(phase, phase.steps, (_gather(role, layout, accelerator, knowledge),))
+    return terms
+
+
+def _served_rollouts(
+    server: ServerBeside,
+    role: Role,
+    phase: Phase,
+    layout: Layout,
+    together: int,
+    accelerator: Accelerator,
+    knowledge: Knowledge,
+) -> list[Term]:
+    """The batch is split over the servers, which take the policy's weights before every rollout."""
+    replicas = server.replicas(layout.data)
+    engine = serving_devices.SERVER
+    terms = _decoding(
+        role, phase, phase.steps, phase.batch, together, 1, replicas, accelerator, knowledge, engine=engine
+    )
+    moved = [_gather(role, layout, accelerator, knowledge)] if layout.zero >= ZeroStage.PARAMETERS else []
+    if not server.everywhere:
+        moved.append(_through_files(role, accelerator))
+    return [*terms, *over_steps(phase, phase.steps, tuple(moved))]
+
+
+def _through_files(role: Role, accelerator: Accelerator) -> Term:
+    """16-bit weights of the policy to vLLM: off the device, into files in memory, out of them, onto the device."""
+    size, link = gathered_bytes(role, Layout()), float(DeviceColumns.of(accelerator).host_link)
+    return Term(
+        name="weights to vLLM",
+        part="transfer",
+        value=2 * size / link + 2 * size / FILE_BYTES_PER_SECOND,
+        unit="seconds",
+        formula=f"2 x {size / 1e9:.1f} GB / {link / 1e9:g} GB/s + 2 x {size / 1e9:.1f} GB / "
+        f"{FILE_BYTES_PER_SECOND / 1e9:g} GB/s",
+        source="inference/vllm_generator.py: device, /dev/shm and back; the rate of files is judgement, not measured",
+    )
+
+
+def _gather(role: Role, layout: Layout, accelerator: Accelerator, knowledge: Knowledge) -> Term:
+    """16-bit weights of the policy, from shards to a whole tensor-parallel rank."""
+    size, constants = gathered_bytes(role, layout), knowledge.training
+    ranks = group(
+        DeviceColumns.of(accelerator),
+        array(layout.data),
+        array(layout.tensor),
+        scaleup_share=constants.scaleup_share,
+        scaleout_share=constants.scaleout_share,
+        latency=constants.latency_seconds,
+    )
+    return Term(
+        name="gather weights",
+        part="communication",
+        value=float(ranks.gather_seconds(array(size))),
+        unit="seconds",
+        formula=f"all-gather of {size / 1e9:.1f} GB over {layout.data} at {float(ranks.ring) / 1e9:.3g} GB/s",
+        source="ring: Patarasuk and Yuan 2009; fitted shares of the links (physics/devices.py)",
+    )
+
+
+def gathered_bytes(role: Role, layout: Layout) -> float:
+    """Bytes of a model in 16 bits on one tensor-parallel rank."""
+    return 2.0 * count_parameters(role.architecture).total / layout.tensor
+
+
+def _decoding(
+    role: Role,
+    phase: Phase,
+    turns: float,
+    sequences: float,
+    together: int,
+    tensor: int,
+    replicas: int,
+    accelerator: Accelerator,
+    knowledge: Knowledge,
+    engine: serving_devices.Engine = serving_devices.NATIVE,
+) -> list[Term]:
+    one = _generation(
+        role.architecture,
+        accelerator,
+        sequences=sequences,
+        prompt_tokens=phase.prompt_tokens,
+        new_tokens=phase.new_tokens,
+        concurrency=together,
+        tensor=tensor,
+        replicas=replicas,
+        engine=engine,
+        constants=knowledge.serving,
+    )
+    return over_steps(phase, turns, one.terms)
+
+
+def _scoring(
+    role: Role, phase: Phase, turns: float, tensor: int, accelerator: Accelerator, knowledge: Knowledge
+) -> list[Term]:
+    width = phase.padded_tokens(phase.batch)
+    tokens = phase.batch * width
+    share = 0.0 if role.scalar_head else phase.logit_share
+    seconds = _forward_pass_seconds(
+        role.architecture,
+        accelerator,
+        tokens=tokens,
+        seq_len=width,
+        tensor=tensor,
+        head_positions=share * tokens,
+        constants=knowledge.serving,
+    )
+    term = Term(
+        name="forward pass",
+        part="prefill",
+        value=seconds,
+        unit="seconds",
+        formula=f"{tokens:,.0f} tokens, {share:.3g} of the positions with logits",
+        source="roofline at the measured matmul ceiling (physics/serving_passes.py)",
+    )
+    return over_steps(phase, turns, (term,))
+
+
+def over_steps(phase: Phase, steps: float, terms: tuple[Term, ...]) -> list[Term]:
+    """Terms of one step as terms of the phase."""
+    return [
+        replace(
+            term,
+            name=f"{phase.name}: {term.name}",
+            part=phase.name,
+            value=term.value * steps,
+            formula=f"{steps:,.6g} x ({term.formula})",
+        )
+        for term in terms
+    ]
+
+
+# -------- Seconds of very many layouts of a stage that trains, as columns: the numbers of `accelerator_time`, without
+# terms.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """The stage whose layouts are timed."""
+
+    work: Workload
+    dtype: str
+    known: EngineKnowledge
+    knowledge: Knowledge
+
+
+def update_seconds(task: Task, layouts: Layouts, devices: Devices) -> Array:
+    """Seconds of all optimizer steps of the stage, of every layout."""
+    phases = [phase for phase in task.work.phases if phase.work == "train"]
+    total = array(np.zeros(layouts.data.size))
+    for phase in phases:
+        total = total + phase.steps * step_seconds_of(task, phase, layouts, devices)
+    return array(total)
+
+
+def update_terms(task: Task, layouts: Sequence[Layout], devices: Devices) -> list[tuple[Term, ...]]:
+    """The terms of all optimizer steps of every layout, as `training_terms` has them of one."""
+    terms: list[tuple[Term, ...]] = [()] * len(layouts)
+    for phase in task.work.phases:
+        if phase.work != "train":
+            continue
+        given = step_inputs(task, phase, Layouts.of(layouts), devices)
+        work = step_work(given.model, given.device, given.job, given.stack)
+        columns = [
+            (column, np.broadcast_to(column.values, (len(layouts),)).tolist())
+            for column in step_table(replace(given, work=work)).columns
+        ]
+        for row in range(len(layouts)):
+            step_terms = tuple(column.of(values[row]) for column, values in columns if values[row])
+            terms[row] += tuple(over_steps(phase, phase.steps, step_terms))
+    return terms
+
+
+def step_seconds_of(task: Task, phase: Phase, layouts: Layouts, devices: Devices) -> Array:
+    """Seconds of one optimizer step of a phase, of every layout."""
+    given = step_inputs(task, phase, layouts, devices)
+    _, device = distinct([devices.of_row.astype(float)])
+    return factored_seconds(given, beside=[device.astype(float)])
+
+
+def step_inputs(task: Task, phase: Phase, layouts: Layouts, devices: Devices) -> StepInputs:
+    """Return the inputs of a step's time, one value per row where rows differ; the work is left out."""
+    role, engine = task.work.role(phase.role), task.known
+    precision = engine.precision(task.dtype, devices.accelerators[0])
+    stacks = [with_precision(engine.profile(one), precision) for one in devices.accelerators]
+    job = step_job(
+        layouts,
+        seq_len=_padded(phase, layouts.micro_batch, packed=engine.does.packs),
+        dtype=task.dtype,
+        precision=precision,
+        adapter=role.adapter,
+        head_share=0.0 if role.scalar_head else phase.logit_share,
+        causal=True,
+    )
+    return StepInputs(
+        model=ModelColumns.of(role.architecture),
+        device=rows_of(DeviceColumns.stack([DeviceColumns.of(one) for one in devices.accelerators]), devices.of_row),
+        job=job,
+        stack=rows_of(StackColumns.stack(stacks), devices.of_row),
+        work=NOTHING_DONE,
+        constants=engine.training,
+    )
+
+
+def _padded(phase: Phase, micro_batch: Array, *, packed: bool) -> Array:
+    if packed and phase.ragged:
+        return array(phase.prompt_tokens)
+    rows, which = distinct([micro_batch])
+    return array([phase.padded_tokens(float(micro_batch[row])) for row in rows])[which]
+
+
+def other_seconds(task: Task, layouts: Sequence[Layout], at: Sequence[Accelerator], fit: Fit, rows: Index) -> Array:
+    """Seconds of generation and scoring of some rows, each computed once per tuple of what they depend on."""
+    phases = [phase for phase in task.work.phases if phase.work != "train"]
+    by_key: dict[tuple[object, ...], float] = {}
+    seconds = np.zeros(len(rows))
+    for number, (layout, accelerator, row) in enumerate(zip(layouts, at, rows, strict=True)):
+        for phase in phases:
+            together = int(fit.together[phase.name][row]) if phase.work == "generate" else 0
+            gathers = layout.zero >= ZeroStage.PARAMETERS and phase.work == "generate"
+            network = accelerator.scaleout_bytes_per_second_per_node if gathers else None
+            key = (phase.name, accelerator.name, network, layout.data, layout.tensor, together, gathers)
+            if key not in by_key:
+                by_key[key] = other_phase_seconds(
+                    task.work.role(phase.role),
+                    phase,
+                    layout,
+                    together,
+                    accelerator,
+                    task.knowledge,
+                    task.known.does.name,
+                )
+            seconds[number] += by_key[key]
+    return array(seconds)
+
+
+def least_update_seconds(task: Task, layouts: Layouts, devices: Devices) -> Array:
+    """A bound: matrix products of the layers alone, at the best rate of the device, split without loss.
+
+    Every other term of a step is at least 0, shapes reach at most the best rate, the fullest pipeline stage holds at
+    least the mean, and recomputation only adds. Multiplied by the factor for what no term stands for.
+    """
+    total = array(np.zeros(layouts.data.size))
+    for phase in task.work.phases:
+        if phase.work == "train":
+            total = total + phase.steps * least_step_seconds(step_inputs(task, phase, layouts, devices))
+    return array(total)
+
+
+def one_device(accelerator: Accelerator, count: int, usable: float) -> Devices:
+    """All rows on one accelerator."""
+    return Devices(accelerators=(accelerator,), of_row=np.zeros(count, dtype=np.intp), usable=array([usable]))
+
+
+def some_rows(devices: Devices, rows: Index) -> Devices:
+    """Some rows of the devices of many layouts."""
+    return replace(devices, of_row=devices.of_row[rows])

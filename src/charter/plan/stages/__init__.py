@@ -1,1 +1,0 @@
-"""Decisions for one stage, and what it needs around its accelerators."""

@@ -1,0 +1,172 @@
+"""How often the host waits for the device: on torch's meta device, which has no values to wait for.
+
+Whatever reads a value of a meta tensor fails, so every wait is caught here; a copy out is answered with ones and
+counted. Copies from the host count too, unless they are asked for without a wait.
+"""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import tiny
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from charter.inference import generate as sampling
+from charter.inference.generate import LOOK_TOKENS, SamplingSettings, generate
+from charter.models import token_forward
+from charter.models.chat import Encoded
+from charter.models.language_model import LanguageModel
+from charter.models.parallel import Parallel
+from charter.spec.stage import SftStage
+from charter.train.optimizers import make_optimizer
+from charter.train.packing import model_inputs, packed_batch
+from charter.train.pretrain import language_loss
+from charter.train.sft import collate
+from charter.train.supervised import SupervisedTask
+
+pytestmark = pytest.mark.torch
+META = torch.device("meta")
+READS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::masked_select", "aten::is_nonzero")
+
+
+class Waits(TorchDispatchMode):
+    """Operations, and those among them for which the host waits."""
+
+    def __init__(self):
+        super().__init__()
+        self.waits, self.operations = [], 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        kwargs, name = kwargs or {}, operation._schema.name
+        tensors = [item for item in tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)]
+        on_meta = any(item.is_meta for item in tensors)
+        self.operations += on_meta
+        if on_meta and name in READS:
+            self.waits.append(name)
+            return 0.0 if tensors[0].is_floating_point() else 0
+        if name == "aten::_to_copy" and kwargs.get("device") is not None:
+            source, target = tensors[0], torch.device(kwargs["device"])
+            if source.is_meta and target.type == "cpu":
+                self.waits.append("copy to the host")
+                return torch.ones(source.shape, dtype=kwargs.get("dtype") or source.dtype)
+            if target == META and not source.is_meta and not kwargs.get("non_blocking"):
+                self.waits.append("copy from the host")
+        return operation(*args, **kwargs)
+
+
+@pytest.fixture(autouse=True)
+def no_autocast(monkeypatch):
+    """Autocast has no rules for meta."""
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind=None: False)
+
+
+def model_on_meta():
+    language_model = tiny.language_model()
+    language_model.model.to(META)
+    return language_model
+
+
+def rows_of(count):
+    return [Encoded(tuple(range(5, 5 + length)), (True,) * length) for length in range(6, 6 + count)]
+
+
+class Setup:
+    """What a step asks of its stage."""
+
+    device = META
+
+    class ranks:
+        data_size = 1
+        share = staticmethod(list)
+        sum = staticmethod(lambda values: values)
+        gather = staticmethod(lambda value: [value])
+
+    class stage:
+        alive = staticmethod(lambda: None)
+
+    class layout:
+        micro_batches = staticmethod(lambda rows: [(start, start + 2) for start in range(0, rows, 2)])
+
+    class meter:
+        added = ()
+        add = staticmethod(lambda counters: None)
+
+        @staticmethod
+        def phase(name):
+            import contextlib
+
+            return contextlib.nullcontext()
+
+    def seed(self, *parts):
+        return 1
+
+    def own_parts(self):
+        return ()
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_a_step_of_supervised_training_waits_once(packing):
+    model, data = model_on_meta(), rows_of(8)
+    spec = SftStage(init="a", data=("d",), dtype="fp32", global_batch=8, packing=packing)
+    parallel, losses = Parallel(model.model), 0
+
+    def loss_of(rows, step):
+        nonlocal losses
+        losses += 1
+        chosen = [data[row] for row in rows]
+        if not packing:
+            ids_BT, counted_BT = collate(chosen, padding=0)
+            return language_loss(parallel.call, ids_BT, counted_BT, dtype="fp32", device=META)
+        batch = packed_batch([chosen], padding=0)
+        more = model_inputs(batch, attention="sdpa", device=META)
+        return language_loss(parallel.call, batch.ids_BT, batch.counted_BT, dtype="fp32", device=META, more=more)
+
+    optimizer = make_optimizer([(parallel.trained_parameters(), 1e-3)], spec)
+    task = SupervisedTask(Setup(), parallel, optimizer, spec, len(data), 4, loss_of)
+    with Waits() as seen:
+        report = task.run_part(type("At", (), {"step": 0})())
+    assert losses == 4
+    assert seen.waits == ["copy to the host"]
+    assert report.counters["tokens"] > 0
+
+
+@pytest.mark.parametrize("lengths", [(9, 9), (9, 5)])
+@pytest.mark.parametrize("tokens", [32, 64])
+def test_the_host_waits_for_one_token_in_sixteen(lengths, tokens):
+    model: LanguageModel = model_on_meta()
+    prompts = [list(range(5, 5 + length)) for length in lengths]
+    with Waits() as seen:
+        generate(model, prompts, seeds=[1, 2], settings=SamplingSettings(max_new_tokens=tokens))
+    beside = 3 if lengths[0] != lengths[1] else 1  # the answers' length; transformers' look at padding
+    assert len(seen.waits) <= tokens // LOOK_TOKENS + beside
+
+
+@pytest.mark.parametrize("prompts", [[[5, 6, 7, 8], [9, 10, 11, 12]], [[5, 6, 7, 8, 9, 10, 11], [12, 13]]])
+def test_looking_less_often_draws_the_same_tokens(monkeypatch, prompts):
+    """Rows that have ended go on for a while; their tokens are padding, and the columns after the last end are cut."""
+    model, settings = tiny.language_model(), SamplingSettings(max_new_tokens=48)
+
+    def answers():
+        return generate(model, prompts * 3, seeds=list(range(6)), settings=settings)
+
+    monkeypatch.setattr(LanguageModel, "end_id", int(answers().answer_BR[0, 5]))
+    plain = answers()
+    monkeypatch.setattr(sampling, "is_queued", lambda device: True)
+    queued = answers()
+    assert len(set(plain.answer_mask_BR.sum(1).tolist())) > 1, "some end early"
+    assert torch.equal(plain.answer_mask_BR, queued.answer_mask_BR)
+    assert torch.equal(plain.answer_BR[plain.answer_mask_BR], queued.answer_BR[plain.answer_mask_BR])
+
+
+def test_a_loss_without_a_look_has_the_same_bits(monkeypatch):
+    model = tiny.language_model()
+    ids_BT, counted_BT = collate(rows_of(3), padding=0)
+
+    def loss():
+        return language_loss(model.model, ids_BT, counted_BT, dtype="fp32", device=torch.device("cpu")).loss_sum
+
+    plain = loss()
+    monkeypatch.setattr(token_forward, "is_queued", lambda device: True)
+    assert torch.equal(plain, loss())
