@@ -92,6 +92,7 @@ async def act(request: Request) -> Response:
         await run_in_threadpool(button, reader, form, f"{who_is_here()}, in the dashboard")
         # The page that follows shows what was done, not the snapshot of half a second ago.
         await run_in_threadpool(lambda: reader.snapshot(wait=True))
+        request.app.state.shown.forget(reader.found.key)
     except CharterError as error:
         return error_page(409, "This was not done", str(error))
     page = RETURNS_TO.get(request.path_params["button"], "")
