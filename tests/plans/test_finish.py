@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from charter.cost.uncertainty import Noise
+from charter.cost.monte_carlo import Noise
 from charter.plan.choose import Choice
 from charter.plan.make import in_time
 from charter.plan.money import project_cost

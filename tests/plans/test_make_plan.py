@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from charter.catalog import accelerators, models
-from charter.cost.money import micro_usd
+from charter.cost.job import micro_usd
 from charter.errors import InfeasibleError
 from charter.plan.knowledge import shipped
 from charter.plan.phase import Counters, Phase, Role, Workload

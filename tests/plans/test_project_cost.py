@@ -11,7 +11,7 @@ from serial_schedule import schedule
 
 from charter.catalog import models
 from charter.catalog.price_book import PriceBook
-from charter.cost.buckets import BUCKETS
+from charter.cost.job import BUCKETS
 from charter.errors import UsageError
 from charter.plan.make import make_plan
 from charter.plan.money import ALL_BUCKETS, ProjectCost, project_cost

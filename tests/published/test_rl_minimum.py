@@ -9,9 +9,9 @@ import ppo_case as case
 import pytest
 
 from charter.engines.common.rl_engine import RL_ENGINES
-from charter.plan.rl_placement import Placed, Setting, host_shortage
-from charter.plan.rl_search import rl_options
-from charter.plan.rl_tables import rl_work
+from charter.plan.rl_groups import Placed
+from charter.plan.rl_search import Setting, host_shortage, rl_options
+from charter.plan.rl_work import rl_work
 
 # verl, docs/perf/device_tuning.rst, "Hardware Resource Needed for RL": the minimum rows of GRPO with all parameters
 # trained. Lengths are not printed there; 512 + 1024 tokens are the usual ones of its example scripts.

@@ -13,9 +13,15 @@ from charter.errors import UsageError
 from charter.plan.project_plan import plan_project
 from charter.plan.stage_risk import stage_scenario
 from charter.report.simulation_page import WORDS, simulation_page
-from charter.resilience.failures import BY_NAME, PUBLISHED, SPOT_NOTICE, NodeFailureRate, mean_between_failures_seconds
+from charter.resilience.failures import (
+    BY_NAME,
+    PUBLISHED,
+    SPOT_NOTICE,
+    NodeFailureRate,
+    mean_between_failures_seconds,
+    notice_success,
+)
 from charter.resilience.failures import detection as delay
-from charter.resilience.notice import notice_success
 from charter.resilience.scenario import Scenario, SpotPool
 from charter.resilience.simulate import BUCKETS, SimulationOutcome
 from charter.resilience.spot import SPOT_SOURCE, find_trace, first_wait_seconds, heavy_tailed_market, trace_statistics

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import Any, Literal
 
-from charter.cost.uncertainty import add
+from charter.cost.monte_carlo import add
 from charter.physics.terms import Interval
 
 PLAN_WORTH_STEPS = 5.0

@@ -1,8 +1,120 @@
-"""Cost of a job: accelerators, hours and the market they are bought on."""
+"""Cost of a job: money as whole micro-USD, accelerators and hours on a market, and the buckets of what is paid for."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import ROUND_HALF_EVEN, Decimal
 
 from charter.errors import UsageError
+from charter.units import MICRO_USD_PER_USD
+
+# -------- Money inside Charter: whole micro-USD, so that parts add up to totals exactly.
+#
+# Rule: an amount is computed in floating point, turned into micro-USD once, rounding half to even on its
+# shortest decimal form, and only added as integers from then on.
+
+
+def micro_usd(usd: float) -> int:
+    """Whole micro-USD of an amount, half to even.
+
+    >>> micro_usd(12.34), micro_usd(0.0000005), micro_usd(0.0000015)
+    (12340000, 0, 2)
+    """
+    amount = Decimal(repr(float(usd)))
+    if not amount.is_finite():
+        raise UsageError(f"{usd!r} is not an amount of money")
+    return int((amount * MICRO_USD_PER_USD).quantize(Decimal(1), rounding=ROUND_HALF_EVEN))
+
+
+def usd(micro: int) -> float:
+    """US dollars of whole micro-USD.
+
+    >>> usd(12340000)
+    12.34
+    """
+    return micro / MICRO_USD_PER_USD
+
+
+def split_micro_usd(total: int, weights: Sequence[float]) -> tuple[int, ...]:
+    """`total` shared out by `weights` so that the shares add up to it: the largest remainders get the last
+    units.
+
+    >>> split_micro_usd(100, [1, 1, 1])
+    (34, 33, 33)
+    """
+    total_weight = sum(weights)
+    if total_weight <= 0 or min(weights) < 0:
+        raise UsageError("a cost can only be shared by weights that are not negative and not all zero")
+    exact = [total * weight / total_weight for weight in weights]
+    shares = [int(share) for share in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda index: (shares[index] - exact[index], index))
+    for index in by_remainder[: total - sum(shares)]:
+        shares[index] += 1
+    return tuple(shares)
+
+
+# -------- Accelerator time that is paid for, in five buckets that are never merged.
+
+BUCKETS = ("useful", "checkpoint", "lost and restart", "idle", "rework")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeBuckets:
+    """One quantity (hours or usd) of accelerator time by what it was paid for."""
+
+    useful: float
+    checkpoint: float
+    lost_and_restart: float
+    """Work done twice after failures, restarts, and the first start of the machines."""
+    idle: float
+    rework: float
+
+    @property
+    def total(self) -> float:
+        """All that is billed."""
+        return self.useful + self.checkpoint + self.lost_and_restart + self.idle + self.rework
+
+    @property
+    def by_bucket(self) -> dict[str, float]:
+        """The five by their names in a report."""
+        values = (self.useful, self.checkpoint, self.lost_and_restart, self.idle, self.rework)
+        return dict(zip(BUCKETS, values, strict=True))
+
+
+def compute_buckets(
+    *,
+    useful: float,
+    checkpoint: float,
+    billed: float,
+    waiting: float = 0.0,
+    idle_share: float = 0.0,
+    rework: float = 0.0,
+) -> ComputeBuckets:
+    """Buckets of `billed x (1 + rework) / (1 - idle)`, where `billed` is one run with its failures.
+
+    `lost and restart = billed - useful - waiting - checkpoint`; reruns cost `rework x billed`, failures included; idle
+    time is what accelerators wait for each other within a run, and `idle / (1 - idle)` of everything that ran. Any
+    unit of time or money. Source: OpenCost specification v0.1 (idle = allocated - used); Daly 2006 for the losses.
+
+    >>> found = compute_buckets(useful=90, checkpoint=4, billed=100, idle_share=0.2, rework=0.3)
+    >>> found.lost_and_restart, round(found.idle, 6), round(found.rework, 6), round(found.total, 6)
+    (6.0, 32.5, 30.0, 162.5)
+    """
+    if not 0 <= idle_share < 1 or rework < 0:
+        raise UsageError(f"idle time must be a share below 1 and rework not negative; got {idle_share} and {rework}")
+    worked = useful + waiting + checkpoint
+    if min(useful, waiting, checkpoint) < 0 or billed < worked * (1 - 1e-9):
+        raise UsageError(f"{billed} billed cannot hold {useful} useful, {waiting} waiting, {checkpoint} of checkpoints")
+    ran = billed * (1 + rework)
+    return ComputeBuckets(
+        useful=useful,
+        checkpoint=checkpoint,
+        lost_and_restart=max(0.0, billed - worked),
+        idle=waiting + ran * idle_share / (1 - idle_share),
+        rework=billed * rework,
+    )
+
+
+# -------- Cost of a job: accelerators, hours and the market they are bought on.
 
 
 def job_usd(

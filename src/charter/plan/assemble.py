@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from charter.catalog.price_book import PriceBook
-from charter.cost.uncertainty import exactly
+from charter.cost.monte_carlo import exactly
 from charter.engines.common.capabilities import capabilities
 from charter.physics.shapes import count_parameters
 from charter.physics.terms import Interval, Term

@@ -5,12 +5,27 @@ from dataclasses import dataclass
 from math import log
 
 from charter.catalog.price_book import Market, PriceBook
-from charter.cost.buckets import BUCKETS, ComputeBuckets, compute_buckets
-from charter.cost.job import SERVICES, managed_multiplier
-from charter.cost.money import micro_usd, split_micro_usd, usd
-from charter.cost.monte_carlo import DRAWS, CostDistribution, CostTerm, simulate
+from charter.cost.job import (
+    BUCKETS,
+    SERVICES,
+    ComputeBuckets,
+    compute_buckets,
+    managed_multiplier,
+    micro_usd,
+    split_micro_usd,
+    usd,
+)
+from charter.cost.monte_carlo import (
+    DRAWS,
+    CostDistribution,
+    CostTerm,
+    Factor,
+    Lognormal,
+    LogUniform,
+    lognormal,
+    simulate,
+)
 from charter.cost.storage import EGRESS_SOURCES, internet_egress, transfer_usd
-from charter.cost.uncertainty import Factor, Lognormal, LogUniform, lognormal
 from charter.errors import UsageError
 from charter.physics.terms import Z90, Interval
 from charter.plan.offers import LOCAL, ON_PREM

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from charter.catalog.accelerators import Accelerator
 from charter.cost.job import job_usd
-from charter.cost.uncertainty import lognormal
+from charter.cost.monte_carlo import lognormal
 from charter.physics.columns import Array
 from charter.physics.terms import Interval, Term
 from charter.plan.endpoint_use import endpoint_terms

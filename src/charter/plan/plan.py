@@ -6,8 +6,8 @@ from datetime import date, datetime
 from functools import cached_property
 
 from charter.catalog.price_book import STALE_DAYS, PriceBook
-from charter.cost.money import micro_usd
-from charter.cost.uncertainty import add
+from charter.cost.job import micro_usd
+from charter.cost.monte_carlo import add
 from charter.errors import InfeasibleError
 from charter.physics.terms import Interval
 from charter.plan.money import ProjectCost

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from charter.plan.knowledge import LOCAL_SIGMA, LOCAL_SIGMA_SOURCE, TRAINING, Knowledge
 from charter.plan.offers import LOCAL, ON_PREM, Place
-from charter.resilience.checkpoint import transfer_seconds
 from charter.resilience.expected_time import ExpectedTime, Interruptions, best_interval_seconds, expected_time
 from charter.resilience.failures import (
     CRASH,
@@ -20,9 +19,10 @@ from charter.resilience.failures import (
     NodeFailureRate,
     detection,
     mean_between_failures_seconds,
+    notice_success,
+    transfer_seconds,
     waiting_share,
 )
-from charter.resilience.notice import notice_success
 from charter.resilience.spot import AVAILABILITY, MEAN_UP_HOURS, SPOT_SOURCE, SpotWaits, first_wait_seconds, spot_waits
 from charter.spec.sections import RiskSettings
 

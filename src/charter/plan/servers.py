@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import hypot
 
-from charter.cost.uncertainty import lognormal
+from charter.cost.monte_carlo import lognormal
 from charter.physics.constants import context_factor
 from charter.plan import stage_time as accelerator_time
 from charter.plan.endpoint_use import endpoint_terms, endpoint_usd

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, exp, log
 
-from charter.cost.money import micro_usd, usd
+from charter.cost.job import micro_usd, usd
 from charter.engines.common.rl_engine import RL_ENGINES
 from charter.physics.terms import Interval, Term
 from charter.plan.endpoint_use import NOTHING_DONE, WorkDone

@@ -14,9 +14,9 @@ from charter.resilience.failures import (
     SpareWorth,
     best_spares,
     mean_between_failures_seconds,
+    notice_success,
     spare_worth,
 )
-from charter.resilience.notice import notice_success
 from charter.resilience.scenario import Scenario, SpotPool
 from charter.resilience.spot import first_wait_seconds, heavy_tailed_market
 from charter.spec.sections import RiskSettings

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from charter.catalog.facts import StoragePrice
 from charter.catalog.price_book import PriceBook
+from charter.cost.monte_carlo import exactly
 from charter.cost.storage import (
     StageBytes,
     StorageTier,
@@ -13,7 +14,6 @@ from charter.cost.storage import (
     transfer_usd,
     weights_only_count,
 )
-from charter.cost.uncertainty import exactly
 from charter.physics.node import weights_bytes
 from charter.physics.terms import Breakdown, Interval, Term
 from charter.plan.node_needs import storage_terms

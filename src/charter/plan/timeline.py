@@ -9,8 +9,21 @@ from types import MappingProxyType
 
 import numpy as np
 
-from charter.cost.monte_carlo import DRAWS, FAILURES, IDLE_SHARES, REWORK_SIGMA, Duration, drawn_finish
-from charter.cost.uncertainty import Factor, Idle, Lognormal, Noise, Quantiles, ThreePoint, Uniform
+from charter.cost.monte_carlo import (
+    DRAWS,
+    FAILURES,
+    IDLE_SHARES,
+    REWORK_SIGMA,
+    Duration,
+    Factor,
+    Idle,
+    Lognormal,
+    Noise,
+    Quantiles,
+    ThreePoint,
+    Uniform,
+    drawn_finish,
+)
 from charter.plan.knowledge import SERVING, TRAINING
 from charter.plan.stage_plan import QUANTILES, StagePlan
 from charter.resilience.spot import CURVE

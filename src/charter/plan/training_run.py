@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from charter.catalog.accelerators import Accelerator
 from charter.catalog.price_book import Market, as_of_key, offers
-from charter.cost.uncertainty import lognormal
+from charter.cost.monte_carlo import lognormal
 from charter.errors import InfeasibleError, UsageError
 from charter.physics.node import checkpoint_bytes
 from charter.physics.scaling.laws import FLOPS_PER_PARAMETER_AND_TOKEN

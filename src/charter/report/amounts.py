@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from charter.cost.money import micro_usd
+from charter.cost.job import micro_usd
 
 
 @dataclass(frozen=True, kw_only=True)

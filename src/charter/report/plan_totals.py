@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from charter.cost.buckets import BUCKETS
+from charter.cost.job import BUCKETS
 from charter.plan.money import API, STORAGE, TRANSFER
 from charter.plan.plan import Plan
 from charter.plan.stage_plan import MicroUsd

@@ -1,9 +1,44 @@
-"""Interruption rate of a job of many nodes."""
+"""Interruptions of a job of many nodes: rates, detection, spare nodes, notices, and seconds of a save."""
 
 import math
 from dataclasses import dataclass
 
 from charter.errors import UsageError
+
+# -------- Seconds to write or read a checkpoint; `physics/node.py` has its size.
+
+
+def transfer_seconds(
+    num_bytes: float,
+    *,
+    bytes_per_second_per_writer: float,
+    num_writers: int = 1,
+    store_bytes_per_second: float = float("inf"),
+) -> float:
+    """Seconds to write (or read) a checkpoint: bytes over the slower of the writers together and the store.
+
+    >>> transfer_seconds(2.3e12, bytes_per_second_per_writer=1.2e9, num_writers=48)
+    39.93055555555556
+    """
+    return num_bytes / min(bytes_per_second_per_writer * num_writers, store_bytes_per_second)
+
+
+# -------- Value of a warning before a preemption: AWS gives 120 s, GCP 30 s (their docs), Azure 30 s (from memory).
+
+NOTICE_SUCCESS = 0.9
+"""Share of preemptions whose notice is seen in time; AWS calls it best effort. Judgement."""
+
+
+def notice_success(*, save_seconds: float, notice_seconds: float) -> float:
+    """Share of preemptions before which one more checkpoint is written: none where a save does not fit the notice.
+
+    >>> notice_success(save_seconds=20, notice_seconds=120), notice_success(save_seconds=60, notice_seconds=30)
+    (0.9, 0.0)
+    """
+    return NOTICE_SUCCESS if 0 < save_seconds <= notice_seconds else 0.0
+
+
+# -------- Interruption rate of a job of many nodes.
 
 HOURS_PER_DAY = 24.0
 

@@ -2,8 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charter.cost.buckets import BUCKETS, compute_buckets
-from charter.cost.job import managed_multiplier
+from charter.cost.job import BUCKETS, compute_buckets, managed_multiplier
 from charter.cost.storage import (
     GCP_EGRESS,
     S3_STANDARD,

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from serial_schedule import schedule
 
-from charter.cost.monte_carlo import Duration, drawn_finish, quantiles
-from charter.cost.uncertainty import Factor, Lognormal, Noise, ThreePoint
+from charter.cost.monte_carlo import Duration, Factor, Lognormal, Noise, ThreePoint, drawn_finish, quantiles
 from charter.plan.timeline import Sharing
 
 Z90 = 1.2815515655446004

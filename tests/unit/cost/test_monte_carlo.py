@@ -5,8 +5,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from charter.cost.monte_carlo import CostTerm, Duration, simulate
-from charter.cost.uncertainty import Factor, Idle, Lognormal, LogUniform, Noise, ThreePoint, Uniform
+from charter.cost.monte_carlo import (
+    CostTerm,
+    Duration,
+    Factor,
+    Idle,
+    Lognormal,
+    LogUniform,
+    Noise,
+    ThreePoint,
+    Uniform,
+    simulate,
+)
 from charter.errors import UsageError
 
 # Reference on cost, 4.8: one run, all spreads independent, provider fixed or open between 1.90 and 6.88 usd.

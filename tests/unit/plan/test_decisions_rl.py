@@ -7,7 +7,7 @@ import pytest
 
 from charter.physics.columns import array
 from charter.physics.runs import RlConstants
-from charter.plan.rl_placement import Placed, step_table
+from charter.plan.rl_groups import Placed, step_table
 
 IDEAL = RlConstants(
     generation_factor=array(1.0),

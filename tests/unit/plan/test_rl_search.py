@@ -14,9 +14,18 @@ from charter.physics.placement_memory import group_phases
 from charter.physics.runs import RlConstants, RlPhases, rl_step_terms
 from charter.plan.layout_search import Site, chosen_row, search_sites, training_options
 from charter.plan.offers import host_bytes_per_accelerator
-from charter.plan.rl_placement import Placed, Setting, group_sizes, host_shortage, placed, step_table
-from charter.plan.rl_search import across, rl_options
-from charter.plan.rl_tables import GeneratorChoice, Groups, TrainerChoice, answer_lengths, mode_of, rl_work
+from charter.plan.rl_groups import (
+    GeneratorChoice,
+    Groups,
+    Placed,
+    TrainerChoice,
+    group_sizes,
+    mode_of,
+    placed,
+    step_table,
+)
+from charter.plan.rl_search import Setting, across, host_shortage, rl_options
+from charter.plan.rl_work import answer_lengths, rl_work
 from charter.plan.what_if import other_engines
 from charter.spec.layout import Layout
 from charter.spec.stage import StageResources

@@ -11,9 +11,9 @@ from charter.engines.common.capabilities import ENGINES, unsupported
 from charter.engines.common.rl_engine import RL_ENGINES
 from charter.plan.layout_space import Asked, space
 from charter.plan.plan import InfeasiblePlanError
-from charter.plan.rl_placement import role_groups
+from charter.plan.rl_groups import mode_of, role_groups
 from charter.plan.rl_search import rl_options
-from charter.plan.rl_tables import mode_of, rl_work
+from charter.plan.rl_work import rl_work
 from charter.spec.execution import ExecutableLayout, executable
 from charter.spec.project import Resources
 from charter.spec.stage import GenerateStage, SftStage

@@ -6,8 +6,15 @@ from hypothesis import strategies as st
 
 from charter.errors import UsageError
 from charter.resilience.expected_time import Interruptions, best_interval_seconds, expected_time
-from charter.resilience.failures import PUBLISHED, best_spares, detection, spare_nodes, spare_worth, waiting_share
-from charter.resilience.notice import notice_success
+from charter.resilience.failures import (
+    PUBLISHED,
+    best_spares,
+    detection,
+    notice_success,
+    spare_nodes,
+    spare_worth,
+    waiting_share,
+)
 from charter.resilience.simulate import SimulatedJob, SparePool, simulate
 from charter.resilience.spot import Exponential
 

@@ -2,8 +2,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charter.resilience.checkpoint import transfer_seconds
-from charter.resilience.failures import LLAMA3_H100, META_RSC1_A100, mean_between_failures_seconds, spare_nodes
+from charter.resilience.failures import (
+    LLAMA3_H100,
+    META_RSC1_A100,
+    mean_between_failures_seconds,
+    spare_nodes,
+    transfer_seconds,
+)
 
 # nodes, failures per 1,000 node-days, repair days | spares for 99 % (reference, section 2.6)
 SPARES = [

@@ -1,206 +1,33 @@
-"""Memory and time of the groups of a PPO stage on one accelerator, for every group size and layout at once."""
+"""Groups of the roles of a PPO stage: bytes and seconds of each, placements that combine them, seconds of a step."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from math import ceil, inf
+from operator import itemgetter
 
 import numpy as np
 
 from charter.catalog.accelerators import Accelerator
-from charter.engines.common.rl_engine import RlEngine
+from charter.engines.common.rl_engine import Arrangement, RlEngine
 from charter.physics.columns import Array, array
 from charter.physics.constants import ServingConstants
 from charter.physics.devices import DeviceColumns
-from charter.physics.generation import USUAL_SPREAD, Drain, ResponseLengths, issue_of, rollout_terms
-from charter.physics.placement_memory import PpoJob, PpoRole, PpoTable, generation_bytes, ppo_table
-from charter.physics.runs import RlConstants
+from charter.physics.generation import Drain, issue_of, rollout_terms
+from charter.physics.placement_memory import PpoJob, PpoTable, generation_bytes, ppo_table
+from charter.physics.runs import RlConstants, RlPhases, rl_step_terms
 from charter.physics.serving_devices import VLLM, ServingDevice, weight_format
 from charter.physics.serving_passes import ServedModel
-from charter.physics.shapes import adapter_parameters, count_parameters
 from charter.physics.stacks import PROFILES
 from charter.physics.step_time import UpdateJob, update_seconds
+from charter.physics.terms import Term, TermTable
 from charter.plan.offers import NODES_OF_A_REPLICA
-from charter.plan.phase import Phase, Workload
+from charter.plan.rl_work import RlWork, generator_replicas, trainer_layouts
 from charter.spec.layout import Layout, Recompute, ZeroStage
 from charter.spec.stage import StageResources
 
-# -------- A PPO (or GRPO) workload per rollout: what placements are weighed with.
-
-
-@dataclass(frozen=True, kw_only=True)
-class RlWork:
-    """One rollout and what follows it."""
-
-    roles: tuple[PpoRole, ...]
-    rollouts: float
-    samples: int
-    """Answers of a rollout."""
-    prompt: float
-    """Mean tokens of a prompt: these engines pad nothing."""
-    lengths: ResponseLengths
-    longest: int
-    """Tokens of the longest sequence, for memory."""
-    minibatch: int
-    """Sequences of an optimizer step."""
-    updates: Mapping[str, float]
-    """Optimizer steps per rollout, of every trained role."""
-    passes: Mapping[str, float]
-    """Forward passes per rollout over as many sequences as an optimizer step has, of every role."""
-    logit_share: float
-
-    @property
-    def mean_len(self) -> float:
-        """Mean tokens of prompt and answer; engines pack sequences, so padding costs nothing."""
-        return self.prompt + self.lengths.mean
-
-    @property
-    def policy(self) -> PpoRole:
-        """The role that generates."""
-        return next(role for role in self.roles if role.trained)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All roles."""
-        return tuple(role.name for role in self.roles)
-
-    @property
-    def weight_bytes(self) -> float:
-        """16-bit weights of the policy, that the generator takes after every update."""
-        return 2.0 * count_parameters(self.policy.architecture).total
-
-    def trained_parameters(self, names: Collection[str]) -> float:
-        """Parameters with an optimizer, of the roles of a group."""
-        return float(
-            sum(
-                adapter_parameters(role.architecture, role.adapter)
-                if role.adapter
-                else count_parameters(role.architecture).total
-                for role in self.roles
-                if role.trained and role.name in names
-            )
-        )
-
-
-def rl_work(work: Workload) -> RlWork:
-    """The workload of a stage with one generating phase."""
-    rollout = next(phase for phase in work.phases if phase.work == "generate")
-    training = [phase for phase in work.phases if phase.work == "train"]
-    first = training[0]
-    updates: dict[str, float] = {}
-    passes: dict[str, float] = {}
-    for phase in work.phases:
-        if phase.work == "train":
-            updates[phase.role] = updates.get(phase.role, 0.0) + phase.steps / rollout.steps
-        elif phase.work == "score":
-            each = phase.sequences / rollout.steps / first.batch
-            passes[phase.role] = passes.get(phase.role, 0.0) + each
-    return RlWork(
-        roles=tuple(
-            PpoRole(
-                name=role.name,
-                architecture=role.architecture,
-                trained=role.trained,
-                scalar_head=role.scalar_head,
-                adapter=role.adapter,
-            )
-            for role in work.roles
-        ),
-        rollouts=rollout.steps,
-        samples=rollout.batch,
-        prompt=rollout.unpadded_tokens or rollout.prompt_tokens,
-        lengths=answer_lengths(rollout),
-        longest=round(max(phase.longest_tokens for phase in training)),
-        minibatch=first.batch,
-        updates=updates,
-        passes=passes,
-        logit_share=first.logit_share,
-    )
-
-
-def answer_lengths(phase: Phase) -> ResponseLengths:
-    """Lengths of a generating phase: spread around the mean where the stage says one, else all at their limit."""
-    limit = phase.longest_tokens - phase.prompt_tokens
-    if not phase.mean_new_tokens or phase.mean_new_tokens >= limit:
-        return ResponseLengths.fixed(phase.new_tokens)
-    return ResponseLengths(mean=phase.mean_new_tokens, limit=limit, spread=USUAL_SPREAD)
-
-
-# -------- Layouts that trainers and generators of a PPO stage are tried with, in a fixed order.
-
-MOST_MICRO_BATCH = 16
-"""Sequences per device and micro-batch beyond which products gain nothing; judgement."""
-TOGETHER = (16, 32, 64, 128, 256, 512, 1024)
-"""Limits of sequences that one replica of the generator decodes together (vLLM's `max_num_seqs`)."""
-
-TENSORS = (1, 2, 4, 8, 16)
-"""Tensor-parallel degrees, inside a node; those of a generator reach over two where a node cannot hold its weights."""
-
-
-def trainer_layouts(
-    work: RlWork, engine: RlEngine, sizes: Sequence[int], per_node: int, fixed: StageResources | None
-) -> Iterator[Layout]:
-    """Sharded data parallelism, with tensor parallelism inside a node where the engine has it; simplest first."""
-    space = engine.does
-    tensors = [degree for degree in TENSORS if degree <= per_node] if space.tensor else [1]
-    heads = [role.architecture.num_heads for role in work.roles]
-    modes = (Recompute.NONE, Recompute.FULL)
-    for size, tensor, mode, offload in product(sizes, tensors, modes, (False, True)):
-        data = size // tensor
-        if size % tensor or data > work.minibatch or any(count % tensor for count in heads):
-            continue
-        if space.exact_batch and work.minibatch % data:
-            continue
-        share = ceil(work.minibatch / data)
-        micros = [2**power for power in range(share.bit_length()) if 2**power <= min(share, MOST_MICRO_BATCH)]
-        micros = [micro for micro in micros if not space.exact_batch or share % micro == 0]
-        stages = space.zero if data > 1 else (ZeroStage.NONE,)
-        stages = tuple(zero for zero in stages if not offload or data == 1 or zero in engine.optimizer_offload)
-        if offload and not engine.optimizer_offload:
-            continue
-        for zero, micro in product(stages, reversed(micros)):
-            layout = Layout(
-                data=data,
-                tensor=tensor,
-                zero=zero,
-                micro_batch=micro,
-                accumulation=ceil(share / micro),
-                recompute=mode,
-                offload_optimizer=offload,
-                sequence_parallel=tensor > 1 and space.sequence_parallel,
-            )
-            if fixed is None or _as_asked(layout, fixed):
-                yield layout
-
-
-def _as_asked(layout: Layout, fixed: StageResources) -> bool:
-    """Return True if a layout is as the stage prescribes; a micro-batch counts as an upper bound."""
-    return (
-        (fixed.tensor is None or layout.tensor == fixed.tensor)
-        and (fixed.zero is None or layout.data == 1 or int(layout.zero) == fixed.zero)
-        and (fixed.recompute is None or layout.recompute == Recompute(fixed.recompute))
-        and (fixed.micro_batch is None or layout.micro_batch <= fixed.micro_batch)
-        and (fixed.pipeline is None or layout.pipeline == fixed.pipeline)
-    )
-
-
-def generator_replicas(work: RlWork, sizes: Sequence[int], widest: int) -> Iterator[tuple[int, int, int]]:
-    """Replicas, tensor degree and limit of sequences; limits that a replica cannot fill are left out."""
-    heads = work.policy.architecture.num_heads
-    for size, tensor in product(sizes, [degree for degree in TENSORS if degree <= widest]):
-        if size % tensor or heads % tensor:
-            continue
-        share = max(1, ceil(work.samples / (size // tensor)))
-        for limit in [*(limit for limit in TOGETHER if limit < share), min(share, TOGETHER[-1])]:
-            yield size // tensor, tensor, limit
-
-
 # -------- Memory and time of the groups of a PPO stage on one accelerator, for every group size and layout at once.
-#
-# A step is a sum over groups, so groups are computed once and placements only combine them: trainers (all roles but the
-# generator, under every layout of every size) and generators (every size, tensor degree and number of sequences decoded
-# together).
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -472,3 +299,193 @@ class Groups:
             drain=Drain.of([work.lengths] * count, np.minimum(each, limit).tolist()),
         )
         return array(np.broadcast_to(table.total, (count,)))
+
+
+# -------- Placements of the roles of a PPO stage: who shares accelerators with whom, seconds of a step, room of a node.
+
+# -------- Placements of the roles of a PPO stage: who shares accelerators with whom, and what a step then takes.
+#
+# A placement is a generator and one or more groups of trainers and scorers. In `colocated` and `offloaded` all are the
+# same accelerators and phases follow each other; in `split` they have accelerators of their own and still take turns;
+# in `async` generation runs beside training, one step ahead. Groups other than the generator work side by side, so
+# scoring and updating each take as long as their slowest group.
+
+REWARD, VALUE = "reward", "value"
+POLICY_SIDE = ("policy", "reference")
+"""Roles that stay on the same accelerators where others have their own (OpenRLHF: colocate_actor_ref)."""
+EIGHTHS = 8
+"""Shares of the accelerators that a group may get are eighths: 1/8, 2/8, ...; of up to eight nodes any number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """One placement with its choices."""
+
+    arrangement: Arrangement
+    trainers: tuple[TrainerChoice, ...]
+    """One where all train and score together; a second for what has accelerators of its own."""
+    generator: GeneratorChoice
+
+    @property
+    def together(self) -> bool:
+        """Return True if the generator shares the accelerators of the trainers."""
+        return self.arrangement in ("colocated", "offloaded")
+
+    @property
+    def score(self) -> float:
+        """Plain seconds per rollout until the slowest group has scored."""
+        return max(group.score for group in self.trainers)
+
+    @property
+    def update(self) -> float:
+        """Plain seconds per rollout until the slowest group has updated."""
+        return max(group.update for group in self.trainers)
+
+
+def group_sizes(num_accelerators: int, per_node: int) -> tuple[int, ...]:
+    """Sizes that a group may have beside others: eighths of all, whole nodes where there are several.
+
+    >>> group_sizes(8, 8), group_sizes(48, 8)
+    ((1, 2, 3, 4, 5, 6, 7), (8, 16, 24, 32, 40))
+    """
+    unit = per_node if num_accelerators > per_node else 1
+    shares = {num_accelerators * eighth // EIGHTHS for eighth in range(1, EIGHTHS)}
+    if num_accelerators <= EIGHTHS * unit:
+        shares |= set(range(unit, num_accelerators, unit))
+    return tuple(sorted(size for size in shares if size >= unit and size % unit == 0))
+
+
+def role_groups(work: RlWork, engine: RlEngine, arrangement: Arrangement) -> tuple[tuple[tuple[str, ...], ...], ...]:
+    """Ways to share trainers and scorers over groups: all in one; value model and reward beside the others."""
+    if not engine.roles_apart:
+        return ((work.names,),)
+    first = tuple(name for name in work.names if name in POLICY_SIDE)
+    second = tuple(name for name in work.names if name not in POLICY_SIDE)
+    if not second:
+        return ((work.names,),)
+    return ((first, second),) if arrangement == "split" else ((work.names,), (first, second))
+
+
+def placed(
+    work: RlWork, engine: RlEngine, arrangement: Arrangement, groups: Groups, *, size: int, capacity: float
+) -> Iterator[Placed]:
+    """Every way to place the roles on `size` accelerators of one kind that fits, under one arrangement."""
+    if engine.reward_apart and REWARD in work.names:
+        yield from _beside_reward(work, arrangement, groups, size=size, capacity=capacity)
+        return
+    if arrangement in ("colocated", "offloaded"):
+        pair = groups.shared(size, work.names, capacity, offloaded=arrangement == "offloaded")
+        if pair is not None:
+            yield Placed(arrangement=arrangement, trainers=(pair[0],), generator=pair[1])
+        return
+    parts = group_sizes(size, groups.per_node)
+    for generating in parts:
+        generator = groups.generator(generating, capacity)
+        if generator is None:
+            continue
+        for names in role_groups(work, engine, arrangement):
+            modes = groups.modes if engine.one_mode and len(names) > 1 else (None,)
+            for sizes, mode in product(_shares(size - generating, len(names), parts), modes):
+                choices = [groups.trainer(part, role, capacity, mode) for part, role in zip(sizes, names, strict=True)]
+                if all(choices):
+                    yield Placed(
+                        arrangement=arrangement,
+                        trainers=tuple(group for group in choices if group is not None),
+                        generator=generator,
+                    )
+
+
+def _beside_reward(
+    work: RlWork, arrangement: Arrangement, groups: Groups, *, size: int, capacity: float
+) -> Iterator[Placed]:
+    """The reward model, whole or sharded, on accelerators of its own, and all else on the rest."""
+    rest = tuple(name for name in work.names if name != REWARD)
+    if VALUE in rest:
+        return
+    for part in group_sizes(size, groups.per_node):
+        shared = groups.shared(size - part, rest, capacity, offloaded=False)
+        choices = (groups.trainer(part, (REWARD,), capacity, mode) for mode in sorted(groups.modes, key=itemgetter(0)))
+        scorer = next((choice for choice in choices if choice is not None), None)
+        if shared is not None and scorer is not None:
+            yield Placed(arrangement=arrangement, trainers=(shared[0], scorer), generator=shared[1])
+
+
+def _shares(size: int, count: int, parts: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    if count == 1:
+        yield (size,)
+        return
+    yield from ((first, size - first) for first in parts if size - first in parts)
+
+
+def step_table(placements: Sequence[Placed], work: RlWork, engine: RlEngine, constants: RlConstants) -> TermTable:
+    """Seconds of one step of every placement: generate, score, update, weight sync, offload, other."""
+
+    def flag(*arrangements: Arrangement) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+        return array([item.arrangement in arrangements for item in placements])
+
+    phases = RlPhases(
+        generate=array([item.generator.seconds for item in placements]),
+        score=array([item.score for item in placements]),
+        update=array([item.update for item in placements]),
+        refit_bytes=np.full(len(placements), work.weight_bytes),
+        resamples=np.zeros(len(placements)),
+        side_by_side=flag("async"),
+        colocated=flag("colocated", "offloaded"),
+        overhead=np.full(len(placements), engine.stack.overhead),
+        separate=flag("split"),
+        move=array([sum(group.move_seconds for group in item.trainers) for item in placements]),
+    )
+    return rl_step_terms(phases, constants)
+
+
+def fastest(
+    placements: Sequence[Placed], work: RlWork, engine: RlEngine, constants: RlConstants
+) -> tuple[Placed, tuple[Term, ...]] | None:
+    """The placement with the shortest step, with its terms over all rollouts."""
+    if not placements:
+        return None
+    table = step_table(placements, work, engine, constants)
+    index = int(np.argmin(np.broadcast_to(table.total, (len(placements),))))
+    return placements[index], over_rollouts(placements[index], table.at(index), work)
+
+
+def over_rollouts(item: Placed, terms: tuple[Term, ...], work: RlWork) -> tuple[Term, ...]:
+    """Terms of one step as terms of the stage.
+
+    Of an asynchronous step `generate` is only what the trainers wait for, 0 where they never do.
+    """
+    each = f"{work.rollouts:,.6g} rollouts x"
+    if not any(term.name == "generate" for term in terms):
+        terms = (replace(terms[0], name="generate", part="generate", value=0.0, source="physics/generation.py"), *terms)
+    scaled = []
+    for term in terms:
+        formula = term.formula
+        if term.name == "generate" and item.arrangement == "async":
+            formula = "max(0, rollout - score - update), as both sides run together"
+        detail = _detail(item, term.name)
+        scaled.append(replace(term, value=term.value * work.rollouts, formula=f"{each} ({formula}{detail})"))
+    return tuple(scaled)
+
+
+def _detail(item: Placed, name: str) -> str:
+    if name == "generate":
+        generator = item.generator
+        return f"; {generator.replicas} replicas of TP {generator.tensor}, {generator.together} sequences together"
+    if name in ("score", "update"):
+        where = " | ".join(f"{', '.join(group.names)} on {group.size}" for group in item.trainers)
+        return f"; {where}"
+    return ""
+
+
+def busy_shares(item: Placed, constants: RlConstants, step_seconds: float) -> tuple[tuple[float, ...], float]:
+    """Of a step, in which each group of trainers computes, and in which the generator does.
+
+    The group that shares its accelerators with the generator waits for nobody for long: 1.
+    """
+    factor = float(constants.unmodelled)
+    score, update = float(constants.score_factor) * factor, float(constants.update_factor) * factor
+    trainers = tuple(min(1.0, (g.score * score + g.update * update) / step_seconds) for g in item.trainers)
+    if item.together:
+        return (1.0, *trainers[1:]), 1.0
+    rollout = item.generator.seconds * float(constants.generation_factor) * factor
+    return trainers, min(1.0, rollout / step_seconds)

@@ -1,0 +1,183 @@
+"""Workload of a PPO stage per rollout, and the layouts that its trainers and generators are tried with."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import ceil
+
+from charter.engines.common.rl_engine import RlEngine
+from charter.physics.generation import USUAL_SPREAD, ResponseLengths
+from charter.physics.placement_memory import PpoRole
+from charter.physics.shapes import adapter_parameters, count_parameters
+from charter.plan.phase import Phase, Workload
+from charter.spec.layout import Layout, Recompute, ZeroStage
+from charter.spec.stage import StageResources
+
+# -------- A PPO (or GRPO) workload per rollout: what placements are weighed with.
+
+
+@dataclass(frozen=True, kw_only=True)
+class RlWork:
+    """One rollout and what follows it."""
+
+    roles: tuple[PpoRole, ...]
+    rollouts: float
+    samples: int
+    """Answers of a rollout."""
+    prompt: float
+    """Mean tokens of a prompt: these engines pad nothing."""
+    lengths: ResponseLengths
+    longest: int
+    """Tokens of the longest sequence, for memory."""
+    minibatch: int
+    """Sequences of an optimizer step."""
+    updates: Mapping[str, float]
+    """Optimizer steps per rollout, of every trained role."""
+    passes: Mapping[str, float]
+    """Forward passes per rollout over as many sequences as an optimizer step has, of every role."""
+    logit_share: float
+
+    @property
+    def mean_len(self) -> float:
+        """Mean tokens of prompt and answer; engines pack sequences, so padding costs nothing."""
+        return self.prompt + self.lengths.mean
+
+    @property
+    def policy(self) -> PpoRole:
+        """The role that generates."""
+        return next(role for role in self.roles if role.trained)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All roles."""
+        return tuple(role.name for role in self.roles)
+
+    @property
+    def weight_bytes(self) -> float:
+        """16-bit weights of the policy, that the generator takes after every update."""
+        return 2.0 * count_parameters(self.policy.architecture).total
+
+    def trained_parameters(self, names: Collection[str]) -> float:
+        """Parameters with an optimizer, of the roles of a group."""
+        return float(
+            sum(
+                adapter_parameters(role.architecture, role.adapter)
+                if role.adapter
+                else count_parameters(role.architecture).total
+                for role in self.roles
+                if role.trained and role.name in names
+            )
+        )
+
+
+def rl_work(work: Workload) -> RlWork:
+    """The workload of a stage with one generating phase."""
+    rollout = next(phase for phase in work.phases if phase.work == "generate")
+    training = [phase for phase in work.phases if phase.work == "train"]
+    first = training[0]
+    updates: dict[str, float] = {}
+    passes: dict[str, float] = {}
+    for phase in work.phases:
+        if phase.work == "train":
+            updates[phase.role] = updates.get(phase.role, 0.0) + phase.steps / rollout.steps
+        elif phase.work == "score":
+            each = phase.sequences / rollout.steps / first.batch
+            passes[phase.role] = passes.get(phase.role, 0.0) + each
+    return RlWork(
+        roles=tuple(
+            PpoRole(
+                name=role.name,
+                architecture=role.architecture,
+                trained=role.trained,
+                scalar_head=role.scalar_head,
+                adapter=role.adapter,
+            )
+            for role in work.roles
+        ),
+        rollouts=rollout.steps,
+        samples=rollout.batch,
+        prompt=rollout.unpadded_tokens or rollout.prompt_tokens,
+        lengths=answer_lengths(rollout),
+        longest=round(max(phase.longest_tokens for phase in training)),
+        minibatch=first.batch,
+        updates=updates,
+        passes=passes,
+        logit_share=first.logit_share,
+    )
+
+
+def answer_lengths(phase: Phase) -> ResponseLengths:
+    """Lengths of a generating phase: spread around the mean where the stage says one, else all at their limit."""
+    limit = phase.longest_tokens - phase.prompt_tokens
+    if not phase.mean_new_tokens or phase.mean_new_tokens >= limit:
+        return ResponseLengths.fixed(phase.new_tokens)
+    return ResponseLengths(mean=phase.mean_new_tokens, limit=limit, spread=USUAL_SPREAD)
+
+
+# -------- Layouts that trainers and generators of a PPO stage are tried with, in a fixed order.
+
+MOST_MICRO_BATCH = 16
+"""Sequences per device and micro-batch beyond which products gain nothing; judgement."""
+TOGETHER = (16, 32, 64, 128, 256, 512, 1024)
+"""Limits of sequences that one replica of the generator decodes together (vLLM's `max_num_seqs`)."""
+
+TENSORS = (1, 2, 4, 8, 16)
+"""Tensor-parallel degrees, inside a node; those of a generator reach over two where a node cannot hold its weights."""
+
+
+def trainer_layouts(
+    work: RlWork, engine: RlEngine, sizes: Sequence[int], per_node: int, fixed: StageResources | None
+) -> Iterator[Layout]:
+    """Sharded data parallelism, with tensor parallelism inside a node where the engine has it; simplest first."""
+    space = engine.does
+    tensors = [degree for degree in TENSORS if degree <= per_node] if space.tensor else [1]
+    heads = [role.architecture.num_heads for role in work.roles]
+    modes = (Recompute.NONE, Recompute.FULL)
+    for size, tensor, mode, offload in product(sizes, tensors, modes, (False, True)):
+        data = size // tensor
+        if size % tensor or data > work.minibatch or any(count % tensor for count in heads):
+            continue
+        if space.exact_batch and work.minibatch % data:
+            continue
+        share = ceil(work.minibatch / data)
+        micros = [2**power for power in range(share.bit_length()) if 2**power <= min(share, MOST_MICRO_BATCH)]
+        micros = [micro for micro in micros if not space.exact_batch or share % micro == 0]
+        stages = space.zero if data > 1 else (ZeroStage.NONE,)
+        stages = tuple(zero for zero in stages if not offload or data == 1 or zero in engine.optimizer_offload)
+        if offload and not engine.optimizer_offload:
+            continue
+        for zero, micro in product(stages, reversed(micros)):
+            layout = Layout(
+                data=data,
+                tensor=tensor,
+                zero=zero,
+                micro_batch=micro,
+                accumulation=ceil(share / micro),
+                recompute=mode,
+                offload_optimizer=offload,
+                sequence_parallel=tensor > 1 and space.sequence_parallel,
+            )
+            if fixed is None or _as_asked(layout, fixed):
+                yield layout
+
+
+def _as_asked(layout: Layout, fixed: StageResources) -> bool:
+    """Return True if a layout is as the stage prescribes; a micro-batch counts as an upper bound."""
+    return (
+        (fixed.tensor is None or layout.tensor == fixed.tensor)
+        and (fixed.zero is None or layout.data == 1 or int(layout.zero) == fixed.zero)
+        and (fixed.recompute is None or layout.recompute == Recompute(fixed.recompute))
+        and (fixed.micro_batch is None or layout.micro_batch <= fixed.micro_batch)
+        and (fixed.pipeline is None or layout.pipeline == fixed.pipeline)
+    )
+
+
+def generator_replicas(work: RlWork, sizes: Sequence[int], widest: int) -> Iterator[tuple[int, int, int]]:
+    """Replicas, tensor degree and limit of sequences; limits that a replica cannot fill are left out."""
+    heads = work.policy.architecture.num_heads
+    for size, tensor in product(sizes, [degree for degree in TENSORS if degree <= widest]):
+        if size % tensor or heads % tensor:
+            continue
+        share = max(1, ceil(work.samples / (size // tensor)))
+        for limit in [*(limit for limit in TOGETHER if limit < share), min(share, TOGETHER[-1])]:
+            yield size // tensor, tensor, limit
