@@ -143,8 +143,8 @@ class Shown:
     def forget(self, key: str) -> None:
         """Write the pages of a project anew at the next request: somebody has acted, and wants to see it."""
         with self._lock:
-            for kept in [item for item in self._kept if isinstance(item, tuple) and item[2] == key]:
-                del self._kept[kept]
+            for page in [item for item in self._kept if isinstance(item, tuple) and item[2] == key]:
+                del self._kept[page]
 
     def endpoint(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
         """What answers requests for one page."""

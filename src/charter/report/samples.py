@@ -1,4 +1,4 @@
-"""What models said, to be read by people: answers, critiques with their revisions, comparisons with the verdict.
+"""Answers of models, to be read by people: answers to prompts, critiques with their revisions, comparisons with the verdict.
 
 Files of stages are read as they lie there, line by line and up to a bound, so that a page of a large run costs what a
 page of a small one does. Nothing here is a figure: figures with their intervals are the evaluation's.
@@ -96,7 +96,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """Which samples are shown; what is empty does not choose."""
+    """Filter and order of the samples that are shown; what is empty does not choose."""
 
     stage: str = ""
     text: str = ""

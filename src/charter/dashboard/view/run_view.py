@@ -46,7 +46,7 @@ class StageRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Money:
-    """What was spent, against what may be."""
+    """Spending of a run, against its limit."""
 
     spent_usd: float | None
     per_hour_usd: float | None
