@@ -151,7 +151,9 @@ def event_line(event: Event) -> str | None:
             return f"copies: {event['message']}"
         case "tracking_behind":
             return f"tracking: {event['message']}"
-        case "budget_unpriced" | "budget_warning" | "budget_hold" | "stage_idle" | "ledger_rebuilt":
+        case (
+            "budget_unpriced" | "budget_warning" | "budget_hold" | "stage_idle" | "overoptimisation" | "ledger_rebuilt"
+        ):
             return str(event["message"])
         case "stopping":
             return "stopping at the next safe point (Ctrl-C again to stop at once)"

@@ -21,6 +21,7 @@ def report_html(run: RunFiles, *, now: float) -> str:
     body = (
         header(view, title=run.project, subtitle=f"{'Run' if ran else 'Plan'} report, {made}"),
         sections.results(run, charts["results"], charts["measured"]),
+        sections.rewards(run),
         sections.stage_table(view),
         sections.spending(view, charts),
         sections.timeline(charts),

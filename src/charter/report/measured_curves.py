@@ -48,7 +48,7 @@ def measured_curves(run: RunFiles) -> list[dict[str, Any]]:
                 kinds[curve] = kind
                 point = {"x": figure["at"], "y": figure["value"]}
                 points.setdefault(curve, []).append(point | {name: figure.get(name) for name in _SHOWN})
-    return [
+    return training_curves(run) + [
         {
             "title": curve[1],
             "x": kinds[curve].x,
@@ -58,6 +58,37 @@ def measured_curves(run: RunFiles) -> list[dict[str, Any]]:
         }
         for curve, found in points.items()
     ]
+
+
+MOST_POINTS = 60
+"""Of a curve over training; more lie on each other."""
+
+
+def training_curves(run: RunFiles) -> list[dict[str, Any]]:
+    """Reward and gold over KL, or over rollouts where no KL is measured, of stages that have a gold."""
+    panels = []
+    for name, stage in run.stages.items():
+        gold = ((stage.job or {}).get("spec") or {}).get("gold")
+        rows = [point for point in stage.metrics if gold and f"reward_{gold}_mean" in point.values]
+        has_kl = all("kl" in point.values for point in rows)
+        for title, metric in (("reward", "reward_mean"), (f"gold {gold}", f"reward_{gold}_mean")):
+            points = [
+                {
+                    "x": point.values["kl"] if has_kl else point.step,
+                    "y": point.values[metric],
+                    "low": point.values[metric],
+                    "high": point.values[metric],
+                    "n": int(point.values.get("episodes", 0)),
+                    "label": f"rollout {point.step}",
+                }
+                for point in rows[:: max(1, -(-len(rows) // MOST_POINTS))]
+                if metric in point.values
+            ]
+            if points:
+                x = "KL, nats per answer" if has_kl else "rollout"
+                points.sort(key=lambda point: float(point["x"]))
+                panels.append({"title": f"{name}: {title}", "x": x, "y": title, "diagonal": False, "points": points})
+    return panels
 
 
 def measured_charts(panels: list[dict[str, Any]]) -> str:

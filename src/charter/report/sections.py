@@ -1,6 +1,6 @@
 """The sections of the HTML report, one function each: values in, markup out."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -45,6 +45,46 @@ def results(run: RunFiles, panels: list[dict[str, Any]], curves: list[dict[str, 
         *parts,
         note="Measured on held-out data. A dot is the figure, its line the 95 % interval; dashed: no effect.",
     )
+
+
+def rewards(run: RunFiles) -> Markup:
+    """Every reward of a list: where it began and ended, its spread, what failed, what it took; and alarms."""
+    rows, alarms = list[tuple[object, ...]](), list[str]()
+    for name, stage in run.stages.items():
+        spec = (stage.job or {}).get("spec") or {}
+        values = [point.values for point in stage.metrics]
+        for reward in spec.get("rewards") or ():
+            rows += _reward_rows(name, reward, values)
+        first = next((point.step for point in stage.metrics if point.values.get("overoptimised")), None)
+        if first is not None:
+            text = f"{name}: the reward rises while the gold, {spec.get('gold')}, falls (seen at rollout {first})."
+            alarms.append(f'<p class="outcome"><strong>{esc(text)}</strong> Policies after it exploit the reward.</p>')
+    if not rows:
+        return Markup("")
+    head = ("Stage", "Reward", "Weight", "First mean", "Last mean", "Deviation", "Not applicable", "Failed",
+            "Seconds a rollout", "USD a rollout")  # fmt: skip
+    note = (
+        "Weight 0: measured, never learnt from. Shares, seconds and money are means over the rollouts that were logged."
+    )
+    return section("Rewards", *alarms, table(head, rows, numeric=tuple(range(2, len(head)))), note=note)
+
+
+def _reward_rows(
+    stage: str, reward: Mapping[str, Any], values: Sequence[Mapping[str, float]]
+) -> list[tuple[object, ...]]:
+    """One row, or none where no rollout was measured."""
+    name = str(reward["name"])
+    series = {
+        part: [row[f"reward_{name}_{part}"] for row in values if f"reward_{name}_{part}" in row]
+        for part in ("mean", "deviation", "not_applicable", "failed", "seconds", "usd")
+    }
+    if not series["mean"]:
+        return []
+    means = {part: sum(column) / len(column) if column else 0.0 for part, column in series.items()}
+    ends = (f"{value:.4g}" for value in (series["mean"][0], series["mean"][-1], series["deviation"][-1]))
+    shares = (f"{100 * means[part]:.1f} %" for part in ("not_applicable", "failed"))
+    weight = f"{float(reward.get('weight', 1.0)):g}"
+    return [(stage, name, weight, *ends, *shares, f"{means['seconds']:.3g}", format_usd(means["usd"]))]
 
 
 def _claims(claims: Mapping[str, Any]) -> str:

@@ -38,6 +38,7 @@ LEVELS: Mapping[str, Level] = {
     "budget_warning": "warning",
     "budget_hold": "warning",
     "stage_idle": "warning",
+    "overoptimisation": "warning",
     "stage_failed": "error",
     "run_stopped": "error",
 }
@@ -70,7 +71,7 @@ def alert_of(event: Mapping[str, Any], *, run: str) -> Alert | None:
         about = [event.get(name) for name in ("scope", "name", "limit_usd", "state", "share")]
         moment = about if event.get("name") else [event.get("message")]
     else:
-        moment = [event.get("stage"), event["time"]]
+        moment = [event.get("stage"), event.get("at", event["time"])]
     if event.get("state") == "stop" or (event.get("share") or 0) >= 1:
         level = "error"
     digest = hashlib.sha256(json.dumps([run, kind, moment], sort_keys=True).encode()).hexdigest()[:16]

@@ -43,6 +43,7 @@ from charter.run.restart import Ending, decide
 from charter.spec.execution import Execution
 from charter.spec.project import Project
 from charter.spec.stage import TRAINS
+from charter.tracking.overoptimisation import OVEROPTIMISATION
 
 NOTICE_FILE = "preempt-notice"
 """In the run directory: whoever learns that the machine will be taken away creates it; the run stops as on SIGTERM."""
@@ -250,6 +251,7 @@ class Supervisor:
         self._last_heartbeat = 0.0
         self._budget = BudgetWatch(pipeline, events)
         self._idle = IdleWatch(pipeline.project.idle, events)
+        self._alarms: set[Path] = set()
         self._done: set[str] = set()
         self.executions: Mapping[str, Execution] = {}
         """By stage: what runs, where the plan decides it."""
@@ -432,6 +434,12 @@ class Supervisor:
             self._failure = self._failure or over or released
 
     def _show(self, attempt: RunningAttempt) -> None:
+        alarm = attempt.stage.directory / OVEROPTIMISATION
+        if alarm not in self._alarms and alarm.exists():
+            self._alarms.add(alarm)
+            note = durable.read_json(alarm)
+            message = f"stage {attempt.stage.name}: {note['message']}"
+            self._events.emit("overoptimisation", stage=attempt.stage.name, message=message, at=note["at"])
         progress = attempt.progress()
         if progress and progress != attempt.last_shown:
             attempt.last_shown = progress

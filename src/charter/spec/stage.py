@@ -460,6 +460,10 @@ class PpoStage(Sampling, Stage):
     mixture: Literal["sum_then_normalise", "normalise_then_sum"] = added("sum_then_normalise")
     """Several rewards as one: their weighted sum, which the estimator then compares; or each compared within its group
     before they are added (GDPO, arXiv:2601.05242; estimator grpo)."""
+    gold: str | None = added(None)
+    """A reward of the list with weight 0, which is measured and never learnt from: what the reward ought to mean."""
+    on_overoptimisation: Literal["warn", "stop"] = execution("warn")
+    """`gold`: what happens once the reward rises while the gold falls by more than noise: a warning, or an end."""
     max_failed_share: float = execution(0.05)
     """The stage fails when a larger share of a rollout's rewards has failed; up to it, their groups are left out."""
     samples_per_prompt: Count = added(1)

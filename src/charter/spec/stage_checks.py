@@ -21,6 +21,7 @@ from charter.spec.quantity import (
     Range,
     check_ranges,
 )
+from charter.spec.reward_checks import check_gold, check_rubric
 from charter.spec.rewards import GROUPED, SHIPPED_REWARD, SHIPPED_REWARDS, Reward
 from charter.spec.stage import (
     MAKES_RECORDS,
@@ -203,9 +204,10 @@ def _check_rewards(stage: PpoStage, path: str) -> Iterator[Problem]:
             yield Problem(message=f"must be finite; found {item.weight}", path=f"{place}.weight")
         yield from check_ranges(item, place, (("timeout", POSITIVE), ("memory", POSITIVE), ("processes", AT_LEAST_ONE)))
         yield from _check_reward(item, place)
-        yield from _check_rubric(stage, item, place)
+        yield from check_rubric(stage, item, place)
     if sum(item.kind == "preference_model" for item in stage.rewards) > 1:
         yield Problem(message="more than one preference_model; a list has at most one", path=f"{path}.rewards")
+    yield from check_gold(stage, path)
     if stage.mixture == "normalise_then_sum" and (stage.estimator != "grpo" or not stage.rewards):
         message = "each reward is compared within its group, which needs a list and the estimator grpo"
         yield Problem(message=message, path=f"{path}.mixture", hint="remove mixture")
@@ -229,24 +231,6 @@ def _check_reward(item: Reward, path: str) -> Iterator[Problem]:
     elif not place.endswith(".py") or not name.isidentifier():
         hint = f"charter:{SHIPPED_REWARDS[0]}, or path/to/file.py:function"
         yield Problem(message="a function needs its name, and where it stands", path=f"{path}.call", hint=hint)
-
-
-def _check_rubric(stage: PpoStage, item: Reward, path: str) -> Iterator[Problem]:
-    """Criteria belong to a judge; answers are compared within a group that is large enough."""
-    rubric, place = item.rubric, f"{path}.rubric"
-    if rubric is None:
-        return
-    if item.kind != "judge":
-        yield Problem(message=f"belongs to a judge, not to a {item.kind}", path=place)
-    yield from check_ranges(rubric, place, (("per_prompt", AT_LEAST_ONE), ("opponents", AT_LEAST_ONE)))
-    if rubric.ask == "pairwise" and stage.samples_per_prompt <= rubric.opponents:
-        message = f"{rubric.opponents} others of a group of {stage.samples_per_prompt}"
-        yield Problem(message=message, path=f"{place}.opponents", hint="raise samples_per_prompt")
-    if rubric.ask != "pairwise" and rubric.opponents != 1:
-        yield Problem(message="only `ask: pairwise` compares answers", path=f"{place}.opponents")
-    if rubric.only and rubric.per_prompt is not None and rubric.per_prompt > len(rubric.only):
-        message = f"{rubric.per_prompt} of the {len(rubric.only)} criteria in `only`"
-        yield Problem(message=message, path=f"{place}.per_prompt")
 
 
 def _check_loss(stage: PpoStage, path: str) -> Iterator[Problem]:

@@ -3,18 +3,19 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from charter.artifacts import durable
 from charter.artifacts.checkpoints import Position
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
 from charter.data.dataset import read_prompts
-from charter.errors import DataError
+from charter.errors import DataError, StageError
 from charter.inference.generator import Generator, NativeGenerator
 from charter.inference.score import score_answers
 from charter.models.language_model import LanguageModel
@@ -22,6 +23,7 @@ from charter.models.parallel import Parallel, parallelize
 from charter.models.preference import PreferenceModel, ScalarModel, load_preference_model
 from charter.spec.rewards import REWARD_SOURCES, Reward
 from charter.spec.stage import Guard, PpoStage
+from charter.tracking.overoptimisation import OVEROPTIMISATION, OveroptimisationWatch, RolloutMeans
 from charter.train.judge_reward import JudgeReward, judge_score
 from charter.train.loop import DivergenceGuard, Loop, StepReport, publish_model
 from charter.train.meter import LOGITS, MINIBATCHES
@@ -82,18 +84,21 @@ class PpoTask:
     guard: DivergenceGuard = field(init=False)
     controller: KlController = field(init=False)
     progress: RolloutProgress = field(init=False)
+    watch: OveroptimisationWatch = field(init=False)
     state: TrainState = field(init=False)
 
     def __post_init__(self) -> None:
         spec = self.spec
         self.guard = DivergenceGuard(spec.guard or Guard())
         self.controller = KlController(spec.kl_coefficient, spec.kl_target, spec.kl_horizon)
-        self.progress = RolloutProgress()
+        self.progress, self.watch = RolloutProgress(), OveroptimisationWatch()
         self.state = TrainState(
             modules={"policy": self.models.trained.module},
             optimizers={"policy": self.update.policy_optimizer},
             plain={"kl_controller": self.controller, "progress": self.progress, "scaler": self.update.scaler},
         )
+        if spec.gold is not None:
+            self.state.plain["overoptimisation"] = self.watch
         if self.models.value is not None and self.update.value_optimizer is not None:
             self.state.modules["value"] = self.models.value.module
             self.state.optimizers["value"] = self.update.value_optimizer
@@ -185,6 +190,8 @@ class PpoTask:
         if mismatch is not None:
             metrics["mismatch_kl_per_token"] = mismatch / max(totals["response_tokens"], 1.0)
         metrics |= _reward_metrics([item.name for item in spec.rewards], rewards, answers)
+        if spec.gold is not None:
+            metrics["overoptimised"] = float(self._is_overoptimised(rollout, spec.gold))
         charged = 0.0 if spec.has_kl_loss else self.controller.coefficient
         metrics["kl_reward"] = -charged * metrics.pop("kl_penalty", 0.0)
         metrics["total_reward"] = metrics["reward_mean"] + metrics["kl_reward"]
@@ -197,6 +204,50 @@ class PpoTask:
         counters = {"episodes": answers, "tokens": tokens}
         self.setup.meter.add({**counters, LOGITS: int(totals["response_tokens"]), MINIBATCHES: int(count)})
         return StepReport(metrics=metrics, counters=counters, score=metrics["reward_mean"])
+
+    def _is_overoptimised(self, rollout: Rollout, gold: str) -> bool:
+        """Look at one rollout more; the first alarm is written down, and ends the stage where the file says so.
+
+        A stage that goes on from a checkpoint before the alarm raises it again: nothing is forgotten by a restart.
+        """
+        place = [item.name for item in self.spec.rewards].index(gold)
+        sums = self.setup.ranks.total(rollout.watched_sums(place, samples=self.spec.samples_per_prompt))
+        means = _rollout_means(sums)
+        alarm = None if means is None else self.watch.look(means)
+        if alarm is not None and self.setup.ranks.is_first:
+            note = {"message": str(alarm), "gold": gold, **asdict(alarm)}
+            durable.write_json(self.setup.stage.path / OVEROPTIMISATION, note)
+            print(f"warning: {alarm}", flush=True)
+        if self.watch.alarm is not None and self.spec.on_overoptimisation == "stop":
+            raise StageError(
+                f"{self.watch.alarm}\n  stopped, as on_overoptimisation asks; the checkpoints before it are kept, and "
+                "with `warn` the stage goes on"
+            )
+        return self.watch.alarm is not None
+
+
+def _rollout_means(sums: Mapping[str, float]) -> RolloutMeans | None:
+    """Means of a rollout from sums over its groups and answers; None where the gold applied to no two groups."""
+    groups, answers = sums["groups"], sums["answers"]
+    if groups < MIN_GROUPS:
+        return None
+
+    def variance_of_mean(name: str) -> float:
+        mean = sums[name] / groups
+        return max(sums[f"{name}_square"] / groups - mean**2, 0.0) / (groups - 1)
+
+    mean = sums["gold_answers"] / answers
+    return RolloutMeans(
+        reward=sums["reward"] / groups,
+        reward_variance=variance_of_mean("reward"),
+        gold=sums["gold"] / groups,
+        gold_variance=variance_of_mean("gold"),
+        gold_deviation=math.sqrt(max(sums["gold_answers_square"] / answers - mean**2, 0.0)),
+    )
+
+
+MIN_GROUPS = 2
+"""Of a rollout; one has no variance."""
 
 
 def ppo_task(setup: Setup, stack: ExitStack | None = None) -> tuple[PpoTask, TrainedModel]:

@@ -129,6 +129,27 @@ class Rollout:
         totals = {name: column.sum(0).tolist() for name, column in columns.items()}
         return {f"{reward}/{name}": totals[name][k] for name in totals for k, reward in enumerate(names)}
 
+    def watched_sums(self, gold: int, *, samples: int) -> dict[str, float]:
+        """Sums over the groups, and of the gold over the answers too, where that reward of the list applied."""
+        assert self.reward_BK is not None
+        gold_GS = self.reward_BK[:, gold].double().view(-1, samples)
+        score_GS = self.score_B.double().view(-1, samples)
+        rated_GS = ~gold_GS.isnan()
+        group_G = rated_GS.any(1)
+        gold_GS = torch.where(rated_GS, gold_GS, 0.0)
+        gold_G = (gold_GS.sum(1) / rated_GS.sum(1).clamp_min(1))[group_G]
+        reward_G = score_GS.mean(1)[group_G]
+        return {
+            "groups": float(group_G.sum()),
+            "answers": float(rated_GS.sum()),
+            "reward": float(reward_G.sum()),
+            "reward_square": float((reward_G**2).sum()),
+            "gold": float(gold_G.sum()),
+            "gold_square": float((gold_G**2).sum()),
+            "gold_answers": float(gold_GS.sum()),
+            "gold_answers_square": float((gold_GS**2).sum()),
+        }
+
     def to_buffers(self, ranks: Ranks) -> dict[str, Tensor]:
         """All processes' rollouts as one, rank after rank: what a checkpoint holds. The answers' width is the same."""
         own = self._tensors()
@@ -238,7 +259,8 @@ class Sampler:
         rated = rewards.rate(rateable, name=f"{name}-{self.setup.ranks.data_rank}")
         reward_BK, failed_BK = rated.reward_BK.to(device), rated.failed_BK.to(device)
         weight_K = torch.tensor([item.weight for item in rewards.rewards], device=device)
-        failed_G = failed_BK.any(1).view(-1, self.spec.samples_per_prompt).any(1)
+        learnt_BK = failed_BK & (weight_K != 0)  # what is only measured takes nothing out of the loss
+        failed_G = learnt_BK.any(1).view(-1, self.spec.samples_per_prompt).any(1)
         seconds_K, usd_K = (
             torch.tensor(amounts, device=device) / max(len(rateable), 1) for amounts in (rated.seconds_K, rated.usd_K)
         )

@@ -15,6 +15,8 @@ from charter.artifacts.checkpoints import Position
 from charter.artifacts.job import JobInput, read_job, write_job
 from charter.errors import StageError
 from charter.spec.rewards import REWARD_SOURCES, RUBRICS, Reward, Rubric
+from charter.tracking import overoptimisation
+from charter.tracking.overoptimisation import OVEROPTIMISATION, Overoptimised
 from charter.train import ppo
 from charter.train.loop import Loop
 from charter.train.ppo import ppo_task
@@ -34,6 +36,10 @@ LISTED = {
 CODE = """
 def length(answer): return float(len(answer))
 def same(answer): return 1.0
+def less(answer): return -float(len(answer)) if len(answer) < 400 else None
+def rarely(seed):
+    if seed % 4 == 0: raise ValueError("seed")
+    return 1.0
 def some(answer, seed):
     if seed % 4 == 0: raise ValueError("seed")
     return float(len(answer))
@@ -241,6 +247,7 @@ def test_judge_marks_by_constitution_file_and_comparison_at_once(judged):
         assert row["reward_principles_usd"] == row["reward_principles_failed"] == 0.0
 
 
+@pytest.mark.thorough
 def test_stopped_stage_with_a_rubric_ends_with_the_same_bits(judged):
     rewards = (by_rubric("kind", per_prompt=1), by_rubric("better", ask="pairwise"))
     settings = {"checkpoint_epochs": True}
@@ -256,3 +263,65 @@ def test_money_of_a_reward_is_what_its_calls_have_cost(task):
     rollout = replace(found.sampler, rewards=listed).sample(0, 0, kl_coefficient=0.0)
     sums = rollout.reward_sums(["length", "same"])
     assert (sums["length/usd"], sums["same/usd"]) == (0.0, pytest.approx(0.25))
+
+
+def watched(name, *, on="warn"):
+    return {"rewards": (LENGTH, own(name, weight=0.0)), "gold": name, "on_overoptimisation": on, "episodes": 32}
+
+
+def parting(monkeypatch, *, at):
+    """Every look from this rollout on sees reward and gold part."""
+    alarm = Overoptimised(
+        since=1, at=at, width=1, gold_fall=2.0, gold_deviations=0.4, gold_errors=6.0, reward_rise=3.0
+    )  # fmt: skip
+    monkeypatch.setattr(overoptimisation, "overoptimised", lambda points: alarm if len(points) >= at else None)
+
+
+def test_gold_is_measured_and_changes_nothing(listed):
+    alone = run(listed(rewards=(LENGTH,)), ppo)
+    with_gold = run(listed(rewards=(LENGTH, own("rarely", weight=0.0)), gold="rarely", max_failed_share=1.0), ppo)
+    assert farthest(weights(alone), weights(with_gold)) == 0.0
+    rows = metrics(with_gold)
+    assert all(row["overoptimised"] == 0.0 for row in rows)
+    assert any(row["reward_rarely_failed"] > 0 for row in rows)
+    assert not (with_gold.path / OVEROPTIMISATION).exists()
+
+
+def test_watch_hears_the_means_of_groups(task):
+    found = task(**watched("less"))
+    rollout = found.sampler.sample(0, 0, kl_coefficient=0.0)
+    for part in range(found.parts):
+        found.run_part(Position(0, part))
+    (means,) = found.watch.points
+    groups = rollout.score_B.double().view(-1, 4).mean(1)
+    assert means.reward == pytest.approx(groups.mean().item())
+    assert means.reward_variance == pytest.approx(groups.var().item() / len(groups))
+    assert means.gold == pytest.approx(-means.reward)
+    assert means.gold_deviation == pytest.approx(rollout.score_B.double().std(correction=0).item())
+
+
+def test_alarm_warns_and_the_stage_goes_on(listed, monkeypatch):
+    parting(monkeypatch, at=2)
+    found = run(listed(**watched("less")), ppo)
+    assert [row["overoptimised"] for row in metrics(found)] == [0.0, 1.0, 1.0, 1.0]
+    note = json.loads((found.path / OVEROPTIMISATION).read_text())
+    assert (note["gold"], note["at"]) == ("less", 2)
+    assert "the gold fell by 2" in note["message"]
+
+
+def test_alarm_stops_the_stage_and_stops_it_again(listed, monkeypatch):
+    parting(monkeypatch, at=3)
+    found = listed(**watched("less", on="stop"), checkpoint_every=1)
+    for _ in range(2):
+        with pytest.raises(StageError, match="the reward rises and the gold falls"):
+            ppo.run(type(found)(found.path))
+    assert [row["step"] for row in metrics(found)] == [1, 2]
+
+
+def test_stopped_stage_with_a_gold_ends_with_the_same_bits(listed, monkeypatch):
+    parting(monkeypatch, at=2)
+    settings = {**watched("less"), "checkpoint_epochs": True}
+    undisturbed, stopped = run(listed(**settings), ppo), run_in_two(listed(**settings), ppo, parts=5)
+    assert farthest(weights(undisturbed), weights(stopped)) == 0.0
+    flags = [[row["overoptimised"] for row in metrics(item)] for item in (undisturbed, stopped)]
+    assert flags[0] == flags[1] == [0.0, 1.0, 1.0, 1.0]

@@ -58,6 +58,14 @@ def test_each_failure_is_an_alert_of_its_own():
     assert (first.level, first.text) == ("error", "stage ppo: out of memory")
 
 
+def test_overoptimisation_is_one_alert_over_restarts_of_a_run():
+    event = {"event": "overoptimisation", "stage": "rl", "message": "stage rl: parted", "at": 12, "time": 1.0}
+    first = alert_of(event, run="p")
+    assert (first.level, first.text) == ("warning", "stage rl: parted")
+    assert alert_of(event | {"time": 2.0}, run="p").key == first.key
+    assert alert_of(event | {"at": 13}, run="p").key != first.key
+
+
 def test_the_book_takes_an_alert_once_and_knows_what_is_not_sent(tmp_path):
     book = AlertBook(tmp_path)
     assert book.unsent(("webhook",)) == ()

@@ -526,6 +526,22 @@ def test_entry_of_a_list_names_what_its_kind_needs(changes, path, words):
 @pytest.mark.parametrize(
     ("changes", "path", "words"),
     [
+        ({"gold": "right"}, "gold", "no reward of weight 0"),
+        ({"gold": "none"}, "gold", "no reward of weight 0"),
+        ({"rewards": (replace(RIGHT, weight=0.0),)}, "rewards", "nothing is learnt"),
+        ({"on_overoptimisation": "stop"}, "on_overoptimisation", "nothing is watched"),
+    ],
+)
+def test_gold_is_a_reward_that_is_not_learnt_from(changes, path, words):
+    assert words in told(check_stage("s", replace(LISTED, **changes)))[f"pipeline.s.{path}"]
+    gold = replace(RIGHT, name="gold", weight=0.0)
+    stage = replace(LISTED, rewards=(RIGHT, gold), gold="gold", on_overoptimisation="stop")
+    assert told(check_stage("s", stage)) == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "words"),
+    [
         ({"ask": "pairwise", "opponents": 4}, "opponents", "4 others of a group of 4"),
         ({"opponents": 2}, "opponents", "only `ask: pairwise`"),
         ({"only": ("a", "b"), "per_prompt": 3}, "per_prompt", "3 of the 2"),

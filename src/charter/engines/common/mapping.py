@@ -125,7 +125,8 @@ class FieldMapper:
                 self.refuse(f"{STAGE}.{name}", NATIVE_ONLY)
         if self.problems:
             raise SpecError(self.problems)
-        self.charter(f"{STAGE}.max_failed_share", "decides nothing here: there is no list of rewards")
+        for name in ("max_failed_share", "gold", "on_overoptimisation"):
+            self.charter(f"{STAGE}.{name}", "decides nothing here: there is no list of rewards")
         self.charter(f"{STAGE}.most_batches", "decides nothing here: groups are not sampled again")
 
     def finish(self) -> tuple[MappedField, ...]:
