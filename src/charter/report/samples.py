@@ -1,4 +1,4 @@
-"""Answers of models, to be read by people: answers to prompts, critiques with their revisions, comparisons with the verdict.
+"""Texts of models for people to read: answers, critiques with their revisions, comparisons with the verdict.
 
 Files of stages are read as they lie there, line by line and up to a bound, so that a page of a large run costs what a
 page of a small one does. Nothing here is a figure: figures with their intervals are the evaluation's.
