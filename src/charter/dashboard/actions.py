@@ -1,4 +1,4 @@
-"""Buttons of the pages: approve a stage, stop a run at a checkpoint, start it again.
+"""Buttons of the pages: approve or repeat a stage, stop and start a run or a sweep, raise a budget, flag a sample.
 
 The same functions as those of `charter approve`, `stop` and `run`; a request has passed the guard before it comes here.
 """
@@ -52,6 +52,28 @@ def _start(reader: ProjectReader, _: Form, by: str) -> None:
     start(reader.found.root, by=by)
 
 
+def _sweep(reader: ProjectReader, form: Form, by: str) -> None:
+    from charter.run.actions import start
+
+    start(reader.found.root, sweep=form.get("sweep", ""), by=by)
+
+
+def _raise(reader: ProjectReader, form: Form, by: str) -> None:
+    from charter.run.actions import raise_budget
+
+    raise_budget(reader.found.root, form.get("limit", ""), by=by)
+
+
+def _rerun(reader: ProjectReader, form: Form, by: str) -> None:
+    from charter.run.actions import rerun_stage, start
+    from charter.run.graph import build_pipeline
+    from charter.spec.load import load_project
+
+    root = reader.found.root
+    rerun_stage(build_pipeline(load_project(root, env=dict(os.environ)), root), form.get("stage", ""), by=by)
+    start(root, by=by)
+
+
 def _note(reader: ProjectReader, form: Form, by: str) -> None:
     from charter.run.actions import note_sample
 
@@ -69,6 +91,9 @@ BUTTONS: Mapping[str, Callable[[ProjectReader, Form, str], None]] = {
     "stop": _stop,
     "start": _start,
     "note": _note,
+    "sweep": _sweep,
+    "raise": _raise,
+    "rerun": _rerun,
 }
 
 RETURNS_TO: Mapping[str, str] = {"note": "/samples"}
