@@ -14,6 +14,7 @@
 Every message says what was asked, what was found and what would work. Exit code 130 is Ctrl-C.
 """
 
+import errno
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -148,6 +149,28 @@ def missing_extra(error: ModuleNotFoundError) -> MissingExtraError | None:
         if package in modules:
             return MissingExtraError(f"{package} is not installed; it comes with: pip install 'charter-plan[{extra}]'")
     return None
+
+
+REFUSALS = {
+    errno.EROFS: "lies in a read-only place; what only looks works there: status, report, cost report, ui",
+    errno.EACCES: "may not be used by this user; ask its owner, or work on a copy",
+    errno.EPERM: "may not be used by this user; ask its owner, or work on a copy",
+    errno.ENOSPC: "does not fit on its disk; make room, and call the command again",
+    errno.EDQUOT: "is over this user's quota of disk; make room, and call the command again",
+}
+"""What a system refuses that is no defect of ours, by its number."""
+
+
+def refused(error: OSError) -> UsageError | None:
+    """Return the error that names the file or directory which the system refuses; None for what may be a defect.
+
+    >>> str(refused(PermissionError(errno.EACCES, "Permission denied", "run/ledger.sqlite")))
+    'run/ledger.sqlite may not be used by this user; ask its owner, or work on a copy (Permission denied)'
+    >>> refused(FileNotFoundError(errno.ENOENT, "No such file or directory", "x")) is None
+    True
+    """
+    why = REFUSALS.get(error.errno or 0)
+    return None if why is None else UsageError(f"{error.filename or 'a file'} {why} ({error.strerror})")
 
 
 class DataError(CharterError):

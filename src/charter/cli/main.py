@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from charter.errors import CharterError, UsageError, missing_extra
+from charter.errors import CharterError, UsageError, missing_extra, refused
 from charter.redaction import hide_output, without_secrets
 
 COMMANDS: Mapping[str, str] = {
@@ -225,6 +225,8 @@ def entry() -> NoReturn:
         # The core installs without torch, SQLAlchemy and the rest: a verb that needs one names what brings it.
         if isinstance(error, ModuleNotFoundError) and (extra := missing_extra(error)):
             _end_with(extra)
+        if isinstance(error, OSError) and (refusal := refused(error)):
+            _end_with(refusal)
         print(f"error[internal]: {type(error).__name__}: {without_secrets(str(error))}", file=sys.stderr)
         print("  this is a defect of Charter; CHARTER_DEBUG=1 shows where it happened", file=sys.stderr)
         sys.exit(1)
