@@ -42,14 +42,15 @@ from charter.catalog import accelerators  # noqa: E402
 from charter.physics.columns import Array, Layouts, array  # noqa: E402
 from charter.physics.devices import DeviceColumns  # noqa: E402
 from charter.physics.matrix_products import ModelColumns  # noqa: E402
-from charter.physics.memory import factored_peaks  # noqa: E402
+from charter.physics.memory import factored_memory  # noqa: E402
 from charter.physics.memory_profiles import MEGATRON_STACK, MemoryJob  # noqa: E402
 from charter.physics.memory_shape import MemoryShape  # noqa: E402
 from charter.physics.micro_batch import NOTHING_DONE, GroupLinks, StepInputs  # noqa: E402
 from charter.physics.precision import MEGATRON  # noqa: E402
 from charter.physics.stacks import PROFILES, StackColumns, StepJob  # noqa: E402
 from charter.physics.step_seconds import SEQUENCE_PARALLEL_TRAFFIC  # noqa: E402
-from charter.physics.step_time import factored_values  # noqa: E402
+from charter.physics.step_time import factored_seconds  # noqa: E402
+from charter.plan.choose import undominated  # noqa: E402
 from charter.plan.knowledge import (  # noqa: E402
     TRAINING,
     engine_knowledge,
@@ -58,7 +59,6 @@ from charter.plan.knowledge import (  # noqa: E402
 )
 from charter.plan.layout_search import ALIKE, RATIO_SHARE  # noqa: E402
 from charter.plan.layout_space import divisors  # noqa: E402
-from charter.plan.option import front_of_two  # noqa: E402
 from charter.spec.architecture import Architecture  # noqa: E402
 
 GPT3 = Architecture(
@@ -181,11 +181,12 @@ def evaluate(table: dict[str, Array], physics: Physics) -> tuple[Array, Array]:
         ),
     )
     ways = 2 * (3 * table["tensor_overlap"] + table["tensor_net"]) + gathered
-    seconds = sum(factored_values(given, beside=[ways]).values(), start=array(0.0))
+    seconds = factored_seconds(given, beside=[ways])
     kept = 2 * physics.shape.compute_bytes * physics.shape.hidden * (at.tensor - 1)
     shape = replace(physics.shape, replicated=physics.shape.replicated + np.where(gathered, kept, 0.0))
     constants = memory_of_stack("megatron", "training memory").training
-    return array(seconds), factored_peaks(shape, at, constants, beside=[array(gathered)])
+    peaks = factored_memory(shape, at, constants, lambda memory, _: {"peak": memory.total}, beside=[array(gathered)])
+    return seconds, peaks["peak"]
 
 
 def _layouts(table: dict[str, Array]) -> Layouts:
@@ -229,6 +230,7 @@ def search() -> dict[str, object]:
     usable = accelerators.get("A100-80GB").memory_bytes
     usable *= exp(-memory_of_stack("megatron", "training memory").half_width)
     fits = peak <= usable
+    no_groups = np.zeros((int(fits.sum()), 0), dtype=np.intp)
     ranked = np.where(fits, per_sample, np.inf)
     width = exp(RATIO_SHARE * shipped().half_width(TRAINING, "training dense"))
     least = per_sample[fits].min()
@@ -252,7 +254,7 @@ def search() -> dict[str, object]:
         "splits_least_of_equally_fast": told(int(taken)),
         "near_tied": int(tied.size),
         "near_tied_within": round(width - 1, 4),
-        "pareto_front": int(front_of_two(per_sample[fits], peak[fits]).size),
+        "pareto_front": int(undominated(np.column_stack([per_sample[fits], peak[fits]]), no_groups).size),
     }
 
 

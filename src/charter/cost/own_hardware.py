@@ -2,7 +2,9 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import cache
 
+from charter.catalog.facts import onprem_assumptions
 from charter.errors import UsageError
 
 HOURS_PER_YEAR = 8760.0
@@ -48,7 +50,7 @@ def owned_usd_per_year(server: OwnedServer) -> dict[str, float]:
 
     Capital is `(C - S/(1+r)^Y) x CRF(r, Y)` with C the server and its network adder and S the residual value.
 
-    >>> sum(owned_usd_per_year(H100_MID).values()) > 140_000
+    >>> sum(owned_usd_per_year(listed_server("H100-SXM-80GB")).values()) > 140_000
     True
     """
     capital = server.server_usd * (1 + server.network_adder)
@@ -67,7 +69,7 @@ def owned_usd_per_year(server: OwnedServer) -> dict[str, float]:
 def owned_usd_per_accelerator_hour(server: OwnedServer, *, utilisation: float = 1.0) -> float:
     """Usd per accelerator-hour in use: yearly cost over `8760 x availability x utilisation x accelerators`.
 
-    >>> round(owned_usd_per_accelerator_hour(H100_MID), 2)
+    >>> round(owned_usd_per_accelerator_hour(listed_server("H100-SXM-80GB")), 2)
     2.12
     """
     hours = HOURS_PER_YEAR * server.availability * utilisation * server.accelerators
@@ -77,84 +79,46 @@ def owned_usd_per_accelerator_hour(server: OwnedServer, *, utilisation: float = 
 def break_even_utilisation(server: OwnedServer, *, rent_usd_per_accelerator_hour: float) -> float:
     """Share of the year an owned accelerator must work to beat renting; above 1, renting always wins.
 
-    >>> round(break_even_utilisation(H100_MID, rent_usd_per_accelerator_hour=3.99), 2)
+    >>> round(break_even_utilisation(listed_server("H100-SXM-80GB"), rent_usd_per_accelerator_hour=3.99), 2)
     0.53
     """
     return owned_usd_per_accelerator_hour(server) / rent_usd_per_accelerator_hour
 
 
-H100_CHEAP = OwnedServer(
-    server_usd=250_000,
-    network_adder=0.1,
-    power_kw=10.2,
-    load_factor=0.7,
-    power_usage_effectiveness=1.2,
-    usd_per_kwh=0.07,
-    colocation_usd_per_kw_month=100,
-    years=5,
-    residual_share=0.3,
-    maintenance_share_per_year=0.03,
-    availability=0.97,
-    staff_usd_per_accelerator_year=800,
-    cost_of_capital=0.06,
-)
-H100_MID = OwnedServer(
-    server_usd=300_000,
-    network_adder=0.2,
-    power_kw=10.2,
-    load_factor=0.8,
-    power_usage_effectiveness=1.3,
-    usd_per_kwh=0.09,
-    colocation_usd_per_kw_month=130,
-    years=4,
-    residual_share=0.2,
-    maintenance_share_per_year=0.05,
-    availability=0.97,
-    staff_usd_per_accelerator_year=1500,
-    cost_of_capital=0.08,
-)
-H100_COSTLY = OwnedServer(
-    server_usd=350_000,
-    network_adder=0.3,
-    power_kw=10.2,
-    load_factor=0.9,
-    power_usage_effectiveness=1.56,
-    usd_per_kwh=0.12,
-    colocation_usd_per_kw_month=200,
-    years=3,
-    residual_share=0.1,
-    maintenance_share_per_year=0.08,
-    availability=0.97,
-    staff_usd_per_accelerator_year=3000,
-    cost_of_capital=0.12,
-)
-B200_MID = OwnedServer(
-    server_usd=448_000,
-    network_adder=0.2,
-    power_kw=14.3,
-    load_factor=0.8,
-    power_usage_effectiveness=1.25,
-    usd_per_kwh=0.09,
-    colocation_usd_per_kw_month=130,
-    years=4,
-    residual_share=0.2,
-    maintenance_share_per_year=0.05,
-    availability=0.97,
-    staff_usd_per_accelerator_year=1500,
-    cost_of_capital=0.08,
-)
-"""Scenarios for 8-accelerator servers, 2025-26. Prices of servers and colocation were read on public pages
-that disagree by up to 4x; load, maintenance, staff and capital are assumptions. Replace them with your own
-quotes."""
-B200_CHEAP = replace(H100_CHEAP, server_usd=400_000, power_kw=14.3)
-B200_COSTLY = replace(H100_COSTLY, server_usd=520_000, power_kw=14.3)
-"""The scenarios of the H100 server with the price and the power of a B200 server."""
 SCENARIOS = ("cheap", "mid", "costly")
-SERVERS = {
-    "H100-SXM-80GB": dict(zip(SCENARIOS, (H100_CHEAP, H100_MID, H100_COSTLY), strict=True)),
-    "B200-SXM-180GB": dict(zip(SCENARIOS, (B200_CHEAP, B200_MID, B200_COSTLY), strict=True)),
+SERVERS = {"H100-SXM-80GB": "8xH100", "B200-SXM-180GB": "8xB200"}
+"""Accelerator -> its server of eight, as rows of `onprem_assumptions.csv` call it."""
+ASSUMPTIONS = {
+    "network_adder": "network+storage+cabling adder",
+    "load_factor": "average load factor",
+    "power_usage_effectiveness": "PUE",
+    "usd_per_kwh": "electricity",
+    "colocation_usd_per_kw_month": "colocation space",
+    "years": "depreciation",
+    "residual_share": "residual value at end of life",
+    "maintenance_share_per_year": "support/maintenance",
+    "availability": "availability",
+    "staff_usd_per_accelerator_year": "staff",
+    "cost_of_capital": "cost of capital",
 }
-"""Accelerator -> scenario -> server of eight."""
+"""Field of a server -> its row of the table; a row that also names the server goes first ("PUE 8xB200")."""
+
+
+@cache
+def listed_server(accelerator: str, scenario: str = "mid") -> OwnedServer:
+    """Return the server of eight of a scenario, 2025-26, as the catalog's table of assumptions has it.
+
+    Prices of servers and colocation were read on public pages that disagree by up to 4x; load, maintenance, staff and
+    capital are assumptions. Replace them with your own quotes.
+
+    >>> listed_server("H100-SXM-80GB").server_usd, listed_server("B200-SXM-180GB").power_usage_effectiveness
+    (300000.0, 1.25)
+    """
+    server = SERVERS[accelerator]
+    table = {row.parameter: getattr(row, scenario) for row in onprem_assumptions()}
+    price = next(value for name, value in table.items() if name.startswith(server) and name.endswith("capex"))
+    inputs = {field: table.get(f"{row} {server}", table[row]) for field, row in ASSUMPTIONS.items()}
+    return OwnedServer(server_usd=price, power_kw=table[f"node power {server}"], **inputs)
 
 
 def owned_server(
@@ -169,13 +133,12 @@ def owned_server(
     """
     if scenario not in SCENARIOS:
         raise UsageError(f"there is no scenario {scenario!r}; known are {', '.join(SCENARIOS)}")
-    listed = SERVERS.get(accelerator)
-    if listed is None and (server_usd is None or power_kw is None):
+    if accelerator not in SERVERS and (server_usd is None or power_kw is None):
         raise UsageError(
             f"nothing is known of what a server of {accelerator} costs to own\n"
             f"  give its price and its power (--server-usd, --power-kw); known are {', '.join(SERVERS)}"
         )
-    server = (listed or SERVERS["H100-SXM-80GB"])[scenario]
+    server = listed_server(accelerator if accelerator in SERVERS else "H100-SXM-80GB", scenario)
     return replace(
         server,
         server_usd=server.server_usd if server_usd is None else server_usd,
@@ -222,8 +185,7 @@ def own_or_rent(server: OwnedServer, *, rent_usd_per_hour: float, utilisation: f
     and r the monthly cost of capital. Rent that falls, delivery time and residual value (for the crossover) are left
     out: owning looks quicker to pay when rents fall, and slower because a residual value is ignored.
 
-    >>> from charter.cost.own_hardware import H100_MID
-    >>> found = own_or_rent(H100_MID, rent_usd_per_hour=3.99, utilisation=0.6)
+    >>> found = own_or_rent(listed_server("H100-SXM-80GB"), rent_usd_per_hour=3.99, utilisation=0.6)
     >>> round(found.break_even_utilisation, 2), found.owning_is_cheaper
     (0.53, True)
     """

@@ -8,10 +8,14 @@ Legend: B sequences, T tokens, N positions that are asked for, H hidden size, V 
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from transformers.cache_utils import Cache
 
 from charter.models.decoder import decoder_layers, hugging_face_models
@@ -44,18 +48,65 @@ class LossFigures(NamedTuple):
     is_likeliest_N: Tensor
 
 
-def token_figures(hidden_NH: Tensor, weight_VH: Tensor, target_N: Tensor, *, temperature: float = 1.0) -> TokenFigures:
+@dataclass(frozen=True)
+class VocabularyPart:
+    """The rows of the output projection that one of several processes has (tensor parallelism).
+
+    Every process computes the logits of its own tokens for all positions; what a softmax needs of all tokens are three
+    numbers for each position (largest logit, sum of exponentials, the chosen token's), never the logits of others
+    (Shoeybi et al. 2019, arXiv:1909.08053, section 3).
+    """
+
+    first: int
+    """The first token of this process."""
+    widest: int
+    """Tokens of the process that has most: all must cut positions into the same chunks."""
+    group: Any
+    """The processes that have the others."""
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Add up over the processes, in place."""
+        dist.all_reduce(values, group=self.group)
+        return values
+
+    def largest(self, values: Tensor) -> Tensor:
+        """Return the maximum over the processes, in place."""
+        dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self.group)
+        return values
+
+    def places(self, target_C: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+        """Return the column of each target among `tokens` of this process, and if it is among them at all."""
+        place_C = target_C - self.first
+        is_own_C = (place_C >= 0) & (place_C < tokens)
+        return place_C.clamp(0, tokens - 1), is_own_C
+
+
+def token_figures(
+    hidden_NH: Tensor,
+    weight_VH: Tensor,
+    target_N: Tensor,
+    *,
+    temperature: float = 1.0,
+    own: VocabularyPart | None = None,
+) -> TokenFigures:
     """log p of token n given hidden state n, for softmax(hidden weight' / temperature); all in fp32.
+
+    With `own`, `weight_VH` has the rows of this process alone.
 
     >>> figures = token_figures(torch.zeros(1, 2), torch.ones(4, 2), torch.tensor([3]))
     >>> round(figures.log_probability_N.item(), 4), round(figures.entropy_N.item(), 4)
     (-1.3863, 1.3863)
     """
-    return TokenFigures(*_TokenFigures.apply(hidden_NH, weight_VH, target_N, temperature))  # type: ignore[no-untyped-call]
+    return TokenFigures(*_TokenFigures.apply(hidden_NH, weight_VH, target_N, temperature, own))  # type: ignore[no-untyped-call]
 
 
 def summed_token_loss(
-    hidden_NH: Tensor, weight_VH: Tensor, target_N: Tensor, weight_N: Tensor | None = None
+    hidden_NH: Tensor,
+    weight_VH: Tensor,
+    target_N: Tensor,
+    weight_N: Tensor | None = None,
+    *,
+    own: VocabularyPart | None = None,
 ) -> LossFigures:
     """Sum of -weight_n log p of token n, for softmax(hidden weight'), in fp32; weights are 1 unless given.
 
@@ -63,7 +114,7 @@ def summed_token_loss(
     nothing of size N V is kept. In fp16 it is made in fp32: the scale of the loss, which keeps small gradients from
     vanishing, is known in the backward pass only.
     """
-    return LossFigures(*_SummedLoss.apply(hidden_NH, weight_VH, target_N, weight_N))  # type: ignore[no-untyped-call]
+    return LossFigures(*_SummedLoss.apply(hidden_NH, weight_VH, target_N, weight_N, own))  # type: ignore[no-untyped-call]
 
 
 def figures_of_logits(logits_NV: Tensor, target_N: Tensor, *, temperature: float = 1.0) -> TokenFigures:
@@ -73,10 +124,10 @@ def figures_of_logits(logits_NV: Tensor, target_N: Tensor, *, temperature: float
     return TokenFigures(chosen_N, -(all_NV.exp() * all_NV).sum(-1), chosen_N >= all_NV.amax(-1))
 
 
-def _chunks(hidden_NH: Tensor, weight_VH: Tensor) -> Iterator[slice]:
+def _chunks(hidden_NH: Tensor, weight_VH: Tensor, own: VocabularyPart | None = None) -> Iterator[slice]:
     """Ranges of positions whose logits are made together: a function of the shapes alone."""
     limit = CUDA_CHUNK if hidden_NH.is_cuda else CPU_CHUNK
-    size = max(limit // weight_VH.shape[0], 16)
+    size = max(limit // (weight_VH.shape[0] if own is None else own.widest), 16)
     for start in range(0, hidden_NH.shape[0], size):
         yield slice(start, min(start + size, hidden_NH.shape[0]))
 
@@ -90,11 +141,14 @@ def _matmul_inputs(hidden_NH: Tensor, weight_VH: Tensor) -> tuple[Tensor, Tensor
     return hidden_NH, weight_VH.to(hidden_NH.dtype)
 
 
-def _log_softmax(hidden_CH: Tensor, weight_VH: Tensor, temperature: float) -> Tensor:
+def _log_softmax(hidden_CH: Tensor, weight_VH: Tensor, temperature: float, own: VocabularyPart | None = None) -> Tensor:
     """fp32 log-softmax of one chunk's logits, in place where the logits are fp32 already."""
     logits_CV = torch.mm(hidden_CH, weight_VH.t()).float()
     if temperature != 1:
         logits_CV.div_(temperature)
+    if own is not None:
+        logits_CV.sub_(own.largest(logits_CV.amax(-1, keepdim=True)))
+        return logits_CV.sub_(own.sum(logits_CV.exp().sum(-1, keepdim=True)).log_())
     return torch.log_softmax(logits_CV, -1, out=logits_CV)
 
 
@@ -107,8 +161,17 @@ class _PositionFigures:
         self.entropy_N = hidden_NH.new_empty(count, dtype=torch.float32)
         self.is_likeliest_N = hidden_NH.new_empty(count, dtype=torch.bool)
 
-    def fill(self, part: slice, all_CV: Tensor, target_C: Tensor, out: Tensor | None = None) -> Tensor:
+    def fill(
+        self,
+        part: slice,
+        all_CV: Tensor,
+        target_C: Tensor,
+        out: Tensor | None = None,
+        own: VocabularyPart | None = None,
+    ) -> Tensor:
         """Note one chunk's figures and return its probabilities."""
+        if own is not None:
+            return self._fill_part(part, all_CV, target_C, out, own)
         chosen_C = all_CV.gather(1, target_C[:, None]).squeeze(1)
         probability_CV = torch.exp(all_CV, out=out)
         self.log_probability_N[part] = chosen_C
@@ -117,9 +180,26 @@ class _PositionFigures:
         self.entropy_N[part] = all_CV.mul_(probability_CV).sum(-1).neg_()
         return probability_CV
 
+    def _fill_part(
+        self, part: slice, all_CV: Tensor, target_C: Tensor, out: Tensor | None, own: VocabularyPart
+    ) -> Tensor:
+        place_C, is_own_C = own.places(target_C, all_CV.shape[1])
+        chosen_C = all_CV.gather(1, place_C[:, None]).squeeze(1).masked_fill_(~is_own_C, 0)
+        largest_C = own.largest(all_CV.amax(-1))
+        probability_CV = torch.exp(all_CV, out=out)
+        entropy_C = all_CV.mul_(probability_CV).sum(-1).neg_()
+        chosen_C, self.entropy_N[part] = own.sum(torch.stack([chosen_C, entropy_C]))
+        self.log_probability_N[part] = chosen_C
+        self.is_likeliest_N[part] = chosen_C >= largest_C
+        return probability_CV
 
-def _less_one_at(probability_CV: Tensor, target_C: Tensor) -> Tensor:
+
+def _less_one_at(probability_CV: Tensor, target_C: Tensor, own: VocabularyPart | None = None) -> Tensor:
     """p - 1[v = target], in place: the gradient of -log p(target) by the logits."""
+    if own is not None:
+        place_C, is_own_C = own.places(target_C, probability_CV.shape[1])
+        at_C1 = place_C[:, None]
+        return probability_CV.scatter_(1, at_C1, probability_CV.gather(1, at_C1) - is_own_C[:, None].float())
     index_C1 = target_C[:, None]
     return probability_CV.scatter_(1, index_C1, probability_CV.gather(1, index_C1) - 1)
 
@@ -129,7 +209,12 @@ class _SummedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, target_N: Tensor, weight_N: Tensor | None
+        ctx: Any,
+        hidden_NH: Tensor,
+        weight_VH: Tensor,
+        target_N: Tensor,
+        weight_N: Tensor | None,
+        own: VocabularyPart | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         rows = _PositionFigures(hidden_NH)
         hidden, weight = _matmul_inputs(hidden_NH, weight_VH)
@@ -140,16 +225,18 @@ class _SummedLoss(torch.autograd.Function):
             by, by_hidden, by_weight = hidden.dtype, hidden, weight
         gradient_NH = torch.empty_like(hidden, dtype=by) if needs_hidden else None
         gradient_VH = torch.zeros_like(weight_VH, dtype=torch.float32) if needs_weight else None
-        for part in _chunks(hidden, weight):
+        for part in _chunks(hidden, weight, own):
             target_C = target_N[part]
-            probability_CV = rows.fill(part, _log_softmax(hidden[part], weight, 1.0), target_C)
+            probability_CV = rows.fill(part, _log_softmax(hidden[part], weight, 1.0, own), target_C, own=own)
             if not (needs_hidden or needs_weight):
                 continue
-            by_logits_CV = _less_one_at(probability_CV, target_C)
+            by_logits_CV = _less_one_at(probability_CV, target_C, own)
             if weight_N is not None:
                 by_logits_CV.mul_(weight_N[part, None])
             _add_gradients(by_logits_CV.to(by), by_hidden[part], by_weight, gradient_NH, gradient_VH, part)
             del probability_CV, by_logits_CV  # else they would live beside the next chunk's
+        if own is not None and gradient_NH is not None:
+            own.sum(gradient_NH)
         ctx.save_for_backward(gradient_NH, gradient_VH)
         ctx.dtypes = hidden_NH.dtype, weight_VH.dtype
         ctx.mark_non_differentiable(rows.log_probability_N, rows.entropy_N, rows.is_likeliest_N)
@@ -162,7 +249,7 @@ class _SummedLoss(torch.autograd.Function):
         # In place: gradients of all of V x H are not held twice. A second backward pass is refused by torch.
         by_hidden = None if gradient_NH is None else gradient_NH.mul_(upstream).to(ctx.dtypes[0])
         by_weight = None if gradient_VH is None else gradient_VH.mul_(upstream).to(ctx.dtypes[1])
-        return by_hidden, by_weight, None, None
+        return by_hidden, by_weight, None, None, None
 
 
 class _TokenFigures(torch.autograd.Function):
@@ -170,19 +257,24 @@ class _TokenFigures(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, target_N: Tensor, temperature: float
+        ctx: Any,
+        hidden_NH: Tensor,
+        weight_VH: Tensor,
+        target_N: Tensor,
+        temperature: float,
+        own: VocabularyPart | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         rows = _PositionFigures(hidden_NH)
         hidden, weight = _matmul_inputs(hidden_NH, weight_VH)
         size = (hidden.shape[0], weight.shape[0])
         limit = CUDA_KEPT if hidden.is_cuda else CPU_KEPT
-        keep = any(ctx.needs_input_grad[:2]) and size[0] * size[1] <= limit
+        keep = any(ctx.needs_input_grad[:2]) and size[0] * (size[1] if own is None else own.widest) <= limit
         probability_NV = hidden.new_empty(size, dtype=torch.float32) if keep else None
-        for part in _chunks(hidden, weight):
+        for part in _chunks(hidden, weight, own):
             out = None if probability_NV is None else probability_NV[part]
-            rows.fill(part, _log_softmax(hidden[part], weight, temperature), target_N[part], out)
+            rows.fill(part, _log_softmax(hidden[part], weight, temperature, own), target_N[part], out, own)
         ctx.save_for_backward(hidden, weight, target_N, rows.entropy_N, probability_NV)
-        ctx.temperature, ctx.dtypes = temperature, (hidden_NH.dtype, weight_VH.dtype)
+        ctx.temperature, ctx.own, ctx.dtypes = temperature, own, (hidden_NH.dtype, weight_VH.dtype)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(rows.is_likeliest_N)
         return rows.log_probability_N, rows.entropy_N, rows.is_likeliest_N
@@ -193,9 +285,9 @@ class _TokenFigures(torch.autograd.Function):
         by_log_probability_N, by_entropy_N = upstream[:2]
         gradient_NH = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         gradient_VH = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
-        for part in _chunks(hidden, weight):
+        for part in _chunks(hidden, weight, ctx.own):
             if probability_NV is None:
-                probability_CV = _log_softmax(hidden[part], weight, ctx.temperature).exp_()
+                probability_CV = _log_softmax(hidden[part], weight, ctx.temperature, ctx.own).exp_()
             else:
                 probability_CV = probability_NV[part].clone()
             by_logits_CV = _by_logits(
@@ -204,12 +296,15 @@ class _TokenFigures(torch.autograd.Function):
                 entropy_N[part],
                 None if by_log_probability_N is None else by_log_probability_N[part] / ctx.temperature,
                 None if by_entropy_N is None else by_entropy_N[part] / ctx.temperature,
+                ctx.own,
             )
             _add_gradients(by_logits_CV.to(hidden.dtype), hidden[part], weight, gradient_NH, gradient_VH, part)
             del probability_CV, by_logits_CV
+        if ctx.own is not None and gradient_NH is not None:
+            ctx.own.sum(gradient_NH)
         by_hidden = None if gradient_NH is None else gradient_NH.to(ctx.dtypes[0])
         by_weight = None if gradient_VH is None else gradient_VH.to(ctx.dtypes[1])
-        return by_hidden, by_weight, None, None
+        return by_hidden, by_weight, None, None, None
 
 
 def _by_logits(
@@ -218,6 +313,7 @@ def _by_logits(
     entropy_C: Tensor,
     by_log_probability_C: Tensor | None,
     by_entropy_C: Tensor | None,
+    own: VocabularyPart | None = None,
 ) -> Tensor:
     """d(log p) = 1[v = target] - p and d(entropy) = -p (log p + entropy), each times its upstream gradient."""
     found_CV: Tensor | None = None
@@ -225,7 +321,7 @@ def _by_logits(
         inner_CV = torch.xlogy(probability_CV, probability_CV).addcmul_(probability_CV, entropy_C[:, None])
         found_CV = inner_CV.mul_(-by_entropy_C[:, None])
     if by_log_probability_C is not None:
-        by_log_CV = _less_one_at(probability_CV, target_C).mul_(-by_log_probability_C[:, None])
+        by_log_CV = _less_one_at(probability_CV, target_C, own).mul_(-by_log_probability_C[:, None])
         found_CV = by_log_CV if found_CV is None else found_CV.add_(by_log_CV)
     return torch.zeros_like(probability_CV) if found_CV is None else found_CV
 
@@ -345,6 +441,9 @@ class TokenForward:
         with asked_positions(body, at_N):
             hidden_BTH = body(use_cache=False, **_without_look(inputs), **inputs).last_hidden_state
         hidden_NH = hidden_BTH.flatten(0, 1).index_select(0, at_N)
+        if (own := _vocabulary_part(head)) is not None:
+            part_VH: Tensor = head.weight.to_local()  # type: ignore[operator,union-attr]
+            return _of_hidden(hidden_NH, part_VH, target_N, summed, temperature, own)  # type: ignore[no-any-return]
         if not _is_plain(head):
             return _of_logits(head(hidden_NH[None])[0], target_N, summed, temperature)
         weight_VH: Tensor = head.get_parameter("weight")
@@ -390,13 +489,29 @@ def _is_plain(head: nn.Module) -> bool:
     return getattr(head, "bias", None) is None and type(head.weight) in (nn.Parameter, Tensor)
 
 
+def _vocabulary_part(head: nn.Module) -> VocabularyPart | None:
+    """Return which rows of the head this process has, where tensor parallelism shares them; else None."""
+    weight: Any = getattr(head, "weight", None)
+    is_linear = type(head) is nn.Linear and getattr(head, "bias", None) is None
+    if not (is_linear and isinstance(weight, DTensor) and tuple(weight.placements) == (Shard(0),)):
+        return None
+    _, offset = compute_local_shape_and_global_offset(weight.shape, weight.device_mesh, weight.placements)
+    widest = -(-weight.shape[0] // weight.device_mesh.size())
+    return VocabularyPart(first=offset[0], widest=widest, group=weight.device_mesh.get_group())
+
+
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _of_hidden(
-    hidden_NH: Tensor, weight_VH: Tensor, target_N: Tensor, summed: bool, temperature: float
+    hidden_NH: Tensor,
+    weight_VH: Tensor,
+    target_N: Tensor,
+    summed: bool,
+    temperature: float,
+    own: VocabularyPart | None = None,
 ) -> TokenFigures | LossFigures:
     if summed:
-        return summed_token_loss(hidden_NH, weight_VH, target_N)
-    return token_figures(hidden_NH, weight_VH, target_N, temperature=temperature)
+        return summed_token_loss(hidden_NH, weight_VH, target_N, own=own)
+    return token_figures(hidden_NH, weight_VH, target_N, temperature=temperature, own=own)
 
 
 def _of_logits(logits_NV: Tensor, target_N: Tensor, summed: bool, temperature: float) -> TokenFigures | LossFigures:

@@ -401,22 +401,6 @@ def factored_memory(
     return {name: array(np.broadcast_to(column, (len(rows),))[which]) for name, column in columns.items()}
 
 
-def factored_peaks(
-    shape: MemoryShape, layouts: Layouts, constants: TrainingMemoryConstants, *, beside: Sequence[Array] = ()
-) -> Array:
-    """Bytes of the fullest rank at its fullest phase, of every layout.
-
-    >>> from charter.catalog import models
-    >>> from charter.physics.memory_profiles import MemoryJob
-    >>> from charter.spec.layout import Layout
-    >>> job = MemoryJob(architecture=models.get("Llama-3.1-8B").architecture, seq_len=4096)
-    >>> many = Layouts.of([Layout(data=8), Layout(data=8)])
-    >>> factored_peaks(MemoryShape.of(job), many, TrainingMemoryConstants()).shape
-    (2,)
-    """
-    return factored_memory(shape, layouts, constants, lambda table, _: {"total": table.total}, beside=beside)["total"]
-
-
 def least_state_bytes(shape: MemoryShape, layouts: Layouts, constants: TrainingMemoryConstants) -> Array:
     """Weights and optimizer state of the first pipeline stage: never more than the peak of the layout.
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 from charter.catalog import accelerators, price_book
 from charter.catalog.accelerators import CPU, Accelerator
 from charter.catalog.price_book import Market, Offer, PriceBook
-from charter.cost.own_hardware import B200_MID, H100_MID, owned_usd_per_accelerator_hour
+from charter.cost.own_hardware import SERVERS, listed_server, owned_usd_per_accelerator_hour
 from charter.errors import InfeasibleError, UsageError
 from charter.plan.machine import Machine
 from charter.spec.project import Place as AllowedPlace
@@ -234,7 +234,6 @@ def _own_price(usd_per_hour: float | None, market: str, source: str) -> Price | 
 # -------- Every place where a stage could run: the providers that are allowed, what they offer, what is to be had of
 # it.
 
-OWNED = {"H100-SXM-80GB": H100_MID, "B200-SXM-180GB": B200_MID}
 OWNED_SOURCE = "cost of ownership, middle scenario (charter.cost.own_hardware)"
 
 
@@ -317,9 +316,9 @@ def _place(
 
 
 def _owned(name: str) -> Price:
-    if name not in OWNED:
+    if name not in SERVERS:
         return UNPRICED
-    usd = owned_usd_per_accelerator_hour(OWNED[name])
+    usd = owned_usd_per_accelerator_hour(listed_server(name))
     return Price(market="owned", usd_per_hour=usd, source=OWNED_SOURCE, as_of="2026")
 
 

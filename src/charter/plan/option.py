@@ -504,14 +504,3 @@ def front(table: Array) -> NDArray[np.bool_]:
             mask[row] = True
             best = np.vstack([best, one])
     return mask
-
-
-def front_of_two(first: Array, second: Array) -> NDArray[np.intp]:
-    """Rows that no other dominates in two objectives (smaller is better), by the first; of equal rows the first.
-
-    >>> front_of_two(np.array([2.0, 1.0, 2.0, 3.0]), np.array([2.0, 3.0, 3.0, 1.0])).tolist()
-    [1, 0, 3]
-    """
-    order = np.lexsort((second, first))
-    ahead = np.concatenate([[np.inf], np.minimum.accumulate(second[order])[:-1]])
-    return order[second[order] < ahead]

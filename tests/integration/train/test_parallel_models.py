@@ -1,5 +1,6 @@
 """Forward passes other than logits under every layout: token losses, scalar models, compiled models."""
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -7,9 +8,12 @@ pytestmark = pytest.mark.torch
 
 import tiny
 from group import in_group
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from charter.errors import StageError
 from charter.inference.score import score_rows
+from charter.models import token_forward
 from charter.models.engine_layout import StageLayout
 from charter.models.parallel import (
     check_offload,
@@ -107,3 +111,70 @@ def test_offloading_that_a_layout_cannot_do_is_refused():
         check_offload(StageLayout(offload="all"), cuda)
     with pytest.raises(StageError, match="offload all"):
         check_offload(StageLayout(world_size=2, zero=3, offload="optimizer"), cuda)
+
+
+TOKENS, POSITIONS, WIDTH = 101, 40, 16
+"""An odd vocabulary, so that processes have parts of different sizes."""
+
+
+def split_figures(ranks, temperature, size):
+    """Figures, losses and gradients where each process has some rows of the output projection; the largest array."""
+    torch.manual_seed(3)
+    token_forward.CPU_CHUNK = 16 * TOKENS  # chunks of 16 positions or little more
+    hidden_NH = torch.randn(POSITIONS, WIDTH, requires_grad=True)
+    whole_VH = torch.randn(TOKENS, WIDTH)
+    target_N = torch.randint(0, TOKENS, (POSITIONS,))
+    weights = (torch.rand(POSITIONS), torch.rand(POSITIONS))
+    rows = list(torch.arange(TOKENS).chunk(size))[ranks.rank]
+    part_VH = whole_VH[rows].requires_grad_()
+    group = torch.distributed.group.WORLD
+    own = None if size == 1 else token_forward.VocabularyPart(first=int(rows[0]), widest=51, group=group)
+    values = []
+    for summed in (True, False):
+        hidden_NH.grad = part_VH.grad = None
+        if summed:
+            figures = token_forward.summed_token_loss(hidden_NH, part_VH, target_N, weights[0], own=own)
+            total = figures.loss_sum
+        else:
+            figures = token_forward.token_figures(hidden_NH, part_VH, target_N, temperature=temperature, own=own)
+            total = (figures.log_probability_N * weights[0] + figures.entropy_N * weights[1]).sum()
+        total.backward()
+        values += [total, *figures[-3:], hidden_NH.grad, part_VH.grad]
+    return [item.detach().double().numpy().copy() for item in values]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_shared_vocabulary_gives_the_figures_of_a_whole_one(temperature):
+    expected = split_figures(Ranks(), temperature, 1)
+    parts = in_group(split_figures, 2, temperature, 2)
+    for number, value in enumerate(expected):
+        if value.shape[:1] == (TOKENS,):
+            together = np.concatenate([part[number] for part in parts])
+            np.testing.assert_allclose(together, value, rtol=1e-5, atol=1e-5)
+            continue
+        for part in parts:
+            np.testing.assert_allclose(part[number], value, rtol=1e-5, atol=1e-5)
+
+
+def largest_arrays(ranks, layout):
+    """Elements of the largest array of a pass, by whether the output projection is asked for a sum or for figures."""
+    token_forward.CPU_CHUNK = 16 * 512
+    parallel = parallelize(tiny.language_model().model, layout, ranks, dtype="fp32")
+    ids_BT = torch.arange(4 * 64).view(4, 64) % 400
+    sizes = []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            out = operation(*args, **(kwargs or {}))
+            sizes.extend(item.numel() for item in tree_leaves(out) if isinstance(item, torch.Tensor))
+            return out
+
+    with Sizes():
+        language(parallel.call, ids_BT).backward()
+    return max(sizes)
+
+
+def test_no_logits_of_all_positions_under_tensor_parallelism():
+    positions, tokens = 4 * 63, tiny.language_model().model.config.vocab_size
+    for largest in in_group(largest_arrays, 2, StageLayout(world_size=2, tensor=2), tensor=2):
+        assert largest < positions * tokens / 2
