@@ -426,7 +426,7 @@ class ProjectReader:
             return self._project[1], self._project[2]
         found: Project | None = None
         problem = ""
-        if stamp is None:
+        if stamp[0] is None:
             problem = f"there is no {FILE} here any more: what the run has left is shown"
         else:
             try:

@@ -24,8 +24,9 @@ from charter.run.graph import Acceptance, Pipeline, PlannedStage, build_pipeline
 from charter.run.inputs import REVISIONS_FILE, read_revisions, revision_number
 from charter.run.paths import run_dir
 from charter.run.staleness import assess
-from charter.spec.load import BUDGET_FILE, DEFAULT_FILE, load_project, project_of, read_document
+from charter.spec.load import BUDGET_FILE, DEFAULT_FILE, load_project, project_of
 from charter.spec.project import Project
+from charter.spec.yaml_source import read_document
 from charter.units import format_usd, parse_usd
 
 START_LOG = "started-from-page.txt"
