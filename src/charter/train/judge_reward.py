@@ -29,10 +29,10 @@ from charter.feedback.rubric import (
     load_rubric,
     rubric_rating,
 )
+from charter.inference.limited import Failed
 from charter.spec.rewards import CONSTITUTION, OF_THE_ROW, RUBRICS, Reward, Rubric
 from charter.spec.stage import PpoStage
 from charter.train.rewards.mixture import Answer, Score
-from charter.train.rewards.processes import Failed
 from charter.train.setup import Setup
 
 
@@ -99,7 +99,7 @@ def judge_score(reward: Reward, judge: JudgeReward, *, samples: int) -> Score:
     job, rubric = judge.setup.job, reward.rubric
 
     def rated(answers: Sequence[Answer]) -> list[float | Failed | None]:
-        conversations = [(answer.turns, answer.text) for answer in answers]
+        conversations = [(answer.conversation, answer.text) for answer in answers]
         ratings = judge.ratings(answers[0].seed if answers else 0, conversations)
         return [Failed(item.reason) if isinstance(item, Invalid) else item.reward for item in ratings]
 
