@@ -64,7 +64,7 @@ class Sample:
 
     @property
     def change(self) -> float:
-        """How much the last answer differs from the first, from 0 to 1; 0 where there is one alone.
+        """Share of words by which the last answer differs from the first; 0 where there is one alone.
 
         >>> parts = (Part(label="step 1", text="a b c d"), Part(label="step 2", text="a b c e"))
         >>> Sample(stage="sft", id="1", prompt="?", parts=parts).change
