@@ -17,6 +17,7 @@ from charter.artifacts.fingerprint import differences
 from charter.artifacts.lease import LEASE, read_holder
 from charter.artifacts.sample_prompts import SampleNote, append_note
 from charter.artifacts.stage_state import Phase
+from charter.engines.project import load_project, project_of
 from charter.errors import CharterError, ExitCode, UsageError
 from charter.run.approval import Approval, approve, who_is_here
 from charter.run.events import Events
@@ -24,7 +25,7 @@ from charter.run.graph import Acceptance, Pipeline, PlannedStage, build_pipeline
 from charter.run.inputs import REVISIONS_FILE, read_revisions, revision_number
 from charter.run.paths import run_dir
 from charter.run.staleness import assess
-from charter.spec.load import BUDGET_FILE, DEFAULT_FILE, load_project, project_of
+from charter.spec.load import BUDGET_FILE, DEFAULT_FILE
 from charter.spec.project import Project
 from charter.spec.yaml_source import read_document
 from charter.units import format_usd, parse_usd

@@ -16,11 +16,11 @@ from charter.dashboard.app import build_app
 from charter.dashboard.discovery import key_of
 from charter.dashboard.guard import csrf_of
 from charter.dashboard.settings import Settings, check_settings
+from charter.engines.project import load_project
 from charter.errors import UsageError
 from charter.run import actions
 from charter.run.approval import read_approval
 from charter.run.graph import build_pipeline
-from charter.spec.load import load_project
 
 TOKEN = "correct-horse-battery-staple-0123456789"
 VIEWERS = "a-viewer-may-look-and-nothing-else-0123"

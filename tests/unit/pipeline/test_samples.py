@@ -3,9 +3,9 @@ import json
 import pytest
 
 from charter.artifacts.sample_prompts import SAMPLE_PROMPTS, read_sample_prompts
+from charter.engines.project import load_project
 from charter.run.approval import lay_sample_prompts, sampled_data, samples_of, shown_fields, visible
 from charter.run.graph import build_pipeline
-from charter.spec.load import load_project
 
 PROJECT = """\
 name: n
