@@ -42,6 +42,7 @@ WHERE: Mapping[str, str] = {
     "Adapter": "`pipeline.NAME.adapter`",
     "Guard": "`pipeline.NAME.guard`",
     "Reward": "An entry of `pipeline.NAME.rewards`",
+    "Environment": "`environment` of a stage of kind ppo or eval",
     "Rubric": "`rubric` of an entry of `pipeline.NAME.rewards`",
     "Mismatch": "`pipeline.NAME.mismatch`",
     "Launch": "`launch`",

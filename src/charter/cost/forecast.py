@@ -2,14 +2,20 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import sqrt
+from math import exp, log, sqrt
 from typing import Any, Literal
 
 from charter.cost.monte_carlo import add
-from charter.physics.terms import Interval
+from charter.physics.terms import Z90, Interval
 
 PLAN_WORTH_STEPS = 5.0
 """Measured steps that count as much as the plan (judgement): the first steps of a stage are slow, and few."""
+COMMON_TO_KIND, COMMON_TO_ALL = 0.8, 0.5
+"""Of the variance of a plan's logarithm, what stages of one kind, and all stages, have in common (judgement)."""
+LEAST_SIGMA = 0.01
+"""Of the logarithm of a plan: one of no width would be infinitely wrong."""
+DRIFT_RATIO = 1.15
+"""p90 over p50 of a pace however many steps were seen: what is to come may differ from what was (judgement)."""
 LONGEST_START_SECONDS = 1800.0
 """A start that is not measured may have taken this long (judgement): loading of large weights, compilation."""
 UNPLANNED_RATIO = 2.0
@@ -135,9 +141,10 @@ def forecast(stages: Sequence[StageSoFar]) -> Forecast:
     A stage that runs: `left = (target - step) x seconds per step`. The pace is that between two steps, so that a slow
     start is not charged to what follows, and the plan's, weighted by the steps seen and 5. Its quantiles keep the
     plan's ratios to its median, or the ratio of the two paces where they differ more, and shrink with the steps seen:
-    `ratio ^ sqrt(5 / (5 + steps))`. Where the time between steps is not known (trainers of other projects), what is
-    above the plan counts as start, up to half an hour, and p90 as if it were pace. A stage that has not begun takes its
-    plan times the pace of the stages of its kind, or of all, that have: measured over planned, by their planned time.
+    `ratio ^ sqrt(5 / (5 + steps))`, to 1.15 at the least. Where the time between steps is not known (trainers of other
+    projects), what is above the plan counts as start, up to half an hour, and p90 as if it were pace. A stage that has
+    not begun takes its plan times the pace of the stages of its kind, or of all, that have: measured over planned, by
+    their planned time, as far as stages are wrong in common (`_Paces.posterior`).
     Money follows the time, that of calls the steps.
     Quantiles add, as in plans: errors of stages are taken as fully dependent, which is too wide when they are not.
     Not true where what is left differs from what was done: a last stage of longer answers, another price.
@@ -155,12 +162,39 @@ def forecast(stages: Sequence[StageSoFar]) -> Forecast:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Paces:
-    by_kind: Mapping[str, Interval]
-    of_all: Interval | None
+class _StagePace:
+    """Pace of a stage over its plan, and how wide the plan was."""
 
-    def of(self, kind: str) -> Interval | None:
-        return self.by_kind.get(kind, self.of_all)
+    ratio: float
+    weight: float
+    """Planned amount of what was done."""
+    sigma: float
+    """Of the plan's logarithm."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Paces:
+    by_kind: Mapping[str, tuple[_StagePace, ...]]
+
+    def posterior(self, kind: str, planned: Interval) -> tuple[float, float] | None:
+        """Return median and sigma of the logarithm of a stage's pace over its plan; None where no stage has a pace.
+
+        The plan's error in a stage is one part that stages share and one of its own. `m` stages of mean logarithm `L`
+        leave the shared part at `w L` with `1 - w` of its variance, `w = c / (c + (1 - c) / m)` for a share `c` of the
+        variance. Where the stages seen were off by more than their plans' widths, all widths grow by as much.
+        """
+        mine = self.by_kind.get(kind, ())
+        seen = mine or tuple(pace for paces in self.by_kind.values() for pace in paces)
+        if not seen:
+            return None
+        total = sum(pace.weight for pace in seen)
+        count = total**2 / sum(pace.weight**2 for pace in seen)
+        mean = log(sum(pace.ratio * pace.weight for pace in seen) / total)
+        excess = sum(pace.weight * (log(pace.ratio) / pace.sigma) ** 2 for pace in seen) / total
+        common = COMMON_TO_KIND if mine else COMMON_TO_ALL
+        weight = common / (common + (1.0 - common) / count)
+        variance = max(1.0, excess) * _sigma(planned) ** 2
+        return weight * mean, sqrt(variance * ((1.0 - weight) * common + 1.0 - common))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,14 +234,12 @@ def _left(stage: StageSoFar, what: Amount, paces: _Paces) -> tuple[Interval | No
         return replace(pace.step, p90=max(pace.step.p90, pace.at_most)).scaled(to_do), "measured"
     if planned is None:
         return None, "unplanned"
-    left_of_plan, others = planned.scaled(1.0 - stage.share), paces.of(stage.kind)
-    if others is None:
+    left_of_plan, others = planned.scaled(1.0 - stage.share), paces.posterior(stage.kind, planned)
+    if others is None or not planned.p50:
         return left_of_plan, "planned"
-    median = left_of_plan.p50 * others.p50
-    low, high = _ratios(planned)
-    # The wider of the two ranges: that of the pace has the plan's in it while few steps are seen.
-    low, high = min(low, others.p10 / others.p50), max(high, others.p90 / others.p50)
-    return Interval(p10=median * low, p50=median, p90=median * high), "scaled"
+    middle, sigma = others
+    median, width = left_of_plan.p50 * exp(middle), exp(Z90 * sigma)
+    return Interval(p10=median / width, p50=median, p90=median * width), "scaled"
 
 
 def _pace(stage: StageSoFar, what: Amount) -> _Pace | None:
@@ -238,10 +270,9 @@ def _pace(stage: StageSoFar, what: Amount) -> _Pace | None:
         low, high = min(low, 1 / apart), max(high, apart)
         step_pace = (1 - weight) * step_pace + weight * of_plan
         at_most = (1 - weight) * at_most + weight * of_plan if at_most else 0.0
-    spread = sqrt(weight)
-    return _Pace(
-        step=Interval(p10=step_pace * low**spread, p50=step_pace, p90=step_pace * high**spread), at_most=at_most
-    )
+    spread, drift = sqrt(weight), 1.0 if stage.done else DRIFT_RATIO
+    low, high = min(1 / drift, low**spread), max(drift, high**spread)
+    return _Pace(step=Interval(p10=step_pace * low, p50=step_pace, p90=step_pace * high), at_most=at_most)
 
 
 def _ratios(planned: Interval | None) -> tuple[float, float]:
@@ -251,18 +282,24 @@ def _ratios(planned: Interval | None) -> tuple[float, float]:
     return planned.p10 / planned.p50, planned.p90 / planned.p50
 
 
+def _sigma(planned: Interval) -> float:
+    """Standard deviation of a plan's logarithm, if it is normal: `ln(p90 / p10) / 2.563`; p10 of 0 is a hundredth."""
+    low, high = _ratios(planned)
+    return max(LEAST_SIGMA, log(high / max(low, 0.01)) / (2 * Z90))
+
+
 def _paces(stages: Sequence[StageSoFar], what: Amount) -> _Paces:
-    """Measured over planned for what was done, by kind and in all; what may be another stage's start is left out."""
-    measured: dict[str, list[Interval]] = {}
-    planned: dict[str, float] = {}
+    """Measured over planned for what was done, by kind; what may be another stage's start is left out."""
+    by_kind: dict[str, tuple[_StagePace, ...]] = {}
     for stage in stages:
         plan = stage.planned_seconds if what == "seconds" else stage.planned_usd
         pace = _pace(stage, what)
-        if plan is None or not plan.p50 or pace is None or not pace.step.p50:
+        if plan is None or not plan.p50 or pace is None or not pace.step.p50 or not stage.share:
             continue
-        steps = stage.share * (stage.target_step or 1)
-        measured.setdefault(stage.kind, []).append(pace.step.scaled(steps))
-        planned[stage.kind] = planned.get(stage.kind, 0.0) + plan.p50 * stage.share
-    by_kind = {kind: add(parts).scaled(1 / planned[kind]) for kind, parts in measured.items()}
-    every = [part for parts in measured.values() for part in parts]
-    return _Paces(by_kind=by_kind, of_all=add(every).scaled(1 / sum(planned.values())) if every else None)
+        measured = _StagePace(
+            ratio=pace.step.p50 * (stage.target_step or 1) / plan.p50,
+            weight=plan.p50 * stage.share,
+            sigma=_sigma(plan),
+        )
+        by_kind[stage.kind] = (*by_kind.get(stage.kind, ()), measured)
+    return _Paces(by_kind=by_kind)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 
@@ -16,14 +17,16 @@ from charter.errors import DataError
 from charter.evaluate import statistics
 from charter.evaluate.judging import Judging
 from charter.evaluate.outcome import SAMPLES_FILE
-from charter.evaluate.sampled import RoleAnswers, answer_prompts, divergences
+from charter.evaluate.sampled import RoleAnswers, answer_prompts, divergences, play_prompts
 from charter.evaluate.statistics import BagOfWords
 from charter.feedback.constitution import Constitution
 from charter.feedback.inputs import load_role, load_scorer, role_constitution, role_pairs, role_prompts
 from charter.inference.score import score_answers
+from charter.inference.turns import TURNS_DIRECTORY, Tools
 from charter.models.language_model import LanguageModel
 from charter.models.preference import PreferenceModel
 from charter.models.runtime import configure
+from charter.spec.rewards import ENVIRONMENT_SOURCES
 from charter.spec.stage import EvalStage
 
 REWARD_ROLES = ("reward", "also_rewards", "control_reward")
@@ -46,10 +49,12 @@ class Bench:
         self._prompts: dict[str, tuple[Prompt, ...]] = {}
         self._answers: dict[tuple[str, str], RoleAnswers] = {}
         self._samples_path = stage.path / SAMPLES_FILE
+        self._stack = ExitStack()
 
     def close(self) -> None:
-        """Give back what judges behind endpoints hold."""
+        """Give back what judges behind endpoints hold, and end the processes of tools."""
         self.judging.close()
+        self._stack.close()
 
     def seed(self, *parts: str | int) -> int:
         """The seed of one purpose in this stage."""
@@ -109,6 +114,13 @@ class Bench:
         items = [item for role in REWARD_ROLES for item in self.job.inputs.get(role, ())]
         return {item.name: load_scorer(item, self.device) for item in items}
 
+    @cached_property
+    def tools(self) -> Tools:
+        """The tools and the environment of the stage, in their processes."""
+        assert self.spec.environment is not None
+        sources = [(item.name, item.location()) for item in self.job.inputs.get(ENVIRONMENT_SOURCES, ())]
+        return Tools.open(self.spec.environment, sources, self._stack)
+
     def answers(self, role: str, data: str = PROMPTS) -> RoleAnswers:
         """One answer per prompt of a data role; the draws of a prompt are the same for every model."""
         if (role, data) not in self._answers:
@@ -139,6 +151,11 @@ class Bench:
         prompts = self.prompts_of(data)
         purpose = ("answer",) if data == PROMPTS else ("answer", data)
         seeds = [self.seed(*purpose, prompt.id) for prompt in prompts]
+        if self.spec.environment is not None:
+            directory = self._samples_path.parent / TURNS_DIRECTORY
+            return play_prompts(
+                model, prompts, seeds=seeds, spec=self.spec, role=role, tools=self.tools, directory=directory
+            )
         return answer_prompts(model, prompts, seeds=seeds, spec=self.spec, role=role)
 
     def rewards(self, role: str, *, scorer_role: str = "reward") -> list[float]:

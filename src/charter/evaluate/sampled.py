@@ -2,14 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from charter.data.dataset import Prompt
+from charter.errors import StageError
 from charter.evaluate.likelihood import rows_per_forward
 from charter.feedback.records import in_batches
-from charter.feedback.sampling import SampledAnswers, check_context, sample
-from charter.inference.generate import Answers
+from charter.feedback.sampling import SampledAnswers, check_context, sample, sampling_settings
+from charter.inference.generate import Answers, generate
+from charter.inference.turns import ReplyStore, Start, Tools, TurnTaking
 from charter.models.language_model import LanguageModel
 from charter.spec.stage import EvalStage
 
@@ -40,6 +43,39 @@ def answer_prompts(
     ]
     texts = tuple(text for batch in batches for text in batch.texts)
     return RoleAnswers(texts=texts, tokens=tuple(rows), batches=tuple(batches))
+
+
+def play_prompts(
+    model: LanguageModel,
+    prompts: Sequence[Prompt],
+    *,
+    seeds: Sequence[int],
+    spec: EvalStage,
+    role: str,
+    tools: Tools,
+    directory: Path,
+) -> RoleAnswers:
+    """One answer of several turns per prompt; its text is the last turn. Replies are stored in a directory."""
+    assert spec.environment is not None
+    taking = TurnTaking(spec.environment, tools, model, spec.max_prompt_tokens)
+    items = [Start(prompt.turns, prompt.columns, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
+    played = [
+        item
+        for number, part in enumerate(in_batches(items, spec.rollout_batch))
+        for item in taking.play(
+            part,
+            sampling_settings(spec),
+            lambda contexts, own, settings: generate(model, contexts, seeds=own, settings=settings),
+            ReplyStore(directory / f"{role}-{number:06d}.jsonl"),
+        )
+    ]
+    if failed := [item.reason for item in played if item.why == "failed"]:
+        raise StageError(f"the environment failed in {len(failed)} of {len(played)} answers (the first: {failed[0]})")
+    tokens = [
+        tuple(token for token, own in zip(item.ids[item.prompt_tokens :], item.is_own, strict=True) if own)
+        for item in played
+    ]
+    return RoleAnswers(texts=tuple(item.text for item in played), tokens=tuple(tokens), batches=())
 
 
 @torch.no_grad()

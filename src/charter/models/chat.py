@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from charter.data.dataset import Turn
+from charter.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,36 @@ def encode_answer(tokenizer: Any, turns: Sequence[Turn], answer: str, *, max_tok
     """The ids of an answer with the template's end of turn; too long is cut at the right."""
     ids = _ids(tokenizer, _texts(tokenizer, turns, answer)[1])
     return ids if max_tokens is None else ids[:max_tokens]
+
+
+CUT = " ..."
+"""Ends a reply that was cut."""
+_MARK = "\ue000"
+"""A character for private use, which no chat template knows, in the place of a text."""
+
+
+def encode_reply(tokenizer: Any, text: str, *, role: str, most: int, end: int) -> tuple[list[int], str]:
+    """The ids between an answer that ended and the next one, a reply in a chat turn, and the reply as it is shown.
+
+    At most `most` tokens of the text are taken; what looks like a special token in it is plain text. The answer's own
+    end token is there already, so what the template puts after it comes first.
+    """
+    opening = (Turn("user", _MARK),)
+    before = _template(tokenizer, opening, generation=True)
+    after = _template(tokenizer, (*opening, Turn("assistant", _MARK), Turn(role, _MARK)), generation=True)
+    rest = after.removeprefix(before + _MARK)
+    head, mark, tail = rest.removeprefix(str(tokenizer.convert_ids_to_tokens(end))).partition(_MARK)
+    if rest == after or not mark:
+        raise DataError(
+            f"the tokenizer's chat template changes what comes before a turn of the role {role!r}, so a reply cannot "
+            "be put behind an answer as it was sampled; give `environment` another role, or the tokenizer a template"
+        )
+    ids: list[int] = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    if len(ids) > most:
+        cut = _ids(tokenizer, CUT)
+        ids = [*ids[: max(most - len(cut), 0)], *cut][:most]
+        text = str(tokenizer.decode(ids))
+    return [*_ids(tokenizer, head), *ids, *_ids(tokenizer, tail)], text
 
 
 def encode_conversations(tokenizer: Any, conversations: Sequence[Sequence[Turn]], *, max_tokens: int) -> list[Encoded]:

@@ -29,7 +29,7 @@ from charter.plan.machine import (
 )
 from charter.plan.offers import Place
 from charter.plan.option import Missed, Option, Question, Rejected, does_not_fit, make_option
-from charter.plan.phase import Phase, Role, Workload
+from charter.plan.phase import Phase, Role, Workload, tools_term
 from charter.plan.stage_memory import Peak, answering_peak
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, Recompute
@@ -544,6 +544,8 @@ def _seconds(question: Question, work: Workload, place: Place, layout: Layout) -
             micro_batches=_passes(work, phase, layout),
             again=layout.recompute is Recompute.FULL,
         )
+        if phase.call_seconds:
+            yield tools_term(phase)
         if _is_reward(work, phase):
             yield reward_text_term(phase)
         if phase.work == "train" and place.processes > 1:

@@ -28,7 +28,7 @@ from charter.physics.step_time import (
 )
 from charter.physics.terms import Term
 from charter.plan.knowledge import EngineKnowledge, Knowledge, engine_knowledge
-from charter.plan.phase import Phase, Role, Workload
+from charter.plan.phase import Phase, Role, Workload, tools_term
 from charter.plan.stage_memory import Devices, Fit, ServerBeside, decoded_together, server_of
 from charter.spec.layout import Layout, ZeroStage
 from charter.spec.stage import NATIVE
@@ -92,10 +92,12 @@ def _other(
     engine: str,
 ) -> list[Term]:
     if server := server_of(phase, engine):
-        return _served_rollouts(server, role, phase, layout, together, accelerator, knowledge)
-    if phase.work == "generate":
-        return _rollouts(role, phase, layout, together, accelerator, knowledge)
-    return _scoring(role, phase, phase.steps / layout.data, layout.tensor, accelerator, knowledge)
+        terms = _served_rollouts(server, role, phase, layout, together, accelerator, knowledge)
+    elif phase.work == "generate":
+        terms = _rollouts(role, phase, layout, together, accelerator, knowledge)
+    else:
+        return _scoring(role, phase, phase.steps / layout.data, layout.tensor, accelerator, knowledge)
+    return [*terms, tools_term(phase, layout.data)] if phase.call_seconds else terms
 
 
 def answering_terms(
@@ -120,6 +122,8 @@ def answering_terms(
         if phase.work == "generate":
             together = max(1, int(batches[phase.name]))
             terms += _decoding(role, phase, turns, phase.batch, together, tensor, 1, accelerator, knowledge)
+            if phase.call_seconds:
+                terms.append(tools_term(phase))
         else:
             terms += _scoring(role, phase, turns, tensor, accelerator, knowledge)
     return tuple(terms)

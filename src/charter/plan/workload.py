@@ -6,8 +6,21 @@ from math import ceil
 
 from charter.errors import SpecError
 from charter.physics.generation import USUAL_SPREAD, ResponseLengths
-from charter.plan.phase import PADDING_GROWTH, PADDING_SOURCE, Asked, Counters, Phase, Role, Workload, padded
+from charter.plan.phase import (
+    PADDING_GROWTH,
+    PADDING_SOURCE,
+    Asked,
+    Counters,
+    Phase,
+    Role,
+    Workload,
+    expected_turns,
+    in_turns,
+    padded,
+    reply_tokens,
+)
 from charter.plan.pipeline_names import NOTHING, Corpus, Library, Models
+from charter.spec.rewards import Environment
 from charter.spec.stage import (
     CritiqueStage,
     DpoStage,
@@ -145,6 +158,11 @@ def assume_padding(library: Library) -> None:
 
 def assume_length(library: Library, stage: Sampling) -> None:
     """Note how long answers are taken to be."""
+    environment: Environment | None = getattr(stage, "environment", None)
+    if environment is not None:
+        again = "mean_turns, else max_turns; each reads all before it again, with replies of observation_tokens"
+        library.assume("turns of an answer", expected_turns(environment), again, "2026-11")
+        library.assume("seconds of a tool's call", environment.mean_tool_time, "mean_tool_time of the stage", "2026-11")
     if stage.mean_new_tokens is not None:
         spread = f"lognormal, deviation {USUAL_SPREAD:g} of the mean (judgement), cut at max_new_tokens"
         library.assume("answer length where a stage says a mean", "mean_new_tokens", spread, "2026-11")
@@ -305,7 +323,11 @@ def evaluate(stage: EvalStage, models: Models, library: Library) -> Workload:
     pairs = library.corpus(stage.pairs, roles[0].vocab_size)
     count = float(min(stage.num_prompts or prompts.rows, prompts.rows or stage.num_prompts or 0))
     prompt = min(prompts.prompt_tokens, stage.max_prompt_tokens)
-    phases = [answers(f"answers of {role.name}", role.name, count, stage, prompt) for role in roles if count]
+    phases = [
+        in_turns(answers(f"answers of {role.name}", role.name, count, stage, prompt), stage.environment)
+        for role in roles
+        if count
+    ]
     for names in (stage.refusal_prompts, stage.benign_prompts):
         source = library.prompts(names, roles[0].vocab_size)
         rows, length = float(min(stage.num_prompts or source.rows, source.rows)), source.prompt_tokens
@@ -482,8 +504,10 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
         library.assume("ppo.value model", f"starts from the {origin}, same size", "charter.train.ppo")
     prompts = library.prompts(stage.prompts, policy.vocab_size)
     prompt = float(stage.max_prompt_tokens)
-    longest = prompt + stage.max_new_tokens
-    answered = stage.max_new_tokens / longest
+    replies, most_replies = reply_tokens(stage.environment)
+    read = prompt + stage.max_new_tokens + replies
+    longest = prompt + stage.max_new_tokens + most_replies
+    answered = stage.max_new_tokens / read
     library.assume(
         "ppo.prompt tokens",
         prompt,
@@ -494,12 +518,12 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
     assume_length(library, stage)
     scoring = (
         *(
-            forward(f"score {role.name}", role.name, rollouts, stage.rollout_batch, longest, logit_share=answered)
+            forward(f"score {role.name}", role.name, rollouts, stage.rollout_batch, read, logit_share=answered)
             for role in (policy, *reference, *reward)
         ),
-        *_ratings(stage, {name: role.name for name, role in judges.items()}, rollouts, longest, library),
+        *_ratings(stage, {name: role.name for name, role in judges.items()}, rollouts, read, library),
         *(
-            forward(f"score {role}", role, rollouts, stage.rollout_batch, longest, logit_share=answered)
+            forward(f"score {role}", role, rollouts, stage.rollout_batch, read, logit_share=answered)
             for role in learning[1:]
         ),
     )
@@ -520,16 +544,19 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
     updates = rollouts * ceil(stage.rollout_batch / stage.minibatch) * stage.ppo_epochs
     batch = min(stage.minibatch, stage.rollout_batch)
     training = tuple(
-        train(role, steps=updates, batch=batch, tokens=longest, longest=longest, ragged=False, logit_share=answered)
+        train(role, steps=updates, batch=batch, tokens=read, longest=longest, ragged=False, logit_share=answered)
         for role in learning
     )
     return Workload(
         **models.whereabouts(policy, *critic, *reference, *reward, *judges.values(), may_choose=False),
         phases=(
-            replace(
-                answers("generate", "policy", rollouts * stage.rollout_batch, stage, prompt, ragged=False),
-                unpadded_tokens=min(prompts.prompt_tokens, prompt),
-                served=stage.generator == "vllm",
+            in_turns(
+                replace(
+                    answers("generate", "policy", rollouts * stage.rollout_batch, stage, prompt, ragged=False),
+                    unpadded_tokens=min(prompts.prompt_tokens, prompt),
+                    served=stage.generator == "vllm",
+                ),
+                stage.environment,
             ),
             *scoring,
             *training,

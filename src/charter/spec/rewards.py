@@ -1,10 +1,23 @@
-"""Rewards of reinforcement learning and options of its loss, as a stage of `kind: ppo` writes them."""
+"""Rewards of reinforcement learning, its environment and options of its loss, as a stage of `kind: ppo` writes them."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from charter.spec.quantity import Bytes, Count, Names, Seconds, execution
+from charter.errors import Problem
+from charter.spec.quantity import (
+    AT_LEAST_ONE,
+    NOT_NEGATIVE,
+    POSITIVE,
+    Bytes,
+    Count,
+    Names,
+    Seconds,
+    check_ranges,
+    execution,
+)
+from charter.spec.suggest import did_you_mean
 
 LossAggregation = Literal["token", "sequence", "constant", "prompt"]
 KlEstimator = Literal["k1", "k2", "k3"]
@@ -26,9 +39,13 @@ CONSTITUTION, OF_THE_ROW = "constitution", "row"
 """Criteria of a rubric that stand in no file of their own."""
 SHIPPED_REWARDS = ("exact", "number", "choice", "regex", "tags", "json_schema", "overlong", "repetition")
 """Reward functions by the name after `charter:`."""
-RewardKind = Literal["function", "preference_model", "judge"]
+RewardKind = Literal["function", "preference_model", "judge", "env"]
 SHIPPED_REWARD = "charter:"
-"""Begins the name of a reward function that is shipped; other functions are `path/to/file.py:name`."""
+"""Begins the name of a reward function or a tool that is shipped; others are `path/to/file.py:name`."""
+ENVIRONMENT_SOURCES = "environment_sources"
+"""Role of the files of the user's tools and environments among a stage's inputs."""
+SHIPPED_TOOLS = ("calculator",)
+"""Tools by the name after `charter:`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +97,8 @@ class Reward:
     arguments: Mapping[str, Any] | None = None
     """`function`: further arguments of the call."""
     model: str | None = None
-    """`preference_model`, `judge`: the model that scores; a judge gives its expected rating, from -1 to 1."""
+    """`preference_model`, `judge`: the model that scores; a judge gives its expected rating, from -1 to 1. `env` needs
+    none: the stage's environment gives it."""
     rubric: Rubric | None = None
     """`judge`: criteria, and how they are asked; without it, how helpful, honest and harmless the answer is."""
     weight: float = 1.0
@@ -96,6 +114,65 @@ class Reward:
         """File of a function of the user's own."""
         is_own = self.kind == "function" and self.call is not None and not self.call.startswith(SHIPPED_REWARD)
         return str(self.call).rpartition(":")[0] if is_own else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """Several turns in one answer: what replies to the policy between them, and how far that may go.
+
+    A turn of the policy that calls a tool, `<name>arguments</name>` or `<tool_call>{"name": ..., "arguments": {...}}`,
+    gets the tool's result as the next turn, and goes on; a turn without a call is the last. Replies are stored before
+    they are used. What they say is read by the policy and never learnt from.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    call: str | None = None
+    """A class of your own, `path/to/file.py:Class`: `reset(row)` says how the conversation begins; then `step(answer)`
+    replies to every turn (`observation`, `reward`, `done`), or its other public methods are tools; `reward()` is the
+    reward of kind `env`, else the sum of what the steps gave. Its attributes are kept as JSON between calls."""
+    arguments: Mapping[str, Any] | None = None
+    """Arguments of the class."""
+    tools: Mapping[str, str] | None = None
+    """Functions by the name that the policy calls them by: `charter:calculator`, or `path/to/file.py:function`, whose
+    annotations say what types its parameters have."""
+    role: Literal["tool", "user"] = "tool"
+    """Role of a reply in the chat template."""
+    max_turns: Count = 4
+    """Turns of the policy at most."""
+    max_tool_calls: Count = 8
+    """Calls in one answer at most; one with more ends before them."""
+    turn_tokens: Count | None = None
+    """Longest turn of the policy; max_new_tokens, which is for all its turns together, unless given."""
+    observation_tokens: Count = 256
+    """Longest reply in tokens; a longer one is cut, and says so."""
+    tool_timeout: Seconds = execution(10.0)
+    """Longest time of one call. A tool that takes longer gives an error, which the policy reads; an environment that
+    does has failed, which is no reward of 0."""
+    memory: Bytes = execution(2 * 2**30)
+    """Address space of a process that runs tools."""
+    concurrency: Count = execution(1)
+    """Calls at the same time, each in a process of its own."""
+    mean_turns: float | None = execution(None)
+    """For plans: turns of an answer; max_turns unless given."""
+    mean_tool_time: Seconds = execution(0.0)
+    """For plans: time of one call."""
+
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """The class and the functions, as the file names them."""
+        return (*(() if self.call is None else (self.call,)), *(self.tools or {}).values())
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Files of the user's own tools and class, each once."""
+        files = [call.rpartition(":")[0] for call in self.calls if not call.startswith(SHIPPED_REWARD)]
+        return tuple(dict.fromkeys(files))
+
+    @property
+    def most_observed_tokens(self) -> int:
+        """Tokens of replies in one answer at most, without those of the chat template."""
+        return (self.max_turns - 1) * self.observation_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,3 +192,57 @@ class Mismatch:
     """Upper bound; none unless given."""
     level: RatioLevel = "token"
     """rho of each token, or of a whole answer: its geometric mean (`sequence`) or its product (`product`)."""
+
+
+TOOL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+PLAYED_SUITE = "exact_match"
+TOOL_CALL = "tool_call"
+"""Tag around a call that is JSON, so no tool's name."""
+
+
+def check_environment(environment: Environment | None, path: str, *, suites: Sequence[str] = ()) -> Iterator[Problem]:
+    """Problems of the environment of a stage: nothing that replies, names that are none, budgets without a turn."""
+    if environment is None:
+        return
+    if others := sorted(set(suites) - {PLAYED_SUITE}):
+        message = f"answers of several turns are for the suite {PLAYED_SUITE}; found {', '.join(others)} too"
+        yield Problem(message=message, path=path, hint="give those suites a stage of their own")
+    counts = ("max_turns", "max_tool_calls", "turn_tokens", "observation_tokens", "concurrency", "mean_turns")
+    ranges = [*((name, AT_LEAST_ONE) for name in counts), ("tool_timeout", POSITIVE), ("memory", POSITIVE)]
+    yield from check_ranges(environment, path, [*ranges, ("mean_tool_time", NOT_NEGATIVE)])
+    if not environment.calls:
+        hint = "give tools: {calc: charter:calculator}, or call: path/to/file.py:Class"
+        yield Problem(message="nothing replies to the policy", path=path, hint=hint)
+    if environment.arguments and environment.call is None:
+        yield Problem(message="are for a class, and none is named", path=f"{path}.arguments", hint="give `call`")
+    places = {f"{path}.tools.{name}": call for name, call in (environment.tools or {}).items()}
+    for name in environment.tools or {}:
+        if TOOL_NAME.fullmatch(name) is None or name == TOOL_CALL:
+            message = f"{name!r} cannot be the name of a tool"
+            yield Problem(message=message, path=f"{path}.tools", hint="letters, digits and _")
+    for place, call in {**({} if environment.call is None else {f"{path}.call": environment.call}), **places}.items():
+        file, _, name = call.rpartition(":")
+        if call.startswith(SHIPPED_REWARD) and place in places:
+            if name not in SHIPPED_TOOLS:
+                hint = did_you_mean(name, SHIPPED_TOOLS)
+                yield Problem(message=f"no shipped tool is called {name!r}", path=place, hint=hint)
+        elif not file.endswith(".py") or not name.isidentifier():
+            hint = f"path/to/file.py:name{', or charter:calculator' if place in places else ''}"
+            yield Problem(message="needs a name, and where it stands", path=place, hint=hint)
+
+
+def check_turns(environment: Environment | None, rewards: Sequence[Reward], path: str) -> Iterator[Problem]:
+    """Problems of an environment beside the rewards: several turns need a list, and a reward of one needs its class."""
+    yield from check_environment(environment, f"{path}.environment")
+    if environment is not None and not rewards:
+        hint = "give `rewards`, a list: {name: ..., kind: env}, or functions of the last turn"
+        yield Problem(message="several turns need a list of rewards", path=f"{path}.environment", hint=hint)
+    for index, item in enumerate(rewards):
+        if item.kind == "env" and item.model is not None:
+            yield Problem(message="an environment has no model", path=f"{path}.rewards[{index}].model")
+    count = sum(item.kind == "env" for item in rewards)
+    if count > 1:
+        yield Problem(message="more than one env; a list has at most one", path=f"{path}.rewards")
+    if count and (environment is None or environment.call is None):
+        hint = "give `environment` with `call`, a class that rewards"
+        yield Problem(message="a reward is of an environment, and there is none", path=f"{path}.rewards", hint=hint)

@@ -36,7 +36,7 @@ from charter.spec.project import (
     Storage,
     TokenizerSpec,
 )
-from charter.spec.rewards import Mismatch, Reward, Rubric
+from charter.spec.rewards import Environment, Mismatch, Reward, Rubric
 from charter.spec.sections import (
     Alerts,
     Budget,
@@ -107,6 +107,7 @@ BLOCKS: tuple[type, ...] = (
     Adapter,
     Guard,
     Reward,
+    Environment,
     Rubric,
     Mismatch,
     Launch,

@@ -14,11 +14,13 @@ from charter.spec.layout import Adapter
 from charter.spec.quantity import Count, Names, Reads, Seconds, added, execution
 from charter.spec.rewards import (
     CONSTITUTION,
+    ENVIRONMENT_SOURCES,
     KL_IN_LOSS,
     OF_THE_ROW,
     REWARD_SOURCES,
     RUBRICS,
     AdvantageScale,
+    Environment,
     Estimator,
     KlEstimator,
     LossAggregation,
@@ -466,6 +468,8 @@ class PpoStage(Sampling, Stage):
     """`gold`: what happens once the reward rises while the gold falls by more than noise: a warning, or an end."""
     max_failed_share: float = execution(0.05)
     """The stage fails when a larger share of a rollout's rewards has failed; up to it, their groups are left out."""
+    environment: Environment | None = None
+    """Tools, or an environment, that the policy talks to in several turns before its answer ends; one turn without."""
     samples_per_prompt: Count = added(1)
     """Answers to each prompt of a rollout; estimators that compare them need two or more. It divides rollout_batch."""
     kl_estimator: KlEstimator = added("k1")
@@ -556,11 +560,12 @@ class PpoStage(Sampling, Stage):
 
     @property
     def sources(self) -> Mapping[str, tuple[str, ...]]:
-        """Files of the user's reward functions and of criteria, each once."""
+        """Files of the user's reward functions, of criteria, and of tools and environment, each once."""
         rubrics = (item.rubric.criteria for item in self.rewards if item.rubric is not None)
         files = {
             REWARD_SOURCES: tuple(dict.fromkeys(item.source for item in self.rewards if item.source is not None)),
             RUBRICS: tuple(dict.fromkeys(path for path in rubrics if path not in (CONSTITUTION, OF_THE_ROW))),
+            ENVIRONMENT_SOURCES: () if self.environment is None else self.environment.sources,
         }
         return {role: names for role, names in files.items() if names}
 
@@ -680,6 +685,8 @@ class EvalStage(Sampling, Stage):
     """PPO stage over whose kept checkpoints the suite `goodhart` compares the reward with the held-out judge."""
     probes: Names = ()
     """Fixed judged pairs for the suite `probes`: a judge that answers them otherwise than before has drifted."""
+    environment: Environment | None = None
+    """Tools, or an environment, that the models talk to before an answer ends; for the suite `exact_match`."""
     lm_eval_tasks: Names = ()
     """Directories or files of local lm-evaluation-harness tasks, for the suite `lm_eval`."""
 
@@ -690,8 +697,10 @@ class EvalStage(Sampling, Stage):
 
     @property
     def sources(self) -> Mapping[str, tuple[str, ...]]:
-        """Files of the tasks of lm-evaluation-harness."""
-        return {"lm_eval_tasks": tuple(self.lm_eval_tasks)} if self.lm_eval_tasks else {}
+        """Files of the tasks of lm-evaluation-harness, and of tools and environment."""
+        own = () if self.environment is None else self.environment.sources
+        tasks = {"lm_eval_tasks": tuple(self.lm_eval_tasks)} if self.lm_eval_tasks else {}
+        return {**tasks, **({ENVIRONMENT_SOURCES: own} if own else {})}
 
 
 def is_hosted(stage: Stage) -> bool:

@@ -22,7 +22,7 @@ from charter.spec.quantity import (
     check_ranges,
 )
 from charter.spec.reward_checks import check_gold, check_rubric
-from charter.spec.rewards import GROUPED, SHIPPED_REWARD, SHIPPED_REWARDS, Reward
+from charter.spec.rewards import GROUPED, SHIPPED_REWARD, SHIPPED_REWARDS, Reward, check_environment, check_turns
 from charter.spec.stage import (
     MAKES_RECORDS,
     CritiqueStage,
@@ -205,6 +205,7 @@ def _check_rewards(stage: PpoStage, path: str) -> Iterator[Problem]:
         yield from check_ranges(item, place, (("timeout", POSITIVE), ("memory", POSITIVE), ("processes", AT_LEAST_ONE)))
         yield from _check_reward(item, place)
         yield from check_rubric(stage, item, place)
+    yield from check_turns(stage.environment, stage.rewards, path)
     if sum(item.kind == "preference_model" for item in stage.rewards) > 1:
         yield Problem(message="more than one preference_model; a list has at most one", path=f"{path}.rewards")
     yield from check_gold(stage, path)
@@ -215,7 +216,7 @@ def _check_rewards(stage: PpoStage, path: str) -> Iterator[Problem]:
 
 def _check_reward(item: Reward, path: str) -> Iterator[Problem]:
     if item.kind != "function":
-        if item.model is None:
+        if item.kind != "env" and item.model is None:
             yield Problem(message=f"a {item.kind} needs its model", path=f"{path}.model")
         for name in ("call", "arguments"):
             if getattr(item, name) is not None:
@@ -525,6 +526,7 @@ def _check_dpo(stage: DpoStage, path: str) -> Iterator[Problem]:
 def _check_eval(stage: EvalStage, path: str) -> Iterator[Problem]:
     if not stage.suites:
         yield Problem(message="is empty; name at least one", path=f"{path}.suites")
+    yield from check_environment(stage.environment, f"{path}.environment", suites=stage.suites)
     for index, suite in enumerate(stage.suites):
         where = f"{path}.suites[{index}]"
         if suite in stage.suites[:index]:

@@ -17,11 +17,13 @@ from charter.artifacts.stage_process import stage_main
 from charter.data.dataset import read_prompts
 from charter.errors import DataError, StageError
 from charter.inference.generator import Generator, NativeGenerator
+from charter.inference.limited import Failed
 from charter.inference.score import score_answers
+from charter.inference.turns import Tools, TurnTaking
 from charter.models.language_model import LanguageModel
 from charter.models.parallel import Parallel, parallelize
 from charter.models.preference import PreferenceModel, ScalarModel, load_preference_model
-from charter.spec.rewards import REWARD_SOURCES, Reward
+from charter.spec.rewards import ENVIRONMENT_SOURCES, REWARD_SOURCES, Environment, Reward
 from charter.spec.stage import Guard, PpoStage
 from charter.tracking.overoptimisation import OVEROPTIMISATION, OveroptimisationWatch, RolloutMeans
 from charter.train.judge_reward import JudgeReward, judge_score
@@ -34,7 +36,6 @@ from charter.train.ppo_rollout import PpoModels, Rollout, Sampler
 from charter.train.ppo_step import MinibatchPosition, Update
 from charter.train.pretraining_mix import pretraining_mix
 from charter.train.rewards.mixture import DIRECTORY, Answer, FunctionReward, RewardList, Score, own_file
-from charter.train.rewards.processes import Failed
 from charter.train.schedule import learning_rate_factor
 from charter.train.setup import Setup, set_up
 from charter.train.state import TrainState
@@ -262,7 +263,8 @@ def ppo_task(setup: Setup, stack: ExitStack | None = None) -> tuple[PpoTask, Tra
     prompts = tuple(setup.rows("prompts", read_prompts))
     rewards = open_rewards(setup, spec, models, judges, stack) if spec.rewards else None
     judge = None if spec.rewards else next(iter(judges.values()), None)
-    sampler = Sampler(setup, spec, models, _generator(setup, spec, policy), prompts, judge, rewards)
+    turns = None if spec.environment is None else _turns(setup, spec, spec.environment, policy, stack)
+    sampler = Sampler(setup, spec, models, _generator(setup, spec, policy), prompts, judge, rewards, turns)
     value_optimizer = None
     if models.value is not None:
         value_optimizer = make_optimizer([(models.value.trained_parameters(), spec.value_learning_rate)], spec)
@@ -315,7 +317,7 @@ def open_rewards(
     def preferred(answers: Sequence[Answer]) -> list[float | Failed | None]:
         assert models.reward is not None
         groups = None if setup.ranks.world_size == 1 else 1
-        conversations = [(answer.turns, answer.text) for answer in answers]
+        conversations = [(answer.conversation, answer.text) for answer in answers]
         scores = score_answers(models.reward, conversations, dtype=spec.dtype, groups=groups).tolist()
         return [score if math.isfinite(score) else Failed(f"the score is {score}") for score in scores]
 
@@ -327,6 +329,8 @@ def open_rewards(
                 return judge_score(item, judges[str(item.model)], samples=spec.samples_per_prompt)
             case "preference_model":
                 return preferred
+            case "env":
+                return lambda answers: [answer.environment_reward for answer in answers]
 
     return RewardList(
         spec.rewards,
@@ -334,8 +338,27 @@ def open_rewards(
         setup.stage.path / DIRECTORY,
         spec.max_failed_share,
         all_have=lambda stored: not setup.ranks.any(not stored),
-        spent=next((judge.settled_micro_usd for judge in judges.values()), lambda: 0),
+        group=spec.samples_per_prompt,
+        spent=_spent(setup, judges),
     )
+
+
+def _spent(setup: Setup, judges: Mapping[str, JudgeReward]) -> Callable[[], int] | None:
+    """Known cost so far; None where other processes of the stage add to the same bill meanwhile."""
+    if not judges:
+        return lambda: 0
+    first = next(iter(judges.values()))
+    return first.settled_micro_usd if setup.ranks.world_size == 1 else None
+
+
+def _turns(
+    setup: Setup, spec: PpoStage, environment: Environment, policy: TrainedModel, stack: ExitStack
+) -> TurnTaking:
+    """Open the tools of a stage; `stack` ends their processes."""
+    if spec.generator != "native" and setup.ranks.world_size > 1:
+        raise DataError("`environment` with a generator beside the trainer runs in one process")
+    sources = [(item.name, item.location()) for item in setup.job.inputs.get(ENVIRONMENT_SOURCES, ())]
+    return TurnTaking(environment, Tools.open(environment, sources, stack), policy.model, spec.max_prompt_tokens)
 
 
 def run(stage: StageDir) -> None:

@@ -12,6 +12,7 @@ from charter.data.dataset import Prompt, Turn
 from charter.inference.generate import Answers, SamplingSettings, answer_texts
 from charter.inference.generator import Generator
 from charter.inference.score import score_answers
+from charter.inference.turns import TURN_FIGURES, TURNS_DIRECTORY, ReplyStore, Start, Trajectory, TurnTaking
 from charter.models.adapters import published_weights
 from charter.models.chat import encode_prompt
 from charter.models.language_model import LanguageModel
@@ -36,8 +37,14 @@ from charter.train.ppo_math import (
     shaped_rewards,
     whiten,
 )
-from charter.train.ppo_sequences import Sequences, answer_log_probabilities, answer_values, as_sequences
-from charter.train.rewards.mixture import Answer, RewardList, weighted_sum
+from charter.train.ppo_sequences import (
+    Sequences,
+    answer_lengths,
+    answer_log_probabilities,
+    answer_values,
+    as_sequences,
+)
+from charter.train.rewards.mixture import Answer, RewardList, after_turns, weighted_sum
 from charter.train.schedule import batch_rows
 from charter.train.setup import Setup
 
@@ -71,6 +78,8 @@ class Rollout:
     """Seconds of each reward, divided by the answers."""
     usd_BK: Tensor | None = None
     """Known cost of each reward, likewise."""
+    turns_BF: Tensor | None = None
+    """Figures of answers of several turns (`Trajectory.figures`)."""
 
     @property
     def loss_mask_BR(self) -> Tensor:
@@ -97,6 +106,8 @@ class Rollout:
             sums["mismatch_kl"] = mismatch_kl(old, self.generator_BR, mask).total.double()
         if self.counted_B is not None:
             sums["counted_share"] = self.counted_B.double().sum()
+        if self.turns_BF is not None:
+            sums |= dict(zip(TURN_FIGURES, self.turns_BF.double().sum(0), strict=True))
         if samples > 1:
             sums["equal_groups"] = degenerate_groups(self.score_B, samples=samples).total.double()
         score_B = self.score_B.double()
@@ -209,6 +220,8 @@ class Sampler:
     judge: JudgeReward | None = None
     rewards: RewardList | None = None
     """The list of rewards, where there is one."""
+    turns: TurnTaking | None = None
+    """What replies to the policy, where an answer has several turns."""
 
     @property
     def is_exact(self) -> bool:
@@ -218,26 +231,39 @@ class Sampler:
 
     def sample(self, step: int, data_step: int, *, kl_coefficient: float) -> Rollout:
         """The rollout of one step: answers of the present policy, and the advantages of their tokens."""
-        spec, meter = self.spec, self.setup.meter
-        prompts, numbers = self._own_prompts(data_step)
-        turns = [self.prompts[row].turns for row in prompts]
-        tokenizer = self.models.policy.tokenizer
-        ids = [encode_prompt(tokenizer, item, max_tokens=spec.max_prompt_tokens) for item in turns]
+        rows, numbers = self._own_prompts(data_step)
         seeds = [self.setup.seed("rollout", step, number) for number in numbers]
+        scored = self._scored(step, f"{step:06d}", rows, seeds)
+        if self.spec.equal_groups != "keep":
+            scored = self._refilled(step, data_step, scored)
+        with self.setup.meter.phase("score"):
+            return self._rollout(step, scored, kl_coefficient=kl_coefficient)
+
+    def _scored(self, step: int, name: str, rows: Sequence[int], seeds: Sequence[int]) -> "Scored":
+        """One answer to each prompt, of one turn or of several, and what it got; stored under `name`."""
+        spec, meter, policy = self.spec, self.setup.meter, self.models.policy
         settings = SamplingSettings(spec.max_new_tokens, spec.min_new_tokens, spec.temperature, spec.top_p, spec.dtype)
+        turns = [self.prompts[row].turns for row in rows]
+        name = f"{name}-{self.setup.ranks.data_rank}"
+        played: list[Trajectory] = []
         with meter.phase("generate"), self.models.trained.gathered():
-            answers = self._answers(step, ids, seeds, settings)
+            if self.turns is None:
+                ids = [encode_prompt(policy.tokenizer, item, max_tokens=spec.max_prompt_tokens) for item in turns]
+                answers = self._answers(step, ids, list(seeds), settings)
+            else:
+                starts = [
+                    Start(self.prompts[row].turns, self.prompts[row].columns, seed)
+                    for row, seed in zip(rows, seeds, strict=True)
+                ]
+                store = ReplyStore(self.setup.stage.path / TURNS_DIRECTORY / f"{name}.jsonl")
+                played = self.turns.play(starts, settings, lambda *asked: self._answers(step, *asked), store)
+                answers = self.turns.answers(played, self.setup.device)
         with meter.phase("score"):
-            texts = answer_texts(self.models.policy, answers)
+            texts = [item.text for item in played] or answer_texts(policy, answers)
             if self.rewards is None:
                 score_B = self._scores(step, list(zip(turns, texts, strict=True))).to(self.setup.device)
-                scored = Scored(answers, score_B)
-            else:
-                scored = self._rated(self.rewards, f"{step:06d}", prompts, seeds, answers, texts)
-        if spec.equal_groups != "keep":
-            scored = self._refilled(step, data_step, scored, settings)
-        with meter.phase("score"):
-            return self._rollout(step, scored, kl_coefficient=kl_coefficient)
+                return Scored(answers, score_B)
+            return self._rated(self.rewards, name, rows, seeds, answers, texts, played)
 
     def _rated(
         self,
@@ -247,6 +273,7 @@ class Sampler:
         seeds: Sequence[int],
         answers: Answers,
         texts: Sequence[str],
+        played: Sequence[Trajectory],
     ) -> "Scored":
         """This process's answers by the list of rewards; a group with a failure is not learnt from."""
         ended_B, device = self._ended(answers), self.setup.device
@@ -256,7 +283,11 @@ class Sampler:
                 rows, texts, answers.answer_mask_BR.sum(1).tolist(), ended_B.tolist(), seeds, strict=True
             )
         ]
-        rated = rewards.rate(rateable, name=f"{name}-{self.setup.ranks.data_rank}")
+        turns_BF = None
+        if played:
+            rateable = [after_turns(answer, item) for answer, item in zip(rateable, played, strict=True)]
+            turns_BF = torch.tensor([list(item.figures().values()) for item in played], device=device)
+        rated = rewards.rate(rateable, name=name)
         reward_BK, failed_BK = rated.reward_BK.to(device), rated.failed_BK.to(device)
         weight_K = torch.tensor([item.weight for item in rewards.rewards], device=device)
         learnt_BK = failed_BK & (weight_K != 0)  # what is only measured takes nothing out of the loss
@@ -272,42 +303,31 @@ class Sampler:
             failed_BK,
             seconds_K.expand_as(reward_BK).clone(),
             usd_K.expand_as(reward_BK).clone(),
+            turns_BF,
         )
 
-    def _refilled(self, step: int, data_step: int, first: "Scored", settings: SamplingSettings) -> "Scored":
+    def _refilled(self, step: int, data_step: int, first: "Scored") -> "Scored":
         """The rollout without groups of one score; with `refill` other prompts are sampled in their place.
 
         Every process samples as often as the one that needs most. Places that stay empty are not learnt from.
         """
-        spec, meter = self.spec, self.setup.meter
+        spec = self.spec
         scored = first.without_equal_groups(spec.samples_per_prompt)
         for attempt in range(1, spec.most_batches if spec.equal_groups == "refill" else 1):
             assert scored.counted_B is not None
             if not self.setup.ranks.any(not bool(scored.counted_B.all())):
                 break
             rows, numbers = self._own_prompts(data_step, attempt)
-            ids = [
-                encode_prompt(self.models.policy.tokenizer, self.prompts[row].turns, max_tokens=spec.max_prompt_tokens)
-                for row in rows
-            ]
             seeds = [self.setup.seed("rollout", step, number, attempt) for number in numbers]
-            with meter.phase("generate"), self.models.trained.gathered():
-                answers = self._answers(step, ids, seeds, settings)
-            with meter.phase("score"):
-                texts = answer_texts(self.models.policy, answers)
-                if self.rewards is None:
-                    turns = [self.prompts[row].turns for row in rows]
-                    more = Scored(
-                        answers, self._scores(step, list(zip(turns, texts, strict=True))).to(self.setup.device)
-                    )
-                else:
-                    more = self._rated(self.rewards, f"{step:06d}.{attempt}", rows, seeds, answers, texts)
+            more = self._scored(step, f"{step:06d}.{attempt}", rows, seeds)
             more = more.without_equal_groups(spec.samples_per_prompt)
             scored = scored.filled_from(more, padding=self.models.policy.padding_id)
         return scored
 
     def _ended(self, answers: Answers) -> Tensor:
-        return ((answers.answer_BR == self.models.policy.end_id) & answers.answer_mask_BR).any(1)
+        last_B = (answer_lengths(answers.answer_mask_BR) - 1).clamp_min(0)
+        ends_BR = (answers.answer_BR == self.models.policy.end_id) & answers.answer_mask_BR
+        return ends_BR.gather(1, last_B[:, None]).squeeze(1)
 
     def _scores(self, step: int, conversations: Sequence[tuple[Sequence[Turn], str]]) -> Tensor:
         """Score this process's answers by the reward model, or by the judge."""
@@ -405,6 +425,7 @@ class Sampler:
             failed_BK=scored.failed_BK,
             seconds_BK=scored.seconds_BK,
             usd_BK=scored.usd_BK,
+            turns_BF=scored.turns_BF,
         )
 
     def _evaluate(
@@ -477,7 +498,7 @@ class Sampler:
             advantage_BR, return_BR = reinforce_advantages(rewards_BR, values_BR, mask_BR, discount=spec.discount)
         else:
             assert value_BS is not None
-            lengths_B = mask_BR.long().sum(1)
+            lengths_B = answer_lengths(mask_BR)
             bootstrap_B = value_BS.gather(1, lengths_B[:, None]).squeeze(1) if spec.bootstrap_truncated else None
             advantage_BR, return_BR = generalised_advantages(
                 rewards_BR,
@@ -505,6 +526,7 @@ class Scored:
     failed_BK: Tensor | None = None
     seconds_BK: Tensor | None = None
     usd_BK: Tensor | None = None
+    turns_BF: Tensor | None = None
 
     def without_equal_groups(self, samples: int) -> "Scored":
         """The same answers, those not counted whose group has one score."""
@@ -531,6 +553,7 @@ class Scored:
             filled(self.failed_BK, other.failed_BK),
             filled(self.seconds_BK, other.seconds_BK),
             filled(self.usd_BK, other.usd_BK),
+            filled(self.turns_BF, other.turns_BF),
         )
 
 

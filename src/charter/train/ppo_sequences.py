@@ -39,11 +39,26 @@ class Sequences:
         return self.answer_mask_BR.shape[1]
 
 
+def answer_lengths(mask_BR: Tensor) -> Tensor:
+    """Tokens up to the last that is counted, those in between included that somebody else wrote.
+
+    >>> answer_lengths(torch.tensor([[True, False, True, False], [False] * 4])).tolist()
+    [3, 0]
+    """
+    places_R = torch.arange(1, mask_BR.shape[1] + 1, device=mask_BR.device)
+    return torch.where(mask_BR, places_R, 0).amax(1)
+
+
 def as_sequences(answers: Answers, *, answer_width: int, padding: int) -> Sequences:
-    """Prompts and answers side by side, each row from its first column on; answers masked to `answer_width` tokens."""
+    """Prompts and answers side by side, each row from its first column on; answers masked to `answer_width` tokens.
+
+    Tokens before an answer's last are part of the sequence, whoever wrote them; the mask says which are the policy's.
+    """
     missing = answer_width - answers.answer_BR.shape[1]
     answer_mask_BR = torch.nn.functional.pad(answers.answer_mask_BR, (0, missing), value=False)
-    real_BT = torch.cat([answers.prompt_mask_BQ.bool(), answers.answer_mask_BR], 1)
+    places_R = torch.arange(answers.answer_mask_BR.shape[1], device=answers.answer_mask_BR.device)
+    is_answer_BR = places_R < answer_lengths(answers.answer_mask_BR)[:, None]
+    real_BT = torch.cat([answers.prompt_mask_BQ.bool(), is_answer_BR], 1)
     length_B = real_BT.sum(1)
     first_B = (real_BT.shape[1] - answers.answer_mask_BR.shape[1]) - answers.prompt_mask_BQ.sum(1)
     places_T = torch.arange(int(length_B.max()), device=real_BT.device)
@@ -99,7 +114,7 @@ def answer_values(call: Callable[..., Tensor], sequences: Sequences, *, dtype: s
     """
     ids_BT, prompt_B1 = sequences.ids_BT, sequences.prompt_tokens_B[:, None]
     states_S = torch.arange(sequences.answer_tokens + 1, device=ids_BT.device)
-    is_state_BS = states_S <= sequences.answer_mask_BR.sum(1, keepdim=True)
+    is_state_BS = states_S <= answer_lengths(sequences.answer_mask_BR)[:, None]
     column_BS = prompt_B1 - 1 + states_S
     row_B1 = torch.arange(len(ids_BT), device=ids_BT.device)[:, None]
     at_N = (row_B1 * ids_BT.shape[1] + column_BS)[is_state_BS]

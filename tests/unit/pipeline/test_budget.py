@@ -241,14 +241,14 @@ def test_a_forecast_above_the_limit_warns_holds_or_stops_as_asked(ledger, tmp_pa
         assert [event["state"] for event in made.told] == [expected]
         assert made.watch.holds("ppo") == (asked == "hold")
         assert (error is not None) == (asked == "checkpoint_and_stop")
-        # What was measured counts: sft cost 30 instead of 40, so ppo is expected at 60 instead of 80.
-        assert made.told[0]["forecast_usd"] == pytest.approx(90.0)
+        # What was measured counts: sft cost 0.75 of its plan, of which 80 % of the logarithm is taken as ppo's too.
+        assert made.told[0]["forecast_usd"] == pytest.approx(30 + 80 * 0.75**0.8)
     held = with_stages(tmp_path, project(limit=75, on_forecast="hold"), "sft", "ppo")
     held.watch.start(ledger, done={"sft"})
     stopped = held.watch.standstill(ledger, done={"sft"})
-    why = "$78.00 to $120; ppo at 0.75 x its plan, as others went"
-    assert f"is expected to cost $90.00 ({why}), over its limit of $75.00" in str(stopped)
-    assert f"forecast $90.00 ({why}): " in held.messages[-1]
+    why = "$80.94 to $109; ppo at 0.79 x its plan, as others went"
+    assert f"is expected to cost $93.55 ({why}), over its limit of $75.00" in str(stopped)
+    assert f"forecast $93.55 ({why}): " in held.messages[-1]
 
 
 def step(ledger, stage, steps, first=100):

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from charter.data.dataset import DataFacts
@@ -6,7 +8,7 @@ from charter.plan.phase import padded
 from charter.plan.pipeline_names import Library, Models
 from charter.plan.workload import workload
 from charter.spec.project import DataSpec, Serving
-from charter.spec.rewards import Reward, Rubric
+from charter.spec.rewards import Environment, Reward, Rubric
 from charter.spec.stage import (
     CritiqueStage,
     EvalStage,
@@ -261,3 +263,44 @@ def test_two_judges_of_a_list_are_two_roles(work):
     found = grouped(work, reward=None, rewards=rewards)
     assert [role.model for role in found.roles if role.name.startswith("judge")] == ["base", "judge"]
     assert [phase.role for phase in found.phases if phase.name.startswith("rate")] == ["judge", "judge 2"]
+
+
+TOOLS = Environment(tools={"calc": "charter:calculator"}, max_turns=5, observation_tokens=50, mean_tool_time=0.4)
+RULE = {
+    "policy": "base",
+    "rewards": (Reward(name="right", kind="function", call="charter:exact"),),
+    "prompts": ("prompts",),
+    "estimator": "grpo",
+    "samples_per_prompt": 4,
+    "episodes": 640,
+    "rollout_batch": 64,
+    "max_new_tokens": 200,
+    "max_prompt_tokens": 100,
+    "kl_coefficient": 0.0,
+}
+
+
+def test_turns_of_an_answer_read_again_what_came_before(work):
+    plain, _ = work(PpoStage(**RULE))
+    found, library = work(PpoStage(**RULE, environment=replace(TOOLS, mean_turns=4.0, concurrency=2)))
+    rollout = found.phases[0]
+    assert rollout.sequences == 4 * plain.phases[0].sequences
+    assert rollout.new_tokens == 200 / 4
+    # prompt, then prompt with 1, 2 and 3 turns of 50 tokens and replies of 50: 100, 200, 300 and 400 tokens
+    assert rollout.prompt_tokens == 250
+    assert rollout.sequences * rollout.call_seconds == pytest.approx(640 * 3 * 0.4 / 2)
+    assert found.counters.generated_tokens == plain.counters.generated_tokens
+    assert any(item.name == "turns of an answer" for item in library.assumptions)
+
+
+def test_memory_of_turns_is_for_the_longest_answer(work):
+    found, _ = work(PpoStage(**RULE, environment=replace(TOOLS, mean_turns=2.0)))
+    training = next(phase for phase in found.phases if phase.work == "train")
+    assert training.prompt_tokens == 100 + 200 + 1 * 50
+    assert training.longest_tokens == found.phases[0].longest_tokens == 100 + 200 + 4 * 50
+
+
+def test_one_turn_without_tools_is_a_plain_answer(work):
+    plain, _ = work(PpoStage(**RULE))
+    found, _ = work(PpoStage(**RULE, environment=replace(TOOLS, max_turns=1)))
+    assert found.phases == plain.phases

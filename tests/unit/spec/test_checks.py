@@ -10,7 +10,7 @@ from charter.spec.architecture import Architecture, MixtureOfExperts, StateSpace
 from charter.spec.checks import check_accelerators, check_data, check_model, check_project, parse_part
 from charter.spec.layout import Adapter
 from charter.spec.project import Budget, DataSpec, ModelSpec, Place, Project, Resources, Serving, Storage, TokenizerSpec
-from charter.spec.rewards import Mismatch, Reward, Rubric
+from charter.spec.rewards import Environment, Mismatch, Reward, Rubric
 from charter.spec.stage import (
     CritiqueStage,
     DpoStage,
@@ -566,6 +566,41 @@ def test_rubric_names_what_the_stage_reads():
     assert not stage("row", "own.yaml").reads_constitution
     assert stage("constitution", "row", "own.yaml", "own.yaml").sources == {"rubrics": ("own.yaml",)}
     assert not LISTED.reads_constitution
+
+
+OF_ENVIRONMENT = Reward(name="solved", kind="env")
+CALC = Environment(tools={"calc": "charter:calculator"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "words"),
+    [
+        ({"environment": Environment()}, "environment", "nothing replies"),
+        ({"environment": replace(CALC, max_turns=0)}, "environment.max_turns", "1 or more"),
+        ({"environment": replace(CALC, tool_timeout=0.0)}, "environment.tool_timeout", "greater than 0"),
+        ({"environment": replace(CALC, arguments={"a": 1})}, "environment.arguments", "none is named"),
+        ({"environment": Environment(tools={"a": "charter:calc"})}, "environment.tools.a", "did you mean 'calculator'"),
+        ({"environment": Environment(tools={"tool_call": "charter:calculator"})}, "environment.tools", "the name of"),
+        ({"environment": Environment(call="charter:calculator")}, "environment.call", "path/to/file.py:name"),
+        ({"environment": CALC, "rewards": (), "reward": "pm"}, "environment", "need a list"),
+        ({"environment": CALC, "rewards": (OF_ENVIRONMENT,)}, "rewards", "there is none"),
+        ({"rewards": (OF_ENVIRONMENT,)}, "rewards", "there is none"),
+        ({"environment": CALC, "rewards": (replace(OF_ENVIRONMENT, model="m"),)}, "rewards[0].model", "no model"),
+    ],
+)
+def test_environment_without_replies_or_turns_is_refused(changes, path, words):
+    assert words in told(check_stage("s", replace(LISTED, **changes)))[f"pipeline.s.{path}"]
+
+
+def test_environment_names_its_files_and_the_suite_that_plays_it():
+    own = Environment(call="envs/maze.py:Maze", tools={"calc": "charter:calculator", "look": "envs/tools.py:look"})
+    stage = replace(LISTED, environment=own, rewards=(RIGHT, OF_ENVIRONMENT))
+    assert told(check_stage("s", stage)) == {}
+    assert stage.sources == {"environment_sources": ("envs/maze.py", "envs/tools.py")}
+    evaluation = EvalStage(policy="p", prompts=("q",), suites=("exact_match",), environment=CALC)
+    assert told(check_stage("e", evaluation)) == {}
+    both = replace(evaluation, suites=("exact_match", "win_rate"))
+    assert "found win_rate too" in told(check_stage("e", both))["pipeline.e.environment"]
 
 
 def test_list_of_rewards_stands_instead_of_a_model():

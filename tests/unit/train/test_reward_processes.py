@@ -8,10 +8,11 @@ import pytest
 
 from charter.data.dataset import Turn
 from charter.errors import StageError
+from charter.inference.limited import Failed
 from charter.spec.rewards import SHIPPED_REWARDS, Reward
 from charter.train.rewards import functions
 from charter.train.rewards.mixture import Answer, FunctionReward, RewardList
-from charter.train.rewards.processes import Failed, RewardProcess
+from charter.train.rewards.processes import RewardProcess
 
 CODE = """
 import os, subprocess, sys

@@ -47,6 +47,7 @@ class MappedField:
 
 NATIVE_REWARDS: Mapping[str, tuple[object, ...]] = {
     "rewards": ((),),
+    "environment": (None,),
     "mixture": ("sum_then_normalise",),
     "kl_in": (None,),
     "loss_horizon": (None,),

@@ -2,25 +2,16 @@
 
 A function takes what it needs by name: `answer`, the text; `truth`, the `answer` column of the prompt's row; `tokens`,
 the length of the answer; and so on. None says that a reward does not apply to the row.
-
-The process limits itself first, then answers requests, one line of JSON each. The first line that it reads says what to
-load and the limits; it answers with what holds. What the function prints goes nowhere.
 """
 
-import contextlib
-import ctypes
-import importlib.util
 import inspect
 import json
 import math
-import os
 import re
-import resource
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
+from charter.inference.limited import Request, Service, load_attribute, serve
 from charter.spec.rewards import SHIPPED_REWARD
 
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?")
@@ -180,24 +171,13 @@ SHIPPED: Mapping[str, Callable[..., float | None]] = {
 }
 """By the name after `charter:`, which `SHIPPED_REWARDS` lists for the checks."""
 
-NEW_USER, NEW_NETWORK = 0x10000000, 0x40000000
-"""Flags of unshare(2): CLONE_NEWUSER, CLONE_NEWNET."""
-MOST_THREADS = 64
-"""Processes and threads of a function, where its namespace counts them apart from the user's others."""
-
 
 def load(call: str) -> Callable[..., Any]:
     """The function that `charter:name` or `path/to/file.py:name` says."""
     place, _, name = call.rpartition(":")
     if call.startswith(SHIPPED_REWARD):
         return SHIPPED[name]
-    spec = importlib.util.spec_from_file_location("reward_function", place)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{place} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    function: Callable[..., Any] = getattr(module, name)
+    function: Callable[..., Any] = load_attribute(place, name)
     return function
 
 
@@ -220,58 +200,11 @@ def called(function: Callable[..., Any], offered: Mapping[str, Any], arguments: 
     return reward
 
 
-def limit(memory_bytes: int, file_bytes: int, open_files: int) -> bool:
-    """Hold this process to its limits; True if it also has no network (a namespace of its own, where allowed)."""
-    for name, most in (
-        (resource.RLIMIT_AS, memory_bytes),
-        (resource.RLIMIT_FSIZE, file_bytes),
-        (resource.RLIMIT_NOFILE, open_files),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(name, (most, most))
-    try:
-        is_alone: bool = ctypes.CDLL(None, use_errno=True).unshare(NEW_USER | NEW_NETWORK) == 0
-    except (AttributeError, OSError):
-        return False
-    if is_alone:
-        resource.setrlimit(resource.RLIMIT_NPROC, (MOST_THREADS, MOST_THREADS))
-    return is_alone
-
-
-def main() -> None:
-    """Serve until the pipe closes."""
-    requests, replies = _pipes()
-    settings = json.loads(requests.readline())
-    is_alone = limit(settings["memory_bytes"], settings["file_bytes"], settings["open_files"])
-    try:
-        function = load(settings["call"])
-    except BaseException as error:
-        _reply(replies, {"error": f"{type(error).__name__}: {error}"})
-        return
-    _reply(replies, {"isolated": is_alone})
-    for line in requests:
-        try:
-            reply: dict[str, Any] = {"reward": called(function, json.loads(line), settings["arguments"])}
-        except Exception as error:  # whatever the function raises is its failure, which the other side counts
-            reply = {"error": f"{type(error).__name__}: {error}"[:300]}
-        _reply(replies, reply)
-
-
-def _pipes() -> tuple[TextIO, TextIO]:
-    """The pipes of requests and replies, moved away from where functions print and read."""
-    requests, replies = os.fdopen(os.dup(0), "r"), os.fdopen(os.dup(1), "w")
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):
-        os.dup2(nowhere, stream)
-    return requests, replies
-
-
-def _reply(replies: TextIO, content: Mapping[str, Any]) -> None:
-    replies.write(json.dumps(content) + "\n")
-    replies.flush()
+def open_function(settings: Request) -> tuple[Service, dict[str, Any]]:
+    """The service of one function: a reward for what is offered."""
+    function, arguments = load(settings["call"]), settings["arguments"]
+    return lambda offered: {"reward": called(function, offered, arguments)}, {}
 
 
 if __name__ == "__main__":
-    sys.path[:] = [item for item in sys.path if item and Path(item) != Path.cwd()]
-    main()
+    serve(open_function)

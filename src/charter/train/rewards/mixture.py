@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -17,8 +17,10 @@ from torch import Tensor
 from charter.artifacts import durable
 from charter.data.dataset import Turn
 from charter.errors import DataError, StageError
+from charter.inference.limited import Failed
+from charter.inference.turns import Trajectory
 from charter.spec.rewards import REWARD_SOURCES, Reward
-from charter.train.rewards.processes import Failed, RewardProcess
+from charter.train.rewards.processes import RewardProcess
 
 DIRECTORY = "rewards"
 """Stored rewards of a stage, one file per rollout, sampling and process."""
@@ -35,13 +37,27 @@ class Answer:
     tokens: int
     ended: bool
     seed: int
+    history: tuple[Turn, ...] = ()
+    """Turns between the prompt and the text, of the policy and of what replied to it."""
+    tool_calls: int | None = None
+    """Calls in an answer of several turns; None in one of a single turn."""
+    environment_reward: float | None = None
+    failure: str | None = None
+    """Why the environment failed, so that no reward can be given."""
+
+    @property
+    def conversation(self) -> tuple[Turn, ...]:
+        """All turns before the text."""
+        return (*self.turns, *self.history)
 
     def offered(self) -> dict[str, Any]:
         """The named values that a function chooses from."""
-        turns = [{"role": turn.role, "content": turn.content} for turn in self.turns]
+        turns = [{"role": turn.role, "content": turn.content} for turn in self.conversation]
+        calls = {} if self.tool_calls is None else {"tool_calls": self.tool_calls}
         return {
+            **calls,
             "answer": self.text,
-            "prompt": turns[-1]["content"] if turns else "",
+            "prompt": self.turns[-1].content if self.turns else "",
             "turns": turns,
             "truth": self.row.get("answer"),
             "row": dict(self.row),
@@ -49,6 +65,18 @@ class Answer:
             "ended": self.ended,
             "seed": self.seed,
         }
+
+
+def after_turns(answer: Answer, played: Trajectory) -> Answer:
+    """The answer with what came before its last turn, and what the environment says of it."""
+    return replace(
+        answer,
+        turns=played.prompt,
+        history=tuple(played.history),
+        tool_calls=played.calls,
+        environment_reward=played.reward,
+        failure=played.reason if played.why == "failed" else None,
+    )
 
 
 @dataclass(frozen=True)
@@ -60,7 +88,7 @@ class Rewarded:
     seconds_K: tuple[float, ...]
     """Seconds that each reward took, together."""
     usd_K: tuple[float, ...]
-    """Known cost of each reward's calls, together."""
+    """Known cost of each reward's calls, together; NaN where several processes ask, whose calls are one bill."""
 
 
 def weighted_sum(reward_BK: Tensor, weight_K: Tensor) -> Tensor:
@@ -135,8 +163,10 @@ class RewardList:
     max_failed_share: float
     all_have: Callable[[bool], bool] = lambda stored: stored
     """Whether every process has stored rewards; a model scores in all of them together."""
-    spent: Callable[[], int] = lambda: 0
-    """Micro-usd that calls of the stage have cost so far; rewards are asked one after the other."""
+    group: int = 1
+    """Answers to one prompt, which stand together."""
+    spent: Callable[[], int] | None = None
+    """Micro-usd that calls of the stage have cost so far, where one process asks one reward after the other."""
 
     def rate(self, answers: Sequence[Answer], *, name: str) -> Rewarded:
         """The rewards of a rollout's answers, read where they are stored under `name` for these very answers."""
@@ -154,16 +184,25 @@ class RewardList:
             torch.tensor(values, dtype=torch.float32).view(shape),
             torch.tensor(stored["failed"], dtype=torch.bool).view(shape),
             tuple(stored["seconds"]),
-            tuple(stored["usd"]),
+            tuple(nan if usd is None else usd for usd in stored["usd"]),
         )
 
     def _rated(self, answers: Sequence[Answer]) -> dict[str, Any]:
-        columns, seconds, usd, reasons = [], [], [], []
+        columns: list[list[float | Failed | None]] = []
+        seconds, usd, reasons = [], [], []
+        left_out = self._left_out(answers)
+        rateable = [answer for answer, out in zip(answers, left_out, strict=True) if not out]
         for reward, score in zip(self.rewards, self.scores, strict=True):
-            begin, before = time.monotonic(), self.spent()
-            columns.append(score(answers))
+            begin, before = time.monotonic(), self.spent() if self.spent else 0
+            outcomes = iter(score(rateable))
+            columns.append(
+                [
+                    (None if item.failure is None else Failed(item.failure)) if out else next(outcomes)
+                    for item, out in zip(answers, left_out, strict=True)
+                ]
+            )
             seconds.append(round(time.monotonic() - begin, 6))
-            usd.append((self.spent() - before) / 1e6)
+            usd.append((self.spent() - before) / 1e6 if self.spent else None)
             reasons += [f"{reward.name}: {item.reason}" for item in columns[-1] if isinstance(item, Failed)]
         if len(reasons) > self.max_failed_share * len(answers) * len(self.rewards):
             counted = "\n".join(f"  {reason}" for reason in dict.fromkeys(reasons[:5]))
@@ -184,6 +223,11 @@ class RewardList:
                 if isinstance(score, FunctionReward)
             },
         }
+
+    def _left_out(self, answers: Sequence[Answer]) -> list[bool]:
+        """Mark the answers that nobody is asked about: the environment failed in their group, which is left out."""
+        fails = [answer.failure is not None for answer in answers]
+        return [any(fails[place - place % self.group :][: self.group]) for place in range(len(answers))]
 
     def _digest(self, answers: Sequence[Answer]) -> str:
         """SHA-256 of what the rewards read."""

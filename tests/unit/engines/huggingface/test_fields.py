@@ -9,7 +9,7 @@ from charter.engines.common.mapping import fields_of
 from charter.engines.handover import render
 from charter.errors import SpecError
 from charter.spec.layout import Adapter, Recompute, ZeroStage
-from charter.spec.rewards import Mismatch
+from charter.spec.rewards import Environment, Mismatch
 from charter.spec.stage import Guard, StageResources
 
 OTHER = {
@@ -18,6 +18,7 @@ OTHER = {
     "clip_ratio_high": 0.28,
     "dual_clip": 3.0,
     "mismatch": Mismatch(high=2.0),
+    "environment": Environment(tools={"calc": "charter:calculator"}),
     "adapter": Adapter(rank=8),
     "guard": Guard(),
     "optimizer": "adamw_8bit",

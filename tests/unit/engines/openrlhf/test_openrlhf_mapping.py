@@ -28,7 +28,7 @@ from charter.engines.common.request import RlPlacement, RolesTogether
 from charter.engines.openrlhf.engine import render_openrlhf
 from charter.errors import SpecError
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
-from charter.spec.rewards import Mismatch, Reward
+from charter.spec.rewards import Environment, Mismatch, Reward
 from charter.spec.stage import Guard, StageResources
 
 
@@ -54,6 +54,7 @@ OTHER = {
     "equal_groups": ("drop", "refill"),
     "kl_in": ("loss", "reward"),
     "mismatch": (Mismatch(),),
+    "environment": (Environment(tools={"calc": "charter:calculator"}),),
     "schedule": ("constant", "linear", "cosine"),
     "dtype": ("fp16", "fp32"),
     "optimizer": ("adamw_8bit",),

@@ -1,0 +1,45 @@
+"""Recorded runs, replayed: a forecast is given what a run's files say, and is nearer the end the more is spent."""
+
+import json
+import random
+import sys
+from itertools import islice
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import forecast_replay as replay
+
+
+@pytest.fixture(scope="module")
+def runs():
+    with replay.RECORDED.open() as file:
+        return [replay.histories(json.loads(line)) for line in islice(file, 4)]
+
+
+def test_the_end_of_a_replayed_run_is_what_was_paid(runs):
+    for run in runs:
+        for stage in run:
+            end = stage.so_far(stage.seconds)
+            assert end.done
+            assert end.kept_usd == pytest.approx(stage.usd)
+            assert not stage.so_far(0.0).done
+
+
+def test_a_preempted_stage_keeps_less_than_it_costs(runs):
+    stage = replay.preempted(runs[0][-1], 0.9)
+    assert len(stage.attempts) == 2
+    end = stage.so_far(stage.seconds)
+    assert end.done
+    assert end.kept_usd < stage.usd
+    assert stage.usd > runs[0][-1].usd
+
+
+def test_errors_shrink_with_what_is_spent(runs):
+    draws = random.Random(1)
+    scores = [score for run in runs for _ in range(5) for score in replay.scores(replay.injected(run, draws))]
+    errors = [median(score.error for score in scores if score.share == share) for share in replay.SHARES]
+    assert errors[-1] < 0.6 * errors[0]
