@@ -7,7 +7,8 @@ from math import exp
 from typing import TypeVar
 
 from charter.catalog.accelerators import CPU, Accelerator, catalog
-from charter.engines.common.capabilities import Capabilities, capabilities
+from charter.engines import capabilities, fp8_instead, fp8_refusal
+from charter.engines.common.capabilities import Capabilities
 from charter.physics.constants import (
     InferenceMemoryConstants,
     ServingConstants,
@@ -22,8 +23,7 @@ from charter.physics.runs import RlConstants
 from charter.physics.stacks import PROFILES, StackProfile
 from charter.physics.step_time import native_profile
 from charter.physics.terms import Z90
-from charter.spec.number_formats import FP8, INSTEAD, fp8_refusal
-from charter.spec.stage import NATIVE, DpoStage, PpoStage, PreferenceModelStage, PretrainStage, SftStage, Stage
+from charter.spec.stage import FP8, NATIVE, DpoStage, PpoStage, PreferenceModelStage, PretrainStage, SftStage, Stage
 
 # -------- Constants of the planner beside its formulas: fitted ones, their uncertainty, and paces measured on a run.
 
@@ -254,7 +254,7 @@ def engine_knowledge(name: str, knowledge: Knowledge) -> EngineKnowledge:
 @cache
 def _shipped(name: str) -> EngineKnowledge:
     does = capabilities(name)
-    stack = memory_of_stack(does.memory.name, "training memory")
+    stack = memory_of_stack(does.memory, "training memory")
     fitted = bundled().quantities[TRAINING].fitted
     return EngineKnowledge(
         does=does,
@@ -278,7 +278,7 @@ def format_refusal(dtype: str, engine: str, kind: str, accelerator: Accelerator)
         return None
     reason = fp8_refusal(engine, kind)
     if reason is not None:
-        return f"dtype fp8: {reason}; {INSTEAD}"
+        return f"dtype fp8: {reason}; {fp8_instead()}"
     if multiplies_in_fp8(accelerator):
         return None
     able = ", ".join(item.name for item in catalog() if multiplies_in_fp8(item))
