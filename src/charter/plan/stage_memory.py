@@ -116,9 +116,9 @@ def decoded_together(
     engine: str = NATIVE,
 ) -> int:
     """Sequences of a rollout that one replica decodes at once: all of its share, or as many as memory holds."""
-    known = engine_knowledge(engine, knowledge)
-    devices = one_device(accelerator, 1, known.usable_bytes(accelerator, knowledge))
-    return int(fit_of(work, Layouts.of([layout]), devices, dtype=dtype, known=known).together[phase.name][0])
+    constants = engine_knowledge(engine, knowledge)
+    devices = one_device(accelerator, 1, constants.usable_bytes(accelerator, knowledge))
+    return int(fit_of(work, Layouts.of([layout]), devices, dtype=dtype, known=constants).together[phase.name][0])
 
 
 def _resident(
