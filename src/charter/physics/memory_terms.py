@@ -98,7 +98,9 @@ def state_columns(rank: Rank) -> dict[str, ExplainedColumn]:
     s, lay, states = rank.shape, rank.layouts, rank.constants.states
     dense, experts = trained_parameters(rank)
     owned = {stage: rank.sharded(dense, experts, stage) for stage in (1, 2, 3)}
-    stored = np.where((s.second_stage_shards_weights > 0) & (lay.pipeline == 1), owned[2], owned[3])
+    # Where 16-bit weights are not a copy there is nothing else to gather.
+    copied = (s.second_stage_shards_weights > 0) & (s.parameter_bytes > s.compute_bytes) & (lay.pipeline == 1)
+    stored = np.where(copied, owned[2], owned[3])
     total = array(dense + experts)
     device = {"parameters": 1 - lay.offload_parameters, "optimizer": 1 - lay.offload_optimizer}
     # Sharded gradients are where their optimizer steps: ZeRO-Offload (Ren et al. 2021, section 4.2) and FSDP2's
